@@ -1,0 +1,52 @@
+# Every target works as the first command in a fresh clone: it makes .venv when there is none.
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+PIP := $(PYTHON) -m pip install --disable-pip-version-check
+INSTALLED := $(VENV)/.installed
+TOOLS := $(VENV)/.tools
+SOURCES := pyproject.toml setup.py constraints.txt
+
+EPOCHS ?= 20
+
+# Many ranks share few cores here: one thread for each.
+export OMP_NUM_THREADS := 1
+
+.PHONY: demo test lint types check format clean
+
+demo: $(INSTALLED)
+	$(PYTHON) -m torch.distributed.run --standalone --nproc-per-node 4 \
+		examples/lenet5.py --data digits --compare --epochs $(EPOCHS)
+
+test: $(INSTALLED)
+	$(PYTHON) -m pytest
+
+lint: $(TOOLS)
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+
+types: $(TOOLS)
+	$(PYTHON) -m pyright
+
+check:
+	$(MAKE) lint
+	$(MAKE) types
+	$(MAKE) test
+
+format: $(TOOLS)
+	$(PYTHON) -m ruff check --fix .
+	$(PYTHON) -m ruff format .
+
+# torch comes first and by its pin: left to the package's own `torch>=2.10`, pip takes the newest, CUDA and all.
+$(INSTALLED): $(SOURCES)
+	test -x $(PYTHON) || python3 -m venv $(VENV)
+	$(PIP) $$(grep '^torch==' constraints.txt)
+	$(PIP) -c constraints.txt -e '.[test,examples]'
+	touch $@
+
+$(TOOLS): $(INSTALLED)
+	$(PIP) -c constraints.txt -e '.[test,examples,dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

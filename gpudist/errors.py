@@ -1,0 +1,47 @@
+"""One family of errors.
+
+Every error says what was wrong, with the numbers, and what to do. Errors about shapes, partitions
+and plans are raised on every rank alike, before the first message.
+"""
+
+from __future__ import annotations
+
+
+class GpudistError(RuntimeError):
+    """Base of every error gpudist raises on purpose."""
+
+
+class PartitionError(GpudistError, ValueError):
+    """A partition, rank list or axis that makes no sense for the operation."""
+
+
+class ShapeError(GpudistError, ValueError):
+    """A tensor whose shape, dtype or device does not fit the operator."""
+
+
+class PlanMismatch(GpudistError):
+    """Ranks disagree about the operation they are carrying out together."""
+
+
+class TransportError(GpudistError):
+    """The wire failed, or was used wrongly."""
+
+
+class PeerFailure(TransportError):
+    """Another rank died or raised while this rank depended on it.
+
+    Attributes:
+        rank: world rank of the peer that failed, or ``None`` when it could not be told.
+    """
+
+    def __init__(self, message: str, rank: int | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+class CollectiveTimeout(TransportError):
+    """An operation did not finish before the deadline given to ``gpudist.init(timeout=...)``."""
+
+
+class NotBuiltError(GpudistError):
+    """A part of gpudist that this installation was built without."""
