@@ -1,0 +1,37 @@
+"""Integers only: who owns which box, who needs which box, and the plan that follows.
+
+Nothing here knows a tensor, a process or a wire.
+"""
+
+from gpudist.geometry.blocks import Blocks, Decomposition, balanced_block
+from gpudist.geometry.boxes import Box, Collective, Message, Move, Plan, Stage
+from gpudist.geometry.broadcasting import (
+    Pairing,
+    plan_all_sum_reduce,
+    plan_broadcast,
+)
+from gpudist.geometry.halo import plan_halo
+from gpudist.geometry.overlap import plan_all_gather, plan_repartition
+from gpudist.geometry.windows import HaloWidths, SlidingWindow, TransposedWindow, Window
+
+__all__ = [
+    "Blocks",
+    "Box",
+    "Collective",
+    "Decomposition",
+    "HaloWidths",
+    "Message",
+    "Move",
+    "Pairing",
+    "Plan",
+    "SlidingWindow",
+    "Stage",
+    "TransposedWindow",
+    "Window",
+    "balanced_block",
+    "plan_all_gather",
+    "plan_all_sum_reduce",
+    "plan_broadcast",
+    "plan_halo",
+    "plan_repartition",
+]

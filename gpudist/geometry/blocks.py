@@ -1,0 +1,147 @@
+"""How a global tensor is cut into blocks, one per worker.
+
+A dim is cut by :class:`Blocks`; a tensor by a :class:`Decomposition`, the product of its dims'
+cuts. Every question is answered for one worker, in time that does not grow with their number.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+from gpudist.errors import ShapeError
+from gpudist.geometry.boxes import Box
+
+
+def balanced_block(extent: int, parts: int, index: int) -> tuple[int, int]:
+    """Half-open range of block ``index`` when ``extent`` cells are shared out over ``parts``.
+
+    The first ``extent % parts`` blocks have one cell more; blocks may be empty.
+    """
+    size, larger = divmod(extent, parts)
+    start = index * size + min(index, larger)
+    return start, start + size + (index < larger)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """One dim of ``extent`` cells cut into ``parts`` consecutive blocks.
+
+    Attributes:
+        extent: global number of cells.
+        parts: number of workers along the axis.
+        sizes: cells of each block, or ``None`` for balanced blocks.
+    """
+
+    extent: int
+    parts: int
+    sizes: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.extent < 0 or self.parts < 1:
+            raise ShapeError(
+                f"{self.extent} cells cannot be cut into {self.parts} blocks; "
+                f"an extent is at least 0 and there is at least one block"
+            )
+        if self.sizes is None:
+            return
+        if len(self.sizes) != self.parts or sum(self.sizes) != self.extent or min(self.sizes) < 0:
+            raise ShapeError(
+                f"block sizes {self.sizes} do not cut {self.extent} cells into {self.parts} blocks"
+            )
+
+    @classmethod
+    def of_sizes(cls, sizes: Sequence[int]) -> Blocks:
+        """Blocks of exactly these sizes; the balanced ones are recognised as such."""
+        balanced = cls(sum(sizes), len(sizes))
+        if all(balanced.length(index) == size for index, size in enumerate(sizes)):
+            return balanced
+        return cls(balanced.extent, balanced.parts, tuple(sizes))
+
+    @cached_property
+    def _stops(self) -> tuple[int, ...]:
+        return tuple(accumulate(self.sizes or ()))
+
+    def block(self, index: int) -> tuple[int, int]:
+        """Half-open range of global cells in block ``index``."""
+        if self.sizes is None:
+            return balanced_block(self.extent, self.parts, index)
+        stop = self._stops[index]
+        return stop - self.sizes[index], stop
+
+    def length(self, index: int) -> int:
+        start, stop = self.block(index)
+        return stop - start
+
+    @property
+    def occupied(self) -> int:
+        """No block at or after this index holds a cell."""
+        return min(self.parts, self.extent) if self.sizes is None else self.parts
+
+    def overlapping(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """Blocks that own cells of ``[start, stop)``: index, start, stop of each common range."""
+        start, stop = max(start, 0), min(stop, self.extent)
+        if start >= stop:
+            return
+        for index in range(self._owner(start), self._owner(stop - 1) + 1):
+            block_start, block_stop = self.block(index)
+            if block_start < block_stop:
+                yield index, max(start, block_start), min(stop, block_stop)
+
+    def _owner(self, cell: int) -> int:
+        if self.sizes is not None:
+            return bisect_right(self._stops, cell)
+        size, larger = divmod(self.extent, self.parts)
+        in_larger = larger * (size + 1)
+        if cell < in_larger:
+            return cell // (size + 1)
+        return larger + (cell - in_larger) // size
+
+
+@dataclass(frozen=True)
+class Decomposition:
+    """A global tensor cut over a Cartesian grid: one :class:`Blocks` per dim."""
+
+    dims: tuple[Blocks, ...]
+
+    @classmethod
+    def balanced(cls, shape: Sequence[int], grid: Sequence[int]) -> Decomposition:
+        """Balanced blocks of a tensor of global ``shape`` over a process ``grid``, axis by dim."""
+        if len(shape) != len(grid):
+            raise ShapeError(
+                f"a tensor with {len(shape)} dims does not fit a partition with {len(grid)} axes; "
+                f"give the partition one axis per dim of the tensor"
+            )
+        return cls(tuple(Blocks(n, p) for n, p in zip(shape, grid, strict=True)))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Global shape."""
+        return tuple(blocks.extent for blocks in self.dims)
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Shape of the process grid."""
+        return tuple(blocks.parts for blocks in self.dims)
+
+    def block(self, index: Sequence[int]) -> Box:
+        """The global box that the worker at ``index`` owns."""
+        ranges = [blocks.block(i) for blocks, i in zip(self.dims, index, strict=True)]
+        return Box(tuple(start for start, _ in ranges), tuple(stop for _, stop in ranges))
+
+    def with_extents(self, extents: dict[int, int]) -> Decomposition:
+        """The same cut with other extents in dims that are not partitioned."""
+        if not extents:
+            return self
+        partitioned = [d for d in extents if self.dims[d].parts > 1]
+        if partitioned:
+            raise ShapeError(
+                f"the extents of dims {partitioned} cannot change: they are partitioned, and how "
+                f"their new extents are cut must be agreed first"
+            )
+        return Decomposition(
+            tuple(Blocks(extents[d], 1) if d in extents else b for d, b in enumerate(self.dims))
+        )

@@ -1,0 +1,184 @@
+"""Broadcasting of partitions: which worker of P_x is paired with which workers of P_y."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+from gpudist.errors import PartitionError
+from gpudist.geometry.boxes import Box, Collective, Message, Move, Plan, Stage
+from gpudist.geometry.cartesian import (
+    column_major_index,
+    column_major_number,
+    index_of,
+    left_padded,
+    rank_of,
+)
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """The workers of a source grid matched with those of a target grid.
+
+    Over the axes where the two effective shapes are equal, a transposed grid is numbered
+    column-major over its reversed index and an untransposed one row-major; workers with the same
+    number match.
+
+    Attributes:
+        source, target: grid shapes. The source is left-padded with ones; each axis then equals the
+            target's or is 1.
+        transpose_source, transpose_target: reverse that grid's shape and index first.
+    """
+
+    source: tuple[int, ...]
+    target: tuple[int, ...]
+    transpose_source: bool = False
+    transpose_target: bool = False
+
+    def __post_init__(self) -> None:
+        source, target = self._source_shape, self._target_shape
+        fits = len(source) == len(target) and all(
+            a in (1, b) for a, b in zip(source, target, strict=True)
+        )
+        if not fits:
+            raise PartitionError(
+                f"a partition of shape {self._written(self.source, self.transpose_source)} "
+                f"does not broadcast to one of shape "
+                f"{self._written(self.target, self.transpose_target)}: "
+                f"padded with ones on the left, each axis must be 1 or equal"
+            )
+
+    @staticmethod
+    def _written(shape: tuple[int, ...], transposed: bool) -> str:
+        return f"{list(shape)} (transposed)" if transposed else f"{list(shape)}"
+
+    @cached_property
+    def _target_shape(self) -> tuple[int, ...]:
+        return self.target[::-1] if self.transpose_target else self.target
+
+    @cached_property
+    def _source_shape(self) -> tuple[int, ...]:
+        shape = self.source[::-1] if self.transpose_source else self.source
+        return left_padded(shape, len(self._target_shape), 1)
+
+    @cached_property
+    def _matching(self) -> tuple[int, ...]:
+        pairs = zip(self._source_shape, self._target_shape, strict=True)
+        return tuple(axis for axis, (a, b) in enumerate(pairs) if a == b)
+
+    @cached_property
+    def _matching_shape(self) -> tuple[int, ...]:
+        return tuple(self._target_shape[axis] for axis in self._matching)
+
+    def source_of(self, target_rank: int) -> int:
+        """Rank on the source grid matched with the worker ``target_rank`` of the target grid."""
+        index = index_of(target_rank, self.target)
+        if self.transpose_target:
+            index = index[::-1]
+        number = self._number(index, self.transpose_target)
+        matched = self._index(number, self.transpose_source)
+        effective = [0] * len(self._source_shape)
+        for axis, i in zip(self._matching, matched, strict=True):
+            effective[axis] = i
+        actual = tuple(effective[len(effective) - len(self.source) :])
+        return rank_of(actual[::-1] if self.transpose_source else actual, self.source)
+
+    def targets_of(self, source_rank: int) -> tuple[int, ...]:
+        """Ranks on the target grid matched with the worker ``source_rank``, ascending."""
+        index = index_of(source_rank, self.source)
+        index = left_padded(
+            index[::-1] if self.transpose_source else index, len(self._source_shape), 0
+        )
+        number = self._number(index, self.transpose_source)
+        matched = dict(zip(self._matching, self._index(number, self.transpose_target), strict=True))
+        choices = [
+            (matched[axis],) if axis in matched else range(extent)
+            for axis, extent in enumerate(self._target_shape)
+        ]
+        return tuple(
+            sorted(
+                rank_of(index[::-1] if self.transpose_target else index, self.target)
+                for index in product(*choices)
+            )
+        )
+
+    def _number(self, index: Sequence[int], transposed: bool) -> int:
+        matching = tuple(index[axis] for axis in self._matching)
+        order = column_major_number if transposed else rank_of
+        return order(matching, self._matching_shape)
+
+    def _index(self, number: int, transposed: bool) -> tuple[int, ...]:
+        order = column_major_index if transposed else index_of
+        return order(number, self._matching_shape)
+
+
+def plan_broadcast(
+    rank: int,
+    targets: Sequence[int] | None,
+    source: int | None,
+    source_targets: Sequence[int],
+    input_shape: tuple[int, ...] | None,
+    output_shape: tuple[int, ...] | None,
+    key: tuple[object, ...],
+) -> Plan:
+    """Plan of one worker of a broadcast. The adjoint is a sum-reduce.
+
+    Ranks are those of a partition that holds the workers of both grids.
+
+    Args:
+        rank: of this worker.
+        targets: ranks that get a copy of this worker's block, ``None`` if it is no source.
+        source: rank whose block this worker gets, ``None`` if it is no target.
+        source_targets: all ranks that get a copy of that source's block.
+        input_shape: this worker's block, ``None`` if it is no source.
+        output_shape: shape of the block it gets, ``None`` if it is no target.
+        key: what the operator is known by, the same on all ranks.
+    """
+    moves: list[Move] = []
+    sends: list[Message] = []
+    receives: list[Message] = []
+    collectives: list[Collective] = []
+    groups: dict[int, Sequence[int]] = {}
+    if targets is not None:
+        groups[rank] = targets
+    if source is not None:
+        groups[source] = source_targets
+    for root in sorted(groups):
+        members = tuple(sorted({root, *groups[root]}))
+        if len(members) > 2:
+            collectives.append(Collective("broadcast", members, root, root in groups[root]))
+            continue
+        # One or two workers need no communicator of their own: a copy and a message say the same.
+        if root == rank and input_shape is not None:
+            block = Box.whole(input_shape)
+            moves += [Move(block, block)] if root in groups[root] else []
+            sends += [Message(peer, (block,)) for peer in members if peer != rank and block.volume]
+        elif output_shape is not None:
+            block = Box.whole(output_shape)
+            receives += [Message(root, (block,))] if block.volume else []
+    stage = Stage(
+        input_shape,
+        output_shape,
+        tuple(moves),
+        tuple(sends),
+        tuple(receives),
+        tuple(collectives),
+        sources_overlap=bool(moves and sends),
+    )
+    return Plan(key, rank, (stage,))
+
+
+def plan_all_sum_reduce(
+    rank: int, members: Sequence[int], shape: tuple[int, ...], key: tuple[object, ...]
+) -> Plan:
+    """Plan of one worker of a sum over ``members`` that all of them get: its own adjoint."""
+    members = tuple(sorted(members))
+    if len(members) == 1:
+        block = Box.whole(shape)
+        stage = Stage(shape, shape, moves=(Move(block, block),))
+    else:
+        total = Collective("all_reduce", members, members[0], True)
+        stage = Stage(shape, shape, collectives=(total,))
+    return Plan(key, rank, (stage,))

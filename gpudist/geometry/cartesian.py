@@ -1,0 +1,44 @@
+"""Rank <-> index on a Cartesian grid of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import prod
+
+
+def rank_of(index: Sequence[int], shape: Sequence[int]) -> int:
+    """Row-major rank of ``index`` on a grid of ``shape``; the last axis runs fastest."""
+    rank = 0
+    for i, extent in zip(index, shape, strict=True):
+        rank = rank * extent + i
+    return rank
+
+
+def index_of(rank: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """Row-major index of ``rank``: the inverse of :func:`rank_of`."""
+    index: list[int] = []
+    for extent in reversed(shape):
+        rank, i = divmod(rank, extent)
+        index.append(i)
+    return tuple(reversed(index))
+
+
+def column_major_number(index: Sequence[int], shape: Sequence[int]) -> int:
+    """Position of ``index`` when the first axis runs fastest."""
+    return rank_of(tuple(reversed(index)), tuple(reversed(shape)))
+
+
+def column_major_index(number: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """The inverse of :func:`column_major_number`."""
+    return tuple(reversed(index_of(number, tuple(reversed(shape)))))
+
+
+def left_padded(values: Iterable[int], dim: int, fill: int) -> tuple[int, ...]:
+    """``values`` with ``fill`` put in front until there are ``dim`` of them."""
+    values = tuple(values)
+    return (fill,) * (dim - len(values)) + values
+
+
+def size_of(shape: Sequence[int]) -> int:
+    """Number of workers on a grid of ``shape``."""
+    return prod(shape)

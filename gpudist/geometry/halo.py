@@ -1,0 +1,176 @@
+"""Halo exchange: from the ranges every worker needs to one rank's plan.
+
+Dims are independent: along each, a worker's needed range falls into segments, each owned by one
+block. The boxes of a plan are products of such segments, so nothing here ever looks at a worker
+that is not a peer.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+from gpudist.geometry.blocks import Blocks, Decomposition
+from gpudist.geometry.boxes import Box, Move, Plan, Stage, messages_by_peer
+from gpudist.geometry.cartesian import rank_of
+from gpudist.geometry.windows import Window
+
+
+class Segment(NamedTuple):
+    """Cells ``[start, stop)`` of this worker's range, shared with another worker of the axis."""
+
+    worker: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class AxisHalo:
+    """What one worker of an axis owns, needs, takes from others and gives to others.
+
+    Attributes:
+        owned, needed: global cells; ``needed`` may lie beyond the edge.
+        takes: segments counted from the start of ``needed``.
+        gives: segments counted from the start of ``owned``. What A takes from B and what B gives
+            to A are listed in the same order, for A equal to B too.
+    """
+
+    owned: tuple[int, int]
+    needed: tuple[int, int]
+    takes: tuple[Segment, ...]
+    gives: tuple[Segment, ...]
+
+
+def needed_range(inputs: Blocks, window: Window, index: int) -> tuple[int, int]:
+    """Range of input cells that worker ``index`` reads; empty if it has no output."""
+    start, stop = window.outputs(inputs).block(index)
+    first, last = window.needed(start, stop, inputs.extent)
+    return (first, first) if start == stop else (first, last)
+
+
+def axis_halo(inputs: Blocks, window: Window, periodic: bool, index: int) -> AxisHalo:
+    """The halo of worker ``index`` along one axis, in time logarithmic in the number of workers."""
+    outputs, extent = window.outputs(inputs), inputs.extent
+    owned, needed = inputs.block(index), needed_range(inputs, window, index)
+    takes = tuple(
+        Segment(owner, start + shift - needed[0], stop + shift - needed[0])
+        for shift in _shifts(needed, extent, periodic)
+        for owner, start, stop in inputs.overlapping(needed[0] - shift, needed[1] - shift)
+    )
+    if owned[0] == owned[1] or not outputs.occupied:
+        return AxisHalo(owned, needed, takes, ())
+    reach = (
+        _reads(outputs, window, extent, 0)[0],
+        _reads(outputs, window, extent, outputs.occupied - 1)[1],
+    )
+    gives = tuple(
+        Segment(taker, start - shift - owned[0], stop - shift - owned[0])
+        for shift in _shifts(reach, extent, periodic)
+        for taker, start, stop in _takers(
+            outputs, window, extent, owned[0] + shift, owned[1] + shift
+        )
+    )
+    return AxisHalo(owned, needed, takes, gives)
+
+
+def plan_halo(
+    inputs: Decomposition,
+    windows: Sequence[Window],
+    index: Sequence[int],
+    periodic: Sequence[bool] | None = None,
+    nested: bool = False,
+) -> Plan:
+    """Plan of the worker at ``index``: its block in, every cell its windows read out.
+
+    Args:
+        inputs: how the global tensor is cut over the process grid.
+        windows: one per dim; ``HaloWidths()`` where nothing is read from others.
+        index: of the worker on the grid.
+        periodic: per dim, whether ranges beyond the edge wrap to the other end.
+        nested: one stage per dim, two peers each, corners travelling twice; else one stage with
+            all neighbours at once, those beyond the adjacent ones included.
+
+    Returns:
+        A plan whose ranks are row-major on the grid. Output cells that no block owns are padding.
+    """
+    periodic = tuple(periodic) if periodic is not None else (False,) * len(inputs.dims)
+    axes = [
+        axis_halo(blocks, window, wraps, i)
+        for blocks, window, wraps, i in zip(inputs.dims, windows, periodic, index, strict=True)
+    ]
+    grid = inputs.grid
+    rank = rank_of(index, grid)
+    key = ("halo_exchange", inputs, tuple(windows), periodic, nested)
+    if not nested:
+        return Plan(key, rank, (_stage(axes, rank, grid),))
+    stages: list[Stage] = []
+    for current, moving in enumerate(axes):
+        if grid[current] == 1 and moving.needed == moving.owned:
+            continue
+        partial = [
+            moving if d == current else _still(axis.needed if d < current else axis.owned, i)
+            for d, (axis, i) in enumerate(zip(axes, index, strict=True))
+        ]
+        stages.append(_stage(partial, rank, grid))
+    return Plan(key, rank, tuple(stages) or (_stage(axes, rank, grid),))
+
+
+def _stage(axes: Sequence[AxisHalo], rank: int, grid: tuple[int, ...]) -> Stage:
+    gives = list(_shared([axis.gives for axis in axes], grid))
+    takes = list(_shared([axis.takes for axis in axes], grid))
+    kept = [box for taker, box in gives if taker == rank]
+    sends = messages_by_peer(part for part in gives if part[0] != rank)
+    return Stage(
+        input_shape=tuple(axis.owned[1] - axis.owned[0] for axis in axes),
+        output_shape=tuple(axis.needed[1] - axis.needed[0] for axis in axes),
+        moves=tuple(map(Move, kept, [box for owner, box in takes if owner == rank])),
+        sends=sends,
+        receives=messages_by_peer(part for part in takes if part[0] != rank),
+        sources_overlap=bool(sends) or len(kept) > 1,
+    )
+
+
+def _shared(
+    segments: Sequence[Sequence[Segment]], grid: tuple[int, ...]
+) -> Iterator[tuple[int, Box]]:
+    """Boxes shared with other workers, and their ranks: the products of the axes' segments."""
+    for corner in product(*segments):
+        index, start, stop = zip(*corner, strict=True)
+        yield rank_of(index, grid), Box(start, stop)
+
+
+def _still(cells: tuple[int, int], index: int) -> AxisHalo:
+    """An axis along which nothing moves in this stage."""
+    length = cells[1] - cells[0]
+    segments = (Segment(index, 0, length),) if length else ()
+    return AxisHalo(cells, cells, segments, segments)
+
+
+def _reads(outputs: Blocks, window: Window, extent: int, index: int) -> tuple[int, int]:
+    """The needed range without the exception for empty outputs: monotone in the index."""
+    return window.needed(*outputs.block(index), extent)
+
+
+def _takers(
+    outputs: Blocks, window: Window, extent: int, start: int, stop: int
+) -> Iterator[tuple[int, int, int]]:
+    """Workers that read cells of ``[start, stop)``: index, start, stop of each common range."""
+    occupied = range(outputs.occupied)
+    first = bisect_left(occupied, True, key=lambda i: _reads(outputs, window, extent, i)[1] > start)
+    last = bisect_left(occupied, True, key=lambda i: _reads(outputs, window, extent, i)[0] >= stop)
+    for taker in range(first, last):
+        block = outputs.block(taker)
+        low, high = window.needed(*block, extent)
+        low, high = max(low, start), min(high, stop)
+        if block[0] < block[1] and low < high:
+            yield taker, low, high
+
+
+def _shifts(cells: tuple[int, int], extent: int, periodic: bool) -> range:
+    """Offsets of the copies of the global extent that ``cells`` touch; 0 is the original."""
+    if not periodic or extent == 0:
+        return range(1)
+    return range(cells[0] // extent * extent, cells[1], extent)

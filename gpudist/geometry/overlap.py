@@ -1,0 +1,122 @@
+"""Two decompositions of one tensor: what each worker of one sends to each worker of the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import product
+
+from gpudist.errors import PartitionError, ShapeError
+from gpudist.geometry.blocks import Decomposition
+from gpudist.geometry.boxes import Box, Move, Plan, Stage, messages_by_peer
+from gpudist.geometry.cartesian import rank_of
+
+RankOf = Callable[[tuple[int, ...]], int]
+
+
+def overlaps(box: Box, other: Decomposition) -> list[tuple[tuple[int, ...], Box]]:
+    """Workers of ``other`` that own cells of the global ``box``: their index, the common cells."""
+    per_dim = [
+        list(blocks.overlapping(start, stop))
+        for blocks, start, stop in zip(other.dims, box.start, box.stop, strict=True)
+    ]
+    return [
+        (
+            tuple(index for index, _, _ in segments),
+            Box(tuple(start for _, start, _ in segments), tuple(stop for _, _, stop in segments)),
+        )
+        for segments in product(*per_dim)
+    ]
+
+
+def plan_repartition(
+    source: Decomposition,
+    target: Decomposition,
+    rank: int,
+    source_index: Sequence[int] | None,
+    target_index: Sequence[int] | None,
+    source_rank: RankOf,
+    target_rank: RankOf,
+    key: tuple[object, ...] = (),
+) -> Plan:
+    """Plan of one worker: its block of ``source`` in, its block of ``target`` out.
+
+    Args:
+        source, target: two cuts of the same global shape.
+        rank: of the worker, in the partition that holds all workers of both.
+        source_index, target_index: of the worker on either grid, ``None`` where it has no block.
+        source_rank, target_rank: rank of the worker at an index of either grid.
+        key: what else the operator is known by, the same on all ranks.
+
+    Raises:
+        ShapeError: on every rank alike, if the global shapes differ.
+    """
+    if source.shape != target.shape:
+        raise ShapeError(
+            f"cannot repartition a tensor of global shape {list(source.shape)} into blocks of one "
+            f"of shape {list(target.shape)}; both cuts must be of the same tensor"
+        )
+    owned = source.block(source_index) if source_index is not None else None
+    wanted = target.block(target_index) if target_index is not None else None
+    moves: list[Move] = []
+    sends: list[tuple[int, Box]] = []
+    receives: list[tuple[int, Box]] = []
+    if owned is not None:
+        for index, cells in overlaps(owned, target):
+            peer = target_rank(index)
+            if peer != rank:
+                sends.append((peer, cells.shifted(owned.start)))
+            elif wanted is not None:
+                moves.append(Move(cells.shifted(owned.start), cells.shifted(wanted.start)))
+    if wanted is not None:
+        for index, cells in overlaps(wanted, source):
+            peer = source_rank(index)
+            if peer != rank:
+                receives.append((peer, cells.shifted(wanted.start)))
+    stage = Stage(
+        owned.shape if owned is not None else None,
+        wanted.shape if wanted is not None else None,
+        tuple(moves),
+        messages_by_peer(sends),
+        messages_by_peer(receives),
+    )
+    return Plan(("repartition", source, target, *key), rank, (stage,))
+
+
+def plan_all_gather(inputs: Decomposition, axes: Sequence[int], index: Sequence[int]) -> Plan:
+    """Plan of the worker at ``index``: its block in, all blocks along ``axes`` out.
+
+    Ranks are row-major on the grid of ``inputs``. The adjoint is a sum-scatter.
+
+    Raises:
+        PartitionError: on every rank alike, if there is no such axis.
+    """
+    grid, index, axes = inputs.grid, tuple(index), sorted(set(axes))
+    if axes and not 0 <= axes[0] <= axes[-1] < len(grid):
+        raise PartitionError(f"axes {axes} are not all among the {len(grid)} axes of the partition")
+    rank = rank_of(index, grid)
+    owned = inputs.block(index)
+    wanted = Box(
+        tuple(0 if d in axes else start for d, start in enumerate(owned.start)),
+        tuple(inputs.shape[d] if d in axes else stop for d, stop in enumerate(owned.stop)),
+    )
+    members = [
+        rank_of(member, grid)
+        for member in product(*(range(p) if d in axes else (index[d],) for d, p in enumerate(grid)))
+    ]
+    block = Box.whole(owned.shape)
+    moves = [Move(block, owned.shifted(wanted.start))] if owned.volume else []
+    sends = [(peer, block) for peer in members if peer != rank and owned.volume]
+    receives = [
+        (rank_of(member, grid), cells.shifted(wanted.start))
+        for member, cells in overlaps(wanted, inputs)
+        if member != index
+    ]
+    stage = Stage(
+        owned.shape,
+        wanted.shape,
+        tuple(moves),
+        messages_by_peer(sends),
+        messages_by_peer(receives),
+        sources_overlap=len(members) > 1,
+    )
+    return Plan(("all_gather", inputs, tuple(axes)), rank, (stage,))

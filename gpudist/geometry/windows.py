@@ -1,0 +1,131 @@
+"""Windows: which cells of the input a range of outputs reads, along one dim."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpudist.errors import ShapeError
+from gpudist.geometry.blocks import Blocks
+
+
+class Window(Protocol):
+    """A monotone map from ranges of outputs to ranges of inputs along one dim."""
+
+    def outputs(self, inputs: Blocks) -> Blocks:
+        """How the output is cut when the input is cut into ``inputs``."""
+        ...
+
+    def needed(self, start: int, stop: int, extent: int) -> tuple[int, int]:
+        """Range of input cells that outputs ``[start, stop)`` read.
+
+        Cells beyond ``[0, extent)`` are padding.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class SlidingWindow:
+    """The window of a convolution or pooling: ``kernel`` taps, ``dilation`` cells apart.
+
+    Attributes:
+        kernel, stride, dilation: in cells, at least 1.
+        padding: cells of padding in front of and behind the global extent.
+    """
+
+    kernel: int
+    stride: int = 1
+    dilation: int = 1
+    padding: tuple[int, int] = (0, 0)
+
+    def __post_init__(self) -> None:
+        if min(self.kernel, self.stride, self.dilation) < 1 or min(self.padding) < 0:
+            raise ShapeError(
+                f"kernel {self.kernel}, stride {self.stride} and dilation {self.dilation} must be "
+                f"at least 1 and padding {self.padding} at least 0"
+            )
+
+    @property
+    def reach(self) -> int:
+        """Cells from the first tap to the last, both included."""
+        return self.dilation * (self.kernel - 1) + 1
+
+    def output_extent(self, extent: int) -> int:
+        """Global number of outputs for ``extent`` inputs; raises if the kernel does not fit."""
+        padded = extent + sum(self.padding)
+        if padded < self.reach:
+            raise ShapeError(
+                f"kernel {self.kernel} with dilation {self.dilation} needs {self.reach} cells but "
+                f"the padded global extent is {padded}; pad the input or use a smaller kernel"
+            )
+        return (padded - self.reach) // self.stride + 1
+
+    def outputs(self, inputs: Blocks) -> Blocks:
+        return Blocks(self.output_extent(inputs.extent), inputs.parts)
+
+    def needed(self, start: int, stop: int, extent: int) -> tuple[int, int]:
+        left = self.padding[0]
+        return start * self.stride - left, (stop - 1) * self.stride - left + self.reach
+
+
+@dataclass(frozen=True)
+class TransposedWindow:
+    """The window of a transposed convolution; needed ranges never leave the global extent.
+
+    Attributes:
+        kernel, stride, dilation: of the convolution it is the transpose of, in cells.
+        padding: cells cut from both ends of the output.
+        output_padding: cells added behind the output.
+    """
+
+    kernel: int
+    stride: int = 1
+    dilation: int = 1
+    padding: int = 0
+    output_padding: int = 0
+
+    def __post_init__(self) -> None:
+        steps = self.kernel, self.stride, self.dilation
+        if min(steps) < 1 or min(self.padding, self.output_padding) < 0:
+            raise ShapeError(
+                f"kernel {self.kernel}, stride {self.stride} and dilation {self.dilation} must be "
+                f"at least 1, padding {self.padding} and output_padding {self.output_padding} at "
+                f"least 0"
+            )
+
+    def output_extent(self, extent: int) -> int:
+        """Global number of outputs for ``extent`` inputs."""
+        reach = self.dilation * (self.kernel - 1) + 1
+        outputs = (extent - 1) * self.stride - 2 * self.padding + reach + self.output_padding
+        if extent < 1 or outputs < 1:
+            raise ShapeError(
+                f"a transposed window with kernel {self.kernel}, stride {self.stride} and padding "
+                f"{self.padding} has no output for {extent} cells"
+            )
+        return outputs
+
+    def outputs(self, inputs: Blocks) -> Blocks:
+        return Blocks(self.output_extent(inputs.extent), inputs.parts)
+
+    def needed(self, start: int, stop: int, extent: int) -> tuple[int, int]:
+        span = self.dilation * (self.kernel - 1)
+        first = -((span - start - self.padding) // self.stride)
+        last = (stop - 1 + self.padding) // self.stride + 1
+        return min(max(first, 0), extent), min(last, extent)
+
+
+@dataclass(frozen=True)
+class HaloWidths:
+    """The own block and ``left`` and ``right`` cells beside it: a stencil's halo, or none at all.
+
+    Negative widths drop cells of the own block.
+    """
+
+    left: int = 0
+    right: int = 0
+
+    def outputs(self, inputs: Blocks) -> Blocks:
+        return inputs
+
+    def needed(self, start: int, stop: int, extent: int) -> tuple[int, int]:
+        return start - self.left, max(start - self.left, stop + self.right)
