@@ -1,0 +1,1 @@
+"""Wires behind one protocol."""

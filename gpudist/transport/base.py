@@ -1,0 +1,284 @@
+"""The protocol every wire speaks: NCCL's verbs, a failure channel and a flight recorder.
+
+A ``Transport`` belongs to one world of ranks. It hands out one ``Communicator`` per list of
+members, which carries the verbs. Verbs are posted inside ``with transport.group(signature):`` and
+are complete when the group ends (on a GPU: ordered on the current stream). Several communicators
+may take part in one group, so that groups which cross (a rank is root in one and member of
+another) cannot deadlock.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from gpudist import errors
+
+ReduceOp = Literal["sum", "max", "min", "prod"]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a group of messages is for; each carries it, so that a disagreement is an error.
+
+    Attributes:
+        label: the operator, partition and shapes in words, for error messages and the flight
+            recorder.
+        digest: 16 bytes that two ranks share exactly when they mean the same operation.
+    """
+
+    label: str
+    digest: bytes
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The cause of a failure, as it travels over the failure channel.
+
+    Attributes:
+        kind: name of the class in ``gpudist.errors`` that every survivor raises.
+        rank: world rank where it happened (the dead rank, for a death), or ``None``.
+        message: the text of the error.
+    """
+
+    kind: str
+    rank: int | None
+    message: str
+
+    def to_json(self) -> str:
+        return json.dumps({"kind": self.kind, "rank": self.rank, "message": self.message})
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Failure:
+        fields = json.loads(text)
+        return cls(str(fields["kind"]), fields["rank"], str(fields["message"]))
+
+    @classmethod
+    def from_exception(cls, error: BaseException, rank: int) -> Failure:
+        """The failure that ``error``, raised on ``rank``, means for the other ranks."""
+        if isinstance(error, errors.PeerFailure):
+            return cls("PeerFailure", error.rank, str(error))
+        if isinstance(error, errors.GpudistError):
+            return cls(type(error).__name__, rank, str(error))
+        return cls("PeerFailure", rank, f"rank {rank} raised {type(error).__name__}: {error}")
+
+    def to_exception(self) -> errors.GpudistError:
+        if self.kind == "PeerFailure":
+            return errors.PeerFailure(self.message, self.rank)
+        known = getattr(errors, self.kind, None)
+        if isinstance(known, type) and issubclass(known, errors.GpudistError):
+            return known(self.message)
+        return errors.TransportError(self.message)
+
+
+class FailureChannel(ABC):
+    """Where a rank that fails leaves the cause, out of band, for every peer's wait to end with it.
+
+    The first failure posted is the one everybody raises; later ones are dropped.
+    """
+
+    @abstractmethod
+    def post(self, failure: Failure) -> None:
+        """Leave ``failure`` for all ranks unless one is there already. Never raises."""
+
+    @abstractmethod
+    def peek(self) -> Failure | None:
+        """The failure of this world, if any. May ask a store: call it in waits, not per message."""
+
+
+@dataclass
+class Operation:
+    """One entry of the flight recorder."""
+
+    sequence: int
+    label: str
+    start_s: float
+    finished: bool = False
+
+
+class FlightRecorder:
+    """The last operations of this rank, oldest first; cheap enough to be always on."""
+
+    def __init__(self, capacity: int = 64) -> None:
+        self._operations: deque[Operation] = deque(maxlen=capacity)
+        self._count = 0
+
+    def begin(self, label: str) -> Operation:
+        operation = Operation(self._count, label, time.monotonic())
+        self._count += 1
+        self._operations.append(operation)
+        return operation
+
+    def lines(self, last: int = 5) -> list[str]:
+        """The last operations in words, the most recent at the end."""
+        now = time.monotonic()
+        return [
+            f"#{op.sequence} {op.label}: "
+            + ("finished" if op.finished else f"waiting for {now - op.start_s:.1f} s")
+            for op in list(self._operations)[-last:]
+        ]
+
+
+class Communicator(ABC):
+    """The verbs, over one list of members. Ranks here are positions in that list.
+
+    Tensors are contiguous and on the transport's device. No verb sends to the calling rank itself.
+    Verbs called outside a group are a group of their own.
+    """
+
+    def __init__(self, members: Sequence[int], world_rank: int) -> None:
+        self.members = tuple(members)
+        self.size = len(self.members)
+        self.rank = self.members.index(world_rank)
+
+    @abstractmethod
+    def send(self, tensor: torch.Tensor, peer: int) -> None:
+        """Send the bytes of ``tensor``; it must not change before the group ends."""
+
+    @abstractmethod
+    def recv(self, tensor: torch.Tensor, peer: int) -> None:
+        """Receive into ``tensor``, which is filled when the group ends."""
+
+    @abstractmethod
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        """Overwrite ``tensor`` with the root's, on every member."""
+
+    @abstractmethod
+    def reduce(
+        self,
+        tensor: torch.Tensor | None,
+        output: torch.Tensor | None,
+        root: int,
+        op: ReduceOp = "sum",
+    ) -> None:
+        """Combine the members' ``tensor`` in ascending rank order into the root's ``output``.
+
+        ``output`` is given on the root only. The root alone may pass ``None`` for ``tensor`` and
+        then contributes nothing.
+        """
+
+    @abstractmethod
+    def all_reduce(self, tensor: torch.Tensor, output: torch.Tensor, op: ReduceOp = "sum") -> None:
+        """Combine in ascending rank order into every member's ``output``: bitwise equal on all."""
+
+    @abstractmethod
+    def all_gather(self, tensor: torch.Tensor, output: torch.Tensor) -> None:
+        """Stack the members' equally shaped ``tensor`` into ``output[rank]``, on every member."""
+
+    @abstractmethod
+    def reduce_scatter(
+        self, tensor: torch.Tensor, output: torch.Tensor, op: ReduceOp = "sum"
+    ) -> None:
+        """Combine the members' ``tensor[rank]`` into the ``output`` of that rank."""
+
+
+class Transport(ABC):
+    """One wire, for one world.
+
+    Attributes:
+        name: ``"gloo"``, ``"loopback"``, ...: what the user sees in ``P_world.transport``.
+        rank, size: this process (or thread) in the world.
+        device: where tensors must be.
+        timeout_s: deadline of every wait, in seconds.
+        failures: the failure channel.
+        recorder: the flight recorder.
+        remembered: operators made for this world, so that functions need not make them at every
+            call.
+    """
+
+    name: str
+
+    def __init__(
+        self, rank: int, size: int, device: torch.device, timeout_s: float, failures: FailureChannel
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.device = device
+        self.timeout_s = timeout_s
+        self.failures = failures
+        self.recorder = FlightRecorder()
+        self.remembered: dict[tuple[object, ...], object] = {}
+        self._communicators: dict[tuple[int, ...], Communicator] = {}
+
+    def communicator(self, members: Sequence[int]) -> Communicator:
+        """The communicator of these world ranks, made at first use by members only, then cached."""
+        key = tuple(members)
+        found = self._communicators.get(key)
+        if found is None:
+            if self.rank not in key:
+                raise errors.TransportError(
+                    f"rank {self.rank} is not a member of communicator {key}"
+                )
+            found = self._communicators[key] = self._make_communicator(key)
+        return found
+
+    def split(
+        self, parent: Communicator, colors: Sequence[int], keys: Sequence[int]
+    ) -> Communicator:
+        """This rank's part of ``parent``: the members of its color, ordered by key, then by rank.
+
+        ``colors`` and ``keys`` have one entry per member, known to all of them, so nothing is
+        exchanged.
+        """
+        mine = colors[parent.rank]
+        ranks = sorted((keys[i], i) for i in range(parent.size) if colors[i] == mine)
+        return self.communicator([parent.members[i] for _, i in ranks])
+
+    @contextmanager
+    def group(self, signature: Signature) -> Generator[None, None, None]:
+        """Post verbs inside; they are in flight together and complete when the block ends.
+
+        Raises:
+            PlanMismatch: ranks disagree (signature, order or size); raised on all of them.
+            PeerFailure: a peer died or raised; names it.
+            CollectiveTimeout: the deadline passed; says what each rank did last.
+        """
+        self.check()
+        operation = self.recorder.begin(signature.label)
+        self._group_start(signature)
+        try:
+            yield
+        except BaseException:
+            self._group_discard()
+            raise
+        self._group_end()
+        operation.finished = True
+
+    def check(self) -> None:
+        """Raise the failure this transport already ended with, if any. Local and cheap."""
+        error = self.error()
+        if error is not None:
+            raise error
+
+    @abstractmethod
+    def _make_communicator(self, members: tuple[int, ...]) -> Communicator: ...
+
+    @abstractmethod
+    def _group_start(self, signature: Signature) -> None: ...
+
+    @abstractmethod
+    def _group_end(self) -> None: ...
+
+    @abstractmethod
+    def _group_discard(self) -> None:
+        """Forget what was posted in the open group; nothing of it has been sent."""
+
+    @abstractmethod
+    def abort(self, failure: Failure) -> None:
+        """Post ``failure`` and end this rank's transport: every later use raises it."""
+
+    @abstractmethod
+    def error(self) -> errors.GpudistError | None:
+        """What this transport ended with, as far as this rank knows; local and cheap."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything; idempotent, never blocks on a peer."""

@@ -1,0 +1,71 @@
+"""Threads that take turns: one runs at a time, and hands over only where it waits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import torch
+
+
+class Turns:
+    """A baton that ``size`` threads pass round.
+
+    The order in which they run follows from the program alone, so every run is like the last, and
+    when none of them can go on that is known at once and for certain. Each thread has its own
+    state of torch's default random generator, swapped when the baton is; all start from the state
+    at construction.
+
+    Args:
+        size: number of threads.
+        on_deadlock: called when every thread waits or has finished; it must make some wait ready.
+    """
+
+    def __init__(self, size: int, on_deadlock: Callable[[], None]) -> None:
+        self._on_deadlock = on_deadlock
+        self._turn = [threading.Semaphore(0) for _ in range(size)]
+        # What a thread waits for; None: it is running, or could.
+        self._ready: list[Callable[[], bool] | None] = [None] * size
+        self._generator_states = [torch.get_rng_state()] * size
+        self.finished = [False] * size
+        self.all_finished = threading.Event()
+
+    def start(self) -> None:
+        """Give the baton to the first thread; by the caller, once."""
+        self._turn[0].release()
+
+    def enter(self, rank: int) -> None:
+        """Wait for the first turn; by each thread, before anything else."""
+        self._turn[rank].acquire()
+        torch.set_rng_state(self._generator_states[rank])
+
+    def wait(self, rank: int, ready: Callable[[], bool]) -> None:
+        """Return when ``ready()``, letting the other threads run until then."""
+        if ready():
+            return
+        self._ready[rank] = ready
+        self._generator_states[rank] = torch.get_rng_state()
+        following = self._following(rank)
+        if following != rank:
+            self._turn[following].release()
+            self._turn[rank].acquire()
+            torch.set_rng_state(self._generator_states[rank])
+        self._ready[rank] = None
+
+    def finish(self, rank: int) -> None:
+        """Hand over for good; by each thread, after everything else."""
+        self.finished[rank] = True
+        if all(self.finished):
+            self.all_finished.set()
+        else:
+            self._turn[self._following(rank)].release()
+
+    def _following(self, rank: int) -> int:
+        size = len(self._turn)
+        while True:
+            for step in range(1, size + 1):
+                candidate = (rank + step) % size
+                ready = self._ready[candidate]
+                if not self.finished[candidate] and (ready is None or ready()):
+                    return candidate
+            self._on_deadlock()

@@ -1,0 +1,270 @@
+"""Messages over torch.distributed's gloo: CPU ranks, on one node or several."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, NoReturn, TypeVar
+
+import torch
+import torch.distributed.distributed_c10d as dist
+
+from gpudist.errors import CollectiveTimeout, PeerFailure
+from gpudist.transport.background import Background, Job
+from gpudist.transport.message import HEADER_BYTES, Header
+from gpudist.transport.point_to_point import PointToPointTransport
+from gpudist.transport.store_failures import StoreFailureChannel
+
+T = TypeVar("T")
+
+_FRAME_BYTES = 4096
+_INLINE_BYTES = _FRAME_BYTES - HEADER_BYTES
+_FRAME_TAG = 0
+# Gloo's own deadline is later than ours, so that the error a user sees is ours.
+_GLOO_SLACK_S = 60.0
+_SLICE_S = 0.05
+_FIRST_LOOK_S = 0.1
+_LOOK_EVERY_S = 0.2
+_GRACE_S = 0.5
+_POLL_S = 0.02
+
+
+class _ConnectionLost(Exception):
+    """Gloo could not go on with a peer; why is for the rank's own thread to find out."""
+
+    def __init__(self, peer: int, error: Exception) -> None:
+        super().__init__(str(error))
+        self.peer = peer
+
+
+class _Message:
+    """A message in flight, and the memory it needs until it is complete.
+
+    A frame of fixed size goes first, since gloo ends the process when sizes differ: it holds the
+    header and a payload that fits. A longer payload follows under a tag of its own once the
+    header has matched.
+    """
+
+    def __init__(self, payload: torch.Tensor, peer: int, header: Header, is_recv: bool) -> None:
+        self.payload = payload
+        self.peer = peer
+        self.header = header
+        self.is_recv = is_recv
+        self.frame = torch.zeros(_FRAME_BYTES, dtype=torch.uint8)
+        self.is_inline = payload.numel() <= _INLINE_BYTES
+        self.inline = self.frame[HEADER_BYTES : HEADER_BYTES + payload.numel()]
+        self.tag = 1 + header.sequence % 2**30
+        self.works: list[Any] = []
+
+    def close_frame(self) -> None:
+        """Write the header, and the payload if it fits."""
+        packed = bytearray(self.header.pack())
+        self.frame[:HEADER_BYTES] = torch.frombuffer(packed, dtype=torch.uint8)
+        if self.is_inline:
+            self.inline.copy_(self.payload)
+
+    def open_frame(self, rank: int) -> None:
+        """Verify the header that has come, and take the payload if it is in the frame."""
+        received = Header.unpack(self.frame[:HEADER_BYTES].numpy().tobytes())
+        self.header.verify(received, rank, self.peer)
+        if self.is_inline:
+            self.payload.copy_(self.inline)
+
+
+class GlooTransport(PointToPointTransport):
+    """One rank of a world over gloo.
+
+    Constructing it is collective: it returns once every rank has arrived and all are connected.
+
+    Args:
+        store: a ``torch.distributed.Store`` where the ranks meet and failures are left.
+        rank, size: this process in the world.
+        timeout_s: deadline of every group, in seconds.
+        prefix: first part of the keys in ``store``; one per world.
+        same_node: all ranks are on this machine, so messages stay on the loopback interface.
+        interface: network interface to use between nodes; gloo's choice where ``None``.
+        store_rank: world rank whose process hosts the store, where it is one of them.
+    """
+
+    name = "gloo"
+
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        *,
+        prefix: str,
+        same_node: bool,
+        interface: str | None = None,
+        store_rank: int | None = None,
+    ) -> None:
+        self._channel = StoreFailureChannel(store, prefix, store_rank)
+        super().__init__(rank, size, torch.device("cpu"), timeout_s, self._channel)
+        # Gloo's waits cannot be interrupted, so another thread makes them.
+        self._waiter = Background(f"gpudist gloo rank {rank}")
+        self._in_flight: set[_Message] = set()
+        operation = self.recorder.begin(f"connect {size} ranks")
+        self._deadline_s = time.monotonic() + timeout_s
+        try:
+            self._meet(store, prefix)
+            options = _options(timeout_s + _GLOO_SLACK_S, same_node, interface)
+            wire = dist.PrefixStore(f"{prefix}/gloo", store)
+            job = self._waiter.submit(lambda: dist.ProcessGroupGloo(wire, rank, size, options))
+            self._gloo: Any = self._await(job)
+        except BaseException as error:
+            self._fail(error)
+            raise
+        operation.finished = True
+
+    def close(self) -> None:
+        if not self._closed:
+            super().close()
+            self._break()
+            self._waiter.stop()
+            self._channel.close()
+
+    def _meet(self, store: Any, prefix: str) -> None:
+        """Wait until every rank is here: gloo's own wait is deaf to signals and names nobody."""
+        keys = [f"{prefix}/arrived/{rank}" for rank in range(self.size)]
+        store.set(keys[self.rank], "")
+        pause_s = 0.001
+        while not store.check(keys):
+            if time.monotonic() > self._deadline_s:
+                missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
+                raise CollectiveTimeout(
+                    f"after {self.timeout_s:g} s rank {self.rank} still misses ranks {missing} of "
+                    f"{self.size}; are they running, with the same world size?"
+                )
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _SLICE_S)
+            if pause_s == _SLICE_S:
+                self._look()
+
+    def _post_send(self, payload: torch.Tensor, peer: int, header: Header) -> _Message:
+        message = _Message(payload, peer, header, is_recv=False)
+        message.close_frame()
+        self._in_flight.add(message)
+        try:
+            message.works.append(self._gloo.send([message.frame], peer, _FRAME_TAG))
+            if not message.is_inline:
+                message.works.append(self._gloo.send([payload], peer, message.tag))
+        except RuntimeError as error:
+            self._raise_lost(_ConnectionLost(peer, error))
+        return message
+
+    def _post_recv(self, payload: torch.Tensor, peer: int, header: Header) -> _Message:
+        message = _Message(payload, peer, header, is_recv=True)
+        self._in_flight.add(message)
+        try:
+            message.works.append(self._gloo.recv([message.frame], peer, _FRAME_TAG))
+        except RuntimeError as error:
+            self._raise_lost(_ConnectionLost(peer, error))
+        return message
+
+    def _wait(self, handles: Sequence[_Message]) -> None:
+        if handles:
+            self._await(self._waiter.submit(lambda: self._complete(handles)))
+            self._in_flight.difference_update(handles)
+
+    def _complete(self, messages: Sequence[_Message]) -> None:
+        """In the waiter thread: all frames are opened before any payload is waited for.
+
+        In the other order two ranks that send each other long payloads would wait for ever: a
+        long send ends when the peer receives it, which it does only once it has opened the frame.
+        """
+        for message in messages:
+            if message.is_recv:
+                self._wait_work(message.works[0], message.peer)
+                message.open_frame(self.rank)
+                if not message.is_inline:
+                    message.works[0] = self._gloo.recv([message.payload], message.peer, message.tag)
+        for message in messages:
+            if not (message.is_recv and message.is_inline):
+                for work in message.works:
+                    self._wait_work(work, message.peer)
+
+    def _wait_work(self, work: Any, peer: int) -> None:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise _ConnectionLost(peer, error) from None
+
+    def _await(self, job: Job[T]) -> T:
+        """The job's result; also ends with the deadline, a signal, or a failure of the world."""
+        next_look_s = time.monotonic() + _FIRST_LOOK_S
+        while not job.wait(min(_SLICE_S, max(0.0, self._deadline_s - time.monotonic()))):
+            now_s = time.monotonic()
+            if now_s >= self._deadline_s:
+                raise self._timeout()
+            if now_s >= next_look_s:
+                self._look()
+                next_look_s = now_s + _LOOK_EVERY_S
+        try:
+            return job.result()
+        except _ConnectionLost as lost:
+            self._raise_lost(lost)
+
+    def _look(self) -> None:
+        """Raise the failure of this world, if any; answer a rank that reports a timeout."""
+        failure = self._channel.peek()
+        if self._channel.lines_wanted:
+            self._channel.publish_lines(self.rank, self.recorder.lines())
+        if failure is not None:
+            raise failure.to_exception()
+
+    def _raise_lost(self, lost: _ConnectionLost) -> NoReturn:
+        # The peer may have left because of a failure elsewhere: give it the time to say so.
+        deadline_s = time.monotonic() + _GRACE_S
+        while time.monotonic() < deadline_s:
+            self._look()
+            time.sleep(_POLL_S)
+        raise PeerFailure(
+            f"rank {lost.peer} closed its connection to rank {self.rank} during '{self._doing()}' "
+            f"and left no cause: its process has probably died; see its own output ({lost})",
+            lost.peer,
+        ) from lost
+
+    def _timeout(self) -> CollectiveTimeout:
+        self._channel.publish_lines(self.rank, self.recorder.lines())
+        reports = [
+            f"  rank {rank}: {'no answer' if lines is None else '; '.join(lines)}"
+            for rank, lines in enumerate(self._channel.collect_lines(self.size))
+        ]
+        return CollectiveTimeout(
+            f"'{self._doing()}' on rank {self.rank} was not complete after {self.timeout_s:g} s; "
+            f"the last operations of each rank (none from one that is stopped or busy elsewhere):\n"
+            + "\n".join(reports)
+        )
+
+    def _doing(self) -> str:
+        return self._running.label if self._running is not None else "the connection of all ranks"
+
+    def _break(self) -> None:
+        """Close the connections: the waiter's wait ends, and every buffer in flight is let go.
+
+        Gloo does that when a wait times out, and on no other request. It also keeps a wait that
+        returns while the interpreter exits from ending the process with an abort.
+        """
+        for message in self._in_flight:
+            for work in message.works:
+                with suppress(RuntimeError):
+                    work.wait(timedelta(milliseconds=1))
+
+
+def _options(timeout_s: float, same_node: bool, interface: str | None) -> Any:
+    gloo: Any = dist.ProcessGroupGloo
+    options = gloo._Options()
+    if interface is not None:
+        device = gloo.create_device(interface=interface, lazy_init=False)
+    elif same_node:
+        device = gloo.create_device(hostname="127.0.0.1", lazy_init=False)
+    else:
+        device = gloo.create_default_device(lazy_init=False)
+    options._devices = [device]
+    options._timeout = timedelta(seconds=timeout_s)
+    options._threads = 1
+    return options

@@ -1,0 +1,256 @@
+"""Ranks as threads of one process, for tests and notebooks: deterministic, and never stuck."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from gpudist import errors
+from gpudist.transport.base import Failure, FailureChannel
+from gpudist.transport.cooperative import Turns
+from gpudist.transport.message import Header
+from gpudist.transport.point_to_point import PointToPointTransport
+
+T = TypeVar("T")
+
+_INTERRUPT_PATIENCE_S = 1.0
+_SLICE_S = 0.1
+
+
+class LoopbackFailureChannel(FailureChannel):
+    """The failure channel of ranks that share a process."""
+
+    def __init__(self) -> None:
+        self._failure: Failure | None = None
+
+    def post(self, failure: Failure) -> None:
+        if self._failure is None:
+            self._failure = failure
+
+    def peek(self) -> Failure | None:
+        return self._failure
+
+
+@dataclass(eq=False)
+class _Message:
+    """One side of a message; the other side may not have posted its own yet."""
+
+    payload: torch.Tensor
+    header: Header
+    words: str
+    done: bool = False
+
+
+class _World:
+    """What the ranks of one run share. Only the thread whose turn it is touches it: no locks."""
+
+    def __init__(self, size: int, timeout_s: float) -> None:
+        self.failures = LoopbackFailureChannel()
+        self.turns = Turns(size, self._deadlock)
+        self.sends: defaultdict[tuple[int, int], deque[_Message]] = defaultdict(deque)
+        self.recvs: defaultdict[tuple[int, int], deque[_Message]] = defaultdict(deque)
+        self.transports = [LoopbackTransport(self, rank, size, timeout_s) for rank in range(size)]
+
+    def deliver(self, source: int, target: int) -> None:
+        sends, recvs = self.sends[source, target], self.recvs[source, target]
+        while sends and recvs:
+            send, recv = sends.popleft(), recvs.popleft()
+            try:
+                recv.header.verify(send.header, target, source)
+            except errors.PlanMismatch as error:
+                # It belongs to the receiver, and this may be the sender's thread.
+                self.failures.post(Failure.from_exception(error, target))
+                return
+            recv.payload.copy_(send.payload)
+            send.done = recv.done = True
+
+    def _deadlock(self) -> None:
+        reports = [f"  rank {transport.rank} {transport.report()}" for transport in self.transports]
+        self.failures.post(
+            Failure(
+                "CollectiveTimeout",
+                None,
+                "deadlock: every rank waits or has finished, and no message can be delivered:\n"
+                + "\n".join(reports),
+            )
+        )
+
+
+class LoopbackTransport(PointToPointTransport):
+    """One rank of a ``LoopbackWorld``. Messages are copied once, from tensor to tensor."""
+
+    name = "loopback"
+
+    def __init__(self, world: _World, rank: int, size: int, timeout_s: float) -> None:
+        super().__init__(rank, size, torch.device("cpu"), timeout_s, world.failures)
+        self._world = world
+        self._waiting: Sequence[_Message] = ()
+
+    @classmethod
+    def single(cls, timeout_s: float = 300.0) -> LoopbackTransport:
+        """The transport of a world of one rank, which is the calling thread."""
+        return _World(1, timeout_s).transports[0]
+
+    def error(self) -> errors.GpudistError | None:
+        failure = self.failures.peek()
+        return super().error() if failure is None else failure.to_exception()
+
+    def report(self) -> str:
+        """What this rank does, for the report of a deadlock."""
+        if self._world.turns.finished[self.rank]:
+            return "has finished"
+        waiting = ", ".join(message.words for message in self._waiting if not message.done)
+        return f"waits for {waiting}; its last operations: {'; '.join(self.recorder.lines())}"
+
+    def _post_send(self, payload: torch.Tensor, peer: int, header: Header) -> _Message:
+        message = _Message(payload, header, f"rank {peer} to receive {header.words()}")
+        self._world.sends[self.rank, peer].append(message)
+        self._world.deliver(self.rank, peer)
+        return message
+
+    def _post_recv(self, payload: torch.Tensor, peer: int, header: Header) -> _Message:
+        message = _Message(payload, header, f"rank {peer} to send {header.words()}")
+        self._world.recvs[peer, self.rank].append(message)
+        self._world.deliver(peer, self.rank)
+        return message
+
+    def _wait(self, handles: Sequence[_Message]) -> None:
+        def complete() -> bool:
+            return all(message.done for message in handles)
+
+        def ready() -> bool:
+            failed = self.failures.peek() is not None
+            return failed or complete() or time.monotonic() > self._deadline_s
+
+        self._waiting = handles
+        self._world.turns.wait(self.rank, ready)
+        if not complete():
+            self._raise_incomplete()
+        self._waiting = ()
+
+    def _raise_incomplete(self) -> None:
+        failure = self.failures.peek()
+        if failure is not None:
+            raise failure.to_exception()
+        raise errors.CollectiveTimeout(
+            f"after {self.timeout_s:g} s rank {self.rank} still {self.report()}"
+        )
+
+
+@dataclass
+class _Outcome(Generic[T]):
+    value: T | None = None
+    error: BaseException | None = None
+
+
+class LoopbackWorld:
+    """``size`` ranks, each a thread of this process, of which one runs at a time.
+
+    A rank runs until it waits for a message. So a program behaves the same in every run, and a
+    deadlock is found at once, as ``CollectiveTimeout`` on every waiting rank. Each rank has its
+    own state of torch's default random generator, and all start from the caller's.
+
+    Args:
+        size: number of ranks.
+        timeout_s: deadline of every group, in seconds.
+    """
+
+    def __init__(self, size: int, timeout_s: float = 300.0) -> None:
+        if size < 1:
+            raise errors.TransportError(f"a world has at least one rank, not {size}")
+        self.size = size
+        self.timeout_s = timeout_s
+
+    def run(self, body: Callable[[LoopbackTransport], T]) -> list[T]:
+        """Call ``body(transport)`` as every rank and return what it returned, in rank order.
+
+        Raises:
+            BaseException: the first cause, with a note that names its rank: what the lowest rank
+            raised
+                that did not merely learn of another's failure.
+        """
+        world = _World(self.size, self.timeout_s)
+        outcomes: list[_Outcome[T]] = [_Outcome() for _ in range(self.size)]
+        threads = [
+            threading.Thread(
+                target=_run_rank,
+                args=(world, transport, body, outcomes[transport.rank]),
+                name=f"gpudist loopback rank {transport.rank}",
+                daemon=True,
+            )
+            for transport in world.transports
+        ]
+        generator_state = torch.get_rng_state()
+        for thread in threads:
+            thread.start()
+        try:
+            world.turns.start()
+            # In slices: a signal that another thread takes wakes no wait of this one.
+            while not world.turns.all_finished.wait(_SLICE_S):
+                pass
+        except BaseException as error:
+            world.failures.post(
+                Failure("PeerFailure", None, f"{type(error).__name__} in the caller")
+            )
+            world.turns.all_finished.wait(_INTERRUPT_PATIENCE_S)
+            raise
+        finally:
+            torch.set_rng_state(generator_state)
+        _raise_cause(outcomes, world.failures.peek())
+        return [outcome.value for outcome in outcomes]  # pyright: ignore[reportReturnType]
+
+
+def _run_rank(
+    world: _World,
+    transport: LoopbackTransport,
+    body: Callable[[LoopbackTransport], Any],
+    outcome: _Outcome[Any],
+) -> None:
+    world.turns.enter(transport.rank)
+    try:
+        outcome.value = body(transport)
+    except BaseException as error:
+        outcome.error = error
+        transport.abort(Failure.from_exception(error, transport.rank))
+    finally:
+        transport.close()
+        world.turns.finish(transport.rank)
+
+
+def _raise_cause(outcomes: Sequence[_Outcome[Any]], failure: Failure | None) -> None:
+    raised = {rank: outcome.error for rank, outcome in enumerate(outcomes) if outcome.error}
+    if not raised:
+        return
+    causes = [rank for rank, error in raised.items() if not _is_echo(error, failure)]
+    if causes:
+        rank = min(causes)
+    elif failure is not None and failure.rank in raised:
+        rank = failure.rank
+    else:
+        rank = min(raised)
+    raise _noted(raised[rank], f"raised on rank {rank} of a loopback world of {len(outcomes)}")
+
+
+def _is_echo(error: BaseException | None, failure: Failure | None) -> bool:
+    """Whether ``error``, or what it was raised from, is the world's failure told again."""
+    while error is not None and failure is not None:
+        if isinstance(error, errors.GpudistError) and str(error) == failure.message:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _noted(error: BaseException, note: str) -> BaseException:
+    add_note = getattr(error, "add_note", None)
+    if add_note is not None:
+        add_note(note)
+    elif error.args and isinstance(error.args[0], str):
+        # Python 3.10 shows no notes.
+        error.args = (f"{error.args[0]}\n{note}", *error.args[1:])
+    return error

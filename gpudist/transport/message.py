@@ -1,0 +1,87 @@
+"""The header that travels with every message between two ranks.
+
+It makes a disagreement between ranks an error with both views in it, where a bare wire would
+deliver wrong numbers, hang, or end the process.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from gpudist.errors import PlanMismatch, TransportError
+from gpudist.transport.base import Signature
+
+HEADER_BYTES = 256
+
+_MAGIC = b"GPUD"
+_VERSION = 1
+# magic, version, bytes of the label, sequence number, bytes of the payload, digest
+_FIXED = struct.Struct("<4sHHQQ16s")
+_LABEL_BYTES = HEADER_BYTES - _FIXED.size
+
+
+@dataclass(frozen=True)
+class Header:
+    """What one side says about a message.
+
+    Attributes:
+        sequence: number of the message among those from the same sender to the same receiver.
+        nbytes: size of the payload, in bytes.
+        digest: 16 bytes that identify the operation.
+        label: the operation in words; only a reader's help, and cut to fit.
+    """
+
+    sequence: int
+    nbytes: int
+    digest: bytes
+    label: str
+
+    @classmethod
+    def of(cls, signature: Signature, sequence: int, nbytes: int) -> Header:
+        return cls(sequence, nbytes, signature.digest, signature.label)
+
+    def pack(self) -> bytes:
+        """The header as exactly ``HEADER_BYTES`` bytes."""
+        label = self.label.encode()[:_LABEL_BYTES]
+        fixed = _FIXED.pack(_MAGIC, _VERSION, len(label), self.sequence, self.nbytes, self.digest)
+        return (fixed + label).ljust(HEADER_BYTES, b"\0")
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Header:
+        """Read what ``pack`` wrote.
+
+        Raises:
+            TransportError: these are not the bytes of a header of this version.
+        """
+        magic, version, length, sequence, nbytes, digest = _FIXED.unpack_from(data)
+        if magic != _MAGIC or version != _VERSION:
+            raise TransportError(
+                f"received {data[:6].hex()} where a message of gpudist's wire version {_VERSION} "
+                f"should begin; run the same gpudist on every rank"
+            )
+        label = data[_FIXED.size : _FIXED.size + length]
+        # A label may be cut in the middle of a character.
+        return cls(sequence, nbytes, digest, label.decode(errors="ignore"))
+
+    def words(self) -> str:
+        return (
+            f"message {self.sequence} of {self.nbytes} bytes for '{self.label}' "
+            f"(plan {self.digest.hex()[:8]})"
+        )
+
+    def verify(self, received: Header, receiver: int, sender: int) -> None:
+        """Compare this, which ``receiver`` expects, with the header that came from ``sender``.
+
+        Raises:
+            PlanMismatch: another operation, order or size; the text has both views.
+        """
+        same_operation = self.digest == received.digest
+        if same_operation and self.sequence == received.sequence and self.nbytes == received.nbytes:
+            return
+        what = "the size of a message" if same_operation else "the operation"
+        raise PlanMismatch(
+            f"ranks disagree about {what}: rank {receiver} expected {self.words()} from rank "
+            f"{sender}, but rank {sender} sent {received.words()}; call the same operations with "
+            f"the same shapes in the same order on every rank"
+        )

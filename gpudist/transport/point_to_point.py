@@ -1,0 +1,176 @@
+"""A transport that only knows how to carry messages between two ranks.
+
+Everything else, groups and collectives, is built here on three abstract methods, so that a wire
+is one small file.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any
+
+import torch
+
+from gpudist import errors
+from gpudist.transport.base import Failure, FailureChannel, Signature, Transport
+from gpudist.transport.collectives import PointToPointCommunicator
+from gpudist.transport.message import Header
+
+
+@dataclass
+class _Group:
+    """What was posted in an open group; nothing of it has been sent."""
+
+    signature: Signature
+    posts: list[Callable[[], Any]] = field(default_factory=list)
+    collectives: list[tuple[tuple[int, ...], Callable[[], None]]] = field(default_factory=list)
+
+
+class PointToPointTransport(Transport):
+    """Groups and collectives over point-to-point messages.
+
+    Messages from one rank to another match in the order they are posted, like NCCL's: there are
+    no tags.
+
+    When a group ends, its sends and recvs are posted in the order of the calls; then its
+    collectives run, one after the other, in ascending order of their member lists (those of one
+    communicator in the order of the calls); then the sends and recvs are waited for. All ranks
+    run the collectives they take part in in one and the same total order, so the first unfinished
+    one never waits for a later one: groups that cross, where a is the root of one and a member of
+    the other and b the reverse, cannot deadlock. Nor can the sends and recvs, which are in flight
+    before any rank waits for anything.
+    """
+
+    def __init__(
+        self, rank: int, size: int, device: torch.device, timeout_s: float, failures: FailureChannel
+    ) -> None:
+        super().__init__(rank, size, device, timeout_s, failures)
+        self._open: _Group | None = None
+        self._running: Signature | None = None
+        self._deadline_s = float("inf")
+        self._sent: Counter[int] = Counter()
+        self._received: Counter[int] = Counter()
+        self._failure: Failure | None = None
+        self._closed = False
+
+    @abstractmethod
+    def _post_send(self, payload: torch.Tensor, peer: int, header: Header) -> Any:
+        """Start to send a one-dimensional uint8 tensor to a world rank; return a handle at once."""
+
+    @abstractmethod
+    def _post_recv(self, payload: torch.Tensor, peer: int, header: Header) -> Any:
+        """Start to receive; ``header`` is what this rank expects and the wait must verify."""
+
+    @abstractmethod
+    def _wait(self, handles: Sequence[Any]) -> None:
+        """Return when all are complete; raise at ``self._deadline_s`` or when the world fails."""
+
+    def _break(self) -> None:
+        """Let go of messages in flight, after a failure; never blocks."""
+
+    @property
+    def in_group(self) -> bool:
+        return self._open is not None
+
+    def queue_send(self, payload: torch.Tensor, peer: int) -> None:
+        """Send ``payload``, uint8 in one dimension, to world rank ``peer`` when the group ends."""
+        self._group().posts.append(lambda: self._start_send(payload, peer))
+
+    def queue_recv(self, payload: torch.Tensor, peer: int) -> None:
+        """Receive ``payload`` from world rank ``peer`` when the group ends."""
+        self._group().posts.append(lambda: self._start_recv(payload, peer))
+
+    def queue_collective(self, members: tuple[int, ...], run: Callable[[], None]) -> None:
+        """Let ``run`` exchange messages among ``members`` when the open group ends."""
+        self._group().collectives.append((members, run))
+
+    def exchange(
+        self,
+        sends: Iterable[tuple[torch.Tensor, int]] = (),
+        recvs: Iterable[tuple[torch.Tensor, int]] = (),
+    ) -> None:
+        """One step of a collective: all these messages, ``(payload, world rank)``, at once."""
+        handles = [self._start_recv(payload, peer) for payload, peer in recvs]
+        handles += [self._start_send(payload, peer) for payload, peer in sends]
+        self._wait(handles)
+
+    def abort(self, failure: Failure) -> None:
+        if self._failure is None:
+            self.failures.post(failure)
+            # Another rank may have been first, and the first cause is the one that all raise.
+            self._failure = self.failures.peek() or failure
+            self._break()
+
+    def error(self) -> errors.GpudistError | None:
+        if self._failure is not None:
+            return self._failure.to_exception()
+        if self._closed:
+            return errors.TransportError(
+                f"the {self.name} transport of rank {self.rank} was closed"
+            )
+        return None
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _make_communicator(self, members: tuple[int, ...]) -> PointToPointCommunicator:
+        return PointToPointCommunicator(self, members)
+
+    def _group_start(self, signature: Signature) -> None:
+        if self._open is not None:
+            raise errors.TransportError(
+                f"'{signature.label}' opens a group inside that of '{self._open.signature.label}'; "
+                f"groups do not nest: end the outer one first"
+            )
+        self._open = _Group(signature)
+
+    def _group_discard(self) -> None:
+        self._open = None
+
+    def _group_end(self) -> None:
+        group, self._open = self._group(), None
+        self._running = group.signature
+        self._deadline_s = time.monotonic() + self.timeout_s
+        try:
+            handles = [post() for post in group.posts]
+            for _, run in sorted(group.collectives, key=itemgetter(0)):
+                run()
+            self._wait(handles)
+        except BaseException as error:
+            self._fail(error)
+            raise
+        finally:
+            self._running = None
+
+    def _fail(self, error: BaseException) -> None:
+        """Tell the world about ``error``; raise the world's first failure where that is another."""
+        mine = Failure.from_exception(error, self.rank)
+        self.abort(mine)
+        first = self._failure or mine
+        is_mine = (first.kind, first.message) == (mine.kind, mine.message)
+        if isinstance(error, errors.GpudistError) and not is_mine:
+            raise first.to_exception() from error
+
+    def _group(self) -> _Group:
+        if self._open is None:
+            raise errors.TransportError("messages are posted inside `with transport.group(...):`")
+        return self._open
+
+    def _start_send(self, payload: torch.Tensor, peer: int) -> Any:
+        header = self._header(self._sent[peer], payload)
+        self._sent[peer] += 1
+        return self._post_send(payload, peer, header)
+
+    def _start_recv(self, payload: torch.Tensor, peer: int) -> Any:
+        header = self._header(self._received[peer], payload)
+        self._received[peer] += 1
+        return self._post_recv(payload, peer, header)
+
+    def _header(self, sequence: int, payload: torch.Tensor) -> Header:
+        assert self._running is not None
+        return Header.of(self._running, sequence, payload.numel())

@@ -1,0 +1,122 @@
+"""The failure channel over torch's key-value store, for ranks that are processes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from gpudist.transport.background import Background, Job
+from gpudist.transport.base import Failure, FailureChannel
+
+_PATIENCE_S = 0.5
+_POLL_S = 0.02
+
+
+class StoreFailureChannel(FailureChannel):
+    """A key of the store that the first failing rank sets, and one per rank for its last lines.
+
+    No method takes longer than half a second, or the patience it is given, even when the store
+    hangs: the store is asked by a thread of its own, over a connection of its own where the store
+    can make one.
+
+    Args:
+        store: any ``torch.distributed.Store``.
+        prefix: first part of the keys; one per world.
+        host_rank: world rank of the process that hosts the store, which is the one that died when
+        the
+            store is gone; ``None`` where another process hosts it.
+    """
+
+    def __init__(self, store: Any, prefix: str, host_rank: int | None = None) -> None:
+        self._store = _own_connection(store)
+        self._prefix = prefix
+        self._host_rank = host_rank
+        self._background = Background(f"gpudist failures {prefix}")
+        self._looking: Job[tuple[str | None, bool]] | None = None
+        self._found: Failure | None = None
+        self.lines_wanted = False
+
+    def post(self, failure: Failure) -> None:
+        if self._found is None:
+            # An empty expected value means "unless somebody has set it": the first post wins.
+            self._ask(lambda: self._store.compare_set(self._key("failure"), "", failure.to_json()))
+
+    def peek(self) -> Failure | None:
+        """The failure of this world, if any; also learns whether a rank wants all ranks' lines."""
+        if self._found is not None:
+            return self._found
+        if self._looking is None:
+            self._looking = self._background.submit(self._look)
+        elif not self._looking.wait(0.0):
+            # The store hangs; asking again would only queue up.
+            return None
+        job = self._looking
+        if job.wait(_PATIENCE_S):
+            self._looking = None
+            try:
+                text, self.lines_wanted = job.result()
+            except (RuntimeError, OSError) as error:
+                self._found = self._store_gone(error)
+            else:
+                self._found = Failure.from_json(text) if text is not None else None
+        return self._found
+
+    def publish_lines(self, rank: int, lines: list[str]) -> None:
+        """Leave this rank's flight recorder for the rank that writes the report of a timeout."""
+        self._ask(lambda: self._store.set(self._key(f"lines/{rank}"), json.dumps(lines)))
+
+    def collect_lines(self, size: int, patience_s: float = _PATIENCE_S) -> list[list[str] | None]:
+        """Ask every rank for its lines; ``None`` for a rank that has not answered in time."""
+        self._ask(lambda: self._store.set(self._key("lines"), "wanted"))
+        lines: list[list[str] | None] = [None] * size
+        deadline_s = time.monotonic() + patience_s
+        while None in lines and time.monotonic() < deadline_s:
+            self._ask(lambda: self._read_lines(lines), deadline_s - time.monotonic())
+            time.sleep(_POLL_S)
+        return lines
+
+    def close(self) -> None:
+        self._background.stop()
+
+    def _look(self) -> tuple[str | None, bool]:
+        key = self._key("failure")
+        text = self._store.get(key).decode() if self._store.check([key]) else None
+        return text, self._store.check([self._key("lines")])
+
+    def _read_lines(self, lines: list[list[str] | None]) -> None:
+        for rank, known in enumerate(lines):
+            key = self._key(f"lines/{rank}")
+            if known is None and self._store.check([key]):
+                lines[rank] = json.loads(self._store.get(key))
+
+    def _ask(self, call: Callable[[], object], patience_s: float = _PATIENCE_S) -> None:
+        # Errors stay in the job: who reports a failure has nobody left to tell.
+        self._background.submit(call).wait(patience_s)
+
+    def _key(self, name: str) -> str:
+        return f"{self._prefix}/{name}"
+
+    def _store_gone(self, error: Exception) -> Failure:
+        host = "its host" if self._host_rank is None else f"rank {self._host_rank}, its host,"
+        return Failure(
+            "PeerFailure",
+            self._host_rank,
+            f"the store of this world is gone: {host} has ended ({error})",
+        )
+
+
+# One per store, however many worlds use it: now and then a connection to a TCP store takes 5 s.
+_connections: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+
+def _own_connection(store: Any) -> Any:
+    """Another connection to ``store``, for a call that blocks on the first to hold up no other."""
+    if store not in _connections:
+        try:
+            _connections[store] = store.clone()
+        except (AttributeError, RuntimeError, NotImplementedError):
+            return store
+    return _connections[store]

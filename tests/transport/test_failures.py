@@ -1,0 +1,231 @@
+"""What ranks learn when one of them disagrees, raises, dies, stops, or never comes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from gpudist.errors import CollectiveTimeout, PeerFailure, PlanMismatch
+from gpudist.transport.base import Signature, Transport
+from gpudist.transport.loopback import LoopbackTransport, LoopbackWorld
+from tests.transport.worlds import GlooRanks, Outcome, outcomes
+
+both = pytest.mark.parametrize("kind", ["loopback", "gloo"])
+
+
+@pytest.fixture
+def four_ranks() -> Iterator[GlooRanks]:
+    """Processes of the test's own, since one of them is to die."""
+    ranks = GlooRanks(4)
+    yield ranks
+    ranks.kill()
+
+
+def ring(transport: Transport, label: str, cells: int = 4) -> None:
+    """One message from each rank to the next."""
+    everyone = transport.communicator(range(transport.size))
+    received = torch.zeros(cells)
+    signature = Signature(label, label.encode().ljust(16)[:16])
+    with transport.group(signature):
+        everyone.send(torch.ones(cells), (everyone.rank + 1) % everyone.size)
+        everyone.recv(received, (everyone.rank - 1) % everyone.size)
+
+
+def other_operation(transport: Transport) -> None:
+    ring(transport, "warm up")
+    ring(transport, "halo exchange" if transport.rank == 1 else "repartition")
+    ring(transport, "afterwards")
+
+
+def other_size(transport: Transport) -> None:
+    ring(transport, "halo exchange", cells=2000 if transport.rank == 1 else 3)
+    ring(transport, "afterwards")
+
+
+def errors_of(ended: list[Outcome], kind: type[BaseException]) -> list[str]:
+    for rank, outcome in enumerate(ended):
+        assert isinstance(outcome.error, kind), f"rank {rank}: {outcome}"
+    return [str(outcome.error) for outcome in ended]
+
+
+@both
+def test_other_operation_is_a_plan_mismatch_everywhere(kind: str) -> None:
+    texts = errors_of(outcomes(kind, 4, other_operation), PlanMismatch)
+    assert len(set(texts)) == 1
+    assert "'halo exchange'" in texts[0] and "'repartition'" in texts[0]
+    assert "rank 1" in texts[0] and "16 bytes" in texts[0]
+
+
+@both
+def test_other_size_is_a_plan_mismatch_everywhere(kind: str) -> None:
+    texts = errors_of(outcomes(kind, 4, other_size), PlanMismatch)
+    assert len(set(texts)) == 1
+    assert "12 bytes" in texts[0] and "8000 bytes" in texts[0] and "rank 1" in texts[0]
+
+
+def raise_on_two(transport: Transport) -> None:
+    ring(transport, "warm up")
+    if transport.rank == 2:
+        raise ZeroDivisionError("a mistake of the user")
+    ring(transport, "the next thing")
+    ring(transport, "afterwards")
+
+
+@both
+def test_an_exception_on_one_rank_names_it_on_all_others(kind: str) -> None:
+    ended = outcomes(kind, 4, raise_on_two)
+    assert isinstance(ended.pop(2).error, ZeroDivisionError)
+    for text in errors_of(ended, PeerFailure):
+        assert "rank 2 raised ZeroDivisionError: a mistake of the user" in text
+    assert [getattr(outcome.error, "rank", None) for outcome in ended] == [2, 2, 2]
+
+
+def signal_on_three(transport: Transport, number: int) -> None:
+    ring(transport, "warm up")
+    if transport.rank == 3:
+        os.kill(os.getpid(), number)
+    # Only rank 2 waits for rank 3; rank 1 waits for 2 and rank 0 for 1.
+    chain = transport.communicator(range(4))
+    x = torch.zeros(1)
+    if transport.rank < 3:
+        chain.recv(x, transport.rank + 1)
+    if transport.rank > 0:
+        chain.send(x, transport.rank - 1)
+
+
+def test_a_killed_rank_is_named_on_every_survivor(four_ranks: GlooRanks) -> None:
+    four_ranks.run(4, ring, "start the processes", timeout_s=20)
+    start_s = time.monotonic()
+    ended = four_ranks.run(4, signal_on_three, signal.SIGKILL, timeout_s=20)
+    assert not ended.pop(3).answered
+    for text in errors_of(ended, PeerFailure):
+        assert "rank 3 closed its connection to rank 2" in text
+    assert [getattr(outcome.error, "rank", None) for outcome in ended] == [3, 3, 3]
+    assert max(o.end_s for o in ended) - start_s < 2
+
+
+def test_a_stopped_rank_is_a_timeout_with_every_ranks_last_operations(
+    four_ranks: GlooRanks,
+) -> None:
+    four_ranks.run(4, ring, "start the processes", timeout_s=20)
+    start_s = time.monotonic()
+    ended = four_ranks.run(4, signal_on_three, signal.SIGSTOP, timeout_s=2, stops=3)
+    assert not ended.pop(3).answered
+    texts = errors_of(ended, CollectiveTimeout)
+    assert len(set(texts)) == 1
+    assert "after 2 s" in texts[0]
+    assert "rank 0: #0 connect" in texts[0] and "rank 1: #0 connect" in texts[0]
+    assert "rank 3: no answer" in texts[0]
+    assert 2 <= min(o.end_s for o in ended) - start_s < 4
+
+
+def test_a_rank_that_never_comes_is_named() -> None:
+    program = """
+        import torch.distributed as dist
+        from gpudist.transport.gloo import GlooTransport
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        GlooTransport(store, 0, 3, 0.3, prefix="world", same_node=True)
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=20
+    )
+    assert ended.returncode == 1
+    assert "CollectiveTimeout: after 0.3 s rank 0 still misses ranks [1, 2]" in ended.stderr
+
+
+def test_a_process_with_an_abandoned_wait_exits_in_silence() -> None:
+    program = """
+        import threading, torch, torch.distributed as dist
+        from gpudist.errors import CollectiveTimeout
+        from gpudist.transport.gloo import GlooTransport
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+        def make(rank):
+            made[rank] = GlooTransport(store.clone(), rank, 2, 0.5, prefix="world", same_node=True)
+
+        made = {}
+        threads = [threading.Thread(target=make, args=(rank,)) for rank in range(2)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        try:
+            made[0].communicator([0, 1]).recv(torch.zeros(10000), 1)
+        except CollectiveTimeout as error:
+            print(error)
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=20
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "was not complete after 0.5 s" in ended.stdout
+
+
+def wait_for_next(transport: Transport) -> None:
+    everyone = transport.communicator(range(transport.size))
+    if transport.rank < 2:
+        everyone.recv(torch.zeros(2), transport.rank + 1)
+
+
+def test_loopback_finds_a_deadlock_at_once() -> None:
+    start_s = time.monotonic()
+    ended = outcomes("loopback", 3, wait_for_next, timeout_s=300)
+    assert time.monotonic() - start_s < 2
+    assert ended.pop(2).error is None
+    for text in errors_of(ended, CollectiveTimeout):
+        assert "deadlock" in text
+        assert "rank 0 waits for rank 1 to send message 0 of 8 bytes" in text
+        assert "rank 1 waits for rank 2 to send" in text
+        assert "rank 2 has finished" in text
+
+
+def test_loopback_raises_the_cause_and_not_its_echo() -> None:
+    with pytest.raises(ZeroDivisionError, match="a mistake of the user") as caught:
+        LoopbackWorld(4).run(raise_on_two)
+    note = "raised on rank 2 of a loopback world of 4"
+    assert note in getattr(caught.value, "__notes__", [str(caught.value)])[-1]
+
+
+def draw(transport: LoopbackTransport) -> list[float]:
+    drawn = [torch.rand(()).item()]
+    ring(transport, "hand over")
+    return [*drawn, torch.rand(()).item()]
+
+
+def test_loopback_ranks_have_generators_of_their_own() -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(2).tolist()
+    torch.manual_seed(7)
+    assert LoopbackWorld(3).run(draw) == [expected] * 3
+    assert torch.rand(2).tolist() == expected
+
+
+def test_loopback_of_one_needs_no_thread() -> None:
+    before = threading.active_count()
+    transport = LoopbackTransport.single()
+    output = torch.zeros(3)
+    transport.communicator([0]).all_reduce(torch.arange(3.0), output)
+    assert output.tolist() == [0, 1, 2]
+    assert threading.active_count() == before
+
+
+def wait_for_ever(transport: LoopbackTransport) -> None:
+    while True:
+        ring(transport, "again")
+
+
+def test_loopback_ends_with_control_c() -> None:
+    timer = threading.Timer(0.3, signal.raise_signal, [signal.SIGINT])
+    timer.start()
+    start_s = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        LoopbackWorld(2).run(wait_for_ever)
+    assert time.monotonic() - start_s < 3
+    assert not [t for t in threading.enumerate() if t.name.startswith("gpudist loopback")]

@@ -1,0 +1,139 @@
+"""Worlds of ranks for the tests of transports: threads for loopback, processes for gloo."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import multiprocessing
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch.distributed as dist
+
+from gpudist.transport.base import Failure, Transport
+from gpudist.transport.gloo import GlooTransport
+from gpudist.transport.loopback import LoopbackWorld
+
+MAX_RANKS = 5
+_ANSWER_S = 30.0
+_prefixes = (f"world/{number}" for number in itertools.count())
+
+
+@dataclass
+class Outcome:
+    """What became of one rank: a value, an error, or, if neither, no answer."""
+
+    value: Any = None
+    error: BaseException | None = None
+    end_s: float = 0.0
+    answered: bool = True
+
+
+class GlooRanks:
+    """Processes that each play one rank in one world after another, all over one store."""
+
+    def __init__(self, count: int) -> None:
+        # Before the processes: each of its threads counts, and they inherit this.
+        os.environ["OMP_NUM_THREADS"] = "1"
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch", "torch.distributed"])
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._ends: list[Connection] = []
+        self.processes = []
+        for rank in range(count):
+            end, far_end = context.Pipe()
+            process = context.Process(
+                target=_serve, args=(far_end, self._store.port, rank), daemon=True
+            )
+            process.start()
+            far_end.close()
+            self._ends.append(end)
+            self.processes.append(process)
+
+    def run(
+        self,
+        size: int,
+        body: Callable[..., Any],
+        *args: Any,
+        timeout_s: float,
+        stops: int | None = None,
+    ) -> list[Outcome]:
+        """What became of each rank; nothing is expected of rank ``stops``."""
+        prefix = next(_prefixes)
+        for end in self._ends[:size]:
+            end.send((size, prefix, timeout_s, body, args))
+        deadline_s = time.monotonic() + timeout_s + _ANSWER_S
+        return [
+            Outcome(answered=end.poll(0)) if rank == stops else _answer(end, deadline_s)
+            for rank, end in enumerate(self._ends[:size])
+        ]
+
+    def kill(self) -> None:
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.join()
+        for end in self._ends:
+            end.close()
+
+
+@functools.cache
+def shared_ranks() -> GlooRanks:
+    """Processes for the tests in which none of them ends."""
+    return GlooRanks(MAX_RANKS)
+
+
+def outcomes(
+    kind: str, size: int, body: Callable[..., Any], *args: Any, timeout_s: float = 20.0
+) -> list[Outcome]:
+    """Run ``body(transport, *args)`` on every rank; what became of each."""
+    if kind == "loopback":
+        return LoopbackWorld(size, timeout_s).run(
+            lambda transport: _play(transport, transport.rank, body, args)
+        )
+    return shared_ranks().run(size, body, *args, timeout_s=timeout_s)
+
+
+def results(kind: str, size: int, body: Callable[..., Any], *args: Any) -> list[Any]:
+    """What ``body(transport, *args)`` returned on every rank."""
+    ended = outcomes(kind, size, body, *args)
+    for rank, outcome in enumerate(ended):
+        assert outcome.answered, f"rank {rank} gave no answer"
+        if outcome.error is not None:
+            raise outcome.error
+    return [outcome.value for outcome in ended]
+
+
+def _serve(end: Connection, port: int, rank: int) -> None:
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    while True:
+        try:
+            size, prefix, timeout_s, body, args = end.recv()
+        except EOFError:
+            return
+        transport = GlooTransport(store, rank, size, timeout_s, prefix=prefix, same_node=True)
+        end.send(_play(transport, rank, body, args))
+        transport.close()
+
+
+def _play(transport: Transport, rank: int, body: Callable[..., Any], args: Any) -> Outcome:
+    try:
+        return Outcome(value=body(transport, *args), end_s=time.monotonic())
+    except BaseException as error:
+        end_s = time.monotonic()
+        transport.abort(Failure.from_exception(error, rank))
+        # Neither traceback nor cause can be sent.
+        return Outcome(error=error.with_traceback(None), end_s=end_s)
+
+
+def _answer(end: Connection, deadline_s: float) -> Outcome:
+    try:
+        if end.poll(max(0.0, deadline_s - time.monotonic())):
+            return end.recv()
+    except (EOFError, ConnectionResetError):
+        pass
+    return Outcome(answered=False)
