@@ -1,0 +1,63 @@
+"""gpudist: model parallelism for PyTorch, by data movements with exact adjoints."""
+
+from gpudist import nn, ops
+from gpudist.errors import (
+    CollectiveTimeout,
+    GpudistError,
+    NotBuiltError,
+    PartitionError,
+    PeerFailure,
+    PlanMismatch,
+    ShapeError,
+    TransportError,
+)
+from gpudist.geometry import HaloWidths, SlidingWindow, TransposedWindow
+from gpudist.nn.invariant import invariant_sum
+from gpudist.ops import (
+    all_gather,
+    all_sum_reduce,
+    broadcast,
+    gather,
+    halo_exchange,
+    repartition,
+    scatter,
+    send_recv,
+    sum_reduce,
+    sum_scatter,
+    zero_volume_tensor,
+)
+from gpudist.partition import CartesianPartition, Partition
+from gpudist.runtime import init
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CartesianPartition",
+    "CollectiveTimeout",
+    "GpudistError",
+    "HaloWidths",
+    "NotBuiltError",
+    "Partition",
+    "PartitionError",
+    "PeerFailure",
+    "PlanMismatch",
+    "ShapeError",
+    "SlidingWindow",
+    "TransportError",
+    "TransposedWindow",
+    "all_gather",
+    "all_sum_reduce",
+    "broadcast",
+    "gather",
+    "halo_exchange",
+    "init",
+    "invariant_sum",
+    "nn",
+    "ops",
+    "repartition",
+    "scatter",
+    "send_recv",
+    "sum_reduce",
+    "sum_scatter",
+    "zero_volume_tensor",
+]

@@ -1,0 +1,311 @@
+"""Carry out plans: pack, post, unpack. The only place that moves the bytes of tensors.
+
+A :class:`Movement` is a plan bound to partitions, shapes and a dtype. Several movements are carried
+out
+together: the messages of their first stages are in flight at once, then those of their second, and
+so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from hashlib import blake2b
+from typing import NamedTuple
+
+import torch
+
+from gpudist.errors import ShapeError
+from gpudist.geometry.boxes import Box, Plan, Stage
+from gpudist.partition import Partition
+from gpudist.transport.base import ReduceOp, Signature
+
+_WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+
+class Step(NamedTuple):
+    """A stage, and the partition whose ranks its messages name."""
+
+    stage: Stage
+    partition: Partition
+
+
+@dataclass(frozen=True, eq=False)
+class Movement:
+    """This rank's part of a linear operator, ready to be carried out on a tensor.
+
+    Attributes:
+        label: the operator and partitions in words.
+        identity: 16 bytes all ranks of the operator share.
+        steps: carried out in order; as many on every rank.
+        input_shape, output_shape: of this rank's tensors, zero-volume placeholders included.
+        dtype: of the data that moves.
+        input_dtype, output_dtype: of this rank's tensors; a placeholder keeps its own.
+        fill: value of output cells nothing moves to. It is a constant, so adjoints fill with zero.
+    """
+
+    label: str
+    identity: bytes
+    steps: tuple[Step, ...]
+    input_shape: tuple[int, ...]
+    output_shape: tuple[int, ...]
+    dtype: torch.dtype
+    input_dtype: torch.dtype
+    output_dtype: torch.dtype
+    fill: float = 0.0
+    _forward: Movement | None = field(default=None, repr=False)
+
+    @cached_property
+    def T(self) -> Movement:
+        """The adjoint movement. ``movement.T.T`` is the linear part of ``movement``."""
+        if self._forward is not None:
+            return self._forward
+        linear = self if self.fill == 0 else self._with(fill=0.0)
+        return Movement(
+            f"adjoint of {self.label}",
+            blake2b(self.identity + b"T", digest_size=16).digest(),
+            tuple(Step(step.stage.T, step.partition) for step in reversed(self.steps)),
+            self.output_shape,
+            self.input_shape,
+            self.dtype,
+            self.output_dtype,
+            self.input_dtype,
+            _forward=linear,
+        )
+
+    def then(self, other: Movement) -> Movement:
+        """The composition: this movement, then ``other``, as one."""
+        return Movement(
+            f"{self.label}, then {other.label}",
+            blake2b(self.identity + other.identity, digest_size=16).digest(),
+            self.steps + other.steps,
+            self.input_shape,
+            other.output_shape,
+            self.dtype,
+            self.input_dtype,
+            other.output_dtype,
+            self.fill,
+        )
+
+    def _with(self, fill: float) -> Movement:
+        return Movement(
+            self.label,
+            self.identity,
+            self.steps,
+            self.input_shape,
+            self.output_shape,
+            self.dtype,
+            self.input_dtype,
+            self.output_dtype,
+            fill,
+        )
+
+
+def bind(
+    plan: Plan,
+    partition: Partition,
+    label: str,
+    dtype: torch.dtype,
+    placeholder: torch.Size | tuple[int, ...],
+    placeholder_dtype: torch.dtype,
+    empty: tuple[int, ...] = (0,),
+    fill: float = 0.0,
+) -> Movement:
+    """Bind ``plan``, whose ranks are those of ``partition``, to tensors.
+
+    Args:
+        plan: this rank's plan.
+        partition: holds every worker that takes part.
+        label: the operator in words.
+        dtype: of the data that moves.
+        placeholder: shape of this rank's input where the plan gives it no block.
+        placeholder_dtype: its dtype; a zero-volume output has the same.
+        empty: shape of this rank's output where the plan gives it no block.
+        fill: value of output cells nothing moves to.
+
+    Raises:
+        ShapeError: the plan, or its adjoint, adds but the dtype has no sum.
+    """
+    adds = any(
+        stage.destinations_overlap or any(c.kind != "broadcast" for c in stage.collectives)
+        for stage in plan.stages
+    )
+    if adds and dtype == torch.bool:
+        raise ShapeError(f"{label}: torch.bool has no sum; convert to an integer dtype first")
+    has_input, has_output = plan.input_shape is not None, plan.output_shape is not None
+    key = (plan.identity, partition.digest, str(dtype))
+    return Movement(
+        f"{label} of {dtype}",
+        blake2b(repr(key).encode(), digest_size=16).digest(),
+        tuple(Step(stage, partition) for stage in plan.stages),
+        plan.input_shape if plan.input_shape is not None else tuple(placeholder),
+        plan.output_shape if plan.output_shape is not None else tuple(empty),
+        dtype,
+        dtype if has_input else placeholder_dtype,
+        dtype if has_output else placeholder_dtype,
+        fill,
+    )
+
+
+@torch.no_grad()
+def carry_out(
+    movements: Sequence[Movement], inputs: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
+    """Move every input along its movement, all in flight together; returns new tensors.
+
+    Collective over the partitions of the movements. Inputs are never modified.
+
+    Raises:
+        ShapeError: an input does not have the shape or dtype its movement was bound to.
+        PlanMismatch: ranks carry out different movements.
+    """
+    for movement, x in zip(movements, inputs, strict=True):
+        if tuple(x.shape) != movement.input_shape or x.dtype != movement.input_dtype:
+            raise ShapeError(
+                f"{movement.label}: bound to a {movement.input_dtype} tensor of shape "
+                f"{list(movement.input_shape)}, got {x.dtype} of shape {list(x.shape)}"
+            )
+    blocks: list[torch.Tensor | None] = [x.resolve_conj().resolve_neg() for x in inputs]
+    for depth in range(max(len(movement.steps) for movement in movements)):
+        now = [i for i, movement in enumerate(movements) if depth < len(movement.steps)]
+        steps = [movements[i].steps[depth] for i in now]
+        if any(step.stage.communicates for step in steps):
+            wire = steps[0].partition.wire
+            with wire.group(_signature(tuple(movements[i] for i in now), depth)):
+                posted = [
+                    _post(step, blocks[i], movements[i]) for i, step in zip(now, steps, strict=True)
+                ]
+        else:
+            posted = [[] for _ in now]
+        for i, step, arrived in zip(now, steps, posted, strict=True):
+            blocks[i] = _finish(step, blocks[i], arrived, movements[i])
+    return tuple(
+        block
+        if block is not None
+        else torch.empty(movement.output_shape, dtype=movement.output_dtype, device=x.device)
+        for block, movement, x in zip(blocks, movements, inputs, strict=True)
+    )
+
+
+def all_reduce(x: torch.Tensor, partition: Partition, op: ReduceOp = "sum") -> torch.Tensor:
+    """The members' equally shaped tensors combined element by element; not differentiable."""
+    output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    key = repr((op, tuple(x.shape), str(x.dtype))).encode() + partition.digest
+    label = f"all_reduce({op}) of {x.dtype} {list(x.shape)} on {list(partition.shape)}"
+    with partition.wire.group(Signature(label, blake2b(key, digest_size=16).digest())):
+        partition.communicator.all_reduce(x.detach().contiguous(), output, op)
+    return output
+
+
+class _Arrival(NamedTuple):
+    """A buffer that holds boxes of the output, one after the other, when the group has ended."""
+
+    rank: int
+    boxes: tuple[Box, ...]
+    buffer: torch.Tensor
+
+
+def _post(step: Step, x: torch.Tensor | None, movement: Movement) -> list[_Arrival]:
+    stage, partition = step
+    if not stage.communicates:
+        return []
+    arrivals: list[_Arrival] = []
+    for message in stage.sends:
+        assert x is not None
+        partition.communicator.send(_pack(x, message.boxes), message.peer)
+    device = partition.device
+    for message in stage.receives:
+        buffer = torch.empty(message.volume, dtype=movement.dtype, device=device)
+        partition.communicator.recv(buffer, message.peer)
+        arrivals.append(_Arrival(message.peer, message.boxes, buffer))
+    for collective in stage.collectives:
+        members = tuple(partition.ranks[rank] for rank in collective.members)
+        communicator = partition.wire.communicator(members)
+        root = collective.members.index(collective.root)
+        is_root = communicator.rank == root
+        takes_output = collective.kind == "all_reduce" or (
+            is_root == (collective.kind == "reduce")
+            or (collective.includes_root and collective.kind == "broadcast")
+        )
+        output = None
+        if takes_output:
+            assert stage.output_shape is not None
+            output = torch.empty(stage.output_shape, dtype=movement.dtype, device=device)
+            whole = (Box.whole(stage.output_shape),)
+            arrivals.append(_Arrival(collective.root, whole, output.view(-1)))
+        if collective.kind == "broadcast":
+            if is_root:
+                assert x is not None
+                if output is not None:
+                    output.copy_(x)
+                communicator.broadcast(output if output is not None else x.contiguous(), root)
+            else:
+                assert output is not None
+                communicator.broadcast(output, root)
+        elif collective.kind == "reduce":
+            gives = not is_root or collective.includes_root
+            communicator.reduce(x.contiguous() if gives and x is not None else None, output, root)
+        else:
+            assert x is not None and output is not None
+            communicator.all_reduce(x.contiguous(), output)
+    return arrivals
+
+
+def _finish(
+    step: Step, x: torch.Tensor | None, arrivals: list[_Arrival], movement: Movement
+) -> torch.Tensor | None:
+    stage, partition = step
+    shape = stage.output_shape
+    if shape is None:
+        return None
+    if len(arrivals) == 1 and not stage.moves and arrivals[0].boxes == (Box.whole(shape),):
+        return arrivals[0].buffer.view(shape)
+    device = partition.device
+    if stage.covers_output:
+        output = torch.empty(shape, dtype=movement.dtype, device=device)
+    else:
+        wide = _WIDER.get(movement.dtype, movement.dtype)
+        dtype = wide if stage.destinations_overlap else movement.dtype
+        output = torch.full(shape, movement.fill, dtype=dtype, device=device)
+    me = partition.rank if partition.rank is not None else -1
+    arrivals = sorted(arrivals, key=lambda arrival: arrival.rank)
+    before = [arrival for arrival in arrivals if arrival.rank < me]
+    for arrival in before:
+        _unpack(output, arrival, stage.destinations_overlap)
+    for move in stage.moves:
+        assert x is not None
+        cells = output[move.destination.slices]
+        if stage.destinations_overlap:
+            cells.add_(x[move.source.slices])
+        else:
+            cells.copy_(x[move.source.slices])
+    for arrival in arrivals[len(before) :]:
+        _unpack(output, arrival, stage.destinations_overlap)
+    return output.to(movement.dtype)
+
+
+def _pack(x: torch.Tensor, boxes: tuple[Box, ...]) -> torch.Tensor:
+    if len(boxes) == 1:
+        return x[boxes[0].slices].contiguous().view(-1)
+    return torch.cat([x[box.slices].reshape(-1) for box in boxes])
+
+
+def _unpack(output: torch.Tensor, arrival: _Arrival, adds: bool) -> None:
+    offset = 0
+    for box in arrival.boxes:
+        cells = arrival.buffer[offset : offset + box.volume].view(box.shape)
+        offset += box.volume
+        if adds:
+            output[box.slices].add_(cells)
+        else:
+            output[box.slices].copy_(cells)
+
+
+@lru_cache(maxsize=4096)
+def _signature(movements: tuple[Movement, ...], depth: int) -> Signature:
+    digest = blake2b(digest_size=16)
+    for movement in movements:
+        digest.update(movement.identity)
+    digest.update(bytes([depth % 256]))
+    return Signature(" + ".join(movement.label for movement in movements), digest.digest())

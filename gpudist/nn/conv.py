@@ -1,0 +1,406 @@
+"""Distributed convolution over any partition of batch, channels and features."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+
+from gpudist.autograd import move
+from gpudist.errors import PartitionError, ShapeError
+from gpudist.exchange import Movement, bind
+from gpudist.geometry.blocks import Decomposition
+from gpudist.geometry.broadcasting import Pairing
+from gpudist.geometry.halo import needed_range
+from gpudist.geometry.windows import SlidingWindow
+from gpudist.nn.parameter import (
+    bias_bound,
+    bind_parameter,
+    kaiming_bound,
+    tied,
+    tied_empty,
+    uniform_parameter,
+)
+from gpudist.nn.partitions import (
+    leading_partitions,
+    plane,
+    regrid,
+    require_cells,
+    require_shape,
+)
+from gpudist.nn.window import per_dim
+from gpudist.ops.agreement import Agreement, Layout, ShapeMode
+from gpudist.ops.broadcast import plan_between
+from gpudist.ops.halo_exchange import HaloExchange
+from gpudist.partition import CartesianPartition, Partition
+
+_CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+
+
+@dataclass
+class _Arguments:
+    """The arguments of torch's convolutions, in torch's order and with torch's defaults."""
+
+    in_channels: int
+    out_channels: int
+    kernel_size: int | Sequence[int]
+    stride: int | Sequence[int] = 1
+    padding: int | Sequence[int] | Literal["same", "valid"] = 0
+    dilation: int | Sequence[int] = 1
+    groups: int = 1
+    bias: bool = True
+    padding_mode: str = "zeros"
+    device: torch.device | str | None = None
+    dtype: torch.dtype | None = None
+
+
+class _DistributedConv(torch.nn.Module):
+    """Convolution of a tensor ``[B, C, *spatial]`` cut over a Cartesian grid of workers.
+
+    With ``P_x`` alone, batch and features may be split: ``P_x`` has shape ``[batch, 1, *spatial]``.
+    With ``P_x, P_y, P_w`` of shapes ``[1, ci, *spatial]``, ``[1, co, *spatial]`` and ``[co, ci,
+    *spatial]``, channels are split too. With ``groups > 1``, split channels must be block-diagonal:
+    every block holds whole groups, ``co == ci`` and ``P_w`` has shape ``[co, 1, *spatial]``; then
+    ``P_x`` alone will do.
+
+    The weight lives in blocks on the workers of ``P_w`` at spatial index 0 (on rank 0 of ``P_x`` if
+    that is alone), the bias on those of them at input channel index 0; other workers hold
+    zero-volume parameters. Initial values are those of the torch layer under the same seed. Output
+    blocks are balanced.
+
+    Args:
+        P_x: owns the input.
+        P_y, P_w: own the output, and the weight; optional.
+        in_channels ... dtype: as torch's layer, global sizes. ``padding_mode`` is ``"zeros"`` or
+            ``"circular"``.
+        global_shape: of the input, if it is balanced, to save agreeing on its blocks.
+        shape: ``"dynamic"`` agrees on the input's blocks at every call.
+
+    Cost:
+        Forward, one group of messages carries the ghost cells of the input, and the parameters from
+        their owners; with split channels, a broadcast of the input and a sum-reduce of the output
+        follow. Backward moves the same bytes the other way.
+
+    Raises:
+        PartitionError: the partitions do not fit each other.
+        ShapeError: an argument is not supported, or there are more blocks than channels.
+
+    Source:
+        Hewett & Grady 2020, arXiv:2006.03108, section 4.
+    """
+
+    _dims: int
+
+    def __init__(
+        self,
+        P_x: CartesianPartition,
+        *arguments: Any,
+        global_shape: Sequence[int] | None = None,
+        shape: ShapeMode = "static",
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self._name = type(self).__name__
+        P_y, P_w, rest = leading_partitions(self._name, arguments, options)
+        given = _Arguments(*rest, **options)
+        self.in_channels = given.in_channels
+        self.out_channels = given.out_channels
+        self.groups = given.groups
+        self.kernel_size = per_dim(self._name, "kernel_size", given.kernel_size, self._dims)
+        self.stride = per_dim(self._name, "stride", given.stride, self._dims)
+        self.dilation = per_dim(self._name, "dilation", given.dilation, self._dims)
+        self.padding = self._paddings(given.padding)
+        self.padding_mode = given.padding_mode
+        if self.padding_mode not in ("zeros", "circular"):
+            raise ShapeError(
+                f"{self._name}: padding_mode {self.padding_mode!r} is not supported; use 'zeros' "
+                "or 'circular'"
+            )
+        for what, channels in (("in", self.in_channels), ("out", self.out_channels)):
+            if channels % self.groups:
+                raise ShapeError(
+                    f"{self._name}: {what}_channels {channels} must be divisible by groups "
+                    f"{self.groups}"
+                )
+        self._place(P_x, P_y, P_w)
+        self.halo_exchange = HaloExchange(
+            self.P_x,
+            [
+                SlidingWindow(k, s, d, p)
+                for k, s, d, p in zip(
+                    self.kernel_size, self.stride, self.dilation, self.padding, strict=True
+                )
+            ],
+            periodic=self.padding_mode == "circular",
+        )
+        self._agreement = Agreement(
+            self._name, self.P_x, self._P_all, self._dims + 2, global_shape, shape
+        )
+        self._dynamic = shape == "dynamic"
+        self._bound: dict[tuple[object, ...], _Bound] = {}
+        self._make_parameters(given)
+
+    def _paddings(self, padding: Any) -> tuple[tuple[int, int], ...]:
+        if padding == "valid":
+            return ((0, 0),) * self._dims
+        if padding == "same":
+            if any(s != 1 for s in self.stride):
+                raise ShapeError(f"{self._name}: padding 'same' needs stride 1, not {self.stride}")
+            totals = [d * (k - 1) for k, d in zip(self.kernel_size, self.dilation, strict=True)]
+            return tuple((total // 2, total - total // 2) for total in totals)
+        if isinstance(padding, str):
+            raise ShapeError(
+                f"{self._name}: padding is {padding!r}; use numbers, 'same' or 'valid'"
+            )
+        return tuple((p, p) for p in per_dim(self._name, "padding", padding, self._dims))
+
+    def _place(
+        self,
+        P_x: CartesianPartition,
+        P_y: CartesianPartition | None,
+        P_w: CartesianPartition | None,
+    ) -> None:
+        """Decide which workers convolve, and on which grids blocks and parameters are paired."""
+        name, dims = self._name, self._dims
+        if P_x.dim != dims + 2:
+            raise PartitionError(
+                f"{name}: P_x has shape {list(P_x.shape)} but needs {dims + 2} axes: batch, "
+                f"channels and {dims} of features"
+            )
+        spatial = P_x.shape[2:]
+        channels = P_x.shape[1]
+        if P_y is None and P_w is None and channels > 1:
+            if self.groups == 1 or P_x.shape[0] > 1:
+                raise PartitionError(
+                    f"{name}, dim 1: P_x of shape {list(P_x.shape)} splits the channels; give P_y "
+                    f"and P_w of shapes {[1, 'co', *spatial]} and {['co', channels, *spatial]} too"
+                )
+            P_y, P_w = P_x, regrid(P_x, [channels, 1, *spatial])
+        self.P_x = P_x
+        self.P_y = P_y if P_y is not None else P_x
+        self._P_y_paired: CartesianPartition | None = None
+        if P_w is None or P_y is None:
+            self._P_c = P_x
+            self._P_x_paired: Partition | None = None
+            self._P_weight = plane(P_x, ())
+            self._P_bias_used = P_x
+            self._weight_grid = (1, 1)
+            self._P_all: Partition = P_x
+            return
+        ci, co = channels, P_y.shape[1] if P_y.dim == dims + 2 else 0
+        diagonal = self.groups > 1 and (ci > 1 or co > 1)
+        require_shape(name, "P_x", P_x, (1, None, *spatial))
+        require_shape(name, "P_y", P_y, (1, None, *spatial))
+        if diagonal and (ci != co or self.groups % ci or P_w.shape != (co, 1, *spatial)):
+            raise PartitionError(
+                f"{name}, dim 1: groups {self.groups} with split channels need a block-diagonal "
+                "partition: as many blocks of input as of output channels, a divisor of groups, "
+                "and P_w "
+                f"of shape {[co, 1, *spatial]}; got {ci} and {co} blocks and P_w {list(P_w.shape)}"
+            )
+        if not diagonal:
+            require_shape(name, "P_w", P_w, (co, ci, *spatial))
+        require_cells(name, 1, ci, self.in_channels, "input channels")
+        require_cells(name, 1, co, self.out_channels, "output channels")
+        self._P_c = P_w
+        self._P_x_paired = regrid(P_x, (ci, 1, *spatial) if diagonal else P_x.shape)
+        self._P_weight = plane(P_w, (0, 1))
+        self._P_bias_used = _first_column(P_w)
+        self._weight_grid = (P_w.shape[0], P_w.shape[1])
+        self._P_y_paired = regrid(P_y, (co, 1, *spatial))
+        self._P_all = P_x.create_partition_union(P_w).create_partition_union(P_y)
+
+    def _make_parameters(self, given: _Arguments) -> None:
+        self.weight_shape = (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
+        fan_in = prod(self.weight_shape[1:])
+        self._weight_cut = Decomposition.balanced(
+            self.weight_shape, (*self._weight_grid, *(1,) * self._dims)
+        )
+        self._bias_cut = Decomposition.balanced((self.out_channels,), (self._weight_grid[0],))
+        index = self._P_weight.index
+        self.weight = uniform_parameter(
+            self.weight_shape,
+            kaiming_bound(fan_in),
+            self._weight_cut.block(index) if index is not None else None,
+            given.device,
+            given.dtype,
+        )
+        self.bias: torch.nn.Parameter | None = None
+        if not given.bias:
+            return
+        self._P_bias = plane(self._P_weight, (0,))
+        index = self._P_bias.index
+        self.bias = uniform_parameter(
+            (self.out_channels,),
+            bias_bound(fan_in),
+            self._bias_cut.block(index[:1]) if index is not None else None,
+            given.device,
+            given.dtype,
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self._P_all.active:
+            return x.clone()
+        bound = self._bound_to(x)
+        inputs = (x, self.weight) if self.bias is None else (x, self.weight, self.bias)
+        block, weight, *biases = move(bound.movements, inputs)
+        bias = biases[0] if biases else None
+        if self._P_c.active:
+            y = self._convolve(block, weight, bias, bound)
+        else:
+            y = tied_empty(block.shape, (block, weight, bias), x.dtype)
+        return move((bound.reduction,), (y,))[0] if bound.reduction is not None else y
+
+    def _convolve(
+        self,
+        block: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        bound: _Bound,
+    ) -> torch.Tensor:
+        if 0 in bound.output_shape:
+            return tied_empty(bound.output_shape, (block, weight, bias), block.dtype)
+        if bias is not None and not self._P_bias_used.active:
+            weight, bias = tied(weight, (bias,)), None
+        groups = self.groups if self._weight_grid[1] == 1 else 1
+        if self.groups > 1 and self._P_y_paired is not None:
+            groups = self.groups // self._weight_grid[0]
+        return _CONVOLVE[self._dims](block, weight, bias, self.stride, 0, self.dilation, groups)
+
+    def _bound_to(self, x: torch.Tensor) -> _Bound:
+        key = (x.shape, x.dtype, x.device)
+        found = None if self._dynamic else self._bound.get(key)
+        if found is None:
+            found = self._bound[key] = self._bind(self._agreement(x), x)
+        return found
+
+    def _bind(self, layout: Layout, x: torch.Tensor) -> _Bound:
+        inputs = layout.decomposition
+        if inputs.shape[1] != self.in_channels:
+            raise ShapeError(
+                f"{self._name}, dim 1: the input has {inputs.shape[1]} channels, not "
+                f"{self.in_channels}"
+            )
+        try:
+            movement = self.halo_exchange.bind_to(inputs, layout.dtype, x)
+        except ShapeError as error:
+            raise ShapeError(f"{self._name}: {error}") from None
+        if self._P_x_paired is not None:
+            movement = movement.then(self._bind_broadcast(layout, movement, x))
+        movements = [movement, self._bind_weight()]
+        if self.bias is not None:
+            movements.append(self._bind_bias())
+        shape_of = self._output_shapes(inputs)
+        mine = shape_of(self._P_c.index) if self._P_c.index is not None else ()
+        reduction = self._bind_reduction(layout, movements[0], x) if self._P_y_paired else None
+        return _Bound(tuple(movements), mine, reduction)
+
+    def _bind_broadcast(self, layout: Layout, halo: Movement, x: torch.Tensor) -> Movement:
+        """The input with its ghosts, from ``P_x`` to the workers that convolve."""
+        inputs = layout.decomposition
+        P_x, P_c = self._P_x_paired, self._P_c
+        assert P_x is not None
+
+        def haloed(rank: int) -> tuple[int, ...]:
+            index = self.P_x.cartesian_index(rank)
+            ranges = [
+                needed_range(blocks, window, i)
+                for blocks, window, i in zip(
+                    inputs.dims, self.halo_exchange.windows, index, strict=True
+                )
+            ]
+            return tuple(stop - start for start, stop in ranges)
+
+        P_both = P_x.create_partition_union(P_c)
+        plan = plan_between(
+            P_x, P_c, P_both, Pairing(P_x.shape, P_c.shape), haloed,
+            ("haloed", inputs, self.halo_exchange.windows),
+        )  # fmt: skip
+        label = f"broadcast {list(P_x.shape)} -> {list(P_c.shape)}"
+        empty = (x.shape[0], 0) if x.dim() else (0,)
+        return bind(plan, P_both, label, layout.dtype, halo.output_shape, halo.output_dtype, empty)
+
+    def _bind_weight(self) -> Movement:
+        return bind_parameter(
+            self.weight, self._P_weight, self._P_c, self._weight_cut, "weight of " + self._name
+        )
+
+    def _bind_bias(self) -> Movement:
+        assert self.bias is not None
+        return bind_parameter(
+            self.bias, self._P_bias, self._P_bias_used, self._bias_cut, "bias of " + self._name
+        )
+
+    def _bind_reduction(self, layout: Layout, movement: Movement, x: torch.Tensor) -> Movement:
+        """The sum of the outputs over blocks of input channels, into ``P_y``."""
+        P_y, P_c = self._P_y_paired, self._P_c
+        assert P_y is not None
+        shape_of = self._output_shapes(layout.decomposition)
+        P_both = P_y.create_partition_union(P_c)
+        plan = plan_between(
+            P_y, P_c, P_both, Pairing(P_y.shape, P_c.shape),
+            lambda rank: shape_of(P_y.cartesian_index(rank)),
+            (self._name, layout.decomposition, self.halo_exchange.windows, self.out_channels),
+        ).T  # fmt: skip
+        label = f"sum_reduce {list(P_c.shape)} -> {list(P_y.shape)}"
+        empty = (x.shape[0], 0) if x.dim() else (0,)
+        shape, dtype = movement.output_shape, movement.output_dtype
+        return bind(plan, P_both, label, layout.dtype, shape, dtype, empty)
+
+    def _output_shapes(self, inputs: Decomposition) -> Callable[[Sequence[int]], tuple[int, ...]]:
+        """Shape of the output of the convolving worker at an index."""
+        split_channels = self._P_y_paired is not None
+        features = [
+            window.outputs(blocks)
+            for blocks, window in zip(inputs.dims[2:], self.halo_exchange.windows[2:], strict=True)
+        ]
+        channels = self._bias_cut.dims[0]
+
+        def shape_of(index: Sequence[int]) -> tuple[int, ...]:
+            batch = inputs.dims[0].length(0 if split_channels else index[0])
+            return (
+                batch,
+                channels.length(index[0] if split_channels else 0),
+                *(blocks.length(i) for blocks, i in zip(features, index[2:], strict=True)),
+            )
+
+        return shape_of
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
+            f"stride={self.stride}, P_x={list(self.P_x.shape)}, P_y={list(self.P_y.shape)}"
+        )
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """What a layer remembers of one shape of its input."""
+
+    movements: tuple[Movement, ...]
+    output_shape: tuple[int, ...]
+    reduction: Movement | None
+
+
+def _first_column(P: CartesianPartition) -> CartesianPartition:
+    """The workers at index 0 of axis 1."""
+    return plane(P, [axis for axis in range(P.dim) if axis != 1])
+
+
+class DistributedConv1d(_DistributedConv):
+    __doc__ = _DistributedConv.__doc__
+    _dims = 1
+
+
+class DistributedConv2d(_DistributedConv):
+    __doc__ = _DistributedConv.__doc__
+    _dims = 2
+
+
+class DistributedConv3d(_DistributedConv):
+    __doc__ = _DistributedConv.__doc__
+    _dims = 3

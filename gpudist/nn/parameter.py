@@ -1,0 +1,99 @@
+"""Parameters of distributed layers: drawn as the sequential layer's, kept by one owner each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from gpudist.exchange import Movement, bind
+from gpudist.geometry.blocks import Decomposition
+from gpudist.geometry.boxes import Box
+from gpudist.geometry.broadcasting import Pairing
+from gpudist.ops.broadcast import plan_between
+from gpudist.partition import CartesianPartition
+
+_CHUNK_CELLS = 1 << 22
+
+
+def kaiming_bound(fan_in: int) -> float:
+    """Half-width of the uniform distribution torch draws conv and linear weights from."""
+    gain = torch.nn.init.calculate_gain("leaky_relu", math.sqrt(5))
+    return math.sqrt(3.0) * (gain / math.sqrt(fan_in)) if fan_in > 0 else 0.0
+
+
+def bias_bound(fan_in: int) -> float:
+    """Half-width of the uniform distribution torch draws conv and linear biases from."""
+    return 1 / math.sqrt(fan_in) if fan_in > 0 else 0.0
+
+
+def uniform_parameter(
+    shape: Sequence[int],
+    bound: float,
+    box: Box | None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> torch.nn.Parameter:
+    """This worker's box of a parameter drawn from ``[-bound, bound)``; a placeholder without one.
+
+    Every worker draws the whole parameter, a few rows at a time, so that all generators advance
+    alike and the values are those of the sequential layer under the same seed.
+
+    Args:
+        shape: of the whole parameter.
+        bound: half-width of the distribution.
+        box: what this worker owns, or ``None``.
+        device, dtype: as torch's factories.
+    """
+    kept: list[torch.Tensor] = []
+    row_cells = math.prod(shape[1:])
+    rows = max(1, _CHUNK_CELLS // max(1, row_cells))
+    for start in range(0, shape[0], rows):
+        stop = min(shape[0], start + rows)
+        chunk = torch.empty((stop - start, *shape[1:]), dtype=dtype, device=device)
+        chunk.uniform_(-bound, bound)
+        if box is not None:
+            first, last = max(box.start[0], start), min(box.stop[0], stop)
+            if first < last:
+                cells = (slice(first - start, last - start), *box.slices[1:])
+                kept.append(chunk[cells].clone())
+    if box is None:
+        return torch.nn.Parameter(torch.empty(0, dtype=dtype, device=device))
+    block = torch.cat(kept) if kept else torch.empty(box.shape, dtype=dtype, device=device)
+    return torch.nn.Parameter(block)
+
+
+def bind_parameter(
+    parameter: torch.Tensor,
+    P_owner: CartesianPartition,
+    P_use: CartesianPartition,
+    cut: Decomposition,
+    name: str,
+) -> Movement:
+    """The broadcast of a parameter's blocks from their owners to the workers that use them."""
+    P_both = P_owner.create_partition_union(P_use)
+
+    def shape_of(rank: int) -> tuple[int, ...]:
+        return cut.block(P_owner.cartesian_index(rank)[: len(cut.dims)]).shape
+
+    pairing = Pairing(P_owner.shape, P_use.shape)
+    plan = plan_between(P_owner, P_use, P_both, pairing, shape_of, (name, cut))
+    label = f"broadcast of the {name}"
+    return bind(plan, P_both, label, parameter.dtype, parameter.shape, parameter.dtype)
+
+
+def tied_empty(
+    shape: Sequence[int], tensors: Sequence[torch.Tensor | None], dtype: torch.dtype
+) -> torch.Tensor:
+    """A tensor without cells that depends on ``tensors``, so that their backward runs here."""
+    parts = [tensor.reshape(-1)[:0].to(dtype) for tensor in tensors if tensor is not None]
+    return torch.cat(parts).view(tuple(shape))
+
+
+def tied(x: torch.Tensor, tensors: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    """``x``, depending also on ``tensors`` that have no cells; meant for a small ``x``."""
+    for tensor in tensors:
+        if tensor is not None and tensor.numel() == 0:
+            x = x + tensor.sum().to(x.dtype)
+    return x

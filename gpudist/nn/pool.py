@@ -1,0 +1,237 @@
+"""Distributed max and average pooling over any partition."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from gpudist.errors import PartitionError, ShapeError
+from gpudist.geometry.windows import SlidingWindow
+from gpudist.nn.parameter import tied_empty
+from gpudist.nn.window import per_dim
+from gpudist.ops.agreement import Layout, ShapeMode
+from gpudist.ops.halo_exchange import HaloExchange
+from gpudist.partition import CartesianPartition
+
+_MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
+_AVERAGE = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+
+
+class _DistributedPool(torch.nn.Module):
+    """A pooling layer over a tensor ``[B, C, *spatial]`` cut over ``P_x`` in any dims."""
+
+    _dims: int
+
+    def __init__(
+        self,
+        P_x: CartesianPartition,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] | None,
+        padding: int | Sequence[int],
+        dilation: int | Sequence[int],
+        ceil_mode: bool,
+        padding_value: float,
+        global_shape: Sequence[int] | None,
+        shape: ShapeMode,
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        if P_x.dim != self._dims + 2:
+            raise PartitionError(
+                f"{name}: P_x has shape {list(P_x.shape)} but needs {self._dims + 2} axes: batch, "
+                f"channels and {self._dims} of features"
+            )
+        if ceil_mode:
+            raise ShapeError(f"{name}: ceil_mode is not supported; pad the input instead")
+        self.P_x = P_x
+        self.kernel_size = per_dim(name, "kernel_size", kernel_size, self._dims)
+        strides = self.kernel_size if stride is None else stride
+        self.stride = per_dim(name, "stride", strides, self._dims)
+        self.padding = per_dim(name, "padding", padding, self._dims)
+        self.dilation = per_dim(name, "dilation", dilation, self._dims)
+        for d, (p, k) in enumerate(zip(self.padding, self.kernel_size, strict=True)):
+            if 2 * p > k:
+                raise ShapeError(
+                    f"{name}, dim {d + 2}: padding {p} is more than half of the kernel {k}, so "
+                    "that a window could hold padding only"
+                )
+        self.halo_exchange = HaloExchange(
+            P_x,
+            [
+                SlidingWindow(k, s, d, (p, p))
+                for k, s, d, p in zip(
+                    self.kernel_size, self.stride, self.dilation, self.padding, strict=True
+                )
+            ],
+            padding_value=padding_value,
+            global_shape=global_shape,
+            shape=shape,
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        block = self.halo_exchange(x)
+        if not self.P_x.active:
+            return block
+        layout, _ = self.halo_exchange.bound(x)
+        output_shape = tuple(stop - start for start, stop in self._outputs(layout))
+        if 0 in output_shape:
+            return tied_empty(output_shape, (block,), block.dtype)
+        return self._pool(block, layout)
+
+    def _outputs(self, layout: Layout) -> list[tuple[int, int]]:
+        """This worker's range of global outputs, per dim."""
+        assert self.P_x.index is not None
+        return [
+            window.outputs(blocks).block(i)
+            for blocks, window, i in zip(
+                layout.decomposition.dims, self.halo_exchange.windows, self.P_x.index, strict=True
+            )
+        ]
+
+    def _pool(self, block: torch.Tensor, layout: Layout) -> torch.Tensor:
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        return (
+            f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}, "
+            f"P_x={list(self.P_x.shape)}"
+        )
+
+
+class _DistributedMaxPool(_DistributedPool):
+    """Maximum over sliding windows of a tensor ``[B, C, *spatial]`` cut over ``P_x`` in any dims.
+
+    Output blocks are balanced. Ties give the gradient to the same cell as in the torch layer.
+
+    Args:
+        P_x: owns the input and the output.
+        kernel_size, stride, padding, dilation: in cells, as torch's layer; the stride is the kernel
+            size unless given.
+        return_indices, ceil_mode: not supported.
+        global_shape: of the input, if it is balanced, to save agreeing on its blocks.
+        shape: ``"dynamic"`` agrees on the input's blocks at every call.
+
+    Cost:
+        One halo exchange; none where windows do not cross blocks.
+
+    Raises:
+        PartitionError, ShapeError: at construction, for what is not supported.
+    """
+
+    def __init__(
+        self,
+        P_x: CartesianPartition,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] | None = None,
+        padding: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
+        return_indices: bool = False,
+        ceil_mode: bool = False,
+        *,
+        global_shape: Sequence[int] | None = None,
+        shape: ShapeMode = "static",
+    ) -> None:
+        super().__init__(
+            P_x, kernel_size, stride, padding, dilation, ceil_mode, -torch.inf, global_shape, shape
+        )
+        if return_indices:
+            raise ShapeError(f"{type(self).__name__}: return_indices is not supported")
+
+    def _pool(self, block: torch.Tensor, layout: Layout) -> torch.Tensor:
+        return _MAX[self._dims](block, self.kernel_size, self.stride, 0, self.dilation)
+
+
+class _DistributedAvgPool(_DistributedPool):
+    """Mean over sliding windows of a tensor ``[B, C, *spatial]`` cut over ``P_x`` in any dims.
+
+    Output blocks are balanced.
+
+    Args:
+        P_x: owns the input and the output.
+        kernel_size, stride, padding: in cells, as torch's layer; the stride is the kernel size
+            unless given.
+        ceil_mode: not supported.
+        count_include_pad: whether padding counts in the mean.
+        divisor_override: divide by this instead of the number of cells.
+        global_shape: of the input, if it is balanced, to save agreeing on its blocks.
+        shape: ``"dynamic"`` agrees on the input's blocks at every call.
+
+    Cost:
+        One halo exchange; none where windows do not cross blocks.
+
+    Raises:
+        PartitionError, ShapeError: at construction, for what is not supported.
+    """
+
+    def __init__(
+        self,
+        P_x: CartesianPartition,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] | None = None,
+        padding: int | Sequence[int] = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+        *,
+        global_shape: Sequence[int] | None = None,
+        shape: ShapeMode = "static",
+    ) -> None:
+        super().__init__(P_x, kernel_size, stride, padding, 1, ceil_mode, 0.0, global_shape, shape)
+        if divisor_override is not None and divisor_override <= 0:
+            raise ShapeError(
+                f"{type(self).__name__}: divisor_override is {divisor_override} but must be "
+                "positive"
+            )
+        self.count_include_pad = count_include_pad
+        self.divisor_override = divisor_override
+
+    def _pool(self, block: torch.Tensor, layout: Layout) -> torch.Tensor:
+        y = _AVERAGE[self._dims](block, self.kernel_size, self.stride)
+        cells = 1
+        for k in self.kernel_size:
+            cells *= k
+        if self.divisor_override is not None:
+            return y * (cells / self.divisor_override)
+        if self.count_include_pad or not any(self.padding):
+            return y
+        counts = torch.ones((), dtype=block.dtype, device=block.device)
+        for d, (start, stop) in enumerate(self._outputs(layout)[2:]):
+            extent = layout.decomposition.shape[d + 2]
+            first = (
+                torch.arange(start, stop, device=block.device) * self.stride[d] - self.padding[d]
+            )
+            inside = (first + self.kernel_size[d]).clamp(max=extent) - first.clamp(min=0)
+            counts = counts.unsqueeze(-1) * inside.to(block.dtype)
+        return y * (cells / counts)
+
+
+class DistributedMaxPool1d(_DistributedMaxPool):
+    __doc__ = _DistributedMaxPool.__doc__
+    _dims = 1
+
+
+class DistributedMaxPool2d(_DistributedMaxPool):
+    __doc__ = _DistributedMaxPool.__doc__
+    _dims = 2
+
+
+class DistributedMaxPool3d(_DistributedMaxPool):
+    __doc__ = _DistributedMaxPool.__doc__
+    _dims = 3
+
+
+class DistributedAvgPool1d(_DistributedAvgPool):
+    __doc__ = _DistributedAvgPool.__doc__
+    _dims = 1
+
+
+class DistributedAvgPool2d(_DistributedAvgPool):
+    __doc__ = _DistributedAvgPool.__doc__
+    _dims = 2
+
+
+class DistributedAvgPool3d(_DistributedAvgPool):
+    __doc__ = _DistributedAvgPool.__doc__
+    _dims = 3

@@ -1,0 +1,266 @@
+"""What ranks must know of a distributed tensor before they can plan: its blocks and its dtype.
+
+Agreed once, by one small all-gather, or given as ``global_shape``; after that, what every rank can
+see for itself may change with no communication, and what it cannot is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Literal, NoReturn
+
+import torch
+
+from gpudist.errors import GpudistError, PlanMismatch, ShapeError
+from gpudist.geometry.blocks import Blocks, Decomposition
+from gpudist.geometry.cartesian import index_of, left_padded
+from gpudist.partition import Partition
+from gpudist.transport.base import Failure
+
+ShapeMode = Literal["static", "dynamic"]
+
+_MAX_DIMS = 8
+_DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.complex64,
+    torch.complex128,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+)
+_NO_BLOCK, _BLOCK, _WRONG_DIMS, _WRONG_DEVICE, _WRONG_DTYPE = range(5)
+
+
+class Layout:
+    """The blocks of a distributed tensor, by rank of the partition that owns them, and their dtype.
+
+    Known either as a cut of a global tensor or as a table of shapes, which need not be such a cut.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        grid: tuple[int, ...],
+        dtype: torch.dtype,
+        cut: Decomposition | None = None,
+        table: tuple[tuple[int, ...], ...] | None = None,
+        placed: Callable[[int], tuple[int, ...]] | None = None,
+    ) -> None:
+        self._name = name
+        self._placed = placed
+        self.grid = grid
+        self.dtype = dtype
+        self._cut = cut
+        self._table = table
+
+    def shape_of(self, rank: int) -> tuple[int, ...]:
+        """Shape of the block of ``rank``."""
+        if self._table is not None:
+            return self._table[rank]
+        index = self._placed(rank) if self._placed is not None else index_of(rank, self.grid)
+        return self.decomposition.block(left_padded(index, len(self.grid), 0)).shape
+
+    @property
+    def dims(self) -> int:
+        return len(self.shape_of(0))
+
+    @property
+    def key(self) -> object:
+        """What the layout is known by, the same on all ranks."""
+        return self._table if self._table is not None else self._cut
+
+    def adapted(self, extents: dict[int, int], dtype: torch.dtype) -> Layout:
+        """The same cut with other extents in dims that are not partitioned, and another dtype."""
+        if self._table is None:
+            cut = self.decomposition.with_extents(extents)
+            return Layout(self._name, self.grid, dtype, cut, placed=self._placed)
+        table = tuple(
+            tuple(extents.get(d, n) for d, n in enumerate(shape)) for shape in self._table
+        )
+        return Layout(self._name, self.grid, dtype, table=table)
+
+    @cached_property
+    def decomposition(self) -> Decomposition:
+        """The cut of the global tensor; the blocks' shapes must be the product of one cut per dim.
+
+        Raises:
+            ShapeError: on every rank alike, if they are not.
+        """
+        if self._cut is not None:
+            return self._cut
+        assert self._table is not None
+        dims: list[Blocks] = []
+        for d, parts in enumerate(self.grid):
+            sizes = [0] * parts
+            for rank, shape in enumerate(self._table):
+                sizes[index_of(rank, self.grid)[d]] = shape[d]
+            dims.append(Blocks.of_sizes(sizes))
+        cut = Decomposition(tuple(dims))
+        for rank, shape in enumerate(self._table):
+            expected = cut.block(index_of(rank, self.grid)).shape
+            if shape != expected:
+                raise ShapeError(
+                    f"{self._name}: the blocks are not a cut of one tensor: rank {rank} has "
+                    f"{list(shape)} where its neighbours in the grid {list(self.grid)} imply "
+                    f"{list(expected)}"
+                )
+        return cut
+
+
+class Agreement:
+    """Resolves a rank's tensor, or the placeholder in its place, to the layout all ranks share.
+
+    Args:
+        name: the operator, for errors.
+        P_x: owns the blocks.
+        P_all: everybody who needs to know them; contains ``P_x``.
+        dims: number of dims the blocks must have, ``None`` for any.
+        global_shape: shape of the balanced global tensor, to save the all-gather.
+        shape: ``"static"`` agrees once; ``"dynamic"`` at every call.
+        grid: how the tensor is cut, ``P_x``'s shape unless given; axes are counted from the last
+            dim.
+        placed: index on that grid of the block of a rank of ``P_x``, if it is not the rank's own.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        P_x: Partition,
+        P_all: Partition,
+        dims: int | None,
+        global_shape: Sequence[int] | None = None,
+        shape: ShapeMode = "static",
+        grid: Sequence[int] | None = None,
+        placed: Callable[[int], tuple[int, ...]] | None = None,
+    ) -> None:
+        if shape not in ("static", "dynamic"):
+            raise ShapeError(f"{name}: shape is {shape!r}; it must be 'static' or 'dynamic'")
+        self._name = name
+        self._P_x = P_x
+        self._P_all = P_all
+        self._dims = dims
+        self._cut = tuple(grid) if grid is not None else P_x.shape
+        self._placed = placed
+        self._dynamic = shape == "dynamic"
+        self._agreed: Layout | None = None
+        self._global_shape: tuple[int, ...] | None = None
+        if global_shape is not None:
+            self._global_shape = tuple(global_shape)
+
+    def _grid(self, dims: int) -> tuple[int, ...]:
+        """The grid with one axis per dim; none if it has more axes than the tensor has dims."""
+        return left_padded(self._cut, dims, 1) if len(self._cut) <= dims else ()
+
+    def __call__(self, x: torch.Tensor) -> Layout:
+        """The layout that follows from ``x`` on this rank. Collective if it has to be agreed on.
+
+        Raises:
+            ShapeError: a block has the wrong number of dims or is on the wrong device.
+            PlanMismatch: a block changed in a way its peers cannot know.
+        """
+        if self._global_shape is not None and not self._dynamic:
+            return self._adapted(self._given(x), x)
+        if self._agreed is None or self._dynamic:
+            self._agreed = self._gathered(x)
+            return self._agreed
+        return self._adapted(self._agreed, x)
+
+    def _problem(self, x: torch.Tensor) -> int:
+        if x.device != self._P_x.device:
+            return _WRONG_DEVICE
+        if not self._P_x.active:
+            return _NO_BLOCK
+        if x.dtype not in _DTYPES:
+            return _WRONG_DTYPE
+        wrong = x.dim() != self._dims if self._dims is not None else x.dim() > _MAX_DIMS
+        return _WRONG_DIMS if wrong else _BLOCK
+
+    def _given(self, x: torch.Tensor) -> Layout:
+        assert self._global_shape is not None
+        problem = self._problem(x)
+        if problem > _BLOCK:
+            self._fail(self._error(problem, self._P_x.rank, tuple(x.shape), str(x.device)))
+        grid = self._grid(len(self._global_shape))
+        cut = Decomposition.balanced(self._global_shape, grid)
+        return Layout(self._name, grid, x.dtype, cut, placed=self._placed)
+
+    def _gathered(self, x: torch.Tensor) -> Layout:
+        problem = self._problem(x)
+        dtype = _DTYPES.index(x.dtype) if x.dtype in _DTYPES else 0
+        shape = tuple(x.shape)[:_MAX_DIMS]
+        row = [problem, dtype, x.dim(), *shape, *(0,) * (_MAX_DIMS - len(shape))]
+        rows = self._P_all.allgather_data(row)
+        by_world_rank = dict(zip(self._P_all.ranks, rows, strict=True))
+        for rank, world_rank in enumerate(self._P_all.ranks):
+            problem, _, dims, *shape = by_world_rank[world_rank]
+            if problem > _BLOCK:
+                raise self._error(problem, rank, tuple(shape[:dims]))
+        owners = [by_world_rank[rank] for rank in self._P_x.ranks]
+        dtypes = {_DTYPES[row[1]] for row in owners}
+        dims = {row[2] for row in owners}
+        if len(dtypes) > 1 or len(dims) > 1:
+            raise PlanMismatch(
+                f"{self._name}: the ranks' blocks do not belong to one tensor: dtypes "
+                f"{sorted(map(str, dtypes))}, numbers of dims {sorted(dims)}"
+            )
+        shapes = tuple(tuple(row[3 : 3 + row[2]]) for row in owners)
+        return Layout(self._name, self._grid(dims.pop()), dtypes.pop(), table=shapes)
+
+    def _adapted(self, agreed: Layout, x: torch.Tensor) -> Layout:
+        """``agreed`` with what may have changed: dims that are not partitioned, the dtype."""
+        dims = agreed.dims
+        free = [d for d in range(dims) if not agreed.grid or agreed.grid[d] == 1]
+        changed: dict[int, int] = {}
+        dtype = agreed.dtype
+        if self._P_x.rank is not None:
+            problem = self._problem(x)
+            if problem > _BLOCK:
+                self._fail(self._error(problem, self._P_x.rank, tuple(x.shape)))
+            mine = agreed.shape_of(self._P_x.rank)
+            dtype = x.dtype
+            if x.dim() != dims or any(x.shape[d] != mine[d] for d in range(dims) if d not in free):
+                self._fail(
+                    PlanMismatch(
+                        f"{self._name}: the block of rank {self._P_x.rank} of {self._P_x!r} was "
+                        "agreed "
+                        f"on as {list(mine)} and is now {list(x.shape)}, which the other ranks "
+                        "cannot "
+                        f"know; pass global_shape=, or shape='dynamic' to agree at every call"
+                    )
+                )
+            changed = {d: x.shape[d] for d in free if x.shape[d] != mine[d]}
+        elif x.dim() == 2 and x.shape[1] == 0 and 0 in free and x.shape[0] != agreed.shape_of(0)[0]:
+            changed = {0: x.shape[0]}
+        if not changed and dtype == agreed.dtype:
+            return agreed
+        return agreed.adapted(changed, dtype)
+
+    def _error(
+        self, problem: int, rank: int | None, shape: tuple[int, ...], device: str = "another device"
+    ) -> GpudistError:
+        where = f"{self._name}, rank {rank} of {self._P_all!r}"
+        if problem == _WRONG_DIMS:
+            wanted = self._dims if self._dims is not None else f"at most {_MAX_DIMS}"
+            return ShapeError(
+                f"{where}: the block of shape {list(shape)} has {len(shape)} dims, not {wanted}; "
+                "the partition has one axis per dim of the tensor"
+            )
+        if problem == _WRONG_DEVICE:
+            return ShapeError(
+                f"{where}: the tensor is on {device} but the partition's is {self._P_x.device}; "
+                f"move it there with .to()"
+            )
+        return ShapeError(f"{where}: the dtype cannot be moved; it must be one of {_DTYPES}")
+
+    def _fail(self, error: GpudistError) -> NoReturn:
+        """Raise here, and where the peers wait: this rank alone knows."""
+        wire = self._P_x.wire
+        wire.abort(Failure.from_exception(error, wire.rank))
+        raise error

@@ -1,0 +1,167 @@
+"""All-gather and its adjoint, sum-scatter: every worker gets all blocks along some axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from gpudist.errors import ShapeError
+from gpudist.exchange import Movement, bind
+from gpudist.geometry.blocks import Decomposition
+from gpudist.geometry.overlap import plan_all_gather
+from gpudist.ops.agreement import Layout, ShapeMode
+from gpudist.ops.all_sum_reduce import axes_given
+from gpudist.ops.operator import Operator, remembered
+from gpudist.partition import CartesianPartition
+
+
+class AllGather(Operator):
+    """Put the blocks along axes of ``P_x`` together on every worker; see :func:`all_gather`."""
+
+    def __init__(
+        self,
+        P_x: CartesianPartition,
+        axes: Sequence[int] | None = None,
+        axes_keep: Sequence[int] | None = None,
+        *,
+        global_shape: Sequence[int] | None = None,
+        shape: ShapeMode = "static",
+    ) -> None:
+        self.axes = axes_given("AllGather", P_x, axes, axes_keep)
+        super().__init__(P_x, P_x, P_x.dim, True, global_shape, shape)
+
+    def _bind(self, layout: Layout, x: torch.Tensor) -> Movement:
+        assert self.P_x.index is not None
+        plan = plan_all_gather(layout.decomposition, self.axes, self.P_x.index)
+        label = f"all_gather over axes {list(self.axes)} of {list(self.P_x.shape)}"
+        return bind(plan, self.P_x, label, layout.dtype, x.shape, x.dtype)
+
+
+class SumScatter(Operator):
+    """Sum tensors over axes of ``P_x`` and keep one balanced block; see :func:`sum_scatter`."""
+
+    def __init__(
+        self,
+        P_x: CartesianPartition,
+        axes: Sequence[int] | None = None,
+        axes_keep: Sequence[int] | None = None,
+        *,
+        shape: ShapeMode = "static",
+    ) -> None:
+        self.axes = axes_given("SumScatter", P_x, axes, axes_keep)
+        super().__init__(P_x, P_x, P_x.dim, True, None, shape)
+
+    def _bind(self, layout: Layout, x: torch.Tensor) -> Movement:
+        assert self.P_x.index is not None
+        plan = plan_all_gather(self._target(layout), self.axes, self.P_x.index).T
+        label = f"sum_scatter over axes {list(self.axes)} of {list(self.P_x.shape)}"
+        return bind(plan, self.P_x, label, layout.dtype, x.shape, x.dtype)
+
+    def _target(self, layout: Layout) -> Decomposition:
+        """The cut of the sum: balanced along the summed axes, as the inputs along the others."""
+        cut = layout.decomposition
+        extents: list[int] = []
+        for d, blocks in enumerate(cut.dims):
+            sizes = {blocks.length(i) for i in range(blocks.parts)}
+            if d in self.axes and len(sizes) > 1:
+                raise ShapeError(
+                    f"SumScatter, dim {d}: workers along a summed axis hold equally large "
+                    f"tensors, not of {sorted(sizes)} cells"
+                )
+            extents.append(sizes.pop() if d in self.axes else blocks.extent)
+        balanced = Decomposition.balanced(extents, cut.grid)
+        return Decomposition(
+            tuple(
+                balanced.dims[d] if d in self.axes else blocks for d, blocks in enumerate(cut.dims)
+            )
+        )
+
+
+def all_gather(
+    x: torch.Tensor,
+    P_x: CartesianPartition,
+    axes: Sequence[int] | None = None,
+    axes_keep: Sequence[int] | None = None,
+    *,
+    global_shape: Sequence[int] | None = None,
+    shape: ShapeMode = "static",
+) -> torch.Tensor:
+    """Put the blocks along axes of ``P_x`` together, on every worker.
+
+    Collective over ``P_x``.
+
+    Args:
+        x: the block, of any size that makes up a cut of one tensor.
+        P_x: one axis per dim of the tensor.
+        axes: axes to gather along, or
+        axes_keep: the axes along which the tensor stays split.
+        global_shape: of the balanced tensor, to save agreeing on the blocks.
+        shape: ``"dynamic"`` agrees at every call.
+
+    Returns:
+        New tensor: whole along the gathered dims. A clone of ``x`` on workers outside ``P_x``.
+
+    Adjoint:
+        Sum-scatter.
+
+    Cost:
+        The own block to each other worker along the axes, all in flight together.
+
+    Raises:
+        PartitionError: on every rank alike, if an axis is out of range.
+
+    Source:
+        Hewett & Grady 2020, arXiv:2006.03108, section 3.
+    """
+    operator = remembered(
+        AllGather, P_x,
+        tuple(axes) if axes is not None else None,
+        tuple(axes_keep) if axes_keep is not None else None,
+        global_shape=tuple(global_shape) if global_shape is not None else None, shape=shape,
+    )  # fmt: skip
+    return operator(x)
+
+
+def sum_scatter(
+    x: torch.Tensor,
+    P_x: CartesianPartition,
+    axes: Sequence[int] | None = None,
+    axes_keep: Sequence[int] | None = None,
+    *,
+    shape: ShapeMode = "static",
+) -> torch.Tensor:
+    """Sum the tensors of the workers along axes of ``P_x``; each keeps one balanced block of the
+    sum.
+
+    Collective over ``P_x``. Sums are in ascending rank order.
+
+    Args:
+        x: the tensor to sum, whole along the summed dims.
+        P_x: one axis per dim of the tensor.
+        axes: axes to sum over, or
+        axes_keep: the axes not to sum over.
+        shape: ``"dynamic"`` agrees at every call.
+
+    Returns:
+        New tensor: this worker's block of the sum. A clone of ``x`` on workers outside ``P_x``.
+
+    Adjoint:
+        All-gather.
+
+    Cost:
+        One block to each other worker along the axes, all in flight together.
+
+    Raises:
+        PartitionError: on every rank alike, if an axis is out of range.
+        ShapeError: if tensors to be summed differ in shape, or the dtype is bool.
+
+    Source:
+        Hewett & Grady 2020, arXiv:2006.03108, section 3.
+    """
+    operator = remembered(
+        SumScatter, P_x,
+        tuple(axes) if axes is not None else None,
+        tuple(axes_keep) if axes_keep is not None else None, shape=shape,
+    )  # fmt: skip
+    return operator(x)

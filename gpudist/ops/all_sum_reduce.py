@@ -1,0 +1,116 @@
+"""All-sum-reduce: the sum over some axes of a partition, on every worker. Its own adjoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from gpudist.errors import PartitionError, ShapeError
+from gpudist.exchange import Movement, bind
+from gpudist.geometry.boxes import Plan
+from gpudist.geometry.broadcasting import plan_all_sum_reduce
+from gpudist.ops.agreement import Layout, ShapeMode
+from gpudist.ops.operator import Operator, remembered
+from gpudist.partition import CartesianPartition
+
+
+class AllSumReduce(Operator):
+    """Sum blocks over axes of ``P_x``, on every worker; see :func:`all_sum_reduce`."""
+
+    def __init__(
+        self,
+        P_x: CartesianPartition,
+        axes_reduce: Sequence[int] | None = None,
+        axes_keep: Sequence[int] | None = None,
+        *,
+        global_shape: Sequence[int] | None = None,
+        shape: ShapeMode = "static",
+    ) -> None:
+        self.axes = axes_given("AllSumReduce", P_x, axes_reduce, axes_keep)
+        grid = tuple(1 if axis in self.axes else n for axis, n in enumerate(P_x.shape))
+        super().__init__(
+            P_x, P_x, None, True, global_shape, shape, grid,
+            lambda rank: tuple(
+                0 if axis in self.axes else i for axis, i in enumerate(P_x.cartesian_index(rank))
+            ),
+        )  # fmt: skip
+        self._P_sum = P_x.along(self.axes)
+
+    def _bind(self, layout: Layout, x: torch.Tensor) -> Movement:
+        P_x, P_sum = self.P_x, self._P_sum
+        assert P_x.rank is not None
+        shapes = {layout.shape_of(P_x.rank_of(world_rank)) for world_rank in P_sum.ranks}
+        if len(shapes) > 1:
+            raise ShapeError(
+                f"AllSumReduce: blocks that are summed over axes {list(self.axes)} of "
+                f"{list(P_x.shape)} have different shapes {sorted(map(list, shapes))}"
+            )
+        members = [P_x.rank_of(world_rank) for world_rank in P_sum.ranks]
+        key = ("all_sum_reduce", self.axes, P_x.shape, layout.key)
+        plan: Plan = plan_all_sum_reduce(P_x.rank, members, shapes.pop(), key)
+        label = f"all_sum_reduce over axes {list(self.axes)} of {list(P_x.shape)}"
+        return bind(plan, P_x, label, layout.dtype, x.shape, x.dtype)
+
+
+def axes_given(
+    name: str,
+    P_x: CartesianPartition,
+    axes: Sequence[int] | None,
+    axes_keep: Sequence[int] | None,
+) -> tuple[int, ...]:
+    """The axes that are meant, by naming either them or all others."""
+    if (axes is None) == (axes_keep is None):
+        raise PartitionError(f"{name}: give either the axes or axes_keep, and not both")
+    if axes is not None:
+        return P_x.check_axes(axes)
+    kept = P_x.check_axes(axes_keep or ())
+    return tuple(axis for axis in range(P_x.dim) if axis not in kept)
+
+
+def all_sum_reduce(
+    x: torch.Tensor,
+    P_x: CartesianPartition,
+    axes_reduce: Sequence[int] | None = None,
+    axes_keep: Sequence[int] | None = None,
+    *,
+    global_shape: Sequence[int] | None = None,
+    shape: ShapeMode = "static",
+) -> torch.Tensor:
+    """Sum blocks over axes of ``P_x``; every worker gets the sum over its line or plane of workers.
+
+    Collective over ``P_x``. Sums are in ascending rank order and bitwise equal on the workers that
+    share them.
+
+    Args:
+        x: the block; blocks that are summed have equal shapes.
+        P_x: partition of the blocks.
+        axes_reduce: axes of ``P_x`` to sum over, or
+        axes_keep: the axes not to sum over.
+        global_shape: of the sum, balanced over the axes that are kept, to save agreeing on the
+            blocks.
+        shape: ``"dynamic"`` agrees at every call.
+
+    Returns:
+        New tensor of the shape of ``x``; a clone on workers outside ``P_x``.
+
+    Adjoint:
+        Itself.
+
+    Cost:
+        One all-reduce of the block in each group.
+
+    Raises:
+        PartitionError: on every rank alike, if an axis is out of range.
+        ShapeError: if blocks to be summed differ in shape, or the dtype is bool.
+
+    Source:
+        Hewett & Grady 2020, arXiv:2006.03108, section 3.
+    """
+    operator = remembered(
+        AllSumReduce, P_x,
+        tuple(axes_reduce) if axes_reduce is not None else None,
+        tuple(axes_keep) if axes_keep is not None else None,
+        global_shape=tuple(global_shape) if global_shape is not None else None, shape=shape,
+    )  # fmt: skip
+    return operator(x)

@@ -1,0 +1,118 @@
+"""Broadcast: copies of each block of P_x on the matching workers of P_y."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from gpudist.exchange import Movement, bind
+from gpudist.geometry.boxes import Plan
+from gpudist.geometry.broadcasting import Pairing, plan_broadcast
+from gpudist.ops.agreement import Layout, ShapeMode
+from gpudist.ops.operator import Operator, remembered
+from gpudist.partition import Partition
+
+
+class Broadcast(Operator):
+    """Copy each block of ``P_x`` to the matching workers of ``P_y``; see :func:`broadcast`."""
+
+    def __init__(
+        self,
+        P_x: Partition,
+        P_y: Partition,
+        transpose_src: bool = False,
+        transpose_dest: bool = False,
+        preserve_batch: bool = True,
+        *,
+        global_shape: Sequence[int] | None = None,
+        shape: ShapeMode = "static",
+    ) -> None:
+        self.pairing = Pairing(P_x.shape, P_y.shape, transpose_src, transpose_dest)
+        super().__init__(P_x, P_y, None, preserve_batch, global_shape, shape)
+
+    def _bind(self, layout: Layout, x: torch.Tensor) -> Movement:
+        plan = plan_between(
+            self.P_x, self.P_y, self.P_all, self.pairing, layout.shape_of, layout.key
+        )
+        label = f"broadcast {list(self.P_x.shape)} -> {list(self.P_y.shape)}"
+        empty = self.empty_shape(x)
+        return bind(plan, self.P_all, label, layout.dtype, x.shape, x.dtype, empty)
+
+
+def plan_between(
+    P_root: Partition,
+    P_group: Partition,
+    P_all: Partition,
+    pairing: Pairing,
+    shape_of: Callable[[int], tuple[int, ...]],
+    key: object,
+) -> Plan:
+    """This rank's plan of a broadcast from ``P_root`` to ``P_group``, in ranks of ``P_all``.
+
+    ``shape_of`` gives the shape of the block of a rank of ``P_root``; ``key`` tells all of them.
+    """
+
+    def on_all(P: Partition, ranks: Sequence[int]) -> tuple[int, ...]:
+        return tuple(P_all.rank_of(P.ranks[rank]) for rank in ranks)
+
+    source = pairing.source_of(P_group.rank) if P_group.rank is not None else None
+    targets = pairing.targets_of(P_root.rank) if P_root.rank is not None else None
+    return plan_broadcast(
+        rank=P_all.rank if P_all.rank is not None else -1,
+        targets=on_all(P_group, targets) if targets is not None else None,
+        source=on_all(P_root, [source])[0] if source is not None else None,
+        source_targets=on_all(P_group, pairing.targets_of(source)) if source is not None else (),
+        input_shape=shape_of(P_root.rank) if P_root.rank is not None else None,
+        output_shape=shape_of(source) if source is not None else None,
+        key=("broadcast", pairing, P_root.digest, P_group.digest, key),
+    )
+
+
+def broadcast(
+    x: torch.Tensor,
+    P_x: Partition,
+    P_y: Partition,
+    transpose_src: bool = False,
+    transpose_dest: bool = False,
+    preserve_batch: bool = True,
+    *,
+    global_shape: Sequence[int] | None = None,
+    shape: ShapeMode = "static",
+) -> torch.Tensor:
+    """Copy each block of ``P_x`` to the matching workers of ``P_y``.
+
+    Collective over ``P_x`` and ``P_y``. The shape of ``P_x`` is left-padded with ones; each axis
+    must then equal ``P_y``'s or be 1, and blocks are copied along the axes where it is 1.
+
+    Args:
+        x: the block on workers of ``P_x``, a zero-volume placeholder elsewhere.
+        P_x, P_y: own the blocks, and get the copies.
+        transpose_src, transpose_dest: reverse that partition's shape and index first; tensors stay
+            as they are.
+        preserve_batch: workers of ``P_x`` alone get ``(batch, 0)`` instead of ``(0,)``.
+        global_shape: of the balanced tensor on ``P_x``, to save agreeing on the blocks.
+        shape: ``"dynamic"`` agrees at every call.
+
+    Returns:
+        New tensor: the copy, or a zero-volume tensor on workers outside ``P_y``, or a clone of
+            ``x`` on
+        workers in neither partition.
+
+    Adjoint:
+        Sum-reduce of the copies into the block.
+
+    Cost:
+        One broadcast of the block in each group, all groups at once.
+
+    Raises:
+        PartitionError: on every rank alike, if ``P_x`` does not broadcast to ``P_y``.
+
+    Source:
+        Hewett & Grady 2020, arXiv:2006.03108, section 3.
+    """
+    operator = remembered(
+        Broadcast, P_x, P_y, transpose_src, transpose_dest, preserve_batch,
+        global_shape=tuple(global_shape) if global_shape is not None else None, shape=shape,
+    )  # fmt: skip
+    return operator(x)

@@ -1,0 +1,132 @@
+"""Halo exchange: each worker's block together with every cell its kernel reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from gpudist.errors import PartitionError, ShapeError
+from gpudist.exchange import Movement, bind
+from gpudist.geometry.blocks import Decomposition
+from gpudist.geometry.boxes import Plan, Stage
+from gpudist.geometry.halo import plan_halo
+from gpudist.geometry.windows import HaloWidths, Window
+from gpudist.ops.agreement import Layout, ShapeMode
+from gpudist.ops.operator import Operator, remembered
+from gpudist.partition import CartesianPartition
+
+
+class HaloExchange(Operator):
+    """Give each worker the cells its kernel reads; see :func:`halo_exchange`."""
+
+    def __init__(
+        self,
+        P_x: CartesianPartition,
+        window: Sequence[Window] | None = None,
+        *,
+        halo: Sequence[tuple[int, int]] | None = None,
+        periodic: Sequence[bool] | bool = False,
+        padding_value: float = 0.0,
+        nested: bool = False,
+        global_shape: Sequence[int] | None = None,
+        shape: ShapeMode = "static",
+    ) -> None:
+        self.windows = _windows(P_x, window, halo)
+        leading = P_x.dim - len(window if window is not None else halo or ())
+        wraps = [periodic] * (P_x.dim - leading) if isinstance(periodic, bool) else list(periodic)
+        if len(wraps) != P_x.dim - leading:
+            raise ShapeError(
+                f"HaloExchange: periodic has {len(wraps)} entries for {P_x.dim - leading} dims"
+            )
+        self.periodic = (False,) * leading + tuple(wraps)
+        self.padding_value = padding_value
+        self.nested = nested
+        super().__init__(P_x, P_x, P_x.dim, True, global_shape, shape)
+
+    def _bind(self, layout: Layout, x: torch.Tensor) -> Movement:
+        return self.bind_to(layout.decomposition, layout.dtype, x)
+
+    def bind_to(self, inputs: Decomposition, dtype: torch.dtype, x: torch.Tensor) -> Movement:
+        """The movement for a tensor that is cut like ``inputs``; an empty one off ``P_x``."""
+        index = self.P_x.index
+        anywhere = index if index is not None else (0,) * self.P_x.dim
+        plan = plan_halo(inputs, self.windows, anywhere, self.periodic, self.nested)
+        if index is None:
+            plan = Plan(plan.key, -1, tuple(Stage(None, None) for _ in plan.stages))
+        label = f"halo_exchange on {list(self.P_x.shape)} of {list(inputs.shape)}"
+        fill = self.padding_value
+        return bind(plan, self.P_x, label, dtype, x.shape, x.dtype, tuple(x.shape), fill)
+
+
+def _windows(
+    P_x: CartesianPartition,
+    window: Sequence[Window] | None,
+    halo: Sequence[tuple[int, int]] | None,
+) -> tuple[Window, ...]:
+    if (window is None) == (halo is None):
+        raise ShapeError("HaloExchange: give either a window or halo widths, and not both")
+    given: tuple[Window, ...]
+    if window is not None:
+        given = tuple(window)
+    else:
+        given = tuple(HaloWidths(left, right) for left, right in halo or ())
+    if len(given) > P_x.dim:
+        raise PartitionError(
+            f"HaloExchange: {len(given)} windows for a partition with {P_x.dim} axes; there is one "
+            f"window per dim, counted from the last"
+        )
+    return (HaloWidths(),) * (P_x.dim - len(given)) + given
+
+
+def halo_exchange(
+    x: torch.Tensor,
+    P_x: CartesianPartition,
+    window: Sequence[Window] | None = None,
+    *,
+    halo: Sequence[tuple[int, int]] | None = None,
+    periodic: Sequence[bool] | bool = False,
+    padding_value: float = 0.0,
+    nested: bool = False,
+    global_shape: Sequence[int] | None = None,
+    shape: ShapeMode = "static",
+) -> torch.Tensor:
+    """Return this worker's block of ``x`` together with every cell its kernel reads.
+
+    Collective over ``P_x``.
+
+    Args:
+        x: the owned block, shape ``[..., *spatial]``.
+        P_x: partition of the global tensor, one axis per dim of ``x``.
+        window: kernel, stride, dilation and padding per spatial dim, in cells, or
+        halo: widths ``(left, right)`` per spatial dim, in cells; negative widths drop own cells.
+        periodic: whether cells beyond the global edge are those of the other end, per spatial dim.
+        padding_value: of cells beyond the global edge where it is not periodic.
+        nested: exchange dim after dim instead of with all neighbours at once.
+        global_shape: of the balanced tensor, to save agreeing on the blocks.
+        shape: ``"dynamic"`` agrees at every call.
+
+    Returns:
+        New tensor of shape ``[..., *needed]``; a clone of ``x`` on workers outside ``P_x``.
+
+    Adjoint:
+        Ghost cells are added into the cells they were copied from.
+
+    Cost:
+        One message per worker that owns a needed cell, ``itemsize * cells`` bytes each.
+
+    Raises:
+        ShapeError: on every rank alike, if the kernel does not fit the padded global extent.
+
+    Source:
+        Hewett & Grady 2020, arXiv:2006.03108, section 3.
+    """
+    operator = remembered(
+        HaloExchange, P_x,
+        tuple(window) if window is not None else None,
+        halo=tuple(map(tuple, halo)) if halo is not None else None,
+        periodic=periodic if isinstance(periodic, bool) else tuple(periodic),
+        padding_value=padding_value, nested=nested,
+        global_shape=tuple(global_shape) if global_shape is not None else None, shape=shape,
+    )  # fmt: skip
+    return operator(x)

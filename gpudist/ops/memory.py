@@ -1,0 +1,84 @@
+"""The paper's operators on memory: clear, add, copy, move, and their adjoints.
+
+Each is a matrix of zeros and ones acting on two pieces of memory ``(a, b)``; its adjoint is the
+transpose. In the paper they act in place; here they take and return values, so that autograd may
+record them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+Matrix = tuple[tuple[int, ...], ...]
+
+_CLEAR: Matrix = ((0,),)
+_ADD: Matrix = ((1, 0), (1, 1))
+_COPY: Matrix = ((1, 0), (1, 0))
+_MOVE: Matrix = ((0, 0), (1, 0))
+
+
+class _Apply(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, matrix: Matrix, *pieces: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.matrix = matrix
+        ctx.save_for_backward(pieces[0].new_empty(0))
+        outputs: list[torch.Tensor] = []
+        for row in matrix:
+            terms = [piece for factor, piece in zip(row, pieces, strict=True) if factor]
+            outputs.append(
+                torch.zeros_like(pieces[0]) if not terms
+                else terms[0].clone() if len(terms) == 1
+                else terms[0] + terms[1]
+            )  # fmt: skip
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        _ = ctx.saved_tensors
+        return (None, *_Apply.apply(_transposed(ctx.matrix), *gradients))  # pyright: ignore
+
+
+def _transposed(matrix: Matrix) -> Matrix:
+    return tuple(zip(*matrix, strict=True))
+
+
+def _pair(matrix: Matrix, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    first, second = _Apply.apply(matrix, a, b)  # pyright: ignore
+    return first, second
+
+
+def clear(a: torch.Tensor) -> torch.Tensor:
+    """``a -> 0``. Its own adjoint. Source: arXiv:2006.03108, section 2."""
+    return _Apply.apply(_CLEAR, a)[0]  # pyright: ignore
+
+
+def add(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``(a, b) -> (a, a + b)``. Adjoint: :func:`add_adjoint`. Source: arXiv:2006.03108."""
+    return _pair(_ADD, a, b)
+
+
+def add_adjoint(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``(a, b) -> (a + b, b)``: an add the other way. Adjoint: :func:`add`."""
+    return _pair(_transposed(_ADD), a, b)
+
+
+def copy(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``(a, b) -> (a, a)``. Adjoint: :func:`copy_adjoint`. Source: arXiv:2006.03108, section 2."""
+    return _pair(_COPY, a, b)
+
+
+def copy_adjoint(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``(a, b) -> (a + b, 0)``: an add, then a clear. Adjoint: :func:`copy`."""
+    return _pair(_transposed(_COPY), a, b)
+
+
+def move(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``(a, b) -> (0, a)``. Adjoint: :func:`move_adjoint`. Source: arXiv:2006.03108, section 2."""
+    return _pair(_MOVE, a, b)
+
+
+def move_adjoint(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``(a, b) -> (b, 0)``: a move the other way. Adjoint: :func:`move`."""
+    return _pair(_transposed(_MOVE), a, b)

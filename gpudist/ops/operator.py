@@ -1,0 +1,127 @@
+"""What all primitives share: agree on the tensor, plan, bind, remember, move."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+
+from gpudist.autograd import move
+from gpudist.errors import PartitionError
+from gpudist.exchange import Movement
+from gpudist.ops.agreement import Agreement, Layout, ShapeMode
+from gpudist.partition import Partition
+
+# A layer sees a few shapes: full batches, a last one, perhaps another for evaluation.
+_REMEMBERED_SHAPES = 256
+
+
+def zero_volume_tensor(
+    batch: int | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    requires_grad: bool = False,
+) -> torch.Tensor:
+    """The tensor of a worker that has no block: shape ``(0,)``, or ``(batch, 0)``.
+
+    A placeholder that stands for a tensor that requires grad must require it too.
+    """
+    shape = (0,) if batch is None else (batch, 0)
+    return torch.empty(shape, dtype=dtype, device=device, requires_grad=requires_grad)
+
+
+class Operator(torch.nn.Module):
+    """A linear operator from a tensor on ``P_x`` to one on ``P_y``, as a module.
+
+    Workers in neither partition get a clone of their input. Called first with a tensor, the
+    operator agrees on its blocks with the other ranks, once; see
+    :class:`~gpudist.ops.agreement.Agreement`.
+
+    Args:
+        P_x, P_y: own the input and the output.
+        dims: number of dims the input must have, ``None`` for any.
+        preserve_batch: zero-volume outputs are ``(batch, 0)`` instead of ``(0,)``.
+        global_shape: of the balanced input, to save the agreement.
+        shape: ``"static"``, or ``"dynamic"`` to agree at every call.
+        grid, placed: how the tensor is cut, where that is not by ``P_x`` itself.
+    """
+
+    def __init__(
+        self,
+        P_x: Partition,
+        P_y: Partition,
+        dims: int | None,
+        preserve_batch: bool = True,
+        global_shape: Sequence[int] | None = None,
+        shape: ShapeMode = "static",
+        grid: Sequence[int] | None = None,
+        placed: Callable[[int], tuple[int, ...]] | None = None,
+    ) -> None:
+        super().__init__()
+        self.P_x = P_x
+        self.P_y = P_y
+        self.P_all = P_x if P_x.ranks == P_y.ranks else P_x.create_partition_union(P_y)
+        self.preserve_batch = preserve_batch
+        self._agreement = Agreement(
+            type(self).__name__, P_x, self.P_all, dims, global_shape, shape, grid, placed
+        )
+        self._dynamic = shape == "dynamic"
+        self._bound: dict[tuple[object, ...], tuple[Layout, Movement]] = {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.P_all.active:
+            return x.clone()
+        return move((self.movement(x),), (x,))[0]
+
+    def movement(self, x: torch.Tensor) -> Movement:
+        """The movement of ``x``, bound to its shape and dtype; collective at first."""
+        return self.bound(x)[1]
+
+    def bound(self, x: torch.Tensor) -> tuple[Layout, Movement]:
+        """The layout of the global tensor that ``x`` is a block of, and its movement."""
+        key = (x.shape, x.dtype, x.device)
+        found = None if self._dynamic else self._bound.get(key)
+        if found is None:
+            layout = self._agreement(x)
+            found = layout, self._bind(layout, x)
+            if len(self._bound) >= _REMEMBERED_SHAPES:
+                self._bound.clear()
+            self._bound[key] = found
+        return found
+
+    def empty_shape(self, x: torch.Tensor) -> tuple[int, ...]:
+        """Shape of this rank's output where it gets no block."""
+        return (x.shape[0], 0) if self.preserve_batch and x.dim() else (0,)
+
+    @abstractmethod
+    def _bind(self, layout: Layout, x: torch.Tensor) -> Movement: ...
+
+    def extra_repr(self) -> str:
+        return f"{list(self.P_x.shape)} -> {list(self.P_y.shape)}"
+
+
+_Operator = TypeVar("_Operator", bound=torch.nn.Module)
+
+
+def remembered(
+    make: Callable[..., _Operator], P_x: Partition, *args: object, **kwargs: object
+) -> _Operator:
+    """The operator that a function stands for: made at its first call, then the same one again."""
+    operators = P_x.wire.remembered
+    key = (make, P_x, args, tuple(sorted(kwargs.items())))
+    found = operators.get(key)
+    if found is None:
+        found = operators[key] = make(P_x, *args, **kwargs)
+    return found  # type: ignore[return-value]
+
+
+def require_cartesian(name: str, P: Partition, dims: int | None = None) -> None:
+    """Refuse a partition that does not have one axis per dim."""
+    if dims is not None and P.dim != dims:
+        raise PartitionError(
+            f"{name}: the partition has shape {list(P.shape)} but needs {dims} axes, one per dim "
+            "of the tensor; make it with create_cartesian_topology_partition"
+        )

@@ -1,0 +1,101 @@
+"""Repartition: one decomposition of a tensor into another, on the same workers or on others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from gpudist.errors import PartitionError
+from gpudist.exchange import Movement, bind
+from gpudist.geometry.blocks import Decomposition
+from gpudist.geometry.cartesian import rank_of
+from gpudist.geometry.overlap import plan_repartition
+from gpudist.ops.agreement import Layout, ShapeMode
+from gpudist.ops.operator import Operator, remembered
+from gpudist.partition import Partition
+
+
+class Repartition(Operator):
+    """Cut the tensor on ``P_x`` into balanced blocks on ``P_y``; see :func:`repartition`."""
+
+    def __init__(
+        self,
+        P_x: Partition,
+        P_y: Partition,
+        preserve_batch: bool = True,
+        *,
+        global_shape: Sequence[int] | None = None,
+        shape: ShapeMode = "static",
+    ) -> None:
+        if P_x.dim != P_y.dim:
+            raise PartitionError(
+                f"Repartition: P_x has shape {list(P_x.shape)} and P_y {list(P_y.shape)}; both "
+                "need one axis per dim of the tensor"
+            )
+        super().__init__(P_x, P_y, P_x.dim, preserve_batch, global_shape, shape)
+
+    def _bind(self, layout: Layout, x: torch.Tensor) -> Movement:
+        P_x, P_y, P_all = self.P_x, self.P_y, self.P_all
+        source = layout.decomposition
+        target = Decomposition.balanced(source.shape, P_y.shape)
+        plan = plan_repartition(
+            source,
+            target,
+            P_all.rank if P_all.rank is not None else -1,
+            P_x.index,
+            P_y.index,
+            lambda index: P_all.rank_of(P_x.ranks[rank_of(index, P_x.shape)]),
+            lambda index: P_all.rank_of(P_y.ranks[rank_of(index, P_y.shape)]),
+            key=(P_x.digest, P_y.digest),
+        )
+        label = f"repartition {list(P_x.shape)} -> {list(P_y.shape)} of {list(source.shape)}"
+        empty = self.empty_shape(x)
+        return bind(plan, P_all, label, layout.dtype, x.shape, x.dtype, empty)
+
+
+def repartition(
+    x: torch.Tensor,
+    P_x: Partition,
+    P_y: Partition,
+    preserve_batch: bool = True,
+    *,
+    global_shape: Sequence[int] | None = None,
+    shape: ShapeMode = "static",
+) -> torch.Tensor:
+    """Cut the tensor that ``P_x`` holds into balanced blocks on ``P_y``.
+
+    Collective over ``P_x`` and ``P_y``, which may share all, some or no workers.
+
+    Args:
+        x: the block on workers of ``P_x``, of any size that makes up a cut of one tensor; a
+            zero-volume placeholder elsewhere.
+        P_x, P_y: one axis per dim of the tensor.
+        preserve_batch: workers of ``P_x`` alone get ``(batch, 0)`` instead of ``(0,)``.
+        global_shape: of the tensor, if its blocks on ``P_x`` are balanced, to save agreeing on
+            them.
+        shape: ``"dynamic"`` agrees at every call.
+
+    Returns:
+        New tensor: the block on ``P_y``, empty if there are fewer cells than workers; a zero-volume
+            tensor
+        on workers outside ``P_y``; a clone of ``x`` on workers in neither.
+
+    Adjoint:
+        The repartition back.
+
+    Cost:
+        One message per worker whose block overlaps, each cell travels at most once.
+
+    Raises:
+        PartitionError: if ``P_x`` and ``P_y`` have different numbers of axes.
+        ShapeError: on every rank alike, if the blocks are not a cut of one tensor.
+
+    Source:
+        Hewett & Grady 2020, arXiv:2006.03108, section 3.
+    """
+    operator = remembered(
+        Repartition, P_x, P_y, preserve_batch,
+        global_shape=tuple(global_shape) if global_shape is not None else None, shape=shape,
+    )  # fmt: skip
+    return operator(x)

@@ -1,0 +1,76 @@
+"""Send-receive: the blocks of one partition move to the workers of another of the same size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from gpudist.errors import PartitionError
+from gpudist.ops.agreement import ShapeMode
+from gpudist.ops.broadcast import Broadcast
+from gpudist.ops.operator import remembered
+from gpudist.partition import Partition
+
+
+class SendRecv(Broadcast):
+    """Send each block of ``P_x`` to the worker of ``P_y`` of equal rank; see :func:`send_recv`."""
+
+    def __init__(
+        self,
+        P_x: Partition,
+        P_y: Partition,
+        preserve_batch: bool = True,
+        *,
+        global_shape: Sequence[int] | None = None,
+        shape: ShapeMode = "static",
+    ) -> None:
+        if P_x.shape != P_y.shape:
+            raise PartitionError(
+                f"SendRecv: P_x has shape {list(P_x.shape)} and P_y {list(P_y.shape)}; they must "
+                "be equal"
+            )
+        super().__init__(
+            P_x, P_y, preserve_batch=preserve_batch, global_shape=global_shape, shape=shape
+        )
+
+
+def send_recv(
+    x: torch.Tensor,
+    P_x: Partition,
+    P_y: Partition,
+    preserve_batch: bool = True,
+    *,
+    global_shape: Sequence[int] | None = None,
+    shape: ShapeMode = "static",
+) -> torch.Tensor:
+    """Send each worker's block of ``P_x`` to the worker of ``P_y`` of equal rank.
+
+    Collective over ``P_x`` and ``P_y``; a pipeline's step from one stage to the next.
+
+    Args:
+        x: the block on workers of ``P_x``, a zero-volume placeholder elsewhere.
+        P_x, P_y: senders and receivers, of equal shape.
+        preserve_batch: workers of ``P_x`` alone get ``(batch, 0)`` instead of ``(0,)``.
+        global_shape: of the balanced tensor, to save agreeing on the blocks.
+        shape: ``"dynamic"`` agrees at every call.
+
+    Returns:
+        New tensor: what was received; a zero-volume tensor on workers of ``P_x`` alone; a clone of
+            ``x``
+        on workers in neither.
+
+    Adjoint:
+        The gradient goes back to the sender.
+
+    Cost:
+        One message per pair of workers.
+
+    Source:
+        Hewett & Grady 2020, arXiv:2006.03108, section 3.
+    """
+    operator = remembered(
+        SendRecv, P_x, P_y, preserve_batch,
+        global_shape=tuple(global_shape) if global_shape is not None else None, shape=shape,
+    )  # fmt: skip
+    return operator(x)

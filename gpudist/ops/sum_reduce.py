@@ -1,0 +1,113 @@
+"""Sum-reduce: sums of blocks of P_x on the matching workers of P_y. Adjoint: broadcast."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from gpudist.errors import ShapeError
+from gpudist.exchange import Movement, bind
+from gpudist.geometry.broadcasting import Pairing
+from gpudist.geometry.cartesian import index_of
+from gpudist.ops.agreement import Layout, ShapeMode
+from gpudist.ops.broadcast import plan_between
+from gpudist.ops.operator import Operator, remembered
+from gpudist.partition import Partition
+
+
+class SumReduce(Operator):
+    """Sum the blocks of ``P_x`` into the matching workers of ``P_y``; see :func:`sum_reduce`."""
+
+    def __init__(
+        self,
+        P_x: Partition,
+        P_y: Partition,
+        transpose_src: bool = False,
+        transpose_dest: bool = False,
+        preserve_batch: bool = True,
+        *,
+        global_shape: Sequence[int] | None = None,
+        shape: ShapeMode = "static",
+    ) -> None:
+        self.pairing = Pairing(P_y.shape, P_x.shape, transpose_dest, transpose_src)
+        super().__init__(
+            P_x, P_y, None, preserve_batch, global_shape, shape, P_y.shape,
+            lambda rank: index_of(self.pairing.source_of(rank), P_y.shape),
+        )  # fmt: skip
+
+    def _bind(self, layout: Layout, x: torch.Tensor) -> Movement:
+        self._check(layout)
+        plan = plan_between(
+            self.P_y, self.P_x, self.P_all, self.pairing,
+            lambda root: layout.shape_of(self.pairing.targets_of(root)[0]), layout.key,
+        ).T  # fmt: skip
+        label = f"sum_reduce {list(self.P_x.shape)} -> {list(self.P_y.shape)}"
+        empty = self.empty_shape(x)
+        return bind(plan, self.P_all, label, layout.dtype, x.shape, x.dtype, empty)
+
+    def _check(self, layout: Layout) -> None:
+        """Blocks that are summed must have one shape; every rank checks all, to fail alike."""
+        for root in range(self.P_y.size):
+            first, *others = self.pairing.targets_of(root)
+            for rank in others:
+                if layout.shape_of(rank) != layout.shape_of(first):
+                    raise ShapeError(
+                        f"SumReduce: ranks {first} and {rank} of {list(self.P_x.shape)} are "
+                        f"summed but their blocks are {list(layout.shape_of(first))} and "
+                        f"{list(layout.shape_of(rank))}"
+                    )
+
+
+def sum_reduce(
+    x: torch.Tensor,
+    P_x: Partition,
+    P_y: Partition,
+    transpose_src: bool = False,
+    transpose_dest: bool = False,
+    preserve_batch: bool = True,
+    *,
+    global_shape: Sequence[int] | None = None,
+    shape: ShapeMode = "static",
+) -> torch.Tensor:
+    """Sum the blocks of ``P_x`` into the matching workers of ``P_y``.
+
+    Collective over ``P_x`` and ``P_y``. The mirror of :func:`~gpudist.broadcast`: the shape of
+    ``P_y`` is left-padded with ones; each axis must then equal ``P_x``'s or be 1, and blocks are
+    summed along the axes where it is 1, in ascending rank order.
+
+    Args:
+        x: the block on workers of ``P_x``, a zero-volume placeholder elsewhere. Blocks that are
+            summed have equal shapes.
+        P_x, P_y: own the blocks, and get the sums.
+        transpose_src, transpose_dest: reverse that partition's shape and index first; tensors stay
+            as they are.
+        preserve_batch: workers of ``P_x`` alone get ``(batch, 0)`` instead of ``(0,)``.
+        global_shape: of the balanced sum on ``P_y``, to save agreeing on the blocks.
+        shape: ``"dynamic"`` agrees at every call.
+
+    Returns:
+        New tensor: the sum, or a zero-volume tensor on workers outside ``P_y``, or a clone of ``x``
+            on
+        workers in neither partition.
+
+    Adjoint:
+        Broadcast of the sum's gradient to every block.
+
+    Cost:
+        One reduction of the block in each group, all groups at once; 16-bit sums are kept in
+        float32 and rounded once.
+
+    Raises:
+        PartitionError: on every rank alike, if ``P_y`` does not broadcast to ``P_x``.
+        ShapeError: on every rank alike, if blocks to be summed differ in shape, or the dtype is
+            bool.
+
+    Source:
+        Hewett & Grady 2020, arXiv:2006.03108, section 3.
+    """
+    operator = remembered(
+        SumReduce, P_x, P_y, transpose_src, transpose_dest, preserve_batch,
+        global_shape=tuple(global_shape) if global_shape is not None else None, shape=shape,
+    )  # fmt: skip
+    return operator(x)

@@ -1,0 +1,315 @@
+"""Partitions: lists of workers, with or without a Cartesian topology.
+
+Creating a partition never communicates and may be done in any order on any rank. A worker that is
+not in a partition still knows its members and shape, so that every rank can plan.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import cached_property
+from hashlib import blake2b
+from math import prod
+from typing import Any
+
+import torch
+
+from gpudist.errors import PartitionError
+from gpudist.geometry.cartesian import index_of, rank_of
+from gpudist.transport.base import Communicator, ReduceOp, Signature, Transport
+
+
+class Partition:
+    """An ordered list of workers. Workers outside it hold an inactive partition with the same
+    facts.
+
+    Two partitions are equal when their members, in order, and their shapes are.
+
+    Attributes:
+        ranks: world rank of each member; a member's position is its ``rank`` in the partition.
+        shape: ``(size,)``, or the shape of the process grid.
+        dim: number of axes.
+    """
+
+    def __init__(
+        self, transport: Transport, ranks: Sequence[int], shape: Sequence[int] | None = None
+    ) -> None:
+        self._wire = transport
+        self.ranks = tuple(ranks)
+        self.shape: tuple[int, ...] = tuple(shape) if shape is not None else (len(self.ranks),)
+
+    @property
+    def dim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of members."""
+        return len(self.ranks)
+
+    @cached_property
+    def rank(self) -> int | None:
+        """This worker's position in the partition, ``None`` if it is not a member."""
+        try:
+            return self.ranks.index(self._wire.rank)
+        except ValueError:
+            return None
+
+    @property
+    def active(self) -> bool:
+        """Whether this worker is a member."""
+        return self.rank is not None
+
+    @cached_property
+    def index(self) -> tuple[int, ...] | None:
+        """This worker's index on the process grid, ``None`` if it is not a member."""
+        return None if self.rank is None else index_of(self.rank, self.shape)
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors of this partition live."""
+        return self._wire.device
+
+    @property
+    def transport(self) -> str:
+        """Name of the transport that carries this partition's messages."""
+        return self._wire.name
+
+    @property
+    def wire(self) -> Transport:
+        """The transport itself."""
+        return self._wire
+
+    @cached_property
+    def communicator(self) -> Communicator:
+        """The members' communicator, made at first use."""
+        self._require_active("communicator")
+        return self._wire.communicator(self.ranks)
+
+    @cached_property
+    def world(self) -> Partition:
+        """All workers of the world this partition belongs to."""
+        return Partition(self._wire, range(self._wire.size))
+
+    @cached_property
+    def _identity(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return self.ranks, self.shape
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self._identity)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """16 bytes, the same on every rank for equal partitions, others for any other partition."""
+        return blake2b(repr(self._identity).encode(), digest_size=16).digest()
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return (
+            isinstance(other, Partition)
+            and self._wire is other._wire
+            and self._identity == other._identity
+        )
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        ranks = list(self.ranks) if self.size <= 8 else f"[{self.ranks[0]}, ..., {self.ranks[-1]}]"
+        where = f"rank {self.rank}" if self.active else "inactive"
+        return f"{type(self).__name__}(shape={list(self.shape)}, world ranks {ranks}, {where})"
+
+    @cached_property
+    def _positions(self) -> dict[int, int]:
+        return {world_rank: rank for rank, world_rank in enumerate(self.ranks)}
+
+    def rank_of(self, world_rank: int) -> int:
+        """Position in this partition of the worker with this rank in the world."""
+        return self._positions[world_rank]
+
+    def create_partition_inclusive(self, ranks: Sequence[int]) -> Partition:
+        """The members at positions ``ranks`` of this partition, in that order.
+
+        Raises:
+            PartitionError: a rank is listed twice or is not one of ``0 .. size - 1``.
+        """
+        ranks = [int(rank) for rank in ranks]
+        outside = sorted({rank for rank in ranks if not 0 <= rank < self.size})
+        if outside:
+            raise PartitionError(
+                f"ranks {outside} are not in a partition of {self.size} workers (0 to "
+                f"{self.size - 1})"
+            )
+        seen: set[int] = set()
+        twice = sorted({rank for rank in ranks if rank in seen or seen.add(rank)})
+        if twice:
+            raise PartitionError(f"ranks {twice} are listed more than once in {ranks}")
+        if not ranks:
+            raise PartitionError(
+                "a partition needs at least one worker; the list of ranks is empty"
+            )
+        return Partition(self._wire, [self.ranks[rank] for rank in ranks])
+
+    def create_partition_union(self, other: Partition) -> Partition:
+        """This partition's members, then ``other``'s that are not among them."""
+        if self._wire is not other._wire:
+            raise PartitionError("partitions of different worlds have no union")
+        if self.ranks == other.ranks:
+            return Partition(self._wire, self.ranks)
+        mine = set(self.ranks)
+        return Partition(self._wire, self.ranks + tuple(r for r in other.ranks if r not in mine))
+
+    def create_cartesian_topology_partition(self, shape: Sequence[int]) -> CartesianPartition:
+        """The same members on a process grid of ``shape``, row-major: the last axis runs fastest.
+
+        Raises:
+            PartitionError: ``shape`` does not hold exactly ``size`` workers.
+        """
+        shape = tuple(int(extent) for extent in shape)
+        if prod(shape) != self.size or any(extent < 1 for extent in shape):
+            raise PartitionError(
+                f"a process grid of shape {list(shape)} holds {prod(shape)} workers but the "
+                f"partition has {self.size}; first select as many with create_partition_inclusive"
+            )
+        return CartesianPartition(self._wire, self.ranks, shape)
+
+    def allgather_data(self, data: Sequence[int]) -> list[list[int]]:
+        """Every member's integers, by rank; all give equally many. Collective over the members."""
+        self._require_active("allgather_data")
+        mine = torch.tensor(list(data), dtype=torch.int64, device=self.device)
+        output = torch.empty((self.size, len(mine)), dtype=torch.int64, device=self.device)
+        with self._wire.group(self._signature("allgather_data")):
+            self.communicator.all_gather(mine, output)
+        return _as_lists(output)
+
+    def broadcast_data(self, data: Sequence[int] | None, root: int = 0) -> list[int]:
+        """The integers of rank ``root``; others may pass ``None``. Collective over the members."""
+        self._require_active("broadcast_data")
+        self._check_rank(root)
+        count = torch.tensor([len(data) if data is not None else 0], device=self.device)
+        signature = self._signature(f"broadcast_data(root={root})")
+        with self._wire.group(signature):
+            self.communicator.broadcast(count, root)
+        values = torch.zeros(int(count), dtype=torch.int64, device=self.device)
+        if self.rank == root and data is not None:
+            values.copy_(torch.tensor(list(data), dtype=torch.int64))
+        with self._wire.group(signature):
+            self.communicator.broadcast(values, root)
+        return _as_lists(values)
+
+    def allreduce_data(self, data: Sequence[int], op: ReduceOp = "sum") -> list[int]:
+        """The members' integers combined element by element. Collective over the members."""
+        self._require_active("allreduce_data")
+        if op not in ("sum", "prod", "max", "min"):
+            raise PartitionError(f"allreduce_data: op is {op!r}; it must be sum, prod, max or min")
+        mine = torch.tensor(list(data), dtype=torch.int64, device=self.device)
+        output = torch.empty_like(mine)
+        with self._wire.group(self._signature(f"allreduce_data({op})")):
+            self.communicator.all_reduce(mine, output, op)
+        return _as_lists(output)
+
+    def barrier(self) -> None:
+        """Return when every member has called it."""
+        self.allreduce_data([0])
+
+    def print_sequential(self, text: object) -> None:
+        """Print one line a member, in rank order. Collective over the members."""
+        self._require_active("print_sequential")
+        for rank in range(self.size):
+            if rank == self.rank:
+                print(f"rank {rank}: {text}")
+                sys.stdout.flush()
+            self.barrier()
+
+    def _signature(self, name: str) -> Signature:
+        digest = blake2b(name.encode() + self.digest, digest_size=16).digest()
+        return Signature(f"{name} on {list(self.shape)}", digest)
+
+    def _require_active(self, what: str) -> None:
+        if not self.active:
+            raise PartitionError(f"{what}: this worker is not a member of {self!r}")
+
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.size:
+            raise PartitionError(f"rank {rank} is not one of 0 to {self.size - 1} of {self!r}")
+
+
+class CartesianPartition(Partition):
+    """Workers on a Cartesian process grid; ``rank`` is row-major in ``index``."""
+
+    def cartesian_index(self, rank: int) -> tuple[int, ...]:
+        """Index on the process grid of the worker ``rank``."""
+        self._check_rank(rank)
+        return index_of(rank, self.shape)
+
+    def neighbor_ranks(self, rank: int) -> list[tuple[int | None, int | None]]:
+        """Per axis, the ranks left and right of ``rank``; ``None`` beyond the edge of the grid."""
+        index = self.cartesian_index(rank)
+        pairs: list[tuple[int | None, int | None]] = []
+        for axis, extent in enumerate(self.shape):
+            left, right = (
+                rank_of((*index[:axis], i, *index[axis + 1 :]), self.shape)
+                if 0 <= i < extent
+                else None
+                for i in (index[axis] - 1, index[axis] + 1)
+            )
+            pairs.append((left, right))
+        return pairs
+
+    def create_cartesian_subtopology_partition(self, remain: Sequence[bool]) -> CartesianPartition:
+        """The workers that differ from this one only along the axes that ``remain``.
+
+        An inactive worker gets the sub-grid of rank 0, in which it is inactive too.
+        """
+        if len(remain) != self.dim:
+            raise PartitionError(
+                f"remain has {len(remain)} entries but the partition has {self.dim} axes"
+            )
+        axes = [axis for axis, keep in enumerate(remain) if keep]
+        return CartesianPartition(
+            self._wire, self.along(axes).ranks, [self.shape[axis] for axis in axes]
+        )
+
+    def along(self, axes: Sequence[int]) -> CartesianPartition:
+        """The workers that differ from this one only along ``axes``: shape 1 on the other axes.
+
+        An inactive worker gets the line through rank 0, in which it is inactive too.
+
+        Raises:
+            PartitionError: an axis is not one of the partition's.
+        """
+        axes = self.check_axes(axes)
+        index = self.index or (0,) * self.dim
+        shape = [extent if axis in axes else 1 for axis, extent in enumerate(self.shape)]
+        ranks: list[int] = []
+        for position in range(prod(shape)):
+            offset = index_of(position, shape)
+            member = tuple(
+                o if axis in axes else i
+                for axis, (o, i) in enumerate(zip(offset, index, strict=True))
+            )
+            ranks.append(self.ranks[rank_of(member, self.shape)])
+        return CartesianPartition(self._wire, ranks, shape)
+
+    create_allreduction_partition = along
+
+    def check_axes(self, axes: Sequence[int]) -> tuple[int, ...]:
+        """``axes`` ascending, counted from the front; refuses those out of range or doubled."""
+        wrong = [axis for axis in axes if not -self.dim <= axis < self.dim]
+        if wrong:
+            raise PartitionError(
+                f"axes {wrong} are out of range for a partition with {self.dim} axes "
+                f"(-{self.dim} to {self.dim - 1})"
+            )
+        counted = sorted(axis % self.dim for axis in axes)
+        if len(set(counted)) != len(counted):
+            raise PartitionError(f"axes {list(axes)} name an axis more than once")
+        return tuple(counted)
+
+
+def _as_lists(tensor: torch.Tensor) -> Any:
+    """A tensor of integers as (nested) lists; torch does not say of what type."""
+    return tensor.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]

@@ -1,0 +1,122 @@
+"""Imports point down, geometry is integers only, and one module reads the environment."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "gpudist"
+# From the top; rooms on one line are of one height and do not import each other.
+FLOORS = [
+    ["cli"],
+    ["planning", "testing", "checkpoint"],
+    ["rank_pool"],
+    ["convert"],
+    ["sbp"],
+    ["nn"],
+    ["ops"],
+    ["autograd"],
+    ["exchange"],
+    ["runtime"],
+    ["partition"],
+    ["transport"],
+    ["geometry"],
+    ["errors"],
+]
+HEIGHT = {room: -floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv"}
+
+
+def imported_modules(tree: ast.AST, module: str, is_package: bool) -> Iterator[str]:
+    """Full names of what ``module`` imports; ``from a import b`` gives ``a.b``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = module.split(".")
+            base = base[: len(base) + is_package - node.level] if node.level else []
+            parent = ".".join(base + ([node.module] if node.module else []))
+            yield from (f"{parent}.{alias.name}" for alias in node.names)
+
+
+def violations(source: str, module: str, is_package: bool = False) -> list[str]:
+    """What ``source``, as the module ``gpudist.ROOM...``, does that its room may not."""
+    tree = ast.parse(source)
+    room = module.split(".")[1]
+    if room not in HEIGHT:
+        return [f"{module}: {room!r} is not in the list of rooms"]
+    found: list[str] = []
+    for name in imported_modules(tree, module, is_package):
+        top, _, rest = name.partition(".")
+        other = rest.partition(".")[0]
+        if room == "geometry" and top == "torch":
+            found.append(f"{module} imports {name}: geometry is integers only")
+        if top != "gpudist" or other == room:
+            continue
+        if other not in HEIGHT:
+            found.append(f"{module} imports {name}: name the room it is in")
+        elif HEIGHT[other] >= HEIGHT[room]:
+            found.append(f"{module} imports {name}: imports point down")
+    if room != "runtime":
+        used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        used |= {name.rpartition(".")[2] for name in imported_modules(tree, module, is_package)}
+        found += [
+            f"{module} uses {word}: only runtime reads the environment"
+            for word in sorted(used & ENVIRONMENT)
+        ]
+    return found
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
+
+
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=[module_name(path) for path in FILES])
+def test_file_keeps_to_its_room(path: Path) -> None:
+    assert violations(path.read_text(), module_name(path), path.name == "__init__.py") == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("gpudist.transport.gloo", "from gpudist.partition import Partition"),
+        ("gpudist.transport.gloo", "from gpudist import nn"),
+        ("gpudist.transport.gloo", "from gpudist import Partition"),
+        ("gpudist.transport.gloo", "import gpudist"),
+        ("gpudist.transport.gloo", "from .. import nn"),
+        ("gpudist.partition", "def f():\n    import gpudist.ops.broadcast"),
+        ("gpudist.testing", "from gpudist.planning import advise"),
+        ("gpudist.geometry.halo", "import torch"),
+        ("gpudist.geometry.halo", "from torch import distributed"),
+        ("gpudist.transport.gloo", "import os\nos.environ['RANK']"),
+        ("gpudist.transport.gloo", "from os import getenv"),
+        ("gpudist.attic", ""),
+    ],
+)
+def test_violation_is_found(module: str, source: str) -> None:
+    assert len(violations(source, module)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("gpudist.partition", "from gpudist import errors\nimport gpudist.transport.base"),
+        ("gpudist.ops.gather", "from gpudist.ops import repartition\nfrom . import scatter"),
+        ("gpudist.testing", "import gpudist.runtime\nimport torch"),
+        ("gpudist.runtime", "import os\nos.environ.get('RANK')"),
+    ],
+)
+def test_allowed_import_passes(module: str, source: str) -> None:
+    assert violations(source, module) == []
+
+
+def test_relative_import_in_a_package() -> None:
+    assert violations("from . import halo\nfrom .. import errors", "gpudist.geometry", True) == []
+    assert len(violations("from .. import nn", "gpudist.geometry", True)) == 1
