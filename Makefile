@@ -4,7 +4,7 @@ PYTHON := $(VENV)/bin/python
 PIP := $(PYTHON) -m pip install --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
 TOOLS := $(VENV)/.tools
-SOURCES := pyproject.toml setup.py constraints.txt
+SOURCES := pyproject.toml setup.py constraints.txt CMakeLists.txt $(wildcard csrc/*)
 
 EPOCHS ?= 20
 

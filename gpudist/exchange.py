@@ -19,7 +19,7 @@ import torch
 from gpudist.errors import ShapeError
 from gpudist.geometry.boxes import Box, Plan, Stage
 from gpudist.partition import Partition
-from gpudist.transport.base import ReduceOp, Signature
+from gpudist.transport.base import ReduceOp, Signature, StageCall
 
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
@@ -55,6 +55,7 @@ class Movement:
     output_dtype: torch.dtype
     fill: float = 0.0
     _forward: Movement | None = field(default=None, repr=False)
+    _bound: dict[tuple[int, tuple[int, ...]], object] = field(default_factory=dict, repr=False)
 
     @cached_property
     def T(self) -> Movement:
@@ -169,17 +170,10 @@ def carry_out(
     blocks: list[torch.Tensor | None] = [x.resolve_conj().resolve_neg() for x in inputs]
     for depth in range(max(len(movement.steps) for movement in movements)):
         now = [i for i, movement in enumerate(movements) if depth < len(movement.steps)]
-        steps = [movements[i].steps[depth] for i in now]
-        if any(step.stage.communicates for step in steps):
-            wire = steps[0].partition.wire
-            with wire.group(_signature(tuple(movements[i] for i in now), depth)):
-                posted = [
-                    _post(step, blocks[i], movements[i]) for i, step in zip(now, steps, strict=True)
-                ]
-        else:
-            posted = [[] for _ in now]
-        for i, step, arrived in zip(now, steps, posted, strict=True):
-            blocks[i] = _finish(step, blocks[i], arrived, movements[i])
+        together = [movements[i] for i in now]
+        results = _carry_out_stages(together, [blocks[i] for i in now], depth)
+        for i, result in zip(now, results, strict=True):
+            blocks[i] = result
     return tuple(
         block
         if block is not None
@@ -188,13 +182,70 @@ def carry_out(
     )
 
 
+def _carry_out_stages(
+    movements: Sequence[Movement], inputs: Sequence[torch.Tensor | None], depth: int
+) -> list[torch.Tensor | None]:
+    """Carry out one stage of each movement, all in flight together."""
+    steps = [movement.steps[depth] for movement in movements]
+    wire = steps[0].partition.wire
+    communicates = any(step.stage.communicates for step in steps)
+    if wire.packs:
+        outputs = [_new_output(movement, depth) for movement in movements]
+        calls: list[StageCall] = []
+        for movement, x, y in zip(movements, inputs, outputs, strict=True):
+            if x is not None or y is not None:
+                calls.append((_bound(movement, depth, x), _address(x), _address(y)))
+        if communicates:
+            wire.run_stages(_signature(tuple(movements), depth), calls)
+        else:
+            for call in calls:
+                wire.run_local_stage(call)
+        return outputs
+    arrivals: list[list[_Arrival]] = [[] for _ in steps]
+    if communicates:
+        with wire.group(_signature(tuple(movements), depth)):
+            arrivals = [
+                _post(step, x, movement)
+                for step, x, movement in zip(steps, inputs, movements, strict=True)
+            ]
+    return [
+        _finish(step, x, arrived, movement)
+        for step, x, arrived, movement in zip(steps, inputs, arrivals, movements, strict=True)
+    ]
+
+
+def _new_output(movement: Movement, depth: int) -> torch.Tensor | None:
+    stage, partition = movement.steps[depth]
+    if stage.output_shape is None:
+        return None
+    return torch.empty(stage.output_shape, dtype=movement.dtype, device=partition.device)
+
+
+def _address(x: torch.Tensor | None) -> int:
+    return x.data_ptr() if x is not None else 0
+
+
+def _bound(movement: Movement, depth: int, x: torch.Tensor | None) -> object:
+    """The stage bound by the transport, for an input of these strides."""
+    stage, partition = movement.steps[depth]
+    strides = x.stride() if x is not None and stage.input_shape is not None else ()
+    found = movement._bound.get((depth, strides))
+    if found is None:
+        rank = partition.rank if partition.rank is not None else -1
+        found = partition.wire.bind_stage(
+            stage, partition.ranks, rank, strides, movement.dtype, movement.fill
+        )
+        movement._bound[depth, strides] = found
+    return found
+
+
 def all_reduce(x: torch.Tensor, partition: Partition, op: ReduceOp = "sum") -> torch.Tensor:
     """The members' equally shaped tensors combined element by element; not differentiable."""
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     key = repr((op, tuple(x.shape), str(x.dtype))).encode() + partition.digest
     label = f"all_reduce({op}) of {x.dtype} {list(x.shape)} on {list(partition.shape)}"
     with partition.wire.group(Signature(label, blake2b(key, digest_size=16).digest())):
-        partition.communicator.all_reduce(x.detach().contiguous(), output, op)
+        partition.communicator.all_reduce(_plain(x.detach()), output, op)
     return output
 
 
@@ -239,16 +290,16 @@ def _post(step: Step, x: torch.Tensor | None, movement: Movement) -> list[_Arriv
                 assert x is not None
                 if output is not None:
                     output.copy_(x)
-                communicator.broadcast(output if output is not None else x.contiguous(), root)
+                communicator.broadcast(output if output is not None else _plain(x), root)
             else:
                 assert output is not None
                 communicator.broadcast(output, root)
         elif collective.kind == "reduce":
             gives = not is_root or collective.includes_root
-            communicator.reduce(x.contiguous() if gives and x is not None else None, output, root)
+            communicator.reduce(_plain(x) if gives and x is not None else None, output, root)
         else:
             assert x is not None and output is not None
-            communicator.all_reduce(x.contiguous(), output)
+            communicator.all_reduce(_plain(x), output)
     return arrivals
 
 
@@ -287,8 +338,13 @@ def _finish(
 
 def _pack(x: torch.Tensor, boxes: tuple[Box, ...]) -> torch.Tensor:
     if len(boxes) == 1:
-        return x[boxes[0].slices].contiguous().view(-1)
+        return _plain(x[boxes[0].slices]).view(-1)
     return torch.cat([x[box.slices].reshape(-1) for box in boxes])
+
+
+def _plain(x: torch.Tensor) -> torch.Tensor:
+    """``x`` in contiguous memory; torch says so of one expanded cell too, but its stride is 0."""
+    return x.clone(memory_format=torch.contiguous_format) if x.numel() == 1 else x.contiguous()
 
 
 def _unpack(output: torch.Tensor, arrival: _Arrival, adds: bool) -> None:

@@ -20,6 +20,7 @@ from gpudist.errors import GpudistError, TransportError
 from gpudist.partition import Partition
 from gpudist.transport.base import Failure, Transport
 from gpudist.transport.gloo import GlooTransport
+from gpudist.transport.host import HostTransport, is_built, what_is_missing
 from gpudist.transport.loopback import LoopbackTransport
 
 logger = logging.getLogger("gpudist")
@@ -141,7 +142,8 @@ def init(timeout: float = 300.0) -> Partition:
     workers.
 
     Un-launched, the process is a world of one. Called again, returns the same partition. The
-    transport is gloo between CPU processes; ``GPUDIST_TRANSPORT`` overrides the choice.
+    transport is shared memory between processes of one node and gloo between nodes;
+    ``GPUDIST_TRANSPORT`` overrides the choice.
 
     Args:
         timeout: deadline of every wait, in seconds.
@@ -152,9 +154,9 @@ def init(timeout: float = 300.0) -> Partition:
     if _runtime.P_world is not None:
         return _runtime.P_world
     launch = launch_of(os.environ)
-    choice = os.environ.get("GPUDIST_TRANSPORT", "gloo" if launch.size > 1 else "loopback")
-    if choice not in ("gloo", "loopback"):
-        raise TransportError(f"GPUDIST_TRANSPORT is {choice!r}; it must be gloo or loopback")
+    choice = os.environ.get("GPUDIST_TRANSPORT") or _transport_for(launch)
+    if choice not in ("host", "gloo", "loopback"):
+        raise TransportError(f"GPUDIST_TRANSPORT is {choice!r}; it must be host, gloo or loopback")
     transport: Transport
     if choice == "loopback":
         if launch.size > 1:
@@ -165,14 +167,15 @@ def init(timeout: float = 300.0) -> Partition:
         transport = LoopbackTransport.single(timeout)
     else:
         _runtime.store = _join(launch, timeout)
-        transport = GlooTransport(
+        transport = connect(
+            choice,
             _runtime.store,
             launch.rank,
             launch.size,
             timeout,
-            prefix=f"gpudist/{launch.run}",
-            same_node=launch.same_node,
-            interface=os.environ.get("GLOO_SOCKET_IFNAME"),
+            f"gpudist/{launch.run}",
+            launch.same_node,
+            os.environ.get("GLOO_SOCKET_IFNAME"),
         )
     _runtime.P_world = world_of(transport)
     logger.info(
@@ -182,6 +185,34 @@ def init(timeout: float = 300.0) -> Partition:
     _post_uncaught_errors(transport)
     atexit.register(_shut_down, transport, launch)
     return _runtime.P_world
+
+
+def _transport_for(launch: Launch) -> str:
+    """Shared memory between processes of one node, gloo between nodes, nothing for one process."""
+    if launch.size == 1:
+        return "loopback"
+    if launch.same_node and not is_built():
+        logger.warning("using gloo, which is many times slower: %s", what_is_missing())
+        return "gloo"
+    return "host" if launch.same_node else "gloo"
+
+
+def connect(
+    name: str,
+    store: dist.Store,
+    rank: int,
+    size: int,
+    timeout_s: float,
+    prefix: str,
+    same_node: bool = True,
+    interface: str | None = None,
+) -> Transport:
+    """Join the world of ``size`` processes that meet in ``store`` under ``prefix``. Collective."""
+    if name == "host":
+        return HostTransport(store, rank, size, timeout_s, prefix=prefix)
+    return GlooTransport(
+        store, rank, size, timeout_s, prefix=prefix, same_node=same_node, interface=interface
+    )
 
 
 def world_of(transport: Transport) -> Partition:

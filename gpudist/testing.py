@@ -21,19 +21,19 @@ def run_distributed(
     fn: Callable[..., Any],
     size: int,
     *args: Any,
-    transport: Literal["loopback", "gloo"] = "loopback",
+    transport: Literal["loopback", "gloo", "host"] = "loopback",
     timeout: float = 60.0,
     **kwargs: Any,
 ) -> list[Any]:
     """Run ``fn(P_world, *args, **kwargs)`` on every rank of a new world of ``size`` ranks.
 
     Args:
-        fn: the body; for ``"gloo"`` a function at the top level of a module, since other processes
+        fn: the body; for processes a function at the top level of a module, since other processes
             find it by its name.
         size: number of ranks.
-        transport: ``"loopback"``, threads of this process; ``"gloo"``, new processes of this host.
+        transport: ``"loopback"``, threads of this process; ``"gloo"`` or ``"host"``, new processes.
         timeout: deadline of every wait between ranks, in seconds; the whole run may take 5 s more.
-        args, kwargs: passed on to ``fn``; for ``"gloo"`` they, and the results, are pickled.
+        args, kwargs: passed on to ``fn``; for processes they, and the results, are pickled.
 
     Returns:
         What each rank returned, by rank.
@@ -44,17 +44,17 @@ def run_distributed(
 
     Raises:
         Exception: what the rank raised where it began, not what others raised because of it. For
-            ``"gloo"`` its ``__cause__`` shows the traceback of every rank.
+            processes its ``__cause__`` shows the traceback of every rank.
         PeerFailure: a process died; names its rank.
         CollectiveTimeout: the time is over; shows where each rank was.
     """
     if transport == "loopback":
         return _run_threads(size, fn, args, kwargs, timeout)
-    if transport != "gloo":
-        raise ValueError(f"transport {transport!r} is neither 'loopback' nor 'gloo'")
+    if transport not in ("gloo", "host"):
+        raise ValueError(f"transport {transport!r} is none of 'loopback', 'gloo' and 'host'")
     with RankPool(size, timeout) as pool:
         try:
-            return pool.run(size, fn, args, kwargs, timeout + GRACE_S)
+            return pool.run(size, fn, args, kwargs, timeout + GRACE_S, transport)
         except RanksFailed as failed:
             assert failed.root.error is not None
             raise failed.root.error from failed

@@ -15,6 +15,7 @@ import torch
 from gpudist.partition import Partition
 from gpudist.rank_pool import RankPool, RanksFailed
 from gpudist.testing import run_distributed
+from gpudist.transport.host import is_built, what_is_missing
 
 MAX_RANKS = 12
 # Below a test's own limit, so that ranks which wait for each other say so themselves.
@@ -35,7 +36,7 @@ def close_pool() -> None:
 
 def distributed(
     ranks: int | Sequence[int],
-    transports: Sequence[str] = ("loopback", "gloo"),
+    transports: Sequence[str] = ("loopback", "host", "gloo"),
     timeout_s: float = 60.0,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a test of a module-level body that runs on every rank of a world.
@@ -45,7 +46,8 @@ def distributed(
 
     Args:
         ranks: size of the world; of several, each is a test.
-        transports: ``"loopback"``, threads of the pytest process; ``"gloo"``, the pool's processes.
+        transports: ``"loopback"``, threads of the pytest process; ``"gloo"`` and ``"host"``, the
+            pool's processes.
         timeout_s: limit of the test, after which it fails with every rank's stack.
     """
     sizes = [ranks] if isinstance(ranks, int) else list(ranks)
@@ -57,8 +59,13 @@ def distributed(
 
         @functools.wraps(body)
         def test(*, ranks: int, transport: str, **params: Any) -> None:
-            run = _run_on_threads if transport == "loopback" else _run_on_processes
-            _skip_if_all_did(run(in_worker, ranks, params, timeout_s))
+            if transport == "host" and not is_built():
+                pytest.skip(what_is_missing())
+            if transport == "loopback":
+                reasons = _run_on_threads(in_worker, ranks, params, timeout_s)
+            else:
+                reasons = _run_on_processes(in_worker, ranks, params, timeout_s, transport)
+            _skip_if_all_did(reasons)
 
         parameters = list(inspect.signature(body).parameters.values())[1:]
         parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in parameters]
@@ -92,9 +99,11 @@ def _run_on_threads(body: _Body, size: int, params: dict[str, Any], limit_s: flo
     return run_distributed(body, size, transport="loopback", timeout=limit_s, **params)
 
 
-def _run_on_processes(body: _Body, size: int, params: dict[str, Any], limit_s: float) -> list[Any]:
+def _run_on_processes(
+    body: _Body, size: int, params: dict[str, Any], limit_s: float, transport: str
+) -> list[Any]:
     try:
-        return the_pool().run(size, body, kwargs=params, limit_s=limit_s)
+        return the_pool().run(size, body, kwargs=params, limit_s=limit_s, transport=transport)
     except RanksFailed as failed:
         report = str(failed)
     pytest.fail(report, pytrace=False)

@@ -29,7 +29,7 @@ STACKS_S = 0.3
 
 
 class RankPool:
-    """Processes that serve as the ranks of one gloo world after another, over the local host.
+    """Processes that serve as the ranks of one world after another, on the local host.
 
     They are started when first needed and reused, and so is the world of each size. Whatever fails
     takes its processes and all worlds with it, so that the next run begins clean. This is for test
@@ -44,7 +44,7 @@ class RankPool:
         self.max_size = max_size
         self.timeout_s = timeout_s
         self._workers: list[_Worker] = []
-        self._prefixes: dict[int, str] = {}
+        self._prefixes: dict[tuple[str, int], str] = {}
         self._numbers = itertools.count()
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._folder = tempfile.TemporaryDirectory(prefix="gpudist-")
@@ -65,18 +65,22 @@ class RankPool:
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
         limit_s: float = 60.0,
+        transport: str = "gloo",
     ) -> list[Any]:
         """Run ``fn(P_world, *args, **kwargs)`` on ranks ``0 .. size - 1``; return their results.
+
+        Worlds are those of processes: ``transport`` is ``"gloo"`` or ``"host"``.
 
         Raises:
             RanksFailed: a rank raised, died, or had not ended after ``limit_s`` seconds.
         """
         task = pickle.dumps((fn, tuple(args), kwargs or {}))
         workers = self._started(size)
-        prefix = self._prefixes.setdefault(size, f"gpudist/pool/{next(self._numbers)}")
+        new = f"gpudist/pool/{next(self._numbers)}"
+        prefix = self._prefixes.setdefault((transport, size), new)
         try:
             for rank, worker in enumerate(workers):
-                worker.send((prefix, rank, size, self.timeout_s, task))
+                worker.send((prefix, transport, rank, size, self.timeout_s, task))
             outcomes = _collect(workers, limit_s)
             failed = [outcome for outcome in outcomes if outcome.error is not None]
             if failed:

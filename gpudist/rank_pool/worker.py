@@ -18,7 +18,6 @@ import torch.distributed as dist
 from gpudist import runtime
 from gpudist.rank_pool.outcome import Outcome
 from gpudist.transport.base import Failure, Transport
-from gpudist.transport.gloo import GlooTransport
 
 
 def serve(pipe: connection.Connection, port: int, stack_path: str) -> None:
@@ -53,6 +52,7 @@ def carry_out(
     wires: dict[str, Transport],
     port: int,
     prefix: str,
+    transport: str,
     rank: int,
     size: int,
     timeout_s: float,
@@ -62,9 +62,7 @@ def carry_out(
         if prefix not in wires:
             # A store of its own: a blocking call of one world must not hold up another's.
             store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
-            wires[prefix] = GlooTransport(
-                store, rank, size, timeout_s, prefix=prefix, same_node=True
-            )
+            wires[prefix] = runtime.connect(transport, store, rank, size, timeout_s, prefix)
         wire = wires[prefix]
         # Each run begins like a new loopback world: equal generators, and no shapes agreed.
         torch.manual_seed(0)

@@ -9,6 +9,8 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+_PATIENCE_S = 0.5
+
 
 class Job(Generic[T]):
     """A call made in another thread."""
@@ -24,6 +26,9 @@ class Job(Generic[T]):
             self._value.append(self._call())
         except BaseException as error:
             self._error = error
+        # Here, and not when the job is dropped: to free a tensor lets go of the interpreter, and a
+        # thread that wants it back while the process exits ends the process with an abort.
+        del self._call
         self._done.set()
 
     def wait(self, timeout_s: float) -> bool:
@@ -60,8 +65,10 @@ class Background:
         return job
 
     def stop(self) -> None:
-        """End the thread once it has made the calls already submitted; does not wait for it."""
+        """End the thread once it has made the calls already submitted; wait for it, but briefly."""
         self._jobs.put(None)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_PATIENCE_S)
 
 
 def _serve(jobs: SimpleQueue[Job | None]) -> None:

@@ -21,8 +21,11 @@ from typing import Literal
 import torch
 
 from gpudist import errors
+from gpudist.geometry.boxes import Stage
 
 ReduceOp = Literal["sum", "max", "min", "prod"]
+# A bound stage, and the addresses of its input and output, whose tensors the caller keeps alive.
+StageCall = tuple[object, int, int]
 
 
 @dataclass(frozen=True)
@@ -190,11 +193,13 @@ class Transport(ABC):
         timeout_s: deadline of every wait, in seconds.
         failures: the failure channel.
         recorder: the flight recorder.
+        packs: stages of plans are carried out by the transport itself, in one call.
         remembered: operators made for this world, so that functions need not make them at every
             call.
     """
 
     name: str
+    packs: bool = False
 
     def __init__(
         self, rank: int, size: int, device: torch.device, timeout_s: float, failures: FailureChannel
@@ -257,6 +262,35 @@ class Transport(ABC):
         error = self.error()
         if error is not None:
             raise error
+
+    def bind_stage(
+        self,
+        stage: Stage,
+        ranks: Sequence[int],
+        rank: int,
+        input_strides: Sequence[int],
+        dtype: torch.dtype,
+        fill: float,
+    ) -> object:
+        """A stage ready for :meth:`run_stages`, where the transport ``packs``.
+
+        Args:
+            stage: of this rank's plan.
+            ranks: world rank of each rank the stage names.
+            rank: this rank among them, -1 if it has no part in the stage.
+            input_strides: of the input, in items; outputs are contiguous.
+            dtype: of the data.
+            fill: value of output cells nothing moves to.
+        """
+        raise NotImplementedError(f"the {self.name} transport does not pack")
+
+    def run_stages(self, signature: Signature, calls: Sequence[StageCall]) -> None:
+        """Pack, exchange and unpack bound stages together; raises what :meth:`group` does."""
+        raise NotImplementedError(f"the {self.name} transport does not pack")
+
+    def run_local_stage(self, call: StageCall) -> None:
+        """Carry out a bound stage that exchanges nothing."""
+        raise NotImplementedError(f"the {self.name} transport does not pack")
 
     @abstractmethod
     def _make_communicator(self, members: tuple[int, ...]) -> Communicator: ...

@@ -1,4 +1,4 @@
-"""Worlds of ranks for the tests of transports: threads for loopback, processes for gloo."""
+"""Worlds of ranks for the tests of transports: threads for loopback, processes for the others."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from gpudist import runtime
 from gpudist.transport.base import Failure, Transport
-from gpudist.transport.gloo import GlooTransport
 from gpudist.transport.loopback import LoopbackWorld
 
 MAX_RANKS = 5
@@ -33,7 +33,7 @@ class Outcome:
     answered: bool = True
 
 
-class GlooRanks:
+class ProcessRanks:
     """Processes that each play one rank in one world after another, all over one store."""
 
     def __init__(self, count: int) -> None:
@@ -61,11 +61,12 @@ class GlooRanks:
         *args: Any,
         timeout_s: float,
         stops: int | None = None,
+        kind: str = "gloo",
     ) -> list[Outcome]:
         """What became of each rank; nothing is expected of rank ``stops``."""
         prefix = next(_prefixes)
         for end in self._ends[:size]:
-            end.send((size, prefix, timeout_s, body, args))
+            end.send((kind, size, prefix, timeout_s, body, args))
         deadline_s = time.monotonic() + timeout_s + _ANSWER_S
         return [
             Outcome(answered=end.poll(0)) if rank == stops else _answer(end, deadline_s)
@@ -82,9 +83,9 @@ class GlooRanks:
 
 
 @functools.cache
-def shared_ranks() -> GlooRanks:
+def shared_ranks() -> ProcessRanks:
     """Processes for the tests in which none of them ends."""
-    return GlooRanks(MAX_RANKS)
+    return ProcessRanks(MAX_RANKS)
 
 
 def outcomes(
@@ -95,7 +96,7 @@ def outcomes(
         return LoopbackWorld(size, timeout_s).run(
             lambda transport: _play(transport, transport.rank, body, args)
         )
-    return shared_ranks().run(size, body, *args, timeout_s=timeout_s)
+    return shared_ranks().run(size, body, *args, timeout_s=timeout_s, kind=kind)
 
 
 def results(kind: str, size: int, body: Callable[..., Any], *args: Any) -> list[Any]:
@@ -112,10 +113,10 @@ def _serve(end: Connection, port: int, rank: int) -> None:
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     while True:
         try:
-            size, prefix, timeout_s, body, args = end.recv()
+            kind, size, prefix, timeout_s, body, args = end.recv()
         except EOFError:
             return
-        transport = GlooTransport(store, rank, size, timeout_s, prefix=prefix, same_node=True)
+        transport = runtime.connect(kind, store, rank, size, timeout_s, prefix)
         end.send(_play(transport, rank, body, args))
         transport.close()
 

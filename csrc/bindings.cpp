@@ -1,0 +1,181 @@
+// The only file that knows Python. Tensors come as addresses that the caller keeps alive.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <tuple>
+
+#include "check.h"
+#include "host_communicator.h"
+#include "plan.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+using gpudist::BoundStage;
+using gpudist::HostCommunicator;
+using gpudist::Signature;
+using gpudist::StageCall;
+using gpudist::Transfer;
+
+// A message of plain bytes, in flight.
+struct Message {
+  Transfer transfer;
+  std::vector<gpudist::BoxView> boxes;
+  Signature signature;
+};
+
+void check_signals() {
+  nb::gil_scoped_acquire acquire;
+  if (PyErr_CheckSignals() != 0) throw nb::python_error();
+}
+
+Message* post(HostCommunicator& communicator, Transfer::Kind kind, uintptr_t address,
+                              int64_t bytes, int peer, const Signature& signature) {
+  auto message = std::make_unique<Message>();
+  message->signature = signature;
+  const int64_t start = 0, stride = 1;
+  message->boxes = {gpudist::make_box_view(1, &start, &bytes, &stride, 1)};
+  Transfer& transfer = message->transfer;
+  transfer.kind = kind;
+  transfer.peer = peer;
+  transfer.bytes = bytes;
+  transfer.tensor = reinterpret_cast<char*>(address);
+  transfer.boxes = &message->boxes;
+  transfer.signature = &message->signature;
+  communicator.post(&transfer);
+  return message.release();
+}
+
+StageCall stage_call(const BoundStage& stage, uintptr_t input, uintptr_t output) {
+  return {&stage, reinterpret_cast<const char*>(input), reinterpret_cast<char*>(output)};
+}
+
+void set_error(const char* name, const nb::object& arguments) {
+  const nb::object type = nb::module_::import_("gpudist.errors").attr(name);
+  PyErr_SetObject(type.ptr(), type(*arguments).ptr());
+}
+
+void translate(const std::exception_ptr& error, void*) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const gpudist::PeerFailure& e) {
+    set_error("PeerFailure", nb::make_tuple(e.what(), e.rank));
+  } catch (const gpudist::PlanMismatch& e) {
+    set_error("PlanMismatch", nb::make_tuple(e.what()));
+  } catch (const gpudist::CollectiveTimeout& e) {
+    set_error("CollectiveTimeout", nb::make_tuple(e.what()));
+  } catch (const gpudist::TransportError& e) {
+    set_error("TransportError", nb::make_tuple(e.what()));
+  }
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.doc() = "The native core: packing, and messages through shared memory.";
+#ifdef NDEBUG
+  // A plan that a module keeps until exit is no leak.
+  nb::set_leak_warnings(false);
+#endif
+  nb::register_exception_translator(translate);
+  nb::exception<gpudist::WorldFailed>(m, "WorldFailed");
+
+  nb::enum_<gpudist::Dtype>(m, "Dtype")
+      .value("bool", gpudist::Dtype::kBool)
+      .value("uint8", gpudist::Dtype::kUint8)
+      .value("int8", gpudist::Dtype::kInt8)
+      .value("int16", gpudist::Dtype::kInt16)
+      .value("int32", gpudist::Dtype::kInt32)
+      .value("int64", gpudist::Dtype::kInt64)
+      .value("float16", gpudist::Dtype::kFloat16)
+      .value("bfloat16", gpudist::Dtype::kBfloat16)
+      .value("float32", gpudist::Dtype::kFloat32)
+      .value("float64", gpudist::Dtype::kFloat64)
+      .value("complex64", gpudist::Dtype::kComplex64)
+      .value("complex128", gpudist::Dtype::kComplex128);
+
+  nb::class_<Signature>(m, "Signature", "What an operation is called, and 16 bytes that identify it.")
+      .def(
+          "__init__",
+          [](Signature* self, std::string label, const nb::bytes& digest) {
+            if (digest.size() != 16) throw gpudist::TransportError("a digest has 16 bytes");
+            new (self) Signature{std::move(label), std::string(digest.c_str(), digest.size())};
+          },
+          "label"_a, "digest"_a);
+
+  nb::class_<BoundStage>(m, "Stage", "A stage of a plan bound to shapes, strides and a dtype.")
+      .def(nb::init<gpudist::Dtype, std::vector<int64_t>, std::vector<int64_t>, int64_t, double, bool,
+                    bool, const BoundStage::Boxes&, const BoundStage::Boxes&,
+                    const BoundStage::Messages&, const BoundStage::Messages&, int>(),
+           "dtype"_a, "input_strides"_a, "output_strides"_a, "output_items"_a, "fill"_a, "clears"_a,
+           "adds"_a, "move_sources"_a, "move_destinations"_a, "sends"_a, "receives"_a, "own_place"_a);
+
+  nb::class_<Message>(m, "Message", "A message of plain bytes, in flight.");
+
+  nb::class_<HostCommunicator>(m, "HostCommunicator",
+                               "Messages between the processes of one node, through shared memory.")
+      .def(
+          "__init__",
+          [](HostCommunicator* self, int rank, int size, double timeout_s) {
+            new (self) HostCommunicator(rank, size, timeout_s, check_signals);
+          },
+          "rank"_a, "size"_a, "timeout_s"_a)
+      .def("address", &HostCommunicator::address)
+      .def("connect", &HostCommunicator::connect, "addresses"_a)
+      .def("begin", &HostCommunicator::begin, "signature"_a)
+      .def(
+          "post_send",
+          [](HostCommunicator& self, uintptr_t address, int64_t bytes, int peer,
+             const Signature& signature) {
+            return post(self, Transfer::Kind::kSend, address, bytes, peer, signature);
+          },
+          "address"_a, "bytes"_a, "peer"_a, "signature"_a, nb::rv_policy::take_ownership)
+      .def(
+          "post_receive",
+          [](HostCommunicator& self, uintptr_t address, int64_t bytes, int peer,
+             const Signature& signature) {
+            return post(self, Transfer::Kind::kReceive, address, bytes, peer, signature);
+          },
+          "address"_a, "bytes"_a, "peer"_a, "signature"_a, nb::rv_policy::take_ownership)
+      .def(
+          "wait",
+          [](HostCommunicator& self, const std::vector<Message*>& messages) {
+            std::vector<Transfer*> transfers;
+            for (Message* message : messages) transfers.push_back(&message->transfer);
+            nb::gil_scoped_release release;
+            self.wait(transfers);
+          },
+          "messages"_a)
+      .def(
+          "run",
+          [](HostCommunicator& self, const Signature& signature,
+             const std::vector<std::tuple<const BoundStage*, uintptr_t, uintptr_t>>& calls) {
+            std::vector<StageCall> bound;
+            for (const auto& [stage, input, output] : calls) {
+              bound.push_back(stage_call(*stage, input, output));
+            }
+            nb::gil_scoped_release release;
+            gpudist::run_stages(self, signature, bound);
+          },
+          "signature"_a, "calls"_a)
+      .def("post_failure", &HostCommunicator::post_failure, "text"_a)
+      .def("failure", &HostCommunicator::failure)
+      .def("reports", &HostCommunicator::reports)
+      .def("close", &HostCommunicator::close);
+
+  m.attr("FAILURE_BYTES") = gpudist::HostCommunicator::kFailureBytes;
+
+  m.def(
+      "run_local",
+      [](const BoundStage& stage, uintptr_t input, uintptr_t output) {
+        nb::gil_scoped_release release;
+        gpudist::run_local_stage(stage_call(stage, input, output));
+      },
+      "stage"_a, "input"_a, "output"_a, "Carry out a stage that exchanges nothing.");
+}

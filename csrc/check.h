@@ -1,0 +1,37 @@
+// Errors of the native core. Bindings turn each into its namesake in gpudist.errors.
+#pragma once
+
+#include <cerrno>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+namespace gpudist {
+
+struct TransportError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+struct PlanMismatch : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+struct CollectiveTimeout : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+struct PeerFailure : std::runtime_error {
+  PeerFailure(const std::string& message, int rank) : std::runtime_error(message), rank(rank) {}
+  int rank;
+};
+
+// Another rank has posted the cause of a failure: the caller reads it from the shared segment.
+struct WorldFailed : std::runtime_error {
+  WorldFailed() : std::runtime_error("another rank posted a failure") {}
+};
+
+inline void check_call(long result, const char* what) {
+  if (result < 0) throw TransportError(std::string(what) + ": " + std::strerror(errno));
+}
+
+}  // namespace gpudist

@@ -1,0 +1,493 @@
+#include "host_communicator.h"
+
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <poll.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+#include "check.h"
+
+namespace gpudist {
+
+namespace {
+
+constexpr int kSlots = 8;
+constexpr int64_t kSlotBytes = 64 * 1024;
+constexpr int kLabelBytes = 200;
+constexpr int kSpins = 200;
+constexpr long kSleepNs = 20'000'000;
+constexpr double kLookEveryS = 0.05;
+
+double now_s() {
+  timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+inline void pause_briefly() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+void futex_wait(std::atomic<uint32_t>* word, uint32_t seen) {
+  const timespec limit{0, kSleepNs};
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAIT, seen, &limit, nullptr, 0);
+}
+
+void futex_wake(std::atomic<uint32_t>* word) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAKE, 1, nullptr, nullptr, 0);
+}
+
+// What travels in front of a message, in a slot of its own if the payload leaves no room.
+struct WireHeader {
+  uint64_t sequence;
+  int64_t bytes;
+  char digest[16];
+  char label[kLabelBytes];
+};
+
+constexpr int64_t kHeaderBytes = (sizeof(WireHeader) + 63) / 64 * 64;
+
+struct alignas(64) Slot {
+  char data[kSlotBytes];
+};
+
+// How much of `text` fits beside a final zero, without cutting a UTF-8 character.
+size_t fitting_bytes(const std::string& text, size_t room) {
+  size_t length = std::min(text.size(), room - 1);
+  if (length == text.size()) return length;
+  while (length > 0 && (static_cast<unsigned char>(text[length]) & 0xc0u) == 0x80u) --length;
+  return length;
+}
+
+void copy_text(char* to, size_t room, const std::string& text) {
+  const size_t length = fitting_bytes(text, room);
+  std::memcpy(to, text.data(), length);
+  to[length] = '\0';
+}
+
+std::string seconds(double value) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%g", value);
+  return text;
+}
+
+std::string words(uint64_t sequence, int64_t bytes, const std::string& label) {
+  return "message " + std::to_string(sequence) + " of " + std::to_string(bytes) + " bytes for '" +
+         label + "'";
+}
+
+}  // namespace
+
+// A single-producer, single-consumer ring. `bytes` of a slot are written before `written` counts it.
+struct HostCommunicator::Mailbox {
+  alignas(64) std::atomic<uint64_t> written;
+  alignas(64) std::atomic<uint64_t> consumed;
+  Slot slots[kSlots];
+};
+
+struct HostCommunicator::Control {
+  alignas(64) std::atomic<uint32_t> doorbell;
+  std::atomic<uint32_t> sleeping;
+  alignas(64) std::atomic<uint32_t> closed;
+  // The world's failure; only rank 0's is used. 0 none, 1 being written, 2 readable.
+  std::atomic<uint32_t> failure_state;
+  char failure[kFailureBytes];
+  // What this rank does; a torn read in a report is harmless.
+  std::atomic<uint64_t> operations;
+  std::atomic<char> label[kLabelBytes];
+  // Descriptor + 1, in the receiver's process, of the mailbox that this rank sends to; by receiver.
+  std::atomic<int32_t> outboxes[];
+
+  static size_t bytes(int size) { return sizeof(Control) + size * sizeof(std::atomic<int32_t>); }
+};
+
+HostCommunicator::HostCommunicator(int rank, int size, double timeout_s,
+                                   std::function<void()> on_wait)
+    : rank_(rank),
+      size_(size),
+      timeout_s_(timeout_s),
+      on_wait_(std::move(on_wait)),
+      controls_(size),
+      pids_(size, 0),
+      pidfds_(size, -1),
+      inboxes_(size),
+      outboxes_(size),
+      sends_(size),
+      receives_(size),
+      sent_(size, 0),
+      received_(size, 0) {
+  controls_[rank] = Segment(Control::bytes(size));
+  pids_[rank] = getpid();
+}
+
+HostCommunicator::~HostCommunicator() {
+  close();
+}
+
+std::pair<pid_t, int> HostCommunicator::address() const {
+  require_open();
+  return {getpid(), controls_[rank_].fd()};
+}
+
+void HostCommunicator::connect(const std::vector<std::pair<pid_t, int>>& addresses) {
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank_) continue;
+    const auto [pid, fd] = addresses[peer];
+    controls_[peer] = Segment(pid, fd, Control::bytes(size_));
+    pids_[peer] = pid;
+    pidfds_[peer] = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
+    check_call(pidfds_[peer], "pidfd_open");
+  }
+}
+
+HostCommunicator::Control* HostCommunicator::control(int rank) const {
+  return reinterpret_cast<Control*>(controls_[rank].data());
+}
+
+bool HostCommunicator::has_closed(int peer) const {
+  return control(peer)->closed.load(std::memory_order_seq_cst) != 0;
+}
+
+void HostCommunicator::require_open() const {
+  if (closed_) throw TransportError("rank " + std::to_string(rank_) + " has left its world");
+}
+
+void HostCommunicator::begin(const Signature& signature) {
+  require_open();
+  Control* mine = control(rank_);
+  const size_t length = fitting_bytes(signature.label, kLabelBytes);
+  for (size_t i = 0; i < length; ++i) {
+    mine->label[i].store(signature.label[i], std::memory_order_relaxed);
+  }
+  mine->label[length].store('\0', std::memory_order_relaxed);
+  mine->operations.fetch_add(1, std::memory_order_relaxed);
+  const double now = now_s();
+  deadline_s_ = now + timeout_s_;
+  next_look_s_ = now + kLookEveryS;
+}
+
+void HostCommunicator::post(Transfer* transfer) {
+  require_open();
+  if (transfer->kind == Transfer::Kind::kLocal) {
+    locals_.push_back(transfer);
+    return;
+  }
+  const bool sends = transfer->kind == Transfer::Kind::kSend;
+  const int peer = transfer->peer;
+  if (peer < 0 || peer >= size_ || peer == rank_) {
+    throw TransportError("rank " + std::to_string(rank_) + " has no mailbox for rank " +
+                         std::to_string(peer));
+  }
+  if (!sends) incoming(peer);
+  transfer->sequence = (sends ? sent_ : received_)[peer]++;
+  transfer->stream = BoxStream(transfer->boxes);
+  auto& queue = (sends ? sends_ : receives_)[peer];
+  if (queue.empty()) (sends ? busy_sends_ : busy_receives_).push_back(peer);
+  queue.push_back(transfer);
+}
+
+void HostCommunicator::wait(const std::vector<Transfer*>& transfers) try {
+  size_t first = 0;
+  int idle = 0;
+  while (true) {
+    while (first < transfers.size() && transfers[first]->complete) ++first;
+    if (first == transfers.size()) return;
+    if (progress()) {
+      idle = 0;
+    } else if (++idle < kSpins) {
+      pause_briefly();
+    } else {
+      sleep();
+    }
+  }
+} catch (...) {
+  forget_transfers();
+  throw;
+}
+
+// The world has ended: what is queued belongs to callers that are about to let go of it.
+void HostCommunicator::forget_transfers() {
+  for (auto& queue : sends_) queue.clear();
+  for (auto& queue : receives_) queue.clear();
+  busy_sends_.clear();
+  busy_receives_.clear();
+  locals_.clear();
+}
+
+bool HostCommunicator::progress() {
+  bool moved = false;
+  for (size_t i = 0; i < busy_sends_.size();) {
+    const int peer = busy_sends_[i];
+    moved |= progress_send(peer);
+    if (sends_[peer].empty()) {
+      busy_sends_.erase(busy_sends_.begin() + static_cast<long>(i));
+    } else {
+      ++i;
+    }
+  }
+  for (size_t i = 0; i < busy_receives_.size();) {
+    const int peer = busy_receives_[i];
+    moved |= progress_receive(peer);
+    if (receives_[peer].empty()) {
+      busy_receives_.erase(busy_receives_.begin() + static_cast<long>(i));
+    } else {
+      ++i;
+    }
+  }
+  for (size_t i = 0; i < locals_.size();) {
+    Transfer* local = locals_[i];
+    if (local->after != nullptr && !local->after->complete) {
+      ++i;
+      continue;
+    }
+    local->local();
+    local->complete = true;
+    locals_.erase(locals_.begin() + static_cast<long>(i));
+    moved = true;
+  }
+  return moved;
+}
+
+bool HostCommunicator::progress_send(int peer) {
+  Mailbox* mailbox = outgoing(peer);
+  if (mailbox == nullptr) return false;
+  auto& queue = sends_[peer];
+  bool moved = false;
+  uint64_t written = mailbox->written.load(std::memory_order_relaxed);
+  while (!queue.empty()) {
+    if (written - mailbox->consumed.load(std::memory_order_seq_cst) == kSlots) break;
+    Transfer* transfer = queue.front();
+    char* slot = mailbox->slots[written % kSlots].data;
+    int64_t room = kSlotBytes;
+    if (!transfer->header_done) {
+      write_header(*transfer, slot);
+      transfer->header_done = true;
+      slot += kHeaderBytes;
+      room -= kHeaderBytes;
+    }
+    const int64_t bytes = std::min(room, transfer->bytes - transfer->moved);
+    transfer->stream.gather(transfer->tensor, slot, bytes);
+    transfer->moved += bytes;
+    mailbox->written.store(++written, std::memory_order_seq_cst);
+    ring(peer);
+    moved = true;
+    if (transfer->moved == transfer->bytes) {
+      transfer->complete = true;
+      queue.pop_front();
+    }
+  }
+  return moved;
+}
+
+bool HostCommunicator::progress_receive(int peer) {
+  Mailbox* mailbox = incoming(peer);
+  auto& queue = receives_[peer];
+  bool moved = false;
+  uint64_t consumed = mailbox->consumed.load(std::memory_order_relaxed);
+  while (!queue.empty() && mailbox->written.load(std::memory_order_seq_cst) != consumed) {
+    Transfer* transfer = queue.front();
+    if (transfer->after != nullptr && !transfer->after->complete) break;
+    const char* slot = mailbox->slots[consumed % kSlots].data;
+    int64_t room = kSlotBytes;
+    if (!transfer->header_done) {
+      verify_header(*transfer, slot);
+      transfer->header_done = true;
+      slot += kHeaderBytes;
+      room -= kHeaderBytes;
+    }
+    const int64_t bytes = std::min(room, transfer->bytes - transfer->moved);
+    if (transfer->adds) {
+      transfer->stream.scatter_add(transfer->tensor, slot, bytes, transfer->dtype);
+    } else {
+      transfer->stream.scatter(transfer->tensor, slot, bytes);
+    }
+    transfer->moved += bytes;
+    mailbox->consumed.store(++consumed, std::memory_order_seq_cst);
+    ring(peer);
+    moved = true;
+    if (transfer->moved == transfer->bytes) {
+      transfer->complete = true;
+      queue.pop_front();
+    }
+  }
+  return moved;
+}
+
+void HostCommunicator::write_header(const Transfer& transfer, char* slot) const {
+  WireHeader header{};
+  header.sequence = transfer.sequence;
+  header.bytes = transfer.bytes;
+  std::memcpy(header.digest, transfer.signature->digest.data(), sizeof(header.digest));
+  copy_text(header.label, kLabelBytes, transfer.signature->label);
+  std::memcpy(slot, &header, sizeof(header));
+}
+
+void HostCommunicator::verify_header(const Transfer& transfer, const char* slot) const {
+  WireHeader header;
+  std::memcpy(&header, slot, sizeof(header));
+  header.label[kLabelBytes - 1] = '\0';
+  const bool same_operation =
+      std::memcmp(header.digest, transfer.signature->digest.data(), sizeof(header.digest)) == 0;
+  if (same_operation && header.sequence == transfer.sequence && header.bytes == transfer.bytes) {
+    return;
+  }
+  const std::string me = std::to_string(rank_), peer = std::to_string(transfer.peer);
+  throw PlanMismatch(
+      std::string("ranks disagree about ") +
+      (same_operation ? "the size of a message" : "the operation") + ": rank " + me + " expected " +
+      words(transfer.sequence, transfer.bytes, transfer.signature->label) + " from rank " + peer +
+      ", but rank " + peer + " sent " + words(header.sequence, header.bytes, header.label) +
+      "; call the same operations with the same shapes in the same order on every rank");
+}
+
+// The order of the two sequentially consistent operations here and in sleep() is what makes sure that
+// either the sleeper sees the slot or the ringer sees the sleeper.
+void HostCommunicator::ring(int peer) {
+  Control* theirs = control(peer);
+  if (theirs->sleeping.load(std::memory_order_seq_cst) != 0) {
+    theirs->doorbell.fetch_add(1, std::memory_order_seq_cst);
+    futex_wake(&theirs->doorbell);
+  }
+}
+
+void HostCommunicator::sleep() {
+  Control* mine = control(rank_);
+  const uint32_t seen = mine->doorbell.load(std::memory_order_seq_cst);
+  mine->sleeping.store(1, std::memory_order_seq_cst);
+  if (!progress()) futex_wait(&mine->doorbell, seen);
+  mine->sleeping.store(0, std::memory_order_seq_cst);
+  if (now_s() >= next_look_s_) look_around();
+}
+
+void HostCommunicator::look_around() {
+  on_wait_();
+  if (control(0)->failure_state.load(std::memory_order_acquire) == 2) throw WorldFailed();
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank_) continue;
+    pollfd ended{pidfds_[peer], POLLIN, 0};
+    const bool waited_for = !sends_[peer].empty() || !receives_[peer].empty();
+    const bool closed = has_closed(peer);
+    const bool dead = poll(&ended, 1, 0) == 1;
+    if ((!dead && !closed) || (closed && !waited_for)) continue;
+    // What it sent before it ended is still in the mailbox.
+    if (progress()) return;
+    if (control(0)->failure_state.load(std::memory_order_acquire) == 2) throw WorldFailed();
+    throw PeerFailure("rank " + std::to_string(peer) + " (process " + std::to_string(pids_[peer]) +
+                          ") " + (closed ? "has left the world" : "died") + " while rank " +
+                          std::to_string(rank_) + " was in '" + reports()[rank_] + "'",
+                      peer);
+  }
+  const double now = now_s();
+  if (now >= deadline_s_) {
+    std::string text = "'" + reports()[rank_] + "' on rank " + std::to_string(rank_) +
+                       " was not complete after " + seconds(timeout_s_) +
+                       " s; what each rank did last:";
+    const auto all = reports();
+    for (int peer = 0; peer < size_; ++peer) {
+      text += "\n  rank " + std::to_string(peer) + ": " + all[peer];
+    }
+    throw CollectiveTimeout(text);
+  }
+  next_look_s_ = now + kLookEveryS;
+}
+
+HostCommunicator::Mailbox* HostCommunicator::incoming(int peer) {
+  Segment& segment = inboxes_[peer];
+  if (segment.data() == nullptr) {
+    segment = Segment(sizeof(Mailbox));
+    control(peer)->outboxes[rank_].store(segment.fd() + 1, std::memory_order_seq_cst);
+    ring(peer);
+  }
+  return reinterpret_cast<Mailbox*>(segment.data());
+}
+
+HostCommunicator::Mailbox* HostCommunicator::outgoing(int peer) {
+  Segment& segment = outboxes_[peer];
+  if (segment.data() == nullptr) {
+    const int fd = control(rank_)->outboxes[peer].load(std::memory_order_seq_cst) - 1;
+    if (fd < 0) return nullptr;
+    Segment found;
+    try {
+      found = Segment(pids_[peer], fd, sizeof(Mailbox));
+    } catch (const SegmentGone&) {
+      return nullptr;  // look_around() will know why
+    } catch (const TransportError&) {
+      if (!has_closed(peer)) throw;
+    }
+    // A rank that has closed may use the number for something else.
+    if (has_closed(peer)) return nullptr;
+    segment = std::move(found);
+  }
+  return reinterpret_cast<Mailbox*>(segment.data());
+}
+
+bool HostCommunicator::post_failure(const std::string& text) {
+  Control* board = control(0);
+  if (board == nullptr) return false;
+  uint32_t none = 0;
+  const bool first = board->failure_state.compare_exchange_strong(none, 1);
+  if (first) {
+    copy_text(board->failure, kFailureBytes, text);
+    board->failure_state.store(2, std::memory_order_seq_cst);
+  }
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer != rank_ && controls_[peer].data() != nullptr) ring(peer);
+  }
+  return first;
+}
+
+std::string HostCommunicator::failure() const {
+  Control* board = control(0);
+  if (board == nullptr || board->failure_state.load(std::memory_order_acquire) != 2) return "";
+  return board->failure;
+}
+
+std::vector<std::string> HostCommunicator::reports() const {
+  std::vector<std::string> reports;
+  for (int peer = 0; peer < size_; ++peer) {
+    const Control* theirs = control(peer);
+    if (theirs == nullptr) {
+      reports.push_back("not connected");
+      continue;
+    }
+    std::string label;
+    for (const auto& byte : theirs->label) {
+      const char c = byte.load(std::memory_order_relaxed);
+      if (c == '\0') break;
+      label += c;
+    }
+    const uint64_t count = theirs->operations.load(std::memory_order_relaxed);
+    reports.push_back("#" + std::to_string(count) + " " + label);
+  }
+  return reports;
+}
+
+void HostCommunicator::close() {
+  if (closed_) return;
+  closed_ = true;
+  forget_transfers();
+  control(rank_)->closed.store(1, std::memory_order_seq_cst);
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer != rank_ && controls_[peer].data() != nullptr) ring(peer);
+  }
+  // What this rank has sent lies in memory of the receivers.
+  inboxes_.assign(size_, Segment());
+  outboxes_.assign(size_, Segment());
+  controls_.assign(size_, Segment());
+  for (int& fd : pidfds_) {
+    if (fd >= 0) ::close(fd);
+    fd = -1;
+  }
+}
+
+}  // namespace gpudist

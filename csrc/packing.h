@@ -1,0 +1,66 @@
+// Gather, scatter and scatter-add of boxes, as streams of bytes that may stop and go on anywhere between items.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "box.h"
+
+namespace gpudist {
+
+enum class Dtype : int {
+  kBool, kUint8, kInt8, kInt16, kInt32, kInt64,
+  kFloat16, kBfloat16, kFloat32, kFloat64, kComplex64, kComplex128,
+};
+
+int64_t item_bytes(Dtype dtype);
+
+// 16-bit floats are summed in float32 and rounded once.
+inline bool is_narrow(Dtype dtype) { return dtype == Dtype::kFloat16 || dtype == Dtype::kBfloat16; }
+inline Dtype sum_dtype(Dtype dtype) { return is_narrow(dtype) ? Dtype::kFloat32 : dtype; }
+
+// Walks the bytes of some boxes in order; knows nothing of where the tensor lies.
+class BoxStream {
+ public:
+  BoxStream() = default;
+  explicit BoxStream(const std::vector<BoxView>* boxes) : boxes_(boxes) { enter(); }
+
+  bool done() const { return boxes_ == nullptr || box_ == boxes_->size(); }
+
+  // Copy the next `bytes` of the tensor at `tensor` to `out`.
+  void gather(const char* tensor, char* out, size_t bytes);
+
+  // Copy `bytes` from `in` to the next cells of the tensor.
+  void scatter(char* tensor, const char* in, size_t bytes);
+
+  // Add items of `dtype` to the next cells, which are of sum_dtype(dtype); the boxes are in those cells.
+  void scatter_add(char* tensor, const char* in, size_t bytes, Dtype dtype);
+
+ private:
+  // Call f(offset in the tensor, bytes) for contiguous pieces that make up the next `bytes`.
+  template <class F>
+  void walk(size_t bytes, F f);
+  void enter();
+
+  const std::vector<BoxView>* boxes_ = nullptr;
+  size_t box_ = 0;
+  RowCursor row_;
+  int64_t in_row_ = 0;
+};
+
+// Copy boxes of one tensor to boxes, equal in shape and order, of another.
+void copy_boxes(const char* source, const std::vector<BoxView>& from, char* destination,
+                const std::vector<BoxView>& to);
+
+// Add boxes of one tensor to boxes of another, whose cells are of sum_dtype(dtype).
+void add_boxes(const char* source, const std::vector<BoxView>& from, char* destination,
+               const std::vector<BoxView>& to, Dtype dtype);
+
+// Set `items` cells of `dtype` to `value`.
+void fill(char* destination, int64_t items, Dtype dtype, double value);
+
+// Round float32 sums to a 16-bit dtype.
+void narrow(const float* sums, char* destination, int64_t items, Dtype dtype);
+
+}  // namespace gpudist

@@ -1,0 +1,223 @@
+#include "packing.h"
+
+#include <algorithm>
+#include <complex>
+#include <cstring>
+
+#include "check.h"
+#include "half.h"
+
+namespace gpudist {
+
+int64_t item_bytes(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kBool:
+    case Dtype::kUint8:
+    case Dtype::kInt8: return 1;
+    case Dtype::kInt16:
+    case Dtype::kFloat16:
+    case Dtype::kBfloat16: return 2;
+    case Dtype::kInt32:
+    case Dtype::kFloat32: return 4;
+    case Dtype::kInt64:
+    case Dtype::kFloat64:
+    case Dtype::kComplex64: return 8;
+    case Dtype::kComplex128: return 16;
+  }
+  throw TransportError("unknown dtype");
+}
+
+namespace {
+
+template <class T>
+void add_items(char* cells, const char* in, size_t bytes) {
+  T* sum = reinterpret_cast<T*>(cells);
+  // Chunks begin at multiples of 16 bytes, so that items are aligned.
+  const T* item = reinterpret_cast<const T*>(in);
+  const size_t count = bytes / sizeof(T);
+  for (size_t i = 0; i < count; ++i) sum[i] += item[i];
+}
+
+template <float (*widen)(uint16_t)>
+void add_narrow(char* cells, const char* in, size_t bytes) {
+  float* sum = reinterpret_cast<float*>(cells);
+  const uint16_t* item = reinterpret_cast<const uint16_t*>(in);
+  const size_t count = bytes / sizeof(uint16_t);
+  for (size_t i = 0; i < count; ++i) sum[i] += widen(item[i]);
+}
+
+// `bytes` counts bytes of `in`.
+void add_run(char* cells, const char* in, size_t bytes, Dtype dtype) {
+  switch (dtype) {
+    // Integer sums wrap, which C++ says of the unsigned ones only.
+    case Dtype::kUint8:
+    case Dtype::kInt8: return add_items<uint8_t>(cells, in, bytes);
+    case Dtype::kInt16: return add_items<uint16_t>(cells, in, bytes);
+    case Dtype::kInt32: return add_items<uint32_t>(cells, in, bytes);
+    case Dtype::kInt64: return add_items<uint64_t>(cells, in, bytes);
+    case Dtype::kFloat16: return add_narrow<float16_to_float>(cells, in, bytes);
+    case Dtype::kBfloat16: return add_narrow<bfloat16_to_float>(cells, in, bytes);
+    case Dtype::kFloat32:
+    case Dtype::kComplex64: return add_items<float>(cells, in, bytes);
+    case Dtype::kFloat64:
+    case Dtype::kComplex128: return add_items<double>(cells, in, bytes);
+    case Dtype::kBool: break;
+  }
+  throw TransportError("bool has no sum");
+}
+
+// A copy of a size the compiler knows is a move or two, where memcpy would be a call.
+inline void copy_run(char* to, const char* from, size_t bytes) {
+  switch (bytes) {
+    case 1: *to = *from; return;
+    case 2: std::memcpy(to, from, 2); return;
+    case 4: std::memcpy(to, from, 4); return;
+    case 8: std::memcpy(to, from, 8); return;
+    case 16: std::memcpy(to, from, 16); return;
+    default: std::memcpy(to, from, bytes);
+  }
+}
+
+}  // namespace
+
+void BoxStream::enter() {
+  while (!done() && (*boxes_)[box_].rows == 0) ++box_;
+  if (!done()) row_ = RowCursor((*boxes_)[box_]);
+}
+
+template <class F>
+void BoxStream::walk(size_t bytes, F f) {
+  while (bytes > 0) {
+    if (done()) throw TransportError("a message is longer than its boxes");
+    const int64_t row_bytes = (*boxes_)[box_].row_bytes;
+    const size_t piece = std::min<size_t>(bytes, row_bytes - in_row_);
+    f(row_.offset() + in_row_, piece);
+    bytes -= piece;
+    in_row_ += piece;
+    if (in_row_ < row_bytes) continue;
+    in_row_ = 0;
+    row_.next();
+    if (row_.done()) {
+      ++box_;
+      enter();
+    }
+  }
+}
+
+void BoxStream::gather(const char* tensor, char* out, size_t bytes) {
+  walk(bytes, [&](int64_t offset, size_t piece) {
+    copy_run(out, tensor + offset, piece);
+    out += piece;
+  });
+}
+
+void BoxStream::scatter(char* tensor, const char* in, size_t bytes) {
+  walk(bytes, [&](int64_t offset, size_t piece) {
+    copy_run(tensor + offset, in, piece);
+    in += piece;
+  });
+}
+
+void BoxStream::scatter_add(char* tensor, const char* in, size_t bytes, Dtype dtype) {
+  const size_t widening = item_bytes(sum_dtype(dtype)) / item_bytes(dtype);
+  walk(bytes * widening, [&](int64_t offset, size_t piece) {
+    add_run(tensor + offset, in, piece / widening, dtype);
+    in += piece / widening;
+  });
+}
+
+namespace {
+
+constexpr size_t kBounceBytes = 16 * 1024;
+
+int64_t total_bytes(const std::vector<BoxView>& boxes) {
+  int64_t bytes = 0;
+  for (const BoxView& box : boxes) bytes += box.bytes();
+  return bytes;
+}
+
+}  // namespace
+
+void copy_boxes(const char* source, const std::vector<BoxView>& from, char* destination,
+                const std::vector<BoxView>& to) {
+  for (size_t i = 0; i < from.size(); ++i) {
+    const BoxView& a = from[i];
+    const BoxView& b = to[i];
+    if (a.row_bytes == b.row_bytes) {
+      RowCursor in(a);
+      for (RowCursor out(b); !out.done(); out.next(), in.next()) {
+        copy_run(destination + out.offset(), source + in.offset(), a.row_bytes);
+      }
+    } else if (a.row_bytes < b.row_bytes) {
+      // Rows differ in length where one side is contiguous in more dims: go by the shorter ones.
+      const std::vector<BoxView> longer{b};
+      BoxStream out(&longer);
+      for (RowCursor in(a); !in.done(); in.next()) {
+        out.scatter(destination, source + in.offset(), a.row_bytes);
+      }
+    } else {
+      const std::vector<BoxView> longer{a};
+      BoxStream in(&longer);
+      for (RowCursor out(b); !out.done(); out.next()) {
+        in.gather(source, destination + out.offset(), b.row_bytes);
+      }
+    }
+  }
+}
+
+void add_boxes(const char* source, const std::vector<BoxView>& from, char* destination,
+               const std::vector<BoxView>& to, Dtype dtype) {
+  alignas(64) char bounce[kBounceBytes];
+  BoxStream in(&from);
+  BoxStream out(&to);
+  for (int64_t left = total_bytes(from); left > 0;) {
+    const size_t bytes = std::min<int64_t>(left, kBounceBytes);
+    in.gather(source, bounce, bytes);
+    out.scatter_add(destination, bounce, bytes, dtype);
+    left -= bytes;
+  }
+}
+
+namespace {
+
+template <class T>
+void fill_items(char* destination, int64_t items, T value) {
+  std::fill_n(reinterpret_cast<T*>(destination), items, value);
+}
+
+}  // namespace
+
+void fill(char* destination, int64_t items, Dtype dtype, double value) {
+  if (items == 0) return;
+  if (value == 0) {
+    std::memset(destination, 0, items * item_bytes(dtype));
+    return;
+  }
+  switch (dtype) {
+    case Dtype::kBool: return fill_items<uint8_t>(destination, items, 1);
+    case Dtype::kUint8: return fill_items(destination, items, static_cast<uint8_t>(value));
+    case Dtype::kInt8: return fill_items(destination, items, static_cast<int8_t>(value));
+    case Dtype::kInt16: return fill_items(destination, items, static_cast<int16_t>(value));
+    case Dtype::kInt32: return fill_items(destination, items, static_cast<int32_t>(value));
+    case Dtype::kInt64: return fill_items(destination, items, static_cast<int64_t>(value));
+    case Dtype::kFloat16:
+      return fill_items(destination, items, float_to_float16(static_cast<float>(value)));
+    case Dtype::kBfloat16:
+      return fill_items(destination, items, float_to_bfloat16(static_cast<float>(value)));
+    case Dtype::kFloat32: return fill_items(destination, items, static_cast<float>(value));
+    case Dtype::kFloat64: return fill_items(destination, items, value);
+    case Dtype::kComplex64:
+      return fill_items(destination, items, std::complex<float>(static_cast<float>(value)));
+    case Dtype::kComplex128: return fill_items(destination, items, std::complex<double>(value));
+  }
+}
+
+void narrow(const float* sums, char* destination, int64_t items, Dtype dtype) {
+  uint16_t* out = reinterpret_cast<uint16_t*>(destination);
+  const bool is_half = dtype == Dtype::kFloat16;
+  for (int64_t i = 0; i < items; ++i) {
+    out[i] = is_half ? float_to_float16(sums[i]) : float_to_bfloat16(sums[i]);
+  }
+}
+
+}  // namespace gpudist
