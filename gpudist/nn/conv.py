@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from gpudist.autograd import move
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.exchange import Movement, bind
-from gpudist.geometry.blocks import Decomposition
+from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.broadcasting import Pairing
 from gpudist.geometry.halo import needed_range
 from gpudist.geometry.windows import SlidingWindow
@@ -21,9 +21,9 @@ from gpudist.nn.parameter import (
     bias_bound,
     bind_parameter,
     kaiming_bound,
-    tied,
     tied_empty,
     uniform_parameter,
+    zero_bias,
 )
 from gpudist.nn.partitions import (
     leading_partitions,
@@ -36,6 +36,7 @@ from gpudist.nn.window import per_dim
 from gpudist.ops.agreement import Agreement, Layout, ShapeMode
 from gpudist.ops.broadcast import plan_between
 from gpudist.ops.halo_exchange import HaloExchange
+from gpudist.ops.operator import Bound, placeholder_shape
 from gpudist.partition import CartesianPartition, Partition
 
 _CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -140,8 +141,7 @@ class _DistributedConv(torch.nn.Module):
         self._agreement = Agreement(
             self._name, self.P_x, self._P_all, self._dims + 2, global_shape, shape
         )
-        self._dynamic = shape == "dynamic"
-        self._bound: dict[tuple[object, ...], _Bound] = {}
+        self._bound = Bound[_Bound](shape)
         self._make_parameters(given)
 
     def _paddings(self, padding: Any) -> tuple[tuple[int, int], ...]:
@@ -245,14 +245,14 @@ class _DistributedConv(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self._P_all.active:
             return x.clone()
-        bound = self._bound_to(x)
+        bound = self._bound(x, self._agree_and_bind)
         inputs = (x, self.weight) if self.bias is None else (x, self.weight, self.bias)
         block, weight, *biases = move(bound.movements, inputs)
         bias = biases[0] if biases else None
         if self._P_c.active:
             y = self._convolve(block, weight, bias, bound)
         else:
-            y = tied_empty(block.shape, (block, weight, bias), x.dtype)
+            y = tied_empty(block.shape, x.dtype, block, weight, bias)
         return move((bound.reduction,), (y,))[0] if bound.reduction is not None else y
 
     def _convolve(
@@ -263,20 +263,16 @@ class _DistributedConv(torch.nn.Module):
         bound: _Bound,
     ) -> torch.Tensor:
         if 0 in bound.output_shape:
-            return tied_empty(bound.output_shape, (block, weight, bias), block.dtype)
+            return tied_empty(bound.output_shape, block.dtype, block, weight, bias)
         if bias is not None and not self._P_bias_used.active:
-            weight, bias = tied(weight, (bias,)), None
+            bias = zero_bias(bias, weight.shape[0])
         groups = self.groups if self._weight_grid[1] == 1 else 1
         if self.groups > 1 and self._P_y_paired is not None:
             groups = self.groups // self._weight_grid[0]
         return _CONVOLVE[self._dims](block, weight, bias, self.stride, 0, self.dilation, groups)
 
-    def _bound_to(self, x: torch.Tensor) -> _Bound:
-        key = (x.shape, x.dtype, x.device)
-        found = None if self._dynamic else self._bound.get(key)
-        if found is None:
-            found = self._bound[key] = self._bind(self._agreement(x), x)
-        return found
+    def _agree_and_bind(self, x: torch.Tensor) -> _Bound:
+        return self._bind(self._agreement(x), x)
 
     def _bind(self, layout: Layout, x: torch.Tensor) -> _Bound:
         inputs = layout.decomposition
@@ -284,6 +280,13 @@ class _DistributedConv(torch.nn.Module):
             raise ShapeError(
                 f"{self._name}, dim 1: the input has {inputs.shape[1]} channels, not "
                 f"{self.in_channels}"
+            )
+        channels = inputs.dims[1]
+        if channels != Blocks(self.in_channels, channels.parts):
+            sizes = [channels.length(i) for i in range(channels.parts)]
+            raise ShapeError(
+                f"{self._name}, dim 1: the input's blocks have {sizes} channels but the weight "
+                f"needs {self.in_channels} in balanced blocks; repartition the input"
             )
         try:
             movement = self.halo_exchange.bind_to(inputs, layout.dtype, x)
@@ -321,7 +324,7 @@ class _DistributedConv(torch.nn.Module):
             ("haloed", inputs, self.halo_exchange.windows),
         )  # fmt: skip
         label = f"broadcast {list(P_x.shape)} -> {list(P_c.shape)}"
-        empty = (x.shape[0], 0) if x.dim() else (0,)
+        empty = placeholder_shape(x)
         return bind(plan, P_both, label, layout.dtype, halo.output_shape, halo.output_dtype, empty)
 
     def _bind_weight(self) -> Movement:
@@ -347,7 +350,7 @@ class _DistributedConv(torch.nn.Module):
             (self._name, layout.decomposition, self.halo_exchange.windows, self.out_channels),
         ).T  # fmt: skip
         label = f"sum_reduce {list(P_c.shape)} -> {list(P_y.shape)}"
-        empty = (x.shape[0], 0) if x.dim() else (0,)
+        empty = placeholder_shape(x)
         shape, dtype = movement.output_shape, movement.output_dtype
         return bind(plan, P_both, label, layout.dtype, shape, dtype, empty)
 

@@ -18,13 +18,14 @@ from gpudist.nn.parameter import (
     bias_bound,
     bind_parameter,
     kaiming_bound,
-    tied,
     tied_empty,
     uniform_parameter,
+    zero_bias,
 )
 from gpudist.nn.partitions import leading_partitions, plane, regrid, require_cells, require_shape
 from gpudist.ops.agreement import Agreement, Layout, ShapeMode
 from gpudist.ops.broadcast import plan_between
+from gpudist.ops.operator import Bound, placeholder_shape
 from gpudist.partition import CartesianPartition
 
 
@@ -111,8 +112,7 @@ class DistributedLinear(torch.nn.Module):
             self._P_all = P_x
         self._make_parameters(given)
         self._agreement = Agreement(name, P_x, self._P_all, None, global_shape, shape)
-        self._dynamic = shape == "dynamic"
-        self._bound: dict[tuple[object, ...], tuple[Movement, Movement]] = {}
+        self._bound = Bound[tuple[Movement, ...]](shape if self._split else "static")
 
     def _make_parameters(self, given: _Arguments) -> None:
         self._weight_cut = Decomposition.balanced(
@@ -146,36 +146,40 @@ class DistributedLinear(torch.nn.Module):
 
     def _forward_whole(self, x: torch.Tensor) -> torch.Tensor:
         """Features whole: the parameters come to the blocks of ``x``."""
-        movements = [bind_parameter(self.weight, self.P_w, self.P_x, self._weight_cut, "weight")]
-        inputs = [self.weight]
-        if self.bias is not None:
-            movements.append(bind_parameter(self.bias, self.P_w, self.P_x, self._bias_cut, "bias"))
-            inputs.append(self.bias)
-        weight, *biases = move(movements, inputs)
+        if x.shape[-1:] != (self.in_features,):
+            raise ShapeError(
+                f"DistributedLinear, dim -1: the input of shape {list(x.shape)} has "
+                f"{x.shape[-1] if x.dim() else 0} features, not {self.in_features}"
+            )
+        inputs = [self.weight] if self.bias is None else [self.weight, self.bias]
+        weight, *biases = move(self._bound(self.weight, self._bind_parameters), inputs)
         return F.linear(x, weight, biases[0] if biases else None)
+
+    def _bind_parameters(self, weight: torch.Tensor) -> tuple[Movement, ...]:
+        P_w, P_x = self.P_w, self.P_x
+        movements = [bind_parameter(weight, P_w, P_x, self._weight_cut, "weight")]
+        if self.bias is not None:
+            movements.append(bind_parameter(self.bias, P_w, P_x, self._bias_cut, "bias"))
+        return tuple(movements)
 
     def _forward_split(self, x: torch.Tensor) -> torch.Tensor:
         """Features split: the blocks of ``x`` come to the parameters."""
-        spread, reduction = self._bound_to(x)
+        spread, reduction = self._bound(x, self._agree_and_bind)
         block = move((spread,), (x,))[0]
-        parameters = (self.weight, self.bias)
+        bias = self.bias
         if not self.P_w.active:
-            y = tied_empty(block.shape, (block, *parameters), block.dtype)
+            y = tied_empty(block.shape, block.dtype, block, self.weight, bias)
         else:
-            has_bias = self.bias is not None and self.bias.numel() > 0
-            weight = self.weight if has_bias else tied(self.weight, (self.bias,))
-            y = F.linear(block, weight, self.bias if has_bias else None)
+            if bias is not None and bias.numel() == 0:
+                bias = zero_bias(bias, self.weight.shape[0])
+            y = F.linear(block, self.weight, bias)
         return move((reduction,), (y,))[0]
 
-    def _bound_to(self, x: torch.Tensor) -> tuple[Movement, Movement]:
-        key = (x.shape, x.dtype, x.device)
-        found = None if self._dynamic else self._bound.get(key)
-        if found is None:
-            layout = self._agreement(x)
-            self._check(layout)
-            spread = self._bind_spread(layout, x)
-            found = self._bound[key] = spread, self._bind_reduction(layout, spread, x)
-        return found
+    def _agree_and_bind(self, x: torch.Tensor) -> tuple[Movement, ...]:
+        layout = self._agreement(x)
+        self._check(layout)
+        spread = self._bind_spread(layout, x)
+        return spread, self._bind_reduction(layout, spread, x)
 
     def _check(self, layout: Layout) -> None:
         features = layout.decomposition.dims[-1]
@@ -193,7 +197,7 @@ class DistributedLinear(torch.nn.Module):
             P_x, P_w, P_both, Pairing(P_x.shape, P_w.shape), layout.shape_of, layout.key
         )
         label = f"broadcast {list(P_x.shape)} -> {list(P_w.shape)}"
-        empty = (x.shape[0], 0) if x.dim() else (0,)
+        empty = placeholder_shape(x)
         return bind(plan, P_both, label, layout.dtype, x.shape, x.dtype, empty)
 
     def _bind_reduction(self, layout: Layout, spread: Movement, x: torch.Tensor) -> Movement:
@@ -206,7 +210,7 @@ class DistributedLinear(torch.nn.Module):
             (leading, self._bias_cut),
         ).T  # fmt: skip
         label = f"sum_reduce {list(P_w.shape)} -> {list(P_y.shape)}"
-        empty = (x.shape[0], 0) if x.dim() else (0,)
+        empty = placeholder_shape(x)
         shape, dtype = spread.output_shape, spread.output_dtype
         return bind(plan, P_both, label, layout.dtype, shape, dtype, empty)
 

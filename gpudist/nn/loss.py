@@ -41,9 +41,17 @@ class _DistributedLoss(torch.nn.Module):
 
     def _total(self, losses: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """The value on all workers, from this worker's losses and what they weigh in the mean."""
-        parts = torch.stack([losses.sum(), weight.to(losses.dtype).sum()])
+        # Half precision counts to 2048, or 256.
+        wide = torch.promote_types(losses.dtype, torch.float32)
+        parts = torch.stack([losses.sum(dtype=wide), weight.sum(dtype=wide)])
         total = invariant_sum(parts, self.P_loss)
-        return total[0] / total[1].detach() if self.reduction == "mean" else total[0]
+        value = total[0] / total[1].detach() if self.reduction == "mean" else total[0]
+        return value.to(losses.dtype)
+
+    @staticmethod
+    def _no_losses(placeholder: torch.Tensor) -> torch.Tensor:
+        """Those of a worker without a block: an empty sum, as nonlinear as the others' parts."""
+        return placeholder.reshape(-1)[:0].square()
 
     def _check_target(self, expected: torch.Size, target: torch.Tensor) -> None:
         if target.shape != expected:
@@ -64,9 +72,7 @@ class _DistributedElementLoss(_DistributedLoss):
 
     def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         if not self.P_x.active:
-            # What a worker without a block holds has no cells: its part of the loss is an empty
-            # sum.
-            losses = input.reshape(-1)[:0]
+            losses = self._no_losses(input)
         else:
             self._check_target(input.shape, target)
             losses = self._losses(input, target)
@@ -172,24 +178,40 @@ class DistributedCrossEntropyLoss(_DistributedLoss):
         self.ignore_index = ignore_index
         self.register_buffer("weight", weight)
         self.weight: torch.Tensor | None
-        self._agreement = Agreement(type(self).__name__, P_x, P_x, P_x.dim)
+        # Samples are independent: only workers that hold classes of the same ones need to agree.
         self._classes = P_x.along([1])
-        self._sum_over_classes = AllSumReduce(P_x, [1])
+        self._agreement = Agreement(type(self).__name__, self._classes, self._classes, P_x.dim)
+        self._sum_over_classes = AllSumReduce(self._classes, [1])
 
     def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         index = self.P_x.index
         if index is None:
-            losses = weights = input.reshape(-1)[:0]
+            losses = self._no_losses(input)
+            weights = losses.detach()
         else:
             classes = self._agreement(input).decomposition.dims[1]
             first, last = classes.block(index[1])
             self._check_target(input.shape[:1] + input.shape[2:], target)
+            self._check_classes(target, classes.extent)
             losses, weights = self._losses(input, target, first, last)
             if index[1] > 0:
                 # All workers along the class axis know every loss of their samples: one of them
                 # counts it.
                 losses, weights = losses.reshape(-1)[:0], weights.reshape(-1)[:0]
         return losses if self.reduction == "none" else self._total(losses, weights)
+
+    def _check_classes(self, target: torch.Tensor, classes: int) -> None:
+        """Refuse targets that are no class. On a GPU that would wait for the host: not checked."""
+        if target.device.type != "cpu":
+            return
+        wrong = target[((target < 0) | (target >= classes)) & (target != self.ignore_index)]
+        if wrong.numel():
+            self._agreement.refuse(
+                ShapeError(
+                    f"DistributedCrossEntropyLoss: target {wrong[0].item()} is none of the "
+                    f"classes 0 to {classes - 1}"
+                )
+            )
 
     def _losses(
         self, logits: torch.Tensor, target: torch.Tensor, first: int, last: int

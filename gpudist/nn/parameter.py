@@ -84,16 +84,25 @@ def bind_parameter(
 
 
 def tied_empty(
-    shape: Sequence[int], tensors: Sequence[torch.Tensor | None], dtype: torch.dtype
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    block: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """A tensor without cells that depends on ``tensors``, so that their backward runs here."""
-    parts = [tensor.reshape(-1)[:0].to(dtype) for tensor in tensors if tensor is not None]
-    return torch.cat(parts).view(tuple(shape))
+    """The output ``block * weight + bias`` of a layer that has no cells on this rank.
+
+    Depends on its inputs as an output with cells does, so that backward and double backward run on
+    this rank too, and know of the same gradients.
+    """
+
+    def no_cells(x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(-1)[:0].to(dtype)
+
+    y = no_cells(block) if weight is None else no_cells(block) * no_cells(weight)
+    return (y if bias is None else y + no_cells(bias)).view(tuple(shape))
 
 
-def tied(x: torch.Tensor, tensors: Sequence[torch.Tensor | None]) -> torch.Tensor:
-    """``x``, depending also on ``tensors`` that have no cells; meant for a small ``x``."""
-    for tensor in tensors:
-        if tensor is not None and tensor.numel() == 0:
-            x = x + tensor.sum().to(x.dtype)
-    return x
+def zero_bias(placeholder: torch.Tensor, channels: int) -> torch.Tensor:
+    """A bias of zeros where another worker adds the bias; depends on the placeholder for it."""
+    return placeholder.new_zeros(channels) + placeholder.sum()

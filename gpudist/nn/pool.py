@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
+from gpudist.autograd import move
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.windows import SlidingWindow
 from gpudist.nn.parameter import tied_empty
@@ -71,13 +72,14 @@ class _DistributedPool(torch.nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        block = self.halo_exchange(x)
         if not self.P_x.active:
-            return block
-        layout, _ = self.halo_exchange.bound(x)
+            return x.clone()
+        layout, movement = self.halo_exchange.bound(x)
+        block = move((movement,), (x,))[0]
         output_shape = tuple(stop - start for start, stop in self._outputs(layout))
         if 0 in output_shape:
-            return tied_empty(output_shape, (block,), block.dtype)
+            # Torch's pools have a gradient that counts as depending on the input: so must this one.
+            return tied_empty(output_shape, block.dtype, block, block)
         return self._pool(block, layout)
 
     def _outputs(self, layout: Layout) -> list[tuple[int, int]]:

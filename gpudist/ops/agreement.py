@@ -186,7 +186,7 @@ class Agreement:
         assert self._global_shape is not None
         problem = self._problem(x)
         if problem > _BLOCK:
-            self._fail(self._error(problem, self._P_x.rank, tuple(x.shape), str(x.device)))
+            self.refuse(self._error(problem, self._P_x.rank, tuple(x.shape), str(x.device)))
         grid = self._grid(len(self._global_shape))
         cut = Decomposition.balanced(self._global_shape, grid)
         return Layout(self._name, grid, x.dtype, cut, placed=self._placed)
@@ -222,11 +222,11 @@ class Agreement:
         if self._P_x.rank is not None:
             problem = self._problem(x)
             if problem > _BLOCK:
-                self._fail(self._error(problem, self._P_x.rank, tuple(x.shape)))
+                self.refuse(self._error(problem, self._P_x.rank, tuple(x.shape), str(x.device)))
             mine = agreed.shape_of(self._P_x.rank)
             dtype = x.dtype
             if x.dim() != dims or any(x.shape[d] != mine[d] for d in range(dims) if d not in free):
-                self._fail(
+                self.refuse(
                     PlanMismatch(
                         f"{self._name}: the block of rank {self._P_x.rank} of {self._P_x!r} was "
                         "agreed "
@@ -259,7 +259,7 @@ class Agreement:
             )
         return ShapeError(f"{where}: the dtype cannot be moved; it must be one of {_DTYPES}")
 
-    def _fail(self, error: GpudistError) -> NoReturn:
+    def refuse(self, error: GpudistError) -> NoReturn:
         """Raise here, and where the peers wait: this rank alone knows."""
         wire = self._P_x.wire
         wire.abort(Failure.from_exception(error, wire.rank))

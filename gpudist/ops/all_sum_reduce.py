@@ -10,8 +10,9 @@ from gpudist.errors import PartitionError, ShapeError
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.boxes import Plan
 from gpudist.geometry.broadcasting import plan_all_sum_reduce
+from gpudist.geometry.cartesian import index_of
 from gpudist.ops.agreement import Layout, ShapeMode
-from gpudist.ops.operator import Operator, remembered
+from gpudist.ops.operator import Operator, remembered, require_cartesian
 from gpudist.partition import CartesianPartition
 
 
@@ -31,26 +32,37 @@ class AllSumReduce(Operator):
         grid = tuple(1 if axis in self.axes else n for axis, n in enumerate(P_x.shape))
         super().__init__(
             P_x, P_x, None, True, global_shape, shape, grid,
-            lambda rank: tuple(
-                0 if axis in self.axes else i for axis, i in enumerate(P_x.cartesian_index(rank))
-            ),
+            self._group_of,
         )  # fmt: skip
         self._P_sum = P_x.along(self.axes)
 
     def _bind(self, layout: Layout, x: torch.Tensor) -> Movement:
         P_x, P_sum = self.P_x, self._P_sum
         assert P_x.rank is not None
-        shapes = {layout.shape_of(P_x.rank_of(world_rank)) for world_rank in P_sum.ranks}
-        if len(shapes) > 1:
-            raise ShapeError(
-                f"AllSumReduce: blocks that are summed over axes {list(self.axes)} of "
-                f"{list(P_x.shape)} have different shapes {sorted(map(list, shapes))}"
-            )
+        self._check(layout)
         members = [P_x.rank_of(world_rank) for world_rank in P_sum.ranks]
         key = ("all_sum_reduce", self.axes, P_x.shape, layout.key)
-        plan: Plan = plan_all_sum_reduce(P_x.rank, members, shapes.pop(), key)
+        plan: Plan = plan_all_sum_reduce(P_x.rank, members, layout.shape_of(P_x.rank), key)
         label = f"all_sum_reduce over axes {list(self.axes)} of {list(P_x.shape)}"
         return bind(plan, P_x, label, layout.dtype, x.shape, x.dtype)
+
+    def _check(self, layout: Layout) -> None:
+        """Blocks that are summed must have one shape; every rank checks all sums, to fail alike."""
+        first: dict[tuple[int, ...], tuple[int, ...]] = {}
+        for rank in range(self.P_x.size):
+            shape = layout.shape_of(rank)
+            expected = first.setdefault(self._group_of(rank), shape)
+            if shape != expected:
+                raise ShapeError(
+                    f"AllSumReduce: blocks that are summed over axes {list(self.axes)} of "
+                    f"{list(self.P_x.shape)} have different shapes {list(expected)} and "
+                    f"{list(shape)}"
+                )
+
+    def _group_of(self, rank: int) -> tuple[int, ...]:
+        """Index of the worker in front of the line or plane that ``rank`` is summed with."""
+        index = index_of(rank, self.P_x.shape)
+        return tuple(0 if axis in self.axes else i for axis, i in enumerate(index))
 
 
 def axes_given(
@@ -60,6 +72,7 @@ def axes_given(
     axes_keep: Sequence[int] | None,
 ) -> tuple[int, ...]:
     """The axes that are meant, by naming either them or all others."""
+    require_cartesian(name, P_x)
     if (axes is None) == (axes_keep is None):
         raise PartitionError(f"{name}: give either the axes or axes_keep, and not both")
     if axes is not None:

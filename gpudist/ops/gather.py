@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from gpudist.errors import ShapeError
 from gpudist.ops.agreement import ShapeMode
 from gpudist.ops.operator import remembered, zero_volume_tensor
 from gpudist.ops.repartition import Repartition
@@ -29,7 +30,10 @@ class Scatter(Repartition):
             # this rank.
             x = zero_volume_tensor(device=self.P_x.device) if x is None else x
             x = x if x.numel() == 0 else x.reshape(-1)[:0]
-        assert x is not None, "the root of a scatter gives a tensor"
+        if x is None:
+            self._agreement.refuse(
+                ShapeError("Scatter: the root gave no tensor; only the other workers may pass None")
+            )
         return super().forward(x)
 
 

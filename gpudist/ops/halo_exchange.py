@@ -13,7 +13,7 @@ from gpudist.geometry.boxes import Plan, Stage
 from gpudist.geometry.halo import plan_halo
 from gpudist.geometry.windows import HaloWidths, Window
 from gpudist.ops.agreement import Layout, ShapeMode
-from gpudist.ops.operator import Operator, remembered
+from gpudist.ops.operator import Operator, remembered, require_cartesian
 from gpudist.partition import CartesianPartition
 
 
@@ -32,6 +32,7 @@ class HaloExchange(Operator):
         global_shape: Sequence[int] | None = None,
         shape: ShapeMode = "static",
     ) -> None:
+        require_cartesian("HaloExchange", P_x)
         self.windows = _windows(P_x, window, halo)
         leading = P_x.dim - len(window if window is not None else halo or ())
         wraps = [periodic] * (P_x.dim - leading) if isinstance(periodic, bool) else list(periodic)

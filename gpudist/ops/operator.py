@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
@@ -12,7 +12,7 @@ from gpudist.autograd import move
 from gpudist.errors import PartitionError
 from gpudist.exchange import Movement
 from gpudist.ops.agreement import Agreement, Layout, ShapeMode
-from gpudist.partition import Partition
+from gpudist.partition import CartesianPartition, Partition
 
 # A layer sees a few shapes: full batches, a last one, perhaps another for evaluation.
 _REMEMBERED_SHAPES = 256
@@ -31,6 +31,39 @@ def zero_volume_tensor(
     """
     shape = (0,) if batch is None else (batch, 0)
     return torch.empty(shape, dtype=dtype, device=device, requires_grad=requires_grad)
+
+
+def placeholder_shape(x: torch.Tensor) -> tuple[int, ...]:
+    """Shape of a zero-volume output that tells the batch of ``x``, if ``x`` itself tells it."""
+    return (x.shape[0], 0) if x.dim() and x.shape != (0,) else (0,)
+
+
+T = TypeVar("T")
+
+
+class Bound(Generic[T]):
+    """What was bound to the shape, dtype and device of a tensor, to be made once for each.
+
+    Args:
+        shape: ``"dynamic"`` remembers nothing: what follows is agreed at every call.
+    """
+
+    def __init__(self, shape: ShapeMode) -> None:
+        self._remembers = shape != "dynamic"
+        self._found: dict[tuple[object, ...], T] = {}
+
+    def __call__(self, x: torch.Tensor, make: Callable[[torch.Tensor], T]) -> T:
+        """What ``make(x)`` gave for a tensor like ``x``."""
+        if not self._remembers:
+            return make(x)
+        key = (x.shape, x.dtype, x.device)
+        found = self._found.get(key)
+        if found is None:
+            found = make(x)
+            if len(self._found) >= _REMEMBERED_SHAPES:
+                self._found.clear()
+            self._found[key] = found
+        return found
 
 
 class Operator(torch.nn.Module):
@@ -68,8 +101,7 @@ class Operator(torch.nn.Module):
         self._agreement = Agreement(
             type(self).__name__, P_x, self.P_all, dims, global_shape, shape, grid, placed
         )
-        self._dynamic = shape == "dynamic"
-        self._bound: dict[tuple[object, ...], tuple[Layout, Movement]] = {}
+        self._bound = Bound[tuple[Layout, Movement]](shape)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.P_all.active:
@@ -82,19 +114,15 @@ class Operator(torch.nn.Module):
 
     def bound(self, x: torch.Tensor) -> tuple[Layout, Movement]:
         """The layout of the global tensor that ``x`` is a block of, and its movement."""
-        key = (x.shape, x.dtype, x.device)
-        found = None if self._dynamic else self._bound.get(key)
-        if found is None:
-            layout = self._agreement(x)
-            found = layout, self._bind(layout, x)
-            if len(self._bound) >= _REMEMBERED_SHAPES:
-                self._bound.clear()
-            self._bound[key] = found
-        return found
+        return self._bound(x, self._agree_and_bind)
+
+    def _agree_and_bind(self, x: torch.Tensor) -> tuple[Layout, Movement]:
+        layout = self._agreement(x)
+        return layout, self._bind(layout, x)
 
     def empty_shape(self, x: torch.Tensor) -> tuple[int, ...]:
         """Shape of this rank's output where it gets no block."""
-        return (x.shape[0], 0) if self.preserve_batch and x.dim() else (0,)
+        return placeholder_shape(x) if self.preserve_batch else (0,)
 
     @abstractmethod
     def _bind(self, layout: Layout, x: torch.Tensor) -> Movement: ...
@@ -118,10 +146,10 @@ def remembered(
     return found  # type: ignore[return-value]
 
 
-def require_cartesian(name: str, P: Partition, dims: int | None = None) -> None:
-    """Refuse a partition that does not have one axis per dim."""
-    if dims is not None and P.dim != dims:
+def require_cartesian(name: str, P: Partition) -> None:
+    """Refuse a partition without a topology, whose axes could not be named."""
+    if not isinstance(P, CartesianPartition):
         raise PartitionError(
-            f"{name}: the partition has shape {list(P.shape)} but needs {dims} axes, one per dim "
-            "of the tensor; make it with create_cartesian_topology_partition"
+            f"{name}: {P!r} has no Cartesian topology; give it one with "
+            f"create_cartesian_topology_partition"
         )

@@ -47,14 +47,18 @@ class SumReduce(Operator):
         return bind(plan, self.P_all, label, layout.dtype, x.shape, x.dtype, empty)
 
     def _check(self, layout: Layout) -> None:
-        """Blocks that are summed must have one shape; every rank checks all, to fail alike."""
+        """Blocks that are summed must have one shape and a sum; every rank checks all sums."""
         for root in range(self.P_y.size):
             first, *others = self.pairing.targets_of(root)
+            if others and layout.dtype == torch.bool:
+                raise ShapeError(
+                    "SumReduce: torch.bool has no sum; convert to an integer dtype first"
+                )
             for rank in others:
                 if layout.shape_of(rank) != layout.shape_of(first):
                     raise ShapeError(
-                        f"SumReduce: ranks {first} and {rank} of {list(self.P_x.shape)} are "
-                        f"summed but their blocks are {list(layout.shape_of(first))} and "
+                        f"SumReduce: ranks {first} and {rank} of {list(self.P_x.shape)} are summed "
+                        f"but their blocks are {list(layout.shape_of(first))} and "
                         f"{list(layout.shape_of(rank))}"
                     )
 

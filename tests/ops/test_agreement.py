@@ -1,0 +1,111 @@
+"""What ranks agree on, when they talk about it, and what they refuse."""
+
+# In a test body every rank is a member, so that ranks and indices are not None.
+# pyright: reportArgumentType=false
+# pyright: reportCallIssue=false
+# pyright: reportOperatorIssue=false
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from gpudist import nn, ops, zero_volume_tensor
+from gpudist.errors import PlanMismatch, ShapeError
+from gpudist.ops.agreement import Agreement
+from gpudist.partition import Partition
+from tests.ops.dense import operations, partition_of
+from tests.pool import distributed
+
+
+@distributed(ranks=3)
+def test_agrees_once_and_adapts_alone(P_world: Partition) -> None:
+    P_x = partition_of(P_world, [0, 1], [1, 2])
+    agreement = Agreement("Test", P_x, P_world, None)
+    first = agreement(torch.ones(4, 3 + P_world.rank) if P_x.active else zero_volume_tensor(4))
+    assert [first.shape_of(rank) for rank in range(2)] == [(4, 3), (4, 4)]
+    assert first.dtype == torch.float32
+    assert first.decomposition.shape == (4, 7)
+    before = operations(P_world)
+    smaller = torch.ones(2, 3 + P_world.rank) if P_x.active else zero_volume_tensor(2)
+    second = agreement(smaller)
+    assert operations(P_world) - before == 1
+    assert [second.shape_of(rank) for rank in range(2)] == [(2, 3), (2, 4)]
+    assert agreement(torch.ones(4, 3 + P_world.rank) if P_x.active else torch.empty(0)) is first
+    wide = agreement(smaller.double())
+    assert wide.dtype == (torch.float64 if P_x.active else torch.float32)
+
+
+@distributed(ranks=2)
+def test_dynamic_agrees_at_every_call(P_world: Partition) -> None:
+    agreement = Agreement("Test", P_world, P_world, 1, shape="dynamic")
+    for extent in (3, 3, 5):
+        before = operations(P_world)
+        assert agreement(torch.ones(extent)).decomposition.shape == (2 * extent,)
+        assert operations(P_world) - before == 2
+
+
+@distributed(ranks=3)
+def test_global_shape_needs_no_agreement(P_world: Partition) -> None:
+    P_x = P_world.create_cartesian_topology_partition([1, 3])
+    agreement = Agreement("Test", P_x, P_world, 2, global_shape=(2, 7))
+    mine = [3, 2, 2][P_world.rank]
+    before = operations(P_world)
+    assert agreement(torch.ones(2, mine)).decomposition.shape == (2, 7)
+    assert agreement(torch.ones(5, mine)).decomposition.shape == (5, 7)
+    assert operations(P_world) - before == 1
+
+
+@distributed(ranks=2)
+def test_blocks_that_do_not_fit_the_global_shape(P_world: Partition) -> None:
+    agreement = Agreement("Test", P_world, P_world, 1, global_shape=(5,))
+    with pytest.raises(PlanMismatch, match=r"rank 0 .*\[3\].*\[2\]"):
+        agreement(torch.ones(2))
+        P_world.barrier()
+
+
+@pytest.mark.parametrize("named", [True, False])
+@distributed(ranks=2)
+def test_wrong_dims_and_device(P_world: Partition, named: bool) -> None:
+    """With and without an agreement the refusal reaches every rank."""
+    known: dict[str, Any] = {"global_shape": (2, 2)} if named else {}
+    agreement = Agreement("Test", P_world, P_world, 2, **known)
+    bad = P_world.rank == 1
+    with pytest.raises(ShapeError, match=r"rank 1 .*\[2, 1, 1\] has 3 dims, not 2"):
+        agreement(torch.ones(2, 1, 1) if bad else torch.ones(2, 1))
+        P_world.barrier()
+
+
+def test_shape_mode_is_checked() -> None:
+    from gpudist.runtime import world_of
+    from gpudist.transport.loopback import LoopbackTransport
+
+    P_world = world_of(LoopbackTransport.single())
+    with pytest.raises(ShapeError, match=r"'often'.*'static' or 'dynamic'"):
+        nn.Broadcast(P_world, P_world, shape="often")  # pyright: ignore[reportArgumentType]
+
+
+@distributed(ranks=2)
+def test_functions_agree_once_for_equal_arguments(P_world: Partition) -> None:
+    """A function stands for one operator, found again by its arguments."""
+    x = torch.ones(2, 2)
+    for expected in (2, 1, 1):
+        before = operations(P_world)
+        P_x = P_world.create_partition_inclusive([1, 0])
+        ops.send_recv(x, P_x, P_world)
+        assert operations(P_world) - before == expected + 1
+
+
+@distributed(ranks=2)
+def test_many_shapes_stay_correct(P_world: Partition) -> None:
+    """More batches than an operator remembers."""
+    P_y = P_world.create_partition_inclusive([1, 0])
+    layer = nn.SendRecv(
+        P_world.create_cartesian_topology_partition([2, 1, 1]),
+        P_y.create_cartesian_topology_partition([2, 1, 1]),
+    )
+    for batch in range(1, 300):
+        y = layer(torch.full((1, batch, 1), float(P_world.rank)))
+        assert torch.equal(y, torch.full((1, batch, 1), 1.0 - P_world.rank))

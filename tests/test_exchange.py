@@ -1,0 +1,138 @@
+"""Movements: bound plans, their adjoints and compositions, and how they are carried out."""
+
+# In a test body every rank is a member, so that ranks and indices are not None.
+# pyright: reportArgumentType=false
+# pyright: reportCallIssue=false
+# pyright: reportOptionalOperand=false
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gpudist import ops
+from gpudist.errors import PlanMismatch, ShapeError
+from gpudist.exchange import all_reduce, carry_out
+from gpudist.partition import Partition
+from tests.ops.dense import assert_same, blocks, cells, local_input, operations, partition_of
+from tests.pool import distributed
+
+
+@distributed(ranks=3)
+def test_adjoint_of_the_adjoint(P_world: Partition) -> None:
+    """``T.T`` is the movement itself, or its linear part where padding makes it affine."""
+    P_x = P_world.create_cartesian_topology_partition([3])
+    x = cells((2,))
+    linear = ops.HaloExchange(P_x, halo=((1, 1),)).movement(x)
+    assert linear.T.T is linear
+    assert linear.T.identity != linear.identity
+    assert (linear.T.input_shape, linear.T.output_shape) == ((4,), (2,))
+    padded = ops.HaloExchange(P_x, halo=((1, 1),), padding_value=5.0).movement(x)
+    assert padded.T.fill == 0.0
+    assert padded.T.T.fill == 0.0
+    assert padded.T.T.T is padded.T or padded.T.T.T.identity == padded.T.identity
+    (y,) = carry_out([padded], [x])
+    (z,) = carry_out([padded.T.T], [x])
+    filled = [0] if P_world.rank == 0 else [3] if P_world.rank == 2 else []
+    assert y[filled].tolist() == [5.0] * len(filled)
+    assert z[filled].tolist() == [0.0] * len(filled)
+    (a,) = carry_out([padded.T], [torch.ones(4).double()])
+    (b,) = carry_out([linear.T], [torch.ones(4).double()])
+    assert_same(a, b)
+
+
+@distributed(ranks=3)
+def test_composition(P_world: Partition) -> None:
+    """There and back, as one movement; its adjoint is the composition of the adjoints, reversed."""
+    P_x = P_world.create_cartesian_topology_partition([3, 1])
+    P_y = P_world.create_cartesian_topology_partition([1, 3])
+    x = local_input(cells((5, 4)), P_x)
+    there = ops.Repartition(P_x, P_y).movement(x)
+    halo = ops.HaloExchange(P_y, halo=((1, 0),)).movement(
+        blocks(cells((5, 4)), [1, 3])[P_world.rank]
+    )
+    both = there.then(halo)
+    (y,) = carry_out([both], [x])
+    (expected,) = carry_out([halo], carry_out([there], [x]))
+    assert_same(y, expected)
+    gradient = cells(y.shape)
+    (adjoint,) = carry_out([both.T], [gradient])
+    (expected,) = carry_out([there.T], carry_out([halo.T], [gradient]))
+    assert_same(adjoint, expected)
+
+
+@distributed(ranks=2)
+def test_movements_of_different_depth_go_together(P_world: Partition) -> None:
+    P_x = P_world.create_cartesian_topology_partition([1, 2])
+    x = local_input(cells((3, 4)), P_x)
+    nested = ops.HaloExchange(
+        P_x, halo=((1, 1), (1, 1)), nested=True, periodic=True
+    ).movement(x)  # fmt: skip
+    short = ops.AllGather(P_x, [1]).movement(x)
+    alone = [carry_out([m], [x])[0] for m in (nested, short)]
+    started = operations(P_world)
+    together = carry_out([nested, short], [x, x])
+    # The first stage stays on the rank along the axis of one worker, but the gather is in it.
+    assert operations(P_world) - started <= 3
+    for a, b in zip(alone, together, strict=True):
+        assert_same(a, b)
+
+
+@distributed(ranks=2)
+def test_input_must_be_what_was_bound(P_world: Partition) -> None:
+    movement = ops.AllGather(P_world.create_cartesian_topology_partition([2]), [0]).movement(
+        cells((3,))
+    )
+    for x in (cells((4,)), cells((3,), torch.float32)):
+        with pytest.raises(
+            ShapeError, match=r"all_gather.*torch.float64 tensor of shape \[3\], got"
+        ):
+            carry_out([movement], [x])
+    P_world.barrier()
+
+
+@distributed(ranks=2)
+def test_ranks_that_carry_out_different_sets(P_world: Partition) -> None:
+    P_x = P_world.create_cartesian_topology_partition([2])
+    x = cells((3,))
+    gather = ops.AllGather(P_x, [0]).movement(x)
+    halo = ops.HaloExchange(P_x, halo=((1, 1),)).movement(x)
+    with pytest.raises(PlanMismatch, match=r"all_gather.* \+ halo_exchange"):
+        if P_world.rank == 0:
+            carry_out([gather, halo], [x, x])
+        else:
+            carry_out([gather], [x])
+        P_world.barrier()
+
+
+@distributed(ranks=2)
+def test_conjugated_and_negated_views(P_world: Partition) -> None:
+    """Lazy views are resolved before their bytes travel."""
+    P_y = P_world.create_partition_inclusive([1, 0])
+    z = torch.complex(cells((3,)), cells((3,)) + 1)
+    for view in (z.conj(), z.conj().imag):
+        assert_same(
+            ops.send_recv(view, P_world, P_y, shape="dynamic"), view.resolve_conj().resolve_neg()
+        )
+
+
+@distributed(ranks=3)
+def test_local_movements_start_no_group(P_world: Partition) -> None:
+    P_x = P_world.create_cartesian_topology_partition([3, 1])
+    x = cells((2, 4))
+    movement = ops.HaloExchange(P_x, halo=((0, 0), (1, 1)), periodic=(False, True)).movement(x)
+    started = operations(P_world)
+    (y,) = carry_out([movement], [x])
+    assert operations(P_world) - started == 1
+    assert_same(y, x[:, [3, 0, 1, 2, 3, 0]])
+
+
+@distributed(ranks=3)
+def test_all_reduce(P_world: Partition) -> None:
+    P = partition_of(P_world, [2, 0, 1], [3])
+    value = torch.tensor(float(P_world.rank + 1))
+    for op, expected in (("sum", 6.0), ("prod", 6.0), ("max", 3.0), ("min", 1.0)):
+        assert all_reduce(value, P, op).item() == expected  # pyright: ignore[reportArgumentType]
+        assert all_reduce(value.expand(1), P, op).tolist() == [expected]  # pyright: ignore[reportArgumentType]
+        assert all_reduce(value.expand(4), P, op).tolist() == [expected] * 4  # pyright: ignore[reportArgumentType]
+    assert value.item() == P_world.rank + 1

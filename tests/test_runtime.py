@@ -1,0 +1,221 @@
+"""From a launcher's environment to a world, and from a failure to the launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from gpudist.errors import ShapeError, TransportError
+from gpudist.runtime import Launch, _write_torchrun_error, launch_of
+
+ROOT = Path(__file__).resolve().parents[1]
+TORCHRUN = {
+    "RANK": "3",
+    "WORLD_SIZE": "8",
+    "LOCAL_WORLD_SIZE": "4",
+    "MASTER_ADDR": "node7",
+    "MASTER_PORT": "1234",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "TORCHELASTIC_RUN_ID": "job",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMIX_NAMESPACE": "prterun-1",
+}
+MPICH = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "4"}
+SRUN = {
+    "SLURM_PROCID": "5",
+    "SLURM_NTASKS": "8",
+    "SLURM_NTASKS_PER_NODE": "4",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_JOB_ID": "77",
+    "MASTER_ADDR": "node0",
+}
+
+
+def test_unlaunched() -> None:
+    launch = launch_of({"PATH": "/bin", "RANK": "3"})
+    assert launch == Launch("none")
+    assert (launch.rank, launch.size, launch.same_node) == (0, 1, True)
+
+
+def test_torchrun() -> None:
+    launch = launch_of(TORCHRUN)
+    assert launch == Launch("torchrun", 3, 8, 4, "node7", 1234, True, "job/2")
+    assert not launch.same_node
+
+
+def test_torchrun_comes_before_the_scheduler_around_it() -> None:
+    assert launch_of({**SRUN, **TORCHRUN}).launcher == "torchrun"
+
+
+def test_open_mpi() -> None:
+    launch = launch_of(OPEN_MPI)
+    assert (launch.launcher, launch.rank, launch.size, launch.local_size) == ("mpirun", 1, 2, 2)
+    assert (launch.address, launch.same_node, launch.store_is_served) == ("127.0.0.1", True, False)
+    assert launch.run == "prterun-1/0"
+    assert launch.port == launch_of({**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "0"}).port
+
+
+def test_mpich() -> None:
+    launch = launch_of(MPICH)
+    assert (launch.launcher, launch.rank, launch.size, launch.local_size) == ("mpiexec", 1, 4, 4)
+    without = {"PMI_RANK": "1", "PMI_SIZE": "4"}
+    assert launch_of(without).same_node
+
+
+def test_srun() -> None:
+    launch = launch_of(SRUN)
+    assert (launch.launcher, launch.rank, launch.size, launch.local_size) == ("srun", 5, 8, 4)
+    assert (launch.address, launch.run) == ("node0", "77/0")
+    one_node = {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_JOB_NUM_NODES": "1"}
+    assert launch_of(one_node).same_node
+    unknown = {**one_node, "SLURM_JOB_NUM_NODES": "2", "MASTER_ADDR": "node0"}
+    assert not launch_of(unknown).same_node
+
+
+def test_jobs_on_one_node_meet_at_different_ports() -> None:
+    ports = {launch_of({**OPEN_MPI, "PMIX_NAMESPACE": f"prterun-{i}"}).port for i in range(20)}
+    assert len(ports) >= 10
+
+
+@pytest.mark.parametrize(
+    ("environment", "text"),
+    [
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "2 ranks on several nodes.*MASTER_ADDR"),
+        ({k: v for k, v in SRUN.items() if k != "MASTER_ADDR"}, "8 ranks.*MASTER_ADDR.*srun"),
+        ({**TORCHRUN, "WORLD_SIZE": "many"}, "WORLD_SIZE is 'many'.*number.*torchrun"),
+        ({**TORCHRUN, "RANK": ""}, "RANK is ''"),
+        ({**TORCHRUN, "RANK": "8"}, "RANK is 8 but WORLD_SIZE is 8"),
+        ({**TORCHRUN, "RANK": "-1"}, "RANK is -1"),
+        ({**TORCHRUN, "MASTER_PORT": "http"}, "MASTER_PORT is 'http'"),
+        ({**SRUN, "SLURM_NTASKS_PER_NODE": "4(x2)"}, "SLURM_NTASKS_PER_NODE"),
+    ],
+)  # fmt: skip
+def test_incomplete_environments(environment: Mapping[str, str], text: str) -> None:
+    with pytest.raises(TransportError, match=text):
+        launch_of(environment)
+
+
+def run(arguments: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+    launchers = ("RANK", "WORLD_SIZE", "OMPI_", "PMI", "SLURM_", "GPUDIST_", "TORCHELASTIC_")
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(launchers)}
+    known = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**inherited, **known, **environment},
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+
+
+def script(path: Path, text: str) -> str:
+    file = path / "program.py"
+    file.write_text(textwrap.dedent(text))
+    return str(file)
+
+
+def test_init_unlaunched(tmp_path: Path) -> None:
+    program = script(
+        tmp_path,
+        """
+        import gpudist, torch
+        P = gpudist.init()
+        assert gpudist.init() is P
+        y = gpudist.all_sum_reduce(torch.ones(2), P.create_cartesian_topology_partition([1]), [0])
+        print(P.size, P.rank, P.transport, y.tolist())
+        """,
+    )
+    ended = run([program])
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.split("\n")[0] == "1 0 loopback [1.0, 1.0]"
+
+
+def test_init_refuses_a_transport_it_does_not_know(tmp_path: Path) -> None:
+    program = script(tmp_path, "import gpudist; gpudist.init()")
+    ended = run([program], GPUDIST_TRANSPORT="pigeon")
+    assert ended.returncode == 1
+    assert "GPUDIST_TRANSPORT is 'pigeon'" in ended.stderr
+
+
+def torchrun(program: str, *options: str) -> subprocess.CompletedProcess[str]:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return run([*launcher, *options, program], GPUDIST_TRANSPORT="gloo")
+
+
+def test_torchrun_of_two_ranks(tmp_path: Path) -> None:
+    program = script(
+        tmp_path,
+        """
+        import gpudist, sys, torch
+        P = gpudist.init(timeout=60)
+        P_x = P.create_partition_inclusive([1])
+        x = torch.arange(3.0) if P_x.active else gpudist.zero_volume_tensor()
+        y = gpudist.broadcast(x.requires_grad_(), P_x, P)
+        y.sum().backward()
+        sys.stdout.write(f"{P.rank} of {P.size} {P.transport} {y.tolist()} {x.grad.tolist()}\\n")
+        """,
+    )
+    ended = torchrun(program)
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.splitlines()) == [
+        "0 of 2 gloo [0.0, 1.0, 2.0] []",
+        "1 of 2 gloo [0.0, 1.0, 2.0] [2.0, 2.0, 2.0]",
+    ]
+
+
+def test_torchrun_when_a_rank_raises(tmp_path: Path) -> None:
+    """The other rank, which waits, learns who failed and of what, and tells torchrun."""
+    program = script(
+        tmp_path,
+        f"""
+        import gpudist, os, pathlib
+        P = gpudist.init(timeout=60)
+        if P.rank == 1:
+            raise ValueError("no such shard")
+        try:
+            P.barrier()
+        except gpudist.PeerFailure as error:
+            pathlib.Path({str(tmp_path / "heard")!r}).write_text(f"{{error.rank}} {{error}}")
+            raise
+        """,
+    )
+    logs = tmp_path / "logs"
+    ended = torchrun(program, "--log-dir", str(logs))
+    assert ended.returncode != 0
+    told = [json.loads(file.read_text()) for file in logs.rglob("error.json")]
+    # Torchrun ends the other rank within milliseconds, perhaps before it can write.
+    texts = [error["message"]["message"] for error in told]
+    texts += [file.read_text() for file in tmp_path.glob("heard")]
+    for text in texts:
+        assert "rank 1 raised ValueError: no such shard" in text
+    assert "no such shard" in ended.stderr
+
+
+def test_error_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+    _write_torchrun_error(ShapeError("blocks of 3 and 4"), 5)
+    _write_torchrun_error(ShapeError("a later error"), 6)
+    told = json.loads(path.read_text())["message"]
+    assert told["message"] == "rank 5: ShapeError: blocks of 3 and 4"
+    assert "blocks of 3 and 4" in told["extraInfo"]["py_callstack"]
+    assert int(told["extraInfo"]["timestamp"]) > 0
+
+
+def test_no_error_file_without_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    _write_torchrun_error(ShapeError("unheard"), 0)
+    assert list(tmp_path.iterdir()) == []
