@@ -1,0 +1,601 @@
+"""The distributed convolution is the sequential one, however tensor and weight are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from gpudist.errors import PartitionError, ShapeError
+from gpudist.geometry.blocks import Decomposition
+from gpudist.nn import DistributedConv1d, DistributedConv2d, DistributedConv3d
+from gpudist.partition import CartesianPartition, Partition
+from tests.nn.compare import (
+    Cut,
+    Slices,
+    assert_block_of,
+    assert_parameter_gradients,
+    assert_same_as_sequential,
+    build_both,
+    gradient_of,
+    grid,
+    own_block,
+    own_slices,
+    random_like_all,
+)
+from tests.pool import distributed
+
+Placed = tuple[Sequence[int], Sequence[int] | None]
+F64 = torch.float64
+SEQUENTIAL = {1: torch.nn.Conv1d, 2: torch.nn.Conv2d, 3: torch.nn.Conv3d}
+DISTRIBUTED = {1: DistributedConv1d, 2: DistributedConv2d, 3: DistributedConv3d}
+
+
+def owner(P_w: CartesianPartition, parts: tuple[int, int]) -> Callable[..., Slices | None]:
+    """Weights in ``parts`` at spatial index 0 of ``P_w``, biases on the first column of those."""
+
+    def owned(name: str, shape: torch.Size) -> Slices | None:
+        index = P_w.index
+        if index is None or any(index[2:]) or (parts == (1, 1) and any(index)):
+            return None
+        if name == "bias" and index[1] > 0:
+            return None
+        cut = Decomposition.balanced(shape, (*parts, *(1,) * len(shape))[: len(shape)])
+        return cut.block((*index[:2], *(0,) * len(shape))[: len(shape)]).slices
+
+    return owned
+
+
+def check(
+    P_x: CartesianPartition,
+    *arguments: Any,
+    shape: Sequence[int],
+    others: tuple[CartesianPartition, CartesianPartition] | None = None,
+    owned: Callable[..., Slices | None] | None = None,
+    sizes: Cut | None = None,
+    output_sizes: Cut | None = None,
+    batches: Sequence[int] = (),
+    agreement: dict[str, Any] | None = None,
+    **options: Any,
+) -> None:
+    """A layer on ``P_x`` alone, or with ``others``, its ``P_y`` and ``P_w``."""
+    dims = len(shape) - 2
+    P_y, P_w = others or (P_x, P_x)
+    if owned is None:
+        owned = owner(P_w, (P_w.shape[0], P_w.shape[1]) if others else (1, 1))
+    assert_same_as_sequential(
+        lambda: SEQUENTIAL[dims](*arguments, dtype=F64, **options),
+        lambda: DISTRIBUTED[dims](
+            P_x, *(others or ()), *arguments, dtype=F64, **options, **(agreement or {})
+        ),
+        P_x,
+        P_y,
+        shape,
+        owned,
+        sizes=sizes,
+        output_sizes=output_sizes,
+        batches=batches,
+    )
+
+
+PADDINGS: list[Any] = [0, 1, 2, "same"]
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("kernel", [1, 2, 3, 5])
+@distributed(ranks=4, transports=["loopback"])
+def test_every_window_1d(P_world: Partition, kernel: int, stride: int, padding: Any) -> None:
+    if padding == "same" and stride > 1:
+        stride, dilations = 1, (3,)
+    else:
+        dilations = (1, 2)
+    for dilation in dilations:
+        for parts, extent in ((3, 11), (2, 10), (3, 16)):
+            P_x = grid(P_world, [1, 1, parts], [3, 1, 0][:parts])
+            check(P_x, 2, 3, kernel, stride, padding, dilation, shape=(2, 2, extent))
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+@pytest.mark.parametrize("padding", [*PADDINGS, (0, 2), (2, 1)])
+@pytest.mark.parametrize("kernel", [1, (2, 3), 3, (5, 2)])
+@distributed(ranks=5, transports=["loopback"])
+def test_every_window_2d(P_world: Partition, kernel: Any, padding: Any) -> None:
+    P_x = grid(P_world, [1, 1, 2, 2], [4, 2, 1, 0])
+    for stride, dilation in ((1, 1), (1, 2), (2, 1), ((3, 2), (1, 2))):
+        if padding != "same" or stride == 1:
+            check(P_x, 3, 2, kernel, stride, padding, dilation, shape=(2, 3, 11, 10))
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+@pytest.mark.parametrize("padding", [0, 1, "same"])
+@pytest.mark.parametrize("kernel", [1, 2, 3])
+@distributed(ranks=8, transports=["loopback"])
+def test_every_window_3d(P_world: Partition, kernel: int, padding: Any) -> None:
+    P_x = grid(P_world, [1, 1, 2, 2, 2])
+    for stride in (1, 2) if padding != "same" else (1,):
+        check(P_x, 2, 3, kernel, stride, padding, shape=(1, 2, 5, 6, 7))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@distributed(ranks=5)
+def test_features_on_every_transport(P_world: Partition, bias: bool) -> None:
+    P_x = grid(P_world, [1, 1, 2, 2], [4, 2, 1, 0])
+    check(P_x, 3, 4, 3, padding=1, bias=bias, shape=(2, 3, 7, 6), batches=[1, 2])
+
+
+@pytest.mark.parametrize(
+    "shape", [(2, 1, 1, 1), (3, 1, 1, 2), (2, 1, 2, 1), (2, 1, 2, 2), (4, 1, 2, 1)]
+)
+@pytest.mark.parametrize("groups", [1, 2])
+@distributed(ranks=9, transports=["loopback"])
+def test_batch_and_features(P_world: Partition, shape: Sequence[int], groups: int) -> None:
+    P_x = grid(P_world, shape, range(9)[-torch.Size(shape).numel() :])
+    check(P_x, 4, 2, 3, 1, 1, groups=groups, shape=(3, 4, 6, 5))
+
+
+CHANNELS: dict[str, tuple[Placed, Placed, Placed]] = {
+    "one": (([1, 1, 1, 1], None), ([1, 1, 1, 1], None), ([1, 1, 1, 1], None)),
+    "one, moved": (([1, 1, 1, 1], [2]), ([1, 1, 1, 1], [0]), ([1, 1, 1, 1], [1])),
+    "inputs": (([1, 3, 1, 1], None), ([1, 1, 1, 1], None), ([1, 3, 1, 1], None)),
+    "outputs": (([1, 1, 1, 1], None), ([1, 2, 1, 1], None), ([2, 1, 1, 1], None)),
+    "both": (([1, 2, 1, 1], None), ([1, 2, 1, 1], None), ([2, 2, 1, 1], None)),
+    "uneven": (([1, 3, 1, 1], [7, 1, 3]), ([1, 2, 1, 1], [5, 0]), ([2, 3, 1, 1], None)),
+    "disjoint": (([1, 2, 1, 1], [6, 7]), ([1, 2, 1, 1], [0, 8]), ([2, 2, 1, 1], [5, 4, 3, 2])),
+    "features": (([1, 1, 2, 2], None), ([1, 1, 2, 2], None), ([1, 1, 2, 2], None)),
+    "features, moved": (
+        ([1, 1, 2, 2], [0, 1, 2, 3]),
+        ([1, 1, 2, 2], [5, 4, 3, 2]),
+        ([1, 1, 2, 2], [6, 7, 2, 3]),
+    ),
+    "inputs and features": (([1, 2, 2, 1], None), ([1, 1, 2, 1], [7, 8]), ([1, 2, 2, 1], None)),
+    "outputs and features": (([1, 1, 1, 2], [8, 6]), ([1, 2, 1, 2], None), ([2, 1, 1, 2], None)),
+    "all": (([1, 2, 2, 1], [8, 7, 6, 5]), ([1, 2, 2, 1], None), ([2, 2, 2, 1], None)),
+}
+
+
+def placed(P_world: Partition, case: str) -> tuple[CartesianPartition, ...]:
+    return tuple(grid(P_world, shape, ranks) for shape, ranks in CHANNELS[case])
+
+
+@pytest.mark.parametrize("case", CHANNELS)
+@distributed(ranks=9, transports=["loopback"])
+def test_split_channels(P_world: Partition, case: str) -> None:
+    P_x, P_y, P_w = placed(P_world, case)
+    variants: list[dict[str, Any]] = [
+        {"padding": 1},
+        {"stride": 2, "bias": False},
+        {"padding": "same", "dilation": 2},
+    ]
+    for options in variants:
+        check(P_x, 5, 4, 3, others=(P_y, P_w), shape=(2, 5, 6, 7), batches=[1], **options)
+
+
+@pytest.mark.parametrize("case", ["disjoint", "all"])
+@distributed(ranks=9)
+def test_split_channels_on_every_transport(P_world: Partition, case: str) -> None:
+    P_x, P_y, P_w = placed(P_world, case)
+    check(P_x, 5, 4, 3, padding=1, others=(P_y, P_w), shape=(2, 5, 6, 7), batches=[1])
+
+
+@distributed(ranks=5, transports=["loopback"])
+def test_split_channels_1d_and_3d(P_world: Partition) -> None:
+    for dims in (1, 3):
+        ones = [1] * (dims - 1)
+        P_x, P_y = grid(P_world, [1, 2, 1, *ones]), grid(P_world, [1, 1, 1, *ones], [4])
+        P_w = grid(P_world, [1, 2, 1, *ones], [2, 3])
+        check(P_x, 3, 2, 2, others=(P_y, P_w), shape=(2, 3, *(4, 3, 5)[:dims]))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("channels", [(4, 4, 4), (4, 8, 2), (6, 3, 3), (8, 4, 4)])
+@distributed(ranks=5, transports=["loopback"])
+def test_groups_in_diagonal_blocks(
+    P_world: Partition, channels: tuple[int, int, int], bias: bool
+) -> None:
+    inputs, outputs, groups = channels
+    parts = 3 if groups == 3 else 2
+    for spatial in (1, 5 // parts):
+        ranks = [4, 1, 0, 3, 2][: parts * spatial]
+        P_x = grid(P_world, [1, parts, spatial], ranks)
+        P_w = grid(P_world, [parts, 1, spatial], ranks)
+        options = {"groups": groups, "bias": bias, "shape": (2, inputs, 7)}
+        check(P_x, inputs, outputs, 3, others=(P_x, P_w), **options)
+        check(P_x, inputs, outputs, 3, owned=owner(P_w, (parts, 1)), **options)
+        P_y = grid(P_world, [1, parts, spatial], ranks[::-1])
+        check(P_x, inputs, outputs, 3, others=(P_y, P_w), **options)
+
+
+@distributed(ranks=9)
+def test_groups_on_apart_workers(P_world: Partition) -> None:
+    P_x, P_y = grid(P_world, [1, 2, 2, 1], [0, 1, 2, 3]), grid(P_world, [1, 2, 2, 1], [8, 7, 3, 2])
+    P_w = grid(P_world, [2, 1, 2, 1], [4, 5, 6, 0])
+    check(P_x, 4, 6, 3, padding=1, groups=2, others=(P_y, P_w), shape=(2, 4, 5, 4))
+
+
+@pytest.mark.parametrize("sizes", [[6, 2], [1, 7], [8, 0], [0, 8]])
+@pytest.mark.parametrize(
+    "window", [(1, 1, 0), (3, 1, 1), (3, 2, 0), (5, 1, 2), (2, 2, 0), (1, 3, 0)]
+)
+@distributed(ranks=3, transports=["loopback"])
+def test_uneven_blocks(P_world: Partition, sizes: list[int], window: tuple[int, int, int]) -> None:
+    check(grid(P_world, [1, 1, 2]), 2, 3, *window, shape=(2, 2, 8), sizes={2: sizes})
+
+
+@distributed(ranks=9)
+def test_uneven_blocks_in_every_dim(P_world: Partition) -> None:
+    cut = {0: [0, 3], 2: [1, 6], 3: [5, 2]}
+    P_x = grid(P_world, [2, 1, 2, 2], [8, 7, 6, 5, 4, 3, 2, 1])
+    check(P_x, 2, 3, 3, padding=1, shape=(3, 2, 7, 7), sizes=cut, output_sizes={0: [0, 3]})
+    P_x, P_y, P_w = placed(P_world, "all")
+    check(P_x, 5, 4, 3, others=(P_y, P_w), shape=(2, 5, 6, 7), sizes={2: [5, 1]})
+
+
+@pytest.mark.parametrize(
+    "extent, arguments",
+    [
+        (5, (5, 1, 2)),  # a halo wider than the neighbour's block
+        (8, (7, 1, 3)),
+        (5, (5, 1, 0)),  # one output for four workers
+        (6, (3, 3, 0)),
+        (8, (1, 3, 0)),  # cells nobody reads
+        (2, (3, 1, 1)),  # fewer cells than workers, in and out
+        (1, (3, 1, 1)),
+        (1, (1, 1, 3)),  # blocks that read padding only
+        (2, (3, 1, 5)),
+        (3, (2, 2, 6)),
+        (4, (3, 1, 1, 3)),
+    ],
+)
+@distributed(ranks=5, transports=["loopback"])
+def test_extreme_windows(P_world: Partition, extent: int, arguments: tuple[int, ...]) -> None:
+    kernel, stride, padding, *dilation = arguments
+    if extent + 2 * padding <= (dilation or [1])[0] * (kernel - 1):
+        padding += 1
+    options: dict[str, Any] = {"padding": padding, "dilation": (dilation or [1])[0]}
+    check(grid(P_world, [1, 1, 4]), 2, 3, kernel, stride, shape=(2, 2, extent), **options)
+    P_x, P_w = grid(P_world, [1, 1, 4]), grid(P_world, [1, 1, 4], [4, 3, 2, 1])
+    check(P_x, 2, 3, kernel, stride, others=(P_x, P_w), shape=(2, 2, extent), **options)
+
+
+@pytest.mark.parametrize("window", [(5, 1, 2), (5, 1, 0), (1, 1, 3)])
+@distributed(ranks=4)
+def test_extreme_windows_on_every_transport(
+    P_world: Partition, window: tuple[int, int, int]
+) -> None:
+    check(grid(P_world, [1, 1, 4]), 2, 3, *window, shape=(2, 2, 5))
+
+
+@pytest.mark.parametrize(
+    "kernel, padding", [(3, 1), (3, 2), (5, 2), (2, "same"), (4, "same"), (1, 0)]
+)
+@distributed(ranks=5, transports=["loopback"])
+def test_circular_padding(P_world: Partition, kernel: int, padding: Any) -> None:
+    options = {"padding": padding, "padding_mode": "circular"}
+    for shape, ranks in (([1, 1, 2, 2], [4, 3, 2, 1]), ([1, 1, 1, 4], None), ([2, 1, 2, 1], None)):
+        check(grid(P_world, shape, ranks), 2, 3, kernel, shape=(2, 2, 5, 6), **options)
+    P_x, P_y = grid(P_world, [1, 2, 2, 1]), grid(P_world, [1, 1, 2, 1], [4, 1])
+    P_w = grid(P_world, [1, 2, 2, 1])
+    check(P_x, 2, 3, kernel, others=(P_y, P_w), shape=(2, 2, 5, 6), **options)
+
+
+@pytest.mark.parametrize("agreement", [{"shape": "dynamic"}, {"global_shape": (2, 5, 6, 7)}])
+@distributed(ranks=9, transports=["loopback"])
+def test_other_agreements(P_world: Partition, agreement: dict[str, Any]) -> None:
+    P_x, P_y, P_w = placed(P_world, "all")
+    check(P_x, 5, 4, 3, others=(P_y, P_w), shape=(2, 5, 6, 7), agreement=agreement)
+    check(grid(P_world, [2, 1, 2, 2]), 5, 4, 3, shape=(2, 5, 6, 7), agreement=agreement)
+
+
+@distributed(ranks=4, transports=["loopback"])
+def test_partitions_that_do_not_fit_are_refused(P_world: Partition) -> None:
+    P_1, P_channels, P_column = (
+        grid(P_world, shape) for shape in ([1, 1, 1], [1, 2, 1], [2, 1, 1])
+    )
+    P_features, P_w = grid(P_world, [1, 1, 2]), grid(P_world, [2, 2, 1])
+    with pytest.raises(PartitionError, match="splits the channels; give P_y and P_w"):
+        DistributedConv1d(P_channels, 4, 4, 3)
+    with pytest.raises(PartitionError, match="splits the channels"):
+        DistributedConv1d(grid(P_world, [2, 2, 1]), 4, 4, 3, groups=2)
+    with pytest.raises(PartitionError, match="needs 3 axes"):
+        DistributedConv1d(grid(P_world, [1, 1, 2, 2]), 4, 4, 3)
+    with pytest.raises(PartitionError, match=r"P_w has shape \[2, 1, 1\] but must be \[2, 2, 1\]"):
+        DistributedConv1d(P_channels, P_channels, P_column, 4, 4, 3)
+    with pytest.raises(PartitionError, match=r"P_y has shape \[1, 1, 2\]"):
+        DistributedConv1d(P_channels, P_features, P_w, 4, 4, 3)
+    with pytest.raises(
+        PartitionError, match=r"P_x has shape \[2, 1, 1\] but must be \[1, 'any', 1\]"
+    ):
+        DistributedConv1d(P_column, P_1, P_column, 4, 4, 3)
+    with pytest.raises(PartitionError, match="P_y"):
+        DistributedConv1d(P_1, grid(P_world, [1, 1]), P_1, 4, 4, 3)
+    with pytest.raises(PartitionError, match="got 2 partitions"):
+        DistributedConv1d(P_channels, P_channels, 4, 4, 3)
+    with pytest.raises(PartitionError, match="give both or neither"):
+        DistributedConv1d(P_channels, 4, 4, 3, P_w=P_w)
+    with pytest.raises(PartitionError, match="block-diagonal"):
+        DistributedConv1d(P_channels, P_channels, P_w, 4, 4, 3, groups=2)
+    with pytest.raises(PartitionError, match="block-diagonal"):
+        DistributedConv1d(P_channels, P_1, grid(P_world, [1, 2, 1]), 4, 4, 3, groups=2)
+    with pytest.raises(PartitionError, match="block-diagonal"):
+        DistributedConv1d(P_channels, P_channels, P_column, 3, 3, 3, groups=3)
+    with pytest.raises(ShapeError, match="2 blocks but only 1 input channels"):
+        DistributedConv1d(P_channels, P_channels, P_w, 1, 4, 3)
+    with pytest.raises(ShapeError, match="2 blocks but only 1 output channels"):
+        DistributedConv1d(P_channels, P_channels, P_w, 4, 1, 3)
+
+
+@distributed(ranks=2, transports=["loopback"])
+def test_arguments_that_do_not_fit_are_refused(P_world: Partition) -> None:
+    P_x = grid(P_world, [1, 1, 2])
+    with pytest.raises(ShapeError, match="padding_mode 'reflect' is not supported"):
+        DistributedConv1d(P_x, 4, 4, 3, padding=1, padding_mode="reflect")
+    with pytest.raises(ShapeError, match="padding 'same' needs stride 1"):
+        DistributedConv1d(P_x, 4, 4, 3, stride=2, padding="same")
+    with pytest.raises(ShapeError, match="padding is 'full'"):
+        DistributedConv1d(P_x, 4, 4, 3, padding="full")
+    with pytest.raises(ShapeError, match="kernel_size has 2 entries but the layer has 1 dims"):
+        DistributedConv1d(P_x, 4, 4, (3, 3))
+    with pytest.raises(ShapeError, match="in_channels 3 must be divisible by groups 2"):
+        DistributedConv1d(P_x, 3, 4, 3, groups=2)
+    with pytest.raises(ShapeError, match="out_channels 3 must be divisible by groups 2"):
+        DistributedConv1d(P_x, 4, 3, 3, groups=2)
+    with pytest.raises(ShapeError, match="stride 0"):
+        DistributedConv1d(P_x, 4, 4, 3, stride=0)
+
+
+@pytest.mark.parametrize("case", ["features", "features, moved", "both", "disjoint"])
+@distributed(ranks=9, transports=["loopback"])
+def test_inputs_that_do_not_fit_are_refused_on_every_rank(P_world: Partition, case: str) -> None:
+    P_x, P_y, P_w = placed(P_world, case)
+    P_all = P_x.create_partition_union(P_w).create_partition_union(P_y)
+    whole = random_like_all((2, 4, 4, 4), 0)
+    if not P_all.active:
+        return
+    with pytest.raises(ShapeError, match="4 channels, not 5"):
+        DistributedConv2d(P_x, P_y, P_w, 5, 4, 3, dtype=F64)(own_block(whole, P_x))
+    with pytest.raises(ShapeError, match="needs 7 cells but the padded global extent is 6"):
+        layer = DistributedConv2d(P_x, P_y, P_w, 4, 4, 7, padding=1, dtype=F64)
+        layer(own_block(whole, P_x))
+    if P_x.shape[1] == 2:
+        with pytest.raises(ShapeError, match=r"\[3, 1\] channels"):
+            layer = DistributedConv2d(P_x, P_y, P_w, 4, 4, 3, dtype=F64)
+            layer(own_block(whole, P_x, {1: [3, 1]}))
+
+
+@distributed(ranks=3, transports=["loopback"])
+def test_batch_dims_missing_is_refused_on_every_rank(P_world: Partition) -> None:
+    layer = DistributedConv2d(grid(P_world, [1, 1, 3, 1]), 4, 4, 3)
+    with pytest.raises(ShapeError, match="has 3 dims, not 4"):
+        layer(torch.randn(4, 5, 5))
+
+
+def operations(P: Partition) -> int:
+    """How many groups of messages this rank has begun so far."""
+    lines = P.wire.recorder.lines(last=1)
+    return int(lines[0].split()[0].removeprefix("#")) + 1 if lines else 0
+
+
+@distributed(ranks=4)
+def test_forward_of_a_feature_conv_is_one_group_of_messages(P_world: Partition) -> None:
+    P_x = grid(P_world, [1, 1, 2, 2])
+    layer = DistributedConv2d(P_x, 3, 4, 3, padding=1, global_shape=(2, 3, 6, 6))
+    x = torch.randn(2, 3, 3, 3, requires_grad=True)
+    before = operations(P_world)
+    y = layer(x)
+    assert operations(P_world) == before + 1
+    y.sum().backward()
+    assert operations(P_world) == before + 2
+
+
+@distributed(ranks=4)
+def test_a_smaller_batch_needs_no_new_agreement(P_world: Partition) -> None:
+    layer = DistributedConv2d(grid(P_world, [1, 1, 2, 2]), 3, 4, 3, padding=1)
+    layer(torch.randn(5, 3, 3, 3))
+    for batch in (5, 2, 1, 5, 2):
+        before = operations(P_world)
+        assert layer(torch.randn(batch, 3, 3, 3)).shape == (batch, 4, 3, 3)
+        assert operations(P_world) == before + 1
+
+
+@distributed(ranks=5, transports=["loopback"])
+def test_a_placeholder_that_tells_no_batch_stands_for_the_agreed_one(P_world: Partition) -> None:
+    P_x, P_w = grid(P_world, [1, 1, 2]), grid(P_world, [1, 1, 2], [2, 3])
+    first, second = (DistributedConv1d(P_x, P_x, P_w, 2, 2, 3, padding=1) for _ in range(2))
+    block = torch.randn(3, 2, 4)
+    second(block if P_x.active else torch.empty(3, 0))
+    y = second(first(block if P_x.active else torch.empty(0)))
+    assert y.shape == ((3, 2, 4) if P_x.active else (0,))
+
+
+@pytest.mark.parametrize("case", ["features", "all"])
+@distributed(ranks=9, transports=["loopback"])
+def test_without_gradients(P_world: Partition, case: str) -> None:
+    P_x, P_y, P_w = placed(P_world, case)
+    sequential, layer = build_both(
+        lambda: torch.nn.Conv2d(5, 4, 3, dtype=F64),
+        lambda: DistributedConv2d(P_x, P_y, P_w, 5, 4, 3, dtype=F64),
+        owner(P_w, (P_w.shape[0], P_w.shape[1])),
+    )
+    whole = random_like_all((2, 5, 6, 7), 1)
+    for context in (torch.no_grad(), torch.inference_mode()):
+        with context:
+            y = layer.eval()(own_block(whole, P_x))
+            assert not y.requires_grad and y.grad_fn is None
+            y_whole = sequential(whole)
+            assert_block_of(y, y_whole, own_slices(y_whole.shape, P_y), "output")
+
+
+@pytest.mark.parametrize("case", ["features", "features, moved", "all", "disjoint"])
+@pytest.mark.parametrize("frozen", ["weight", "bias", "weight and bias", "input"])
+@distributed(ranks=9, transports=["loopback"])
+def test_frozen(P_world: Partition, case: str, frozen: str) -> None:
+    P_x, P_y, P_w = placed(P_world, case)
+    owned = owner(P_w, (P_w.shape[0], P_w.shape[1]))
+    sequential, layer = build_both(
+        lambda: torch.nn.Conv2d(5, 4, 3, dtype=F64),
+        lambda: DistributedConv2d(P_x, P_y, P_w, 5, 4, 3, dtype=F64),
+        owned,
+    )
+    for model in (sequential, layer):
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name not in frozen)
+    learns = frozen != "input"
+    whole = random_like_all((2, 5, 6, 7), 1).requires_grad_(learns)
+    block = own_block(whole, P_x, requires_grad=learns)
+    y_whole, y = sequential(whole), layer(block)
+    y_whole.pow(2).sum().backward()
+    if y.requires_grad:
+        y.pow(2).sum().backward()
+    if learns:
+        where = own_slices(whole.shape, P_x)
+        assert_block_of(block.grad, gradient_of(whole), where, "input gradient")
+    for name, parameter in layer.named_parameters():
+        reference = sequential.get_parameter(name)
+        if reference.grad is None:
+            assert parameter.grad is None
+        elif owned(name, reference.shape) is not None:
+            where = owned(name, reference.shape)
+            assert_block_of(parameter.grad, reference.grad, where, f"gradient of {name}")
+
+
+def two_layers(
+    P_world: Partition,
+) -> tuple[torch.nn.Module, torch.nn.Module, CartesianPartition, Callable[..., Slices | None]]:
+    """Two convolutions in a row whose blocks do not fit, and the second of which has empty ones."""
+    P_x = grid(P_world, [1, 1, 4], [4, 2, 1, 0])
+
+    def owned(name: str, shape: torch.Size) -> Slices | None:
+        return owner(P_x, (1, 1))(name.split(".")[1], shape)
+
+    sequential, layers = build_both(
+        lambda: torch.nn.Sequential(
+            torch.nn.Conv1d(2, 3, 3, stride=2, padding=1, dtype=F64),
+            torch.nn.Tanh(),
+            torch.nn.Conv1d(3, 2, 3, dtype=F64),
+        ),
+        lambda: torch.nn.Sequential(
+            DistributedConv1d(P_x, 2, 3, 3, stride=2, padding=1, dtype=F64),
+            torch.nn.Tanh(),
+            DistributedConv1d(P_x, 3, 2, 3, dtype=F64),
+        ),
+        owned,
+    )
+    return sequential, layers, P_x, owned
+
+
+@distributed(ranks=5)
+def test_two_in_a_row(P_world: Partition) -> None:
+    sequential, layers, P_x, owned = two_layers(P_world)
+    assert_same_as_sequential(
+        lambda: sequential, lambda: layers, P_x, P_x, (2, 2, 9), owned, batches=[1]
+    )
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@distributed(ranks=5)
+def test_checkpoint(P_world: Partition, reentrant: bool) -> None:
+    sequential, layers, P_x, owned = two_layers(P_world)
+    whole = random_like_all((2, 2, 9), 1).requires_grad_()
+    block = own_block(whole, P_x)
+    sequential(whole).pow(2).sum().backward()
+    y = checkpoint(layers, block, use_reentrant=reentrant)
+    assert isinstance(y, torch.Tensor)
+    y.pow(2).sum().backward()
+    where = own_slices(whole.shape, P_x)
+    assert_block_of(block.grad, gradient_of(whole), where, "input gradient")
+    assert_parameter_gradients(sequential, layers, owned)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@distributed(ranks=9, transports=["loopback"])
+def test_checkpoint_with_split_channels(P_world: Partition, reentrant: bool) -> None:
+    P_x, P_y, P_w = placed(P_world, "disjoint")
+    owned = owner(P_w, (2, 2))
+    sequential, layer = build_both(
+        lambda: torch.nn.Conv2d(5, 4, 3, dtype=F64),
+        lambda: DistributedConv2d(P_x, P_y, P_w, 5, 4, 3, dtype=F64),
+        owned,
+    )
+    whole = random_like_all((2, 5, 6, 7), 1).requires_grad_()
+    block = own_block(whole, P_x)
+    sequential(whole).pow(2).sum().backward()
+    y = checkpoint(layer, block, use_reentrant=reentrant)
+    assert isinstance(y, torch.Tensor)
+    y.pow(2).sum().backward()
+    where = own_slices(whole.shape, P_x)
+    assert_block_of(block.grad, gradient_of(whole), where, "input gradient")
+    assert_parameter_gradients(sequential, layer, owned)
+
+
+@pytest.mark.parametrize("power", [1, 3])
+@pytest.mark.parametrize("of", ["input", "parameters"])
+@pytest.mark.parametrize(
+    "case", ["features", "inputs", "both", "disjoint", "features, moved", "all"]
+)
+@distributed(ranks=9, transports=["loopback"])
+def test_double_backward(P_world: Partition, case: str, of: str, power: int) -> None:
+    """A gradient penalty, with empty outputs: a block of two rows has one for two workers."""
+    P_x, P_y, P_w = placed(P_world, case)
+    owned = owner(P_w, (P_w.shape[0], P_w.shape[1]))
+    sequential, layer = build_both(
+        lambda: torch.nn.Conv2d(5, 4, (2, 3), dtype=F64),
+        lambda: DistributedConv2d(P_x, P_y, P_w, 5, 4, (2, 3), dtype=F64),
+        owned,
+    )
+    whole = random_like_all((2, 5, 2, 7), 1).requires_grad_()
+    block = own_block(whole, P_x)
+    for model, x in ((sequential, whole), (layer, block)):
+        leaves = [x] if of == "input" else list(model.parameters())
+        gradients = torch.autograd.grad(
+            model(x).pow(power).sum(), leaves, create_graph=True, allow_unused=True
+        )
+        penalty = torch.zeros((), dtype=F64)
+        for gradient in gradients:
+            penalty = penalty if gradient is None else penalty + gradient.pow(2).sum()
+        if penalty.requires_grad:
+            penalty.backward()
+    if of == "parameters" or power > 1:
+        where = own_slices(whole.shape, P_x)
+        if where is not None or block.grad is not None:
+            assert_block_of(block.grad, gradient_of(whole), where, "input")
+    for name, reference in sequential.named_parameters():
+        where, actual = owned(name, reference.shape), layer.get_parameter(name).grad
+        if reference.grad is not None and (where is not None or actual is not None):
+            assert_block_of(actual, reference.grad, where, name)
+
+
+@distributed(ranks=4)
+def test_double_backward_on_every_transport(P_world: Partition) -> None:
+    P_x, P_y, P_w = (
+        grid(P_world, [1, 2, 1], [0, 3]),
+        grid(P_world, [1, 1, 1], [1]),
+        grid(P_world, [1, 2, 1]),
+    )
+    owned = owner(P_w, (1, 2))
+    sequential, layer = build_both(
+        lambda: torch.nn.Conv1d(4, 2, 3, dtype=F64),
+        lambda: DistributedConv1d(P_x, P_y, P_w, 4, 2, 3, dtype=F64),
+        owned,
+    )
+    whole = random_like_all((2, 4, 6), 1).requires_grad_()
+    block = own_block(whole, P_x)
+    for model, x in ((sequential, whole), (layer, block)):
+        (gradient,) = torch.autograd.grad(model(x).pow(2).sum(), x, create_graph=True)
+        if gradient.requires_grad:
+            gradient.pow(2).sum().backward()
+    assert_parameter_gradients(sequential, layer, owned)
+
+
+@distributed(ranks=2, transports=["loopback"])
+def test_options_reach_the_parameters(P_world: Partition) -> None:
+    layer = DistributedConv1d(grid(P_world, [1, 1, 2]), 2, 3, 3, dtype=torch.bfloat16, device="cpu")
+    assert layer.weight.dtype == torch.bfloat16
+    assert layer.bias is not None and layer.bias.dtype == torch.bfloat16
+    x = torch.randn(2, 2, 5, dtype=torch.bfloat16)
+    assert layer(x).dtype == torch.bfloat16
+    assert "2, 3, kernel_size=(3,)" in repr(layer)

@@ -1,0 +1,232 @@
+"""Distributed pooling is the sequential one, ties included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gpudist import nn
+from gpudist.errors import PartitionError, ShapeError
+from gpudist.partition import CartesianPartition, Partition
+from tests.nn.compare import (
+    Cut,
+    assert_block_of,
+    assert_same_as_sequential,
+    gradient_of,
+    grid,
+    own_block,
+    own_slices,
+    random_like_all,
+)
+from tests.pool import distributed
+
+MAX = {1: torch.nn.MaxPool1d, 2: torch.nn.MaxPool2d, 3: torch.nn.MaxPool3d}
+AVERAGE = {1: torch.nn.AvgPool1d, 2: torch.nn.AvgPool2d, 3: torch.nn.AvgPool3d}
+DISTRIBUTED: dict[str, Any] = {
+    "max": {1: nn.DistributedMaxPool1d, 2: nn.DistributedMaxPool2d, 3: nn.DistributedMaxPool3d},
+    "average": {1: nn.DistributedAvgPool1d, 2: nn.DistributedAvgPool2d, 3: nn.DistributedAvgPool3d},
+}
+SEQUENTIAL: dict[str, Any] = {"max": MAX, "average": AVERAGE}
+
+
+def check(
+    kind: str,
+    P_x: CartesianPartition,
+    *arguments: Any,
+    shape: Sequence[int],
+    sizes: Cut | None = None,
+    output_sizes: Cut | None = None,
+    x: torch.Tensor | None = None,
+    batches: Sequence[int] = (),
+    sequential: Callable[[], torch.nn.Module] | None = None,
+    **options: Any,
+) -> None:
+    dims = len(shape) - 2
+    assert_same_as_sequential(
+        sequential or (lambda: SEQUENTIAL[kind][dims](*arguments, **options)),
+        lambda: DISTRIBUTED[kind][dims](P_x, *arguments, **options),
+        P_x,
+        P_x,
+        shape,
+        sizes=sizes,
+        output_sizes=output_sizes,
+        x=x,
+        batches=batches,
+        tolerance=1e-12,
+    )
+
+
+@pytest.mark.parametrize("stride", [None, 1, 2, 3])
+@pytest.mark.parametrize("kernel", [1, 2, 3, 5])
+@pytest.mark.parametrize("kind", DISTRIBUTED)
+@distributed(ranks=4, transports=["loopback"])
+def test_every_window_1d(P_world: Partition, kind: str, kernel: int, stride: int | None) -> None:
+    for parts, extent in ((3, 11), (2, 10), (3, 16)):
+        P_x = grid(P_world, [1, 1, parts], [3, 1, 0][:parts])
+        for padding in range(kernel // 2 + 1):
+            check(kind, P_x, kernel, stride, padding, shape=(2, 2, extent))
+            if kind == "max":
+                check(kind, P_x, kernel, stride, padding, 2, shape=(2, 2, extent))
+            else:
+                check(
+                    kind,
+                    P_x,
+                    kernel,
+                    stride,
+                    padding,
+                    count_include_pad=False,
+                    shape=(2, 2, extent),
+                )
+
+
+@pytest.mark.parametrize("stride", [None, 1, (3, 2)])
+@pytest.mark.parametrize("kernel", [2, 3, (4, 3)])
+@pytest.mark.parametrize("kind", DISTRIBUTED)
+@distributed(ranks=5, transports=["loopback"])
+def test_every_window_2d(P_world: Partition, kind: str, kernel: Any, stride: Any) -> None:
+    P_x = grid(P_world, [1, 1, 2, 2], [4, 2, 1, 0])
+    for padding in (0, 1, (0, 1)):
+        check(kind, P_x, kernel, stride, padding, shape=(2, 3, 11, 10))
+        if kind == "max":
+            check(kind, P_x, kernel, stride, padding, (1, 2), shape=(2, 3, 11, 10))
+        else:
+            variants: list[dict[str, Any]] = [{"count_include_pad": False}, {"divisor_override": 5}]
+            for options in variants:
+                check(kind, P_x, kernel, stride, padding, shape=(2, 3, 11, 10), **options)
+
+
+@pytest.mark.parametrize(
+    "kernel, stride, padding", [(2, None, 0), (3, 1, 1), ((3, 2, 1), 2, (1, 1, 0))]
+)
+@pytest.mark.parametrize("kind", DISTRIBUTED)
+@distributed(ranks=8, transports=["loopback"])
+def test_every_window_3d(
+    P_world: Partition, kind: str, kernel: Any, stride: Any, padding: Any
+) -> None:
+    P_x = grid(P_world, [1, 1, 2, 2, 2])
+    check(kind, P_x, kernel, stride, padding, shape=(1, 2, 5, 6, 7))
+    if kind == "average":
+        options = {"count_include_pad": False, "shape": (1, 2, 5, 6, 7)}
+        check(kind, P_x, kernel, stride, padding, **options)
+
+
+@pytest.mark.parametrize("kind", DISTRIBUTED)
+@distributed(ranks=9)
+def test_on_every_transport(P_world: Partition, kind: str) -> None:
+    P_x = grid(P_world, [1, 1, 2, 2], [8, 2, 1, 0])
+    check(kind, P_x, 3, 2, 1, shape=(2, 3, 7, 6), batches=[1, 2])
+    check(kind, grid(P_world, [2, 2, 2, 1]), 3, 2, 1, shape=(3, 3, 7, 6))
+
+
+@pytest.mark.parametrize("kind", DISTRIBUTED)
+@pytest.mark.parametrize(
+    "shape", [(2, 1, 1), (1, 2, 1), (1, 4, 2), (2, 2, 2), (4, 1, 2), (1, 1, 1)]
+)
+@distributed(ranks=9, transports=["loopback"])
+def test_split_batch_and_channels(P_world: Partition, kind: str, shape: tuple[int, ...]) -> None:
+    P_x = grid(P_world, shape, range(9)[-torch.Size(shape).numel() :])
+    check(kind, P_x, 3, 2, 1, shape=(3, 3, 9))
+
+
+@pytest.mark.parametrize("kind", DISTRIBUTED)
+@distributed(ranks=4, transports=["loopback"])
+def test_uneven_blocks(P_world: Partition, kind: str) -> None:
+    for sizes in ([6, 2], [1, 7], [8, 0], [0, 8]):
+        for window in ((2,), (3, 1, 1), (3, 3), (5, 1, 2), (1, 3)):
+            check(kind, grid(P_world, [1, 1, 2]), *window, shape=(2, 2, 8), sizes={2: sizes})
+    cut = {0: [1, 2], 1: [3, 0]}
+    check(kind, grid(P_world, [2, 2, 1]), 2, shape=(3, 3, 4), sizes=cut, output_sizes=cut)
+
+
+@pytest.mark.parametrize("kind", DISTRIBUTED)
+@pytest.mark.parametrize(
+    "extent, window", [(5, (5, 1, 2)), (3, (2, 2, 0)), (2, (2, 1, 1)), (8, (8, 1, 4))]
+)
+@distributed(ranks=4, transports=["loopback"])
+def test_more_workers_than_outputs_and_wide_halos(
+    P_world: Partition, kind: str, extent: int, window: tuple[int, ...]
+) -> None:
+    check(kind, grid(P_world, [1, 1, 4]), *window, shape=(2, 2, extent))
+
+
+@pytest.mark.parametrize("window", [(2, 1), (3, 1, 1), (3, 2, 1), (2, 2), (3, 2, 1, 2)])
+@distributed(ranks=4, transports=["loopback"])
+def test_ties_go_to_the_same_cell(P_world: Partition, window: tuple[int, ...]) -> None:
+    P_x = grid(P_world, [1, 1, 2, 2])
+    generator = torch.Generator().manual_seed(0)
+    few = torch.randint(0, 2, (2, 2, 9, 8), generator=generator).double()
+    inputs = [few, torch.zeros_like(few)]
+    if len(window) < 3:
+        inputs.append(torch.full_like(few, -torch.inf))
+    for x in inputs:
+        check("max", P_x, *window, shape=few.shape, x=x)
+
+
+@distributed(ranks=4, transports=["loopback"])
+def test_divisor_override_1d(P_world: Partition) -> None:
+    """Torch's layer has none in one dim."""
+    P_x = grid(P_world, [1, 1, 4])
+    layer = nn.DistributedAvgPool1d(P_x, 3, 2, 1, divisor_override=7)
+    whole = random_like_all((2, 2, 9), 1)
+    y = F.avg_pool1d(whole, 3, 2, 1) * 3 / 7
+    assert_block_of(layer(own_block(whole, P_x)).detach(), y, own_slices(y.shape, P_x), "output")
+
+
+@distributed(ranks=2, transports=["loopback"])
+def test_unsupported_arguments_are_refused(P_world: Partition) -> None:
+    P_x = grid(P_world, [1, 1, 2])
+    for kind in ("max", "average"):
+        pool = DISTRIBUTED[kind][1]
+        with pytest.raises(ShapeError, match="ceil_mode is not supported"):
+            pool(P_x, 2, ceil_mode=True)
+        with pytest.raises(ShapeError, match="dim 2: padding 2 is more than half of the kernel 3"):
+            pool(P_x, 3, 1, 2)
+        with pytest.raises(PartitionError, match="needs 4 axes"):
+            DISTRIBUTED[kind][2](P_x, 2)
+        with pytest.raises(ShapeError, match="stride has 2 entries"):
+            pool(P_x, 2, (1, 1))
+    with pytest.raises(ShapeError, match="return_indices is not supported"):
+        nn.DistributedMaxPool1d(P_x, 2, return_indices=True)
+    with pytest.raises(ShapeError, match="divisor_override is 0"):
+        nn.DistributedAvgPool1d(P_x, 2, divisor_override=0)
+
+
+@pytest.mark.parametrize("kind", DISTRIBUTED)
+@distributed(ranks=4, transports=["loopback"])
+def test_a_kernel_that_does_not_fit_is_refused_on_every_rank(P_world: Partition, kind: str) -> None:
+    P_x = grid(P_world, [1, 1, 4])
+    with pytest.raises(ShapeError, match="needs 7 cells but the padded global extent is 5"):
+        DISTRIBUTED[kind][1](P_x, 7)(own_block(random_like_all((2, 2, 5), 0), P_x))
+
+
+@pytest.mark.parametrize("agreement", [{"shape": "dynamic"}, {"global_shape": (2, 2, 9)}])
+@pytest.mark.parametrize("kind", DISTRIBUTED)
+@distributed(ranks=4, transports=["loopback"])
+def test_other_agreements(P_world: Partition, kind: str, agreement: dict[str, Any]) -> None:
+    P_x = grid(P_world, [1, 1, 3], [3, 1, 0])
+    assert_same_as_sequential(
+        lambda: SEQUENTIAL[kind][1](3, 2, 1),
+        lambda: DISTRIBUTED[kind][1](P_x, 3, 2, 1, **agreement),
+        P_x,
+        P_x,
+        (2, 2, 9),
+    )
+
+
+@pytest.mark.parametrize("power", [1, 3])
+@pytest.mark.parametrize("kind", DISTRIBUTED)
+@distributed(ranks=4)
+def test_double_backward(P_world: Partition, kind: str, power: int) -> None:
+    P_x = grid(P_world, [1, 1, 4])
+    whole = random_like_all((2, 2, 5), 1).requires_grad_()
+    block = own_block(whole, P_x)
+    sequential, layer = SEQUENTIAL[kind][1](3, 2), DISTRIBUTED[kind][1](P_x, 3, 2)
+    for model, x in ((sequential, whole), (layer, block)):
+        (gradient,) = torch.autograd.grad(model(x).pow(power).sum(), x, create_graph=True)
+        gradient.pow(2).sum().backward()
+    where = own_slices(whole.shape, P_x)
+    assert_block_of(block.grad, gradient_of(whole), where, "gradient of the penalty")
