@@ -1,0 +1,111 @@
+"""Is the distributed network the sequential one? Their losses and accuracies, side by side."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress, TextColumn
+from rich.table import Table
+
+COMPARED_STEPS = 50
+LOSS_BOUND = 1e-9
+
+
+@dataclass
+class Result:
+    """Of a training: percent of the test images, each step's loss, the median time of a step."""
+
+    accuracy: float
+    loss: list[float]
+    seconds_per_step: float
+
+
+def largest_difference(ours: Result, theirs: Result, steps: int | None = None) -> float:
+    """Between the losses of the first ``steps``, relative; infinite where one is no number."""
+    pairs = zip(ours.loss[:steps], theirs.loss[:steps], strict=True)
+    relative = [abs(a - b) / abs(b) if b else abs(a) for a, b in pairs]
+    return max((math.inf if math.isnan(r) else r for r in relative), default=0.0)
+
+
+def disagreements(ours: Result, theirs: Result, dtype: torch.dtype, tolerance: float) -> list[str]:
+    """What differs by more than rounding explains.
+
+    Args:
+        ours, theirs: of the distributed and of the sequential network.
+        dtype: losses are compared in float64 only.
+        tolerance: between the accuracies, in percentage points.
+    """
+    found = []
+    difference = largest_difference(ours, theirs, COMPARED_STEPS)
+    if dtype == torch.float64 and difference > LOSS_BOUND:
+        found.append(
+            f"a loss of the first {COMPARED_STEPS} steps differs by {difference:.2e} of its value, "
+            f"more than {LOSS_BOUND:g}"
+        )
+    points = abs(ours.accuracy - theirs.accuracy)
+    if points > tolerance:
+        found.append(f"the accuracies differ by {points:.2f} points, more than {tolerance:g}")
+    return found
+
+
+def show_results(ours: Result, theirs: Result | None) -> None:
+    """Print both trainings side by side, on standard output."""
+    results = [ours] if theirs is None else [ours, theirs]
+    table = Table("", *("distributed", "sequential")[: len(results)])
+    table.add_row("accuracy", *(f"{result.accuracy:.2f} %" for result in results))
+    table.add_row("last loss", *(f"{result.loss[-1]:.6f}" for result in results))
+    table.add_row("time per step", *(f"{1e3 * r.seconds_per_step:.1f} ms" for r in results))
+    Console().print(table)
+    if theirs is not None:
+        steps = len(ours.loss)
+        first = min(COMPARED_STEPS, steps)
+        print(
+            f"largest relative difference of a loss: {largest_difference(ours, theirs, first):.1e} "
+            f"in the first {first} steps, {largest_difference(ours, theirs):.1e} in all {steps}"
+        )
+
+
+def write_json(path: Path, ours: Result, theirs: Result | None, facts: dict[str, Any]) -> None:
+    """Both results, with ``facts`` about the run; without a sequential one, nulls and no losses."""
+    record = {
+        "accuracy": ours.accuracy,
+        "sequential_accuracy": theirs and theirs.accuracy,
+        "loss": ours.loss,
+        "sequential_loss": theirs.loss if theirs else [],
+        "seconds_per_step": ours.seconds_per_step,
+        "sequential_seconds_per_step": theirs and theirs.seconds_per_step,
+        "torch": torch.__version__,
+        **facts,
+    }
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def progress(name: str, steps: int, is_shown: bool) -> Iterator[Callable[[float], None]]:
+    """To be called with every step's loss: a bar on a terminal, else ten lines."""
+    done = 0
+
+    def print_line(loss: float) -> None:
+        nonlocal done
+        done += 1
+        if done % max(1, steps // 10) == 0 or done == steps:
+            print(f"{name}: step {done} of {steps}, loss {loss:.4f}", file=sys.stderr, flush=True)
+
+    if not is_shown:
+        yield lambda loss: None
+    elif not sys.stderr.isatty():
+        yield print_line
+    else:
+        columns = (*Progress.get_default_columns(), TextColumn("loss {task.fields[loss]:.4f}"))
+        with Progress(*columns, console=Console(stderr=True)) as bar:
+            task = bar.add_task(name, total=steps, loss=math.nan)
+            yield lambda loss: bar.update(task, advance=1, loss=loss)
