@@ -243,11 +243,14 @@ def _post_uncaught_errors(transport: Transport) -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         _runtime.failed = True
-        if not issubclass(kind, (SystemExit, KeyboardInterrupt)):
-            transport.abort(Failure.from_exception(error, transport.rank))
-        if isinstance(error, GpudistError):
-            _write_torchrun_error(error, transport.rank)
-        previous(kind, error, trace)
+        try:
+            if not issubclass(kind, (SystemExit, KeyboardInterrupt)):
+                transport.abort(Failure.from_exception(error, transport.rank))
+            if isinstance(error, GpudistError):
+                _write_torchrun_error(error, transport.rank)
+        finally:
+            # The user's own error is shown whatever becomes of telling the others.
+            previous(kind, error, trace)
 
     sys.excepthook = hook
 

@@ -11,12 +11,13 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.autograd import move
-from gpudist.errors import PartitionError, ShapeError
+from gpudist.errors import ShapeError
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.broadcasting import Pairing
 from gpudist.geometry.halo import needed_range
 from gpudist.geometry.windows import SlidingWindow
+from gpudist.nn.conv_placement import place
 from gpudist.nn.parameter import (
     bias_bound,
     bind_parameter,
@@ -27,17 +28,13 @@ from gpudist.nn.parameter import (
 )
 from gpudist.nn.partitions import (
     leading_partitions,
-    plane,
-    regrid,
-    require_cells,
-    require_shape,
 )
 from gpudist.nn.window import per_dim
 from gpudist.ops.agreement import Agreement, Layout, ShapeMode
 from gpudist.ops.broadcast import plan_between
 from gpudist.ops.halo_exchange import HaloExchange
 from gpudist.ops.operator import Bound, placeholder_shape
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.partition import CartesianPartition
 
 _CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
@@ -127,9 +124,13 @@ class _DistributedConv(torch.nn.Module):
                     f"{self._name}: {what}_channels {channels} must be divisible by groups "
                     f"{self.groups}"
                 )
-        self._place(P_x, P_y, P_w)
+        placed = place(
+            self._name, P_x, P_y, P_w, self.in_channels, self.out_channels, self.groups, self._dims
+        )
+        self._placement = placed
+        self.P_x, self.P_y = placed.P_x, placed.P_y
         self.halo_exchange = HaloExchange(
-            self.P_x,
+            placed.P_x,
             [
                 SlidingWindow(k, s, d, p)
                 for k, s, d, p in zip(
@@ -139,7 +140,12 @@ class _DistributedConv(torch.nn.Module):
             periodic=self.padding_mode == "circular",
         )
         self._agreement = Agreement(
-            self._name, self.P_x, self._P_all, self._dims + 2, global_shape, shape
+            self._name,
+            self._placement.P_x,
+            self._placement.P_all,
+            self._dims + 2,
+            global_shape,
+            shape,
         )
         self._bound = Bound[_Bound](shape)
         self._make_parameters(given)
@@ -158,70 +164,17 @@ class _DistributedConv(torch.nn.Module):
             )
         return tuple((p, p) for p in per_dim(self._name, "padding", padding, self._dims))
 
-    def _place(
-        self,
-        P_x: CartesianPartition,
-        P_y: CartesianPartition | None,
-        P_w: CartesianPartition | None,
-    ) -> None:
-        """Decide which workers convolve, and on which grids blocks and parameters are paired."""
-        name, dims = self._name, self._dims
-        if P_x.dim != dims + 2:
-            raise PartitionError(
-                f"{name}: P_x has shape {list(P_x.shape)} but needs {dims + 2} axes: batch, "
-                f"channels and {dims} of features"
-            )
-        spatial = P_x.shape[2:]
-        channels = P_x.shape[1]
-        if P_y is None and P_w is None and channels > 1:
-            if self.groups == 1 or P_x.shape[0] > 1:
-                raise PartitionError(
-                    f"{name}, dim 1: P_x of shape {list(P_x.shape)} splits the channels; give P_y "
-                    f"and P_w of shapes {[1, 'co', *spatial]} and {['co', channels, *spatial]} too"
-                )
-            P_y, P_w = P_x, regrid(P_x, [channels, 1, *spatial])
-        self.P_x = P_x
-        self.P_y = P_y if P_y is not None else P_x
-        self._P_y_paired: CartesianPartition | None = None
-        if P_w is None or P_y is None:
-            self._P_c = P_x
-            self._P_x_paired: Partition | None = None
-            self._P_weight = plane(P_x, ())
-            self._P_bias_used = P_x
-            self._weight_grid = (1, 1)
-            self._P_all: Partition = P_x
-            return
-        ci, co = channels, P_y.shape[1] if P_y.dim == dims + 2 else 0
-        diagonal = self.groups > 1 and (ci > 1 or co > 1)
-        require_shape(name, "P_x", P_x, (1, None, *spatial))
-        require_shape(name, "P_y", P_y, (1, None, *spatial))
-        if diagonal and (ci != co or self.groups % ci or P_w.shape != (co, 1, *spatial)):
-            raise PartitionError(
-                f"{name}, dim 1: groups {self.groups} with split channels need a block-diagonal "
-                "partition: as many blocks of input as of output channels, a divisor of groups, "
-                "and P_w "
-                f"of shape {[co, 1, *spatial]}; got {ci} and {co} blocks and P_w {list(P_w.shape)}"
-            )
-        if not diagonal:
-            require_shape(name, "P_w", P_w, (co, ci, *spatial))
-        require_cells(name, 1, ci, self.in_channels, "input channels")
-        require_cells(name, 1, co, self.out_channels, "output channels")
-        self._P_c = P_w
-        self._P_x_paired = regrid(P_x, (ci, 1, *spatial) if diagonal else P_x.shape)
-        self._P_weight = plane(P_w, (0, 1))
-        self._P_bias_used = _first_column(P_w)
-        self._weight_grid = (P_w.shape[0], P_w.shape[1])
-        self._P_y_paired = regrid(P_y, (co, 1, *spatial))
-        self._P_all = P_x.create_partition_union(P_w).create_partition_union(P_y)
-
     def _make_parameters(self, given: _Arguments) -> None:
+        placed = self._placement
         self.weight_shape = (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
         fan_in = prod(self.weight_shape[1:])
         self._weight_cut = Decomposition.balanced(
-            self.weight_shape, (*self._weight_grid, *(1,) * self._dims)
+            self.weight_shape, (*placed.weight_grid, *(1,) * self._dims)
         )
-        self._bias_cut = Decomposition.balanced((self.out_channels,), (self._weight_grid[0],))
-        index = self._P_weight.index
+        self._bias_cut = Decomposition.balanced(
+            (self.out_channels,), (self._placement.weight_grid[0],)
+        )
+        index = placed.P_weight.index
         self.weight = uniform_parameter(
             self.weight_shape,
             kaiming_bound(fan_in),
@@ -232,8 +185,7 @@ class _DistributedConv(torch.nn.Module):
         self.bias: torch.nn.Parameter | None = None
         if not given.bias:
             return
-        self._P_bias = plane(self._P_weight, (0,))
-        index = self._P_bias.index
+        index = placed.P_bias.index
         self.bias = uniform_parameter(
             (self.out_channels,),
             bias_bound(fan_in),
@@ -243,13 +195,13 @@ class _DistributedConv(torch.nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not self._P_all.active:
+        if not self._placement.P_all.active:
             return x.clone()
         bound = self._bound(x, self._agree_and_bind)
         inputs = (x, self.weight) if self.bias is None else (x, self.weight, self.bias)
         block, weight, *biases = move(bound.movements, inputs)
         bias = biases[0] if biases else None
-        if self._P_c.active:
+        if self._placement.P_c.active:
             y = self._convolve(block, weight, bias, bound)
         else:
             y = tied_empty(block.shape, x.dtype, block, weight, bias)
@@ -264,11 +216,11 @@ class _DistributedConv(torch.nn.Module):
     ) -> torch.Tensor:
         if 0 in bound.output_shape:
             return tied_empty(bound.output_shape, block.dtype, block, weight, bias)
-        if bias is not None and not self._P_bias_used.active:
+        if bias is not None and not self._placement.P_bias_used.active:
             bias = zero_bias(bias, weight.shape[0])
-        groups = self.groups if self._weight_grid[1] == 1 else 1
-        if self.groups > 1 and self._P_y_paired is not None:
-            groups = self.groups // self._weight_grid[0]
+        groups = self.groups if self._placement.weight_grid[1] == 1 else 1
+        if self.groups > 1 and self._placement.P_sum is not None:
+            groups = self.groups // self._placement.weight_grid[0]
         return _CONVOLVE[self._dims](block, weight, bias, self.stride, 0, self.dilation, groups)
 
     def _agree_and_bind(self, x: torch.Tensor) -> _Bound:
@@ -292,24 +244,24 @@ class _DistributedConv(torch.nn.Module):
             movement = self.halo_exchange.bind_to(inputs, layout.dtype, x)
         except ShapeError as error:
             raise ShapeError(f"{self._name}: {error}") from None
-        if self._P_x_paired is not None:
+        if self._placement.P_spread is not None:
             movement = movement.then(self._bind_broadcast(layout, movement, x))
         movements = [movement, self._bind_weight()]
         if self.bias is not None:
             movements.append(self._bind_bias())
         shape_of = self._output_shapes(inputs)
-        mine = shape_of(self._P_c.index) if self._P_c.index is not None else ()
-        reduction = self._bind_reduction(layout, movements[0], x) if self._P_y_paired else None
+        mine = shape_of(self._placement.P_c.index) if self._placement.P_c.index is not None else ()
+        reduction = self._bind_reduction(layout, movements[0], x) if self._placement.P_sum else None
         return _Bound(tuple(movements), mine, reduction)
 
     def _bind_broadcast(self, layout: Layout, halo: Movement, x: torch.Tensor) -> Movement:
         """The input with its ghosts, from ``P_x`` to the workers that convolve."""
         inputs = layout.decomposition
-        P_x, P_c = self._P_x_paired, self._P_c
+        P_x, P_c = self._placement.P_spread, self._placement.P_c
         assert P_x is not None
 
         def haloed(rank: int) -> tuple[int, ...]:
-            index = self.P_x.cartesian_index(rank)
+            index = self._placement.P_x.cartesian_index(rank)
             ranges = [
                 needed_range(blocks, window, i)
                 for blocks, window, i in zip(
@@ -328,19 +280,17 @@ class _DistributedConv(torch.nn.Module):
         return bind(plan, P_both, label, layout.dtype, halo.output_shape, halo.output_dtype, empty)
 
     def _bind_weight(self) -> Movement:
-        return bind_parameter(
-            self.weight, self._P_weight, self._P_c, self._weight_cut, "weight of " + self._name
-        )
+        placed, name = self._placement, f"weight of {self._name}"
+        return bind_parameter(self.weight, placed.P_weight, placed.P_c, self._weight_cut, name)
 
     def _bind_bias(self) -> Movement:
         assert self.bias is not None
-        return bind_parameter(
-            self.bias, self._P_bias, self._P_bias_used, self._bias_cut, "bias of " + self._name
-        )
+        placed, name = self._placement, f"bias of {self._name}"
+        return bind_parameter(self.bias, placed.P_bias, placed.P_bias_used, self._bias_cut, name)
 
     def _bind_reduction(self, layout: Layout, movement: Movement, x: torch.Tensor) -> Movement:
         """The sum of the outputs over blocks of input channels, into ``P_y``."""
-        P_y, P_c = self._P_y_paired, self._P_c
+        P_y, P_c = self._placement.P_sum, self._placement.P_c
         assert P_y is not None
         shape_of = self._output_shapes(layout.decomposition)
         P_both = P_y.create_partition_union(P_c)
@@ -356,7 +306,7 @@ class _DistributedConv(torch.nn.Module):
 
     def _output_shapes(self, inputs: Decomposition) -> Callable[[Sequence[int]], tuple[int, ...]]:
         """Shape of the output of the convolving worker at an index."""
-        split_channels = self._P_y_paired is not None
+        split_channels = self._placement.P_sum is not None
         features = [
             window.outputs(blocks)
             for blocks, window in zip(inputs.dims[2:], self.halo_exchange.windows[2:], strict=True)
@@ -387,11 +337,6 @@ class _Bound:
     movements: tuple[Movement, ...]
     output_shape: tuple[int, ...]
     reduction: Movement | None
-
-
-def _first_column(P: CartesianPartition) -> CartesianPartition:
-    """The workers at index 0 of axis 1."""
-    return plane(P, [axis for axis in range(P.dim) if axis != 1])
 
 
 class DistributedConv1d(_DistributedConv):

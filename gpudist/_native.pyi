@@ -1,0 +1,74 @@
+"""The native core: packing, and messages through shared memory."""
+
+import enum
+from collections.abc import Sequence
+
+# A box is all its starts, then all its stops.
+_Boxes = Sequence[Sequence[int]]
+_Messages = Sequence[tuple[int, _Boxes]]
+
+FAILURE_BYTES: int
+
+class WorldFailed(Exception): ...
+
+class Dtype(enum.Enum):
+    bool = 0
+    uint8 = 1
+    int8 = 2
+    int16 = 3
+    int32 = 4
+    int64 = 5
+    float16 = 6
+    bfloat16 = 7
+    float32 = 8
+    float64 = 9
+    complex64 = 10
+    complex128 = 11
+
+class Signature:
+    """What an operation is called, and 16 bytes that identify it."""
+
+    def __init__(self, label: str, digest: bytes) -> None: ...
+
+class Stage:
+    """A stage of a plan bound to shapes, strides and a dtype."""
+
+    def __init__(
+        self,
+        dtype: Dtype,
+        input_strides: Sequence[int],
+        output_strides: Sequence[int],
+        output_items: int,
+        fill: float,
+        clears: bool,
+        adds: bool,
+        move_sources: _Boxes,
+        move_destinations: _Boxes,
+        sends: _Messages,
+        receives: _Messages,
+        own_place: int,
+    ) -> None: ...
+
+class Message:
+    """A message of plain bytes, in flight."""
+
+class HostCommunicator:
+    """Messages between the processes of one node, through shared memory."""
+
+    def __init__(self, rank: int, size: int, timeout_s: float) -> None: ...
+    def address(self) -> tuple[int, int]: ...
+    def connect(self, addresses: Sequence[tuple[int, int]]) -> None: ...
+    def begin(self, signature: Signature) -> None: ...
+    def post_send(self, address: int, bytes: int, peer: int, signature: Signature) -> Message: ...
+    def post_receive(
+        self, address: int, bytes: int, peer: int, signature: Signature
+    ) -> Message: ...
+    def wait(self, messages: Sequence[Message]) -> None: ...
+    def run(self, signature: Signature, calls: Sequence[tuple[Stage, int, int]]) -> None: ...
+    def post_failure(self, text: str) -> bool: ...
+    def failure(self) -> str: ...
+    def reports(self) -> list[str]: ...
+    def close(self) -> None: ...
+
+def run_local(stage: Stage, input: int, output: int) -> None:
+    """Carry out a stage that exchanges nothing."""
