@@ -11,7 +11,7 @@ EPOCHS ?= 20
 # Many ranks share few cores here: one thread for each.
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test lint types check format clean
+.PHONY: demo test lint types check format sanitize clean
 
 demo: $(INSTALLED)
 	$(PYTHON) -m torch.distributed.run --standalone --nproc-per-node 4 \
@@ -35,6 +35,11 @@ check:
 format: $(TOOLS)
 	$(PYTHON) -m ruff check --fix .
 	$(PYTHON) -m ruff format .
+
+# The C++ core under the address, undefined and thread sanitizers.
+sanitize: $(INSTALLED)
+	$(PIP) -q -c constraints.txt 'nanobind>=2.4' 'cmake>=3.22' ninja
+	sh tests/csrc/sanitize.sh $(abspath $(PYTHON))
 
 # torch comes first and by its pin: left to the package's own `torch>=2.10`, pip takes the newest, CUDA and all.
 $(INSTALLED): $(SOURCES)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from gpudist.errors import CollectiveTimeout, NotBuiltError
 from gpudist.geometry.boxes import Box, Message, Stage
 from gpudist.geometry.messages import as_messages
-from gpudist.transport.base import Failure, FailureChannel, Signature, StageCall
+from gpudist.transport.base import Failure, FailureChannel, Signature
 from gpudist.transport.message import Header
 from gpudist.transport.point_to_point import PointToPointTransport
 
@@ -123,7 +123,7 @@ class HostTransport(PointToPointTransport):
             own_place=sum(message.peer < rank for message in stage.receives),
         )
 
-    def run_stages(self, signature: Signature, calls: Sequence[StageCall]) -> None:
+    def run_stages(self, signature: Signature, calls: Sequence[tuple[Any, int, int]]) -> None:
         self.check()
         operation = self.recorder.begin(signature.label)
         try:
@@ -132,7 +132,7 @@ class HostTransport(PointToPointTransport):
             self._end_with(error)
         operation.finished = True
 
-    def run_local_stage(self, call: StageCall) -> None:
+    def run_local_stage(self, call: tuple[Any, int, int]) -> None:
         assert _native is not None
         _native.run_local(*call)
 

@@ -1,0 +1,51 @@
+#!/bin/sh
+# Run the C++ core under the sanitizers: by its own tests, with ranks as threads, and by the tests of
+# transports, with ranks as processes. Called from the project's root with the Python to use.
+set -eu
+python=$1
+root=$PWD
+tree=$root/build/sanitize
+export PATH="$(dirname "$(realpath -s "$python")"):$PATH"
+export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
+# The interpreter and torch keep memory until exit.
+export ASAN_OPTIONS=detect_leaks=0
+export TSAN_OPTIONS=halt_on_error=1
+
+build() { # tree, sanitizers, further arguments
+    folder=$1 sanitizers=$2
+    shift 2
+    cmake -S . -B "$folder" -GNinja -DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_FLAGS="-O1 -g -DNDEBUG" \
+        -DGPUDIST_SANITIZE="$sanitizers" "$@" >/dev/null
+    cmake --build "$folder"
+}
+
+build "$tree/thread" thread -DGPUDIST_PYTHON=OFF -DGPUDIST_TESTS=ON
+build "$tree/address" address,undefined -DGPUDIST_TESTS=ON \
+    -DPython_EXECUTABLE="$python" -Dnanobind_DIR="$("$python" -m nanobind --cmake_dir)"
+
+echo "test_core, thread sanitizer"
+# Its shadow memory does not fit every random layout of an address space.
+setarch -R "$tree/thread/test_core"
+echo "test_core, address and undefined sanitizers"
+ASAN_OPTIONS=detect_leaks=1 "$tree/address/test_core"
+
+echo "transport tests, address and undefined sanitizers"
+# A copy of the project, so that the module in use stays as it is.
+copy=$tree/project
+rm -rf "$copy"
+mkdir -p "$copy"
+cp -r gpudist tests pyproject.toml "$copy"
+rm -f "$copy"/gpudist/_native*.so
+cp "$tree"/address/_native*.so "$copy/gpudist"
+cd "$copy"
+libraries=
+for name in libasan.so libubsan.so libstdc++.so; do
+    libraries="$libraries $(g++ -print-file-name=$name)"
+done
+export LD_PRELOAD="$libraries"
+export OMP_NUM_THREADS=1
+"$python" -c 'from gpudist import _native; print(_native.__file__)'
+"$python" -m pytest -q -p no:cacheprovider -k host \
+    tests/transport tests/native/test_mismatch.py tests/native/test_packing.py
+"$python" -m tests.native.stress --plans 50
+"$python" -m tests.native.chaos --kills 2

@@ -1,0 +1,20 @@
+// Tests of the C++ core, with ranks as threads, so that the sanitizers see one mapping of every segment.
+#include <cstdio>
+
+#include "test.h"
+
+void test_packing();
+void test_half();
+void test_messages();
+void test_failures();
+void test_stages();
+
+int main() {
+  test_half();
+  test_packing();
+  test_messages();
+  test_failures();
+  test_stages();
+  std::printf("%ld passed, %ld failed\n", passed.load(), failed.load());
+  return failed.load() == 0 ? 0 : 1;
+}

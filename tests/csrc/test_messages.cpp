@@ -1,0 +1,168 @@
+// Messages between ranks: every size, both ways at once, in order, among many.
+#include <dirent.h>
+
+#include <list>
+#include <numeric>
+#include <random>
+
+#include "test.h"
+#include "world.h"
+
+namespace {
+
+using namespace gpudist;
+using Kind = Transfer::Kind;
+
+std::vector<char> numbered(size_t bytes, unsigned seed) {
+  std::vector<char> data(bytes);
+  uint32_t state = seed * 2654435761u + 1;
+  for (char& byte : data) {
+    state = state * 1664525u + 1013904223u;
+    byte = static_cast<char>(state >> 24);
+  }
+  return data;
+}
+
+void exchanges_every_size_both_ways() {
+  World world(2);
+  const std::vector<size_t> sizes{0, 1, 7, 65279, 65280, 65281, 65536, 65280 + 65536, 600'000, 3 << 20};
+  for (size_t bytes : sizes) {
+    const Signature signature = signature_of("exchange");
+    const auto errors = world.run([&](HostCommunicator& me, int rank) {
+      std::vector<char> mine = numbered(bytes, rank), theirs(bytes);
+      Bytes send(Kind::kSend, 1 - rank, mine, signature);
+      Bytes receive(Kind::kReceive, 1 - rank, theirs, signature);
+      me.begin(signature);
+      me.post(&send.transfer);
+      me.post(&receive.transfer);
+      me.wait({&send.transfer, &receive.transfer});
+      CHECK(theirs == numbered(bytes, 1 - rank));
+    });
+    CHECK(all_fine(errors));
+  }
+}
+
+void many_messages_keep_their_order() {
+  World world(2);
+  const Signature signature = signature_of("in order");
+  const auto errors = world.run([&](HostCommunicator& me, int rank) {
+    std::mt19937 random(5);  // the same sizes on both
+    std::vector<std::vector<char>> data;
+    std::list<Bytes> messages;
+    std::vector<Transfer*> all;
+    data.reserve(1000);
+    me.begin(signature);
+    for (unsigned i = 0; i < 500; ++i) {
+      const size_t bytes = random() % (i % 50 == 0 ? 200'000 : 300);
+      data.push_back(numbered(bytes, 2 * i + rank));
+      messages.emplace_back(Kind::kSend, 1 - rank, data.back(), signature);
+      data.push_back(std::vector<char>(bytes));
+      messages.emplace_back(Kind::kReceive, 1 - rank, data.back(), signature);
+    }
+    for (Bytes& message : messages) {
+      me.post(&message.transfer);
+      all.push_back(&message.transfer);
+    }
+    me.wait(all);
+    bool fine = true;
+    for (unsigned i = 0; i < 500; ++i) {
+      const auto& received = data[2 * i + 1];
+      fine &= received == numbered(received.size(), 2 * i + 1 - rank);
+    }
+    CHECK(fine);
+  });
+  CHECK(all_fine(errors));
+}
+
+void eight_ranks_talk_at_random() {
+  World world(8);
+  std::vector<int> rounds(20);
+  std::iota(rounds.begin(), rounds.end(), 0);
+  const auto errors = world.run([&](HostCommunicator& me, int rank) {
+    std::mt19937 random(3);  // the same traffic on all
+    for (int round : rounds) {
+      const Signature signature = signature_of("round " + std::to_string(round));
+      std::list<std::vector<char>> data;
+      std::list<Bytes> messages;
+      std::vector<std::pair<std::vector<char>*, unsigned>> expected;
+      std::vector<Transfer*> all;
+      for (unsigned number = 0; number < 60; ++number) {
+        const int from = random() % 8, to = random() % 8;
+        const size_t bytes = random() % (number % 7 == 0 ? 150'000 : 2000);
+        if (from == to || (from != rank && to != rank)) continue;
+        const unsigned seed = round * 100 + number;
+        if (from == rank) {
+          data.push_back(numbered(bytes, seed));
+          messages.emplace_back(Kind::kSend, to, data.back(), signature);
+        } else {
+          data.push_back(std::vector<char>(bytes));
+          expected.emplace_back(&data.back(), seed);
+          messages.emplace_back(Kind::kReceive, from, data.back(), signature);
+        }
+      }
+      me.begin(signature);
+      for (Bytes& message : messages) {
+        me.post(&message.transfer);
+        all.push_back(&message.transfer);
+      }
+      me.wait(all);
+      bool fine = true;
+      for (const auto& [received, seed] : expected) fine &= *received == numbered(received->size(), seed);
+      CHECK(fine);
+    }
+    me.close();
+  });
+  CHECK(all_fine(errors));
+}
+
+int open_descriptors() {
+  DIR* folder = opendir("/proc/self/fd");
+  int count = 0;
+  while (readdir(folder) != nullptr) ++count;
+  closedir(folder);
+  return count;
+}
+
+void closing_lets_go_of_everything() {
+  const int before = open_descriptors();
+  {
+    World world(3);
+    const Signature signature = signature_of("ring");
+    const auto errors = world.run([&](HostCommunicator& me, int rank) {
+      std::vector<char> mine(100), theirs(100);
+      Bytes send(Kind::kSend, (rank + 1) % 3, mine, signature);
+      Bytes receive(Kind::kReceive, (rank + 2) % 3, theirs, signature);
+      me.begin(signature);
+      me.post(&send.transfer);
+      me.post(&receive.transfer);
+      me.wait({&send.transfer, &receive.transfer});
+    });
+    CHECK(all_fine(errors));
+    CHECK(open_descriptors() > before);
+    for (int rank = 0; rank < 3; ++rank) {
+      world[rank].close();
+      world[rank].close();
+    }
+    CHECK(open_descriptors() == before);
+    CHECK(world[1].failure().empty());
+    CHECK(!world[1].post_failure("too late"));
+    CHECK(world[1].reports().size() == 3);
+    std::string text;
+    try {
+      world[1].begin(signature);
+    } catch (const TransportError& error) {
+      text = error.what();
+    }
+    CHECK(text.find("has left its world") != std::string::npos);
+  }
+  CHECK(open_descriptors() == before);
+}
+
+}  // namespace
+
+void test_messages() {
+  exchanges_every_size_both_ways();
+  many_messages_keep_their_order();
+  eight_ranks_talk_at_random();
+  closing_lets_go_of_everything();
+}

@@ -1,0 +1,93 @@
+// A world of ranks that are threads of this process.
+#pragma once
+
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "host_communicator.h"
+
+inline gpudist::Signature signature_of(const std::string& label) {
+  std::string digest = label;
+  digest.resize(16, ' ');
+  return {label, digest};
+}
+
+class World {
+ public:
+  explicit World(int size, double timeout_s = 60) {
+    std::vector<std::pair<pid_t, int>> addresses;
+    for (int rank = 0; rank < size; ++rank) {
+      ranks_.push_back(
+          std::make_unique<gpudist::HostCommunicator>(rank, size, timeout_s, [] {}));
+      addresses.push_back(ranks_.back()->address());
+    }
+    for (auto& rank : ranks_) rank->connect(addresses);
+  }
+
+  gpudist::HostCommunicator& operator[](int rank) { return *ranks_[rank]; }
+  int size() const { return static_cast<int>(ranks_.size()); }
+
+  // Call body(communicator, rank) in a thread for every rank; what each threw, if anything.
+  template <class Body>
+  std::vector<std::exception_ptr> run(Body body) {
+    std::vector<std::exception_ptr> errors(ranks_.size());
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < size(); ++rank) {
+      threads.emplace_back([&, rank] {
+        try {
+          body(*ranks_[rank], rank);
+        } catch (...) {
+          errors[rank] = std::current_exception();
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    return errors;
+  }
+
+ private:
+  std::vector<std::unique_ptr<gpudist::HostCommunicator>> ranks_;
+};
+
+// Plain bytes on their way.
+struct Bytes {
+  Bytes(gpudist::Transfer::Kind kind, int peer, std::vector<char>& data,
+        const gpudist::Signature& signature) {
+    const int64_t start = 0, stride = 1, stop = static_cast<int64_t>(data.size());
+    boxes = {gpudist::make_box_view(1, &start, &stop, &stride, 1)};
+    transfer.kind = kind;
+    transfer.peer = peer;
+    transfer.bytes = stop;
+    transfer.tensor = data.data();
+    transfer.boxes = &boxes;
+    transfer.signature = &signature;
+  }
+  Bytes(const Bytes&) = delete;
+
+  std::vector<gpudist::BoxView> boxes;
+  gpudist::Transfer transfer;
+};
+
+inline bool all_fine(const std::vector<std::exception_ptr>& errors) {
+  for (const auto& error : errors) {
+    if (error) return false;
+  }
+  return true;
+}
+
+// The text of an error of this type, empty if it is another or none.
+template <class Error>
+std::string text_of(const std::exception_ptr& error) {
+  try {
+    if (error) std::rethrow_exception(error);
+  } catch (const Error& e) {
+    return e.what();
+  } catch (...) {
+  }
+  return "";
+}

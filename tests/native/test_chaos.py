@@ -1,0 +1,105 @@
+"""Ranks that are killed, interrupted, leave early, or are more than the cores."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+import torch
+
+from gpudist import halo_exchange
+from gpudist.errors import PeerFailure, ShapeError
+from gpudist.partition import Partition
+from gpudist.transport.base import Failure, Signature
+from tests.native.chaos import Ranks, kill_one
+
+SIGNATURE = Signature("a test", bytes(16))
+
+
+@pytest.mark.parametrize(("seed", "victim"), [(1, 0), (2, 1), (3, 2), (4, 3), (5, None)])
+def test_survivors_name_a_killed_rank_and_nothing_is_left(seed: int, victim: int | None) -> None:
+    kill_one(seed, victim)
+
+
+def wait_for_last(P_world: Partition) -> None:
+    """All but the last wait for its message."""
+    if P_world.rank != P_world.size - 1:
+        with P_world.wire.group(SIGNATURE):
+            P_world.communicator.recv(torch.zeros(1), P_world.size - 1)
+    else:
+        time.sleep(30)
+
+
+def test_control_c_ends_a_waiting_rank() -> None:
+    with Ranks(2, wait_for_last) as ranks:
+        time.sleep(0.2)
+        start_s = ranks.kill(0, signal.SIGINT)
+        answer = ranks.ends[0].recv()
+        assert isinstance(answer.error, KeyboardInterrupt)
+        assert answer.end_s - start_s < 1
+        ranks.kill(1)
+
+
+def send_and_leave(P_world: Partition) -> list[bool]:
+    """Rank 1 sends twice and is gone before rank 0 asks for the second message."""
+    wire, pair = P_world.wire, P_world.communicator
+    first, second = torch.full((100_000,), 1.0), torch.full((50_000,), 2.0)
+    if P_world.rank == 1:
+        for x in (first, second):
+            with wire.group(SIGNATURE):
+                pair.send(x, 0)
+        return []
+    received: list[bool] = []
+    for x in (first, second):
+        y = torch.zeros_like(x)
+        with wire.group(SIGNATURE):
+            pair.recv(y, 1)
+        received.append(torch.equal(x, y))
+        time.sleep(0.5)
+    with (
+        pytest.raises(PeerFailure, match=r"rank 1 .*has left the world") as caught,
+        wire.group(SIGNATURE),
+    ):
+        pair.recv(torch.zeros(1), 1)
+    return [*received, caught.value.rank == 1]
+
+
+def test_what_a_rank_sent_before_it_left_is_received() -> None:
+    with Ranks(2, send_and_leave) as ranks:
+        leaver = ranks.ends[1].recv()
+        assert (leaver.error, leaver.leftovers) == (None, [])
+        ranks.ends[1].close()
+        assert ranks.ends[0].recv().value == [True, True, True]
+
+
+def fail_at_length(P_world: Partition) -> None:
+    if P_world.rank == 0:
+        P_world.wire.abort(Failure("ShapeError", 0, "cells: " + "\u00e4" * 20_000))
+        return
+    with P_world.wire.group(SIGNATURE):
+        P_world.communicator.recv(torch.zeros(1), 0)
+
+
+def test_a_long_cause_is_cut_to_fit() -> None:
+    with Ranks(2, fail_at_length) as ranks:
+        error = ranks.answers()[1].error
+        assert isinstance(error, ShapeError)
+        assert str(error).startswith("cells: \u00e4\u00e4")
+
+
+def go_round(P_world: Partition, steps: int) -> float:
+    P_ring = P_world.create_cartesian_topology_partition([P_world.size])
+    x = torch.tensor([float(P_ring.rank or 0)])
+    for _ in range(steps):
+        x = halo_exchange(x, P_ring, halo=[(1, -1)], periodic=True, global_shape=[P_world.size])
+    return x.item()
+
+
+def test_more_ranks_than_cores_make_progress() -> None:
+    with Ranks(16, go_round, 200) as ranks:
+        start_s = time.monotonic()
+        answers = ranks.answers()
+        assert time.monotonic() - start_s < 20
+    assert [answers[rank].value for rank in range(16)] == [(rank - 200) % 16 for rank in range(16)]
+    assert not any(answer.leftovers for answer in answers.values())
