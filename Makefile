@@ -6,6 +6,8 @@ INSTALLED := $(VENV)/.installed
 TOOLS := $(VENV)/.tools
 SOURCES := pyproject.toml setup.py constraints.txt CMakeLists.txt $(wildcard csrc/*)
 
+CPP := $(wildcard csrc/*.h csrc/*.cpp tests/csrc/*.h tests/csrc/*.cpp)
+
 EPOCHS ?= 20
 
 # Many ranks share few cores here: one thread for each.
@@ -23,6 +25,7 @@ test: $(INSTALLED)
 lint: $(TOOLS)
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
+	$(VENV)/bin/clang-format --dry-run --Werror $(CPP)
 
 types: $(TOOLS)
 	$(PYTHON) -m pyright
@@ -35,6 +38,7 @@ check:
 format: $(TOOLS)
 	$(PYTHON) -m ruff check --fix .
 	$(PYTHON) -m ruff format .
+	$(VENV)/bin/clang-format -i $(CPP)
 
 # The C++ core under the address, undefined and thread sanitizers.
 sanitize: $(INSTALLED)

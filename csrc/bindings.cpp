@@ -30,13 +30,15 @@ struct Message {
   Signature signature;
 };
 
+// Calls release the interpreter's lock before they take the communicator's, which this may be
+// under.
 void check_signals() {
   nb::gil_scoped_acquire acquire;
   if (PyErr_CheckSignals() != 0) throw nb::python_error();
 }
 
-Message* post(HostCommunicator& communicator, Transfer::Kind kind, uintptr_t address,
-                              int64_t bytes, int peer, const Signature& signature) {
+Message* post(HostCommunicator& communicator, Transfer::Kind kind, uintptr_t address, int64_t bytes,
+              int peer, const Signature& signature) {
   auto message = std::make_unique<Message>();
   message->signature = signature;
   const int64_t start = 0, stride = 1;
@@ -100,7 +102,8 @@ NB_MODULE(_native, m) {
       .value("complex64", gpudist::Dtype::kComplex64)
       .value("complex128", gpudist::Dtype::kComplex128);
 
-  nb::class_<Signature>(m, "Signature", "What an operation is called, and 16 bytes that identify it.")
+  nb::class_<Signature>(m, "Signature",
+                        "What an operation is called, and 16 bytes that identify it.")
       .def(
           "__init__",
           [](Signature* self, std::string label, const nb::bytes& digest) {
@@ -110,11 +113,12 @@ NB_MODULE(_native, m) {
           "label"_a, "digest"_a);
 
   nb::class_<BoundStage>(m, "Stage", "A stage of a plan bound to shapes, strides and a dtype.")
-      .def(nb::init<gpudist::Dtype, std::vector<int64_t>, std::vector<int64_t>, int64_t, double, bool,
-                    bool, const BoundStage::Boxes&, const BoundStage::Boxes&,
+      .def(nb::init<gpudist::Dtype, std::vector<int64_t>, std::vector<int64_t>, int64_t, double,
+                    bool, bool, const BoundStage::Boxes&, const BoundStage::Boxes&,
                     const BoundStage::Messages&, const BoundStage::Messages&, int>(),
            "dtype"_a, "input_strides"_a, "output_strides"_a, "output_items"_a, "fill"_a, "clears"_a,
-           "adds"_a, "move_sources"_a, "move_destinations"_a, "sends"_a, "receives"_a, "own_place"_a);
+           "adds"_a, "move_sources"_a, "move_destinations"_a, "sends"_a, "receives"_a,
+           "own_place"_a);
 
   nb::class_<Message>(m, "Message", "A message of plain bytes, in flight.");
 
@@ -128,21 +132,24 @@ NB_MODULE(_native, m) {
           "rank"_a, "size"_a, "timeout_s"_a)
       .def("address", &HostCommunicator::address)
       .def("connect", &HostCommunicator::connect, "addresses"_a)
-      .def("begin", &HostCommunicator::begin, "signature"_a)
+      .def("begin", &HostCommunicator::begin, "signature"_a,
+           nb::call_guard<nb::gil_scoped_release>())
       .def(
           "post_send",
           [](HostCommunicator& self, uintptr_t address, int64_t bytes, int peer,
              const Signature& signature) {
             return post(self, Transfer::Kind::kSend, address, bytes, peer, signature);
           },
-          "address"_a, "bytes"_a, "peer"_a, "signature"_a, nb::rv_policy::take_ownership)
+          "address"_a, "bytes"_a, "peer"_a, "signature"_a, nb::rv_policy::take_ownership,
+          nb::call_guard<nb::gil_scoped_release>())
       .def(
           "post_receive",
           [](HostCommunicator& self, uintptr_t address, int64_t bytes, int peer,
              const Signature& signature) {
             return post(self, Transfer::Kind::kReceive, address, bytes, peer, signature);
           },
-          "address"_a, "bytes"_a, "peer"_a, "signature"_a, nb::rv_policy::take_ownership)
+          "address"_a, "bytes"_a, "peer"_a, "signature"_a, nb::rv_policy::take_ownership,
+          nb::call_guard<nb::gil_scoped_release>())
       .def(
           "wait",
           [](HostCommunicator& self, const std::vector<Message*>& messages) {

@@ -1,4 +1,5 @@
-// Boxes of strided tensors, and the index arithmetic to walk them. Host and device compilers share this.
+// Boxes of strided tensors, and the index arithmetic to walk them. Host and device compilers share
+// this.
 #pragma once
 
 #include <cstddef>
@@ -62,7 +63,8 @@ class RowCursor {
   int64_t index_[kMaxDims] = {};
 };
 
-// The box [start, stop) of a tensor whose strides are in items; dims that continue each other are merged.
+// The box [start, stop) of a tensor whose strides are in items; dims that continue each other are
+// merged.
 inline BoxView make_box_view(int dims, const int64_t* start, const int64_t* stop,
                              const int64_t* strides, int64_t item_bytes) {
   BoxView view;

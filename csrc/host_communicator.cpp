@@ -1,7 +1,5 @@
 #include "host_communicator.h"
 
-#include <fcntl.h>
-#include <linux/futex.h>
 #include <poll.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -12,16 +10,14 @@
 #include <cstring>
 
 #include "check.h"
+#include "mailbox.h"
+#include "message.h"
 
 namespace gpudist {
 
 namespace {
 
-constexpr int kSlots = 8;
-constexpr int64_t kSlotBytes = 64 * 1024;
-constexpr int kLabelBytes = 200;
 constexpr int kSpins = 200;
-constexpr long kSleepNs = 20'000'000;
 constexpr double kLookEveryS = 0.05;
 
 double now_s() {
@@ -38,78 +34,13 @@ inline void pause_briefly() {
 #endif
 }
 
-void futex_wait(std::atomic<uint32_t>* word, uint32_t seen) {
-  const timespec limit{0, kSleepNs};
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAIT, seen, &limit, nullptr, 0);
-}
-
-void futex_wake(std::atomic<uint32_t>* word) {
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAKE, 1, nullptr, nullptr, 0);
-}
-
-// What travels in front of a message, in a slot of its own if the payload leaves no room.
-struct WireHeader {
-  uint64_t sequence;
-  int64_t bytes;
-  char digest[16];
-  char label[kLabelBytes];
-};
-
-constexpr int64_t kHeaderBytes = (sizeof(WireHeader) + 63) / 64 * 64;
-
-struct alignas(64) Slot {
-  char data[kSlotBytes];
-};
-
-// How much of `text` fits beside a final zero, without cutting a UTF-8 character.
-size_t fitting_bytes(const std::string& text, size_t room) {
-  size_t length = std::min(text.size(), room - 1);
-  if (length == text.size()) return length;
-  while (length > 0 && (static_cast<unsigned char>(text[length]) & 0xc0u) == 0x80u) --length;
-  return length;
-}
-
-void copy_text(char* to, size_t room, const std::string& text) {
-  const size_t length = fitting_bytes(text, room);
-  std::memcpy(to, text.data(), length);
-  to[length] = '\0';
-}
-
 std::string seconds(double value) {
   char text[32];
   std::snprintf(text, sizeof(text), "%g", value);
   return text;
 }
 
-std::string words(uint64_t sequence, int64_t bytes, const std::string& label) {
-  return "message " + std::to_string(sequence) + " of " + std::to_string(bytes) + " bytes for '" +
-         label + "'";
-}
-
 }  // namespace
-
-// A single-producer, single-consumer ring. `bytes` of a slot are written before `written` counts it.
-struct HostCommunicator::Mailbox {
-  alignas(64) std::atomic<uint64_t> written;
-  alignas(64) std::atomic<uint64_t> consumed;
-  Slot slots[kSlots];
-};
-
-struct HostCommunicator::Control {
-  alignas(64) std::atomic<uint32_t> doorbell;
-  std::atomic<uint32_t> sleeping;
-  alignas(64) std::atomic<uint32_t> closed;
-  // The world's failure; only rank 0's is used. 0 none, 1 being written, 2 readable.
-  std::atomic<uint32_t> failure_state;
-  char failure[kFailureBytes];
-  // What this rank does; a torn read in a report is harmless.
-  std::atomic<uint64_t> operations;
-  std::atomic<char> label[kLabelBytes];
-  // Descriptor + 1, in the receiver's process, of the mailbox that this rank sends to; by receiver.
-  std::atomic<int32_t> outboxes[];
-
-  static size_t bytes(int size) { return sizeof(Control) + size * sizeof(std::atomic<int32_t>); }
-};
 
 HostCommunicator::HostCommunicator(int rank, int size, double timeout_s,
                                    std::function<void()> on_wait)
@@ -150,7 +81,7 @@ void HostCommunicator::connect(const std::vector<std::pair<pid_t, int>>& address
   }
 }
 
-HostCommunicator::Control* HostCommunicator::control(int rank) const {
+Control* HostCommunicator::control(int rank) const {
   return reinterpret_cast<Control*>(controls_[rank].data());
 }
 
@@ -163,6 +94,7 @@ void HostCommunicator::require_open() const {
 }
 
 void HostCommunicator::begin(const Signature& signature) {
+  const auto locked = lock();
   require_open();
   Control* mine = control(rank_);
   const size_t length = fitting_bytes(signature.label, kLabelBytes);
@@ -177,6 +109,7 @@ void HostCommunicator::begin(const Signature& signature) {
 }
 
 void HostCommunicator::post(Transfer* transfer) {
+  const auto locked = lock();
   require_open();
   if (transfer->kind == Transfer::Kind::kLocal) {
     locals_.push_back(transfer);
@@ -196,7 +129,17 @@ void HostCommunicator::post(Transfer* transfer) {
   queue.push_back(transfer);
 }
 
-void HostCommunicator::wait(const std::vector<Transfer*>& transfers) try {
+void HostCommunicator::wait(const std::vector<Transfer*>& transfers) {
+  const auto locked = lock();
+  try {
+    carry_on_until_complete(transfers);
+  } catch (...) {
+    forget_transfers();
+    throw;
+  }
+}
+
+void HostCommunicator::carry_on_until_complete(const std::vector<Transfer*>& transfers) {
   size_t first = 0;
   int idle = 0;
   while (true) {
@@ -210,9 +153,6 @@ void HostCommunicator::wait(const std::vector<Transfer*>& transfers) try {
       sleep();
     }
   }
-} catch (...) {
-  forget_transfers();
-  throw;
 }
 
 // The world has ended: what is queued belongs to callers that are about to let go of it.
@@ -300,7 +240,7 @@ bool HostCommunicator::progress_receive(int peer) {
     const char* slot = mailbox->slots[consumed % kSlots].data;
     int64_t room = kSlotBytes;
     if (!transfer->header_done) {
-      verify_header(*transfer, slot);
+      verify_header(*transfer, slot, rank_);
       transfer->header_done = true;
       slot += kHeaderBytes;
       room -= kHeaderBytes;
@@ -323,35 +263,8 @@ bool HostCommunicator::progress_receive(int peer) {
   return moved;
 }
 
-void HostCommunicator::write_header(const Transfer& transfer, char* slot) const {
-  WireHeader header{};
-  header.sequence = transfer.sequence;
-  header.bytes = transfer.bytes;
-  std::memcpy(header.digest, transfer.signature->digest.data(), sizeof(header.digest));
-  copy_text(header.label, kLabelBytes, transfer.signature->label);
-  std::memcpy(slot, &header, sizeof(header));
-}
-
-void HostCommunicator::verify_header(const Transfer& transfer, const char* slot) const {
-  WireHeader header;
-  std::memcpy(&header, slot, sizeof(header));
-  header.label[kLabelBytes - 1] = '\0';
-  const bool same_operation =
-      std::memcmp(header.digest, transfer.signature->digest.data(), sizeof(header.digest)) == 0;
-  if (same_operation && header.sequence == transfer.sequence && header.bytes == transfer.bytes) {
-    return;
-  }
-  const std::string me = std::to_string(rank_), peer = std::to_string(transfer.peer);
-  throw PlanMismatch(
-      std::string("ranks disagree about ") +
-      (same_operation ? "the size of a message" : "the operation") + ": rank " + me + " expected " +
-      words(transfer.sequence, transfer.bytes, transfer.signature->label) + " from rank " + peer +
-      ", but rank " + peer + " sent " + words(header.sequence, header.bytes, header.label) +
-      "; call the same operations with the same shapes in the same order on every rank");
-}
-
-// The order of the two sequentially consistent operations here and in sleep() is what makes sure that
-// either the sleeper sees the slot or the ringer sees the sleeper.
+// The order of the two sequentially consistent operations here and in sleep() is what makes sure
+// that either the sleeper sees the slot or the ringer sees the sleeper.
 void HostCommunicator::ring(int peer) {
   Control* theirs = control(peer);
   if (theirs->sleeping.load(std::memory_order_seq_cst) != 0) {
@@ -401,7 +314,7 @@ void HostCommunicator::look_around() {
   next_look_s_ = now + kLookEveryS;
 }
 
-HostCommunicator::Mailbox* HostCommunicator::incoming(int peer) {
+Mailbox* HostCommunicator::incoming(int peer) {
   Segment& segment = inboxes_[peer];
   if (segment.data() == nullptr) {
     segment = Segment(sizeof(Mailbox));
@@ -411,7 +324,7 @@ HostCommunicator::Mailbox* HostCommunicator::incoming(int peer) {
   return reinterpret_cast<Mailbox*>(segment.data());
 }
 
-HostCommunicator::Mailbox* HostCommunicator::outgoing(int peer) {
+Mailbox* HostCommunicator::outgoing(int peer) {
   Segment& segment = outboxes_[peer];
   if (segment.data() == nullptr) {
     const int fd = control(rank_)->outboxes[peer].load(std::memory_order_seq_cst) - 1;

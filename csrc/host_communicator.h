@@ -1,8 +1,8 @@
 // Messages between the processes of one node, through shared memory.
 //
-// Every rank has a control block that all others map. A pair of ranks that talks has a mailbox: a ring of
-// slots that the sender packs into and the receiver unpacks from, made by the receiver when it first
-// expects a message. Messages from one rank to another match in the order they are posted.
+// Every rank has a control block that all others map. A pair of ranks that talks has a mailbox: a
+// ring of slots that the sender packs into and the receiver unpacks from, made by the receiver when
+// it first expects a message. Messages from one rank to another match in the order they are posted.
 #pragma once
 
 #include <sys/types.h>
@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -48,6 +49,11 @@ struct Transfer {
   BoxStream stream;
 };
 
+struct Control;
+struct Mailbox;
+
+// Calls from several threads of a rank come one after the other; `close` comes when none is under
+// way.
 class HostCommunicator {
  public:
   // Room for the text of a failure, with a final zero.
@@ -62,6 +68,11 @@ class HostCommunicator {
   std::pair<pid_t, int> address() const;
   // Map the control block of every other rank, by rank; entry `rank` is ignored.
   void connect(const std::vector<std::pair<pid_t, int>>& addresses);
+
+  // Held over calls that belong together; `begin`, `post` and `wait` take it themselves.
+  std::unique_lock<std::recursive_mutex> lock() const {
+    return std::unique_lock<std::recursive_mutex>(mutex_);
+  }
 
   void post(Transfer* transfer);
   // Carry on until all of these are complete. Throws what ends the world.
@@ -79,14 +90,10 @@ class HostCommunicator {
   void close();
 
  private:
-  struct Control;
-  struct Mailbox;
-
+  void carry_on_until_complete(const std::vector<Transfer*>& transfers);
   bool progress();
   bool progress_send(int peer);
   bool progress_receive(int peer);
-  void write_header(const Transfer& transfer, char* slot) const;
-  void verify_header(const Transfer& transfer, const char* slot) const;
   void ring(int peer);
   void sleep();
   void look_around();
@@ -97,6 +104,7 @@ class HostCommunicator {
   void require_open() const;
   void forget_transfers();
 
+  mutable std::recursive_mutex mutex_;
   const int rank_;
   const int size_;
   const double timeout_s_;

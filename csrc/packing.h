@@ -1,4 +1,5 @@
-// Gather, scatter and scatter-add of boxes, as streams of bytes that may stop and go on anywhere between items.
+// Gather, scatter and scatter-add of boxes, as streams of bytes that may stop and go on anywhere
+// between items.
 #pragma once
 
 #include <cstddef>
@@ -10,15 +11,29 @@
 namespace gpudist {
 
 enum class Dtype : int {
-  kBool, kUint8, kInt8, kInt16, kInt32, kInt64,
-  kFloat16, kBfloat16, kFloat32, kFloat64, kComplex64, kComplex128,
+  kBool,
+  kUint8,
+  kInt8,
+  kInt16,
+  kInt32,
+  kInt64,
+  kFloat16,
+  kBfloat16,
+  kFloat32,
+  kFloat64,
+  kComplex64,
+  kComplex128,
 };
 
 int64_t item_bytes(Dtype dtype);
 
 // 16-bit floats are summed in float32 and rounded once.
-inline bool is_narrow(Dtype dtype) { return dtype == Dtype::kFloat16 || dtype == Dtype::kBfloat16; }
-inline Dtype sum_dtype(Dtype dtype) { return is_narrow(dtype) ? Dtype::kFloat32 : dtype; }
+inline bool is_narrow(Dtype dtype) {
+  return dtype == Dtype::kFloat16 || dtype == Dtype::kBfloat16;
+}
+inline Dtype sum_dtype(Dtype dtype) {
+  return is_narrow(dtype) ? Dtype::kFloat32 : dtype;
+}
 
 // Walks the bytes of some boxes in order; knows nothing of where the tensor lies.
 class BoxStream {
@@ -34,7 +49,8 @@ class BoxStream {
   // Copy `bytes` from `in` to the next cells of the tensor.
   void scatter(char* tensor, const char* in, size_t bytes);
 
-  // Add items of `dtype` to the next cells, which are of sum_dtype(dtype); the boxes are in those cells.
+  // Add items of `dtype` to the next cells, which are of sum_dtype(dtype); the boxes are in those
+  // cells.
   void scatter_add(char* tensor, const char* in, size_t bytes, Dtype dtype);
 
  private:

@@ -1,11 +1,10 @@
-#include "packing.h"
-
 #include <algorithm>
 #include <complex>
 #include <cstring>
 
 #include "check.h"
 #include "half.h"
+#include "packing.h"
 
 namespace gpudist {
 

@@ -14,8 +14,7 @@ std::vector<BoxView> TensorLayout::views(const std::vector<std::vector<int64_t>>
   if (dims > kMaxDims) throw TransportError("a tensor has more than 8 dims");
   for (const auto& box : boxes) {
     if (box.size() != 2 * strides.size()) throw TransportError("a box has not the tensor's dims");
-    views.push_back(
-        make_box_view(dims, box.data(), box.data() + dims, strides.data(), item_bytes));
+    views.push_back(make_box_view(dims, box.data(), box.data() + dims, strides.data(), item_bytes));
   }
   return views;
 }
@@ -100,6 +99,7 @@ void run_local_stage(const StageCall& call) {
 
 void run_stages(HostCommunicator& communicator, const Signature& signature,
                 const std::vector<StageCall>& calls) {
+  const auto locked = communicator.lock();
   communicator.begin(signature);
   std::deque<Output> outputs;
   std::deque<Transfer> transfers;

@@ -1,4 +1,5 @@
-// A stage of a plan, bound to shapes, strides and a dtype: one call packs, exchanges, unpacks and fills.
+// A stage of a plan, bound to shapes, strides and a dtype: one call packs, exchanges, unpacks and
+// fills.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +30,8 @@ struct BoundStage {
   using Boxes = std::vector<std::vector<int64_t>>;  // each: all starts, then all stops
   using Messages = std::vector<std::pair<int, Boxes>>;
 
-  // `receives` are in the order in which they are added; the own moves come before number `own_place`.
+  // `receives` are in the order in which they are added; the own moves come before number
+  // `own_place`.
   BoundStage(Dtype dtype, std::vector<int64_t> input_strides, std::vector<int64_t> output_strides,
              int64_t output_items, double fill, bool clears, bool adds, const Boxes& move_sources,
              const Boxes& move_destinations, const Messages& sends, const Messages& receives,
@@ -53,7 +55,8 @@ struct StageCall {
   char* output;
 };
 
-// Carry out stages together, all their messages in flight at once; ranks take part with equal signatures.
+// Carry out stages together, all their messages in flight at once; ranks take part with equal
+// signatures.
 void run_stages(HostCommunicator& communicator, const Signature& signature,
                 const std::vector<StageCall>& calls);
 

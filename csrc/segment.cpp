@@ -83,8 +83,12 @@ Segment::Segment(pid_t pid, int fd, size_t bytes) {
   mapping_->fd = -1;
 }
 
-char* Segment::data() const { return mapping_ != nullptr ? mapping_->data : nullptr; }
+char* Segment::data() const {
+  return mapping_ != nullptr ? mapping_->data : nullptr;
+}
 
-int Segment::fd() const { return mapping_ != nullptr ? mapping_->fd : -1; }
+int Segment::fd() const {
+  return mapping_ != nullptr ? mapping_->fd : -1;
+}
 
 }  // namespace gpudist

@@ -19,7 +19,7 @@ import torch
 from gpudist.errors import ShapeError
 from gpudist.geometry.boxes import Box, Plan, Stage
 from gpudist.partition import Partition
-from gpudist.transport.base import ReduceOp, Signature, StageCall
+from gpudist.transport.base import ReduceOp, Signature, StageCall, Transport
 
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
@@ -43,6 +43,7 @@ class Movement:
         dtype: of the data that moves.
         input_dtype, output_dtype: of this rank's tensors; a placeholder keeps its own.
         fill: value of output cells nothing moves to. It is a constant, so adjoints fill with zero.
+        packed: stages bound by a transport that packs, by number and by strides of the input.
     """
 
     label: str
@@ -55,7 +56,7 @@ class Movement:
     output_dtype: torch.dtype
     fill: float = 0.0
     _forward: Movement | None = field(default=None, repr=False)
-    _bound: dict[tuple[int, tuple[int, ...]], object] = field(default_factory=dict, repr=False)
+    packed: dict[tuple[int, tuple[int, ...]], object] = field(default_factory=dict, repr=False)
 
     @cached_property
     def T(self) -> Movement:
@@ -149,7 +150,6 @@ def bind(
     )
 
 
-@torch.no_grad()
 def carry_out(
     movements: Sequence[Movement], inputs: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, ...]:
@@ -162,48 +162,84 @@ def carry_out(
         PlanMismatch: ranks carry out different movements.
     """
     for movement, x in zip(movements, inputs, strict=True):
-        if tuple(x.shape) != movement.input_shape or x.dtype != movement.input_dtype:
+        if x.shape != movement.input_shape or x.dtype != movement.input_dtype:
             raise ShapeError(
                 f"{movement.label}: bound to a {movement.input_dtype} tensor of shape "
                 f"{list(movement.input_shape)}, got {x.dtype} of shape {list(x.shape)}"
             )
-    blocks: list[torch.Tensor | None] = [x.resolve_conj().resolve_neg() for x in inputs]
-    for depth in range(max(len(movement.steps) for movement in movements)):
+    blocks: list[torch.Tensor | None] = [
+        x.detach().resolve_conj().resolve_neg() if x.is_complex() or x.is_neg() else x
+        for x in inputs
+    ]
+    wire = movements[0].steps[0].partition.wire
+    carry_out_stages = _carry_out_packed if wire.packs else _carry_out_stages
+    depths = max([len(movement.steps) for movement in movements])
+    for depth in range(depths):
         now = [i for i, movement in enumerate(movements) if depth < len(movement.steps)]
-        together = [movements[i] for i in now]
-        results = _carry_out_stages(together, [blocks[i] for i in now], depth)
+        together = tuple([movements[i] for i in now])
+        results = carry_out_stages(wire, together, [blocks[i] for i in now], depth)
         for i, result in zip(now, results, strict=True):
             blocks[i] = result
     return tuple(
-        block
-        if block is not None
-        else torch.empty(movement.output_shape, dtype=movement.output_dtype, device=x.device)
-        for block, movement, x in zip(blocks, movements, inputs, strict=True)
+        [
+            block
+            if block is not None
+            else torch.empty(movement.output_shape, dtype=movement.output_dtype, device=x.device)
+            for block, movement, x in zip(blocks, movements, inputs, strict=True)
+        ]
     )
 
 
-def _carry_out_stages(
-    movements: Sequence[Movement], inputs: Sequence[torch.Tensor | None], depth: int
+def _carry_out_packed(
+    wire: Transport, movements: tuple[Movement, ...], inputs: list[torch.Tensor | None], depth: int
 ) -> list[torch.Tensor | None]:
-    """Carry out one stage of each movement, all in flight together."""
-    steps = [movement.steps[depth] for movement in movements]
-    wire = steps[0].partition.wire
-    communicates = any(step.stage.communicates for step in steps)
-    if wire.packs:
-        outputs = [_new_output(movement, depth) for movement in movements]
-        calls: list[StageCall] = []
-        for movement, x, y in zip(movements, inputs, outputs, strict=True):
-            if x is not None or y is not None:
-                calls.append((_bound(movement, depth, x), _address(x), _address(y)))
-        if communicates:
-            wire.run_stages(_signature(tuple(movements), depth), calls)
-        else:
-            for call in calls:
-                wire.run_local_stage(call)
-        return outputs
-    arrivals: list[list[_Arrival]] = [[] for _ in steps]
+    """One stage of each movement, by a transport that packs: one call for all of them."""
+    outputs: list[torch.Tensor | None] = []
+    calls: list[StageCall] = []
+    communicates = False
+    for movement, x in zip(movements, inputs, strict=True):
+        stage, partition = movement.steps[depth]
+        communicates = communicates or stage.communicates
+        y = None
+        if stage.output_shape is not None:
+            y = torch.empty(stage.output_shape, dtype=movement.dtype, device=partition.device)
+        outputs.append(y)
+        if stage.input_shape is None:
+            x = None
+        if x is not None or y is not None:
+            strides = x.stride() if x is not None else ()
+            bound = movement.packed.get((depth, strides)) or _bind_stage(movement, depth, strides)
+            calls.append(
+                (bound, 0 if x is None else x.data_ptr(), 0 if y is None else y.data_ptr())
+            )
     if communicates:
-        with wire.group(_signature(tuple(movements), depth)):
+        wire.run_stages(_signature(movements, depth), calls)
+    else:
+        for call in calls:
+            wire.run_local_stage(call)
+    return outputs
+
+
+def _bind_stage(movement: Movement, depth: int, strides: tuple[int, ...]) -> object:
+    """The stage bound by the transport, for an input of these strides; remembered."""
+    stage, partition = movement.steps[depth]
+    rank = partition.rank if partition.rank is not None else -1
+    bound = partition.wire.bind_stage(
+        stage, partition.ranks, rank, strides, movement.dtype, movement.fill
+    )
+    movement.packed[depth, strides] = bound
+    return bound
+
+
+@torch.no_grad()
+def _carry_out_stages(
+    wire: Transport, movements: tuple[Movement, ...], inputs: list[torch.Tensor | None], depth: int
+) -> list[torch.Tensor | None]:
+    """One stage of each movement, by a transport that only carries messages."""
+    steps = [movement.steps[depth] for movement in movements]
+    arrivals: list[list[_Arrival]] = [[] for _ in steps]
+    if any(step.stage.communicates for step in steps):
+        with wire.group(_signature(movements, depth)):
             arrivals = [
                 _post(step, x, movement)
                 for step, x, movement in zip(steps, inputs, movements, strict=True)
@@ -212,31 +248,6 @@ def _carry_out_stages(
         _finish(step, x, arrived, movement)
         for step, x, arrived, movement in zip(steps, inputs, arrivals, movements, strict=True)
     ]
-
-
-def _new_output(movement: Movement, depth: int) -> torch.Tensor | None:
-    stage, partition = movement.steps[depth]
-    if stage.output_shape is None:
-        return None
-    return torch.empty(stage.output_shape, dtype=movement.dtype, device=partition.device)
-
-
-def _address(x: torch.Tensor | None) -> int:
-    return x.data_ptr() if x is not None else 0
-
-
-def _bound(movement: Movement, depth: int, x: torch.Tensor | None) -> object:
-    """The stage bound by the transport, for an input of these strides."""
-    stage, partition = movement.steps[depth]
-    strides = x.stride() if x is not None and stage.input_shape is not None else ()
-    found = movement._bound.get((depth, strides))
-    if found is None:
-        rank = partition.rank if partition.rank is not None else -1
-        found = partition.wire.bind_stage(
-            stage, partition.ranks, rank, strides, movement.dtype, movement.fill
-        )
-        movement._bound[depth, strides] = found
-    return found
 
 
 def all_reduce(x: torch.Tensor, partition: Partition, op: ReduceOp = "sum") -> torch.Tensor:

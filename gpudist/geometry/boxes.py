@@ -143,7 +143,7 @@ class Stage:
             self.sources_overlap,
         )
 
-    @property
+    @cached_property
     def communicates(self) -> bool:
         """Whether this rank exchanges anything with another one."""
         return bool(self.sends or self.receives or self.collectives)

@@ -1,4 +1,5 @@
-// Tests of the C++ core, with ranks as threads, so that the sanitizers see one mapping of every segment.
+// Tests of the C++ core, with ranks as threads, so that the sanitizers see one mapping of every
+// segment.
 #include <cstdio>
 
 #include "test.h"

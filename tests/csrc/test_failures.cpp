@@ -21,7 +21,8 @@ void send(HostCommunicator& me, int peer, std::vector<char> data, const Signatur
   me.wait({&message.transfer});
 }
 
-std::vector<char> receive(HostCommunicator& me, int peer, size_t bytes, const Signature& signature) {
+std::vector<char> receive(HostCommunicator& me, int peer, size_t bytes,
+                          const Signature& signature) {
   std::vector<char> data(bytes);
   Bytes message(Kind::kReceive, peer, data, signature);
   me.begin(signature);

@@ -45,8 +45,8 @@ double value_of(uint16_t bits, const Format& format) {
                          : sign * std::numeric_limits<double>::infinity();
   }
   const int normal = exponent != 0 ? 1 << format.mantissa_bits : 0;
-  return sign * std::ldexp(mantissa + normal,
-                           std::max(exponent, 1) - 1 + format.least_exponent - format.mantissa_bits);
+  return sign * std::ldexp(mantissa + normal, std::max(exponent, 1) - 1 + format.least_exponent -
+                                                  format.mantissa_bits);
 }
 
 void every_value_there_and_back(const Format& format) {
@@ -82,9 +82,9 @@ void rounds_to_even(const Format& format) {
     compare(bits_as<float>(static_cast<uint32_t>(random())));
     // Around the halfway points between neighbours, where rounding decides.
     const uint32_t low = static_cast<uint16_t>(random()) & 0x7fffu;
-    const float halfway = bits_as<float>(
-        bits_as<uint32_t>(format.widen(static_cast<uint16_t>(low))) +
-        (1u << (22 - format.mantissa_bits)));
+    const float halfway =
+        bits_as<float>(bits_as<uint32_t>(format.widen(static_cast<uint16_t>(low))) +
+                       (1u << (22 - format.mantissa_bits)));
     for (float value : {halfway, std::nextafter(halfway, 0.0f), std::nextafter(halfway, 1e38f)}) {
       compare(value);
       compare(-value);

@@ -25,7 +25,8 @@ std::vector<char> numbered(size_t bytes, unsigned seed) {
 
 void exchanges_every_size_both_ways() {
   World world(2);
-  const std::vector<size_t> sizes{0, 1, 7, 65279, 65280, 65281, 65536, 65280 + 65536, 600'000, 3 << 20};
+  const std::vector<size_t> sizes{0,       1,      7, 65279, 65280, 65281, 65536, 65280 + 65536,
+                                  600'000, 3 << 20};
   for (size_t bytes : sizes) {
     const Signature signature = signature_of("exchange");
     const auto errors = world.run([&](HostCommunicator& me, int rank) {
@@ -107,7 +108,8 @@ void eight_ranks_talk_at_random() {
       }
       me.wait(all);
       bool fine = true;
-      for (const auto& [received, seed] : expected) fine &= *received == numbered(received->size(), seed);
+      for (const auto& [received, seed] : expected)
+        fine &= *received == numbered(received->size(), seed);
       CHECK(fine);
     }
     me.close();

@@ -214,11 +214,13 @@ void adds(Dtype dtype, Cell (*widen)(Item), Cell (*random_cell)(), Item (*random
     const std::vector<int64_t> shape = random_shape();
     Tensor source = random_tensor(shape, sizeof(Item));
     Tensor target = random_tensor(shape, sizeof(Cell));
-    for (int64_t i = 0; i + static_cast<int64_t>(sizeof(Item)) <= source.bytes(); i += sizeof(Item)) {
+    for (int64_t i = 0; i + static_cast<int64_t>(sizeof(Item)) <= source.bytes();
+         i += sizeof(Item)) {
       const Item item = random_item();
       std::memcpy(source.data() + i, &item, sizeof(item));
     }
-    for (int64_t i = 0; i + static_cast<int64_t>(sizeof(Cell)) <= target.bytes(); i += sizeof(Cell)) {
+    for (int64_t i = 0; i + static_cast<int64_t>(sizeof(Cell)) <= target.bytes();
+         i += sizeof(Cell)) {
       const Cell cell = random_cell();
       std::memcpy(target.data() + i, &cell, sizeof(cell));
     }
@@ -245,7 +247,8 @@ void adds(Dtype dtype, Cell (*widen)(Item), Cell (*random_cell)(), Item (*random
     size_t place = 0;
     for (size_t chunk : random_chunks(items.size(), sizeof(Item))) {
       std::memcpy(aligned.data(), items.data() + place, chunk);
-      stream.scatter_add(streamed.data(), reinterpret_cast<const char*>(aligned.data()), chunk, dtype);
+      stream.scatter_add(streamed.data(), reinterpret_cast<const char*>(aligned.data()), chunk,
+                         dtype);
       place += chunk;
     }
     CHECK(streamed.memory == plain.memory);
@@ -269,8 +272,12 @@ std::complex<T> any_complex() {
   return {any_float<T>(), any_float<T>()};
 }
 
-uint16_t any_half() { return float_to_float16(any_float<float>() * 1e-2f); }
-uint16_t any_brain() { return float_to_bfloat16(any_float<float>()); }
+uint16_t any_half() {
+  return float_to_float16(any_float<float>() * 1e-2f);
+}
+uint16_t any_brain() {
+  return float_to_bfloat16(any_float<float>());
+}
 
 // Sums of integers wrap, so the plain loop adds the unsigned ones.
 void adds_every_dtype() {
@@ -326,7 +333,8 @@ void gathers_expanded_cells() {
   const int64_t start[3] = {0, 0, 0}, stop[3] = {4, 3, 5}, strides[3] = {0, 1, 0};
   const std::vector<BoxView> boxes{make_box_view(3, start, stop, strides, 4)};
   float packed[60];
-  BoxStream(&boxes).gather(reinterpret_cast<const char*>(cells), reinterpret_cast<char*>(packed), 240);
+  BoxStream(&boxes).gather(reinterpret_cast<const char*>(cells), reinterpret_cast<char*>(packed),
+                           240);
   bool fine = true;
   for (int i = 0; i < 60; ++i) fine &= packed[i] == cells[i / 5 % 3];
   CHECK(fine);

@@ -12,11 +12,13 @@ using namespace gpudist;
 
 constexpr int kRanks = 5;
 
-// Rank r sends its cells to all others and adds everybody's into rows [r % 2, r % 2 + 2) of its own 3:
-// rows that overlap with those of others.
+// Rank r sends its cells to all others and adds everybody's into rows [r % 2, r % 2 + 2) of its own
+// 3: rows that overlap with those of others.
 BoundStage overlapping_sum(Dtype dtype, int rank, int64_t cells) {
   const std::vector<int64_t> all{0, 0, 2, cells};
-  const auto place = [&](int from) { return std::vector<int64_t>{from % 2, 0, from % 2 + 2, cells}; };
+  const auto place = [&](int from) {
+    return std::vector<int64_t>{from % 2, 0, from % 2 + 2, cells};
+  };
   BoundStage::Messages sends, receives;
   for (int peer = 0; peer < kRanks; ++peer) {
     if (peer == rank) continue;

@@ -22,8 +22,7 @@ class World {
   explicit World(int size, double timeout_s = 60) {
     std::vector<std::pair<pid_t, int>> addresses;
     for (int rank = 0; rank < size; ++rank) {
-      ranks_.push_back(
-          std::make_unique<gpudist::HostCommunicator>(rank, size, timeout_s, [] {}));
+      ranks_.push_back(std::make_unique<gpudist::HostCommunicator>(rank, size, timeout_s, [] {}));
       addresses.push_back(ranks_.back()->address());
     }
     for (auto& rank : ranks_) rank->connect(addresses);

@@ -1,0 +1,58 @@
+// What ranks share: a control block each, and a mailbox for each pair that talks.
+#pragma once
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "host_communicator.h"
+#include "message.h"
+
+namespace gpudist {
+
+constexpr int kSlots = 8;
+constexpr int64_t kSlotBytes = 64 * 1024;
+constexpr long kSleepNs = 20'000'000;
+
+struct alignas(64) Slot {
+  char data[kSlotBytes];
+};
+
+// A single-producer, single-consumer ring. `bytes` of a slot are written before `written` counts
+// it.
+struct Mailbox {
+  alignas(64) std::atomic<uint64_t> written;
+  alignas(64) std::atomic<uint64_t> consumed;
+  Slot slots[kSlots];
+};
+
+struct Control {
+  alignas(64) std::atomic<uint32_t> doorbell;
+  std::atomic<uint32_t> sleeping;
+  alignas(64) std::atomic<uint32_t> closed;
+  // The world's failure; only rank 0's is used. 0 none, 1 being written, 2 readable.
+  std::atomic<uint32_t> failure_state;
+  char failure[HostCommunicator::kFailureBytes];
+  // What this rank does; a torn read in a report is harmless.
+  std::atomic<uint64_t> operations;
+  std::atomic<char> label[kLabelBytes];
+  // Descriptor + 1, in the receiver's process, of the mailbox that this rank sends to; by receiver.
+  std::atomic<int32_t> outboxes[];
+
+  static size_t bytes(int size) { return sizeof(Control) + size * sizeof(std::atomic<int32_t>); }
+};
+
+inline void futex_wait(std::atomic<uint32_t>* word, uint32_t seen) {
+  const timespec limit{0, kSleepNs};
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAIT, seen, &limit, nullptr, 0);
+}
+
+inline void futex_wake(std::atomic<uint32_t>* word) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAKE, 1, nullptr, nullptr, 0);
+}
+
+}  // namespace gpudist
