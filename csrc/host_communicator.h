@@ -108,6 +108,7 @@ class HostCommunicator {
   const int rank_;
   const int size_;
   const double timeout_s_;
+  const int spins_;
   const std::function<void()> on_wait_;
   double deadline_s_ = 0;
   double next_look_s_ = 0;
