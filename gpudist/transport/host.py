@@ -21,7 +21,7 @@ from gpudist.transport.message import Header
 from gpudist.transport.point_to_point import PointToPointTransport
 
 try:
-    from gpudist import _native
+    import gpudist._native as _native
 
     _reason = ""
 except ImportError as error:
