@@ -12,7 +12,7 @@ from gpudist.partition import Partition
 SIZES = {"4 KiB": 4 << 10, "64 KiB": 64 << 10, "1 MiB": 1 << 20, "16 MiB": 16 << 20}
 
 
-def measure(P_world: Partition) -> list[Row]:
+def measure(P_world: Partition, iterations: int) -> list[Row]:
     """Ours: one movement with a new output. Peer: gloo's isend and irecv into existing memory."""
     start_gloo(P_world)
     pair = P_world.create_partition_inclusive([0, 1])
@@ -39,7 +39,8 @@ def measure(P_world: Partition) -> list[Row]:
         expected = torch.full_like(x, 2 - rank) if rank < 2 else x
         correct = torch.equal(ours(), expected)
         (wrong,) = P_world.allreduce_data([int(not correct)])
-        ours_us, gloo_us = alternate(P_world, [ours, gloo], calls=max(1, (4 << 20) // nbytes // 16))
+        calls = max(1, (4 << 20) // nbytes // 16)
+        ours_us, gloo_us = alternate(P_world, [ours, gloo], calls, iterations)
         rows.append(
             row("messages", case, P_world.size, nbytes, ours_us, "gloo", gloo_us, not wrong)
         )

@@ -1,9 +1,7 @@
 #include "host_communicator.h"
 
 #include <poll.h>
-#include <sched.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,37 +11,13 @@
 #include "check.h"
 #include "mailbox.h"
 #include "message.h"
+#include "waiting.h"
 
 namespace gpudist {
 
 namespace {
 
-// Looks before a waiting rank sleeps: few where ranks share cores, since it holds up whom it waits
-// for; enough to bridge a peer's Python where each has a core, since waking up costs more than
-// that.
-constexpr int kSpinsShared = 200;
-constexpr int kSpinsAlone = 2000;
 constexpr double kLookEveryS = 0.05;
-
-int spins_for(int ranks) {
-  cpu_set_t cores;
-  const bool known = sched_getaffinity(0, sizeof(cores), &cores) == 0;
-  return known && ranks <= CPU_COUNT(&cores) ? kSpinsAlone : kSpinsShared;
-}
-
-double now_s() {
-  timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
-
-inline void pause_briefly() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 std::string seconds(double value) {
   char text[32];

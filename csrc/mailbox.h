@@ -1,11 +1,6 @@
 // What ranks share: a control block each, and a mailbox for each pair that talks.
 #pragma once
 
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
-
 #include <atomic>
 #include <cstdint>
 
@@ -16,7 +11,6 @@ namespace gpudist {
 
 constexpr int kSlots = 8;
 constexpr int64_t kSlotBytes = 64 * 1024;
-constexpr long kSleepNs = 20'000'000;
 
 struct alignas(64) Slot {
   char data[kSlotBytes];
@@ -45,14 +39,5 @@ struct Control {
 
   static size_t bytes(int size) { return sizeof(Control) + size * sizeof(std::atomic<int32_t>); }
 };
-
-inline void futex_wait(std::atomic<uint32_t>* word, uint32_t seen) {
-  const timespec limit{0, kSleepNs};
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAIT, seen, &limit, nullptr, 0);
-}
-
-inline void futex_wake(std::atomic<uint32_t>* word) {
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAKE, 1, nullptr, nullptr, 0);
-}
 
 }  // namespace gpudist
