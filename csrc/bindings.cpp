@@ -9,8 +9,10 @@
 #include <tuple>
 
 #include "check.h"
+#include "dlpack.h"
 #include "host_communicator.h"
 #include "plan.h"
+#include "recycling.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -56,6 +58,24 @@ Message* post(HostCommunicator& communicator, Transfer::Kind kind, uintptr_t add
 
 StageCall stage_call(const BoundStage& stage, uintptr_t input, uintptr_t output) {
   return {&stage, reinterpret_cast<const char*>(input), reinterpret_cast<char*>(output)};
+}
+
+// A capsule that nobody has taken the tensor out of lets go of it.
+void delete_capsule(PyObject* capsule) {
+  if (!PyCapsule_IsValid(capsule, gpudist::dlpack::kCapsuleName)) return;
+  auto* tensor = static_cast<gpudist::dlpack::ManagedTensorVersioned*>(
+      PyCapsule_GetPointer(capsule, gpudist::dlpack::kCapsuleName));
+  tensor->deleter(tensor);
+}
+
+nb::object recycled_tensor(const std::vector<int64_t>& shape, gpudist::Dtype dtype) {
+  auto* tensor = gpudist::recycled_tensor(shape, dtype);
+  PyObject* capsule = PyCapsule_New(tensor, gpudist::dlpack::kCapsuleName, delete_capsule);
+  if (capsule == nullptr) {
+    tensor->deleter(tensor);
+    nb::raise_python_error();
+  }
+  return nb::steal(capsule);
 }
 
 void set_error(const char* name, const nb::object& arguments) {
@@ -185,4 +205,23 @@ NB_MODULE(_native, m) {
         gpudist::run_local_stage(stage_call(stage, input, output));
       },
       "stage"_a, "input"_a, "output"_a, "Carry out a stage that exchanges nothing.");
+
+  // Made now: fork() while another thread makes it would leave the child without one.
+  gpudist::recycling_pool();
+  m.def("recycled_tensor", recycled_tensor, "shape"_a, "dtype"_a,
+        "A DLPack capsule of a contiguous tensor in recycled memory.");
+  m.def(
+      "empty_recycling_pool", [] { gpudist::recycling_pool().empty(); },
+      nb::call_guard<nb::gil_scoped_release>(), "Give idle memory back to the system.");
+  m.def(
+      "set_recycling_limit", [](size_t bytes) { gpudist::recycling_pool().set_limit(bytes); },
+      "bytes"_a, nb::call_guard<nb::gil_scoped_release>(), "Bound the idle memory.");
+  m.def(
+      "recycling_statistics",
+      [] {
+        const auto now = gpudist::recycling_pool().statistics();
+        return std::make_tuple(now.in_use_bytes, now.idle_bytes, now.hits, now.misses,
+                               now.limit_bytes);
+      },
+      "Bytes in use, idle bytes, hits, misses and the limit of idle bytes.");
 }

@@ -72,3 +72,15 @@ class HostCommunicator:
 
 def run_local(stage: Stage, input: int, output: int) -> None:
     """Carry out a stage that exchanges nothing."""
+
+def recycled_tensor(shape: Sequence[int], dtype: Dtype) -> object:
+    """A DLPack capsule of a contiguous tensor in recycled memory."""
+
+def empty_recycling_pool() -> None:
+    """Give idle memory back to the system."""
+
+def set_recycling_limit(bytes: int) -> None:
+    """Bound the idle memory."""
+
+def recycling_statistics() -> tuple[int, int, int, int, int]:
+    """Bytes in use, idle bytes, hits, misses and the limit of idle bytes."""

@@ -47,5 +47,7 @@ export OMP_NUM_THREADS=1
 "$python" -c 'from gpudist import _native; print(_native.__file__)'
 "$python" -m pytest -q -p no:cacheprovider -k host \
     tests/transport tests/native/test_mismatch.py tests/native/test_packing.py
+# An allocator that is asked for too much ends the process here.
+"$python" -m pytest -q -p no:cacheprovider -k "not impossible" tests/test_recycling.py
 "$python" -m tests.native.stress --plans 50
 "$python" -m tests.native.chaos --kills 2

@@ -9,6 +9,7 @@ void test_half();
 void test_messages();
 void test_failures();
 void test_stages();
+void test_recycling();
 
 int main() {
   test_half();
@@ -16,6 +17,7 @@ int main() {
   test_messages();
   test_failures();
   test_stages();
+  test_recycling();
   std::printf("%ld passed, %ld failed\n", passed.load(), failed.load());
   return failed.load() == 0 ? 0 : 1;
 }
