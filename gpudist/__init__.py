@@ -1,6 +1,6 @@
 """gpudist: model parallelism for PyTorch, by data movements with exact adjoints."""
 
-from gpudist import nn, ops
+from gpudist import nn, ops, recycling
 from gpudist.errors import (
     CollectiveTimeout,
     GpudistError,
@@ -27,6 +27,7 @@ from gpudist.ops import (
     zero_volume_tensor,
 )
 from gpudist.partition import CartesianPartition, Partition
+from gpudist.recycling import empty_cache
 from gpudist.runtime import init
 
 __version__ = "0.1.0"
@@ -48,12 +49,14 @@ __all__ = [
     "all_gather",
     "all_sum_reduce",
     "broadcast",
+    "empty_cache",
     "gather",
     "halo_exchange",
     "init",
     "invariant_sum",
     "nn",
     "ops",
+    "recycling",
     "repartition",
     "scatter",
     "send_recv",

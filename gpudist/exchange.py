@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 
+from gpudist import recycling
 from gpudist.errors import ShapeError
 from gpudist.geometry.boxes import Box, Plan, Stage
 from gpudist.partition import Partition
@@ -184,7 +185,7 @@ def carry_out(
         [
             block
             if block is not None
-            else torch.empty(movement.output_shape, dtype=movement.output_dtype, device=x.device)
+            else _empty(movement.output_shape, movement.output_dtype, x.device)
             for block, movement, x in zip(blocks, movements, inputs, strict=True)
         ]
     )
@@ -202,7 +203,7 @@ def _carry_out_packed(
         communicates = communicates or stage.communicates
         y = None
         if stage.output_shape is not None:
-            y = torch.empty(stage.output_shape, dtype=movement.dtype, device=partition.device)
+            y = _empty(stage.output_shape, movement.dtype, partition.device)
         outputs.append(y)
         if stage.input_shape is None:
             x = None
@@ -252,7 +253,7 @@ def _carry_out_stages(
 
 def all_reduce(x: torch.Tensor, partition: Partition, op: ReduceOp = "sum") -> torch.Tensor:
     """The members' equally shaped tensors combined element by element; not differentiable."""
-    output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    output = _empty(x.shape, x.dtype, x.device)
     key = repr((op, tuple(x.shape), str(x.dtype))).encode() + partition.digest
     label = f"all_reduce({op}) of {x.dtype} {list(x.shape)} on {list(partition.shape)}"
     with partition.wire.group(Signature(label, blake2b(key, digest_size=16).digest())):
@@ -278,7 +279,7 @@ def _post(step: Step, x: torch.Tensor | None, movement: Movement) -> list[_Arriv
         partition.communicator.send(_pack(x, message.boxes), message.peer)
     device = partition.device
     for message in stage.receives:
-        buffer = torch.empty(message.volume, dtype=movement.dtype, device=device)
+        buffer = _empty((message.volume,), movement.dtype, device)
         partition.communicator.recv(buffer, message.peer)
         arrivals.append(_Arrival(message.peer, message.boxes, buffer))
     for collective in stage.collectives:
@@ -293,7 +294,7 @@ def _post(step: Step, x: torch.Tensor | None, movement: Movement) -> list[_Arriv
         output = None
         if takes_output:
             assert stage.output_shape is not None
-            output = torch.empty(stage.output_shape, dtype=movement.dtype, device=device)
+            output = _empty(stage.output_shape, movement.dtype, device)
             whole = (Box.whole(stage.output_shape),)
             arrivals.append(_Arrival(collective.root, whole, output.view(-1)))
         if collective.kind == "broadcast":
@@ -325,11 +326,11 @@ def _finish(
         return arrivals[0].buffer.view(shape)
     device = partition.device
     if stage.covers_output:
-        output = torch.empty(shape, dtype=movement.dtype, device=device)
+        output = _empty(shape, movement.dtype, device)
     else:
         wide = _WIDER.get(movement.dtype, movement.dtype)
         dtype = wide if stage.destinations_overlap else movement.dtype
-        output = torch.full(shape, movement.fill, dtype=dtype, device=device)
+        output = _empty(shape, dtype, device).fill_(movement.fill)
     me = partition.rank if partition.rank is not None else -1
     arrivals = sorted(arrivals, key=lambda arrival: arrival.rank)
     before = [arrival for arrival in arrivals if arrival.rank < me]
@@ -367,6 +368,12 @@ def _unpack(output: torch.Tensor, arrival: _Arrival, adds: bool) -> None:
             output[box.slices].add_(cells)
         else:
             output[box.slices].copy_(cells)
+
+
+def _empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if device.type == "cpu":
+        return recycling.empty(shape, dtype)
+    return torch.empty(shape, dtype=dtype, device=device)
 
 
 @lru_cache(maxsize=4096)

@@ -25,6 +25,7 @@ FLOORS = [
     ["transport"],
     ["geometry"],
     ["errors"],
+    ["recycling"],
     ["_native"],  # the compiled core, which imports errors only when it raises
 ]
 HEIGHT = {room: -floor for floor, rooms in enumerate(FLOORS) for room in rooms}
