@@ -19,7 +19,10 @@ using namespace nb::literals;
 
 namespace {
 
+using Boxes = gpudist::StageBoxes::Boxes;
+using Messages = gpudist::StageBoxes::Messages;
 using gpudist::BoundStage;
+using gpudist::Exchange;
 using gpudist::HostCommunicator;
 using gpudist::Signature;
 using gpudist::StageCall;
@@ -56,6 +59,8 @@ Message* post(HostCommunicator& communicator, Transfer::Kind kind, uintptr_t add
   return message.release();
 }
 
+using Calls = std::vector<std::tuple<const BoundStage*, uintptr_t, uintptr_t>>;
+
 StageCall stage_call(const BoundStage& stage, uintptr_t input, uintptr_t output) {
   return {&stage, reinterpret_cast<const char*>(input), reinterpret_cast<char*>(output)};
 }
@@ -76,6 +81,15 @@ nb::object recycled_tensor(const std::vector<int64_t>& shape, gpudist::Dtype dty
     nb::raise_python_error();
   }
   return nb::steal(capsule);
+}
+
+std::vector<StageCall> stage_calls(const Calls& calls) {
+  std::vector<StageCall> bound;
+  bound.reserve(calls.size());
+  for (const auto& [stage, input, output] : calls) {
+    bound.push_back(stage_call(*stage, input, output));
+  }
+  return bound;
 }
 
 void set_error(const char* name, const nb::object& arguments) {
@@ -133,12 +147,23 @@ NB_MODULE(_native, m) {
           "label"_a, "digest"_a);
 
   nb::class_<BoundStage>(m, "Stage", "A stage of a plan bound to shapes, strides and a dtype.")
-      .def(nb::init<gpudist::Dtype, std::vector<int64_t>, std::vector<int64_t>, int64_t, double,
-                    bool, bool, const BoundStage::Boxes&, const BoundStage::Boxes&,
-                    const BoundStage::Messages&, const BoundStage::Messages&, int>(),
-           "dtype"_a, "input_strides"_a, "output_strides"_a, "output_items"_a, "fill"_a, "clears"_a,
-           "adds"_a, "move_sources"_a, "move_destinations"_a, "sends"_a, "receives"_a,
-           "own_place"_a);
+      .def(
+          "__init__",
+          [](BoundStage* self, gpudist::Dtype dtype, const std::vector<int64_t>& input_strides,
+             const std::vector<int64_t>& output_strides, int64_t output_items, double fill,
+             bool starts_with_copy, bool same_cells, bool accumulates, const Boxes& fills,
+             const Boxes& move_sources, const Boxes& move_destinations, const Messages& sends,
+             const Messages& receives, const Messages& sums, const Boxes& own_sources,
+             const Messages& relays, const Messages& relayed) {
+            new (self) BoundStage(dtype, input_strides, output_strides, output_items, fill,
+                                  starts_with_copy, same_cells, accumulates,
+                                  {fills, move_sources, move_destinations, sends, receives, sums,
+                                   own_sources, relays, relayed});
+          },
+          "dtype"_a, "input_strides"_a, "output_strides"_a, "output_items"_a, "fill"_a,
+          "starts_with_copy"_a, "same_cells"_a, "accumulates"_a, "fills"_a, "move_sources"_a,
+          "move_destinations"_a, "sends"_a, "receives"_a, "sums"_a, "own_sources"_a, "relays"_a,
+          "relayed"_a);
 
   nb::class_<Message>(m, "Message", "A message of plain bytes, in flight.");
 
@@ -146,10 +171,10 @@ NB_MODULE(_native, m) {
                                "Messages between the processes of one node, through shared memory.")
       .def(
           "__init__",
-          [](HostCommunicator* self, int rank, int size, double timeout_s) {
-            new (self) HostCommunicator(rank, size, timeout_s, check_signals);
+          [](HostCommunicator* self, int rank, int size, double timeout_s, bool pulls) {
+            new (self) HostCommunicator(rank, size, timeout_s, pulls, check_signals);
           },
-          "rank"_a, "size"_a, "timeout_s"_a)
+          "rank"_a, "size"_a, "timeout_s"_a, "pulls"_a)
       .def("address", &HostCommunicator::address)
       .def("connect", &HostCommunicator::connect, "addresses"_a)
       .def("begin", &HostCommunicator::begin, "signature"_a,
@@ -181,12 +206,8 @@ NB_MODULE(_native, m) {
           "messages"_a)
       .def(
           "run",
-          [](HostCommunicator& self, const Signature& signature,
-             const std::vector<std::tuple<const BoundStage*, uintptr_t, uintptr_t>>& calls) {
-            std::vector<StageCall> bound;
-            for (const auto& [stage, input, output] : calls) {
-              bound.push_back(stage_call(*stage, input, output));
-            }
+          [](HostCommunicator& self, const Signature& signature, const Calls& calls) {
+            const std::vector<StageCall> bound = stage_calls(calls);
             nb::gil_scoped_release release;
             gpudist::run_stages(self, signature, bound);
           },
@@ -195,6 +216,20 @@ NB_MODULE(_native, m) {
       .def("failure", &HostCommunicator::failure)
       .def("reports", &HostCommunicator::reports)
       .def("close", &HostCommunicator::close);
+
+  nb::class_<Exchange>(m, "Exchange", "Stages on their way together.")
+      .def(
+          "__init__",
+          [](Exchange* self, HostCommunicator& communicator, const Signature& signature,
+             const Calls& calls) {
+            const std::vector<StageCall> bound = stage_calls(calls);
+            nb::gil_scoped_release release;
+            new (self) Exchange(communicator, signature, bound);
+          },
+          "communicator"_a, "signature"_a, "calls"_a, nb::keep_alive<1, 2>(),
+          nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
+      .def("wait", nb::overload_cast<size_t>(&Exchange::wait), "call"_a,
+           nb::call_guard<nb::gil_scoped_release>());
 
   m.attr("FAILURE_BYTES") = gpudist::HostCommunicator::kFailureBytes;
 

@@ -10,7 +10,7 @@
 
 #include "check.h"
 #include "mailbox.h"
-#include "message.h"
+#include "pulling.h"
 #include "waiting.h"
 
 namespace gpudist {
@@ -27,11 +27,12 @@ std::string seconds(double value) {
 
 }  // namespace
 
-HostCommunicator::HostCommunicator(int rank, int size, double timeout_s,
+HostCommunicator::HostCommunicator(int rank, int size, double timeout_s, bool pulls,
                                    std::function<void()> on_wait)
     : rank_(rank),
       size_(size),
       timeout_s_(timeout_s),
+      pulls_(pulls),
       spins_(spins_for(size)),
       on_wait_(std::move(on_wait)),
       controls_(size),
@@ -42,8 +43,11 @@ HostCommunicator::HostCommunicator(int rank, int size, double timeout_s,
       sends_(size),
       receives_(size),
       sent_(size, 0),
-      received_(size, 0) {
+      received_(size, 0),
+      lent_(size),
+      loans_(size, 0) {
   controls_[rank] = Segment(Control::bytes(size));
+  control(rank)->self.store(reinterpret_cast<uint64_t>(&control(rank)->self));
   pids_[rank] = getpid();
 }
 
@@ -77,6 +81,16 @@ bool HostCommunicator::has_closed(int peer) const {
 
 void HostCommunicator::require_open() const {
   if (closed_) throw TransportError("rank " + std::to_string(rank_) + " has left its world");
+  if (abandoned_) {
+    throw TransportError("rank " + std::to_string(rank_) +
+                         " started an exchange that it did not finish, and cannot go on");
+  }
+}
+
+void HostCommunicator::abandon() {
+  const auto locked = lock();
+  forget_transfers();
+  abandoned_ = true;
 }
 
 void HostCommunicator::begin(const Signature& signature) {
@@ -92,27 +106,6 @@ void HostCommunicator::begin(const Signature& signature) {
   const double now = now_s();
   deadline_s_ = now + timeout_s_;
   next_look_s_ = now + kLookEveryS;
-}
-
-void HostCommunicator::post(Transfer* transfer) {
-  const auto locked = lock();
-  require_open();
-  if (transfer->kind == Transfer::Kind::kLocal) {
-    locals_.push_back(transfer);
-    return;
-  }
-  const bool sends = transfer->kind == Transfer::Kind::kSend;
-  const int peer = transfer->peer;
-  if (peer < 0 || peer >= size_ || peer == rank_) {
-    throw TransportError("rank " + std::to_string(rank_) + " has no mailbox for rank " +
-                         std::to_string(peer));
-  }
-  if (!sends) incoming(peer);
-  transfer->sequence = (sends ? sent_ : received_)[peer]++;
-  transfer->stream = BoxStream(transfer->boxes);
-  auto& queue = (sends ? sends_ : receives_)[peer];
-  if (queue.empty()) (sends ? busy_sends_ : busy_receives_).push_back(peer);
-  queue.push_back(transfer);
 }
 
 void HostCommunicator::wait(const std::vector<Transfer*>& transfers) {
@@ -143,110 +136,16 @@ void HostCommunicator::carry_on_until_complete(const std::vector<Transfer*>& tra
 
 // The world has ended: what is queued belongs to callers that are about to let go of it.
 void HostCommunicator::forget_transfers() {
+  for (int peer = 0; peer < size_; ++peer) {
+    if (lent_[peer].empty()) continue;
+    outgoing(peer)->revoked.store(1, std::memory_order_seq_cst);
+    lent_[peer].clear();
+  }
   for (auto& queue : sends_) queue.clear();
   for (auto& queue : receives_) queue.clear();
   busy_sends_.clear();
   busy_receives_.clear();
-  locals_.clear();
-}
-
-bool HostCommunicator::progress() {
-  bool moved = false;
-  for (size_t i = 0; i < busy_sends_.size();) {
-    const int peer = busy_sends_[i];
-    moved |= progress_send(peer);
-    if (sends_[peer].empty()) {
-      busy_sends_.erase(busy_sends_.begin() + static_cast<long>(i));
-    } else {
-      ++i;
-    }
-  }
-  for (size_t i = 0; i < busy_receives_.size();) {
-    const int peer = busy_receives_[i];
-    moved |= progress_receive(peer);
-    if (receives_[peer].empty()) {
-      busy_receives_.erase(busy_receives_.begin() + static_cast<long>(i));
-    } else {
-      ++i;
-    }
-  }
-  for (size_t i = 0; i < locals_.size();) {
-    Transfer* local = locals_[i];
-    if (local->after != nullptr && !local->after->complete) {
-      ++i;
-      continue;
-    }
-    local->local();
-    local->complete = true;
-    locals_.erase(locals_.begin() + static_cast<long>(i));
-    moved = true;
-  }
-  return moved;
-}
-
-bool HostCommunicator::progress_send(int peer) {
-  Mailbox* mailbox = outgoing(peer);
-  if (mailbox == nullptr) return false;
-  auto& queue = sends_[peer];
-  bool moved = false;
-  uint64_t written = mailbox->written.load(std::memory_order_relaxed);
-  while (!queue.empty()) {
-    if (written - mailbox->consumed.load(std::memory_order_seq_cst) == kSlots) break;
-    Transfer* transfer = queue.front();
-    char* slot = mailbox->slots[written % kSlots].data;
-    int64_t room = kSlotBytes;
-    if (!transfer->header_done) {
-      write_header(*transfer, slot);
-      transfer->header_done = true;
-      slot += kHeaderBytes;
-      room -= kHeaderBytes;
-    }
-    const int64_t bytes = std::min(room, transfer->bytes - transfer->moved);
-    transfer->stream.gather(transfer->tensor, slot, bytes);
-    transfer->moved += bytes;
-    mailbox->written.store(++written, std::memory_order_seq_cst);
-    ring(peer);
-    moved = true;
-    if (transfer->moved == transfer->bytes) {
-      transfer->complete = true;
-      queue.pop_front();
-    }
-  }
-  return moved;
-}
-
-bool HostCommunicator::progress_receive(int peer) {
-  Mailbox* mailbox = incoming(peer);
-  auto& queue = receives_[peer];
-  bool moved = false;
-  uint64_t consumed = mailbox->consumed.load(std::memory_order_relaxed);
-  while (!queue.empty() && mailbox->written.load(std::memory_order_seq_cst) != consumed) {
-    Transfer* transfer = queue.front();
-    if (transfer->after != nullptr && !transfer->after->complete) break;
-    const char* slot = mailbox->slots[consumed % kSlots].data;
-    int64_t room = kSlotBytes;
-    if (!transfer->header_done) {
-      verify_header(*transfer, slot, rank_);
-      transfer->header_done = true;
-      slot += kHeaderBytes;
-      room -= kHeaderBytes;
-    }
-    const int64_t bytes = std::min(room, transfer->bytes - transfer->moved);
-    if (transfer->adds) {
-      transfer->stream.scatter_add(transfer->tensor, slot, bytes, transfer->dtype);
-    } else {
-      transfer->stream.scatter(transfer->tensor, slot, bytes);
-    }
-    transfer->moved += bytes;
-    mailbox->consumed.store(++consumed, std::memory_order_seq_cst);
-    ring(peer);
-    moved = true;
-    if (transfer->moved == transfer->bytes) {
-      transfer->complete = true;
-      queue.pop_front();
-    }
-  }
-  return moved;
+  own_.clear();
 }
 
 // The order of the two sequentially consistent operations here and in sleep() is what makes sure
@@ -274,7 +173,8 @@ void HostCommunicator::look_around() {
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
     pollfd ended{pidfds_[peer], POLLIN, 0};
-    const bool waited_for = !sends_[peer].empty() || !receives_[peer].empty();
+    const bool waited_for =
+        !sends_[peer].empty() || !receives_[peer].empty() || !lent_[peer].empty();
     const bool closed = has_closed(peer);
     const bool dead = poll(&ended, 1, 0) == 1;
     if ((!dead && !closed) || (closed && !waited_for)) continue;
@@ -304,6 +204,9 @@ Mailbox* HostCommunicator::incoming(int peer) {
   Segment& segment = inboxes_[peer];
   if (segment.data() == nullptr) {
     segment = Segment(sizeof(Mailbox));
+    const uint64_t self = control(peer)->self.load(std::memory_order_relaxed);
+    reinterpret_cast<Mailbox*>(segment.data())->can_pull =
+        pulls_ && can_pull(pids_[peer], self, self);
     control(peer)->outboxes[rank_].store(segment.fd() + 1, std::memory_order_seq_cst);
     ring(peer);
   }

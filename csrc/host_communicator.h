@@ -2,7 +2,9 @@
 //
 // Every rank has a control block that all others map. A pair of ranks that talks has a mailbox: a
 // ring of slots that the sender packs into and the receiver unpacks from, made by the receiver when
-// it first expects a message. Messages from one rank to another match in the order they are posted.
+// it first expects a message. Large messages in long rows are read straight from the sender's
+// memory where the system allows it. Messages from one rank to another match in the order they are
+// posted.
 #pragma once
 
 #include <sys/types.h>
@@ -16,38 +18,10 @@
 #include <utility>
 #include <vector>
 
-#include "packing.h"
 #include "segment.h"
+#include "transfer.h"
 
 namespace gpudist {
-
-// What an operation is called, and the 16 bytes by which ranks tell whether they mean the same.
-struct Signature {
-  std::string label;
-  std::string digest;
-};
-
-// One message, or one piece of work between messages of the same rank.
-struct Transfer {
-  enum class Kind { kSend, kReceive, kLocal };
-
-  Kind kind = Kind::kSend;
-  int peer = -1;
-  int64_t bytes = 0;
-  char* tensor = nullptr;
-  const std::vector<BoxView>* boxes = nullptr;
-  bool adds = false;
-  Dtype dtype = Dtype::kUint8;
-  std::function<void()> local;
-  const Transfer* after = nullptr;  // what must be complete before this one touches the tensor
-  const Signature* signature = nullptr;
-
-  uint64_t sequence = 0;
-  int64_t moved = 0;
-  bool header_done = false;
-  bool complete = false;
-  BoxStream stream;
-};
 
 struct Control;
 struct Mailbox;
@@ -59,8 +33,9 @@ class HostCommunicator {
   // Room for the text of a failure, with a final zero.
   static constexpr int kFailureBytes = 8 * 1024;
 
-  // `on_wait` is called now and then while this rank waits; it may throw.
-  HostCommunicator(int rank, int size, double timeout_s, std::function<void()> on_wait);
+  // `on_wait` is called now and then while this rank waits; it may throw. Large messages are
+  // pulled out of the sender's memory only if `pulls`, and if the system allows it.
+  HostCommunicator(int rank, int size, double timeout_s, bool pulls, std::function<void()> on_wait);
   ~HostCommunicator();
   HostCommunicator(const HostCommunicator&) = delete;
 
@@ -75,8 +50,12 @@ class HostCommunicator {
   }
 
   void post(Transfer* transfer);
+  // Do what can be done at once, such as packing; whether that was anything.
+  bool progress();
   // Carry on until all of these are complete. Throws what ends the world.
   void wait(const std::vector<Transfer*>& transfers);
+  // Let go of all transfers, which their owner did not wait for: the world cannot go on.
+  void abandon();
   // Say what this rank is about to do, for the reports of others; starts the deadline.
   void begin(const Signature& signature);
 
@@ -91,9 +70,12 @@ class HostCommunicator {
 
  private:
   void carry_on_until_complete(const std::vector<Transfer*>& transfers);
-  bool progress();
   bool progress_send(int peer);
+  bool progress_loans(int peer, Mailbox* mailbox);
   bool progress_receive(int peer);
+  bool progress_own();
+  bool receive_slot(Mailbox* mailbox, Transfer& transfer);
+  bool receive_pull(Mailbox* mailbox, Transfer& transfer);
   void ring(int peer);
   void sleep();
   void look_around();
@@ -108,11 +90,13 @@ class HostCommunicator {
   const int rank_;
   const int size_;
   const double timeout_s_;
+  const bool pulls_;
   const int spins_;
   const std::function<void()> on_wait_;
   double deadline_s_ = 0;
   double next_look_s_ = 0;
   bool closed_ = false;
+  bool abandoned_ = false;
   std::vector<Segment> controls_;
   std::vector<pid_t> pids_;
   std::vector<int> pidfds_;
@@ -122,9 +106,11 @@ class HostCommunicator {
   std::vector<std::deque<Transfer*>> receives_;
   std::vector<int> busy_sends_;
   std::vector<int> busy_receives_;
-  std::vector<Transfer*> locals_;
+  std::vector<Transfer*> own_;
   std::vector<uint64_t> sent_;
   std::vector<uint64_t> received_;
+  std::vector<std::deque<Transfer*>> lent_;
+  std::vector<uint64_t> loans_;
 };
 
 }  // namespace gpudist

@@ -10,7 +10,7 @@
 namespace gpudist {
 
 constexpr int kSlots = 8;
-constexpr int64_t kSlotBytes = 64 * 1024;
+constexpr int64_t kSlotBytes = 32 * 1024;
 
 struct alignas(64) Slot {
   char data[kSlotBytes];
@@ -21,6 +21,11 @@ struct alignas(64) Slot {
 struct Mailbox {
   alignas(64) std::atomic<uint64_t> written;
   alignas(64) std::atomic<uint64_t> consumed;
+  // Loans that the receiver has read, and whether it can read any.
+  std::atomic<uint64_t> pulled;
+  std::atomic<uint32_t> can_pull;
+  // The sender has taken its loans back, before their memory became something else.
+  alignas(64) std::atomic<uint32_t> revoked;
   Slot slots[kSlots];
 };
 
@@ -28,6 +33,8 @@ struct Control {
   alignas(64) std::atomic<uint32_t> doorbell;
   std::atomic<uint32_t> sleeping;
   alignas(64) std::atomic<uint32_t> closed;
+  // Its own address in this rank's memory, for others to try whether they can read there.
+  std::atomic<uint64_t> self;
   // The world's failure; only rank 0's is used. 0 none, 1 being written, 2 readable.
   std::atomic<uint32_t> failure_state;
   char failure[HostCommunicator::kFailureBytes];

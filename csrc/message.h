@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "host_communicator.h"
+#include "transfer.h"
 
 namespace gpudist {
 
@@ -15,6 +15,7 @@ constexpr int kLabelBytes = 200;
 struct WireHeader {
   uint64_t sequence;
   int64_t bytes;
+  uint64_t lends;  // whether what follows says where the payload is, instead of being it
   char digest[16];
   char label[kLabelBytes];
 };
@@ -22,10 +23,11 @@ struct WireHeader {
 // Bytes of a slot it takes, so that the payload is aligned.
 constexpr int64_t kHeaderBytes = (sizeof(WireHeader) + 63) / 64 * 64;
 
-void write_header(const Transfer& transfer, char* slot);
+void write_header(const Transfer& transfer, bool lends, char* slot);
 
-// Throw PlanMismatch, with both views, unless the header in `slot` is what `rank` expects.
-void verify_header(const Transfer& transfer, const char* slot, int rank);
+// Whether the message is lent. Throw PlanMismatch, with both views, unless the header in `slot` is
+// what `rank` expects.
+bool verify_header(const Transfer& transfer, const char* slot, int rank);
 
 // Copy what fits beside a final zero, without cutting a UTF-8 character.
 size_t fitting_bytes(const std::string& text, size_t room);

@@ -43,6 +43,15 @@ class BoxStream {
 
   bool done() const { return boxes_ == nullptr || box_ == boxes_->size(); }
 
+  // Bytes of the tensor that lie together.
+  struct Piece {
+    int64_t offset;
+    int64_t bytes;
+  };
+
+  // Pass over the next bytes that lie together, at most `bytes`.
+  Piece take(int64_t bytes);
+
   // Copy the next `bytes` of the tensor at `tensor` to `out`.
   void gather(const char* tensor, char* out, size_t bytes);
 
@@ -56,7 +65,7 @@ class BoxStream {
  private:
   // Call f(offset in the tensor, bytes) for contiguous pieces that make up the next `bytes`.
   template <class F>
-  void walk(size_t bytes, F f);
+  void walk(int64_t bytes, F f);
   void enter();
 
   const std::vector<BoxView>* boxes_ = nullptr;
@@ -69,14 +78,15 @@ class BoxStream {
 void copy_boxes(const char* source, const std::vector<BoxView>& from, char* destination,
                 const std::vector<BoxView>& to);
 
-// Add boxes of one tensor to boxes of another, whose cells are of sum_dtype(dtype).
-void add_boxes(const char* source, const std::vector<BoxView>& from, char* destination,
-               const std::vector<BoxView>& to, Dtype dtype);
+// Copy or add the next `bytes` of one stream to another's cells, as scatter and scatter_add do.
+void move_cells(const char* source, BoxStream& from, char* destination, BoxStream& to,
+                int64_t bytes, bool adds, Dtype dtype);
 
-// Set `items` cells of `dtype` to `value`.
-void fill(char* destination, int64_t items, Dtype dtype, double value);
+// Set all cells of a box, of `dtype`, to `value`.
+void fill(char* destination, const BoxView& box, Dtype dtype, double value);
 
-// Round float32 sums to a 16-bit dtype.
+// Round float32 sums to a 16-bit dtype, and back.
 void narrow(const float* sums, char* destination, int64_t items, Dtype dtype);
+void widen(const char* source, float* sums, int64_t items, Dtype dtype);
 
 }  // namespace gpudist

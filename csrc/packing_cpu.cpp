@@ -84,16 +84,12 @@ void BoxStream::enter() {
   if (!done()) row_ = RowCursor((*boxes_)[box_]);
 }
 
-template <class F>
-void BoxStream::walk(size_t bytes, F f) {
-  while (bytes > 0) {
-    if (done()) throw TransportError("a message is longer than its boxes");
-    const int64_t row_bytes = (*boxes_)[box_].row_bytes;
-    const size_t piece = std::min<size_t>(bytes, row_bytes - in_row_);
-    f(row_.offset() + in_row_, piece);
-    bytes -= piece;
-    in_row_ += piece;
-    if (in_row_ < row_bytes) continue;
+BoxStream::Piece BoxStream::take(int64_t bytes) {
+  if (done()) throw TransportError("a message is longer than its boxes");
+  const int64_t row_bytes = (*boxes_)[box_].row_bytes;
+  const Piece piece{row_.offset() + in_row_, std::min(bytes, row_bytes - in_row_)};
+  in_row_ += piece.bytes;
+  if (in_row_ == row_bytes) {
     in_row_ = 0;
     row_.next();
     if (row_.done()) {
@@ -101,17 +97,27 @@ void BoxStream::walk(size_t bytes, F f) {
       enter();
     }
   }
+  return piece;
+}
+
+template <class F>
+void BoxStream::walk(int64_t bytes, F f) {
+  while (bytes > 0) {
+    const Piece piece = take(bytes);
+    f(piece.offset, static_cast<size_t>(piece.bytes));
+    bytes -= piece.bytes;
+  }
 }
 
 void BoxStream::gather(const char* tensor, char* out, size_t bytes) {
-  walk(bytes, [&](int64_t offset, size_t piece) {
+  walk(static_cast<int64_t>(bytes), [&](int64_t offset, size_t piece) {
     copy_run(out, tensor + offset, piece);
     out += piece;
   });
 }
 
 void BoxStream::scatter(char* tensor, const char* in, size_t bytes) {
-  walk(bytes, [&](int64_t offset, size_t piece) {
+  walk(static_cast<int64_t>(bytes), [&](int64_t offset, size_t piece) {
     copy_run(tensor + offset, in, piece);
     in += piece;
   });
@@ -119,23 +125,11 @@ void BoxStream::scatter(char* tensor, const char* in, size_t bytes) {
 
 void BoxStream::scatter_add(char* tensor, const char* in, size_t bytes, Dtype dtype) {
   const size_t widening = item_bytes(sum_dtype(dtype)) / item_bytes(dtype);
-  walk(bytes * widening, [&](int64_t offset, size_t piece) {
+  walk(static_cast<int64_t>(bytes * widening), [&](int64_t offset, size_t piece) {
     add_run(tensor + offset, in, piece / widening, dtype);
     in += piece / widening;
   });
 }
-
-namespace {
-
-constexpr size_t kBounceBytes = 16 * 1024;
-
-int64_t total_bytes(const std::vector<BoxView>& boxes) {
-  int64_t bytes = 0;
-  for (const BoxView& box : boxes) bytes += box.bytes();
-  return bytes;
-}
-
-}  // namespace
 
 void copy_boxes(const char* source, const std::vector<BoxView>& from, char* destination,
                 const std::vector<BoxView>& to) {
@@ -164,16 +158,16 @@ void copy_boxes(const char* source, const std::vector<BoxView>& from, char* dest
   }
 }
 
-void add_boxes(const char* source, const std::vector<BoxView>& from, char* destination,
-               const std::vector<BoxView>& to, Dtype dtype) {
-  alignas(64) char bounce[kBounceBytes];
-  BoxStream in(&from);
-  BoxStream out(&to);
-  for (int64_t left = total_bytes(from); left > 0;) {
-    const size_t bytes = std::min<int64_t>(left, kBounceBytes);
-    in.gather(source, bounce, bytes);
-    out.scatter_add(destination, bounce, bytes, dtype);
-    left -= bytes;
+void move_cells(const char* source, BoxStream& from, char* destination, BoxStream& to,
+                int64_t bytes, bool adds, Dtype dtype) {
+  while (bytes > 0) {
+    const BoxStream::Piece piece = from.take(bytes);
+    if (adds) {
+      to.scatter_add(destination, source + piece.offset, piece.bytes, dtype);
+    } else {
+      to.scatter(destination, source + piece.offset, piece.bytes);
+    }
+    bytes -= piece.bytes;
   }
 }
 
@@ -184,30 +178,36 @@ void fill_items(char* destination, int64_t items, T value) {
   std::fill_n(reinterpret_cast<T*>(destination), items, value);
 }
 
+void fill_row(char* row, int64_t items, Dtype dtype, double value) {
+  switch (dtype) {
+    case Dtype::kBool: return fill_items<uint8_t>(row, items, value != 0);
+    case Dtype::kUint8: return fill_items(row, items, static_cast<uint8_t>(value));
+    case Dtype::kInt8: return fill_items(row, items, static_cast<int8_t>(value));
+    case Dtype::kInt16: return fill_items(row, items, static_cast<int16_t>(value));
+    case Dtype::kInt32: return fill_items(row, items, static_cast<int32_t>(value));
+    case Dtype::kInt64: return fill_items(row, items, static_cast<int64_t>(value));
+    case Dtype::kFloat16:
+      return fill_items(row, items, float_to_float16(static_cast<float>(value)));
+    case Dtype::kBfloat16:
+      return fill_items(row, items, float_to_bfloat16(static_cast<float>(value)));
+    case Dtype::kFloat32: return fill_items(row, items, static_cast<float>(value));
+    case Dtype::kFloat64: return fill_items(row, items, value);
+    case Dtype::kComplex64:
+      return fill_items(row, items, std::complex<float>(static_cast<float>(value)));
+    case Dtype::kComplex128: return fill_items(row, items, std::complex<double>(value));
+  }
+}
+
 }  // namespace
 
-void fill(char* destination, int64_t items, Dtype dtype, double value) {
-  if (items == 0) return;
-  if (value == 0) {
-    std::memset(destination, 0, items * item_bytes(dtype));
-    return;
-  }
-  switch (dtype) {
-    case Dtype::kBool: return fill_items<uint8_t>(destination, items, 1);
-    case Dtype::kUint8: return fill_items(destination, items, static_cast<uint8_t>(value));
-    case Dtype::kInt8: return fill_items(destination, items, static_cast<int8_t>(value));
-    case Dtype::kInt16: return fill_items(destination, items, static_cast<int16_t>(value));
-    case Dtype::kInt32: return fill_items(destination, items, static_cast<int32_t>(value));
-    case Dtype::kInt64: return fill_items(destination, items, static_cast<int64_t>(value));
-    case Dtype::kFloat16:
-      return fill_items(destination, items, float_to_float16(static_cast<float>(value)));
-    case Dtype::kBfloat16:
-      return fill_items(destination, items, float_to_bfloat16(static_cast<float>(value)));
-    case Dtype::kFloat32: return fill_items(destination, items, static_cast<float>(value));
-    case Dtype::kFloat64: return fill_items(destination, items, value);
-    case Dtype::kComplex64:
-      return fill_items(destination, items, std::complex<float>(static_cast<float>(value)));
-    case Dtype::kComplex128: return fill_items(destination, items, std::complex<double>(value));
+void fill(char* destination, const BoxView& box, Dtype dtype, double value) {
+  const int64_t items = box.row_bytes / item_bytes(dtype);
+  for (RowCursor row(box); !row.done(); row.next()) {
+    if (value == 0) {
+      std::memset(destination + row.offset(), 0, box.row_bytes);
+    } else {
+      fill_row(destination + row.offset(), items, dtype, value);
+    }
   }
 }
 
@@ -216,6 +216,14 @@ void narrow(const float* sums, char* destination, int64_t items, Dtype dtype) {
   const bool is_half = dtype == Dtype::kFloat16;
   for (int64_t i = 0; i < items; ++i) {
     out[i] = is_half ? float_to_float16(sums[i]) : float_to_bfloat16(sums[i]);
+  }
+}
+
+void widen(const char* source, float* sums, int64_t items, Dtype dtype) {
+  const uint16_t* in = reinterpret_cast<const uint16_t*>(source);
+  const bool is_half = dtype == Dtype::kFloat16;
+  for (int64_t i = 0; i < items; ++i) {
+    sums[i] = is_half ? float16_to_float(in[i]) : bfloat16_to_float(in[i]);
   }
 }
 

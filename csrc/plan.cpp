@@ -1,160 +1,230 @@
 #include "plan.h"
 
-#include <deque>
-#include <memory>
-
 #include "check.h"
 
 namespace gpudist {
 
-std::vector<BoxView> TensorLayout::views(const std::vector<std::vector<int64_t>>& boxes) const {
-  std::vector<BoxView> views;
-  views.reserve(boxes.size());
-  const int dims = static_cast<int>(strides.size());
-  if (dims > kMaxDims) throw TransportError("a tensor has more than 8 dims");
-  for (const auto& box : boxes) {
-    if (box.size() != 2 * strides.size()) throw TransportError("a box has not the tensor's dims");
-    views.push_back(make_box_view(dims, box.data(), box.data() + dims, strides.data(), item_bytes));
-  }
-  return views;
-}
-
 namespace {
 
-std::vector<BoundMessage> bind(const BoundStage::Messages& messages, const TensorLayout& tensor,
-                               int64_t wire_item_bytes) {
-  std::vector<BoundMessage> bound;
-  for (const auto& [peer, boxes] : messages) {
-    BoundMessage message{peer, tensor.views(boxes), 0};
-    for (const BoxView& box : message.boxes) {
-      message.bytes += box.bytes() / tensor.item_bytes * wire_item_bytes;
+using Boxes = StageBoxes::Boxes;
+using Kind = Transfer::Kind;
+
+// Where a tensor's boxes lie.
+struct Layout {
+  const std::vector<int64_t>& strides;  // in items
+  int64_t item_bytes;
+
+  std::vector<BoxView> views(const Boxes& boxes) const {
+    const int dims = static_cast<int>(strides.size());
+    if (dims > kMaxDims) throw TransportError("a tensor has more than 8 dims");
+    std::vector<BoxView> views;
+    views.reserve(boxes.size());
+    for (const auto& box : boxes) {
+      if (box.size() != 2 * strides.size()) {
+        throw TransportError("a box has not the tensor's dims");
+      }
+      views.push_back(
+          make_box_view(dims, box.data(), box.data() + dims, strides.data(), item_bytes));
     }
-    bound.push_back(std::move(message));
+    return views;
   }
-  return bound;
-}
 
-}  // namespace
-
-BoundStage::BoundStage(Dtype dtype, std::vector<int64_t> input_strides,
-                       std::vector<int64_t> output_strides, int64_t output_items, double fill,
-                       bool clears, bool adds, const Boxes& move_sources,
-                       const Boxes& move_destinations, const Messages& sends,
-                       const Messages& receives, int own_place)
-    : dtype(dtype),
-      output_items(output_items),
-      fill(fill),
-      clears(clears),
-      adds(adds),
-      own_place(own_place) {
-  const int64_t item = gpudist::item_bytes(dtype);
-  const TensorLayout input{std::move(input_strides), item};
-  const TensorLayout output{std::move(output_strides),
-                            adds ? gpudist::item_bytes(sum_dtype(dtype)) : item};
-  this->move_sources = input.views(move_sources);
-  this->move_destinations = output.views(move_destinations);
-  this->sends = bind(sends, input, item);
-  this->receives = bind(receives, output, item);
-}
-
-namespace {
-
-// The output of a call while it is being made: 16-bit sums are kept in float32.
-struct Output {
-  explicit Output(const StageCall& call) : call(call), target(call.output) {
-    const BoundStage& stage = *call.stage;
-    if (stage.adds && is_narrow(stage.dtype)) {
-      sums.resize(stage.output_items);
-      target = reinterpret_cast<char*>(sums.data());
-    } else if (stage.clears) {
-      gpudist::fill(target, stage.output_items, stage.dtype, stage.fill);
+  std::vector<BoundMessage> bind(const StageBoxes::Messages& messages, int64_t wire_bytes) const {
+    std::vector<BoundMessage> bound;
+    bound.reserve(messages.size());
+    for (const auto& [peer, boxes] : messages) {
+      BoundMessage message{peer, views(boxes), 0};
+      for (const BoxView& box : message.boxes) {
+        message.bytes += box.bytes() / item_bytes * wire_bytes;
+      }
+      bound.push_back(std::move(message));
     }
+    return bound;
   }
-
-  void move_own() const {
-    const BoundStage& stage = *call.stage;
-    if (stage.adds) {
-      add_boxes(call.input, stage.move_sources, target, stage.move_destinations, stage.dtype);
-    } else {
-      copy_boxes(call.input, stage.move_sources, target, stage.move_destinations);
-    }
-  }
-
-  void finish() const {
-    if (!sums.empty()) narrow(sums.data(), call.output, sums.size(), call.stage->dtype);
-  }
-
-  StageCall call;
-  char* target;
-  std::vector<float> sums;
 };
 
 }  // namespace
 
-void run_local_stage(const StageCall& call) {
-  const Output output(call);
-  output.move_own();
-  output.finish();
+BoundStage::BoundStage(Dtype dtype, const std::vector<int64_t>& input_strides,
+                       const std::vector<int64_t>& output_strides, int64_t output_items,
+                       double fill, bool starts_with_copy, bool same_cells, bool accumulates,
+                       const StageBoxes& boxes)
+    : dtype(dtype),
+      output_items(output_items),
+      fill(fill),
+      starts_with_copy(starts_with_copy),
+      same_cells(same_cells),
+      accumulates(accumulates),
+      sums_widened(is_narrow(dtype) && !boxes.sums.empty()) {
+  const int64_t item = item_bytes(dtype);
+  const Layout input{input_strides, item};
+  const Layout output{output_strides, sums_widened ? item_bytes(sum_dtype(dtype)) : item};
+  if (sums_widened &&
+      (!boxes.receives.empty() || !boxes.move_sources.empty() || starts_with_copy)) {
+    throw TransportError("sums in float32 start from zero");
+  }
+  fills = output.views(boxes.fills);
+  move_sources = input.views(boxes.move_sources);
+  move_destinations = output.views(boxes.move_destinations);
+  sends = input.bind(boxes.sends, item);
+  receives = output.bind(boxes.receives, item);
+  sums = output.bind(boxes.sums, item);
+  own_sources = input.views(boxes.own_sources);
+  relays = output.bind(boxes.relays, item);
+  relayed = output.bind(boxes.relayed, item);
+}
+
+namespace {
+
+// Where sums are made: of the output itself, or of `widened`.
+char* begin_output(const StageCall& call, std::vector<float>& widened) {
+  const BoundStage& stage = *call.stage;
+  if (!stage.sums_widened) return call.output;
+  widened.resize(stage.output_items);
+  if (stage.accumulates) widen(call.output, widened.data(), stage.output_items, stage.dtype);
+  return reinterpret_cast<char*>(widened.data());
+}
+
+void fill_and_move(const StageCall& call, char* target) {
+  const BoundStage& stage = *call.stage;
+  if (!stage.sums_widened) {
+    for (const BoxView& box : stage.fills) fill(target, box, stage.dtype, stage.fill);
+  }
+  copy_boxes(call.input, stage.move_sources, target, stage.move_destinations);
+}
+
+void end_output(const StageCall& call, const std::vector<float>& widened) {
+  const BoundStage& stage = *call.stage;
+  if (stage.sums_widened) narrow(widened.data(), call.output, stage.output_items, stage.dtype);
+}
+
+size_t transfers_in(const BoundStage& stage) {
+  return stage.sends.size() + stage.receives.size() + stage.sums.size() + stage.relays.size() +
+         stage.relayed.size();
+}
+
+}  // namespace
+
+Exchange::Exchange(HostCommunicator& communicator, const Signature& signature,
+                   const std::vector<StageCall>& calls)
+    : communicator_(communicator), signature_(signature), calls_(calls.size()) {
+  const auto locked = communicator.lock();
+  communicator.begin(signature);
+  try {
+    post_all(calls);
+  } catch (...) {
+    communicator.abandon();
+    throw;
+  }
+}
+
+Exchange::~Exchange() {
+  for (const Call& call : calls_) {
+    if (call.complete) continue;
+    communicator_.abandon();
+    return;
+  }
+}
+
+void Exchange::post_all(const std::vector<StageCall>& calls) {
+  size_t count = 0;
+  for (const StageCall& call : calls) count += transfers_in(*call.stage);
+  transfers_.reserve(count);  // they are known by address
+  for (size_t i = 0; i < calls.size(); ++i) {
+    calls_[i].stage_call = calls[i];
+    calls_[i].transfers.reserve(transfers_in(*calls[i].stage));
+    for (const BoundMessage& message : calls[i].stage->sends) {
+      char* const input = const_cast<char*>(calls[i].input);  // only read
+      communicator_.post(&add(calls_[i], Kind::kSend, message, input));
+    }
+  }
+  // What peers wait for goes out before the work that they do not wait for.
+  communicator_.progress();
+  for (Call& call : calls_) {
+    call.target = begin_output(call.stage_call, call.sums);
+    fill_and_move(call.stage_call, call.target);
+    for (const BoundMessage& message : call.stage_call.stage->receives) {
+      communicator_.post(&add(call, Kind::kReceive, message, call.target));
+    }
+    post_sums(call);
+  }
+  for (Call& call : calls_) {
+    const BoundStage& stage = *call.stage_call.stage;
+    const Transfer* sum = stage.relays.empty() ? nullptr : call.transfers.back();
+    for (const BoundMessage& message : stage.relays) {
+      Transfer& relay = add(call, Kind::kSend, message, call.target);
+      relay.after = sum;
+      communicator_.post(&relay);
+    }
+    for (const BoundMessage& message : stage.relayed) {
+      communicator_.post(&add(call, Kind::kReceive, message, call.target));
+    }
+  }
+}
+
+void Exchange::post_sums(Call& call) {
+  const BoundStage& stage = *call.stage_call.stage;
+  const Transfer* last = nullptr;
+  for (const BoundMessage& message : stage.sums) {
+    const Kind kind = message.peer < 0 ? Kind::kOwn : Kind::kReceive;
+    Transfer& sum = add(call, kind, message, call.target);
+    sum.source = call.stage_call.input;
+    sum.source_boxes = &stage.own_sources;
+    sum.adds = last != nullptr || !stage.starts_with_copy;
+    sum.after = last;
+    sum.streams = stage.same_cells;
+    communicator_.post(&sum);
+    last = &sum;
+  }
+}
+
+Transfer& Exchange::add(Call& call, Kind kind, const BoundMessage& message, char* tensor) {
+  transfers_.emplace_back();
+  Transfer& transfer = transfers_.back();
+  transfer.kind = kind;
+  transfer.peer = message.peer;
+  transfer.bytes = message.bytes;
+  transfer.tensor = tensor;
+  transfer.boxes = &message.boxes;
+  transfer.dtype = call.stage_call.stage->dtype;
+  transfer.signature = &signature_;
+  call.transfers.push_back(&transfer);
+  return transfer;
+}
+
+void Exchange::wait(size_t i) {
+  Call& call = calls_.at(i);
+  if (call.complete) return;
+  const auto locked = communicator_.lock();
+  try {
+    communicator_.wait(call.transfers);
+  } catch (...) {
+    for (Call& failed : calls_) failed.complete = true;
+    throw;
+  }
+  end_output(call.stage_call, call.sums);
+  call.complete = true;
+}
+
+void Exchange::wait() {
+  for (size_t i = 0; i < calls_.size(); ++i) wait(i);
 }
 
 void run_stages(HostCommunicator& communicator, const Signature& signature,
                 const std::vector<StageCall>& calls) {
-  const auto locked = communicator.lock();
-  communicator.begin(signature);
-  std::deque<Output> outputs;
-  std::deque<Transfer> transfers;
-  const auto post = [&](Transfer transfer) {
-    transfer.signature = &signature;
-    transfers.push_back(std::move(transfer));
-    communicator.post(&transfers.back());
-    return &transfers.back();
-  };
-  for (const StageCall& call : calls) {
-    for (const BoundMessage& message : call.stage->sends) {
-      Transfer send;
-      send.kind = Transfer::Kind::kSend;
-      send.peer = message.peer;
-      send.bytes = message.bytes;
-      // Sends only read.
-      send.tensor = const_cast<char*>(call.input);
-      send.boxes = &message.boxes;
-      post(std::move(send));
-    }
+  Exchange(communicator, signature, calls).wait();
+}
+
+void run_local_stage(const StageCall& call) {
+  const BoundStage& stage = *call.stage;
+  std::vector<float> widened;
+  char* target = begin_output(call, widened);
+  fill_and_move(call, target);
+  for (const BoundMessage& own : stage.sums) {
+    BoxStream from(&stage.own_sources), to(&own.boxes);
+    move_cells(call.input, from, target, to, own.bytes, !stage.starts_with_copy, stage.dtype);
   }
-  for (const StageCall& call : calls) {
-    const BoundStage& stage = *call.stage;
-    outputs.emplace_back(call);
-    const Output& output = outputs.back();
-    const Transfer* last = nullptr;
-    for (int place = 0; place <= static_cast<int>(stage.receives.size()); ++place) {
-      if (place == stage.own_place && !stage.move_sources.empty()) {
-        Transfer own;
-        own.kind = Transfer::Kind::kLocal;
-        own.local = [&output] { output.move_own(); };
-        own.after = last;
-        last = post(std::move(own));
-        if (!stage.adds) last = nullptr;
-      }
-      if (place == static_cast<int>(stage.receives.size())) break;
-      const BoundMessage& message = stage.receives[place];
-      Transfer receive;
-      receive.kind = Transfer::Kind::kReceive;
-      receive.peer = message.peer;
-      receive.bytes = message.bytes;
-      receive.tensor = output.target;
-      receive.boxes = &message.boxes;
-      receive.adds = stage.adds;
-      receive.dtype = stage.dtype;
-      receive.after = last;
-      const Transfer* posted = post(std::move(receive));
-      if (stage.adds) last = posted;
-    }
-  }
-  std::vector<Transfer*> all;
-  all.reserve(transfers.size());
-  for (Transfer& transfer : transfers) all.push_back(&transfer);
-  communicator.wait(all);
-  for (const Output& output : outputs) output.finish();
+  end_output(call, widened);
 }
 
 }  // namespace gpudist

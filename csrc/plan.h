@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -13,40 +12,53 @@
 namespace gpudist {
 
 struct BoundMessage {
-  int peer;
+  int peer;  // -1: this rank
   std::vector<BoxView> boxes;
   int64_t bytes;
 };
 
-// Where a tensor's boxes lie.
-struct TensorLayout {
-  std::vector<int64_t> strides;  // in items
-  int64_t item_bytes;
+// What one rank does in a stage, in boxes: each all starts, then all stops.
+struct StageBoxes {
+  using Boxes = std::vector<std::vector<int64_t>>;
+  using Messages = std::vector<std::pair<int, Boxes>>;
 
-  std::vector<BoxView> views(const std::vector<std::vector<int64_t>>& boxes) const;
+  Boxes fills;              // of the output: what nothing is copied to
+  Boxes move_sources;       // of the input: what is copied
+  Boxes move_destinations;  // to these of the output
+  Messages sends;           // of the input
+  Messages receives;        // of the output, which are overwritten
+  // Of the output: contributions that are added, one after the other. Peer -1 is this rank, whose
+  // boxes of the input are `own_sources`.
+  Messages sums;
+  Boxes own_sources;
+  // When the sums are complete, these of the output are sent on, and those received.
+  Messages relays;
+  Messages relayed;
 };
 
 struct BoundStage {
-  using Boxes = std::vector<std::vector<int64_t>>;  // each: all starts, then all stops
-  using Messages = std::vector<std::pair<int, Boxes>>;
-
-  // `receives` are in the order in which they are added; the own moves come before number
-  // `own_place`.
-  BoundStage(Dtype dtype, std::vector<int64_t> input_strides, std::vector<int64_t> output_strides,
-             int64_t output_items, double fill, bool clears, bool adds, const Boxes& move_sources,
-             const Boxes& move_destinations, const Messages& sends, const Messages& receives,
-             int own_place);
+  // starts_with_copy: the first sum overwrites. same_cells: all sums are of the same boxes.
+  // accumulates: the output has values, to which is added.
+  BoundStage(Dtype dtype, const std::vector<int64_t>& input_strides,
+             const std::vector<int64_t>& output_strides, int64_t output_items, double fill,
+             bool starts_with_copy, bool same_cells, bool accumulates, const StageBoxes& boxes);
 
   Dtype dtype;
   int64_t output_items;
   double fill;
-  bool clears;  // some output cell is written by nothing, or added to
-  bool adds;
+  bool starts_with_copy;
+  bool same_cells;
+  bool accumulates;
+  bool sums_widened;  // 16-bit sums are kept in float32 and rounded once
+  std::vector<BoxView> fills;
   std::vector<BoxView> move_sources;
   std::vector<BoxView> move_destinations;
   std::vector<BoundMessage> sends;
   std::vector<BoundMessage> receives;
-  int own_place;
+  std::vector<BoundMessage> sums;
+  std::vector<BoxView> own_sources;
+  std::vector<BoundMessage> relays;
+  std::vector<BoundMessage> relayed;
 };
 
 struct StageCall {
@@ -55,8 +67,40 @@ struct StageCall {
   char* output;
 };
 
-// Carry out stages together, all their messages in flight at once; ranks take part with equal
-// signatures.
+// Stages on their way together, all their messages in flight at once. Ranks start them with equal
+// signatures, in the same order. Whatever it is given must live until it has been waited for.
+class Exchange {
+ public:
+  Exchange(HostCommunicator& communicator, const Signature& signature,
+           const std::vector<StageCall>& calls);
+  // One that was not waited for leaves the communicator unusable.
+  ~Exchange();
+  Exchange(const Exchange&) = delete;
+
+  // Complete call number `i`, or all.
+  void wait(size_t i);
+  void wait();
+
+ private:
+  struct Call {
+    StageCall stage_call;
+    char* target = nullptr;
+    std::vector<float> sums;
+    std::vector<Transfer*> transfers;
+    bool complete = false;
+  };
+
+  void post_all(const std::vector<StageCall>& calls);
+  void post_sums(Call& call);
+  Transfer& add(Call& call, Transfer::Kind kind, const BoundMessage& message, char* tensor);
+
+  HostCommunicator& communicator_;
+  const Signature& signature_;
+  std::vector<Call> calls_;
+  std::vector<Transfer> transfers_;
+};
+
+// Carry out stages together, all at once.
 void run_stages(HostCommunicator& communicator, const Signature& signature,
                 const std::vector<StageCall>& calls);
 

@@ -40,13 +40,18 @@ class Stage:
         output_strides: Sequence[int],
         output_items: int,
         fill: float,
-        clears: bool,
-        adds: bool,
+        starts_with_copy: bool,
+        same_cells: bool,
+        accumulates: bool,
+        fills: _Boxes,
         move_sources: _Boxes,
         move_destinations: _Boxes,
         sends: _Messages,
         receives: _Messages,
-        own_place: int,
+        sums: _Messages,
+        own_sources: _Boxes,
+        relays: _Messages,
+        relayed: _Messages,
     ) -> None: ...
 
 class Message:
@@ -55,7 +60,7 @@ class Message:
 class HostCommunicator:
     """Messages between the processes of one node, through shared memory."""
 
-    def __init__(self, rank: int, size: int, timeout_s: float) -> None: ...
+    def __init__(self, rank: int, size: int, timeout_s: float, pulls: bool) -> None: ...
     def address(self) -> tuple[int, int]: ...
     def connect(self, addresses: Sequence[tuple[int, int]]) -> None: ...
     def begin(self, signature: Signature) -> None: ...
@@ -69,6 +74,17 @@ class HostCommunicator:
     def failure(self) -> str: ...
     def reports(self) -> list[str]: ...
     def close(self) -> None: ...
+
+class Exchange:
+    """Stages on their way together."""
+
+    def __init__(
+        self,
+        communicator: HostCommunicator,
+        signature: Signature,
+        calls: Sequence[tuple[Stage, int, int]],
+    ) -> None: ...
+    def wait(self, call: int) -> None: ...
 
 def run_local(stage: Stage, input: int, output: int) -> None:
     """Carry out a stage that exchanges nothing."""

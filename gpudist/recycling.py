@@ -6,8 +6,9 @@ size. Memory is taken by size alone, so one pool serves the whole process.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf, prod
 
 import torch
@@ -73,6 +74,17 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
             # torch fails too, and says at what.
             pass
     return torch.empty(shape, dtype=dtype, device=_CPU)
+
+
+def maker(
+    shape: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> Callable[[], torch.Tensor]:
+    """What makes tensors like :func:`empty`, on any device: quicker where many are alike."""
+    if device.type == "cpu" and prod(shape) * dtype.itemsize >= THRESHOLD_BYTES:
+        return partial(empty, tuple(shape), dtype)
+    # From another tensor is half as dear as from a shape, a dtype and a device.
+    like = torch.empty((), dtype=dtype, device=device).expand(tuple(shape))
+    return partial(torch.empty_like, like, memory_format=torch.contiguous_format)
 
 
 def empty_cache() -> None:

@@ -7,7 +7,7 @@ another kind of plan.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -206,6 +206,30 @@ class Plan:
         """16 bytes, the same on every rank of the operator and different for any other operator."""
         text = repr((self.key, self.transposed))
         return blake2b(text.encode(), digest_size=16).digest()
+
+
+def uncovered(shape: Sequence[int], boxes: Iterable[Box]) -> tuple[Box, ...]:
+    """Disjoint boxes that make up the cells of a tensor of ``shape`` outside all of ``boxes``."""
+    rest = [Box.whole(shape)] if prod(shape) else []
+    for box in boxes:
+        rest = [piece for part in rest for piece in _without(part, box)]
+    return tuple(rest)
+
+
+def _without(part: Box, hole: Box) -> Iterator[Box]:
+    """Disjoint boxes that make up ``part`` outside ``hole``."""
+    low = tuple(map(max, part.start, hole.start))
+    high = tuple(map(min, part.stop, hole.stop))
+    if any(a >= b for a, b in zip(low, high, strict=True)):
+        yield part
+        return
+    start, stop = list(part.start), list(part.stop)
+    for d, (a, b) in enumerate(zip(low, high, strict=True)):
+        if start[d] < a:
+            yield Box(tuple(start), (*stop[:d], a, *stop[d + 1 :]))
+        if b < stop[d]:
+            yield Box((*start[:d], b, *start[d + 1 :]), tuple(stop))
+        start[d], stop[d] = a, b
 
 
 def messages_by_peer(parts: Iterable[tuple[int, Box]]) -> tuple[Message, ...]:

@@ -1,35 +1,85 @@
-"""Collectives as messages, for wires that carry nothing else."""
+"""A stage as copies and messages alone, for wires that carry nothing else."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from gpudist.geometry.boxes import Box, Message, Move, Stage
+from gpudist.geometry.blocks import Blocks
+from gpudist.geometry.boxes import Box, Collective, Message, Move, Stage, uncovered
+
+# Below, an all-reduce is quicker if everybody sends everything: one message after another costs
+# more than adding the same cells twice.
+_SCATTERED_BYTES = 1 << 18
 
 
-def as_messages(stage: Stage, rank: int) -> Stage:
-    """The stage of ``rank`` with every collective written as messages; the same linear map.
+@dataclass(frozen=True)
+class Contribution:
+    """Boxes of the output to which are added: what ``peer`` sends, or ``sources`` of the input.
 
-    A root sends its block to every member, or adds what every member sends; of an all-reduce every
-    member sends to every other and adds. Sums are in ascending rank order, so that they are bitwise
-    equal.
+    Attributes:
+        peer: ``None`` for this rank.
     """
-    if not stage.collectives:
-        return stage
+
+    peer: int | None
+    destinations: tuple[Box, ...]
+    sources: tuple[Box, ...] = ()
+
+
+@dataclass(frozen=True)
+class MessageStage:
+    """What one rank does in a stage.
+
+    Attributes:
+        fills: boxes of the output to which nothing is copied.
+        moves: copies from the input to the output.
+        sends, receives: boxes of the input, and of the output, which are overwritten.
+        sums: what is added to the output, one after the other.
+        starts_with_copy: the first of the sums overwrites.
+        relays: boxes of the output, sent when its sums are complete.
+        relayed: boxes of the output that come in such messages; overwritten.
+    """
+
+    fills: tuple[Box, ...] = ()
+    moves: tuple[Move, ...] = ()
+    sends: tuple[Message, ...] = ()
+    receives: tuple[Message, ...] = ()
+    sums: tuple[Contribution, ...] = ()
+    starts_with_copy: bool = False
+    relays: tuple[Message, ...] = ()
+    relayed: tuple[Message, ...] = ()
+
+    @property
+    def same_cells(self) -> bool:
+        """All sums go to the same cells in the same order."""
+        return len({contribution.destinations for contribution in self.sums}) == 1
+
+
+def as_messages(
+    stage: Stage, rank: int, item_bytes: int, from_zero: bool = False, accumulates: bool = False
+) -> MessageStage:
+    """The part of ``rank`` in ``stage``: the same linear map.
+
+    A root sends its block to every member, or adds what every member sends. Of a small all-reduce
+    every member sends its block to every other and adds; a large one is a sum-scatter whose sums
+    are sent on. Sums are in ascending rank order, so that they are bitwise equal.
+
+    Args:
+        stage: of the plan of ``rank``.
+        rank: this rank, as the stage names it.
+        item_bytes: of one cell.
+        from_zero: sums start from zeros, because they are made in a wider dtype.
+        accumulates: the output has values, to which everything is added.
+    """
+    scattered = _scattered(stage, rank, item_bytes)
+    if scattered is not None and not (from_zero or accumulates):
+        return scattered
     moves, sends, receives = list(stage.moves), list(stage.sends), list(stage.receives)
-    adds = stage.destinations_overlap
+    adds = stage.destinations_overlap or accumulates
     for collective in stage.collectives:
         others = [member for member in collective.members if member != rank]
-        gives = takes = True
-        if collective.kind == "broadcast":
-            gives = rank == collective.root
-            takes = not gives
-        elif collective.kind == "reduce":
-            takes = rank == collective.root
-            gives = not takes
-            adds |= takes
-        else:
-            adds = True
+        gives, takes = _role(collective, rank)
+        adds |= takes and collective.kind != "broadcast"
         if gives and stage.input_shape is not None:
             block = Box.whole(stage.input_shape)
             peers = [collective.root] if collective.kind == "reduce" else others
@@ -44,11 +94,78 @@ def as_messages(stage: Stage, rank: int) -> Stage:
         if keeps_own and stage.input_shape is not None:
             block = Box.whole(stage.input_shape)
             moves.append(Move(block, block))
-    return replace(
-        stage,
-        moves=tuple(moves),
-        sends=tuple(sorted(sends, key=lambda message: message.peer)),
-        receives=tuple(sorted(receives, key=lambda message: message.peer)),
-        collectives=(),
-        destinations_overlap=adds,
+    sends.sort(key=lambda message: message.peer)
+    receives.sort(key=lambda message: message.peer)
+    shape = stage.output_shape
+    if not adds:
+        written = [move.destination for move in moves]
+        written += [box for message in receives for box in message.boxes]
+        fills = uncovered(shape, written) if shape is not None else ()
+        return MessageStage(fills, tuple(moves), tuple(sends), tuple(receives))
+    sums = _in_order(moves, receives, rank)
+    if (from_zero and sums) or accumulates:
+        return MessageStage(sends=tuple(sends), sums=sums)
+    whole = MessageStage(sends=tuple(sends), sums=sums, starts_with_copy=True)
+    if whole.same_cells and len(sums[0].destinations) == 1:
+        fills = uncovered(shape, sums[0].destinations) if shape is not None else ()
+        return MessageStage(fills, sends=tuple(sends), sums=sums, starts_with_copy=True)
+    # Most cells are this rank's own and nobody adds to them: they are copied, the others added.
+    base = max(moves, key=lambda move: move.destination.volume, default=None)
+    first = (base,) if base is not None else ()
+    fills = uncovered(shape, [move.destination for move in first]) if shape is not None else ()
+    rest = _in_order([move for move in moves if move is not base], receives, rank)
+    return MessageStage(fills, first, tuple(sends), sums=rest)
+
+
+def _role(collective: Collective, rank: int) -> tuple[bool, bool]:
+    """Whether ``rank`` sends its block in this collective, and whether it receives one."""
+    if collective.kind == "all_reduce":
+        return True, True
+    is_root = rank == collective.root
+    return (is_root, not is_root) if collective.kind == "broadcast" else (not is_root, is_root)
+
+
+def _in_order(
+    moves: Sequence[Move], receives: Sequence[Message], rank: int
+) -> tuple[Contribution, ...]:
+    sums = [Contribution(message.peer, message.boxes) for message in receives]
+    if moves:
+        destinations = tuple(move.destination for move in moves)
+        own = Contribution(None, destinations, tuple(move.source for move in moves))
+        sums.insert(sum(message.peer < rank for message in receives), own)
+    return tuple(sums)
+
+
+def _scattered(stage: Stage, rank: int, item_bytes: int) -> MessageStage | None:
+    """An all-reduce in which every member adds one part and sends it on; ``None`` if too small."""
+    if len(stage.collectives) != 1 or stage.collectives[0].kind != "all_reduce":
+        return None
+    shape, members = stage.output_shape, stage.collectives[0].members
+    assert shape is not None
+    if Box.whole(shape).volume * item_bytes < _SCATTERED_BYTES:
+        return None
+    # Parts are of one dim: the first that gives equal ones, or else the longest.
+    fine = [d for d, extent in enumerate(shape) if extent >= 8 * len(members)]
+    dim = fine[0] if fine else shape.index(max(shape))
+    blocks = Blocks(shape[dim], len(members))
+    parts = {member: _part(shape, dim, *blocks.block(i)) for i, member in enumerate(members)}
+    mine = parts[rank]
+    others = [member for member in members if member != rank and parts[member].volume]
+    receivers = [member for member in members if member != rank] if mine.volume else []
+    own = Contribution(None, (mine,), (mine,))
+    sums = [own if member == rank else Contribution(member, (mine,)) for member in members]
+    return MessageStage(
+        sends=tuple(Message(member, (parts[member],)) for member in others),
+        sums=tuple(sums) if mine.volume else (),
+        starts_with_copy=True,
+        relays=tuple(Message(member, (mine,)) for member in receivers),
+        relayed=tuple(Message(member, (parts[member],)) for member in others),
+    )
+
+
+def _part(shape: tuple[int, ...], dim: int, start: int, stop: int) -> Box:
+    whole = Box.whole(shape)
+    return Box(
+        (*whole.start[:dim], start, *whole.start[dim + 1 :]),
+        (*whole.stop[:dim], stop, *whole.stop[dim + 1 :]),
     )

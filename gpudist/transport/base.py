@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 
@@ -80,6 +80,14 @@ class Failure:
         if isinstance(known, type) and issubclass(known, errors.GpudistError):
             return known(self.message)
         return errors.TransportError(self.message)
+
+
+class StagesInFlight(Protocol):
+    """Bound stages on their way."""
+
+    def wait(self, call: int) -> None:
+        """Return when call number ``call`` is complete."""
+        ...
 
 
 class FailureChannel(ABC):
@@ -271,6 +279,7 @@ class Transport(ABC):
         input_strides: Sequence[int],
         dtype: torch.dtype,
         fill: float,
+        accumulates: bool = False,
     ) -> object:
         """A stage ready for :meth:`run_stages`, where the transport ``packs``.
 
@@ -281,11 +290,16 @@ class Transport(ABC):
             input_strides: of the input, in items; outputs are contiguous.
             dtype: of the data.
             fill: value of output cells nothing moves to.
+            accumulates: the output has values, to which everything that arrives is added.
         """
         raise NotImplementedError(f"the {self.name} transport does not pack")
 
     def run_stages(self, signature: Signature, calls: Sequence[StageCall]) -> None:
         """Pack, exchange and unpack bound stages together; raises what :meth:`group` does."""
+        raise NotImplementedError(f"the {self.name} transport does not pack")
+
+    def start_stages(self, signature: Signature, calls: Sequence[StageCall]) -> StagesInFlight:
+        """Send bound stages on their way together; each call must be waited for."""
         raise NotImplementedError(f"the {self.name} transport does not pack")
 
     def run_local_stage(self, call: StageCall) -> None:

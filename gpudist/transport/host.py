@@ -16,7 +16,7 @@ import torch.distributed as dist
 from gpudist.errors import CollectiveTimeout, NotBuiltError
 from gpudist.geometry.boxes import Box, Message, Stage
 from gpudist.geometry.messages import as_messages
-from gpudist.transport.base import Failure, FailureChannel, Signature
+from gpudist.transport.base import Failure, FailureChannel, Operation, Signature
 from gpudist.transport.message import Header
 from gpudist.transport.point_to_point import PointToPointTransport
 
@@ -75,6 +75,7 @@ class HostTransport(PointToPointTransport):
         rank, size: this process in the world.
         timeout_s: deadline of every group, in seconds.
         prefix: first part of the keys in ``store``; one per world.
+        pulls: read large messages straight from the sender's memory where the system allows it.
 
     Raises:
         NotBuiltError: this installation has no native core.
@@ -85,11 +86,18 @@ class HostTransport(PointToPointTransport):
     packs = True
 
     def __init__(
-        self, store: dist.Store, rank: int, size: int, timeout_s: float, *, prefix: str
+        self,
+        store: dist.Store,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        *,
+        prefix: str,
+        pulls: bool = True,
     ) -> None:
         if _native is None:
             raise NotBuiltError(f"the host transport: {what_is_missing()}")
-        self._core = _native.HostCommunicator(rank, size, timeout_s)
+        self._core = _native.HostCommunicator(rank, size, timeout_s, pulls)
         super().__init__(rank, size, torch.device("cpu"), timeout_s, HostFailureChannel(self._core))
         operation = self.recorder.begin(f"connect {size} ranks")
         self._meet(store, prefix)
@@ -103,24 +111,37 @@ class HostTransport(PointToPointTransport):
         input_strides: Sequence[int],
         dtype: torch.dtype,
         fill: float,
+        accumulates: bool = False,
     ) -> Any:
         assert _native is not None
-        stage = as_messages(stage, rank)
+        narrow = dtype in (torch.float16, torch.bfloat16)
+        boxes = as_messages(stage, rank, dtype.itemsize, narrow, accumulates)
         output_shape = stage.output_shape or ()
-        adds = stage.destinations_overlap
+        own = [contribution for contribution in boxes.sums if contribution.peer is None]
         return _native.Stage(
             dtype=getattr(_native.Dtype, str(dtype).removeprefix("torch.")),
             input_strides=list(input_strides) if stage.input_shape is not None else [],
             output_strides=_contiguous_strides(output_shape),
             output_items=Box.whole(output_shape).volume if stage.output_shape is not None else 0,
             fill=fill,
-            clears=not stage.covers_output,
-            adds=adds,
-            move_sources=[_numbers(move.source) for move in stage.moves],
-            move_destinations=[_numbers(move.destination) for move in stage.moves],
-            sends=_messages(stage.sends, ranks),
-            receives=_messages(stage.receives, ranks),
-            own_place=sum(message.peer < rank for message in stage.receives),
+            starts_with_copy=boxes.starts_with_copy,
+            same_cells=boxes.same_cells,
+            accumulates=accumulates,
+            fills=[_numbers(box) for box in boxes.fills],
+            move_sources=[_numbers(move.source) for move in boxes.moves],
+            move_destinations=[_numbers(move.destination) for move in boxes.moves],
+            sends=_messages(boxes.sends, ranks),
+            receives=_messages(boxes.receives, ranks),
+            sums=[
+                (
+                    -1 if contribution.peer is None else ranks[contribution.peer],
+                    [_numbers(box) for box in contribution.destinations],
+                )
+                for contribution in boxes.sums
+            ],
+            own_sources=[_numbers(box) for box in own[0].sources] if own else [],
+            relays=_messages(boxes.relays, ranks),
+            relayed=_messages(boxes.relayed, ranks),
         )
 
     def run_stages(self, signature: Signature, calls: Sequence[tuple[Any, int, int]]) -> None:
@@ -129,8 +150,19 @@ class HostTransport(PointToPointTransport):
         try:
             self._core.run(_native_signature(signature), calls)
         except BaseException as error:
-            self._end_with(error)
+            self.end_with(error)
         operation.finished = True
+
+    def start_stages(
+        self, signature: Signature, calls: Sequence[tuple[Any, int, int]]
+    ) -> _StagesInFlight:
+        assert _native is not None
+        operation = self.recorder.begin(signature.label)
+        try:
+            exchange = _native.Exchange(self._core, _native_signature(signature), calls)
+        except BaseException as error:
+            self.end_with(error)
+        return _StagesInFlight(self, exchange, operation, len(calls))
 
     def run_local_stage(self, call: tuple[Any, int, int]) -> None:
         assert _native is not None
@@ -188,7 +220,8 @@ class HostTransport(PointToPointTransport):
         except _native.WorldFailed as error:
             self._raise_failure(error)
 
-    def _end_with(self, error: BaseException) -> NoReturn:
+    def end_with(self, error: BaseException) -> NoReturn:
+        """Raise what ``error``, which the native core raised, means to this rank and the others."""
         assert _native is not None
         if isinstance(error, _native.WorldFailed):
             self._raise_failure(error)
@@ -200,6 +233,22 @@ class HostTransport(PointToPointTransport):
         assert failure is not None
         self._failure = failure
         raise failure.to_exception() from error
+
+
+class _StagesInFlight:
+    def __init__(self, wire: HostTransport, exchange: Any, operation: Operation, left: int) -> None:
+        self._wire = wire
+        self._exchange = exchange
+        self._operation = operation
+        self._left = left
+
+    def wait(self, call: int) -> None:
+        try:
+            self._exchange.wait(call)
+        except BaseException as error:
+            self._wire.end_with(error)
+        self._left -= 1
+        self._operation.finished = self._left == 0
 
 
 @lru_cache(maxsize=4096)

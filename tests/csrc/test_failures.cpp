@@ -156,8 +156,8 @@ void a_deadline_tells_what_every_rank_did() {
 
 void what_the_waiter_throws_ends_the_wait() {
   struct Interrupted {};
-  HostCommunicator alone(0, 2, 60, [] { throw Interrupted(); });
-  HostCommunicator other(1, 2, 60, [] {});
+  HostCommunicator alone(0, 2, 60, true, [] { throw Interrupted(); });
+  HostCommunicator other(1, 2, 60, true, [] {});
   alone.connect({{0, 0}, other.address()});
   bool interrupted = false;
   const double start_s = now_s();
@@ -168,6 +168,37 @@ void what_the_waiter_throws_ends_the_wait() {
   }
   CHECK(interrupted);
   CHECK(now_s() - start_s < 1);
+}
+
+// What a sender lent and took back, since it failed, may be anything by now.
+void a_loan_taken_back_is_not_received() {
+  struct Interrupted {};
+  bool interrupts = false;
+  HostCommunicator lender(0, 2, 60, true, [&] {
+    if (interrupts) throw Interrupted();
+  });
+  HostCommunicator reader(1, 2, 0.5, true, [] {});
+  lender.connect({{0, 0}, reader.address()});
+  reader.connect({lender.address(), {0, 0}});
+  const Signature signature = signature_of("lent");
+  std::thread first([&] { send(lender, 1, std::vector<char>(1 << 20, 'a'), signature); });
+  CHECK(receive(reader, 0, 1 << 20, signature) == std::vector<char>(1 << 20, 'a'));
+  first.join();
+  interrupts = true;
+  bool interrupted = false;
+  try {
+    send(lender, 1, std::vector<char>(1 << 20, 'b'), signature);
+  } catch (const Interrupted&) {
+    interrupted = true;
+  }
+  CHECK(interrupted);
+  bool timed_out = false;
+  try {
+    receive(reader, 0, 1 << 20, signature);
+  } catch (const CollectiveTimeout&) {
+    timed_out = true;
+  }
+  CHECK(timed_out);
 }
 
 void refuses_peers_it_has_not() {
@@ -204,6 +235,7 @@ void test_failures() {
   a_receiver_that_left_is_named();
   a_deadline_tells_what_every_rank_did();
   what_the_waiter_throws_ends_the_wait();
+  a_loan_taken_back_is_not_received();
   refuses_peers_it_has_not();
   cuts_labels_between_characters();
 }

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <random>
 
+#include "mailbox.h"
 #include "test.h"
 #include "world.h"
 
@@ -23,10 +24,11 @@ std::vector<char> numbered(size_t bytes, unsigned seed) {
   return data;
 }
 
-void exchanges_every_size_both_ways() {
-  World world(2);
-  const std::vector<size_t> sizes{0,       1,      7, 65279, 65280, 65281, 65536, 65280 + 65536,
-                                  600'000, 3 << 20};
+void exchanges_every_size_both_ways(bool pulls) {
+  World world(2, 60, pulls);
+  const size_t slot = kSlotBytes, first = kSlotBytes - kHeaderBytes;
+  const std::vector<size_t> sizes{
+      0, 1, 7, first - 1, first, first + 1, slot, first + slot, 600'000, 3 << 20};
   for (size_t bytes : sizes) {
     const Signature signature = signature_of("exchange");
     const auto errors = world.run([&](HostCommunicator& me, int rank) {
@@ -163,7 +165,8 @@ void closing_lets_go_of_everything() {
 }  // namespace
 
 void test_messages() {
-  exchanges_every_size_both_ways();
+  exchanges_every_size_both_ways(true);
+  exchanges_every_size_both_ways(false);
   many_messages_keep_their_order();
   eight_ranks_talk_at_random();
   closing_lets_go_of_everything();

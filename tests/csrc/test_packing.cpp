@@ -17,6 +17,14 @@ namespace {
 
 using namespace gpudist;
 
+void add_all(const char* source, const std::vector<BoxView>& from, char* target,
+             const std::vector<BoxView>& to, Dtype dtype) {
+  int64_t bytes = 0;
+  for (const BoxView& box : from) bytes += box.bytes();
+  BoxStream in(&from), out(&to);
+  move_cells(source, in, target, out, bytes, true, dtype);
+}
+
 std::mt19937_64 random_bits(11);
 
 int64_t between(int64_t low, int64_t high) {
@@ -252,7 +260,7 @@ void adds(Dtype dtype, Cell (*widen)(Item), Cell (*random_cell)(), Item (*random
       place += chunk;
     }
     CHECK(streamed.memory == plain.memory);
-    add_boxes(source.data(), from, target.data(), to, dtype);
+    add_all(source.data(), from, target.data(), to, dtype);
     CHECK(target.memory == plain.memory);
   }
 }
@@ -299,7 +307,7 @@ void adds_every_dtype() {
     BoxView one;
     one.row_bytes = one.rows = 1;
     const std::vector<BoxView> boxes{one};
-    add_boxes(&item, boxes, &cell, boxes, Dtype::kBool);
+    add_all(&item, boxes, &cell, boxes, Dtype::kBool);
   } catch (const TransportError&) {
     refused = true;
   }
@@ -321,7 +329,7 @@ void copies_rows_of_different_lengths() {
   std::fill(back.memory.begin(), back.memory.end(), 0);
   copy_boxes(turned.data(), b, back.data(), a);
   CHECK(back.memory == whole.memory);
-  add_boxes(turned.data(), b, back.data(), a, Dtype::kInt32);
+  add_all(turned.data(), b, back.data(), a, Dtype::kInt32);
   bool doubled = true;
   for (size_t i = 0; i < back.memory.size(); ++i) doubled &= back.memory[i] == 2 * whole.memory[i];
   CHECK(doubled);
@@ -356,14 +364,16 @@ void refuses_more_bytes_than_boxes() {
 template <class T>
 void fills(Dtype dtype, double value, T expected) {
   CHECK(item_bytes(dtype) == static_cast<int64_t>(sizeof(T)));
-  std::vector<T> cells(37, T(1));
-  fill(reinterpret_cast<char*>(cells.data()), 36, dtype, value);
-  CHECK(cells == [&] {
-    std::vector<T> wanted(36, expected);
-    wanted.push_back(T(1));
-    return wanted;
-  }());
-  fill(nullptr, 0, dtype, value);
+  // Columns 1 and 2 of six rows of four.
+  const int64_t start[2] = {0, 1}, stop[2] = {6, 3}, strides[2] = {4, 1};
+  std::vector<T> cells(24, T(1)), wanted = cells;
+  for (int i = 0; i < 24; ++i) {
+    if (i % 4 == 1 || i % 4 == 2) wanted[i] = expected;
+  }
+  const BoxView box = make_box_view(2, start, stop, strides, sizeof(T));
+  fill(reinterpret_cast<char*>(cells.data()), box, dtype, value);
+  CHECK(cells == wanted);
+  fill(nullptr, make_box_view(2, start, start, strides, sizeof(T)), dtype, value);
 }
 
 void fills_every_dtype() {

@@ -19,14 +19,14 @@ BoundStage overlapping_sum(Dtype dtype, int rank, int64_t cells) {
   const auto place = [&](int from) {
     return std::vector<int64_t>{from % 2, 0, from % 2 + 2, cells};
   };
-  BoundStage::Messages sends, receives;
+  StageBoxes boxes;
   for (int peer = 0; peer < kRanks; ++peer) {
-    if (peer == rank) continue;
-    sends.push_back({peer, {all}});
-    receives.push_back({peer, {place(peer)}});
+    boxes.sums.push_back({peer == rank ? -1 : peer, {place(peer)}});
+    if (peer != rank) boxes.sends.push_back({peer, {all}});
   }
-  return BoundStage(dtype, {cells, 1}, {cells, 1}, 3 * cells, 0, true, true, {all}, {place(rank)},
-                    sends, receives, rank);
+  boxes.own_sources = {all};
+  boxes.fills = {{0, 0, 3, cells}};
+  return BoundStage(dtype, {cells, 1}, {cells, 1}, 3 * cells, 0, false, false, false, boxes);
 }
 
 std::vector<float> values_of(int rank, int64_t cells) {
@@ -96,11 +96,12 @@ void stages_run_together() {
   World world(4);
   const auto errors = world.run([&](HostCommunicator& me, int rank) {
     const auto shift = [&](int to, int from, double fill) {
-      BoundStage::Messages sends, receives;
-      if (to >= 0 && to < 4) sends.push_back({to, {{0, cells}}});
-      if (from >= 0 && from < 4) receives.push_back({from, {{1, cells + 1}}});
-      return BoundStage(Dtype::kInt32, {1}, {1}, cells + 1, fill, true, false, {{0, 1}}, {{0, 1}},
-                        sends, receives, 0);
+      StageBoxes boxes;
+      boxes.fills = {{1, cells + 1}};
+      boxes.move_sources = boxes.move_destinations = {{0, 1}};
+      if (to >= 0 && to < 4) boxes.sends.push_back({to, {{0, cells}}});
+      if (from >= 0 && from < 4) boxes.receives.push_back({from, {{1, cells + 1}}});
+      return BoundStage(Dtype::kInt32, {1}, {1}, cells + 1, fill, false, false, false, boxes);
     };
     const BoundStage right = shift(rank + 1, rank - 1, -5), left = shift(rank - 1, rank + 1, 9);
     const std::vector<int32_t> input(cells, rank);
@@ -123,18 +124,143 @@ void stages_run_together() {
 void a_stage_may_be_local() {
   const std::vector<double> input{1, 2, 3, 4, 5, 6};
   std::vector<double> output(4);
-  const BoundStage turned(Dtype::kFloat64, {1, 3}, {2, 1}, 4, 0.5, true, false, {{0, 0, 2, 1}},
-                          {{0, 1, 2, 2}}, {}, {}, 0);
+  StageBoxes boxes;
+  boxes.fills = {{0, 0, 2, 1}};
+  boxes.move_sources = {{0, 0, 2, 1}};
+  boxes.move_destinations = {{0, 1, 2, 2}};
+  const BoundStage turned(Dtype::kFloat64, {1, 3}, {2, 1}, 4, 0.5, false, false, false, boxes);
   run_local_stage({&turned, reinterpret_cast<const char*>(input.data()),
                    reinterpret_cast<char*>(output.data())});
   CHECK((output == std::vector<double>{0.5, 1, 0.5, 2}));
-  const BoundStage empty(Dtype::kFloat64, {1}, {1}, 0, 0.5, true, false, {}, {}, {}, {}, 0);
+  const BoundStage empty(Dtype::kFloat64, {1}, {1}, 0, 0.5, false, false, false, {});
   run_local_stage({&empty, nullptr, nullptr});
+}
+
+// Everybody adds the blocks of all; the first overwrites what was there before.
+BoundStage whole_sum(int rank, int64_t cells, bool accumulates) {
+  const std::vector<int64_t> all{0, cells};
+  StageBoxes boxes;
+  for (int peer = 0; peer < kRanks; ++peer) {
+    boxes.sums.push_back({peer == rank ? -1 : peer, {all}});
+    if (peer != rank) boxes.sends.push_back({peer, {all}});
+  }
+  boxes.own_sources = {all};
+  return BoundStage(Dtype::kFloat32, {1}, {1}, cells, 0, !accumulates, true, accumulates, boxes);
+}
+
+// Sums of the same cells follow each other piece by piece, of large messages too.
+void sums_of_the_same_cells_stream(bool pulls) {
+  for (int64_t cells : {1, 5000, 300'000}) {
+    World world(kRanks, 60, pulls);
+    for (bool accumulates : {false, true}) {
+      std::vector<float> expected(cells, accumulates ? 7 : 0);
+      for (int from = 0; from < kRanks; ++from) {
+        const std::vector<float> values = values_of(from, cells);
+        for (int64_t i = 0; i < cells; ++i) expected[i] += values[i];
+      }
+      const auto errors = world.run([&](HostCommunicator& me, int rank) {
+        const BoundStage stage = whole_sum(rank, cells, accumulates);
+        const std::vector<float> values = values_of(rank, cells);
+        for (int round = 0; round < 3; ++round) {
+          std::vector<float> output(cells, 7);
+          run_stages(me, signature_of("whole sum"),
+                     {{&stage, reinterpret_cast<const char*>(values.data()),
+                       reinterpret_cast<char*>(output.data())}});
+          CHECK(std::memcmp(output.data(), expected.data(), 4 * output.size()) == 0);
+        }
+      });
+      CHECK(all_fine(errors));
+    }
+  }
+}
+
+// Rank r sums part r of all blocks and sends the sum on to everybody.
+void sums_are_sent_on(int64_t part) {
+  const int64_t cells = kRanks * part;
+  std::vector<float> expected(cells);
+  for (int from = 0; from < kRanks; ++from) {
+    const std::vector<float> values = values_of(from, cells);
+    for (int64_t i = 0; i < cells; ++i)
+      expected[i] = from > 0 ? expected[i] + values[i] : values[i];
+  }
+  World world(kRanks);
+  const auto errors = world.run([&](HostCommunicator& me, int rank) {
+    const auto box = [&](int of) { return std::vector<int64_t>{of * part, (of + 1) * part}; };
+    StageBoxes boxes;
+    for (int peer = 0; peer < kRanks; ++peer) {
+      boxes.sums.push_back({peer == rank ? -1 : peer, {box(rank)}});
+      if (peer == rank) continue;
+      boxes.sends.push_back({peer, {box(peer)}});
+      boxes.relays.push_back({peer, {box(rank)}});
+      boxes.relayed.push_back({peer, {box(peer)}});
+    }
+    boxes.own_sources = {box(rank)};
+    const BoundStage stage(Dtype::kFloat32, {1}, {1}, cells, 0, true, true, false, boxes);
+    const std::vector<float> values = values_of(rank, cells);
+    std::vector<float> output(cells, 7);
+    run_stages(me, signature_of("relayed sum"),
+               {{&stage, reinterpret_cast<const char*>(values.data()),
+                 reinterpret_cast<char*>(output.data())}});
+    CHECK(std::memcmp(output.data(), expected.data(), 4 * output.size()) == 0);
+  });
+  CHECK(all_fine(errors));
+}
+
+// Two exchanges are under way at once, and waited for in the other order.
+void exchanges_overlap() {
+  World world(2);
+  const int64_t cells = 100'000;
+  const auto errors = world.run([&](HostCommunicator& me, int rank) {
+    StageBoxes boxes;
+    boxes.sends = {{1 - rank, {{0, cells}}}};
+    boxes.receives = {{1 - rank, {{0, cells}}}};
+    const BoundStage stage(Dtype::kFloat32, {1}, {1}, cells, 0, false, false, false, boxes);
+    const std::vector<float> first(cells, rank), second(cells, 10 + rank);
+    std::vector<float> from_first(cells), from_second(cells);
+    const Signature one = signature_of("one"), two = signature_of("two");
+    const auto call = [&](const std::vector<float>& in, std::vector<float>& out) {
+      return std::vector<StageCall>{
+          {&stage, reinterpret_cast<const char*>(in.data()), reinterpret_cast<char*>(out.data())}};
+    };
+    Exchange a(me, one, call(first, from_first));
+    Exchange b(me, two, call(second, from_second));
+    b.wait(0);
+    CHECK(from_second == std::vector<float>(cells, 11 - rank));
+    a.wait(0);
+    CHECK(from_first == std::vector<float>(cells, 1 - rank));
+  });
+  CHECK(all_fine(errors));
+}
+
+void an_exchange_that_is_dropped_ends_the_world() {
+  World world(2, 1);
+  const std::vector<float> values(10);
+  std::vector<float> output(10);
+  StageBoxes boxes;
+  boxes.receives = {{1, {{0, 10}}}};
+  const BoundStage stage(Dtype::kFloat32, {1}, {1}, 10, 0, false, false, false, boxes);
+  const Signature signature = signature_of("dropped");
+  {
+    const Exchange dropped(world[0], signature,
+                           {{&stage, nullptr, reinterpret_cast<char*>(output.data())}});
+  }
+  bool refused = false;
+  try {
+    world[0].begin(signature);
+  } catch (const TransportError&) {
+    refused = true;
+  }
+  CHECK(refused);
 }
 
 }  // namespace
 
 void test_stages() {
+  sums_of_the_same_cells_stream(true);
+  sums_of_the_same_cells_stream(false);
+  for (int64_t part : {1, 1000, 100'000}) sums_are_sent_on(part);
+  exchanges_overlap();
+  an_exchange_that_is_dropped_ends_the_world();
   sums_are_in_the_order_of_the_receives();
   narrow_sums_are_rounded_once();
   stages_run_together();

@@ -19,10 +19,11 @@ inline gpudist::Signature signature_of(const std::string& label) {
 
 class World {
  public:
-  explicit World(int size, double timeout_s = 60) {
+  explicit World(int size, double timeout_s = 60, bool pulls = true) {
     std::vector<std::pair<pid_t, int>> addresses;
     for (int rank = 0; rank < size; ++rank) {
-      ranks_.push_back(std::make_unique<gpudist::HostCommunicator>(rank, size, timeout_s, [] {}));
+      ranks_.push_back(
+          std::make_unique<gpudist::HostCommunicator>(rank, size, timeout_s, pulls, [] {}));
       addresses.push_back(ranks_.back()->address());
     }
     for (auto& rank : ranks_) rank->connect(addresses);

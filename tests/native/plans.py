@@ -80,7 +80,7 @@ class Operation:
         ]
 
     def outputs(self, inputs: PerRank) -> PerRank:
-        """What the plans make of them, every sum in ascending rank order."""
+        """What the plans make of them, every sum in the order in which gpudist adds."""
         blocks = inputs
         for stages in zip(*(plan.stages for plan in self.plans), strict=True):
             blocks = [
@@ -296,7 +296,13 @@ def _output(
         elif collective.kind == "reduce" and rank != collective.root:
             givers = []
         arrivals += [(giver, whole, whole) for giver in givers]
-    for giver, source, destination in sorted(arrivals, key=lambda arrival: arrival[0]):
+    arrivals.sort(key=lambda arrival: arrival[0])
+    if adds and wide == dtype and not _same_cells(arrivals):
+        # Most cells are a rank's own and nobody adds to them: its largest part is there first.
+        own = [arrival for arrival in arrivals if arrival[0] == rank]
+        base = max(own, key=lambda arrival: arrival[2].volume, default=None)
+        arrivals.sort(key=lambda arrival: arrival is not base)
+    for giver, source, destination in arrivals:
         block = blocks[giver]
         assert block is not None
         cells = block[source.slices].to(wide)
@@ -305,3 +311,9 @@ def _output(
         else:
             output[destination.slices] = cells
     return output.to(dtype)
+
+
+def _same_cells(arrivals: list[tuple[int, Box, Box]]) -> bool:
+    """Every giver adds to one box, the same for all: then the order is that of the ranks."""
+    givers = [giver for giver, _, _ in arrivals]
+    return len(set(givers)) == len(givers) and len({to for _, _, to in arrivals}) == 1

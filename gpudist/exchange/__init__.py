@@ -1,0 +1,6 @@
+"""Carry out plans: pack, post, unpack. The only place that moves the bytes of tensors."""
+
+from gpudist.exchange.carry import InFlight, all_reduce, carry_out, start
+from gpudist.exchange.movement import Movement, Step, bind
+
+__all__ = ["InFlight", "Movement", "Step", "all_reduce", "bind", "carry_out", "start"]

@@ -1,0 +1,117 @@
+"""Several movements carried out together, as one differentiable node or one operator needs it.
+
+The messages of their first stages are in flight at once, then those of their second, and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from hashlib import blake2b
+
+import torch
+
+from gpudist.errors import ShapeError
+from gpudist.exchange.movement import Movement
+from gpudist.exchange.plain import plain
+from gpudist.exchange.rounds import Blocks, InFlight, Round
+from gpudist.partition import Partition
+from gpudist.transport.base import ReduceOp, Signature
+
+
+def carry_out(
+    movements: Sequence[Movement], inputs: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
+    """Move every input along its movement, all in flight together; returns new tensors.
+
+    Collective over the partitions of the movements. Inputs are never modified.
+
+    Raises:
+        ShapeError: an input does not have the shape or dtype its movement was bound to.
+        PlanMismatch: ranks carry out different movements.
+    """
+    movements = tuple(movements)
+    blocks = _checked(movements, inputs)
+    for one in _rounds(movements):
+        one.run(blocks)
+    for i, block in enumerate(blocks):
+        if block is None:
+            blocks[i] = _placeholder(movements[i], inputs[i])
+    return tuple(blocks)  # type: ignore[arg-type]
+
+
+def start(
+    movements: Sequence[Movement],
+    inputs: Sequence[torch.Tensor],
+    into: Sequence[torch.Tensor | None] | None = None,
+) -> InFlight:
+    """Send every input on its way along its movement, of one stage each, and come back at once.
+
+    Collective over the partitions of the movements: all ranks start the same ones in the same
+    order, and wait for every one. Inputs must not change before that. Over a transport that does
+    not pack, everything has arrived on return.
+
+    Args:
+        movements, inputs: as of :func:`carry_out`.
+        into: for each movement a tensor to which is added what arrives, or ``None`` for a new one.
+
+    Raises:
+        ShapeError, PlanMismatch: as :func:`carry_out`; so does :meth:`InFlight.wait`.
+    """
+    movements = tuple(movements)
+    blocks = _checked(movements, inputs)
+    targets: Blocks = list(into) if into is not None else [None] * len(movements)
+    (only,) = _rounds(movements)
+    in_flight = only.start(blocks, targets)
+    for i, output in enumerate(in_flight.outputs):
+        if output is None:
+            in_flight.outputs[i] = _placeholder(movements[i], inputs[i])
+    return in_flight
+
+
+def all_reduce(x: torch.Tensor, partition: Partition, op: ReduceOp = "sum") -> torch.Tensor:
+    """The members' equally shaped tensors combined element by element; not differentiable."""
+    output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    key = repr((op, tuple(x.shape), str(x.dtype))).encode() + partition.digest
+    label = f"all_reduce({op}) of {x.dtype} {list(x.shape)} on {list(partition.shape)}"
+    with partition.wire.group(Signature(label, blake2b(key, digest_size=16).digest())):
+        partition.communicator.all_reduce(plain(x.detach()), output, op)
+    return output
+
+
+def _checked(
+    movements: tuple[Movement, ...], inputs: Sequence[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    blocks: list[torch.Tensor | None] = []
+    for movement, x in zip(movements, inputs, strict=True):
+        if x.shape != movement.input_shape or x.dtype != movement.input_dtype:
+            raise ShapeError(
+                f"{movement.label}: bound to a {movement.input_dtype} tensor of shape "
+                f"{list(movement.input_shape)}, got {x.dtype} of shape {list(x.shape)}"
+            )
+        if x.is_neg() or x.is_conj():
+            x = x.detach().resolve_conj().resolve_neg()
+        blocks.append(x)
+    return blocks
+
+
+def _placeholder(movement: Movement, x: torch.Tensor) -> torch.Tensor:
+    return torch.empty(movement.output_shape, dtype=movement.output_dtype, device=x.device)
+
+
+@lru_cache(maxsize=4096)
+def _rounds(movements: tuple[Movement, ...]) -> tuple[Round, ...]:
+    wire = movements[0].steps[0].partition.wire
+    depths = max(len(movement.steps) for movement in movements)
+    return tuple(
+        Round(wire, movements, depth, _signature(movements, depth)) for depth in range(depths)
+    )
+
+
+def _signature(movements: tuple[Movement, ...], depth: int) -> Signature:
+    now = [movement for movement in movements if depth < len(movement.steps)]
+    digest = blake2b(digest_size=16)
+    for movement in now:
+        digest.update(movement.identity)
+    digest.update(bytes([depth % 256]))
+    return Signature(" + ".join(movement.label for movement in now), digest.digest())

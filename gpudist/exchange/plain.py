@@ -1,0 +1,157 @@
+"""A stage carried out by torch's operations and a transport that only carries messages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+
+from gpudist.exchange.movement import Movement
+from gpudist.geometry.boxes import Box, Collective, Stage
+from gpudist.geometry.messages import MessageStage, as_messages
+from gpudist.partition import Partition
+from gpudist.recycling import maker
+
+_WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+
+class Arrival(NamedTuple):
+    """A buffer with what ``rank`` sent, complete when the group has ended.
+
+    It holds boxes of the output one after the other, or is the ``whole`` output.
+    """
+
+    rank: int
+    buffer: torch.Tensor
+    whole: bool
+
+
+def post(
+    stage: Stage, partition: Partition, movement: Movement, x: torch.Tensor | None
+) -> list[Arrival]:
+    """Post the messages of ``stage`` in the open group."""
+    if not stage.communicates:
+        return []
+    if stage.collectives:
+        arrivals = [_post_collective(c, stage, partition, movement, x) for c in stage.collectives]
+    else:
+        arrivals = []
+    boxes = _messages(stage, partition.rank, movement.dtype)
+    for message in boxes.sends:
+        assert x is not None
+        partition.communicator.send(_pack(x, message.boxes), message.peer)
+    expected = [(message.peer, message.boxes) for message in boxes.receives]
+    expected += [(s.peer, s.destinations) for s in boxes.sums if s.peer is not None]
+    for peer, parts in expected:
+        cells = sum(box.volume for box in parts)
+        buffer = maker((cells,), movement.dtype, partition.device)()
+        partition.communicator.recv(buffer, peer)
+        arrivals.append(Arrival(peer, buffer, False))
+    return [arrival for arrival in arrivals if arrival is not None]
+
+
+def finish(
+    stage: Stage,
+    partition: Partition,
+    movement: Movement,
+    x: torch.Tensor | None,
+    arrivals: list[Arrival],
+) -> torch.Tensor | None:
+    """The output of ``stage``, of the input and what has arrived; ``None`` if there is none."""
+    shape = stage.output_shape
+    if shape is None:
+        return None
+    for arrival in arrivals:
+        if arrival.whole:
+            return arrival.buffer
+    boxes = _messages(stage, partition.rank, movement.dtype)
+    wide = _WIDER.get(movement.dtype) if boxes.sums else None
+    if wide is not None:
+        output = torch.zeros(shape, dtype=wide, device=partition.device)
+    else:
+        output = maker(shape, movement.dtype, partition.device)()
+    came = {arrival.rank: arrival.buffer for arrival in arrivals}
+    for box in boxes.fills:
+        output[box.slices] = movement.fill
+    for move in boxes.moves:
+        assert x is not None
+        output[move.destination.slices] = x[move.source.slices]
+    for message in boxes.receives:
+        _unpack(output, message.boxes, came[message.peer], adds=False)
+    for i, contribution in enumerate(boxes.sums):
+        if contribution.peer is None:
+            assert x is not None
+            buffer = _pack(x, contribution.sources)
+        else:
+            buffer = came[contribution.peer]
+        adds = i > 0 or not boxes.starts_with_copy
+        _unpack(output, contribution.destinations, buffer, adds)
+    return output.to(movement.dtype)
+
+
+def _post_collective(
+    collective: Collective,
+    stage: Stage,
+    partition: Partition,
+    movement: Movement,
+    x: torch.Tensor | None,
+) -> Arrival | None:
+    communicator = partition.wire.communicator([partition.ranks[r] for r in collective.members])
+    root = collective.members.index(collective.root)
+    is_root = communicator.rank == root
+    takes = collective.kind == "all_reduce" or (
+        is_root == (collective.kind == "reduce")
+        or (collective.includes_root and collective.kind == "broadcast")
+    )
+    output = None
+    if takes:
+        assert stage.output_shape is not None
+        output = maker(stage.output_shape, movement.dtype, partition.device)()
+    if collective.kind == "broadcast":
+        if not is_root:
+            assert output is not None
+            communicator.broadcast(output, root)
+        else:
+            assert x is not None
+            if output is not None:
+                output.copy_(x)
+            communicator.broadcast(output if output is not None else plain(x), root)
+    elif collective.kind == "reduce":
+        gives = not is_root or collective.includes_root
+        communicator.reduce(plain(x) if gives and x is not None else None, output, root)
+    else:
+        assert x is not None and output is not None
+        communicator.all_reduce(plain(x), output)
+    return Arrival(collective.root, output, True) if output is not None else None
+
+
+@lru_cache(maxsize=1024)
+def _messages(stage: Stage, rank: int | None, dtype: torch.dtype) -> MessageStage:
+    """What remains of a stage beside its collectives."""
+    if stage.collectives:
+        stage = replace(stage, collectives=())
+    return as_messages(stage, -1 if rank is None else rank, dtype.itemsize, dtype in _WIDER)
+
+
+def _pack(x: torch.Tensor, boxes: tuple[Box, ...]) -> torch.Tensor:
+    if len(boxes) == 1:
+        return plain(x[boxes[0].slices]).view(-1)
+    return torch.cat([x[box.slices].reshape(-1) for box in boxes])
+
+
+def plain(x: torch.Tensor) -> torch.Tensor:
+    """``x`` in contiguous memory; torch says so of one expanded cell too, but its stride is 0."""
+    return x.clone(memory_format=torch.contiguous_format) if x.numel() == 1 else x.contiguous()
+
+
+def _unpack(output: torch.Tensor, boxes: tuple[Box, ...], cells: torch.Tensor, adds: bool) -> None:
+    offset = 0
+    for box in boxes:
+        part = cells[offset : offset + box.volume].view(box.shape)
+        offset += box.volume
+        if adds:
+            output[box.slices].add_(part)
+        else:
+            output[box.slices].copy_(part)
