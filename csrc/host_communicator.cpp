@@ -87,6 +87,10 @@ void HostCommunicator::require_open() const {
   }
 }
 
+void HostCommunicator::require_no_failure() const {
+  if (control(0)->failure_state.load(std::memory_order_acquire) == 2) throw WorldFailed();
+}
+
 void HostCommunicator::abandon() {
   const auto locked = lock();
   forget_transfers();
@@ -96,6 +100,7 @@ void HostCommunicator::abandon() {
 void HostCommunicator::begin(const Signature& signature) {
   const auto locked = lock();
   require_open();
+  require_no_failure();
   Control* mine = control(rank_);
   const size_t length = fitting_bytes(signature.label, kLabelBytes);
   for (size_t i = 0; i < length; ++i) {
@@ -169,7 +174,7 @@ void HostCommunicator::sleep() {
 
 void HostCommunicator::look_around() {
   on_wait_();
-  if (control(0)->failure_state.load(std::memory_order_acquire) == 2) throw WorldFailed();
+  require_no_failure();
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
     pollfd ended{pidfds_[peer], POLLIN, 0};
@@ -180,7 +185,7 @@ void HostCommunicator::look_around() {
     if ((!dead && !closed) || (closed && !waited_for)) continue;
     // What it sent before it ended is still in the mailbox.
     if (progress()) return;
-    if (control(0)->failure_state.load(std::memory_order_acquire) == 2) throw WorldFailed();
+    require_no_failure();
     throw PeerFailure("rank " + std::to_string(peer) + " (process " + std::to_string(pids_[peer]) +
                           ") " + (closed ? "has left the world" : "died") + " while rank " +
                           std::to_string(rank_) + " was in '" + reports()[rank_] + "'",

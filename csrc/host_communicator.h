@@ -84,6 +84,7 @@ class HostCommunicator {
   Control* control(int rank) const;
   bool has_closed(int peer) const;
   void require_open() const;
+  void require_no_failure() const;
   void forget_transfers();
 
   mutable std::recursive_mutex mutex_;

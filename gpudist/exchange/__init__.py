@@ -1,6 +1,15 @@
 """Carry out plans: pack, post, unpack. The only place that moves the bytes of tensors."""
 
-from gpudist.exchange.carry import InFlight, all_reduce, carry_out, start
+from gpudist.exchange.carry import InFlight, add_into, all_reduce, carry_out, start
 from gpudist.exchange.movement import Movement, Step, bind
 
-__all__ = ["InFlight", "Movement", "Step", "all_reduce", "bind", "carry_out", "start"]
+__all__ = [
+    "InFlight",
+    "Movement",
+    "Step",
+    "add_into",
+    "all_reduce",
+    "bind",
+    "carry_out",
+    "start",
+]

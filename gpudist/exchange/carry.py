@@ -11,7 +11,6 @@ from hashlib import blake2b
 
 import torch
 
-from gpudist.errors import ShapeError
 from gpudist.exchange.movement import Movement
 from gpudist.exchange.plain import plain
 from gpudist.exchange.rounds import Blocks, InFlight, Round
@@ -30,14 +29,16 @@ def carry_out(
         ShapeError: an input does not have the shape or dtype its movement was bound to.
         PlanMismatch: ranks carry out different movements.
     """
-    movements = tuple(movements)
-    blocks = _checked(movements, inputs)
-    for one in _rounds(movements):
-        one.run(blocks)
-    for i, block in enumerate(blocks):
-        if block is None:
-            blocks[i] = _placeholder(movements[i], inputs[i])
-    return tuple(blocks)  # type: ignore[arg-type]
+    rounds = _rounds(tuple(movements))
+    first = rounds[0]
+    blocks: Blocks = [part.block(x) for part, x in zip(first.parts, inputs, strict=True)]
+    results = first.run(blocks)
+    for later in rounds[1:]:
+        for part, y in zip(later.parts, later.run(results), strict=True):
+            results[part.index] = y
+    return tuple(
+        [part.output(y, x) for part, y, x in zip(first.parts, results, inputs, strict=True)]
+    )
 
 
 def start(
@@ -58,15 +59,25 @@ def start(
     Raises:
         ShapeError, PlanMismatch: as :func:`carry_out`; so does :meth:`InFlight.wait`.
     """
-    movements = tuple(movements)
-    blocks = _checked(movements, inputs)
-    targets: Blocks = list(into) if into is not None else [None] * len(movements)
-    (only,) = _rounds(movements)
-    in_flight = only.start(blocks, targets)
-    for i, output in enumerate(in_flight.outputs):
-        if output is None:
-            in_flight.outputs[i] = _placeholder(movements[i], inputs[i])
+    (only,) = _rounds(tuple(movements))
+    blocks: Blocks = [part.block(x) for part, x in zip(only.parts, inputs, strict=True)]
+    in_flight = only.start(blocks, list(into) if into is not None else [None] * len(blocks))
+    for part, x in zip(only.parts, inputs, strict=True):
+        in_flight.outputs[part.index] = part.output(in_flight.outputs[part.index], x)
     return in_flight
+
+
+def add_into(
+    movements: Sequence[Movement],
+    inputs: Sequence[torch.Tensor],
+    into: Sequence[torch.Tensor | None],
+) -> tuple[torch.Tensor, ...]:
+    """Carry out movements of one stage each and add what arrives to existing tensors.
+
+    Like :func:`start`, and waits for all of them. Cells that nothing arrives in stay as they are.
+    """
+    in_flight = start(movements, inputs, into)
+    return tuple([in_flight.wait(i) for i in range(len(inputs))])
 
 
 def all_reduce(x: torch.Tensor, partition: Partition, op: ReduceOp = "sum") -> torch.Tensor:
@@ -77,26 +88,6 @@ def all_reduce(x: torch.Tensor, partition: Partition, op: ReduceOp = "sum") -> t
     with partition.wire.group(Signature(label, blake2b(key, digest_size=16).digest())):
         partition.communicator.all_reduce(plain(x.detach()), output, op)
     return output
-
-
-def _checked(
-    movements: tuple[Movement, ...], inputs: Sequence[torch.Tensor]
-) -> list[torch.Tensor | None]:
-    blocks: list[torch.Tensor | None] = []
-    for movement, x in zip(movements, inputs, strict=True):
-        if x.shape != movement.input_shape or x.dtype != movement.input_dtype:
-            raise ShapeError(
-                f"{movement.label}: bound to a {movement.input_dtype} tensor of shape "
-                f"{list(movement.input_shape)}, got {x.dtype} of shape {list(x.shape)}"
-            )
-        if x.is_neg() or x.is_conj():
-            x = x.detach().resolve_conj().resolve_neg()
-        blocks.append(x)
-    return blocks
-
-
-def _placeholder(movement: Movement, x: torch.Tensor) -> torch.Tensor:
-    return torch.empty(movement.output_shape, dtype=movement.output_dtype, device=x.device)
 
 
 @lru_cache(maxsize=4096)

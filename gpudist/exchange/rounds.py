@@ -5,11 +5,9 @@ from __future__ import annotations
 import torch
 
 from gpudist import recycling
-from gpudist.errors import TransportError
+from gpudist.errors import ShapeError, TransportError
 from gpudist.exchange.movement import Movement
-from gpudist.exchange.plain import finish, post
-from gpudist.geometry.boxes import Stage
-from gpudist.partition import Partition
+from gpudist.exchange.plain import Arrival, finish, post
 from gpudist.transport.base import Failure, Signature, StageCall, StagesInFlight, Transport
 
 Blocks = list[torch.Tensor | None]
@@ -57,47 +55,61 @@ class InFlight:
 class _Part:
     """The stage of one movement, with what each of its calls needs."""
 
-    def __init__(self, movement: Movement, stage: Stage, partition: Partition, index: int) -> None:
-        self.index = index
+    def __init__(self, movement: Movement, depth: int, index: int) -> None:
+        self.stage, self.partition = movement.steps[depth]
         self.movement = movement
-        self.stage = stage
-        self.partition = partition
-        self.takes = stage.input_shape is not None
-        self.gives = stage.output_shape is not None
+        self.index = index
+        self._takes = self.stage.input_shape is not None
+        self._gives = self.stage.output_shape is not None
+        self._is_complex = movement.input_dtype.is_complex
         self._bound: dict[tuple[int, ...], object] = {}
         self._accumulating: dict[tuple[int, ...], object] = {}
-        self._new = recycling.maker(stage.output_shape or (), movement.dtype, partition.device)
+        shape = self.stage.output_shape or ()
+        self._new = recycling.maker(shape, movement.dtype, self.partition.device)
 
-    def output(self, into: torch.Tensor | None = None) -> torch.Tensor | None:
-        """A new output, or the one that is given; ``None`` if this rank gets none."""
-        if not self.gives:
-            return None
-        return self._new() if into is None else into
+    def block(self, x: torch.Tensor) -> torch.Tensor:
+        """The input as it lies in memory, checked where it comes from outside."""
+        movement = self.movement
+        if x.shape != movement.input_shape or x.dtype != movement.input_dtype:
+            raise ShapeError(
+                f"{movement.label}: bound to a {movement.input_dtype} tensor of shape "
+                f"{list(movement.input_shape)}, got {x.dtype} of shape {list(x.shape)}"
+            )
+        if x.is_neg() or (self._is_complex and x.is_conj()):
+            x = x.detach().resolve_conj().resolve_neg()
+        return x
 
-    def call(self, x: torch.Tensor | None, y: torch.Tensor | None, adds: bool) -> StageCall | None:
-        """The call that a transport carries out, ``None`` if this rank has no part in the stage."""
-        if not self.takes:
-            if y is None:
-                return None
-            stage = (self._accumulating if adds else self._bound).get(())
-            return (stage or self._bind((), adds), 0, y.data_ptr())
-        assert x is not None
-        strides = x.stride()
-        stage = (self._accumulating if adds else self._bound).get(strides)
-        return (
-            stage or self._bind(strides, adds),
-            x.data_ptr(),
-            0 if y is None else y.data_ptr(),
-        )
+    def call(
+        self, x: torch.Tensor | None, into: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor | None, StageCall | None]:
+        """The output, new unless it is given, and the call that fills it; each may be nothing."""
+        y = (self._new() if into is None else into) if self._gives else None
+        if self._takes:
+            assert x is not None
+            strides, address = x.stride(), x.data_ptr()
+        elif y is not None:
+            strides, address = (), 0
+        else:
+            return None, None
+        stages = self._bound if into is None else self._accumulating
+        stage = stages.get(strides)
+        if stage is None:
+            stage = stages[strides] = self._bind(strides, into is not None)
+        return y, (stage, address, 0 if y is None else y.data_ptr())
+
+    def output(self, y: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
+        """What the movement's caller gets: a placeholder where there is no block."""
+        if y is not None:
+            return y
+        movement = self.movement
+        return torch.empty(movement.output_shape, dtype=movement.output_dtype, device=x.device)
 
     def _bind(self, strides: tuple[int, ...], accumulates: bool) -> object:
         rank = self.partition.rank if self.partition.rank is not None else -1
-        stage = self.partition.wire.bind_stage(
+        return self.partition.wire.bind_stage(
             self.stage, self.partition.ranks, rank, strides, self.movement.dtype,
             self.movement.fill, accumulates,
         )  # fmt: skip
-        (self._accumulating if accumulates else self._bound)[strides] = stage
-        return stage
 
 
 class Round:
@@ -106,71 +118,71 @@ class Round:
     def __init__(
         self, wire: Transport, movements: tuple[Movement, ...], depth: int, signature: Signature
     ) -> None:
-        self.wire = wire
-        self.signature = signature
+        self._wire = wire
+        self._signature = signature
         self.parts = [
-            _Part(movement, *movement.steps[depth], i)
+            _Part(movement, depth, i)
             for i, movement in enumerate(movements)
             if depth < len(movement.steps)
         ]
-        self.communicates = any(part.stage.communicates for part in self.parts)
+        self._communicates = any(part.stage.communicates for part in self.parts)
+        self._run_stages = wire.stage_runner(signature) if wire.packs else None
 
-    def run(self, blocks: Blocks) -> None:
-        """Replace the blocks of the movements by their outputs; ``None`` where there is none."""
-        if not self.wire.packs:
-            self._run_plain(blocks)
-            return
-        calls: list[StageCall] = []
+    def run(self, blocks: Blocks) -> Blocks:
+        """The outputs of the parts for the blocks of their movements, ``None`` where is none."""
+        if self._run_stages is None:
+            return self._run_plain(blocks)
         outputs: Blocks = []
+        calls: list[StageCall] = []
         for part in self.parts:
-            y = part.output()
-            call = part.call(blocks[part.index], y, False)
+            y, call = part.call(blocks[part.index])
+            outputs.append(y)
             if call is not None:
                 calls.append(call)
-            outputs.append(y)
-        if self.communicates:
-            self.wire.run_stages(self.signature, calls)
+        if self._communicates:
+            self._run_stages(calls)
         else:
             for call in calls:
-                self.wire.run_local_stage(call)
-        for part, y in zip(self.parts, outputs, strict=True):
-            blocks[part.index] = y
+                self._wire.run_local_stage(call)
+        return outputs
 
     def start(self, blocks: Blocks, into: Blocks) -> InFlight:
         """Send the blocks on their way; see :func:`~gpudist.exchange.start`."""
-        packs = self.wire.packs and all(y is None or y.is_contiguous() for y in into)
-        if not (packs and self.communicates):
+        packs = self._wire.packs and all(y is None or y.is_contiguous() for y in into)
+        if not (packs and self._communicates):
             return self._complete(blocks, into)
         calls: list[StageCall] = []
         outputs: Blocks = []
         numbers: dict[int, int] = {}
-        for part, x, y in zip(self.parts, blocks, into, strict=True):
-            outputs.append(part.output(y))
-            call = part.call(x, outputs[-1], y is not None)
+        for part, x, target in zip(self.parts, blocks, into, strict=True):
+            y, call = part.call(x, target)
+            outputs.append(y)
             if call is not None:
                 numbers[part.index] = len(calls)
                 calls.append(call)
-        stages = self.wire.start_stages(self.signature, calls)
-        return InFlight(outputs, self.wire, self.signature.label, stages, numbers, (blocks, calls))
+        stages = self._wire.start_stages(self._signature, calls)
+        return InFlight(
+            outputs, self._wire, self._signature.label, stages, numbers, (blocks, calls)
+        )
 
     def _complete(self, blocks: Blocks, into: Blocks) -> InFlight:
-        results = list(blocks)
-        self.run(results)
+        results = self.run(blocks)
         for i, (result, target) in enumerate(zip(results, into, strict=True)):
             if target is not None and result is not None:
                 results[i] = target.add_(result)
-        return InFlight(results, self.wire)
+        return InFlight(results, self._wire)
 
     @torch.no_grad()
-    def _run_plain(self, blocks: Blocks) -> None:
+    def _run_plain(self, blocks: Blocks) -> Blocks:
         """By a transport that only carries messages."""
-        arrivals = [[] for _ in self.parts]
-        if self.communicates:
-            with self.wire.group(self.signature):
+        arrivals: list[list[Arrival]] = [[] for _ in self.parts]
+        if self._communicates:
+            with self._wire.group(self._signature):
                 arrivals = [
                     post(part.stage, part.partition, part.movement, blocks[part.index])
                     for part in self.parts
                 ]
-        for part, arrived in zip(self.parts, arrivals, strict=True):
-            x = blocks[part.index]
-            blocks[part.index] = finish(part.stage, part.partition, part.movement, x, arrived)
+        return [
+            finish(part.stage, part.partition, part.movement, blocks[part.index], arrived)
+            for part, arrived in zip(self.parts, arrivals, strict=True)
+        ]

@@ -110,7 +110,7 @@ class Operator(torch.nn.Module):
 
     def movement(self, x: torch.Tensor) -> Movement:
         """The movement of ``x``, bound to its shape and dtype; collective at first."""
-        return self.bound(x)[1]
+        return self._bound(x, self._agree_and_bind)[1]
 
     def bound(self, x: torch.Tensor) -> tuple[Layout, Movement]:
         """The layout of the global tensor that ``x`` is a block of, and its movement."""

@@ -13,7 +13,7 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -281,7 +281,7 @@ class Transport(ABC):
         fill: float,
         accumulates: bool = False,
     ) -> object:
-        """A stage ready for :meth:`run_stages`, where the transport ``packs``.
+        """A stage ready for :meth:`stage_runner`, where the transport ``packs``.
 
         Args:
             stage: of this rank's plan.
@@ -294,8 +294,8 @@ class Transport(ABC):
         """
         raise NotImplementedError(f"the {self.name} transport does not pack")
 
-    def run_stages(self, signature: Signature, calls: Sequence[StageCall]) -> None:
-        """Pack, exchange and unpack bound stages together; raises what :meth:`group` does."""
+    def stage_runner(self, signature: Signature) -> Callable[[Sequence[StageCall]], None]:
+        """What packs, exchanges and unpacks bound stages together; raises as :meth:`group` does."""
         raise NotImplementedError(f"the {self.name} transport does not pack")
 
     def start_stages(self, signature: Signature, calls: Sequence[StageCall]) -> StagesInFlight:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -144,14 +144,21 @@ class HostTransport(PointToPointTransport):
             relayed=_messages(boxes.relayed, ranks),
         )
 
-    def run_stages(self, signature: Signature, calls: Sequence[tuple[Any, int, int]]) -> None:
-        self.check()
-        operation = self.recorder.begin(signature.label)
-        try:
-            self._core.run(_native_signature(signature), calls)
-        except BaseException as error:
-            self.end_with(error)
-        operation.finished = True
+    def stage_runner(
+        self, signature: Signature
+    ) -> Callable[[Sequence[tuple[Any, int, int]]], None]:
+        label, native = signature.label, _native_signature(signature)
+        begin, run_stages, end_with = self.recorder.begin, self._core.run, self.end_with
+
+        def run(calls: Sequence[tuple[Any, int, int]]) -> None:
+            operation = begin(label)
+            try:
+                run_stages(native, calls)
+            except BaseException as error:
+                end_with(error)
+            operation.finished = True
+
+        return run
 
     def start_stages(
         self, signature: Signature, calls: Sequence[tuple[Any, int, int]]
