@@ -1,6 +1,7 @@
 #include "plan.h"
 
 #include <deque>
+#include <map>
 #include <memory>
 
 #include "check.h"
@@ -121,11 +122,13 @@ void run_stages(HostCommunicator& communicator, const Signature& signature,
       post(std::move(send));
     }
   }
+  // Stages may share an output: what is added to it comes in the order of the calls.
+  std::map<const char*, const Transfer*> last_into;
   for (const StageCall& call : calls) {
     const BoundStage& stage = *call.stage;
     outputs.emplace_back(call);
     const Output& output = outputs.back();
-    const Transfer* last = nullptr;
+    const Transfer*& last = last_into[output.target];
     for (int place = 0; place <= static_cast<int>(stage.receives.size()); ++place) {
       if (place == stage.own_place && !stage.move_sources.empty()) {
         Transfer own;

@@ -1,9 +1,8 @@
 """Carry out plans: pack, post, unpack. The only place that moves the bytes of tensors.
 
 A :class:`Movement` is a plan bound to partitions, shapes and a dtype. Several movements are carried
-out
-together: the messages of their first stages are in flight at once, then those of their second, and
-so on.
+out together: the messages of their first stages are in flight at once, then those of their second,
+and so on.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Movement:
         dtype: of the data that moves.
         input_dtype, output_dtype: of this rank's tensors; a placeholder keeps its own.
         fill: value of output cells nothing moves to. It is a constant, so adjoints fill with zero.
-        packed: stages bound by a transport that packs, by number and by strides of the input.
+        packed: stages bound by a transport that packs, by number and strides of the tensors.
     """
 
     label: str
@@ -56,7 +55,7 @@ class Movement:
     output_dtype: torch.dtype
     fill: float = 0.0
     _forward: Movement | None = field(default=None, repr=False)
-    packed: dict[tuple[int, tuple[int, ...]], object] = field(default_factory=dict, repr=False)
+    packed: dict[tuple[object, ...], object] = field(default_factory=dict, repr=False)
 
     @cached_property
     def T(self) -> Movement:
@@ -151,11 +150,14 @@ def bind(
 
 
 def carry_out(
-    movements: Sequence[Movement], inputs: Sequence[torch.Tensor]
+    movements: Sequence[Movement],
+    inputs: Sequence[torch.Tensor],
+    into: Sequence[torch.Tensor | None] | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """Move every input along its movement, all in flight together; returns new tensors.
 
-    Collective over the partitions of the movements. Inputs are never modified.
+    Collective over the partitions of the movements. Inputs are never modified. Where ``into`` has a
+    tensor, what arrives is added to it; see :func:`~gpudist.in_flight.add_into`.
 
     Raises:
         ShapeError: an input does not have the shape or dtype its movement was bound to.
@@ -177,7 +179,8 @@ def carry_out(
     for depth in range(depths):
         now = [i for i, movement in enumerate(movements) if depth < len(movement.steps)]
         together = tuple([movements[i] for i in now])
-        results = carry_out_stages(wire, together, [blocks[i] for i in now], depth)
+        outputs = [into[i] if into is not None else None for i in now]
+        results = carry_out_stages(wire, together, [blocks[i] for i in now], outputs, depth)
         for i, result in zip(now, results, strict=True):
             blocks[i] = result
     return tuple(
@@ -191,24 +194,29 @@ def carry_out(
 
 
 def _carry_out_packed(
-    wire: Transport, movements: tuple[Movement, ...], inputs: list[torch.Tensor | None], depth: int
+    wire: Transport,
+    movements: tuple[Movement, ...],
+    inputs: list[torch.Tensor | None],
+    into: list[torch.Tensor | None],
+    depth: int,
 ) -> list[torch.Tensor | None]:
     """One stage of each movement, by a transport that packs: one call for all of them."""
     outputs: list[torch.Tensor | None] = []
     calls: list[StageCall] = []
     communicates = False
-    for movement, x in zip(movements, inputs, strict=True):
+    for movement, x, y in zip(movements, inputs, into, strict=True):
         stage, partition = movement.steps[depth]
         communicates = communicates or stage.communicates
-        y = None
-        if stage.output_shape is not None:
+        added_to = y.stride() if y is not None else None
+        if y is None and stage.output_shape is not None:
             y = torch.empty(stage.output_shape, dtype=movement.dtype, device=partition.device)
         outputs.append(y)
         if stage.input_shape is None:
             x = None
         if x is not None or y is not None:
             strides = x.stride() if x is not None else ()
-            bound = movement.packed.get((depth, strides)) or _bind_stage(movement, depth, strides)
+            key = (depth, strides, added_to)
+            bound = movement.packed.get(key) or _bind_stage(movement, *key)
             calls.append(
                 (bound, 0 if x is None else x.data_ptr(), 0 if y is None else y.data_ptr())
             )
@@ -220,20 +228,26 @@ def _carry_out_packed(
     return outputs
 
 
-def _bind_stage(movement: Movement, depth: int, strides: tuple[int, ...]) -> object:
-    """The stage bound by the transport, for an input of these strides; remembered."""
+def _bind_stage(
+    movement: Movement, depth: int, strides: tuple[int, ...], added_to: tuple[int, ...] | None
+) -> object:
+    """The stage bound by the transport, for tensors of these strides; remembered."""
     stage, partition = movement.steps[depth]
     rank = partition.rank if partition.rank is not None else -1
     bound = partition.wire.bind_stage(
-        stage, partition.ranks, rank, strides, movement.dtype, movement.fill
+        stage, partition.ranks, rank, strides, movement.dtype, movement.fill, added_to
     )
-    movement.packed[depth, strides] = bound
+    movement.packed[depth, strides, added_to] = bound
     return bound
 
 
 @torch.no_grad()
 def _carry_out_stages(
-    wire: Transport, movements: tuple[Movement, ...], inputs: list[torch.Tensor | None], depth: int
+    wire: Transport,
+    movements: tuple[Movement, ...],
+    inputs: list[torch.Tensor | None],
+    into: list[torch.Tensor | None],
+    depth: int,
 ) -> list[torch.Tensor | None]:
     """One stage of each movement, by a transport that only carries messages."""
     steps = [movement.steps[depth] for movement in movements]
@@ -244,10 +258,8 @@ def _carry_out_stages(
                 _post(step, x, movement)
                 for step, x, movement in zip(steps, inputs, movements, strict=True)
             ]
-    return [
-        _finish(step, x, arrived, movement)
-        for step, x, arrived, movement in zip(steps, inputs, arrivals, movements, strict=True)
-    ]
+    finished = zip(steps, inputs, arrivals, movements, into, strict=True)
+    return [_finish(step, x, arrived, movement, y) for step, x, arrived, movement, y in finished]
 
 
 def all_reduce(x: torch.Tensor, partition: Partition, op: ReduceOp = "sum") -> torch.Tensor:
@@ -315,35 +327,43 @@ def _post(step: Step, x: torch.Tensor | None, movement: Movement) -> list[_Arriv
 
 
 def _finish(
-    step: Step, x: torch.Tensor | None, arrivals: list[_Arrival], movement: Movement
+    step: Step,
+    x: torch.Tensor | None,
+    arrivals: list[_Arrival],
+    movement: Movement,
+    into: torch.Tensor | None,
 ) -> torch.Tensor | None:
     stage, partition = step
     shape = stage.output_shape
     if shape is None:
         return None
-    if len(arrivals) == 1 and not stage.moves and arrivals[0].boxes == (Box.whole(shape),):
+    adds = stage.destinations_overlap or into is not None
+    whole = len(arrivals) == 1 and not stage.moves and arrivals[0].boxes == (Box.whole(shape),)
+    if whole and into is None:
         return arrivals[0].buffer.view(shape)
     device = partition.device
-    if stage.covers_output:
+    if into is not None:
+        output = into
+    elif stage.covers_output:
         output = torch.empty(shape, dtype=movement.dtype, device=device)
     else:
         wide = _WIDER.get(movement.dtype, movement.dtype)
-        dtype = wide if stage.destinations_overlap else movement.dtype
+        dtype = wide if adds else movement.dtype
         output = torch.full(shape, movement.fill, dtype=dtype, device=device)
     me = partition.rank if partition.rank is not None else -1
     arrivals = sorted(arrivals, key=lambda arrival: arrival.rank)
     before = [arrival for arrival in arrivals if arrival.rank < me]
     for arrival in before:
-        _unpack(output, arrival, stage.destinations_overlap)
+        _unpack(output, arrival, adds)
     for move in stage.moves:
         assert x is not None
         cells = output[move.destination.slices]
-        if stage.destinations_overlap:
+        if adds:
             cells.add_(x[move.source.slices])
         else:
             cells.copy_(x[move.source.slices])
     for arrival in arrivals[len(before) :]:
-        _unpack(output, arrival, stage.destinations_overlap)
+        _unpack(output, arrival, adds)
     return output.to(movement.dtype)
 
 

@@ -19,6 +19,7 @@ FLOORS = [
     ["nn"],
     ["ops"],
     ["autograd"],
+    ["in_flight"],
     ["exchange"],
     ["runtime"],
     ["partition"],

@@ -271,6 +271,7 @@ class Transport(ABC):
         input_strides: Sequence[int],
         dtype: torch.dtype,
         fill: float,
+        added_to: Sequence[int] | None = None,
     ) -> object:
         """A stage ready for :meth:`run_stages`, where the transport ``packs``.
 
@@ -278,9 +279,11 @@ class Transport(ABC):
             stage: of this rank's plan.
             ranks: world rank of each rank the stage names.
             rank: this rank among them, -1 if it has no part in the stage.
-            input_strides: of the input, in items; outputs are contiguous.
+            input_strides: of the input, in items; new outputs are contiguous.
             dtype: of the data.
             fill: value of output cells nothing moves to.
+            added_to: strides of an output that exists and is added to, in items; not of a 16-bit
+                dtype.
         """
         raise NotImplementedError(f"the {self.name} transport does not pack")
 

@@ -103,19 +103,20 @@ class HostTransport(PointToPointTransport):
         input_strides: Sequence[int],
         dtype: torch.dtype,
         fill: float,
+        added_to: Sequence[int] | None = None,
     ) -> Any:
         assert _native is not None
         stage = as_messages(stage, rank)
         output_shape = stage.output_shape or ()
-        adds = stage.destinations_overlap
+        contiguous = _contiguous_strides(output_shape)
         return _native.Stage(
             dtype=getattr(_native.Dtype, str(dtype).removeprefix("torch.")),
             input_strides=list(input_strides) if stage.input_shape is not None else [],
-            output_strides=_contiguous_strides(output_shape),
+            output_strides=contiguous if added_to is None else list(added_to),
             output_items=Box.whole(output_shape).volume if stage.output_shape is not None else 0,
             fill=fill,
-            clears=not stage.covers_output,
-            adds=adds,
+            clears=not stage.covers_output and added_to is None,
+            adds=stage.destinations_overlap or added_to is not None,
             move_sources=[_numbers(move.source) for move in stage.moves],
             move_destinations=[_numbers(move.destination) for move in stage.moves],
             sends=_messages(stage.sends, ranks),

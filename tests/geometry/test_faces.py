@@ -127,7 +127,7 @@ def test_the_transposed_plan_is_the_transposed_matrix(case):
 
 # Outputs (start, stop) of the left and of the right face of each worker, in its own output block.
 GOLDEN = {
-    "k3p1 n12 P3": (SlidingWindow(3, padding=(1, 1)), 12, [(0, 0, 3, 4), (0, 1, 3, 4), (0, 1, 4, 4)]),
+    "k3p1 n9 P3": (SlidingWindow(3, padding=(1, 1)), 9, [(0, 0, 2, 3), (0, 1, 2, 3), (0, 1, 3, 3)]),
     "k3s2p1 n16 P2": (SlidingWindow(3, 2, padding=(1, 1)), 16, [(0, 0, 4, 4), (0, 1, 4, 4)]),
     "k5p2 n5 P5": (SlidingWindow(5, padding=(2, 2)), 5, [(0, 0, 0, 1), *[(0, 1, 1, 1)] * 4]),
     "k2s2 n8 P2": (SlidingWindow(2, 2), 8, None),
