@@ -4,6 +4,7 @@
 # pyright: reportArgumentType=false
 # pyright: reportCallIssue=false
 # pyright: reportOptionalOperand=false
+# pyright: reportOperatorIssue=false
 
 from __future__ import annotations
 
