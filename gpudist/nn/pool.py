@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
 from gpudist.autograd import move
 from gpudist.errors import PartitionError, ShapeError
+from gpudist.exchange import Movement
 from gpudist.geometry.windows import SlidingWindow
+from gpudist.nn.in_place import use_in_place
 from gpudist.nn.parameter import tied_empty
 from gpudist.nn.window import per_dim
 from gpudist.ops.agreement import Layout, ShapeMode
 from gpudist.ops.halo_exchange import HaloExchange
+from gpudist.ops.operator import Bound
 from gpudist.partition import CartesianPartition
 
 _MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 _AVERAGE = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """What a layer remembers of one shape of its input.
+
+    Attributes:
+        layout, halo: of the input, and the movement that gives each worker its ghosts.
+        padding: on both sides of what is pooled.
+        has_ghosts: some worker reads cells of others, so that the input moves.
+    """
+
+    layout: Layout
+    halo: Movement
+    padding: tuple[int, ...]
+    has_ghosts: bool
 
 
 class _DistributedPool(torch.nn.Module):
@@ -71,16 +91,25 @@ class _DistributedPool(torch.nn.Module):
             shape=shape,
         )
 
+        self._bound = Bound[_Bound](shape)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.P_x.active:
             return x.clone()
-        layout, movement = self.halo_exchange.bound(x)
-        block = move((movement,), (x,))[0]
-        output_shape = tuple(stop - start for start, stop in self._outputs(layout))
+        bound = self._bound(x, self._bind)
+        block = move((bound.halo,), (x,))[0] if bound.has_ghosts else x
+        output_shape = tuple(stop - start for start, stop in self._outputs(bound.layout))
         if 0 in output_shape:
             # Torch's pools have a gradient that counts as depending on the input: so must this one.
             return tied_empty(output_shape, block.dtype, block, block)
-        return self._pool(block, layout)
+        return self._pool(block, bound.padding, bound.layout)
+
+    def _bind(self, x: torch.Tensor) -> _Bound:
+        layout, halo = self.halo_exchange.bound(x)
+        use = use_in_place(self.halo_exchange, layout, x)
+        if use is None or use.faces:
+            return _Bound(layout, halo, (0,) * self._dims, has_ghosts=True)
+        return _Bound(layout, halo, use.padding, has_ghosts=False)
 
     def _outputs(self, layout: Layout) -> list[tuple[int, int]]:
         """This worker's range of global outputs, per dim."""
@@ -92,7 +121,7 @@ class _DistributedPool(torch.nn.Module):
             )
         ]
 
-    def _pool(self, block: torch.Tensor, layout: Layout) -> torch.Tensor:
+    def _pool(self, block: torch.Tensor, padding: tuple[int, ...], layout: Layout) -> torch.Tensor:
         raise NotImplementedError
 
     def extra_repr(self) -> str:
@@ -116,7 +145,7 @@ class _DistributedMaxPool(_DistributedPool):
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
 
     Cost:
-        One halo exchange; none where windows do not cross blocks.
+        One halo exchange, which copies the block; neither where no window crosses blocks.
 
     Raises:
         PartitionError, ShapeError: at construction, for what is not supported.
@@ -141,8 +170,8 @@ class _DistributedMaxPool(_DistributedPool):
         if return_indices:
             raise ShapeError(f"{type(self).__name__}: return_indices is not supported")
 
-    def _pool(self, block: torch.Tensor, layout: Layout) -> torch.Tensor:
-        return _MAX[self._dims](block, self.kernel_size, self.stride, 0, self.dilation)
+    def _pool(self, block: torch.Tensor, padding: tuple[int, ...], layout: Layout) -> torch.Tensor:
+        return _MAX[self._dims](block, self.kernel_size, self.stride, padding, self.dilation)
 
 
 class _DistributedAvgPool(_DistributedPool):
@@ -161,7 +190,7 @@ class _DistributedAvgPool(_DistributedPool):
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
 
     Cost:
-        One halo exchange; none where windows do not cross blocks.
+        One halo exchange, which copies the block; neither where no window crosses blocks.
 
     Raises:
         PartitionError, ShapeError: at construction, for what is not supported.
@@ -189,8 +218,8 @@ class _DistributedAvgPool(_DistributedPool):
         self.count_include_pad = count_include_pad
         self.divisor_override = divisor_override
 
-    def _pool(self, block: torch.Tensor, layout: Layout) -> torch.Tensor:
-        y = _AVERAGE[self._dims](block, self.kernel_size, self.stride)
+    def _pool(self, block: torch.Tensor, padding: tuple[int, ...], layout: Layout) -> torch.Tensor:
+        y = _AVERAGE[self._dims](block, self.kernel_size, self.stride, padding)
         cells = 1
         for k in self.kernel_size:
             cells *= k

@@ -279,7 +279,7 @@ def test_frozen(P_world: Partition, frozen: str) -> None:
     assert has_faces(layer)
 
 
-def two_layers(P_x: CartesianPartition, mode: str = "zeros") -> Any:
+def two_layers(P_x: CartesianPartition, mode: Any = "zeros") -> Any:
     def owned(name: str, shape: torch.Size) -> Any:
         return owner(P_x, (1, 1))(name.split(".")[1], shape)
 
@@ -334,7 +334,7 @@ def test_double_backward(P_world: Partition, of: str, mode: str) -> None:
             gradients = torch.autograd.grad(
                 model(x).pow(3).sum(), leaves, create_graph=True
             )  # fmt: skip
-            sum(g.pow(2).sum() for g in gradients).backward()
+            torch.stack([g.pow(2).sum() for g in gradients]).sum().backward()
     assert has_faces(layers[0]) and has_faces(layers[2])
     assert_block_of(block.grad, gradient_of(whole), own_slices(whole.shape, P_x), "input")
     assert_parameter_gradients(sequential, layers, owned)
