@@ -31,7 +31,7 @@ class Face:
         outputs: in coordinates of the worker's output block; without cells where it has no such
             face.
         plan: the worker's block in, a slab of all cells that ``outputs`` read out. Nothing moves to
-            own cells and to padding.
+            padding nor, unless wanted, to own cells.
     """
 
     outputs: Box
@@ -126,6 +126,7 @@ def plan_faces(
     windows: Sequence[Window],
     index: Sequence[int],
     periodic: Sequence[bool] | None = None,
+    with_own: bool = False,
 ) -> tuple[Face, ...]:
     """Faces of the worker at ``index``, in the same number and order on every rank.
 
@@ -134,6 +135,7 @@ def plan_faces(
         windows: one per dim; ``HaloWidths()`` where nothing is read from others.
         index: of the worker on the grid.
         periodic: per dim, whether ranges beyond the edge wrap to the other end.
+        with_own: whether slabs have own cells too.
 
     Returns:
         Dim after dim the left and the right face, those left out that no worker has.
@@ -143,7 +145,7 @@ def plan_faces(
         _Axis(blocks, window.outputs(blocks), window, wraps, i)
         for blocks, window, wraps, i in zip(inputs.dims, windows, periodic, index, strict=True)
     ]
-    key = ("face", inputs, tuple(windows), periodic)
+    key = ("face", inputs, tuple(windows), periodic, with_own)
     faces: list[Face] = []
     sides: tuple[Part, Part] = ("left", "right")
     for d, axis in enumerate(axes):
@@ -152,7 +154,7 @@ def plan_faces(
                 before: tuple[Part, ...] = ("inside",) * d
                 behind: tuple[Part, ...] = ("whole",) * (len(axes) - d - 1)
                 parts = (*before, side, *behind)
-                faces.append(_face(axes, parts, inputs.grid, (*key, d, side)))
+                faces.append(_face(axes, parts, inputs.grid, with_own, (*key, d, side)))
     return tuple(faces)
 
 
@@ -162,12 +164,16 @@ def _anybody_has(axis: _Axis, side: Part) -> bool:
 
 
 def _face(
-    axes: Sequence[_Axis], parts: Sequence[Part], grid: tuple[int, ...], key: tuple[object, ...]
+    axes: Sequence[_Axis],
+    parts: Sequence[Part],
+    grid: tuple[int, ...],
+    with_own: bool,
+    key: tuple[object, ...],
 ) -> Face:
     of = list(zip(axes, parts, strict=True))
     rank = rank_of([axis.index for axis in axes], grid)
-    gives = list(_ghosts([list(axis.gives(part)) for axis, part in of], grid))
-    takes = list(_ghosts([list(axis.takes(part)) for axis, part in of], grid))
+    gives = list(_shared([list(axis.gives(part)) for axis, part in of], grid, with_own))
+    takes = list(_shared([list(axis.takes(part)) for axis, part in of], grid, with_own))
     kept = [box for taker, box in gives if taker == rank]
     sends = messages_by_peer(part for part in gives if part[0] != rank)
     owned = [axis.inputs.block(axis.index) for axis in axes]
@@ -186,12 +192,12 @@ def _face(
     return Face(box.shifted(origin), Plan(key, rank, (stage,)))
 
 
-def _ghosts(
-    segments: Sequence[Sequence[_Segment]], grid: tuple[int, ...]
+def _shared(
+    segments: Sequence[Sequence[_Segment]], grid: tuple[int, ...], with_own: bool
 ) -> Iterator[tuple[int, Box]]:
-    """Boxes shared with other workers, and their ranks; own cells are no ghosts."""
+    """Boxes shared with other workers, and their ranks."""
     for corner in product(*segments):
-        if not all(segment.own for segment in corner):
+        if with_own or not all(segment.own for segment in corner):
             index, start, stop, _ = zip(*corner, strict=True)
             yield rank_of(index, grid), Box(start, stop)
 
@@ -209,7 +215,7 @@ def own_paddings(
     for blocks, window, i in zip(inputs.dims, windows, index, strict=True):
         if not isinstance(window, SlidingWindow):
             continue
-        paddings = _axis_paddings(blocks, window)
+        paddings = axis_paddings(blocks, window)
         if paddings is None:
             return None
         own.append(paddings[i])
@@ -217,7 +223,8 @@ def own_paddings(
 
 
 @lru_cache(maxsize=256)
-def _axis_paddings(inputs: Blocks, window: SlidingWindow) -> tuple[int, ...] | None:
+def axis_paddings(inputs: Blocks, window: SlidingWindow) -> tuple[int, ...] | None:
+    """What :func:`own_paddings` gives, for every worker of one axis."""
     outputs = window.outputs(inputs)
     paddings: list[int] = []
     for index in range(inputs.parts):

@@ -215,7 +215,7 @@ def test_one_group_of_messages_each_way_and_no_copy(P_world: Partition) -> None:
 @distributed(ranks=2)
 def test_small_blocks_are_copied_and_overlap_can_be_refused(P_world: Partition) -> None:
     P_x = grid(P_world, [1, 1, 2, 1])
-    for size, overlap, expected in ((8, True, False), (512, True, True), (512, False, False)):
+    for size, overlap, expected in ((8, True, False), (1024, True, True), (1024, False, False)):
         layer = DistributedConv2d(P_x, 1, 1, 3, padding=1, overlap=overlap)
         layer(torch.randn(1, 1, size, 512))
         assert has_faces(layer) == expected
