@@ -164,7 +164,13 @@ void Exchange::post_all(const std::vector<StageCall>& calls) {
 
 void Exchange::post_sums(Call& call) {
   const BoundStage& stage = *call.stage_call.stage;
+  // Calls may share an output: what is added to it comes in their order.
   const Transfer* last = nullptr;
+  for (const Call& before : calls_) {
+    if (&before == &call) break;
+    if (before.target == call.target && before.last_sum != nullptr) last = before.last_sum;
+  }
+  const Transfer* const shared = last;
   for (const BoundMessage& message : stage.sums) {
     const Kind kind = message.peer < 0 ? Kind::kOwn : Kind::kReceive;
     Transfer& sum = add(call, kind, message, call.target);
@@ -172,10 +178,11 @@ void Exchange::post_sums(Call& call) {
     sum.source_boxes = &stage.own_sources;
     sum.adds = last != nullptr || !stage.starts_with_copy;
     sum.after = last;
-    sum.streams = stage.same_cells;
+    sum.streams = stage.same_cells && (last == nullptr || last != shared);
     communicator_.post(&sum);
     last = &sum;
   }
+  call.last_sum = last;
 }
 
 Transfer& Exchange::add(Call& call, Kind kind, const BoundMessage& message, char* tensor) {

@@ -87,6 +87,7 @@ class Exchange {
     char* target = nullptr;
     std::vector<float> sums;
     std::vector<Transfer*> transfers;
+    const Transfer* last_sum = nullptr;
     bool complete = false;
   };
 

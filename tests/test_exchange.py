@@ -4,6 +4,7 @@
 # pyright: reportArgumentType=false
 # pyright: reportCallIssue=false
 # pyright: reportOptionalOperand=false
+# pyright: reportOperatorIssue=false
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import torch
 
 from gpudist import ops
 from gpudist.errors import PlanMismatch, ShapeError
-from gpudist.exchange import all_reduce, carry_out
+from gpudist.exchange import add_into, all_reduce, carry_out, start
 from gpudist.partition import Partition
 from tests.ops.dense import assert_same, blocks, cells, local_input, operations, partition_of
 from tests.pool import distributed
@@ -136,3 +137,89 @@ def test_all_reduce(P_world: Partition) -> None:
         assert all_reduce(value.expand(1), P, op).tolist() == [expected]  # pyright: ignore[reportArgumentType]
         assert all_reduce(value.expand(4), P, op).tolist() == [expected] * 4  # pyright: ignore[reportArgumentType]
     assert value.item() == P_world.rank + 1
+
+
+@distributed(ranks=3)
+def test_adding_into_tensors_that_exist(P_world: Partition) -> None:
+    """Two movements add to one tensor with strides of its own, another makes a new one."""
+    P_x = P_world.create_cartesian_topology_partition([3, 1])
+    x = cells((2, 4)) + P_world.rank
+    halo = ops.HaloExchange(P_x, halo=((1, 1), (0, 0)), periodic=True).movement(x).T
+    gather = ops.AllGather(P_x, [0]).movement(x)
+    slab = cells((4, 4))
+    expected = carry_out([halo, halo, gather], [slab, 3 * slab, x])
+    there = (10 * x).t().contiguous().t()
+    kept = there.clone()
+    moved = add_into([halo, halo, gather], [slab, 3 * slab, x], [there, there, None])
+    assert moved[0] is there and moved[1] is there and there.stride() == (1, 2)
+    assert_same(there, kept + expected[0] + expected[1])
+    assert_same(moved[2], expected[2])
+    # The stages bound for an existing output are not those for a new one.
+    assert_same(carry_out([halo], [slab])[0], expected[0])
+
+
+@distributed(ranks=2)
+def test_a_movement_of_whole_blocks_adds_too(P_world: Partition) -> None:
+    source, target = (P_world.create_partition_inclusive([rank]) for rank in (0, 1))
+    x = cells((3,)) if P_world.rank == 0 else torch.empty(0).double()
+    movement = ops.SendRecv(source, target).movement(x)
+    there = torch.ones(3).double() if P_world.rank == 1 else None
+    (y,) = add_into([movement], [x], [there])
+    if P_world.rank == 1:
+        assert y is there
+        assert_same(y, cells((3,)) + 1)
+
+
+@distributed(ranks=3, transports=["host"])
+def test_sums_of_several_movements_do_not_depend_on_arrival(P_world: Partition) -> None:
+    P_x = P_world.create_cartesian_topology_partition([3])
+    x = torch.randn(8)
+    movements = [
+        ops.HaloExchange(P_x, halo=((width, width),), periodic=True).movement(x).T
+        for width in (4, 5, 6)
+    ]
+    slabs = [torch.randn(m.input_shape) for m in movements]
+    sums = {
+        tuple(add_into(movements, slabs, [total] * 3)[0].tolist())
+        for total in [torch.zeros(8) for _ in range(200)]
+    }
+    assert len(sums) == 1
+
+
+@distributed(ranks=3)
+def test_sums_in_16_bit_are_rounded_once(P_world: Partition) -> None:
+    """What is there, and what arrives from both sides, are added in float32."""
+    P_x = P_world.create_cartesian_topology_partition([3])
+    x = torch.full((1,), 1.0, dtype=torch.bfloat16)
+    movement = ops.HaloExchange(P_x, halo=((1, 1),), periodic=True).movement(x).T
+    slab = torch.full((3,), 3 / 4, dtype=torch.bfloat16)
+    there = torch.full((1,), 256.0, dtype=torch.bfloat16)
+    add_into([movement], [slab], [there])
+    # 256 + 3/4, rounded each time, would stay 256.
+    assert there.tolist() == [258.0]
+
+
+@distributed(ranks=2, transports=["loopback"])
+def test_adding_into_what_does_not_fit_is_refused(P_world: Partition) -> None:
+    P_x = P_world.create_cartesian_topology_partition([2])
+    x = cells((4,))
+    movement = ops.HaloExchange(P_x, halo=((1, 1),)).movement(x)
+    for wrong in (torch.zeros(5).double(), torch.zeros(6)):
+        with pytest.raises(ShapeError, match="cannot be added to"):
+            add_into([movement], [x], [wrong])
+    nested = ops.HaloExchange(P_x, halo=((1, 1),)).movement(x)
+    with pytest.raises(ShapeError, match="has 2 stages"):
+        add_into([nested.then(nested.T)], [x], [torch.zeros(4).double()])
+
+
+@distributed(ranks=3)
+def test_started_movements_are_complete_when_waited_for(P_world: Partition) -> None:
+    P_x = P_world.create_cartesian_topology_partition([3])
+    x = cells((2,)) + P_world.rank
+    movements = [
+        ops.HaloExchange(P_x, halo=((1, 1),)).movement(x), ops.AllGather(P_x, [0]).movement(x),
+    ]  # fmt: skip
+    expected = carry_out(movements, [x, x])
+    started = start(movements, [x, x])
+    for i in (1, 0):
+        assert_same(started.wait(i), expected[i])

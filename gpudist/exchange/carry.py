@@ -11,6 +11,7 @@ from hashlib import blake2b
 
 import torch
 
+from gpudist.errors import ShapeError
 from gpudist.exchange.movement import Movement
 from gpudist.exchange.plain import plain
 from gpudist.exchange.rounds import Blocks, InFlight, Round
@@ -55,13 +56,22 @@ def start(
     Args:
         movements, inputs: as of :func:`carry_out`.
         into: for each movement a tensor to which is added what arrives, or ``None`` for a new one.
+            Several movements may add to one tensor; they do so in their order.
 
     Raises:
-        ShapeError, PlanMismatch: as :func:`carry_out`; so does :meth:`InFlight.wait`.
+        ShapeError: as :func:`carry_out`; also if a movement has several stages, or its output does
+            not fit the tensor it would be added to.
+        PlanMismatch: ranks carry out different movements; :meth:`InFlight.wait` may raise it too.
     """
-    (only,) = _rounds(tuple(movements))
+    only, *later = _rounds(tuple(movements))
+    if later:
+        labels = " + ".join(movement.label for movement in movements)
+        raise ShapeError(f"{labels} has {1 + len(later)} stages; only one can be started")
     blocks: Blocks = [part.block(x) for part, x in zip(only.parts, inputs, strict=True)]
-    in_flight = only.start(blocks, list(into) if into is not None else [None] * len(blocks))
+    targets: Blocks = list(into) if into is not None else [None] * len(blocks)
+    for part, target in zip(only.parts, targets, strict=True):
+        part.check_target(target)
+    in_flight = only.start(blocks, targets)
     for part, x in zip(only.parts, inputs, strict=True):
         in_flight.outputs[part.index] = part.output(in_flight.outputs[part.index], x)
     return in_flight

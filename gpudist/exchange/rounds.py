@@ -79,6 +79,17 @@ class _Part:
             x = x.detach().resolve_conj().resolve_neg()
         return x
 
+    def check_target(self, target: torch.Tensor | None) -> None:
+        """Refuse a tensor to which the output cannot be added."""
+        if target is None:
+            return
+        shape, dtype = self.stage.output_shape, self.movement.dtype
+        if target.shape != shape or target.dtype != dtype:
+            raise ShapeError(
+                f"{self.movement.label}: its {dtype} output of shape {shape} cannot be added to a "
+                f"{target.dtype} tensor of shape {list(target.shape)}"
+            )
+
     def call(
         self, x: torch.Tensor | None, into: torch.Tensor | None = None
     ) -> tuple[torch.Tensor | None, StageCall | None]:
@@ -148,8 +159,7 @@ class Round:
 
     def start(self, blocks: Blocks, into: Blocks) -> InFlight:
         """Send the blocks on their way; see :func:`~gpudist.exchange.start`."""
-        packs = self._wire.packs and all(y is None or y.is_contiguous() for y in into)
-        if not (packs and self._communicates):
+        if not (self._communicates and self._wire.packs and self._adds_in_place(into)):
             return self._complete(blocks, into)
         calls: list[StageCall] = []
         outputs: Blocks = []
@@ -164,6 +174,12 @@ class Round:
         return InFlight(
             outputs, self._wire, self._signature.label, stages, numbers, (blocks, calls)
         )
+
+    def _adds_in_place(self, into: Blocks) -> bool:
+        """Whether the transport can add to these tensors, those in 16 bits in float32 beside it."""
+        there = [y for y in into if y is not None]
+        narrow = [y.data_ptr() for y in there if y.dtype in (torch.float16, torch.bfloat16)]
+        return all(y.is_contiguous() for y in there) and len(narrow) == len(set(narrow))
 
     def _complete(self, blocks: Blocks, into: Blocks) -> InFlight:
         results = self.run(blocks)

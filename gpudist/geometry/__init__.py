@@ -10,6 +10,7 @@ from gpudist.geometry.broadcasting import (
     plan_all_sum_reduce,
     plan_broadcast,
 )
+from gpudist.geometry.faces import Face, own_paddings, plan_faces
 from gpudist.geometry.halo import plan_halo
 from gpudist.geometry.overlap import plan_all_gather, plan_repartition
 from gpudist.geometry.windows import HaloWidths, SlidingWindow, TransposedWindow, Window
@@ -19,6 +20,7 @@ __all__ = [
     "Box",
     "Collective",
     "Decomposition",
+    "Face",
     "HaloWidths",
     "Message",
     "Move",
@@ -29,9 +31,11 @@ __all__ = [
     "TransposedWindow",
     "Window",
     "balanced_block",
+    "own_paddings",
     "plan_all_gather",
     "plan_all_sum_reduce",
     "plan_broadcast",
+    "plan_faces",
     "plan_halo",
     "plan_repartition",
 ]

@@ -57,19 +57,19 @@ def axis_halo(inputs: Blocks, window: Window, periodic: bool, index: int) -> Axi
     owned, needed = inputs.block(index), needed_range(inputs, window, index)
     takes = tuple(
         Segment(owner, start + shift - needed[0], stop + shift - needed[0])
-        for shift in _shifts(needed, extent, periodic)
+        for shift in shifts(needed, extent, periodic)
         for owner, start, stop in inputs.overlapping(needed[0] - shift, needed[1] - shift)
     )
     if owned[0] == owned[1] or not outputs.occupied:
         return AxisHalo(owned, needed, takes, ())
     reach = (
-        _reads(outputs, window, extent, 0)[0],
-        _reads(outputs, window, extent, outputs.occupied - 1)[1],
+        reads(outputs, window, extent, 0)[0],
+        reads(outputs, window, extent, outputs.occupied - 1)[1],
     )
     gives = tuple(
         Segment(taker, start - shift - owned[0], stop - shift - owned[0])
-        for shift in _shifts(reach, extent, periodic)
-        for taker, start, stop in _takers(
+        for shift in shifts(reach, extent, periodic)
+        for taker, start, stop in takers(
             outputs, window, extent, owned[0] + shift, owned[1] + shift
         )
     )
@@ -149,18 +149,18 @@ def _still(cells: tuple[int, int], index: int) -> AxisHalo:
     return AxisHalo(cells, cells, segments, segments)
 
 
-def _reads(outputs: Blocks, window: Window, extent: int, index: int) -> tuple[int, int]:
+def reads(outputs: Blocks, window: Window, extent: int, index: int) -> tuple[int, int]:
     """The needed range without the exception for empty outputs: monotone in the index."""
     return window.needed(*outputs.block(index), extent)
 
 
-def _takers(
+def takers(
     outputs: Blocks, window: Window, extent: int, start: int, stop: int
 ) -> Iterator[tuple[int, int, int]]:
     """Workers that read cells of ``[start, stop)``: index, start, stop of each common range."""
     occupied = range(outputs.occupied)
-    first = bisect_left(occupied, True, key=lambda i: _reads(outputs, window, extent, i)[1] > start)
-    last = bisect_left(occupied, True, key=lambda i: _reads(outputs, window, extent, i)[0] >= stop)
+    first = bisect_left(occupied, True, key=lambda i: reads(outputs, window, extent, i)[1] > start)
+    last = bisect_left(occupied, True, key=lambda i: reads(outputs, window, extent, i)[0] >= stop)
     for taker in range(first, last):
         block = outputs.block(taker)
         low, high = window.needed(*block, extent)
@@ -169,7 +169,7 @@ def _takers(
             yield taker, low, high
 
 
-def _shifts(cells: tuple[int, int], extent: int, periodic: bool) -> range:
+def shifts(cells: tuple[int, int], extent: int, periodic: bool) -> range:
     """Offsets of the copies of the global extent that ``cells`` touch; 0 is the original."""
     if not periodic or extent == 0:
         return range(1)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Any, Literal
 
@@ -12,12 +13,13 @@ import torch.nn.functional as F
 
 from gpudist.autograd import move
 from gpudist.errors import ShapeError
-from gpudist.exchange import Movement, bind
+from gpudist.exchange import Movement
 from gpudist.geometry.blocks import Blocks, Decomposition
-from gpudist.geometry.broadcasting import Pairing
-from gpudist.geometry.halo import needed_range
 from gpudist.geometry.windows import SlidingWindow
+from gpudist.nn.conv_channels import bind_spread, bind_sum
+from gpudist.nn.conv_overlap import ConvolutionInPlace
 from gpudist.nn.conv_placement import place
+from gpudist.nn.in_place import pays_in_place, use_in_place
 from gpudist.nn.parameter import (
     bias_bound,
     bind_parameter,
@@ -31,9 +33,8 @@ from gpudist.nn.partitions import (
 )
 from gpudist.nn.window import per_dim
 from gpudist.ops.agreement import Agreement, Layout, ShapeMode
-from gpudist.ops.broadcast import plan_between
 from gpudist.ops.halo_exchange import HaloExchange
-from gpudist.ops.operator import Bound, placeholder_shape
+from gpudist.ops.operator import Bound
 from gpudist.partition import CartesianPartition
 
 _CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -77,11 +78,18 @@ class _DistributedConv(torch.nn.Module):
             ``"circular"``.
         global_shape: of the input, if it is balanced, to save agreeing on its blocks.
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
+        overlap: convolve the own block in place, the ghosts of its boundary apart, where that is
+            possible and pays; ``False`` refuses. It pays from
+            :data:`~gpudist.nn.in_place.SMALLEST_BLOCK_BYTES` on. Possible with ``P_x`` alone in
+            float32 and float64, if no block is empty and each gives its outputs with the same
+            padding on both sides (odd kernels whose outputs are cut as their inputs are), outside
+            of autocast and torch.compile. Sums are the same but for rounding.
 
     Cost:
         Forward, one group of messages carries the ghost cells of the input, and the parameters from
         their owners; with split channels, a broadcast of the input and a sum-reduce of the output
-        follow. Backward moves the same bytes the other way.
+        follow. Backward moves the same bytes the other way. The block is copied beside its ghosts
+        unless it is convolved in place or no worker needs any.
 
     Raises:
         PartitionError: the partitions do not fit each other.
@@ -99,9 +107,11 @@ class _DistributedConv(torch.nn.Module):
         *arguments: Any,
         global_shape: Sequence[int] | None = None,
         shape: ShapeMode = "static",
+        overlap: bool = True,
         **options: Any,
     ) -> None:
         super().__init__()
+        self.overlap = overlap
         self._name = type(self).__name__
         P_y, P_w, rest = leading_partitions(self._name, arguments, options)
         given = _Arguments(*rest, **options)
@@ -198,8 +208,24 @@ class _DistributedConv(torch.nn.Module):
         if not self._placement.P_all.active:
             return x.clone()
         bound = self._bound(x, self._agree_and_bind)
-        inputs = (x, self.weight) if self.bias is None else (x, self.weight, self.bias)
-        block, weight, *biases = move(bound.movements, inputs)
+        as_composition = torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type)
+        if bound.in_place is not None and not as_composition:
+            return bound.in_place(x, self.weight, self.bias)
+        return self._compose(bound, x, self.weight, self.bias)
+
+    def _compose(
+        self,
+        bound: _Bound,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Move, then convolve: the layer as a composition of differentiable operators."""
+        parameters = (weight,) if bias is None else (weight, bias)
+        if bound.has_ghosts:
+            block, weight, *biases = move((bound.halo, *bound.parameters), (x, *parameters))
+        else:
+            block, (weight, *biases) = x, move(bound.parameters, parameters)
         bias = biases[0] if biases else None
         if self._placement.P_c.active:
             y = self._convolve(block, weight, bias, bound)
@@ -221,7 +247,8 @@ class _DistributedConv(torch.nn.Module):
         groups = self.groups if self._placement.weight_grid[1] == 1 else 1
         if self.groups > 1 and self._placement.P_sum is not None:
             groups = self.groups // self._placement.weight_grid[0]
-        return _CONVOLVE[self._dims](block, weight, bias, self.stride, 0, self.dilation, groups)
+        convolve = _CONVOLVE[self._dims]
+        return convolve(block, weight, bias, self.stride, bound.padding, self.dilation, groups)
 
     def _agree_and_bind(self, x: torch.Tensor) -> _Bound:
         return self._bind(self._agreement(x), x)
@@ -245,39 +272,44 @@ class _DistributedConv(torch.nn.Module):
         except ShapeError as error:
             raise ShapeError(f"{self._name}: {error}") from None
         if self._placement.P_spread is not None:
-            movement = movement.then(self._bind_broadcast(layout, movement, x))
-        movements = [movement, self._bind_weight()]
+            spread = bind_spread(self._placement, layout, self.halo_exchange, movement, x)
+            movement = movement.then(spread)
+        parameters = [self._bind_weight()]
         if self.bias is not None:
-            movements.append(self._bind_bias())
+            parameters.append(self._bind_bias())
         shape_of = self._output_shapes(inputs)
         mine = shape_of(self._placement.P_c.index) if self._placement.P_c.index is not None else ()
-        reduction = self._bind_reduction(layout, movements[0], x) if self._placement.P_sum else None
-        return _Bound(tuple(movements), mine, reduction)
+        reduction = None
+        if self._placement.P_sum is not None:
+            key = (self._name, inputs, self.halo_exchange.windows, self.out_channels)
+            reduction = bind_sum(self._placement, layout, key, shape_of, movement, x)
+        bound = _Bound(movement, tuple(parameters), mine, reduction, (0,) * self._dims)
+        return self._with_block_in_place(bound, layout, x)
 
-    def _bind_broadcast(self, layout: Layout, halo: Movement, x: torch.Tensor) -> Movement:
-        """The input with its ghosts, from ``P_x`` to the workers that convolve."""
-        inputs = layout.decomposition
-        P_x, P_c = self._placement.P_spread, self._placement.P_c
-        assert P_x is not None
-
-        def haloed(rank: int) -> tuple[int, ...]:
-            index = self._placement.P_x.cartesian_index(rank)
-            ranges = [
-                needed_range(blocks, window, i)
-                for blocks, window, i in zip(
-                    inputs.dims, self.halo_exchange.windows, index, strict=True
-                )
-            ]
-            return tuple(stop - start for start, stop in ranges)
-
-        P_both = P_x.create_partition_union(P_c)
-        plan = plan_between(
-            P_x, P_c, P_both, Pairing(P_x.shape, P_c.shape), haloed,
-            ("haloed", inputs, self.halo_exchange.windows),
-        )  # fmt: skip
-        label = f"broadcast {list(P_x.shape)} -> {list(P_c.shape)}"
-        empty = placeholder_shape(x)
-        return bind(plan, P_both, label, layout.dtype, halo.output_shape, halo.output_dtype, empty)
+    def _with_block_in_place(self, bound: _Bound, layout: Layout, x: torch.Tensor) -> _Bound:
+        """``bound`` without the copy of the block, where that is possible and pays."""
+        if self._placement.P_spread is not None:
+            return bound
+        use = use_in_place(self.halo_exchange, layout, x)
+        if use is None:
+            return bound
+        if not use.faces:
+            return replace(bound, padding=use.padding, has_ghosts=False)
+        if not self.overlap or not pays_in_place(self.halo_exchange, layout):
+            return bound
+        return replace(
+            bound,
+            in_place=ConvolutionInPlace(
+                use.faces,
+                tuple((slice(None), slice(None), *cells[2:]) for cells in use.outputs),
+                bound.parameters,
+                use.padding,
+                self.stride,
+                self.dilation,
+                self.groups,
+                partial(self._compose, bound),
+            ),
+        )
 
     def _bind_weight(self) -> Movement:
         placed, name = self._placement, f"weight of {self._name}"
@@ -287,22 +319,6 @@ class _DistributedConv(torch.nn.Module):
         assert self.bias is not None
         placed, name = self._placement, f"bias of {self._name}"
         return bind_parameter(self.bias, placed.P_bias, placed.P_bias_used, self._bias_cut, name)
-
-    def _bind_reduction(self, layout: Layout, movement: Movement, x: torch.Tensor) -> Movement:
-        """The sum of the outputs over blocks of input channels, into ``P_y``."""
-        P_y, P_c = self._placement.P_sum, self._placement.P_c
-        assert P_y is not None
-        shape_of = self._output_shapes(layout.decomposition)
-        P_both = P_y.create_partition_union(P_c)
-        plan = plan_between(
-            P_y, P_c, P_both, Pairing(P_y.shape, P_c.shape),
-            lambda rank: shape_of(P_y.cartesian_index(rank)),
-            (self._name, layout.decomposition, self.halo_exchange.windows, self.out_channels),
-        ).T  # fmt: skip
-        label = f"sum_reduce {list(P_c.shape)} -> {list(P_y.shape)}"
-        empty = placeholder_shape(x)
-        shape, dtype = movement.output_shape, movement.output_dtype
-        return bind(plan, P_both, label, layout.dtype, shape, dtype, empty)
 
     def _output_shapes(self, inputs: Decomposition) -> Callable[[Sequence[int]], tuple[int, ...]]:
         """Shape of the output of the convolving worker at an index."""
@@ -332,11 +348,24 @@ class _DistributedConv(torch.nn.Module):
 
 @dataclass(frozen=True)
 class _Bound:
-    """What a layer remembers of one shape of its input."""
+    """What a layer remembers of one shape of its input.
 
-    movements: tuple[Movement, ...]
+    Attributes:
+        halo, parameters: movements of the input, and of the weight and the bias.
+        output_shape: of the worker that convolves.
+        reduction: movement of its output, if that is summed.
+        padding: zeros on both sides of what is convolved.
+        has_ghosts: some worker reads cells of others, so that the input moves.
+        in_place: the convolution without a copy of the block, where it is to be used.
+    """
+
+    halo: Movement
+    parameters: tuple[Movement, ...]
     output_shape: tuple[int, ...]
     reduction: Movement | None
+    padding: tuple[int, ...]
+    has_ghosts: bool = True
+    in_place: ConvolutionInPlace | None = None
 
 
 class DistributedConv1d(_DistributedConv):

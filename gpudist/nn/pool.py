@@ -3,27 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
 from gpudist.autograd import move
 from gpudist.errors import PartitionError, ShapeError
+from gpudist.exchange import Movement
+from gpudist.geometry.faces import axis_paddings
 from gpudist.geometry.windows import SlidingWindow
+from gpudist.nn.in_place import pays_in_place, use_in_place
 from gpudist.nn.parameter import tied_empty
+from gpudist.nn.pool_overlap import LocalPool, PoolingInPlace
 from gpudist.nn.window import per_dim
 from gpudist.ops.agreement import Layout, ShapeMode
 from gpudist.ops.halo_exchange import HaloExchange
+from gpudist.ops.operator import Bound
 from gpudist.partition import CartesianPartition
 
 _MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 _AVERAGE = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
+@dataclass(frozen=True)
+class _Bound:
+    """What a layer remembers of one shape of its input.
+
+    Attributes:
+        layout, halo: of the input, and the movement that gives each worker its ghosts.
+        padding: on both sides of what is pooled.
+        has_ghosts: some worker reads cells of others, so that the input moves.
+        in_place: the pooling without a copy of the block, where it is to be used.
+    """
+
+    layout: Layout
+    halo: Movement
+    padding: tuple[int, ...]
+    has_ghosts: bool = True
+    in_place: PoolingInPlace | None = None
+
+
 class _DistributedPool(torch.nn.Module):
     """A pooling layer over a tensor ``[B, C, *spatial]`` cut over ``P_x`` in any dims."""
 
     _dims: int
+    _takes_maximum: bool
 
     def __init__(
         self,
@@ -36,8 +62,10 @@ class _DistributedPool(torch.nn.Module):
         padding_value: float,
         global_shape: Sequence[int] | None,
         shape: ShapeMode,
+        overlap: bool,
     ) -> None:
         super().__init__()
+        self.overlap = overlap
         name = type(self).__name__
         if P_x.dim != self._dims + 2:
             raise PartitionError(
@@ -71,16 +99,55 @@ class _DistributedPool(torch.nn.Module):
             shape=shape,
         )
 
+        self._bound = Bound[_Bound](shape)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.P_x.active:
             return x.clone()
-        layout, movement = self.halo_exchange.bound(x)
-        block = move((movement,), (x,))[0]
-        output_shape = tuple(stop - start for start, stop in self._outputs(layout))
+        bound = self._bound(x, self._bind)
+        if bound.in_place is not None and not torch.compiler.is_compiling():
+            return self._scale(bound.in_place(x), bound.layout)
+        output_shape = tuple(stop - start for start, stop in self._outputs(bound.layout))
         if 0 in output_shape:
+            block = move((bound.halo,), (x,))[0] if bound.has_ghosts else x
             # Torch's pools have a gradient that counts as depending on the input: so must this one.
             return tied_empty(output_shape, block.dtype, block, block)
-        return self._pool(block, layout)
+        return self._scale(self._compose(bound, x), bound.layout)
+
+    def _compose(self, bound: _Bound, x: torch.Tensor) -> torch.Tensor:
+        """Move, then pool: a composition of differentiable operators."""
+        block = move((bound.halo,), (x,))[0] if bound.has_ghosts else x
+        return self._pool(block, bound.padding)
+
+    def _bind(self, x: torch.Tensor) -> _Bound:
+        layout, halo = self.halo_exchange.bound(x)
+        bound = _Bound(layout, halo, (0,) * self._dims)
+        use = use_in_place(self.halo_exchange, layout, x, with_own=True)
+        if use is None:
+            return bound
+        if not use.faces:
+            return replace(bound, padding=use.padding, has_ghosts=False)
+        if not (
+            self.overlap
+            and pays_in_place(self.halo_exchange, layout)
+            and self._torch_pools_every_block(layout)
+        ):
+            return bound
+        pool = LocalPool(self._takes_maximum, self.kernel_size, self.stride, self.dilation)
+        compose = partial(self._compose, bound)
+        in_place = PoolingInPlace(pool, use.faces, use.outputs, use.padding, compose)
+        return replace(bound, in_place=in_place)
+
+    def _torch_pools_every_block(self, layout: Layout) -> bool:
+        """Whether blocks are as large as the kernel, and padded by at most half of it."""
+        axes = zip(layout.decomposition.dims[2:], self.halo_exchange.windows[2:], strict=True)
+        for blocks, window in axes:
+            assert isinstance(window, SlidingWindow)
+            smallest = min(blocks.length(i) for i in range(blocks.parts))
+            most_padding = max(axis_paddings(blocks, window) or (0,))
+            if smallest < window.kernel or 2 * most_padding > window.kernel:
+                return False
+        return True
 
     def _outputs(self, layout: Layout) -> list[tuple[int, int]]:
         """This worker's range of global outputs, per dim."""
@@ -92,8 +159,12 @@ class _DistributedPool(torch.nn.Module):
             )
         ]
 
-    def _pool(self, block: torch.Tensor, layout: Layout) -> torch.Tensor:
+    def _pool(self, block: torch.Tensor, padding: tuple[int, ...]) -> torch.Tensor:
         raise NotImplementedError
+
+    def _scale(self, y: torch.Tensor, layout: Layout) -> torch.Tensor:
+        """The output, of the windows' maxima, or means in which padding counts."""
+        return y
 
     def extra_repr(self) -> str:
         return (
@@ -114,13 +185,18 @@ class _DistributedMaxPool(_DistributedPool):
         return_indices, ceil_mode: not supported.
         global_shape: of the input, if it is balanced, to save agreeing on its blocks.
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
+        overlap: pool the own block in place and its boundary apart, where that is possible and
+            pays, by the rule of the convolution; ``False`` refuses.
 
     Cost:
-        One halo exchange; none where windows do not cross blocks.
+        One halo exchange, which copies the block unless it is pooled in place; neither where no
+        window crosses blocks.
 
     Raises:
         PartitionError, ShapeError: at construction, for what is not supported.
     """
+
+    _takes_maximum = True
 
     def __init__(
         self,
@@ -134,15 +210,17 @@ class _DistributedMaxPool(_DistributedPool):
         *,
         global_shape: Sequence[int] | None = None,
         shape: ShapeMode = "static",
+        overlap: bool = True,
     ) -> None:
         super().__init__(
-            P_x, kernel_size, stride, padding, dilation, ceil_mode, -torch.inf, global_shape, shape
-        )
+            P_x, kernel_size, stride, padding, dilation, ceil_mode, -torch.inf,
+            global_shape, shape, overlap,
+        )  # fmt: skip
         if return_indices:
             raise ShapeError(f"{type(self).__name__}: return_indices is not supported")
 
-    def _pool(self, block: torch.Tensor, layout: Layout) -> torch.Tensor:
-        return _MAX[self._dims](block, self.kernel_size, self.stride, 0, self.dilation)
+    def _pool(self, block: torch.Tensor, padding: tuple[int, ...]) -> torch.Tensor:
+        return _MAX[self._dims](block, self.kernel_size, self.stride, padding, self.dilation)
 
 
 class _DistributedAvgPool(_DistributedPool):
@@ -159,13 +237,18 @@ class _DistributedAvgPool(_DistributedPool):
         divisor_override: divide by this instead of the number of cells.
         global_shape: of the input, if it is balanced, to save agreeing on its blocks.
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
+        overlap: pool the own block in place and its boundary apart, where that is possible and
+            pays, by the rule of the convolution; ``False`` refuses.
 
     Cost:
-        One halo exchange; none where windows do not cross blocks.
+        One halo exchange, which copies the block unless it is pooled in place; neither where no
+        window crosses blocks.
 
     Raises:
         PartitionError, ShapeError: at construction, for what is not supported.
     """
+
+    _takes_maximum = False
 
     def __init__(
         self,
@@ -179,8 +262,11 @@ class _DistributedAvgPool(_DistributedPool):
         *,
         global_shape: Sequence[int] | None = None,
         shape: ShapeMode = "static",
+        overlap: bool = True,
     ) -> None:
-        super().__init__(P_x, kernel_size, stride, padding, 1, ceil_mode, 0.0, global_shape, shape)
+        super().__init__(
+            P_x, kernel_size, stride, padding, 1, ceil_mode, 0.0, global_shape, shape, overlap
+        )
         if divisor_override is not None and divisor_override <= 0:
             raise ShapeError(
                 f"{type(self).__name__}: divisor_override is {divisor_override} but must be "
@@ -189,8 +275,10 @@ class _DistributedAvgPool(_DistributedPool):
         self.count_include_pad = count_include_pad
         self.divisor_override = divisor_override
 
-    def _pool(self, block: torch.Tensor, layout: Layout) -> torch.Tensor:
-        y = _AVERAGE[self._dims](block, self.kernel_size, self.stride)
+    def _pool(self, block: torch.Tensor, padding: tuple[int, ...]) -> torch.Tensor:
+        return _AVERAGE[self._dims](block, self.kernel_size, self.stride, padding)
+
+    def _scale(self, y: torch.Tensor, layout: Layout) -> torch.Tensor:
         cells = 1
         for k in self.kernel_size:
             cells *= k
@@ -198,14 +286,12 @@ class _DistributedAvgPool(_DistributedPool):
             return y * (cells / self.divisor_override)
         if self.count_include_pad or not any(self.padding):
             return y
-        counts = torch.ones((), dtype=block.dtype, device=block.device)
+        counts = torch.ones((), dtype=y.dtype, device=y.device)
         for d, (start, stop) in enumerate(self._outputs(layout)[2:]):
             extent = layout.decomposition.shape[d + 2]
-            first = (
-                torch.arange(start, stop, device=block.device) * self.stride[d] - self.padding[d]
-            )
+            first = torch.arange(start, stop, device=y.device) * self.stride[d] - self.padding[d]
             inside = (first + self.kernel_size[d]).clamp(max=extent) - first.clamp(min=0)
-            counts = counts.unsqueeze(-1) * inside.to(block.dtype)
+            counts = counts.unsqueeze(-1) * inside.to(y.dtype)
         return y * (cells / counts)
 
 

@@ -217,6 +217,29 @@ def test_other_agreements(P_world: Partition, kind: str, agreement: dict[str, An
     )
 
 
+@pytest.mark.parametrize("kind", DISTRIBUTED)
+@distributed(ranks=4)
+def test_a_block_without_ghosts_is_never_copied(P_world: Partition, kind: str) -> None:
+    P_split, P_batch = grid(P_world, [1, 1, 2, 2]), grid(P_world, [4, 1, 1, 1])
+    options: dict[str, Any] = {} if kind == "max" else {"count_include_pad": False}
+    x = torch.randn(4, 2, 6, 6, requires_grad=True)
+    for P_x, window in ((P_split, (2, 2)), (P_split, (1, 3)), (P_batch, (3, 2, 1))):
+        layer = DISTRIBUTED[kind][2](P_x, *window, **options)
+        layer(x)
+        before = P_world.wire.recorder.lines(last=1)
+        node: Any = layer(x).grad_fn
+        while "Pool" not in node.name():
+            node = node.next_functions[0][0]
+        assert node._saved_self.data_ptr() == x.data_ptr()
+        assert P_world.wire.recorder.lines(last=1) == before
+        check(kind, P_x, *window, shape=(4, 2, 12, 12), **options)
+    layer = DISTRIBUTED[kind][2](P_split, 3, 2, 1)
+    layer(x)
+    before = P_world.wire.recorder.lines(last=1)
+    layer(x)
+    assert P_world.wire.recorder.lines(last=1) != before
+
+
 @pytest.mark.parametrize("power", [1, 3])
 @pytest.mark.parametrize("kind", DISTRIBUTED)
 @distributed(ranks=4)

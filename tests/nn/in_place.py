@@ -1,0 +1,39 @@
+"""Layers that use their block in place however small it is, and whether they did."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+from gpudist.nn import in_place
+
+_lock = threading.Lock()
+_inside = 0
+_smallest_block_bytes = in_place.SMALLEST_BLOCK_BYTES
+
+
+@contextmanager
+def blocks_of_any_size() -> Generator[None]:
+    """Within, no block is too small; ranks that are threads enter and leave when they like."""
+    global _inside
+    with _lock:
+        _inside += 1
+        in_place.SMALLEST_BLOCK_BYTES = 0
+    try:
+        yield
+    finally:
+        with _lock:
+            _inside -= 1
+            if not _inside:
+                in_place.SMALLEST_BLOCK_BYTES = _smallest_block_bytes
+
+
+def has_faces(layer: Any) -> bool:
+    """Whether the layer used its last block in place, and ghosts apart."""
+    return list(layer._bound._found.values())[-1].in_place is not None
+
+
+def has_ghosts(layer: Any) -> bool:
+    return list(layer._bound._found.values())[-1].has_ghosts
