@@ -12,8 +12,8 @@ from gpudist.geometry.faces import have_faces, own_paddings, plan_faces
 from gpudist.ops.agreement import Layout
 from gpudist.ops.halo_exchange import HaloExchange
 
-# Measured with one thread: beside a block of 256 KiB the kernels of its faces cost more than a copy,
-# beside one of 1 MiB less.
+# Measured with one thread: the kernels of its faces cost more than a copy of a block of 256 KiB and
+# less than one of 1 MiB.
 SMALLEST_BLOCK_BYTES = 1 << 20
 _DTYPES = (torch.float32, torch.float64)
 
