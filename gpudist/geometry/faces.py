@@ -21,6 +21,7 @@ from gpudist.geometry.halo import reads, shifts, takers
 from gpudist.geometry.windows import SlidingWindow, Window
 
 Part = Literal["left", "inside", "right", "whole"]
+_SIDES: tuple[Part, ...] = ("left", "right")
 
 
 @dataclass(frozen=True)
@@ -141,21 +142,35 @@ def plan_faces(
         Dim after dim the left and the right face, those left out that no worker has.
     """
     periodic = tuple(periodic) if periodic is not None else (False,) * len(inputs.dims)
-    axes = [
-        _Axis(blocks, window.outputs(blocks), window, wraps, i)
-        for blocks, window, wraps, i in zip(inputs.dims, windows, periodic, index, strict=True)
-    ]
+    axes = _axes(inputs, windows, index, periodic)
     key = ("face", inputs, tuple(windows), periodic, with_own)
     faces: list[Face] = []
-    sides: tuple[Part, Part] = ("left", "right")
     for d, axis in enumerate(axes):
-        for side in sides:
+        for side in _SIDES:
             if _anybody_has(axis, side):
                 before: tuple[Part, ...] = ("inside",) * d
                 behind: tuple[Part, ...] = ("whole",) * (len(axes) - d - 1)
                 parts = (*before, side, *behind)
                 faces.append(_face(axes, parts, inputs.grid, with_own, (*key, d, side)))
     return tuple(faces)
+
+
+def have_faces(inputs: Decomposition, windows: Sequence[Window], periodic: Sequence[bool]) -> bool:
+    """Whether :func:`plan_faces` gives any: some worker along some axis reads a ghost there."""
+    axes = _axes(inputs, windows, (0,) * len(inputs.dims), periodic)
+    return any(_anybody_has(axis, side) for axis in axes for side in _SIDES)
+
+
+def _axes(
+    inputs: Decomposition,
+    windows: Sequence[Window],
+    index: Sequence[int],
+    periodic: Sequence[bool],
+) -> list[_Axis]:
+    return [
+        _Axis(blocks, window.outputs(blocks), window, wraps, i)
+        for blocks, window, wraps, i in zip(inputs.dims, windows, periodic, index, strict=True)
+    ]
 
 
 def _anybody_has(axis: _Axis, side: Part) -> bool:

@@ -19,7 +19,7 @@ from gpudist.geometry.windows import SlidingWindow
 from gpudist.nn.conv_channels import bind_spread, bind_sum
 from gpudist.nn.conv_overlap import ConvolutionInPlace
 from gpudist.nn.conv_placement import place
-from gpudist.nn.in_place import pays_in_place, use_in_place
+from gpudist.nn.in_place import use_in_place
 from gpudist.nn.parameter import (
     bias_bound,
     bind_parameter,
@@ -79,8 +79,8 @@ class _DistributedConv(torch.nn.Module):
         global_shape: of the input, if it is balanced, to save agreeing on its blocks.
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
         overlap: convolve the own block in place, the ghosts of its boundary apart, where that is
-            possible and pays; ``False`` refuses. It pays from
-            :data:`~gpudist.nn.in_place.SMALLEST_BLOCK_BYTES` on. Possible with ``P_x`` alone in
+            possible and pays; ``False`` refuses. It pays if the largest block has at least
+            :data:`~gpudist.nn.in_place.SMALLEST_BLOCK_BYTES`. Possible with ``P_x`` alone, in
             float32 and float64, if no block is empty and each gives its outputs with the same
             padding on both sides (odd kernels whose outputs are cut as their inputs are), outside
             of autocast and torch.compile. Sums are the same but for rounding.
@@ -290,13 +290,11 @@ class _DistributedConv(torch.nn.Module):
         """``bound`` without the copy of the block, where that is possible and pays."""
         if self._placement.P_spread is not None:
             return bound
-        use = use_in_place(self.halo_exchange, layout, x)
+        use = use_in_place(self.halo_exchange, layout, x, self.overlap)
         if use is None:
             return bound
         if not use.faces:
             return replace(bound, padding=use.padding, has_ghosts=False)
-        if not self.overlap or not pays_in_place(self.halo_exchange, layout):
-            return bound
         return replace(
             bound,
             in_place=ConvolutionInPlace(

@@ -8,12 +8,12 @@ from math import prod
 import torch
 
 from gpudist.exchange import Movement, bind
-from gpudist.geometry.faces import own_paddings, plan_faces
+from gpudist.geometry.faces import have_faces, own_paddings, plan_faces
 from gpudist.ops.agreement import Layout
 from gpudist.ops.halo_exchange import HaloExchange
 
-# Measured with one thread, 2-D kernels of 3 and 4 to 64 channels: a copy of a block of 256 KiB costs
-# less than 100 us of further kernels for its faces, and one of 1 MiB more.
+# Measured with one thread: the kernels of its faces cost more than a copy of a block of 256 KiB and
+# less than one of 1 MiB.
 SMALLEST_BLOCK_BYTES = 1 << 20
 _DTYPES = (torch.float32, torch.float64)
 
@@ -35,17 +35,33 @@ class BlockInPlace:
 
 
 def use_in_place(
-    halo: HaloExchange, layout: Layout, x: torch.Tensor, with_own: bool = False
+    halo: HaloExchange,
+    layout: Layout,
+    x: torch.Tensor,
+    overlap: bool,
+    with_own: bool = False,
 ) -> BlockInPlace | None:
-    """How the block ``x`` is read in place; ``None``, on all ranks alike, if it cannot be."""
+    """How the block ``x`` is read in place; ``None``, on all ranks alike, if it is better copied.
+
+    Args:
+        halo: the exchange that would copy it.
+        layout: of the input.
+        x: the block.
+        overlap: whether faces may be treated apart, where that pays.
+        with_own: whether slabs have own cells too.
+    """
     inputs, index = layout.decomposition, halo.P_x.index
     assert index is not None
     padding = own_paddings(inputs, halo.windows, index)
     if padding is None:
         return None
+    if not have_faces(inputs, halo.windows, halo.periodic):
+        return BlockInPlace(padding, (), ())
+    if not overlap or not _pays(halo, layout):
+        return None
     faces = plan_faces(inputs, halo.windows, index, halo.periodic, with_own)
-    fill = halo.padding_value
     label = f"ghosts on {list(halo.P_x.shape)} of {list(inputs.shape)}"
+    fill = halo.padding_value
     movements = [
         bind(face.plan, halo.P_x, f"{label}, face {i}", layout.dtype, x.shape, x.dtype, fill=fill)
         for i, face in enumerate(faces)
@@ -53,7 +69,7 @@ def use_in_place(
     return BlockInPlace(padding, tuple(movements), tuple(face.outputs.slices for face in faces))
 
 
-def pays_in_place(halo: HaloExchange, layout: Layout) -> bool:
+def _pays(halo: HaloExchange, layout: Layout) -> bool:
     """Whether blocks are so large that treating their faces apart costs less than a copy.
 
     Never if some block of the input or output is empty, or in dtypes whose sums are kept in another

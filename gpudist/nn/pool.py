@@ -14,7 +14,7 @@ from gpudist.errors import PartitionError, ShapeError
 from gpudist.exchange import Movement
 from gpudist.geometry.faces import axis_paddings
 from gpudist.geometry.windows import SlidingWindow
-from gpudist.nn.in_place import pays_in_place, use_in_place
+from gpudist.nn.in_place import use_in_place
 from gpudist.nn.parameter import tied_empty
 from gpudist.nn.pool_overlap import LocalPool, PoolingInPlace
 from gpudist.nn.window import per_dim
@@ -122,16 +122,12 @@ class _DistributedPool(torch.nn.Module):
     def _bind(self, x: torch.Tensor) -> _Bound:
         layout, halo = self.halo_exchange.bound(x)
         bound = _Bound(layout, halo, (0,) * self._dims)
-        use = use_in_place(self.halo_exchange, layout, x, with_own=True)
+        use = use_in_place(self.halo_exchange, layout, x, self.overlap, with_own=True)
         if use is None:
             return bound
         if not use.faces:
             return replace(bound, padding=use.padding, has_ghosts=False)
-        if not (
-            self.overlap
-            and pays_in_place(self.halo_exchange, layout)
-            and self._torch_pools_every_block(layout)
-        ):
+        if not self._torch_pools_every_block(layout):
             return bound
         pool = LocalPool(self._takes_maximum, self.kernel_size, self.stride, self.dilation)
         compose = partial(self._compose, bound)
