@@ -65,6 +65,81 @@ StageCall stage_call(const BoundStage& stage, uintptr_t input, uintptr_t output)
   return {&stage, reinterpret_cast<const char*>(input), reinterpret_cast<char*>(output)};
 }
 
+// One stage of each of several movements, as exchange/rounds.py has it: from tensors to tensors in
+// one call. Python binds stages, makes outputs and refuses inputs; nothing else of it is run.
+class Round {
+ public:
+  // Each part: the index of its tensor, the shape and dtype that are expected (None: not checked),
+  // whether it takes an input and gives an output, and what Python does for it.
+  using PartTuple = std::tuple<size_t, nb::object, nb::object, bool, bool, nb::object, nb::object,
+                               nb::dict, nb::object>;
+
+  Round(HostCommunicator* communicator, const Signature* signature,
+        const std::vector<PartTuple>& parts)
+      : communicator_(communicator), signature_(signature) {
+    for (const auto& [index, shape, dtype, takes, gives, check, make, bound, bind] : parts) {
+      parts_.push_back({index, shape, dtype, takes, gives, check, make, bound, bind});
+    }
+  }
+
+  nb::list run(const nb::list& blocks) const {
+    nb::list outputs;
+    std::vector<nb::object> inputs;  // kept alive
+    std::vector<StageCall> calls;
+    inputs.reserve(parts_.size());
+    calls.reserve(parts_.size());
+    for (const Part& part : parts_) {
+      inputs.push_back(part.takes ? checked(part, blocks[part.index]) : nb::none());
+      nb::object output = part.gives ? part.make() : nb::none();
+      if (part.takes || part.gives) {
+        const nb::object strides = part.takes ? inputs.back().attr("stride")() : nb::tuple();
+        calls.push_back(stage_call(stage(part, strides), part.takes ? address(inputs.back()) : 0,
+                                   part.gives ? address(output) : 0));
+      }
+      outputs.append(std::move(output));
+    }
+    const nb::gil_scoped_release release;
+    if (communicator_ != nullptr) {
+      gpudist::run_stages(*communicator_, *signature_, calls);
+    } else {
+      for (const StageCall& call : calls) gpudist::run_local_stage(call);
+    }
+    return outputs;
+  }
+
+ private:
+  struct Part {
+    size_t index;
+    nb::object shape, dtype;
+    bool takes, gives;
+    nb::object check, make;
+    nb::dict bound;
+    nb::object bind;
+  };
+
+  static nb::object checked(const Part& part, nb::object x) {
+    if (part.shape.is_none()) return x;
+    const bool plain = x.attr("shape").equal(part.shape) && x.attr("dtype").is(part.dtype) &&
+                       !nb::cast<bool>(x.attr("is_neg")()) && !nb::cast<bool>(x.attr("is_conj")());
+    return plain ? x : part.check(x);
+  }
+
+  static const BoundStage& stage(const Part& part, const nb::object& strides) {
+    PyObject* found = PyDict_GetItemWithError(part.bound.ptr(), strides.ptr());
+    if (found != nullptr) return nb::cast<const BoundStage&>(nb::handle(found));
+    const nb::object made = part.bind(strides);  // which puts it into `bound`
+    return nb::cast<const BoundStage&>(made);
+  }
+
+  static uintptr_t address(const nb::object& tensor) {
+    return nb::cast<uintptr_t>(tensor.attr("data_ptr")());
+  }
+
+  HostCommunicator* communicator_;
+  const Signature* signature_;
+  std::vector<Part> parts_;
+};
+
 // A capsule that nobody has taken the tensor out of lets go of it.
 void delete_capsule(PyObject* capsule) {
   if (!PyCapsule_IsValid(capsule, gpudist::dlpack::kCapsuleName)) return;
@@ -217,6 +292,12 @@ NB_MODULE(_native, m) {
       .def("reports", &HostCommunicator::reports)
       .def("close", &HostCommunicator::close);
 
+  nb::class_<Round>(m, "Round", "One stage of each of several movements.")
+      .def(nb::init<HostCommunicator*, const Signature*, const std::vector<Round::PartTuple>&>(),
+           "communicator"_a.none(), "signature"_a.none(), "parts"_a, nb::keep_alive<1, 2>(),
+           nb::keep_alive<1, 3>())
+      .def("run", &Round::run, "blocks"_a);
+
   nb::class_<Exchange>(m, "Exchange", "Stages on their way together.")
       .def(
           "__init__",
@@ -232,14 +313,6 @@ NB_MODULE(_native, m) {
            nb::call_guard<nb::gil_scoped_release>());
 
   m.attr("FAILURE_BYTES") = gpudist::HostCommunicator::kFailureBytes;
-
-  m.def(
-      "run_local",
-      [](const BoundStage& stage, uintptr_t input, uintptr_t output) {
-        nb::gil_scoped_release release;
-        gpudist::run_local_stage(stage_call(stage, input, output));
-      },
-      "stage"_a, "input"_a, "output"_a, "Carry out a stage that exchanges nothing.");
 
   // Made now: fork() while another thread makes it would leave the child without one.
   gpudist::recycling_pool();

@@ -1,7 +1,9 @@
 """The native core: packing, and messages through shared memory."""
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import torch
 
 # A box is all its starts, then all its stops.
 _Boxes = Sequence[Sequence[int]]
@@ -75,6 +77,30 @@ class HostCommunicator:
     def reports(self) -> list[str]: ...
     def close(self) -> None: ...
 
+# Index, shape and dtype (None: not checked), takes, gives, check, make, bound, bind.
+_Part = tuple[
+    int,
+    tuple[int, ...] | None,
+    torch.dtype | None,
+    bool,
+    bool,
+    Callable[[torch.Tensor], torch.Tensor],
+    Callable[[], torch.Tensor],
+    dict[tuple[int, ...], object],
+    Callable[[tuple[int, ...]], object],
+]
+
+class Round:
+    """One stage of each of several movements."""
+
+    def __init__(
+        self,
+        communicator: HostCommunicator | None,
+        signature: Signature | None,
+        parts: Sequence[_Part],
+    ) -> None: ...
+    def run(self, blocks: list[torch.Tensor | None]) -> list[torch.Tensor | None]: ...
+
 class Exchange:
     """Stages on their way together."""
 
@@ -85,9 +111,6 @@ class Exchange:
         calls: Sequence[tuple[Stage, int, int]],
     ) -> None: ...
     def wait(self, call: int) -> None: ...
-
-def run_local(stage: Stage, input: int, output: int) -> None:
-    """Carry out a stage that exchanges nothing."""
 
 def recycled_tensor(shape: Sequence[int], dtype: Dtype) -> object:
     """A DLPack capsule of a contiguous tensor in recycled memory."""

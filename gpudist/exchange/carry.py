@@ -31,15 +31,12 @@ def carry_out(
         PlanMismatch: ranks carry out different movements.
     """
     rounds = _rounds(tuple(movements))
-    first = rounds[0]
-    blocks: Blocks = [part.block(x) for part, x in zip(first.parts, inputs, strict=True)]
-    results = first.run(blocks)
+    parts = rounds[0].parts
+    results = rounds[0].run(list(inputs))
     for later in rounds[1:]:
         for part, y in zip(later.parts, later.run(results), strict=True):
             results[part.index] = y
-    return tuple(
-        [part.output(y, x) for part, y, x in zip(first.parts, results, inputs, strict=True)]
-    )
+    return tuple([part.output(y, x) for part, y, x in zip(parts, results, inputs, strict=True)])
 
 
 def start(

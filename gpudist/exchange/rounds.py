@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from gpudist import recycling
@@ -52,32 +54,30 @@ class InFlight:
             self._wire.abort(Failure.from_exception(TransportError(text), self._wire.rank))
 
 
-class _Part:
+class Part:
     """The stage of one movement, with what each of its calls needs."""
 
     def __init__(self, movement: Movement, depth: int, index: int) -> None:
         self.stage, self.partition = movement.steps[depth]
         self.movement = movement
         self.index = index
-        self._takes = self.stage.input_shape is not None
-        self._gives = self.stage.output_shape is not None
-        self._is_complex = movement.input_dtype.is_complex
-        self._bound: dict[tuple[int, ...], object] = {}
+        self.comes_from_outside = depth == 0
+        self.takes = self.stage.input_shape is not None
+        self.gives = self.stage.output_shape is not None
+        self.bound: dict[tuple[int, ...], object] = {}
         self._accumulating: dict[tuple[int, ...], object] = {}
         shape = self.stage.output_shape or ()
-        self._new = recycling.maker(shape, movement.dtype, self.partition.device)
+        self.make_output = recycling.maker(shape, movement.dtype, self.partition.device)
 
     def block(self, x: torch.Tensor) -> torch.Tensor:
-        """The input as it lies in memory, checked where it comes from outside."""
+        """An input that comes from outside, checked, as it lies in memory."""
         movement = self.movement
         if x.shape != movement.input_shape or x.dtype != movement.input_dtype:
             raise ShapeError(
                 f"{movement.label}: bound to a {movement.input_dtype} tensor of shape "
                 f"{list(movement.input_shape)}, got {x.dtype} of shape {list(x.shape)}"
             )
-        if x.is_neg() or (self._is_complex and x.is_conj()):
-            x = x.detach().resolve_conj().resolve_neg()
-        return x
+        return x.detach().resolve_conj().resolve_neg() if x.is_neg() or x.is_conj() else x
 
     def check_target(self, target: torch.Tensor | None) -> None:
         """Refuse a tensor to which the output cannot be added."""
@@ -94,18 +94,16 @@ class _Part:
         self, x: torch.Tensor | None, into: torch.Tensor | None = None
     ) -> tuple[torch.Tensor | None, StageCall | None]:
         """The output, new unless it is given, and the call that fills it; each may be nothing."""
-        y = (self._new() if into is None else into) if self._gives else None
-        if self._takes:
+        y = (self.make_output() if into is None else into) if self.gives else None
+        if self.takes:
             assert x is not None
             strides, address = x.stride(), x.data_ptr()
         elif y is not None:
             strides, address = (), 0
         else:
             return None, None
-        stages = self._bound if into is None else self._accumulating
-        stage = stages.get(strides)
-        if stage is None:
-            stage = stages[strides] = self._bind(strides, into is not None)
+        stages = self.bound if into is None else self._accumulating
+        stage = stages.get(strides) or self.bind(strides, into is not None)
         return y, (stage, address, 0 if y is None else y.data_ptr())
 
     def output(self, y: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
@@ -115,12 +113,15 @@ class _Part:
         movement = self.movement
         return torch.empty(movement.output_shape, dtype=movement.output_dtype, device=x.device)
 
-    def _bind(self, strides: tuple[int, ...], accumulates: bool) -> object:
+    def bind(self, strides: tuple[int, ...], accumulates: bool = False) -> object:
+        """The stage bound by the transport, for an input of these strides; remembered."""
         rank = self.partition.rank if self.partition.rank is not None else -1
-        return self.partition.wire.bind_stage(
+        stage = self.partition.wire.bind_stage(
             self.stage, self.partition.ranks, rank, strides, self.movement.dtype,
             self.movement.fill, accumulates,
         )  # fmt: skip
+        (self._accumulating if accumulates else self.bound)[strides] = stage
+        return stage
 
 
 class Round:
@@ -132,30 +133,15 @@ class Round:
         self._wire = wire
         self._signature = signature
         self.parts = [
-            _Part(movement, depth, i)
+            Part(movement, depth, i)
             for i, movement in enumerate(movements)
             if depth < len(movement.steps)
         ]
         self._communicates = any(part.stage.communicates for part in self.parts)
-        self._run_stages = wire.stage_runner(signature) if wire.packs else None
-
-    def run(self, blocks: Blocks) -> Blocks:
-        """The outputs of the parts for the blocks of their movements, ``None`` where is none."""
-        if self._run_stages is None:
-            return self._run_plain(blocks)
-        outputs: Blocks = []
-        calls: list[StageCall] = []
-        for part in self.parts:
-            y, call = part.call(blocks[part.index])
-            outputs.append(y)
-            if call is not None:
-                calls.append(call)
-        if self._communicates:
-            self._run_stages(calls)
-        else:
-            for call in calls:
-                self._wire.run_local_stage(call)
-        return outputs
+        # The outputs of the parts for the blocks of their movements, ``None`` where there is none.
+        self.run: Callable[[Blocks], Blocks] = self._run_plain
+        if wire.packs:
+            self.run = wire.bind_round(signature if self._communicates else None, self.parts)
 
     def start(self, blocks: Blocks, into: Blocks) -> InFlight:
         """Send the blocks on their way; see :func:`~gpudist.exchange.start`."""
@@ -191,14 +177,18 @@ class Round:
     @torch.no_grad()
     def _run_plain(self, blocks: Blocks) -> Blocks:
         """By a transport that only carries messages."""
+        inputs = [
+            part.block(x) if part.comes_from_outside and x is not None else x
+            for part, x in ((part, blocks[part.index]) for part in self.parts)
+        ]
         arrivals: list[list[Arrival]] = [[] for _ in self.parts]
         if self._communicates:
             with self._wire.group(self._signature):
                 arrivals = [
-                    post(part.stage, part.partition, part.movement, blocks[part.index])
-                    for part in self.parts
+                    post(part.stage, part.partition, part.movement, x)
+                    for part, x in zip(self.parts, inputs, strict=True)
                 ]
         return [
-            finish(part.stage, part.partition, part.movement, blocks[part.index], arrived)
-            for part, arrived in zip(self.parts, arrivals, strict=True)
+            finish(part.stage, part.partition, part.movement, x, arrived)
+            for part, x, arrived in zip(self.parts, inputs, arrivals, strict=True)
         ]

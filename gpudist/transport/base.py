@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -88,6 +88,29 @@ class StagesInFlight(Protocol):
     def wait(self, call: int) -> None:
         """Return when call number ``call`` is complete."""
         ...
+
+
+class RoundPart(Protocol):
+    """The stage of one movement, with what each of its calls needs.
+
+    Attributes:
+        index: of its movement.
+        movement: for the shape and dtype of an input that ``comes_from_outside``.
+        takes, gives: whether this rank has an input, and an output.
+        bound: stages by strides of their input; :meth:`bind` adds to them.
+        make_output: a new output.
+    """
+
+    index: int
+    movement: Any
+    comes_from_outside: bool
+    takes: bool
+    gives: bool
+    bound: dict[tuple[int, ...], object]
+    make_output: Callable[[], torch.Tensor]
+
+    def block(self, x: torch.Tensor) -> torch.Tensor: ...
+    def bind(self, strides: tuple[int, ...], accumulates: bool = False) -> object: ...
 
 
 class FailureChannel(ABC):
@@ -281,7 +304,7 @@ class Transport(ABC):
         fill: float,
         accumulates: bool = False,
     ) -> object:
-        """A stage ready for :meth:`stage_runner`, where the transport ``packs``.
+        """A stage ready for :meth:`start_stages`, where the transport ``packs``.
 
         Args:
             stage: of this rank's plan.
@@ -294,16 +317,21 @@ class Transport(ABC):
         """
         raise NotImplementedError(f"the {self.name} transport does not pack")
 
-    def stage_runner(self, signature: Signature) -> Callable[[Sequence[StageCall]], None]:
-        """What packs, exchanges and unpacks bound stages together; raises as :meth:`group` does."""
+    def bind_round(
+        self, signature: Signature | None, parts: Sequence[RoundPart]
+    ) -> Callable[[list[torch.Tensor | None]], list[torch.Tensor | None]]:
+        """What carries out one stage of each of several movements, from tensors to tensors.
+
+        It checks, packs, exchanges and unpacks, and raises what :meth:`group` does.
+
+        Args:
+            signature: ``None`` for stages that exchange nothing.
+            parts: what there is to know about each stage.
+        """
         raise NotImplementedError(f"the {self.name} transport does not pack")
 
     def start_stages(self, signature: Signature, calls: Sequence[StageCall]) -> StagesInFlight:
         """Send bound stages on their way together; each call must be waited for."""
-        raise NotImplementedError(f"the {self.name} transport does not pack")
-
-    def run_local_stage(self, call: StageCall) -> None:
-        """Carry out a bound stage that exchanges nothing."""
         raise NotImplementedError(f"the {self.name} transport does not pack")
 
     @abstractmethod

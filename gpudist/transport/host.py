@@ -13,10 +13,10 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from gpudist.errors import CollectiveTimeout, NotBuiltError
+from gpudist.errors import CollectiveTimeout, NotBuiltError, ShapeError
 from gpudist.geometry.boxes import Box, Message, Stage
 from gpudist.geometry.messages import as_messages
-from gpudist.transport.base import Failure, FailureChannel, Operation, Signature
+from gpudist.transport.base import Failure, FailureChannel, Operation, RoundPart, Signature
 from gpudist.transport.message import Header
 from gpudist.transport.point_to_point import PointToPointTransport
 
@@ -144,19 +144,41 @@ class HostTransport(PointToPointTransport):
             relayed=_messages(boxes.relayed, ranks),
         )
 
-    def stage_runner(
-        self, signature: Signature
-    ) -> Callable[[Sequence[tuple[Any, int, int]]], None]:
-        label, native = signature.label, _native_signature(signature)
-        begin, run_stages, end_with = self.recorder.begin, self._core.run, self.end_with
+    def bind_round(
+        self, signature: Signature | None, parts: Sequence[RoundPart]
+    ) -> Callable[[list[torch.Tensor | None]], list[torch.Tensor | None]]:
+        assert _native is not None
+        native_parts = [
+            (
+                part.index,
+                part.movement.input_shape if part.comes_from_outside else None,
+                part.movement.input_dtype if part.comes_from_outside else None,
+                part.takes,
+                part.gives,
+                part.block,
+                part.make_output,
+                part.bound,
+                part.bind,
+            )
+            for part in parts
+        ]
+        if signature is None:
+            return _native.Round(None, None, native_parts).run
+        label = signature.label
+        run_round = _native.Round(self._core, _native_signature(signature), native_parts).run
+        begin, end_with = self.recorder.begin, self.end_with
 
-        def run(calls: Sequence[tuple[Any, int, int]]) -> None:
+        def run(blocks: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
             operation = begin(label)
             try:
-                run_stages(native, calls)
+                outputs = run_round(blocks)
+            except ShapeError:
+                operation.finished = True  # before it began
+                raise
             except BaseException as error:
                 end_with(error)
             operation.finished = True
+            return outputs
 
         return run
 
@@ -170,10 +192,6 @@ class HostTransport(PointToPointTransport):
         except BaseException as error:
             self.end_with(error)
         return _StagesInFlight(self, exchange, operation, len(calls))
-
-    def run_local_stage(self, call: tuple[Any, int, int]) -> None:
-        assert _native is not None
-        _native.run_local(*call)
 
     def error(self) -> Any:
         failure = self._failure or self.failures.peek()
@@ -207,7 +225,11 @@ class HostTransport(PointToPointTransport):
             time.sleep(_POLL_S)
 
     def _group_end(self) -> None:
-        self._core.begin(_native_signature(self._group().signature))
+        assert _native is not None
+        try:
+            self._core.begin(_native_signature(self._group().signature))
+        except _native.WorldFailed as error:
+            self._raise_failure(error)
         super()._group_end()
 
     def _post_send(self, payload: torch.Tensor, peer: int, header: Header) -> Any:
