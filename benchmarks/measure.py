@@ -10,7 +10,7 @@ from benchmarks.case import Case
 from benchmarks.rows import Row, row
 from benchmarks.worlds import MPI_NAMES, Pages, World
 
-ITERATIONS = 50
+ITERATIONS = 30
 ROUNDS = 10
 # One iteration of every side, and one of the fastest, last at least this long, by many calls if
 # need be: ranks leave a barrier tens of microseconds apart.

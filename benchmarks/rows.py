@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
@@ -16,6 +17,7 @@ from rich.table import Table
 from benchmarks.case import Case
 
 NO_PEER = "none"
+FILE_WIDTH = 200
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,6 @@ def show(rows: Sequence[Row]) -> None:
     table = Table("subject", "ranks", "case", "peer", "correct")
     for name in ("median us", "p10", "p90", "peer us", "ratio"):
         table.add_column(name, justify="right")
-    console = Console()
     for r in rows:
         mark = "yes" if r.correct else "[bold red]WRONG"
         numbers = [f"{n:.1f}" for n in (r.us_median, r.us_p10, r.us_p90)]
@@ -81,7 +82,7 @@ def show(rows: Sequence[Row]) -> None:
         ratio = "" if r.ratio is None else f"{r.ratio:.3f}"
         table.add_row(r.subject, str(r.ranks), r.case, r.peer, mark, *numbers, peer_us, ratio)
     # A file has no width: give the table all that it needs.
-    console.print(table, width=None if console.is_terminal else 200, soft_wrap=True)
+    Console(width=None if sys.stdout.isatty() else FILE_WIDTH).print(table)
 
 
 def document(rows: Sequence[Row], command: str, versions: Mapping[str, str]) -> str:

@@ -105,13 +105,13 @@ class World:
         self._connections: list[Connection] = []
         self._pids: list[int] = []
         self._log = folder / f"{launch.name}.log"
-        address = str(folder / f"{launch.name}.socket")
+        self.address = str(folder / f"{launch.name}.socket")
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(address)
+        self._listener.bind(self.address)
         self._listener.listen(ranks)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [*launch.command, address],
+                [*launch.command, self.address],
                 cwd=ROOT,
                 env={**os.environ, "OMP_NUM_THREADS": "1", **launch.environment},
                 stdin=subprocess.DEVNULL,
@@ -190,21 +190,15 @@ class World:
         self._listener.close()
         for number in (None, signal.SIGTERM, signal.SIGKILL):
             if number is not None:
-                self._signal(number)
+                os.killpg(self._process.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(END_S)
                 break
-        self._signal(signal.SIGKILL)
-        for pid in self._pids:
-            os.close(pid)
-
-    def _signal(self, number: signal.Signals) -> None:
-        """Reach the launcher's group, and the ranks, which some launchers put in other groups."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
+        # Some launchers put ranks in other groups; a file descriptor never names another process.
         for pid in self._pids:
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(pid, number)
+                signal.pidfd_send_signal(pid, signal.SIGKILL)
+            os.close(pid)
 
 
 @contextlib.contextmanager
