@@ -20,7 +20,8 @@ def sides(case: Case, P_world: Partition) -> dict[str, Side]:
     gloo.start(P_world)
     count = case.parameters["count"]
     x = torch.from_numpy(pattern(count, P_world.rank or 0))
-    all_sum_reduce = AllSumReduce(P_world.create_cartesian_topology_partition([P_world.size]))
+    P_x = P_world.create_cartesian_topology_partition([P_world.size])
+    all_sum_reduce = AllSumReduce(P_x, [0])
 
     def gloo_all_reduce() -> torch.Tensor:
         y = x.clone()  # gloo sums in place

@@ -17,6 +17,7 @@ ROUNDS = 10
 ALL_US, FASTEST_US = 20_000.0, 300.0
 MAX_CALLS = 256
 WARM_UP_TURNS = 16
+TURNS_WITHOUT_NEW_PAGES = 3
 FEW_PAGES = 64
 
 
@@ -59,11 +60,12 @@ def measure(case: Case, worlds: Sequence[World], iterations: int, pages: Pages) 
 
 def _warm_up(world: World, name: str, until_recycled: bool) -> float:
     """Call the side until it gets no new pages, if it ever will; returns microseconds a call."""
-    us = 0.0
+    us, turns_without = 0.0, 0
     for _ in range(WARM_UP_TURNS):
         turn = world.time(name, 1, 1)
         us = turn.us[0]
-        if not until_recycled or turn.new_pages < FEW_PAGES:
+        turns_without = turns_without + 1 if turn.new_pages < FEW_PAGES else 0
+        if not until_recycled or turns_without == TURNS_WITHOUT_NEW_PAGES:
             break
     return us
 

@@ -51,6 +51,7 @@ RECYCLED = Pages(
         "MALLOC_MMAP_MAX_": "0",
         "MALLOC_TRIM_THRESHOLD_": str(1 << 62),
         "MALLOC_TOP_PAD_": str(64 << 20),
+        "MALLOC_ARENA_MAX": "1",  # gloo's threads would have heaps that give their pages back
     },
     True,
 )
