@@ -178,7 +178,7 @@ def main() -> None:
         return {name: side for name, side in sides.items() if side is not None}
 
     version = " ".join(MPI.Get_library_version().split(",")[0].split())
-    version = version.partition(" MPICH Release")[0]
+    version = version.partition(" MPICH Release")[0].replace(" Version:", "")
     serve(address, world.rank, {name: version}, world.Barrier, prepare)
 
 
