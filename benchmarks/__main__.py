@@ -1,36 +1,140 @@
-"""``python -m benchmarks --subject messages --ranks 2 --json FILE``."""
+"""Measure gpudist beside its peers; docs/benchmarks.md says how, and what the columns are."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.harness import ITERATIONS, show, write
-from gpudist.testing import run_distributed
+from benchmarks import worlds
+from benchmarks.case import Case
+from benchmarks.measure import ITERATIONS, measure, rows_of
+from benchmarks.peers import mpi
+from benchmarks.rows import Row, document, show, write
+from benchmarks.worlds import ROOT, Pages, WorldFailed, started
 
-SUBJECTS = ("messages",)
+SUBJECTS = (
+    *("messages", "halo", "broadcast", "sum_reduce", "all_sum_reduce"),
+    *("repartition", "conv", "linear", "planning"),
+)
+RANKS = (2, 4)
+LEAST_ITERATIONS = 20
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--subject", choices=SUBJECTS, required=True)
-    parser.add_argument("--ranks", type=int, default=2, help="processes on this node")
-    parser.add_argument("--iterations", type=int, default=ITERATIONS, help="timed, after warm-up")
-    parser.add_argument("--json", type=Path, help="file for the rows")
-    options = parser.parse_args()
-    subject = importlib.import_module(f"benchmarks.{options.subject}")
-    rows = run_distributed(
-        subject.measure, options.ranks, options.iterations, transport="host", timeout=600.0
-    )[0]
+    options = _options()
+    errors = Console(stderr=True)
+    subjects = SUBJECTS if options.all else (options.subject,)
+    rank_counts = options.ranks or (RANKS if options.all else RANKS[:1])
+    for name in worlds.MPI_NAMES:
+        if name not in worlds.installed(options.peers):
+            errors.print(_how_to_get(name, options.peers), soft_wrap=True)
+    try:
+        rows, versions = run(subjects, rank_counts, options.iterations, options.peers, errors)
+    except WorldFailed as failure:
+        errors.print(f"error: {failure}", style="red", markup=False, soft_wrap=True)
+        return 2
     show(rows)
     if options.json is not None:
         write(rows, options.json)
-    return 0 if all(row.correct for row in rows) else 1
+    if options.all:
+        _write_results(rows, versions, options.results)
+    wrong = [r for r in rows if not r.correct]
+    if wrong:
+        errors.print(f"{len(wrong)} of {len(rows)} rows are wrong", style="red")
+    return 1 if wrong else 0
+
+
+def run(
+    subjects: Sequence[str],
+    rank_counts: Sequence[int],
+    iterations: int,
+    peers: Path,
+    console: Console,
+) -> tuple[list[Row], dict[str, str]]:
+    """The rows of all cases, by subject and number of ranks, and the versions of what was run."""
+    rows: list[Row] = []
+    versions: dict[str, str] = {}
+    batches = [
+        (ranks, pages, chosen)
+        for ranks in rank_counts
+        for pages in (worlds.RECYCLED, worlds.NEW)
+        if (chosen := _cases(subjects, ranks, pages))
+    ]
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console, transient=True) as progress:
+        total = sum(len(chosen) for _, _, chosen in batches)
+        task = progress.add_task("starting", total=total)
+        for ranks, pages, chosen in batches:
+            progress.update(task, description=f"starting {ranks} ranks{pages.suffix}")
+            with started(_launches(chosen, ranks, pages, peers), ranks) as up:
+                for world in up:
+                    versions |= world.versions
+                for case in chosen:
+                    words = f"{case.subject}, {ranks} ranks: {case.name}{pages.suffix}"
+                    progress.update(task, description=words)
+                    rows += rows_of(case, measure(case, up, iterations, pages), pages.suffix)
+                    progress.advance(task)
+    return sorted(rows, key=lambda r: (SUBJECTS.index(r.subject), r.ranks)), versions
+
+
+def _cases(subjects: Sequence[str], ranks: int, pages: Pages) -> list[Case]:
+    cases = [
+        case
+        for subject in subjects
+        for case in importlib.import_module(f"benchmarks.{subject}").cases(ranks)
+    ]
+    return [case for case in cases if pages.recycled or case.has_large_output]
+
+
+def _launches(cases: Sequence[Case], ranks: int, pages: Pages, peers: Path) -> list[worlds.Launch]:
+    launches = [worlds.ours(ranks, pages)]
+    if any(case.subject in mpi.SUBJECTS for case in cases):
+        launches += [worlds.mpi(name, peers, ranks, pages) for name in worlds.installed(peers)]
+    return launches
+
+
+def _how_to_get(name: str, peers: Path) -> str:
+    venv = peers / name
+    return (
+        f"no {name}: its rows are left out. To have them: make bench, or python3 -m venv {venv} "
+        f"&& {venv}/bin/python -m pip install mpi4py numpy {name}"
+    )
+
+
+def _write_results(rows: Sequence[Row], versions: dict[str, str], folder: Path) -> None:
+    for subject, ranks in dict.fromkeys((r.subject, r.ranks) for r in rows):
+        chosen = [r for r in rows if (r.subject, r.ranks) == (subject, ranks)]
+        write(chosen, folder / f"{subject}-{ranks}.json")
+    command = " ".join(["python -m benchmarks", *sys.argv[1:]])
+    (folder / "README.md").write_text(document(rows, command, versions), encoding="utf-8")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--subject", choices=SUBJECTS)
+    what.add_argument("--all", action="store_true", help="every subject, on 2 and on 4 ranks")
+    parser.add_argument("--ranks", type=int, action="append", help="processes; may be repeated")
+    parser.add_argument("--iterations", type=int, default=ITERATIONS, help="timed, after warm-up")
+    parser.add_argument("--json", type=Path, help="file for the rows")
+    parser.add_argument(
+        "--results", type=Path, default=ROOT / "benchmarks" / "results", help="folder for --all"
+    )
+    parser.add_argument("--peers", type=Path, default=ROOT / ".bench", help="folder of MPI venvs")
+    options = parser.parse_args()
+    if options.iterations < LEAST_ITERATIONS:
+        parser.error(f"--iterations must be at least {LEAST_ITERATIONS}")
+    if any(ranks < 2 or ranks % 2 for ranks in options.ranks or ()):
+        parser.error("--ranks must be even and at least 2")
+    return options
 
 
 if __name__ == "__main__":

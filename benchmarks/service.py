@@ -1,0 +1,102 @@
+"""What every rank of every world does: wait for an order, carry it out, answer.
+
+A rank whose turn it is not sleeps in a read from a socket. Ranks without torch run this file too.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Client
+from typing import Any
+
+from benchmarks.case import Case, Side
+
+Prepare = Callable[[Case], Mapping[str, Side]]
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The first thing a rank says: who it is, its process, and the versions of what it runs."""
+
+    rank: int
+    pid: int
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One rank's part of a turn: microseconds a call, by iteration, and the pages it was given."""
+
+    us: list[float]
+    new_pages: int
+
+
+class _Rank:
+    """Carries out orders; each method is one."""
+
+    def __init__(self, barrier: Callable[[], object], prepare: Prepare) -> None:
+        self._barrier = barrier
+        self._prepare = prepare
+        self._sides: Mapping[str, Side] = {}
+
+    def prepare(self, case: Case) -> list[str]:
+        """The names of this world's sides of ``case``; those of the case before are let go."""
+        self._sides = {}
+        self._sides = self._prepare(case)
+        return list(self._sides)
+
+    def check(self, name: str) -> bool:
+        side = self._sides[name]
+        side.clear()
+        self._barrier()
+        return bool(side.is_right(side.call()))
+
+    def time(self, name: str, calls: int, iterations: int) -> Turn:
+        """Each iteration begins together; a first call, untimed, finds the caches another left."""
+        call = self._sides[name].call
+        us: list[float] = []
+        gc.disable()
+        self._barrier()
+        call()
+        pages = _pages()
+        for _ in range(iterations):
+            self._barrier()
+            start_ns = time.perf_counter_ns()
+            for _ in range(calls):
+                call()
+            us.append((time.perf_counter_ns() - start_ns) / 1e3 / calls)
+        pages = _pages() - pages
+        gc.enable()
+        return Turn(us, pages)
+
+
+def serve(
+    address: str,
+    rank: int,
+    versions: dict[str, str],
+    barrier: Callable[[], object],
+    prepare: Prepare,
+) -> None:
+    """Serve the controller at ``address`` until it says that it was the last order, or is gone."""
+    connection = Client(address, family="AF_UNIX")
+    connection.send(Hello(rank, os.getpid(), versions))
+    orders = _Rank(barrier, prepare)
+    while True:
+        try:
+            verb, arguments = connection.recv()
+        except (EOFError, ConnectionResetError):
+            return
+        if verb == "end":
+            return
+        answer: Any = getattr(orders, verb)(*arguments)
+        connection.send(answer)
+
+
+def _pages() -> int:
+    """Page faults of this process so far; each is a page of new memory."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

