@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from gpudist.exchange import Movement, _bind_stage, _signature
+from gpudist.exchange import Movement
+from gpudist.exchange.carry import _rounds
+from gpudist.transport.host import HostTransport, _native_signature
 
 
 def one_call(movement: Movement, x: torch.Tensor, y: torch.Tensor) -> Callable[[], torch.Tensor]:
     """Carry out the only stage of ``movement`` from ``x`` into existing memory ``y``."""
     wire = movement.steps[0].partition.wire
-    signature = _signature((movement,), 0)
-    calls = [(_bind_stage(movement, 0, x.stride()), x.data_ptr(), y.data_ptr())]
+    assert isinstance(wire, HostTransport)
+    (only,) = _rounds((movement,))
+    stage: Any = only.parts[0].bind(x.stride())
+    calls = [(stage, x.data_ptr(), y.data_ptr())]
+    signature, run = _native_signature(only.signature), wire._core.run
 
     def call() -> torch.Tensor:
-        wire.run_stages(signature, calls)
+        run(signature, calls)
         return y
 
     return call

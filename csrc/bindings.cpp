@@ -65,6 +65,22 @@ StageCall stage_call(const BoundStage& stage, uintptr_t input, uintptr_t output)
   return {&stage, reinterpret_cast<const char*>(input), reinterpret_cast<char*>(output)};
 }
 
+// A name that is made once: looking one up by its text costs as much as the call.
+struct Name {
+  explicit Name(const char* text) : name(PyUnicode_InternFromString(text)) {}
+  nb::object of(nb::handle x) const {
+    PyObject* found = PyObject_GetAttr(x.ptr(), name);
+    if (found == nullptr) nb::raise_python_error();
+    return nb::steal(found);
+  }
+  nb::object call(nb::handle x) const {
+    PyObject* result = PyObject_CallMethodNoArgs(x.ptr(), name);
+    if (result == nullptr) nb::raise_python_error();
+    return nb::steal(result);
+  }
+  PyObject* const name;  // never let go of: modules outlive it
+};
+
 // One stage of each of several movements, as exchange/rounds.py has it: from tensors to tensors in
 // one call. Python binds stages, makes outputs and refuses inputs; nothing else of it is run.
 class Round {
@@ -82,17 +98,18 @@ class Round {
     }
   }
 
-  nb::list run(const nb::list& blocks) const {
+  // `blocks` is a list or a tuple.
+  nb::list run(const nb::object& blocks) const {
     nb::list outputs;
     std::vector<nb::object> inputs;  // kept alive
     std::vector<StageCall> calls;
     inputs.reserve(parts_.size());
     calls.reserve(parts_.size());
     for (const Part& part : parts_) {
-      inputs.push_back(part.takes ? checked(part, blocks[part.index]) : nb::none());
-      nb::object output = part.gives ? part.make() : nb::none();
+      inputs.push_back(part.takes ? checked(part, nb::object(blocks[part.index])) : nb::none());
+      nb::object output = part.make();
       if (part.takes || part.gives) {
-        const nb::object strides = part.takes ? inputs.back().attr("stride")() : nb::tuple();
+        const nb::object strides = part.takes ? stride_.call(inputs.back()) : nb::tuple();
         calls.push_back(stage_call(stage(part, strides), part.takes ? address(inputs.back()) : 0,
                                    part.gives ? address(output) : 0));
       }
@@ -117,10 +134,10 @@ class Round {
     nb::object bind;
   };
 
-  static nb::object checked(const Part& part, nb::object x) {
+  nb::object checked(const Part& part, nb::object x) const {
     if (part.shape.is_none()) return x;
-    const bool plain = x.attr("shape").equal(part.shape) && x.attr("dtype").is(part.dtype) &&
-                       !nb::cast<bool>(x.attr("is_neg")()) && !nb::cast<bool>(x.attr("is_conj")());
+    const bool plain = shape_.of(x).equal(part.shape) && dtype_.of(x).is(part.dtype) &&
+                       is_neg_.call(x).is(Py_False) && is_conj_.call(x).is(Py_False);
     return plain ? x : part.check(x);
   }
 
@@ -131,9 +148,12 @@ class Round {
     return nb::cast<const BoundStage&>(made);
   }
 
-  static uintptr_t address(const nb::object& tensor) {
-    return nb::cast<uintptr_t>(tensor.attr("data_ptr")());
+  uintptr_t address(const nb::object& tensor) const {
+    return nb::cast<uintptr_t>(data_ptr_.call(tensor));
   }
+
+  const Name shape_{"shape"}, dtype_{"dtype"}, is_neg_{"is_neg"}, is_conj_{"is_conj"},
+      stride_{"stride"}, data_ptr_{"data_ptr"};
 
   HostCommunicator* communicator_;
   const Signature* signature_;

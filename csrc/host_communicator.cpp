@@ -10,6 +10,7 @@
 
 #include "check.h"
 #include "mailbox.h"
+#include "message.h"
 #include "pulling.h"
 #include "waiting.h"
 
@@ -33,7 +34,7 @@ HostCommunicator::HostCommunicator(int rank, int size, double timeout_s, bool pu
       size_(size),
       timeout_s_(timeout_s),
       pulls_(pulls),
-      spins_(spins_for(size)),
+      shares_cores_(!has_cores_for(size)),
       on_wait_(std::move(on_wait)),
       controls_(size),
       pids_(size, 0),
@@ -102,11 +103,10 @@ void HostCommunicator::begin(const Signature& signature) {
   require_open();
   require_no_failure();
   Control* mine = control(rank_);
-  const size_t length = fitting_bytes(signature.label, kLabelBytes);
-  for (size_t i = 0; i < length; ++i) {
-    mine->label[i].store(signature.label[i], std::memory_order_relaxed);
-  }
-  mine->label[length].store('\0', std::memory_order_relaxed);
+  uint64_t words[kLabelBytes / 8];
+  copy_text(reinterpret_cast<char*>(words), kLabelBytes, signature.label);
+  const size_t used = std::min(signature.label.size(), size_t{kLabelBytes - 1}) / 8 + 1;
+  for (size_t i = 0; i < used; ++i) mine->label[i].store(words[i], std::memory_order_relaxed);
   mine->operations.fetch_add(1, std::memory_order_relaxed);
   const double now = now_s();
   deadline_s_ = now + timeout_s_;
@@ -131,8 +131,12 @@ void HostCommunicator::carry_on_until_complete(const std::vector<Transfer*>& tra
     if (first == transfers.size()) return;
     if (progress()) {
       idle = 0;
-    } else if (++idle < spins_) {
-      pause_briefly();
+    } else if (++idle < (shares_cores_ ? kSpinsShared : kSpinsAlone)) {
+      if (shares_cores_ && idle > kSpinsBeforeYield) {
+        sched_yield();
+      } else {
+        pause_briefly();
+      }
     } else {
       sleep();
     }
@@ -267,12 +271,12 @@ std::vector<std::string> HostCommunicator::reports() const {
       reports.push_back("not connected");
       continue;
     }
-    std::string label;
-    for (const auto& byte : theirs->label) {
-      const char c = byte.load(std::memory_order_relaxed);
-      if (c == '\0') break;
-      label += c;
+    uint64_t words[kLabelBytes / 8];
+    for (int i = 0; i < kLabelBytes / 8; ++i) {
+      words[i] = theirs->label[i].load(std::memory_order_relaxed);
     }
+    const char* text = reinterpret_cast<const char*>(words);
+    const std::string label(text, strnlen(text, kLabelBytes));
     const uint64_t count = theirs->operations.load(std::memory_order_relaxed);
     reports.push_back("#" + std::to_string(count) + " " + label);
   }

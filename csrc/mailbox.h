@@ -40,7 +40,7 @@ struct Control {
   char failure[HostCommunicator::kFailureBytes];
   // What this rank does; a torn read in a report is harmless.
   std::atomic<uint64_t> operations;
-  std::atomic<char> label[kLabelBytes];
+  std::atomic<uint64_t> label[kLabelBytes / 8];
   // Descriptor + 1, in the receiver's process, of the mailbox that this rank sends to; by receiver.
   std::atomic<int32_t> outboxes[];
 

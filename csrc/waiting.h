@@ -12,17 +12,17 @@
 
 namespace gpudist {
 
-// Looks before a waiting rank sleeps: few where ranks share cores, since it holds up whom it waits
-// for; enough to bridge a peer's Python where each has a core, since waking up costs more than
-// that.
-constexpr int kSpinsShared = 200;
-constexpr int kSpinsAlone = 2000;
+// Looks before a waiting rank sleeps. Where each rank has a core, for longer than it takes to wake
+// up: else two ranks, once one has slept, send each other to sleep at every message. Where ranks
+// share cores, every look but the first ones lets another rank run.
+constexpr int kSpinsAlone = 20000;
+constexpr int kSpinsShared = 500;
+constexpr int kSpinsBeforeYield = 20;
 constexpr long kSleepNs = 20'000'000;
 
-inline int spins_for(int ranks) {
+inline bool has_cores_for(int ranks) {
   cpu_set_t cores;
-  const bool known = sched_getaffinity(0, sizeof(cores), &cores) == 0;
-  return known && ranks <= CPU_COUNT(&cores) ? kSpinsAlone : kSpinsShared;
+  return sched_getaffinity(0, sizeof(cores), &cores) == 0 && ranks <= CPU_COUNT(&cores);
 }
 
 inline double now_s() {

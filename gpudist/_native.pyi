@@ -85,7 +85,7 @@ _Part = tuple[
     bool,
     bool,
     Callable[[torch.Tensor], torch.Tensor],
-    Callable[[], torch.Tensor],
+    Callable[[], torch.Tensor | None],
     dict[tuple[int, ...], object],
     Callable[[tuple[int, ...]], object],
 ]
@@ -99,7 +99,7 @@ class Round:
         signature: Signature | None,
         parts: Sequence[_Part],
     ) -> None: ...
-    def run(self, blocks: list[torch.Tensor | None]) -> list[torch.Tensor | None]: ...
+    def run(self, blocks: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]: ...
 
 class Exchange:
     """Stages on their way together."""

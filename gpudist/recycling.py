@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import inf, prod
+from math import prod
 
 import torch
 from torch.utils.dlpack import from_dlpack
@@ -25,8 +25,6 @@ THRESHOLD_BYTES = 1 << 20
 
 _CPU = torch.device("cpu")
 _NATIVE_DTYPES = {getattr(torch, dtype.name): dtype for dtype in _native.Dtype} if _native else {}
-# Infinite while the pool is off.
-_least_bytes: float = THRESHOLD_BYTES
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
             idle blocks given back.
     """
     native_dtype = _NATIVE_DTYPES.get(dtype)
-    is_large = prod(shape) * dtype.itemsize >= _least_bytes
+    is_large = prod(shape) * dtype.itemsize >= THRESHOLD_BYTES
     if is_large and _native is not None and native_dtype is not None:
         try:
             return from_dlpack(_native.recycled_tensor(shape, native_dtype))
@@ -94,7 +92,7 @@ def empty_cache() -> None:
 
 
 def set_limit(limit_bytes: int) -> None:
-    """Bound what this process keeps idle; 0 turns recycling off.
+    """Bound what this process keeps idle; with 0, all large tensors are in new pages, huge ones.
 
     Blocks beyond the limit are given back at once, the least recently used first. The limit at
     first is 1 GiB, or a quarter of the memory if that is less.
@@ -102,12 +100,10 @@ def set_limit(limit_bytes: int) -> None:
     Raises:
         ValueError: the limit is negative.
     """
-    global _least_bytes
     if limit_bytes < 0:
         raise ValueError(f"a limit is 0 bytes or more, not {limit_bytes}")
     if _native is not None:
         _native.set_recycling_limit(limit_bytes)
-        _least_bytes = THRESHOLD_BYTES if limit_bytes > 0 else inf
 
 
 def statistics() -> Statistics:

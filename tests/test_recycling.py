@@ -212,14 +212,19 @@ def test_least_recently_used_memory_goes_first(limit: int) -> None:
 
 
 @needs_core
-def test_no_limit_no_pool(limit: int) -> None:
+def test_nothing_is_kept_without_a_limit(limit: int) -> None:
     live = taken()
     recycling.set_limit(0)
-    assert not is_recycled(taken())
+    hits = recycling.statistics().hits
     del live
     assert recycling.statistics().idle_bytes == 0
+    for _ in range(3):
+        taken()
+    assert recycling.statistics().hits == hits
     recycling.set_limit(limit)
-    assert is_recycled(taken())
+    taken()
+    taken()
+    assert recycling.statistics().hits == hits + 1
     with pytest.raises(ValueError, match="0 bytes or more, not -1"):
         recycling.set_limit(-1)
 

@@ -31,12 +31,12 @@ def carry_out(
         PlanMismatch: ranks carry out different movements.
     """
     rounds = _rounds(tuple(movements))
-    parts = rounds[0].parts
-    results = rounds[0].run(list(inputs))
-    for later in rounds[1:]:
-        for part, y in zip(later.parts, later.run(results), strict=True):
-            results[part.index] = y
-    return tuple([part.output(y, x) for part, y, x in zip(parts, results, inputs, strict=True)])
+    results = rounds[0].run(inputs)
+    if len(rounds) > 1:
+        for later in rounds[1:]:
+            for part, y in zip(later.parts, later.run(results), strict=True):
+                results[part.index] = y
+    return tuple(results)  # pyright: ignore[reportReturnType]
 
 
 def start(
@@ -68,10 +68,7 @@ def start(
     targets: Blocks = list(into) if into is not None else [None] * len(blocks)
     for part, target in zip(only.parts, targets, strict=True):
         part.check_target(target)
-    in_flight = only.start(blocks, targets)
-    for part, x in zip(only.parts, inputs, strict=True):
-        in_flight.outputs[part.index] = part.output(in_flight.outputs[part.index], x)
-    return in_flight
+    return only.start(blocks, targets)
 
 
 def add_into(

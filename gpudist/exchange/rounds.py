@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -10,7 +10,14 @@ from gpudist import recycling
 from gpudist.errors import ShapeError, TransportError
 from gpudist.exchange.movement import Movement
 from gpudist.exchange.plain import Arrival, finish, post
-from gpudist.transport.base import Failure, Signature, StageCall, StagesInFlight, Transport
+from gpudist.transport.base import (
+    Failure,
+    RoundRunner,
+    Signature,
+    StageCall,
+    StagesInFlight,
+    Transport,
+)
 
 Blocks = list[torch.Tensor | None]
 
@@ -66,8 +73,16 @@ class Part:
         self.gives = self.stage.output_shape is not None
         self.bound: dict[tuple[int, ...], object] = {}
         self._accumulating: dict[tuple[int, ...], object] = {}
-        shape = self.stage.output_shape or ()
-        self.make_output = recycling.maker(shape, movement.dtype, self.partition.device)
+        self.make_output = self._output_maker(depth == len(movement.steps) - 1)
+
+    def _output_maker(self, is_last: bool) -> Callable[[], torch.Tensor | None]:
+        shape, movement = self.stage.output_shape, self.movement
+        if shape is not None:
+            return recycling.maker(shape, movement.dtype, self.partition.device)
+        if not is_last:
+            return lambda: None
+        # The caller gets a placeholder where there is no block.
+        return recycling.maker(movement.output_shape, movement.output_dtype, self.partition.device)
 
     def block(self, x: torch.Tensor) -> torch.Tensor:
         """An input that comes from outside, checked, as it lies in memory."""
@@ -93,25 +108,18 @@ class Part:
     def call(
         self, x: torch.Tensor | None, into: torch.Tensor | None = None
     ) -> tuple[torch.Tensor | None, StageCall | None]:
-        """The output, new unless it is given, and the call that fills it; each may be nothing."""
-        y = (self.make_output() if into is None else into) if self.gives else None
+        """The output, new unless it is given, and the call that fills it if there is any."""
+        y = into if into is not None else self.make_output()
         if self.takes:
             assert x is not None
             strides, address = x.stride(), x.data_ptr()
-        elif y is not None:
+        elif self.gives:
             strides, address = (), 0
         else:
-            return None, None
+            return y, None
         stages = self.bound if into is None else self._accumulating
         stage = stages.get(strides) or self.bind(strides, into is not None)
-        return y, (stage, address, 0 if y is None else y.data_ptr())
-
-    def output(self, y: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
-        """What the movement's caller gets: a placeholder where there is no block."""
-        if y is not None:
-            return y
-        movement = self.movement
-        return torch.empty(movement.output_shape, dtype=movement.output_dtype, device=x.device)
+        return y, (stage, address, y.data_ptr() if self.gives and y is not None else 0)
 
     def bind(self, strides: tuple[int, ...], accumulates: bool = False) -> object:
         """The stage bound by the transport, for an input of these strides; remembered."""
@@ -131,7 +139,7 @@ class Round:
         self, wire: Transport, movements: tuple[Movement, ...], depth: int, signature: Signature
     ) -> None:
         self._wire = wire
-        self._signature = signature
+        self.signature = signature
         self.parts = [
             Part(movement, depth, i)
             for i, movement in enumerate(movements)
@@ -139,7 +147,7 @@ class Round:
         ]
         self._communicates = any(part.stage.communicates for part in self.parts)
         # The outputs of the parts for the blocks of their movements, ``None`` where there is none.
-        self.run: Callable[[Blocks], Blocks] = self._run_plain
+        self.run: RoundRunner = self._run_plain
         if wire.packs:
             self.run = wire.bind_round(signature if self._communicates else None, self.parts)
 
@@ -156,10 +164,8 @@ class Round:
             if call is not None:
                 numbers[part.index] = len(calls)
                 calls.append(call)
-        stages = self._wire.start_stages(self._signature, calls)
-        return InFlight(
-            outputs, self._wire, self._signature.label, stages, numbers, (blocks, calls)
-        )
+        stages = self._wire.start_stages(self.signature, calls)
+        return InFlight(outputs, self._wire, self.signature.label, stages, numbers, (blocks, calls))
 
     def _adds_in_place(self, into: Blocks) -> bool:
         """Whether the transport can add to these tensors, those in 16 bits in float32 beside it."""
@@ -175,7 +181,7 @@ class Round:
         return InFlight(results, self._wire)
 
     @torch.no_grad()
-    def _run_plain(self, blocks: Blocks) -> Blocks:
+    def _run_plain(self, blocks: Sequence[torch.Tensor | None]) -> Blocks:
         """By a transport that only carries messages."""
         inputs = [
             part.block(x) if part.comes_from_outside and x is not None else x
@@ -183,12 +189,14 @@ class Round:
         ]
         arrivals: list[list[Arrival]] = [[] for _ in self.parts]
         if self._communicates:
-            with self._wire.group(self._signature):
+            with self._wire.group(self.signature):
                 arrivals = [
                     post(part.stage, part.partition, part.movement, x)
                     for part, x in zip(self.parts, inputs, strict=True)
                 ]
         return [
             finish(part.stage, part.partition, part.movement, x, arrived)
+            if part.gives
+            else part.make_output()
             for part, x, arrived in zip(self.parts, inputs, arrivals, strict=True)
         ]

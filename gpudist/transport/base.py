@@ -26,6 +26,7 @@ from gpudist.geometry.boxes import Stage
 ReduceOp = Literal["sum", "max", "min", "prod"]
 # A bound stage, and the addresses of its input and output, whose tensors the caller keeps alive.
 StageCall = tuple[object, int, int]
+RoundRunner = Callable[[Sequence["torch.Tensor | None"]], "list[torch.Tensor | None]"]
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class RoundPart(Protocol):
         movement: for the shape and dtype of an input that ``comes_from_outside``.
         takes, gives: whether this rank has an input, and an output.
         bound: stages by strides of their input; :meth:`bind` adds to them.
-        make_output: a new output.
+        make_output: a new output, or what is in its place.
     """
 
     index: int
@@ -107,7 +108,7 @@ class RoundPart(Protocol):
     takes: bool
     gives: bool
     bound: dict[tuple[int, ...], object]
-    make_output: Callable[[], torch.Tensor]
+    make_output: Callable[[], torch.Tensor | None]
 
     def block(self, x: torch.Tensor) -> torch.Tensor: ...
     def bind(self, strides: tuple[int, ...], accumulates: bool = False) -> object: ...
@@ -128,14 +129,16 @@ class FailureChannel(ABC):
         """The failure of this world, if any. May ask a store: call it in waits, not per message."""
 
 
-@dataclass
 class Operation:
     """One entry of the flight recorder."""
 
-    sequence: int
-    label: str
-    start_s: float
-    finished: bool = False
+    __slots__ = ("finished", "label", "sequence", "start_s")
+
+    def __init__(self, sequence: int, label: str) -> None:
+        self.sequence = sequence
+        self.label = label
+        self.start_s = time.monotonic()
+        self.finished = False
 
 
 class FlightRecorder:
@@ -146,7 +149,7 @@ class FlightRecorder:
         self._count = 0
 
     def begin(self, label: str) -> Operation:
-        operation = Operation(self._count, label, time.monotonic())
+        operation = Operation(self._count, label)
         self._count += 1
         self._operations.append(operation)
         return operation
@@ -317,9 +320,7 @@ class Transport(ABC):
         """
         raise NotImplementedError(f"the {self.name} transport does not pack")
 
-    def bind_round(
-        self, signature: Signature | None, parts: Sequence[RoundPart]
-    ) -> Callable[[list[torch.Tensor | None]], list[torch.Tensor | None]]:
+    def bind_round(self, signature: Signature | None, parts: Sequence[RoundPart]) -> RoundRunner:
         """What carries out one stage of each of several movements, from tensors to tensors.
 
         It checks, packs, exchanges and unpacks, and raises what :meth:`group` does.

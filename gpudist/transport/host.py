@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -16,7 +16,14 @@ import torch.distributed as dist
 from gpudist.errors import CollectiveTimeout, NotBuiltError, ShapeError
 from gpudist.geometry.boxes import Box, Message, Stage
 from gpudist.geometry.messages import as_messages
-from gpudist.transport.base import Failure, FailureChannel, Operation, RoundPart, Signature
+from gpudist.transport.base import (
+    Failure,
+    FailureChannel,
+    Operation,
+    RoundPart,
+    RoundRunner,
+    Signature,
+)
 from gpudist.transport.message import Header
 from gpudist.transport.point_to_point import PointToPointTransport
 
@@ -144,9 +151,7 @@ class HostTransport(PointToPointTransport):
             relayed=_messages(boxes.relayed, ranks),
         )
 
-    def bind_round(
-        self, signature: Signature | None, parts: Sequence[RoundPart]
-    ) -> Callable[[list[torch.Tensor | None]], list[torch.Tensor | None]]:
+    def bind_round(self, signature: Signature | None, parts: Sequence[RoundPart]) -> RoundRunner:
         assert _native is not None
         native_parts = [
             (
@@ -168,7 +173,7 @@ class HostTransport(PointToPointTransport):
         run_round = _native.Round(self._core, _native_signature(signature), native_parts).run
         begin, end_with = self.recorder.begin, self.end_with
 
-        def run(blocks: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        def run(blocks: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
             operation = begin(label)
             try:
                 outputs = run_round(blocks)
