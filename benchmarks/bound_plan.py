@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from gpudist.exchange import Movement
 from gpudist.exchange.carry import _rounds
-from gpudist.transport.host import HostTransport, _native_signature
+from gpudist.transport.host import HostTransport, _native, _native_signature
 
 
 def one_call(movement: Movement, x: torch.Tensor, y: torch.Tensor) -> Callable[[], torch.Tensor]:
@@ -23,6 +24,25 @@ def one_call(movement: Movement, x: torch.Tensor, y: torch.Tensor) -> Callable[[
 
     def call() -> torch.Tensor:
         run(signature, calls)
+        return y
+
+    return call
+
+
+def local_part(movement: Movement, x: torch.Tensor, y: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """What that call does beside its messages: it fills what they leave out, and copies its own."""
+    assert _native is not None
+    stage, partition = movement.steps[0]
+    own = replace(stage, sends=(), receives=())
+    rank = partition.rank if partition.rank is not None else -1
+    bound: Any = partition.wire.bind_stage(
+        own, partition.ranks, rank, x.stride(), movement.dtype, movement.fill
+    )
+    run_local = _native.run_local
+    arguments = bound, x.data_ptr(), y.data_ptr()
+
+    def call() -> torch.Tensor:
+        run_local(*arguments)
         return y
 
     return call

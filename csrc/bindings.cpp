@@ -332,6 +332,14 @@ NB_MODULE(_native, m) {
       .def("wait", nb::overload_cast<size_t>(&Exchange::wait), "call"_a,
            nb::call_guard<nb::gil_scoped_release>());
 
+  m.def(
+      "run_local",
+      [](const BoundStage& stage, uintptr_t input, uintptr_t output) {
+        nb::gil_scoped_release release;
+        gpudist::run_local_stage(stage_call(stage, input, output));
+      },
+      "stage"_a, "input"_a, "output"_a, "Carry out a stage that exchanges nothing.");
+
   m.attr("FAILURE_BYTES") = gpudist::HostCommunicator::kFailureBytes;
 
   // Made now: fork() while another thread makes it would leave the child without one.

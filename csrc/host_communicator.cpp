@@ -34,7 +34,7 @@ HostCommunicator::HostCommunicator(int rank, int size, double timeout_s, bool pu
       size_(size),
       timeout_s_(timeout_s),
       pulls_(pulls),
-      shares_cores_(!has_cores_for(size)),
+      pauses_(has_cores_for(size) ? kPausesAlone : kPausesShared),
       on_wait_(std::move(on_wait)),
       controls_(size),
       pids_(size, 0),
@@ -131,12 +131,10 @@ void HostCommunicator::carry_on_until_complete(const std::vector<Transfer*>& tra
     if (first == transfers.size()) return;
     if (progress()) {
       idle = 0;
-    } else if (++idle < (shares_cores_ ? kSpinsShared : kSpinsAlone)) {
-      if (shares_cores_ && idle > kSpinsBeforeYield) {
-        sched_yield();
-      } else {
-        pause_briefly();
-      }
+    } else if (++idle < pauses_) {
+      pause_briefly();
+    } else if (idle < pauses_ + kYields) {
+      sched_yield();
     } else {
       sleep();
     }

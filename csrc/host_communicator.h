@@ -92,7 +92,7 @@ class HostCommunicator {
   const int size_;
   const double timeout_s_;
   const bool pulls_;
-  const bool shares_cores_;
+  const int pauses_;
   const std::function<void()> on_wait_;
   double deadline_s_ = 0;
   double next_look_s_ = 0;

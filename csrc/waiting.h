@@ -12,12 +12,13 @@
 
 namespace gpudist {
 
-// Looks before a waiting rank sleeps. Where each rank has a core, for longer than it takes to wake
-// up: else two ranks, once one has slept, send each other to sleep at every message. Where ranks
-// share cores, every look but the first ones lets another rank run.
-constexpr int kSpinsAlone = 20000;
-constexpr int kSpinsShared = 500;
-constexpr int kSpinsBeforeYield = 20;
+// A waiting rank looks, first with pauses between the looks, then letting others run, then it
+// sleeps. Pauses: few where ranks share cores, since they hold up whom it waits for. Together with
+// the yields they last longer than waking up takes: else two ranks, once one has slept, send each
+// other to sleep at every message.
+constexpr int kPausesAlone = 2000;
+constexpr int kPausesShared = 20;
+constexpr int kYields = 500;
 constexpr long kSleepNs = 20'000'000;
 
 inline bool has_cores_for(int ranks) {

@@ -112,6 +112,9 @@ class Exchange:
     ) -> None: ...
     def wait(self, call: int) -> None: ...
 
+def run_local(stage: Stage, input: int, output: int) -> None:
+    """Carry out a stage that exchanges nothing."""
+
 def recycled_tensor(shape: Sequence[int], dtype: Dtype) -> object:
     """A DLPack capsule of a contiguous tensor in recycled memory."""
 
