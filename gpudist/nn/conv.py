@@ -147,7 +147,7 @@ class _DistributedConv(torch.nn.Module):
             global_shape,
             shape,
         )
-        self._bound = Bound[_Bound](shape)
+        self._bound = Bound[_Bound](shape, self._agreement)
         self._make_parameters(given)
 
     def _paddings(self, padding: Any) -> tuple[tuple[int, int], ...]:
