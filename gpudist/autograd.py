@@ -72,7 +72,7 @@ def all_reduce_constant(x: torch.Tensor, partition: Partition, op: ReduceOp) -> 
     """The members' tensors combined element by element, as a constant: without gradient."""
     if is_dynamo_compiling() or _transforms_active():
         (handle,) = handles_of(partition)
-        return torch.ops.gpudist.all_reduce(handle, x, op)
+        return torch.ops.gpudist.all_reduce(handle, x, op, None)[0]
     return all_reduce(x, partition, op)
 
 

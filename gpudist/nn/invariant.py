@@ -59,27 +59,41 @@ class _Identity(torch.autograd.Function):
         return apply(_Sum, gradients[0], ctx.P), None
 
 
-def _remember_partition(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+def _remember_partition(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
     ctx.partition = inputs[0]
+    ctx.save_for_backward(output[-1])
+    ctx.mark_non_differentiable(output[-1])
 
 
-def _fake(partition: int, x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+def _copy_gradient(ctx: Any, gradients: list[torch.Tensor]) -> tuple[Any, ...]:
+    (token,) = ctx.saved_tensors
+    return None, torch.ops.gpudist.invariant_copy(ctx.partition, gradients[0], token)[0], None
+
+
+def _sum_gradient(ctx: Any, gradients: list[torch.Tensor]) -> tuple[Any, ...]:
+    (token,) = ctx.saved_tensors
+    return None, torch.ops.gpudist.invariant_sum(ctx.partition, gradients[0], token)[0], None
+
+
+def _fake(partition: int, x: torch.Tensor) -> list[torch.Tensor]:
+    return [x.new_empty(x.shape)]
 
 
 # The same pair for the graphs of torch.compile.
 define(
-    "invariant_sum(int partition, Tensor x) -> Tensor",
-    lambda partition, x: all_reduce(x, thing_of(partition)),
+    "invariant_sum",
+    "int partition, Tensor x",
+    lambda partition, x: [all_reduce(x, thing_of(partition))],
     _fake,
-    lambda ctx, gradient: (None, torch.ops.gpudist.invariant_copy(ctx.partition, gradient)),
+    _copy_gradient,
     _remember_partition,
 )
 define(
-    "invariant_copy(int partition, Tensor x) -> Tensor",
-    lambda partition, x: x.clone(memory_format=torch.contiguous_format),
+    "invariant_copy",
+    "int partition, Tensor x",
+    lambda partition, x: [x.clone(memory_format=torch.contiguous_format)],
     _fake,
-    lambda ctx, gradient: (None, torch.ops.gpudist.invariant_sum(ctx.partition, gradient)),
+    _sum_gradient,
     _remember_partition,
 )
 
@@ -110,7 +124,7 @@ def invariant_sum(x: torch.Tensor, P: Partition) -> torch.Tensor:
     _require_active("invariant_sum", P)
     if is_dynamo_compiling():
         (partition,) = handles_of(P)
-        return torch.ops.gpudist.invariant_sum(partition, x)
+        return torch.ops.gpudist.invariant_sum(partition, x, None)[0]
     return apply(_Sum, x, P)
 
 
@@ -139,7 +153,7 @@ def invariant_copy(x: torch.Tensor, P: Partition) -> torch.Tensor:
     _require_active("invariant_copy", P)
     if is_dynamo_compiling():
         (partition,) = handles_of(P)
-        return torch.ops.gpudist.invariant_copy(partition, x)
+        return torch.ops.gpudist.invariant_copy(partition, x, None)[0]
     return apply(_Identity, x, P)
 
 

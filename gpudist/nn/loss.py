@@ -197,7 +197,7 @@ class DistributedCrossEntropyLoss(_DistributedLoss):
             self._check_target(input.shape[:1] + input.shape[2:], target)
             if is_dynamo_compiling():
                 (loss,) = handles_of(self)
-                torch.ops.gpudist.check(loss, "_check_classes", target, [classes])
+                torch.ops.gpudist.check(loss, target, "_check_classes", [classes], None)
             else:
                 self._check_classes(target, classes)
             losses, weights = self._losses(input, target, first, last)

@@ -12,7 +12,7 @@ import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.compiler import is_dynamo_compiling
 
-from gpudist.library import handles_of
+from gpudist.library import constant_when_traced, handles_of
 from gpudist.ops.agreement import Agreement, ShapeMode
 
 # A layer sees a few shapes: full batches, a last one, perhaps another for evaluation.
@@ -58,7 +58,7 @@ class Bound(Generic[T]):
         )
         if not self._remembers:
             (agreement,) = handles_of(self._agreement)
-            torch.ops.gpudist.check(agreement, "confirm", x, [agreed])
+            torch.ops.gpudist.check(agreement, x, "confirm", [agreed], None)
         return getattr(self, name)
 
 
@@ -68,7 +68,7 @@ def _outside_transforms(make: Callable[[torch.Tensor], T], x: torch.Tensor) -> T
         return make(x)
 
 
-@torch.compiler.assume_constant_result
+@constant_when_traced
 def _bind_while_tracing(
     bound: Bound[Any],
     make: Callable[..., Any],

@@ -49,8 +49,8 @@ class _ApplyToDuals(_Apply):
 
 def _apply(matrix: Matrix, pieces: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     if is_dynamo_compiling():
-        # torch.compile traces no function that has a jvp.
-        return _Apply.apply(matrix, *pieces)  # pyright: ignore
+        # torch.compile traces no function that has a jvp, or takes a tensor twice.
+        return _Apply.apply(matrix, *[x.view_as(x) for x in pieces])  # pyright: ignore
     return apply(_ApplyToDuals, matrix, *pieces)
 
 

@@ -12,7 +12,7 @@ from torch.compiler import is_dynamo_compiling
 from gpudist.autograd import move
 from gpudist.errors import PartitionError
 from gpudist.exchange import Movement
-from gpudist.library import handle_of
+from gpudist.library import constant_when_traced, handle_of
 from gpudist.ops.agreement import Agreement, Layout, ShapeMode
 from gpudist.ops.bound import Bound
 from gpudist.partition import CartesianPartition, Partition
@@ -122,7 +122,7 @@ def remembered(
     return found  # type: ignore[return-value]
 
 
-@torch.compiler.assume_constant_result
+@constant_when_traced
 def _remember_while_tracing(
     make: Callable[..., torch.nn.Module], P_x: Partition, *args: object, **kwargs: object
 ) -> str:
