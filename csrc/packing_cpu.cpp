@@ -201,12 +201,17 @@ void fill_row(char* row, int64_t items, Dtype dtype, double value) {
 }  // namespace
 
 void fill(char* destination, const BoxView& box, Dtype dtype, double value) {
-  const int64_t items = box.row_bytes / item_bytes(dtype);
+  const int64_t item = item_bytes(dtype);
+  alignas(16) char cells[16];  // as many items as fit
+  fill_row(cells, static_cast<int64_t>(sizeof(cells)) / item, dtype, value);
   for (RowCursor row(box); !row.done(); row.next()) {
-    if (value == 0) {
-      std::memset(destination + row.offset(), 0, box.row_bytes);
+    char* const to = destination + row.offset();
+    if (box.row_bytes <= static_cast<int64_t>(sizeof(cells))) {
+      copy_run(to, cells, box.row_bytes);
+    } else if (value == 0) {
+      std::memset(to, 0, box.row_bytes);
     } else {
-      fill_row(destination + row.offset(), items, dtype, value);
+      fill_row(to, box.row_bytes / item, dtype, value);
     }
   }
 }

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
 
-from gpudist.exchange import Movement, carry_out
+from gpudist.exchange import Movement, all_reduce, carry_out
+from gpudist.library import handles_of
+from gpudist.partition import Partition
+from gpudist.transport.base import ReduceOp
+
+_transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active  # pyright: ignore
 
 
 def move(movements: Sequence[Movement], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -23,6 +30,10 @@ def move(movements: Sequence[Movement], inputs: Sequence[torch.Tensor]) -> tuple
     Returns:
         New tensors, one per movement.
 
+    Tangents:
+        Forward mode moves the tangents by the same plans, as one more group. Where one rank's input
+        has a tangent, every rank's has, placeholders included.
+
     Adjoint:
         Each movement's adjoint. Gradients of all inputs that require them move together; every rank
         of the movements must reach its outputs in the same backward pass.
@@ -33,24 +44,65 @@ def move(movements: Sequence[Movement], inputs: Sequence[torch.Tensor]) -> tuple
     Source:
         Hewett & Grady 2020, arXiv:2006.03108.
     """
-    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
-        return _Move.apply(tuple(movements), *inputs)  # pyright: ignore
+    if is_dynamo_compiling():
+        *outputs, _ = torch.ops.gpudist.move(handles_of(*movements), inputs, None)
+        return tuple(outputs)
+    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+    if recorded or _has_tangents() or _transforms_active():
+        return apply(_Move, tuple(movements), *inputs)
     return carry_out(movements, inputs)
+
+
+def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
+    """``function.apply(*args)``, in a third of the time where no transform of torch.func is active.
+
+    With a ``setup_context``, which the transforms need, torch inspects signatures at every call.
+    """
+    applied: Any = function
+    if not _transforms_active():
+        applied = super(torch.autograd.Function, function)
+    return applied.apply(*args)
+
+
+def is_eager() -> bool:
+    """Nothing but reverse mode is at work, so that a node may have its backward written for it.
+
+    Else torch.compile, forward mode and torch.func want a composition of operators.
+    """
+    return not (is_dynamo_compiling() or _has_tangents() or _transforms_active())
+
+
+def _has_tangents() -> bool:
+    return bool(forward_ad._current_level >= 0)  # pyright: ignore
+
+
+def all_reduce_constant(x: torch.Tensor, partition: Partition, op: ReduceOp) -> torch.Tensor:
+    """The members' tensors combined element by element, as a constant: without gradient."""
+    if is_dynamo_compiling() or _transforms_active():
+        (handle,) = handles_of(partition)
+        return torch.ops.gpudist.all_reduce(handle, x, op, None)[0]
+    return all_reduce(x, partition, op)
 
 
 class _Move(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, movements: tuple[Movement, ...], *inputs: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        ctx.movements = movements
+    def forward(movements: tuple[Movement, ...], *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return carry_out(movements, inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        ctx.movements = inputs[0]
         # Checkpointing recomputes when saved tensors are read: a rank that saved nothing would not.
-        ctx.save_for_backward(inputs[0].new_empty(0))
-        outputs = carry_out(movements, inputs)
+        ctx.save_for_backward(inputs[1].new_empty(0))
+        if _has_tangents():
+            return
         ctx.mark_non_differentiable(
-            *(y for y, needed in zip(outputs, ctx.needs_input_grad[1:], strict=True) if not needed)
+            *(y for y, needed in zip(output, ctx.needs_input_grad[1:], strict=True) if not needed)
         )
-        return outputs
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return move([movement.T.T for movement in ctx.movements], tangents[1:])
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

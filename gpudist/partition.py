@@ -30,6 +30,8 @@ class Partition:
         ranks: world rank of each member; a member's position is its ``rank`` in the partition.
         shape: ``(size,)``, or the shape of the process grid.
         dim: number of axes.
+        rank: this worker's position in the partition, ``None`` if it is not a member.
+        index: this worker's index on the process grid, ``None`` if it is not a member.
     """
 
     def __init__(
@@ -38,6 +40,9 @@ class Partition:
         self._wire = transport
         self.ranks = tuple(ranks)
         self.shape: tuple[int, ...] = tuple(shape) if shape is not None else (len(self.ranks),)
+        # Not cached properties: those take a lock, at which torch.compile would give up.
+        self.rank = self._find_rank()
+        self.index = None if self.rank is None else index_of(self.rank, self.shape)
 
     @property
     def dim(self) -> int:
@@ -48,9 +53,7 @@ class Partition:
         """Number of members."""
         return len(self.ranks)
 
-    @cached_property
-    def rank(self) -> int | None:
-        """This worker's position in the partition, ``None`` if it is not a member."""
+    def _find_rank(self) -> int | None:
         try:
             return self.ranks.index(self._wire.rank)
         except ValueError:
@@ -60,11 +63,6 @@ class Partition:
     def active(self) -> bool:
         """Whether this worker is a member."""
         return self.rank is not None
-
-    @cached_property
-    def index(self) -> tuple[int, ...] | None:
-        """This worker's index on the process grid, ``None`` if it is not a member."""
-        return None if self.rank is None else index_of(self.rank, self.shape)
 
     @property
     def device(self) -> torch.device:

@@ -19,6 +19,7 @@ FLOORS = [
     ["nn"],
     ["ops"],
     ["autograd"],
+    ["library"],
     ["exchange"],
     ["runtime"],
     ["partition"],

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
-from gpudist.autograd import move
+from gpudist.autograd import is_eager, move
 from gpudist.errors import ShapeError
 from gpudist.exchange import Movement
 from gpudist.geometry.blocks import Blocks, Decomposition
@@ -157,7 +157,7 @@ class _DistributedConv(torch.nn.Module):
             global_shape,
             shape,
         )
-        self._bound = Bound[_Bound](shape)
+        self._bound = Bound[_Bound](shape, self._agreement)
         self._make_parameters(given)
 
     def _paddings(self, padding: Any) -> tuple[tuple[int, int], ...]:
@@ -208,7 +208,7 @@ class _DistributedConv(torch.nn.Module):
         if not self._placement.P_all.active:
             return x.clone()
         bound = self._bound(x, self._agree_and_bind)
-        as_composition = torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type)
+        as_composition = not is_eager() or torch.is_autocast_enabled(x.device.type)
         if bound.in_place is not None and not as_composition:
             return bound.in_place(x, self.weight, self.bias)
         return self._compose(bound, x, self.weight, self.bias)

@@ -10,36 +10,92 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
+from gpudist.autograd import apply
 from gpudist.errors import PartitionError
 from gpudist.exchange import all_reduce
+from gpudist.library import define, handles_of, thing_of
 from gpudist.partition import Partition
 
 
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, P: Partition) -> torch.Tensor:
-        ctx.P = P
-        ctx.save_for_backward(x.new_empty(0))
+    def forward(x: torch.Tensor, P: Partition) -> torch.Tensor:
         return all_reduce(x, P)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        x, ctx.P = inputs
+        ctx.save_for_backward(x.new_empty(0))
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: torch.Tensor) -> torch.Tensor:
+        return apply(_Sum, tangents[0], ctx.P)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         _ = ctx.saved_tensors
-        return _Identity.apply(gradients[0], ctx.P), None  # pyright: ignore
+        return apply(_Identity, gradients[0], ctx.P), None
 
 
 class _Identity(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, P: Partition) -> torch.Tensor:
-        ctx.P = P
-        ctx.save_for_backward(x.new_empty(0))
+    def forward(x: torch.Tensor, P: Partition) -> torch.Tensor:
         return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        x, ctx.P = inputs
+        ctx.save_for_backward(x.new_empty(0))
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: torch.Tensor) -> torch.Tensor:
+        return apply(_Identity, tangents[0], ctx.P)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         _ = ctx.saved_tensors
-        return _Sum.apply(gradients[0], ctx.P), None  # pyright: ignore
+        return apply(_Sum, gradients[0], ctx.P), None
+
+
+def _remember_partition(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
+    ctx.partition = inputs[0]
+    ctx.save_for_backward(output[-1])
+    ctx.mark_non_differentiable(output[-1])
+
+
+def _copy_gradient(ctx: Any, gradients: list[torch.Tensor]) -> tuple[Any, ...]:
+    (token,) = ctx.saved_tensors
+    return None, torch.ops.gpudist.invariant_copy(ctx.partition, gradients[0], token)[0], None
+
+
+def _sum_gradient(ctx: Any, gradients: list[torch.Tensor]) -> tuple[Any, ...]:
+    (token,) = ctx.saved_tensors
+    return None, torch.ops.gpudist.invariant_sum(ctx.partition, gradients[0], token)[0], None
+
+
+def _fake(partition: int, x: torch.Tensor) -> list[torch.Tensor]:
+    return [x.new_empty(x.shape)]
+
+
+# The same pair for the graphs of torch.compile.
+define(
+    "invariant_sum",
+    "int partition, Tensor x",
+    lambda partition, x: [all_reduce(x, thing_of(partition))],
+    _fake,
+    _copy_gradient,
+    _remember_partition,
+)
+define(
+    "invariant_copy",
+    "int partition, Tensor x",
+    lambda partition, x: [x.clone(memory_format=torch.contiguous_format)],
+    _fake,
+    _sum_gradient,
+    _remember_partition,
+)
 
 
 def invariant_sum(x: torch.Tensor, P: Partition) -> torch.Tensor:
@@ -66,7 +122,10 @@ def invariant_sum(x: torch.Tensor, P: Partition) -> torch.Tensor:
         PartitionError: this worker is not in ``P``.
     """
     _require_active("invariant_sum", P)
-    return _Sum.apply(x, P)  # pyright: ignore
+    if is_dynamo_compiling():
+        (partition,) = handles_of(P)
+        return torch.ops.gpudist.invariant_sum(partition, x, None)[0]
+    return apply(_Sum, x, P)
 
 
 def invariant_copy(x: torch.Tensor, P: Partition) -> torch.Tensor:
@@ -92,7 +151,10 @@ def invariant_copy(x: torch.Tensor, P: Partition) -> torch.Tensor:
         PartitionError: this worker is not in ``P``.
     """
     _require_active("invariant_copy", P)
-    return _Identity.apply(x, P)  # pyright: ignore
+    if is_dynamo_compiling():
+        (partition,) = handles_of(P)
+        return torch.ops.gpudist.invariant_copy(partition, x, None)[0]
+    return apply(_Identity, x, P)
 
 
 def _require_active(name: str, P: Partition) -> None:

@@ -112,7 +112,9 @@ class DistributedLinear(torch.nn.Module):
             self._P_all = P_x
         self._make_parameters(given)
         self._agreement = Agreement(name, P_x, self._P_all, None, global_shape, shape)
-        self._bound = Bound[tuple[Movement, ...]](shape if self._split else "static")
+        self._bound = Bound[tuple[Movement, ...]](
+            shape if self._split else "static", self._agreement
+        )
 
     def _make_parameters(self, given: _Arguments) -> None:
         self._weight_cut = Decomposition.balanced(

@@ -6,12 +6,15 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
+from torch.compiler import is_dynamo_compiling
 
+from gpudist.autograd import all_reduce_constant
 from gpudist.errors import PartitionError, ShapeError
-from gpudist.exchange import all_reduce
+from gpudist.library import handles_of
 from gpudist.nn.invariant import invariant_sum
 from gpudist.ops.agreement import Agreement
 from gpudist.ops.all_sum_reduce import AllSumReduce
+from gpudist.ops.operator import Bound
 from gpudist.partition import CartesianPartition, Partition
 
 Reduction = Literal["mean", "sum", "none"]
@@ -181,6 +184,7 @@ class DistributedCrossEntropyLoss(_DistributedLoss):
         # Samples are independent: only workers that hold classes of the same ones need to agree.
         self._classes = P_x.along([1])
         self._agreement = Agreement(type(self).__name__, self._classes, self._classes, P_x.dim)
+        self._bound = Bound[tuple[int, int, int]]("static", self._agreement)
         self._sum_over_classes = AllSumReduce(self._classes, [1])
 
     def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -189,16 +193,25 @@ class DistributedCrossEntropyLoss(_DistributedLoss):
             losses = self._no_losses(input)
             weights = losses.detach()
         else:
-            classes = self._agreement(input).decomposition.dims[1]
-            first, last = classes.block(index[1])
+            classes, first, last = self._bound(input, self._agree_on_classes)
             self._check_target(input.shape[:1] + input.shape[2:], target)
-            self._check_classes(target, classes.extent)
+            if is_dynamo_compiling():
+                (loss,) = handles_of(self)
+                torch.ops.gpudist.check(loss, target, "_check_classes", [classes], None)
+            else:
+                self._check_classes(target, classes)
             losses, weights = self._losses(input, target, first, last)
             if index[1] > 0:
                 # All workers along the class axis know every loss of their samples: one of them
                 # counts it.
                 losses, weights = losses.reshape(-1)[:0], weights.reshape(-1)[:0]
         return losses if self.reduction == "none" else self._total(losses, weights)
+
+    def _agree_on_classes(self, input: torch.Tensor) -> tuple[int, int, int]:
+        """The global number of classes, and the range of this worker's."""
+        assert self.P_x.index is not None
+        classes = self._agreement(input).decomposition.dims[1]
+        return classes.extent, *classes.block(self.P_x.index[1])
 
     def _check_classes(self, target: torch.Tensor, classes: int) -> None:
         """Refuse targets that are no class. On a GPU that would wait for the host: not checked."""
@@ -241,4 +254,6 @@ class DistributedCrossEntropyLoss(_DistributedLoss):
         else:
             shape = logits.shape[:1] + logits.shape[2:]
             largest = torch.full(shape, -torch.inf, dtype=logits.dtype, device=logits.device)
-        return largest if self._classes.size == 1 else all_reduce(largest, self._classes, "max")
+        if self._classes.size == 1:
+            return largest
+        return all_reduce_constant(largest, self._classes, "max")

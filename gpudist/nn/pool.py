@@ -9,7 +9,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from gpudist.autograd import move
+from gpudist.autograd import is_eager, move
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.exchange import Movement
 from gpudist.geometry.faces import axis_paddings
@@ -99,13 +99,13 @@ class _DistributedPool(torch.nn.Module):
             shape=shape,
         )
 
-        self._bound = Bound[_Bound](shape)
+        self._bound = Bound[_Bound](shape, self.halo_exchange.agreement)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.P_x.active:
             return x.clone()
         bound = self._bound(x, self._bind)
-        if bound.in_place is not None and not torch.compiler.is_compiling():
+        if bound.in_place is not None and is_eager():
             return self._scale(bound.in_place(x), bound.layout)
         output_shape = tuple(stop - start for start, stop in self._outputs(bound.layout))
         if 0 in output_shape:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from hashlib import blake2b
 from typing import Literal, NoReturn
 
 import torch
@@ -171,6 +172,30 @@ class Agreement:
             self._agreed = self._gathered(x)
             return self._agreed
         return self._adapted(self._agreed, x)
+
+    @property
+    def number(self) -> int:
+        """A digest of the layout agreed on last, the same on all ranks; 0 if there is none."""
+        if self._agreed is None:
+            return 0
+        key = repr((self._agreed.key, self._agreed.dtype)).encode()
+        return int.from_bytes(blake2b(key, digest_size=7).digest(), "little")
+
+    def confirm(self, x: torch.Tensor, expected: int) -> None:
+        """Agree again, for a compiled graph, which cannot follow other blocks.
+
+        Raises:
+            PlanMismatch: on every rank, if the layout is not the one with that number.
+        """
+        layout = self(x)
+        if self.number != expected:
+            self.refuse(
+                PlanMismatch(
+                    f"{self._name}: agreed on {layout.key} of {layout.dtype}, but this rank's "
+                    "graph was compiled for other blocks, and the rank cannot see the difference; "
+                    "call it outside torch.compile"
+                )
+            )
 
     def _problem(self, x: torch.Tensor) -> int:
         if x.device != self._P_x.device:

@@ -31,7 +31,7 @@ class Scatter(Repartition):
             x = zero_volume_tensor(device=self.P_x.device) if x is None else x
             x = x if x.numel() == 0 else x.reshape(-1)[:0]
         if x is None:
-            self._agreement.refuse(
+            self.agreement.refuse(
                 ShapeError("Scatter: the root gave no tensor; only the other workers may pass None")
             )
         return super().forward(x)

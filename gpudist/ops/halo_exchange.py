@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.exchange import Movement, bind
@@ -122,12 +124,31 @@ def halo_exchange(
     Source:
         Hewett & Grady 2020, arXiv:2006.03108, section 3.
     """
+    windows = window if not is_dynamo_compiling() else _numbers(window)
     operator = remembered(
-        HaloExchange, P_x,
-        tuple(window) if window is not None else None,
+        HaloExchange if not is_dynamo_compiling() else _of_numbers, P_x,
+        tuple(windows) if windows is not None else None,
         halo=tuple(map(tuple, halo)) if halo is not None else None,
         periodic=periodic if isinstance(periodic, bool) else tuple(periodic),
         padding_value=padding_value, nested=nested,
         global_shape=tuple(global_shape) if global_shape is not None else None, shape=shape,
     )  # fmt: skip
     return operator(x)
+
+
+def _numbers(windows: Sequence[Window] | None) -> list[tuple[Any, ...]] | None:
+    """Windows as classes and numbers: torch.compile takes an object for no constant."""
+    if windows is None:
+        return None
+    return [(type(w), *[getattr(w, name) for name in _fields_of(w)]) for w in windows]
+
+
+def _fields_of(window: Any) -> tuple[str, ...]:
+    return window.__match_args__
+
+
+def _of_numbers(
+    P_x: CartesianPartition, windows: Sequence[tuple[Any, ...]] | None, **options: Any
+) -> HaloExchange:
+    made = None if windows is None else tuple(kind(*numbers) for kind, *numbers in windows)
+    return remembered(HaloExchange, P_x, made, **options)

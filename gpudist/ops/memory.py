@@ -7,9 +7,13 @@ record them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
+
+from gpudist.autograd import apply
 
 Matrix = tuple[tuple[int, ...], ...]
 
@@ -21,23 +25,45 @@ _MOVE: Matrix = ((0, 0), (1, 0))
 
 class _Apply(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, matrix: Matrix, *pieces: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.matrix = matrix
-        ctx.save_for_backward(pieces[0].new_empty(0))
-        outputs: list[torch.Tensor] = []
-        for row in matrix:
-            terms = [piece for factor, piece in zip(row, pieces, strict=True) if factor]
-            outputs.append(
-                torch.zeros_like(pieces[0]) if not terms
-                else terms[0].clone() if len(terms) == 1
-                else terms[0] + terms[1]
-            )  # fmt: skip
-        return tuple(outputs)
+    def forward(matrix: Matrix, *pieces: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return _product(matrix, pieces)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        ctx.matrix = inputs[0]
+        ctx.save_for_backward(inputs[1].new_empty(0))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         _ = ctx.saved_tensors
-        return (None, *_Apply.apply(_transposed(ctx.matrix), *gradients))  # pyright: ignore
+        # torch.compile differentiates once, and traces no function within a function's backward.
+        adjoint = _product if is_dynamo_compiling() else _apply
+        return (None, *adjoint(_transposed(ctx.matrix), gradients))
+
+
+class _ApplyToDuals(_Apply):
+    @staticmethod
+    def jvp(ctx: Any, *tangents: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return _apply(ctx.matrix, tangents[1:])
+
+
+def _apply(matrix: Matrix, pieces: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    if is_dynamo_compiling():
+        # torch.compile traces no function that has a jvp, or takes a tensor twice.
+        return _Apply.apply(matrix, *[x.view_as(x) for x in pieces])  # pyright: ignore
+    return apply(_ApplyToDuals, matrix, *pieces)
+
+
+def _product(matrix: Matrix, pieces: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    outputs: list[torch.Tensor] = []
+    for row in matrix:
+        terms = [piece for factor, piece in zip(row, pieces, strict=True) if factor]
+        outputs.append(
+            torch.zeros_like(pieces[0]) if not terms
+            else terms[0].clone() if len(terms) == 1
+            else terms[0] + terms[1]
+        )  # fmt: skip
+    return tuple(outputs)
 
 
 def _transposed(matrix: Matrix) -> Matrix:
@@ -45,13 +71,13 @@ def _transposed(matrix: Matrix) -> Matrix:
 
 
 def _pair(matrix: Matrix, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    first, second = _Apply.apply(matrix, a, b)  # pyright: ignore
+    first, second = _apply(matrix, (a, b))
     return first, second
 
 
 def clear(a: torch.Tensor) -> torch.Tensor:
     """``a -> 0``. Its own adjoint. Source: arXiv:2006.03108, section 2."""
-    return _Apply.apply(_CLEAR, a)[0]  # pyright: ignore
+    return _apply(_CLEAR, (a,))[0]
 
 
 def add(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from gpudist.autograd import move
 from gpudist.errors import PartitionError
 from gpudist.exchange import Movement
+from gpudist.library import constant_when_traced, handle_of
 from gpudist.ops.agreement import Agreement, Layout, ShapeMode
+from gpudist.ops.bound import Bound
 from gpudist.partition import CartesianPartition, Partition
-
-# A layer sees a few shapes: full batches, a last one, perhaps another for evaluation.
-_REMEMBERED_SHAPES = 256
 
 
 def zero_volume_tensor(
@@ -36,34 +36,6 @@ def zero_volume_tensor(
 def placeholder_shape(x: torch.Tensor) -> tuple[int, ...]:
     """Shape of a zero-volume output that tells the batch of ``x``, if ``x`` itself tells it."""
     return (x.shape[0], 0) if x.dim() and x.shape != (0,) else (0,)
-
-
-T = TypeVar("T")
-
-
-class Bound(Generic[T]):
-    """What was bound to the shape, dtype and device of a tensor, to be made once for each.
-
-    Args:
-        shape: ``"dynamic"`` remembers nothing: what follows is agreed at every call.
-    """
-
-    def __init__(self, shape: ShapeMode) -> None:
-        self._remembers = shape != "dynamic"
-        self._found: dict[tuple[object, ...], T] = {}
-
-    def __call__(self, x: torch.Tensor, make: Callable[[torch.Tensor], T]) -> T:
-        """What ``make(x)`` gave for a tensor like ``x``."""
-        if not self._remembers:
-            return make(x)
-        key = (x.shape, x.dtype, x.device)
-        found = self._found.get(key)
-        if found is None:
-            found = make(x)
-            if len(self._found) >= _REMEMBERED_SHAPES:
-                self._found.clear()
-            self._found[key] = found
-        return found
 
 
 class Operator(torch.nn.Module):
@@ -98,10 +70,10 @@ class Operator(torch.nn.Module):
         self.P_y = P_y
         self.P_all = P_x if P_x.ranks == P_y.ranks else P_x.create_partition_union(P_y)
         self.preserve_batch = preserve_batch
-        self._agreement = Agreement(
+        self.agreement = Agreement(
             type(self).__name__, P_x, self.P_all, dims, global_shape, shape, grid, placed
         )
-        self._bound = Bound[tuple[Layout, Movement]](shape)
+        self._bound = Bound[tuple[Layout, Movement]](shape, self.agreement)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.P_all.active:
@@ -117,7 +89,7 @@ class Operator(torch.nn.Module):
         return self._bound(x, self._agree_and_bind)
 
     def _agree_and_bind(self, x: torch.Tensor) -> tuple[Layout, Movement]:
-        layout = self._agreement(x)
+        layout = self.agreement(x)
         return layout, self._bind(layout, x)
 
     def empty_shape(self, x: torch.Tensor) -> tuple[int, ...]:
@@ -138,12 +110,37 @@ def remembered(
     make: Callable[..., _Operator], P_x: Partition, *args: object, **kwargs: object
 ) -> _Operator:
     """The operator that a function stands for: made at its first call, then the same one again."""
+    if is_dynamo_compiling():
+        args = tuple([_constant(value) for value in args])
+        kwargs = {name: _constant(value) for name, value in kwargs.items()}
+        return getattr(P_x, _remember_while_tracing(make, P_x, *args, **kwargs))
     operators = P_x.wire.remembered
     key = (make, P_x, args, tuple(sorted(kwargs.items())))
     found = operators.get(key)
     if found is None:
         found = operators[key] = make(P_x, *args, **kwargs)
     return found  # type: ignore[return-value]
+
+
+@constant_when_traced
+def _remember_while_tracing(
+    make: Callable[..., torch.nn.Module], P_x: Partition, *args: object, **kwargs: object
+) -> str:
+    """Where ``P_x`` keeps the operator of a function."""
+    found = remembered(make, P_x, *args, **kwargs)
+    name = f"_operator_{handle_of(found)}"
+    setattr(P_x, name, found)
+    return name
+
+
+def _constant(value: object) -> object:
+    """``value`` with plain numbers in place of torch.compile's symbols."""
+    if isinstance(value, tuple):
+        return tuple([_constant(part) for part in value])
+    if isinstance(value, (int, float)):
+        # What is hashed is no symbol.
+        (value,) = {value}
+    return value
 
 
 def require_cartesian(name: str, P: Partition) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
+from torch._guards import TracingContext
 
 from gpudist import errors
 from gpudist.transport.base import Failure, FailureChannel
@@ -128,6 +129,12 @@ class LoopbackTransport(PointToPointTransport):
             failed = self.failures.peek() is not None
             return failed or complete() or time.monotonic() > self._deadline_s
 
+        if TracingContext.try_get() is not None and not ready():
+            raise errors.TransportError(
+                f"rank {self.rank} would wait for other threads while torch.compile lets only one "
+                "compile: agree on the shapes before, by one call that is not compiled or with "
+                "global_shape="
+            )
         self._waiting = handles
         self._world.turns.wait(self.rank, ready)
         if not complete():

@@ -1,0 +1,89 @@
+"""What an operator or a layer remembers of each shape of its input, eagerly and compiled."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.compiler import is_dynamo_compiling
+
+from gpudist.library import constant_when_traced, handles_of
+from gpudist.ops.agreement import Agreement, ShapeMode
+
+# A layer sees a few shapes: full batches, a last one, perhaps another for evaluation.
+_REMEMBERED_SHAPES = 256
+
+T = TypeVar("T")
+
+
+class Bound(Generic[T]):
+    """What was bound to the shape, dtype and device of a tensor, to be made once for each.
+
+    Args:
+        shape: ``"dynamic"`` remembers nothing: what follows is agreed at every call.
+        agreement: what is agreed, if it may be dynamic.
+    """
+
+    def __init__(self, shape: ShapeMode, agreement: Agreement | None = None) -> None:
+        self._remembers = shape != "dynamic"
+        self._agreement = agreement
+        self._found: dict[tuple[object, ...], T] = {}
+
+    def __call__(self, x: torch.Tensor, make: Callable[[torch.Tensor], T]) -> T:
+        """What ``make(x)`` gave for a tensor like ``x``."""
+        if is_dynamo_compiling():
+            return self._traced(x, make)
+        if not self._remembers:
+            return _outside_transforms(make, x)
+        key = (x.shape, x.dtype, x.device)
+        found = self._found.get(key)
+        if found is None:
+            found = _outside_transforms(make, x)
+            if len(self._found) >= _REMEMBERED_SHAPES:
+                self._found.clear()
+            self._found[key] = found
+        return found
+
+    def _traced(self, x: torch.Tensor, make: Callable[[torch.Tensor], T]) -> T:
+        """The same while torch.compile traces: bound now, and part of the graph."""
+        # An index is no symbol: the graph is for this shape alone.
+        shape = [operator.index(extent) for extent in x.shape]
+        name, agreed = _bind_while_tracing(
+            self, make.__func__, make.__self__, *shape, dtype=x.dtype, device=x.device
+        )
+        if not self._remembers:
+            (agreement,) = handles_of(self._agreement)
+            torch.ops.gpudist.check(agreement, x, "confirm", [agreed], None)
+        return getattr(self, name)
+
+
+def _outside_transforms(make: Callable[[torch.Tensor], T], x: torch.Tensor) -> T:
+    """``make(x)``, even in ``torch.func.jvp``, where the tensors of an agreement are no memory."""
+    with temporarily_clear_interpreter_stack():
+        return make(x)
+
+
+@constant_when_traced
+def _bind_while_tracing(
+    bound: Bound[Any],
+    make: Callable[..., Any],
+    owner: object,
+    *shape: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[str, int]:
+    """Where ``bound`` keeps what ``make`` gave for such a tensor, and what was agreed then."""
+    stand_in = torch.empty((), dtype=dtype, device=device).expand(shape)
+    found = bound(stand_in, partial(make, owner))
+    agreed = 0
+    if not bound._remembers and bound._agreement is not None:
+        agreed = bound._agreement.number
+    name = re.sub(r"\W+", "_", f"_traced_{shape}_{dtype}_{device}_{agreed}")
+    if not hasattr(bound, name):
+        setattr(bound, name, found)
+    return name, agreed

@@ -1,0 +1,132 @@
+"""Forward mode through layers: the tangents of the sequential ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.autograd import forward_ad
+
+from gpudist import nn
+from gpudist.partition import CartesianPartition, Partition
+from tests.nn.compare import assert_block_of, grid, own_block, own_slices, random_like_all
+from tests.pool import distributed
+
+F64 = torch.float64
+
+
+def networks(P_x: CartesianPartition) -> tuple[torch.nn.Module, torch.nn.Module]:
+    torch.manual_seed(1)
+    sequential = torch.nn.Sequential(
+        torch.nn.Conv1d(2, 3, 3, padding=1, dtype=F64),
+        torch.nn.Tanh(),
+        torch.nn.MaxPool1d(3, 2, 1),
+        torch.nn.AvgPool1d(2, 1),
+    )
+    torch.manual_seed(1)
+    distributed = torch.nn.Sequential(
+        nn.DistributedConv1d(P_x, 2, 3, 3, padding=1, dtype=F64),
+        torch.nn.Tanh(),
+        nn.DistributedMaxPool1d(P_x, 3, 2, 1),
+        nn.DistributedAvgPool1d(P_x, 2, 1),
+    )
+    return sequential, distributed
+
+
+def jvp(
+    function: Callable[..., torch.Tensor], x: torch.Tensor, tangent: torch.Tensor, transform: bool
+) -> torch.Tensor:
+    if transform:
+        return torch.func.jvp(function, (x,), (tangent,))[1]
+    with forward_ad.dual_level():
+        y = function(forward_ad.make_dual(x, tangent))
+        moved = forward_ad.unpack_dual(y).tangent
+    assert moved is not None
+    return moved
+
+
+@pytest.mark.parametrize("transform", [True, False])
+@distributed(ranks=3, transports=["host", "gloo"])
+def test_input(P_world: Partition, transform: bool) -> None:
+    """Also with parameters that do not require grad, and a rank without a part."""
+    P_x = grid(P_world, [1, 1, 2], [2, 0])
+    sequential, distributed = networks(P_x)
+    whole, tangent = random_like_all((2, 2, 9), 1), random_like_all((2, 2, 9), 2)
+    expected = jvp(sequential, whole, tangent, transform).detach()
+    block = own_block(tangent, P_x, requires_grad=False)
+    for learns in (True, False):
+        distributed.requires_grad_(learns)
+        x = own_block(whole, P_x, requires_grad=learns)
+        actual = jvp(distributed, x, block, transform).detach()
+        assert_block_of(actual, expected, own_slices(expected.shape, P_x), "tangent", 1e-12)
+
+
+@distributed(ranks=3, transports=["host"])
+def test_parameters(P_world: Partition) -> None:
+    P_x = grid(P_world, [1, 1, 2], [2, 0])
+    whole = random_like_all((2, 2, 9), 1)
+    results: list[torch.Tensor] = []
+    for module, x in zip(networks(P_x), (whole, own_block(whole, P_x)), strict=True):
+        parameters = dict(module.named_parameters())
+        tangents = {name: torch.ones_like(value) for name, value in parameters.items()}
+
+        def of_parameters(
+            parameters: dict[str, torch.Tensor],
+            module: torch.nn.Module = module,
+            x: torch.Tensor = x,
+        ) -> torch.Tensor:
+            return torch.func.functional_call(module, parameters, (x,))
+
+        results.append(torch.func.jvp(of_parameters, (parameters,), (tangents,))[1].detach())
+    expected, actual = results
+    assert_block_of(actual, expected, own_slices(expected.shape, P_x), "tangent", 1e-12)
+
+
+@distributed(ranks=3, transports=["host"])
+def test_backward_of_a_tangent(P_world: Partition) -> None:
+    P_x = grid(P_world, [1, 1, 2], [2, 0])
+    whole, tangent = random_like_all((2, 2, 9), 1), random_like_all((2, 2, 9), 2)
+    block, block_tangent = own_block(whole, P_x), own_block(tangent, P_x, requires_grad=False)
+    whole.requires_grad_()
+    sequential, distributed = networks(P_x)
+    for module, x, t in ((sequential, whole, tangent), (distributed, block, block_tangent)):
+        jvp(module, x, t, True).pow(2).sum().backward()
+    assert whole.grad is not None
+    where = own_slices(whole.shape, P_x)
+    assert_block_of(block.grad, whole.grad, where, "gradient of the tangent", 1e-12)
+
+
+@pytest.mark.parametrize("kind", ["classes", "squares"])
+@distributed(ranks=3, transports=["host"])
+def test_loss(P_world: Partition, kind: str) -> None:
+    P_x = grid(P_world, [1, 2], [2, 0])
+    whole, tangent, target = (random_like_all((4, 5), seed) for seed in (1, 2, 3))
+    classes = torch.arange(4) % 5
+    entropy, squares = nn.DistributedCrossEntropyLoss(P_x), nn.DistributedMSELoss(P_x)
+    own_target = own_block(target, P_x, requires_grad=False)
+
+    def sequential(x: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(x, classes) if kind == "classes" else F.mse_loss(x, target)
+
+    def distributed(x: torch.Tensor) -> torch.Tensor:
+        return entropy(x, classes) if kind == "classes" else squares(x, own_target)
+
+    x, t = (own_block(y, P_x, requires_grad=False) for y in (whole, tangent))
+    for transform in (True, False):
+        expected = jvp(sequential, whole, tangent, transform)
+        torch.testing.assert_close(jvp(distributed, x, t, transform), expected)
+    gradient = torch.func.grad(sequential)(whole)
+    where = own_slices(whole.shape, P_x)
+    assert_block_of(torch.func.grad(distributed)(x), gradient, where, "torch.func.grad")
+
+
+@distributed(ranks=3, transports=["host"])
+def test_linear(P_world: Partition) -> None:
+    P_x, P_w = grid(P_world, [1, 1], [2]), grid(P_world, [2, 1], [0, 1])
+    layer = nn.DistributedLinear(P_x, grid(P_world, [1, 2], [1, 2]), P_w, 4, 3, dtype=F64)
+    x, t = (own_block(random_like_all((5, 4), seed), P_x, requires_grad=False) for seed in (1, 2))
+    # y(t) - y(0): the bias has no part in the tangent.
+    expected = layer(t) - layer(torch.zeros_like(t))
+    torch.testing.assert_close(jvp(layer, x, t, True), expected)
