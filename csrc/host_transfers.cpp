@@ -12,7 +12,7 @@ namespace gpudist {
 namespace {
 
 // What several contributions to the same cells pass over in turn stays in the cache.
-constexpr int64_t kStreamedBytes = 64 * 1024;
+constexpr int64_t kStreamedBytes = 256 * 1024;
 // Between two of these, other transfers get their turn.
 constexpr int64_t kTurnBytes = 1024 * 1024;
 
@@ -110,6 +110,7 @@ bool HostCommunicator::progress_loans(int peer, Mailbox* mailbox) {
   auto& lent = lent_[peer];
   bool moved = false;
   while (!lent.empty() && lent.front()->lent <= mailbox->pulled.load(std::memory_order_seq_cst)) {
+    lent.front()->packed.reset();
     lent.front()->complete = true;
     lent.pop_front();
     moved = true;

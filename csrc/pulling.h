@@ -13,11 +13,12 @@ namespace gpudist {
 // Whether this process may read `expected` at `address` of process `pid`.
 bool can_pull(pid_t pid, uint64_t address, uint64_t expected);
 
-// Whether lending is quicker than sending: the message is large and in long rows.
+// Whether lending is quicker than sending.
 bool worth_lending(const Transfer& send);
 
-// Describe to the receiver, behind the header in `slot`, where the cells are.
-void write_loan(const Transfer& send, char* slot);
+// Describe to the receiver, behind the header in `slot`, where the cells are. Cells in short rows
+// are packed first.
+void write_loan(Transfer& send, char* slot);
 void read_loan(const char* slot, Transfer& receive);
 
 // Read the next at most `bytes`; how many came, less at the end of what can be done in one go.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -42,8 +43,12 @@ struct Transfer {
   // Of kOwn: where it reads. Of a receive that pulls: where the sender's cells are, in its memory.
   BoxStream source_stream;
   bool pulls = false;
-  uint64_t lent = 0;  // of a send that is pulled: its number among those to this peer
   std::vector<BoxView> pulled_boxes;
+  // Of a send that is pulled: its number among those to this peer, and, of short rows, a copy in
+  // one piece.
+  uint64_t lent = 0;
+  std::shared_ptr<char> packed;
+  std::vector<BoxView> packed_boxes;
 
   // Bytes up to which it may go now.
   int64_t limit() const {
