@@ -27,6 +27,7 @@ void HostCommunicator::post(Transfer* transfer) {
     own_.push_back(transfer);
     return;
   }
+  if (transfer->own != nullptr) transfer->own_stream = BoxStream(transfer->source_boxes);
   const bool sends = transfer->kind == Transfer::Kind::kSend;
   const int peer = transfer->peer;
   if (peer < 0 || peer >= size_ || peer == rank_) {
@@ -150,11 +151,7 @@ bool HostCommunicator::receive_slot(Mailbox* mailbox, Transfer& transfer) {
   if (!transfer.pulls) {
     const int64_t bytes = std::min(room, transfer.bytes - transfer.moved);
     if (transfer.limit() < transfer.moved + bytes) return false;
-    if (transfer.adds) {
-      transfer.stream.scatter_add(transfer.tensor, slot, bytes, transfer.dtype);
-    } else {
-      transfer.stream.scatter(transfer.tensor, slot, bytes);
-    }
+    transfer.unpack(slot, bytes);
     transfer.moved += bytes;
     transfer.complete = transfer.moved == transfer.bytes;
   }

@@ -58,6 +58,11 @@ class BoxStream {
   // Copy `bytes` from `in` to the next cells of the tensor.
   void scatter(char* tensor, const char* in, size_t bytes);
 
+  // Set the next cells to the sums of items of `in` and of the next cells of `other`, all of
+  // `dtype`.
+  void scatter_sum(char* tensor, const char* other, BoxStream& others, const char* in, size_t bytes,
+                   Dtype dtype);
+
   // Add items of `dtype` to the next cells, which are of sum_dtype(dtype); the boxes are in those
   // cells.
   void scatter_add(char* tensor, const char* in, size_t bytes, Dtype dtype);

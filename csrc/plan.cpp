@@ -1,5 +1,7 @@
 #include "plan.h"
 
+#include <algorithm>
+
 #include "check.h"
 
 namespace gpudist {
@@ -98,6 +100,12 @@ void end_output(const StageCall& call, const std::vector<float>& widened) {
   if (stage.sums_widened) narrow(widened.data(), call.output, stage.output_items, stage.dtype);
 }
 
+bool comes_from(const BoundStage& stage, int peer) {
+  const auto is_from = [&](const BoundMessage& message) { return message.peer == peer; };
+  return std::any_of(stage.receives.begin(), stage.receives.end(), is_from) ||
+         std::any_of(stage.sums.begin(), stage.sums.end(), is_from);
+}
+
 size_t transfers_in(const BoundStage& stage) {
   return stage.sends.size() + stage.receives.size() + stage.sums.size() + stage.relays.size() +
          stage.relayed.size();
@@ -135,7 +143,9 @@ void Exchange::post_all(const std::vector<StageCall>& calls) {
     calls_[i].transfers.reserve(transfers_in(*calls[i].stage));
     for (const BoundMessage& message : calls[i].stage->sends) {
       char* const input = const_cast<char*>(calls[i].input);  // only read
-      communicator_.post(&add(calls_[i], Kind::kSend, message, input));
+      Transfer& send = add(calls_[i], Kind::kSend, message, input);
+      send.is_answered = comes_from(*calls[i].stage, message.peer);
+      communicator_.post(&send);
     }
   }
   // What peers wait for goes out before the work that they do not wait for.
@@ -171,16 +181,24 @@ void Exchange::post_sums(Call& call) {
     if (before.target == call.target && before.last_sum != nullptr) last = before.last_sum;
   }
   const Transfer* const shared = last;
-  for (const BoundMessage& message : stage.sums) {
+  for (size_t i = 0; i < stage.sums.size(); ++i) {
+    // The first two, if one is this rank's own, are summed in one pass over the cells.
+    const bool joins_own = stage.starts_with_copy && stage.same_cells && i == 0 &&
+                           stage.sums.size() > 1 &&
+                           (stage.sums[0].peer < 0 || stage.sums[1].peer < 0);
+    if (joins_own && stage.sums[0].peer < 0) ++i;
+    const BoundMessage& message = stage.sums[i];
     const Kind kind = message.peer < 0 ? Kind::kOwn : Kind::kReceive;
     Transfer& sum = add(call, kind, message, call.target);
     sum.source = call.stage_call.input;
     sum.source_boxes = &stage.own_sources;
-    sum.adds = last != nullptr || !stage.starts_with_copy;
+    if (joins_own) sum.own = call.stage_call.input;
+    sum.adds = !joins_own && (last != nullptr || !stage.starts_with_copy);
     sum.after = last;
     sum.streams = stage.same_cells && (last == nullptr || last != shared);
     communicator_.post(&sum);
     last = &sum;
+    if (joins_own && stage.sums[0].peer >= 0) ++i;
   }
   call.last_sum = last;
 }

@@ -16,10 +16,12 @@ namespace {
 
 // Measured on two cores: below, two copies through the mailbox are as quick as a system call.
 constexpr int64_t kLoanBytes = 32 * 1024;
-// Every row costs the system about as much as packing this many bytes.
-constexpr int64_t kLongRowBytes = 24 * 1024;
-// To pack and then to lend pays from here on.
+// A rank that waits for nothing in return had better go on than wait until a loan is read.
+constexpr int64_t kUnansweredLoanBytes = 192 * 1024;
+// To pack short rows and then to lend them pays from here on.
 constexpr int64_t kPackedLoanBytes = 128 * 1024;
+// Every row costs the system as much as copying some kilobytes: shorter ones are packed.
+constexpr int64_t kLongRowBytes = 4 * 1024;
 // Short rows of the receiver are filled from a buffer that stays in the cache.
 constexpr int64_t kDirectRowBytes = 512;
 constexpr int64_t kBounceBytes = 256 * 1024;
@@ -87,14 +89,15 @@ void pack(Transfer& send) {
 }  // namespace
 
 bool worth_lending(const Transfer& send) {
+  if (!send.is_answered && send.bytes < kUnansweredLoanBytes) return false;
   return send.bytes >= kPackedLoanBytes || (send.bytes >= kLoanBytes && in_long_rows(send));
 }
 
 void write_loan(Transfer& send, char* slot) {
-  const bool as_it_lies = in_long_rows(send);
-  if (!as_it_lies) pack(send);
-  const char* address = as_it_lies ? send.tensor : send.packed.get();
-  const std::vector<BoxView>& boxes = as_it_lies ? *send.boxes : send.packed_boxes;
+  const bool packs = !in_long_rows(send);
+  if (packs) pack(send);
+  const char* address = packs ? send.packed.get() : send.tensor;
+  const std::vector<BoxView>& boxes = packs ? send.packed_boxes : *send.boxes;
   const Loan loan{reinterpret_cast<uint64_t>(address), boxes.size()};
   std::memcpy(slot, &loan, sizeof(loan));
   std::memcpy(slot + sizeof(loan), boxes.data(), loan.boxes * sizeof(BoxView));
@@ -110,34 +113,47 @@ void read_loan(const char* slot, Transfer& receive) {
   receive.pulls = true;
 }
 
-int64_t pull(pid_t pid, Transfer& receive, int64_t bytes) {
-  alignas(64) thread_local char bounce[kBounceBytes];
+namespace {
+
+// Read rows to where they belong.
+int64_t pull_directly(pid_t pid, Transfer& receive, int64_t bytes) {
   iovec remote[kPieces], local[kPieces];
   int remotes, locals;
   char* const lent = const_cast<char*>(receive.source);  // only read
   BoxStream source = receive.source_stream, target = receive.stream;
-  const bool direct = !receive.adds && receive.bytes >= kDirectRowBytes * rows_of(*receive.boxes);
-  if (direct) {
-    bytes = pieces_of(target, receive.tensor, bytes, local, &locals);
-    const int64_t reached = pieces_of(source, lent, bytes, remote, &remotes);
-    if (reached < bytes) {
-      target = receive.stream;
-      bytes = pieces_of(target, receive.tensor, reached, local, &locals);
-    }
-  } else {
-    bytes = pieces_of(source, lent, std::min(bytes, kBounceBytes), remote, &remotes);
-    local[0] = {bounce, static_cast<size_t>(bytes)};
-    locals = 1;
+  bytes = pieces_of(target, receive.tensor, bytes, local, &locals);
+  const int64_t reached = pieces_of(source, lent, bytes, remote, &remotes);
+  if (reached < bytes) {
+    target = receive.stream;
+    bytes = pieces_of(target, receive.tensor, reached, local, &locals);
   }
   if (!read(pid, local, locals, remote, remotes, bytes)) return 0;
-  if (receive.adds) {
-    target.scatter_add(receive.tensor, bounce, bytes, receive.dtype);
-  } else if (!direct) {
-    target.scatter(receive.tensor, bounce, bytes);
-  }
   receive.source_stream = source;
   receive.stream = target;
   return bytes;
+}
+
+// Read to a buffer that stays in the cache, and unpack from there.
+int64_t pull_and_unpack(pid_t pid, Transfer& receive, int64_t bytes) {
+  alignas(64) thread_local char bounce[kBounceBytes];
+  iovec remote[kPieces];
+  int remotes;
+  BoxStream source = receive.source_stream;
+  bytes = pieces_of(source, const_cast<char*>(receive.source), std::min(bytes, kBounceBytes),
+                    remote, &remotes);
+  const iovec local{bounce, static_cast<size_t>(bytes)};
+  if (!read(pid, &local, 1, remote, remotes, bytes)) return 0;
+  receive.unpack(bounce, bytes);
+  receive.source_stream = source;
+  return bytes;
+}
+
+}  // namespace
+
+int64_t pull(pid_t pid, Transfer& receive, int64_t bytes) {
+  const bool direct = !receive.adds && receive.own == nullptr &&
+                      receive.bytes >= kDirectRowBytes * rows_of(*receive.boxes);
+  return direct ? pull_directly(pid, receive, bytes) : pull_and_unpack(pid, receive, bytes);
 }
 
 }  // namespace gpudist

@@ -33,6 +33,10 @@ struct Transfer {
   // same cells in the same order, and this one need only stay behind.
   const Transfer* after = nullptr;
   bool streams = false;
+  // Of a send: whether something is to come back from the same peer.
+  bool is_answered = false;
+  // Of a receive: cells of this rank to which what comes is added, in place of what `tensor` has.
+  const char* own = nullptr;
   const Signature* signature = nullptr;
 
   uint64_t sequence = 0;
@@ -42,6 +46,7 @@ struct Transfer {
   BoxStream stream;
   // Of kOwn: where it reads. Of a receive that pulls: where the sender's cells are, in its memory.
   BoxStream source_stream;
+  BoxStream own_stream;
   bool pulls = false;
   std::vector<BoxView> pulled_boxes;
   // Of a send that is pulled: its number among those to this peer, and, of short rows, a copy in
@@ -49,6 +54,17 @@ struct Transfer {
   uint64_t lent = 0;
   std::shared_ptr<char> packed;
   std::vector<BoxView> packed_boxes;
+
+  // Put the next bytes of the message where they belong.
+  void unpack(const char* in, int64_t bytes) {
+    if (own != nullptr) {
+      stream.scatter_sum(tensor, own, own_stream, in, bytes, dtype);
+    } else if (adds) {
+      stream.scatter_add(tensor, in, bytes, dtype);
+    } else {
+      stream.scatter(tensor, in, bytes);
+    }
+  }
 
   // Bytes up to which it may go now.
   int64_t limit() const {

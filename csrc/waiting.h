@@ -21,9 +21,12 @@ constexpr int kPausesShared = 20;
 constexpr int kYields = 500;
 constexpr long kSleepNs = 20'000'000;
 
+// Whether every rank has a core. A process bound to one core is taken to have it for itself.
 inline bool has_cores_for(int ranks) {
   cpu_set_t cores;
-  return sched_getaffinity(0, sizeof(cores), &cores) == 0 && ranks <= CPU_COUNT(&cores);
+  if (sched_getaffinity(0, sizeof(cores), &cores) != 0) return false;
+  const int mine = CPU_COUNT(&cores);
+  return ranks <= (mine > 1 ? mine : sysconf(_SC_NPROCESSORS_ONLN));
 }
 
 inline double now_s() {

@@ -47,8 +47,8 @@ def move(movements: Sequence[Movement], inputs: Sequence[torch.Tensor]) -> tuple
     if is_dynamo_compiling():
         *outputs, _ = torch.ops.gpudist.move(handles_of(*movements), inputs, None)
         return tuple(outputs)
-    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    if recorded or _has_tangents() or _transforms_active():
+    recorded = torch.is_grad_enabled() and any([x.requires_grad for x in inputs])
+    if recorded or forward_ad._current_level >= 0 or _transforms_active():  # pyright: ignore
         return apply(_Move, tuple(movements), *inputs)
     return carry_out(movements, inputs)
 

@@ -70,13 +70,14 @@ class Operator(torch.nn.Module):
         self.P_y = P_y
         self.P_all = P_x if P_x.ranks == P_y.ranks else P_x.create_partition_union(P_y)
         self.preserve_batch = preserve_batch
+        self._takes_part = self.P_all.active
         self.agreement = Agreement(
             type(self).__name__, P_x, self.P_all, dims, global_shape, shape, grid, placed
         )
         self._bound = Bound[tuple[Layout, Movement]](shape, self.agreement)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not self.P_all.active:
+        if not self._takes_part:
             return x.clone()
         return move((self.movement(x),), (x,))[0]
 
