@@ -96,8 +96,7 @@ def broadcast(
 
     Returns:
         New tensor: the copy, or a zero-volume tensor on workers outside ``P_y``, or a clone of
-            ``x`` on
-        workers in neither partition.
+        ``x`` on workers in neither partition.
 
     Adjoint:
         Sum-reduce of the copies into the block.

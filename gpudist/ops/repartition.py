@@ -78,8 +78,7 @@ def repartition(
 
     Returns:
         New tensor: the block on ``P_y``, empty if there are fewer cells than workers; a zero-volume
-            tensor
-        on workers outside ``P_y``; a clone of ``x`` on workers in neither.
+        tensor on workers outside ``P_y``; a clone of ``x`` on workers in neither.
 
     Adjoint:
         The repartition back.

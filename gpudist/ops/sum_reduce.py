@@ -92,8 +92,7 @@ def sum_reduce(
 
     Returns:
         New tensor: the sum, or a zero-volume tensor on workers outside ``P_y``, or a clone of ``x``
-            on
-        workers in neither partition.
+        on workers in neither partition.
 
     Adjoint:
         Broadcast of the sum's gradient to every block.
