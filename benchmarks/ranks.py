@@ -20,7 +20,6 @@ RUN_S = 3600.0
 
 @torch.no_grad()
 def serve_rank(P_world: Partition, address: str, new_pages: bool) -> None:
-    _bind_to_a_core(P_world)
     if new_pages:
         gpudist.recycling.set_limit(0)
 
@@ -29,14 +28,22 @@ def serve_rank(P_world: Partition, address: str, new_pages: bool) -> None:
 
     assert P_world.rank is not None
     versions = {"gpudist": gpudist.__version__, "torch": torch.__version__}
-    serve(address, P_world.rank, versions, P_world.barrier, prepare)
+    binding = _Binding(P_world)
+    serve(address, P_world.rank, versions, P_world.barrier, prepare, binding)
 
 
-def _bind_to_a_core(P_world: Partition) -> None:
-    """As mpirun does where there are enough: a rank that moves to another's core holds it up."""
-    cores = sorted(os.sched_getaffinity(0))
-    if P_world.size <= len(cores):
-        os.sched_setaffinity(0, {cores[P_world.rank or 0]})
+class _Binding:
+    """A core for each rank where there are enough, as mpirun's; gloo has threads and is free."""
+
+    def __init__(self, P_world: Partition) -> None:
+        self._all = os.sched_getaffinity(0)
+        self._mine = self._all
+        if P_world.size <= len(self._all):
+            self._mine = {sorted(self._all)[P_world.rank or 0]}
+
+    def __call__(self, side: str) -> None:
+        is_free = side.startswith(("gloo", "dtensor"))
+        os.sched_setaffinity(0, self._all if is_free else self._mine)
 
 
 def main() -> None:

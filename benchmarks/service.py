@@ -39,9 +39,12 @@ class Turn:
 class _Rank:
     """Carries out orders; each method is one."""
 
-    def __init__(self, barrier: Callable[[], object], prepare: Prepare) -> None:
+    def __init__(
+        self, barrier: Callable[[], object], prepare: Prepare, begin: Callable[[str], object]
+    ) -> None:
         self._barrier = barrier
         self._prepare = prepare
+        self._begin = begin
         self._sides: Mapping[str, Side] = {}
 
     def prepare(self, case: Case) -> list[str]:
@@ -59,6 +62,7 @@ class _Rank:
     def time(self, name: str, calls: int, iterations: int) -> Turn:
         """Each iteration begins together; a first call, untimed, finds the caches another left."""
         call = self._sides[name].call
+        self._begin(name)
         us: list[float] = []
         gc.disable()
         self._barrier()
@@ -81,11 +85,15 @@ def serve(
     versions: dict[str, str],
     barrier: Callable[[], object],
     prepare: Prepare,
+    begin: Callable[[str], object] = lambda name: None,
 ) -> None:
-    """Serve the controller at ``address`` until it says that it was the last order, or is gone."""
+    """Serve the controller at ``address`` until it says that it was the last order, or is gone.
+
+    ``begin`` is called with the name of a side before its turn.
+    """
     connection = Client(address, family="AF_UNIX")
     connection.send(Hello(rank, os.getpid(), versions))
-    orders = _Rank(barrier, prepare)
+    orders = _Rank(barrier, prepare, begin)
     while True:
         try:
             verb, arguments = connection.recv()
