@@ -139,3 +139,17 @@ def test_padding_is_no_part_of_the_linear_map(P_world: Partition) -> None:
     assert adjoint.tolist() == ([1.0, 2.0] if P_world.rank == 0 else [2.0, 1.0])
     (again,) = torch.autograd.grad(adjoint, gradient, torch.ones(2))
     assert again[ends].tolist() == [0.0]
+
+
+@distributed(ranks=2)
+def test_gradient_of_a_tensor_that_stays_unused_is_zero(P_world: Partition) -> None:
+    """Off the root a broadcast ignores its input, even one with cells."""
+    root = P_world.create_partition_inclusive([0])
+    broadcast = ops.Broadcast(root, P_world)
+    x = (cells((3,)) + P_world.rank).requires_grad_()
+    y = broadcast(x)
+    assert_same(y, cells((3,)))
+    for _ in range(5):
+        _ = [torch.full((3,), 7.0).double() for _ in range(50)]  # what new memory would hold
+        (gradient,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
+        assert_same(gradient, torch.full((3,), 2.0 if P_world.rank == 0 else 0.0).double())

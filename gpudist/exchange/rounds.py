@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -81,8 +82,10 @@ class Part:
             return recycling.maker(shape, movement.dtype, self.partition.device)
         if not is_last:
             return lambda: None
-        # The caller gets a placeholder where there is no block.
-        return recycling.maker(movement.output_shape, movement.output_dtype, self.partition.device)
+        # The caller gets a placeholder where there is no block. One with cells is the gradient of a
+        # tensor of which nothing was moved: zero.
+        shape, dtype = movement.output_shape, movement.output_dtype
+        return partial(torch.zeros, shape, dtype=dtype, device=self.partition.device)
 
     def block(self, x: torch.Tensor) -> torch.Tensor:
         """An input that comes from outside, checked, as it lies in memory."""
