@@ -146,6 +146,7 @@ def test_gradient_of_a_tensor_that_stays_unused_is_zero(P_world: Partition) -> N
     """Off the root a broadcast ignores its input, even one with cells."""
     root = P_world.create_partition_inclusive([0])
     broadcast = ops.Broadcast(root, P_world)
+    assert P_world.rank is not None
     x = (cells((3,)) + P_world.rank).requires_grad_()
     y = broadcast(x)
     assert_same(y, cells((3,)))
