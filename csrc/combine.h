@@ -1,0 +1,67 @@
+// The one kernel: cells of a box become the sum, in order, of cells of other boxes. One summand is
+// a copy (pack, unpack), none a constant. Host and device compilers share its body.
+#pragma once
+
+#include <cstdint>
+
+#include "box.h"
+#include "half.h"
+#include "packing.h"
+
+namespace gpudist {
+
+// What a view is a view of.
+enum class Buffer : uint8_t { kInput, kOutput, kSent, kReceived };
+constexpr int kBuffers = 4;
+
+// Exact division of 32-bit numbers by one that is known beforehand.
+struct Divisor {
+  uint32_t value = 1;
+  uint32_t multiplier = 0;
+  uint32_t shift = 0;
+};
+
+// Where the cells of a job lie in one buffer: bytes from the buffer's first, and bytes between
+// neighbours in each dim of the job.
+struct CombineView {
+  int64_t offset;
+  int64_t stride[kMaxDims];
+  Buffer buffer;
+};
+
+// Cells of one box, in lanes of lane_bytes, rows of row_lanes that are contiguous in every view.
+struct CombineJob {
+  static constexpr int kAlreadyThere = -1;  // summands: the cells have their values
+
+  uint32_t lanes;      // in all
+  uint32_t first_block;
+  uint32_t first_view; // the destination, then the summands
+  int16_t summands;
+  uint8_t lane_bytes;
+  uint8_t dims;        // that count rows, outermost first
+  Divisor row_lanes;
+  Divisor shape[kMaxDims];
+};
+
+struct CombineArguments {
+  static constexpr int kThreads = 256;
+  static constexpr uint32_t kLanesPerBlock = 4 * kThreads;
+
+  char* buffers[kBuffers];
+  const CombineJob* jobs;    // in memory of the device, as are the views
+  const CombineView* views;
+  uint32_t job_count;
+  uint32_t blocks;
+  Dtype dtype;               // of the sums; complex numbers are two real ones
+  uint32_t item_bytes;
+  uint8_t fill[16];          // items of the constant
+  // If not null and not zero, what has been received is worthless: all destinations become all-ones
+  // bytes, which is not-a-number in every floating type.
+  const uint32_t* failed;
+};
+
+// What thread `thread` of block `block` does.
+GPUDIST_HOST_DEVICE void combine(const CombineArguments& arguments, uint32_t block,
+                                 uint32_t thread);
+
+}  // namespace gpudist
