@@ -1,0 +1,48 @@
+// Small helpers around the table of a GPU's runtime.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <thread>
+
+#include "check.h"
+#include "device_api.h"
+
+namespace gpudist {
+
+inline void check_device(const DeviceApi& api, int error, const char* what) {
+  if (error != 0) throw TransportError(std::string(what) + ": " + api.error_string(error));
+}
+
+// Makes a device the thread's current one, and the former again.
+class DeviceGuard {
+ public:
+  DeviceGuard(const DeviceApi& api, int device) : api_(api), device_(device) {
+    check_device(api, api.get_device(&before_), "asking for the current device");
+    if (before_ != device) check_device(api, api.set_device(device), "choosing a device");
+  }
+  ~DeviceGuard() {
+    if (before_ != device_) api_.set_device(before_);
+  }
+  DeviceGuard(const DeviceGuard&) = delete;
+
+ private:
+  const DeviceApi& api_;
+  const int device_;
+  int before_ = 0;
+};
+
+// Wait for a stream of our own, on which nothing takes long.
+inline void finish(const DeviceApi& api, DeviceStream stream) {
+  DeviceEvent event = nullptr;
+  check_device(api, api.create_event(&event), "creating an event");
+  int error = api.record_event(event, stream);
+  for (bool is_complete = false; error == 0 && !is_complete;) {
+    error = api.query_event(event, &is_complete);
+    if (!is_complete) std::this_thread::sleep_for(std::chrono::microseconds(10));
+  }
+  api.destroy_event(event);
+  check_device(api, error, "waiting for a stream");
+}
+
+}  // namespace gpudist
