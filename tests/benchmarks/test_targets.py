@@ -1,0 +1,42 @@
+"""What is to be reached, and whether the committed results do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.targets import RESULTS, Target, table, targets
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_documented_table_is_that_of_the_committed_results() -> None:
+    assert table() in (ROOT / "docs" / "results.md").read_text()
+
+
+def test_a_limit_is_a_multiple_and_a_constant() -> None:
+    assert Target("x", "halo", "small", "gloo", 1.5, 5.0).limit_us(10.0) == 20.0
+
+
+def written(folder: Path, **changed: object) -> Path:
+    """The committed results, with what is ``changed`` in the rows of the smallest message."""
+    for path in RESULTS.glob("*-2.json"):
+        rows = json.loads(path.read_text())
+        for row in rows:
+            if row["subject"] == "messages" and row["case"] == "4 KiB, bare":
+                row.update(changed)
+        (folder / path.name).write_text(json.dumps(rows))
+    return folder
+
+
+def test_what_takes_too_long_is_not_reached(tmp_path: Path) -> None:
+    lines = table(written(tmp_path, us_median=70.0, peer_us_median=60.0)).splitlines()
+    assert lines[2].endswith("| 1.17 | 1 x | no, over by 10.0 us |")
+    assert len(lines) == 2 + len(list(targets()))
+
+
+def test_a_wrong_result_is_no_result(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="4 KiB"):
+        table(written(tmp_path, correct=False))
