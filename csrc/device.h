@@ -4,6 +4,7 @@
 #include <chrono>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "check.h"
 #include "device_api.h"
@@ -44,5 +45,36 @@ inline void finish(const DeviceApi& api, DeviceStream stream) {
   api.destroy_event(event);
   check_device(api, error, "waiting for a stream");
 }
+
+// Memory of the host that a device copies from and to.
+class PinnedMemory {
+ public:
+  PinnedMemory() = default;
+  PinnedMemory(const DeviceApi& api, size_t bytes) : api_(&api), bytes_(bytes) {
+    check_device(api, api.allocate_pinned(&memory_, bytes), "allocating pinned memory");
+  }
+  PinnedMemory(PinnedMemory&& other) noexcept { swap(other); }
+  PinnedMemory& operator=(PinnedMemory&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  ~PinnedMemory() {
+    if (memory_ != nullptr) api_->release_pinned(memory_);
+  }
+
+  char* data() const { return static_cast<char*>(memory_); }
+  size_t size() const { return bytes_; }
+
+ private:
+  void swap(PinnedMemory& other) noexcept {
+    std::swap(api_, other.api_);
+    std::swap(memory_, other.memory_);
+    std::swap(bytes_, other.bytes_);
+  }
+
+  const DeviceApi* api_ = nullptr;
+  void* memory_ = nullptr;
+  size_t bytes_ = 0;
+};
 
 }  // namespace gpudist

@@ -35,12 +35,14 @@ enum NcclDtype : int {
 // ncclRedOp_t
 enum NcclRedOp : int { kNcclSum = 0, kNcclProd = 1, kNcclMax = 2, kNcclMin = 3 };
 
+constexpr unsigned int kNcclConfigVersion = 22703;
+
 // ncclConfig_t as of 2.27; NCCL reads as many bytes as `size` says and the members that `version`
 // has.
 struct NcclConfig {
   size_t size = sizeof(NcclConfig);
   unsigned int magic = 0xcafebeef;
-  unsigned int version = 0;
+  unsigned int version = kNcclConfigVersion;
   int blocking = INT_MIN;
   int cga_cluster_size = INT_MIN;
   int min_ctas = INT_MIN;

@@ -47,7 +47,7 @@ size_t Staging::bytes() const {
   return bytes;
 }
 
-Staging::~Staging() {
+void Staging::clear() {
   for (const auto& [key, piece] : pieces_) {
     if (piece.memory != nullptr) release_(piece.memory);
   }
@@ -55,6 +55,8 @@ Staging::~Staging() {
     if (old.event != nullptr) api_.destroy_event(old.event);
     release_(old.memory);
   }
+  pieces_.clear();
+  retired_.clear();
 }
 
 }  // namespace gpudist

@@ -20,12 +20,14 @@ class Staging {
 
   Staging(const DeviceApi& api, Allocate allocate, Release release)
       : api_(api), allocate_(std::move(allocate)), release_(std::move(release)) {}
-  ~Staging();
+  ~Staging() { clear(); }
   Staging(const Staging&) = delete;
 
   // At least `bytes`, for the next operation of `stream`. What a graph uses, of which `capture` is
   // the number, belongs to that graph.
   char* of(DeviceStream stream, uint64_t capture, size_t bytes);
+  // Release everything; nothing may be under way.
+  void clear();
   // In all.
   size_t bytes() const;
 

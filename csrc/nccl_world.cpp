@@ -1,0 +1,382 @@
+#include "nccl_world.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "check.h"
+#include "device.h"
+
+namespace gpudist {
+
+namespace {
+
+using Buffers = std::array<char*, kBuffers>;
+constexpr int64_t kAlignment = 256;
+
+int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+bool is_message(const WireCall& call) {
+  return call.kind == WireKind::kSend || call.kind == WireKind::kReceive;
+}
+
+}  // namespace
+
+NcclWorld::NcclWorld(const NcclApi* nccl, const DeviceApi& device_api, int device, int rank,
+                     int size, double timeout_s, CheckSignals check_signals)
+    : nccl_(nccl),
+      device_api_(device_api),
+      device_(device),
+      rank_(rank),
+      size_(size),
+      timeout_s_(timeout_s),
+      check_signals_(std::move(check_signals)),
+      staging_(
+          device_api, [this](size_t bytes) { return allocate(bytes); },
+          [this](char* memory) { release(memory); }),
+      watchdog_(
+          device_api, device, timeout_s, [this] { return find_error(); }, [this] { abort_all(); }) {
+  const DeviceGuard guard(device_api_, device_);
+  check_device(device_api_, device_api_.create_stream(&beside_), "creating a stream");
+  check_device(device_api_, device_api_.create_event(&last_), "creating an event");
+}
+
+NcclWorld::~NcclWorld() {
+  close(0);
+  watchdog_.stop();
+  const DeviceGuard guard(device_api_, device_);
+  for (DeviceEvent event : idle_events_) device_api_.destroy_event(event);
+  device_api_.destroy_event(last_);
+  device_api_.destroy_stream(beside_);
+}
+
+std::string NcclWorld::new_id() const {
+  NcclUniqueId id;
+  check_nccl(*nccl_, nccl_->get_unique_id(&id), nullptr, "ncclGetUniqueId");
+  return std::string(id.internal, sizeof(id.internal));
+}
+
+NcclCommunicator* NcclWorld::connect(const std::string& text, std::vector<int> members) {
+  NcclUniqueId id;
+  if (text.size() != sizeof(id.internal)) throw TransportError("a unique id has 128 bytes");
+  std::memcpy(id.internal, text.data(), text.size());
+  const auto found = std::find(members.begin(), members.end(), rank_);
+  if (found == members.end()) throw TransportError("this rank is not a member");
+  const int rank = static_cast<int>(found - members.begin());
+  const std::string label = "making a communicator of " + std::to_string(members.size());
+  const uint64_t operation = watchdog_.begin(label);
+  try {
+    NcclCommunicator* const made = keep(
+        NcclCommunicator::make(*nccl_, device_api_, device_, id, std::move(members), rank,
+                               timeout_s_, [this] { look(); }));
+    watchdog_.drop(operation);
+    return made;
+  } catch (...) {
+    watchdog_.drop(operation);
+    throw;
+  }
+}
+
+NcclCommunicator* NcclWorld::adopt(uintptr_t comm, std::vector<int> members) {
+  return keep(NcclCommunicator::adopt(*nccl_, reinterpret_cast<NcclComm>(comm),
+                                      std::move(members)));
+}
+
+NcclCommunicator* NcclWorld::split(NcclCommunicator& parent, int color, int key,
+                                   std::vector<int> members) {
+  const std::lock_guard<std::mutex> locked(mutex_);
+  return keep(parent.split(device_api_, device_, color, key, std::move(members), timeout_s_,
+                           [this] { look(); }));
+}
+
+NcclCommunicator* NcclWorld::keep(std::unique_ptr<NcclCommunicator> communicator) {
+  if (communicator == nullptr) return nullptr;
+  const std::lock_guard<std::mutex> locked(communicators_mutex_);
+  if (watchdog_.has_failed()) throw WorldFailed();  // and it is aborted as it goes
+  communicators_.push_back(std::move(communicator));
+  return communicators_.back().get();
+}
+
+NcclCommunicator* NcclWorld::world() const {
+  const std::lock_guard<std::mutex> locked(communicators_mutex_);
+  return communicators_.empty() ? nullptr : communicators_.front().get();
+}
+
+void NcclWorld::look() {
+  watchdog_.check();
+  check_signals_();
+}
+
+// What is put on a stream is watched, comes after what is on other streams, and is the world's last.
+template <class F>
+uint64_t NcclWorld::enqueue(const std::string& label, DeviceStream stream, F put) {
+  const DeviceGuard guard(device_api_, device_);
+  const uint64_t operation = watchdog_.begin(label);
+  try {
+    uint64_t capture = 0;
+    check_device(device_api_, device_api_.capture_id(stream, &capture), "asking for a capture");
+    // Kernels of NCCL's that wait for one another on two streams would be a deadlock.
+    if (capture == 0 && has_last_ && last_stream_ != stream) {
+      check_device(device_api_, device_api_.wait_event(stream, last_), "waiting for an event");
+    }
+    put(capture);
+    if (capture == 0) {
+      check_device(device_api_, device_api_.record_event(last_, stream), "recording an event");
+      last_stream_ = stream;
+      has_last_ = true;
+    }
+    watchdog_.enqueued(operation, stream, capture != 0);
+  } catch (...) {
+    watchdog_.drop(operation);
+    watchdog_.check();  // where the world has failed, this is only a consequence
+    throw;
+  }
+  watchdog_.check();
+  return operation;
+}
+
+void NcclWorld::run(const std::string& label, const std::vector<DeviceCall>& calls,
+                    DeviceStream stream) {
+  const std::lock_guard<std::mutex> locked(mutex_);
+  enqueue(label, stream, [&](uint64_t capture) {
+    int64_t bytes = 0;
+    for (const DeviceCall& call : calls) {
+      bytes += aligned(call.stage->sent_bytes) + aligned(call.stage->received_bytes);
+    }
+    char* staging = bytes == 0 ? nullptr : staging_.of(stream, capture, bytes);
+    std::vector<Buffers> buffers;
+    buffers.reserve(calls.size());
+    std::vector<WireCall> wire_calls;
+    for (const DeviceCall& call : calls) {
+      char* const received = staging + aligned(call.stage->sent_bytes);
+      buffers.push_back({call.input, call.output, staging, received});
+      staging = received + aligned(call.stage->received_bytes);
+      call.stage->before.launch(buffers.back(), nullptr, stream);
+      for (const WireStep& step : call.stage->steps) wire_calls.push_back(step.at(buffers.back()));
+    }
+    group(wire_calls, stream);
+    for (size_t i = 0; i < calls.size(); ++i) {
+      calls[i].stage->after.launch(buffers[i], watchdog_.failed_word(), stream);
+    }
+  });
+}
+
+void NcclWorld::run_calls(const std::string& label, std::vector<WireCall> calls,
+                          DeviceStream stream) {
+  const std::lock_guard<std::mutex> locked(mutex_);
+  enqueue(label, stream, [&](uint64_t) { group(calls, stream); });
+}
+
+void NcclWorld::run_local(const std::vector<DeviceCall>& calls, DeviceStream stream) {
+  const DeviceGuard guard(device_api_, device_);
+  for (const DeviceCall& call : calls) {
+    const Buffers buffers{call.input, call.output, nullptr, nullptr};
+    call.stage->before.launch(buffers, nullptr, stream);
+    call.stage->after.launch(buffers, nullptr, stream);
+  }
+}
+
+DeviceEvent NcclWorld::start(const std::string& label, const std::vector<DeviceCall>& calls,
+                             DeviceStream stream) {
+  DeviceEvent event = nullptr;
+  {
+    const std::lock_guard<std::mutex> locked(mutex_);
+    const DeviceGuard guard(device_api_, device_);
+    if (idle_events_.empty()) {
+      check_device(device_api_, device_api_.create_event(&event), "creating an event");
+    } else {
+      event = idle_events_.back();
+      idle_events_.pop_back();
+    }
+    check_device(device_api_, device_api_.record_event(event, stream), "recording an event");
+    check_device(device_api_, device_api_.wait_event(beside_, event), "waiting for an event");
+  }
+  run(label, calls, beside_);
+  check_device(device_api_, device_api_.record_event(event, beside_), "recording an event");
+  return event;
+}
+
+void NcclWorld::join(DeviceEvent event, DeviceStream stream) {
+  const std::lock_guard<std::mutex> locked(mutex_);
+  const DeviceGuard guard(device_api_, device_);
+  check_device(device_api_, device_api_.wait_event(stream, event), "waiting for an event");
+  idle_events_.push_back(event);
+  watchdog_.check();
+}
+
+std::vector<std::pair<int, std::string>> NcclWorld::exchange_texts(
+    const std::string& label, const std::string& mine, const std::vector<int>& peers,
+    const std::vector<NcclCommunicator*>& communicators, DeviceStream stream) {
+  const std::lock_guard<std::mutex> locked(mutex_);
+  std::vector<std::pair<int, std::string>> texts;
+  for (int peer : peers) texts.emplace_back(peer, "");
+  for (const NcclCommunicator* communicator : communicators) {
+    for (int member : communicator->members()) texts.emplace_back(member, "");
+  }
+  const size_t length = mine.size(), bytes = (1 + texts.size()) * length;
+  if (pinned_.size() < bytes) pinned_ = PinnedMemory(device_api_, bytes);
+  std::memcpy(pinned_.data(), mine.data(), length);
+  const uint64_t operation = enqueue(label, stream, [&](uint64_t capture) {
+    if (capture != 0) {
+      throw TransportError(label + ": is compared between ranks at its first call, which cannot "
+                                   "be part of a graph; call it once before");
+    }
+    char* const sent = staging_.of(stream, 0, bytes);
+    char* arrives = sent + length;
+    std::vector<WireCall> calls;
+    for (int peer : peers) {
+      calls.push_back({WireKind::kSend, nullptr, peer, sent, nullptr, length, kNcclUint8, 0});
+      calls.push_back({WireKind::kReceive, nullptr, peer, nullptr, arrives, length, kNcclUint8, 0});
+      arrives += length;
+    }
+    for (NcclCommunicator* communicator : communicators) {
+      calls.push_back({WireKind::kAllGather, communicator, 0, sent, arrives, length, kNcclUint8, 0});
+      arrives += length * communicator->members().size();
+    }
+    check_device(device_api_, device_api_.copy(sent, pinned_.data(), length, stream), "copying");
+    group(calls, stream);
+    check_device(device_api_,
+                 device_api_.copy(pinned_.data() + length, sent + length, bytes - length, stream),
+                 "copying");
+  });
+  watchdog_.wait(operation, check_signals_);
+  const char* came = pinned_.data() + length;
+  for (auto& [rank, text] : texts) {
+    text.assign(came, length);
+    came += length;
+  }
+  return texts;
+}
+
+void NcclWorld::synchronize(DeviceStream stream) {
+  uint64_t operation = 0;
+  {
+    const std::lock_guard<std::mutex> locked(mutex_);
+    operation = enqueue("synchronize", stream, [](uint64_t) {});
+  }
+  watchdog_.wait(operation, check_signals_);
+}
+
+void NcclWorld::group(std::vector<WireCall>& calls, DeviceStream stream) {
+  if (calls.empty()) return;
+  NcclCommunicator* const world = this->world();
+  for (WireCall& call : calls) {
+    if (call.communicator == nullptr) call.communicator = world;
+    if (call.communicator == nullptr) throw TransportError("a world of one has nobody to talk to");
+  }
+  // Kernels of several communicators run one after the other, on every rank in the same order:
+  // messages first, then collectives by their lists of members.
+  std::stable_sort(calls.begin(), calls.end(), [](const WireCall& a, const WireCall& b) {
+    if (is_message(a) || is_message(b)) return is_message(a) && !is_message(b);
+    return a.communicator->members() < b.communicator->members();
+  });
+  check_nccl(*nccl_, nccl_->group_start(), nullptr, "ncclGroupStart");
+  try {
+    for (const WireCall& wire_call : calls) call(wire_call, stream);
+  } catch (...) {
+    nccl_->group_end();
+    throw;
+  }
+  check_nccl(*nccl_, nccl_->group_end(), world == nullptr ? nullptr : world->handle(),
+             "ncclGroupEnd");
+}
+
+void NcclWorld::call(const WireCall& c, DeviceStream stream) {
+  const NcclApi& nccl = *nccl_;
+  const NcclComm comm = c.communicator->handle();
+  const auto check = [&](int result, const char* what) { check_nccl(nccl, result, comm, what); };
+  switch (c.kind) {
+    case WireKind::kSend:
+      return check(nccl.send(c.from, c.count, c.dtype, c.peer, comm, stream), "ncclSend");
+    case WireKind::kReceive:
+      return check(nccl.recv(c.to, c.count, c.dtype, c.peer, comm, stream), "ncclRecv");
+    case WireKind::kBroadcast:
+      return check(nccl.broadcast(c.from, c.to, c.count, c.dtype, c.peer, comm, stream),
+                   "ncclBroadcast");
+    case WireKind::kReduce:
+      return check(nccl.reduce(c.from, c.to, c.count, c.dtype, c.op, c.peer, comm, stream),
+                   "ncclReduce");
+    case WireKind::kAllReduce:
+      return check(nccl.all_reduce(c.from, c.to, c.count, c.dtype, c.op, comm, stream),
+                   "ncclAllReduce");
+    case WireKind::kAllGather:
+      return check(nccl.all_gather(c.from, c.to, c.count, c.dtype, comm, stream),
+                   "ncclAllGather");
+    case WireKind::kReduceScatter:
+      return check(nccl.reduce_scatter(c.from, c.to, c.count, c.dtype, c.op, comm, stream),
+                   "ncclReduceScatter");
+  }
+}
+
+std::string NcclWorld::find_error() {
+  const std::lock_guard<std::mutex> locked(communicators_mutex_);
+  for (const auto& communicator : communicators_) {
+    std::string error = communicator->async_error();
+    if (!error.empty()) return error;
+  }
+  return "";
+}
+
+void NcclWorld::abort_all() {
+  const std::lock_guard<std::mutex> locked(communicators_mutex_);
+  if (communicators_.empty()) return;
+  const DeviceGuard guard(device_api_, device_);
+  // All in one group: the abort of one may wait for another's kernel.
+  nccl_->group_start();
+  for (const auto& communicator : communicators_) communicator->abort();
+  nccl_->group_end();
+}
+
+char* NcclWorld::allocate(size_t bytes) {
+  void* memory = nullptr;
+  device_api_.relax_capture();
+  NcclCommunicator* const world = this->world();
+  if (world == nullptr || nccl_->mem_alloc(&memory, bytes) != kNcclSuccess) {
+    check_device(device_api_, device_api_.allocate(&memory, bytes), "allocating device memory");
+    registrations_.push_back({static_cast<char*>(memory), false, nullptr});
+    return static_cast<char*>(memory);
+  }
+  // Registered where it can be: then messages need no copy inside NCCL. It goes without as well.
+  void* handle = nullptr;
+  if (nccl_->comm_register(world->handle(), memory, bytes, &handle) != kNcclSuccess) {
+    handle = nullptr;
+  }
+  registrations_.push_back({static_cast<char*>(memory), true, handle});
+  return static_cast<char*>(memory);
+}
+
+void NcclWorld::release(char* memory) {
+  const auto found =
+      std::find_if(registrations_.begin(), registrations_.end(),
+                   [&](const Registration& known) { return known.memory == memory; });
+  if (found == registrations_.end()) return;
+  NcclCommunicator* const world = this->world();
+  if (found->handle != nullptr && world != nullptr && !world->is_over()) {
+    nccl_->comm_deregister(world->handle(), found->handle);
+  }
+  if (found->is_nccls) {
+    nccl_->mem_free(memory);
+  } else {
+    device_api_.release(memory);
+  }
+  registrations_.erase(found);
+}
+
+void NcclWorld::close(double seconds) {
+  if (is_closed_) return;
+  is_closed_ = true;
+  const DeviceGuard guard(device_api_, device_);
+  staging_.clear();
+  const auto deadline = Watchdog::Clock::now() + std::chrono::duration<double>(seconds);
+  std::vector<NcclCommunicator*> communicators;
+  {
+    const std::lock_guard<std::mutex> locked(communicators_mutex_);
+    for (const auto& communicator : communicators_) communicators.push_back(communicator.get());
+  }
+  std::reverse(communicators.begin(), communicators.end());
+  for (NcclCommunicator* communicator : communicators) {
+    const std::chrono::duration<double> left = deadline - Watchdog::Clock::now();
+    communicator->close(std::max(0.0, left.count()));
+  }
+}
+
+}  // namespace gpudist
