@@ -22,13 +22,14 @@ bool is_message(const WireCall& call) {
 }  // namespace
 
 NcclWorld::NcclWorld(const NcclApi* nccl, const DeviceApi& device_api, int device, int rank,
-                     int size, double timeout_s, CheckSignals check_signals)
+                     int size, double timeout_s, bool checks, CheckSignals check_signals)
     : nccl_(nccl),
       device_api_(device_api),
       device_(device),
       rank_(rank),
       size_(size),
       timeout_s_(timeout_s),
+      checks_(checks),
       check_signals_(std::move(check_signals)),
       staging_(
           device_api, [this](size_t bytes) { return allocate(bytes); },
@@ -106,9 +107,7 @@ void NcclWorld::look() {
   check_signals_();
 }
 
-// What is put on a stream is watched, comes after what is on other streams, and is the world's last.
-template <class F>
-uint64_t NcclWorld::enqueue(const std::string& label, DeviceStream stream, F put) {
+uint64_t NcclWorld::enqueue(const std::string& label, DeviceStream stream, const Put& put) {
   const DeviceGuard guard(device_api_, device_);
   const uint64_t operation = watchdog_.begin(label);
   try {
@@ -134,10 +133,17 @@ uint64_t NcclWorld::enqueue(const std::string& label, DeviceStream stream, F put
   return operation;
 }
 
-void NcclWorld::run(const std::string& label, const std::vector<DeviceCall>& calls,
+void NcclWorld::run(const Signature& signature, const std::vector<DeviceCall>& calls,
                     DeviceStream stream) {
   const std::lock_guard<std::mutex> locked(mutex_);
-  enqueue(label, stream, [&](uint64_t capture) {
+  if (must_agree(signature)) {
+    std::vector<WireCall> planned;
+    for (const DeviceCall& call : calls) {
+      for (const WireStep& step : call.stage->steps) planned.push_back(step.at({}));
+    }
+    agree(signature, planned, stream);
+  }
+  enqueue(signature.label, stream, [&](uint64_t capture) {
     int64_t bytes = 0;
     for (const DeviceCall& call : calls) {
       bytes += aligned(call.stage->sent_bytes) + aligned(call.stage->received_bytes);
@@ -160,10 +166,11 @@ void NcclWorld::run(const std::string& label, const std::vector<DeviceCall>& cal
   });
 }
 
-void NcclWorld::run_calls(const std::string& label, std::vector<WireCall> calls,
+void NcclWorld::run_calls(const Signature& signature, std::vector<WireCall> calls,
                           DeviceStream stream) {
   const std::lock_guard<std::mutex> locked(mutex_);
-  enqueue(label, stream, [&](uint64_t) { group(calls, stream); });
+  if (must_agree(signature)) agree(signature, calls, stream);
+  enqueue(signature.label, stream, [&](uint64_t) { group(calls, stream); });
 }
 
 void NcclWorld::run_local(const std::vector<DeviceCall>& calls, DeviceStream stream) {
@@ -175,7 +182,7 @@ void NcclWorld::run_local(const std::vector<DeviceCall>& calls, DeviceStream str
   }
 }
 
-DeviceEvent NcclWorld::start(const std::string& label, const std::vector<DeviceCall>& calls,
+DeviceEvent NcclWorld::start(const Signature& signature, const std::vector<DeviceCall>& calls,
                              DeviceStream stream) {
   DeviceEvent event = nullptr;
   {
@@ -190,7 +197,7 @@ DeviceEvent NcclWorld::start(const std::string& label, const std::vector<DeviceC
     check_device(device_api_, device_api_.record_event(event, stream), "recording an event");
     check_device(device_api_, device_api_.wait_event(beside_, event), "waiting for an event");
   }
-  run(label, calls, beside_);
+  run(signature, calls, beside_);
   check_device(device_api_, device_api_.record_event(event, beside_), "recording an event");
   return event;
 }
@@ -201,50 +208,6 @@ void NcclWorld::join(DeviceEvent event, DeviceStream stream) {
   check_device(device_api_, device_api_.wait_event(stream, event), "waiting for an event");
   idle_events_.push_back(event);
   watchdog_.check();
-}
-
-std::vector<std::pair<int, std::string>> NcclWorld::exchange_texts(
-    const std::string& label, const std::string& mine, const std::vector<int>& peers,
-    const std::vector<NcclCommunicator*>& communicators, DeviceStream stream) {
-  const std::lock_guard<std::mutex> locked(mutex_);
-  std::vector<std::pair<int, std::string>> texts;
-  for (int peer : peers) texts.emplace_back(peer, "");
-  for (const NcclCommunicator* communicator : communicators) {
-    for (int member : communicator->members()) texts.emplace_back(member, "");
-  }
-  const size_t length = mine.size(), bytes = (1 + texts.size()) * length;
-  if (pinned_.size() < bytes) pinned_ = PinnedMemory(device_api_, bytes);
-  std::memcpy(pinned_.data(), mine.data(), length);
-  const uint64_t operation = enqueue(label, stream, [&](uint64_t capture) {
-    if (capture != 0) {
-      throw TransportError(label + ": is compared between ranks at its first call, which cannot "
-                                   "be part of a graph; call it once before");
-    }
-    char* const sent = staging_.of(stream, 0, bytes);
-    char* arrives = sent + length;
-    std::vector<WireCall> calls;
-    for (int peer : peers) {
-      calls.push_back({WireKind::kSend, nullptr, peer, sent, nullptr, length, kNcclUint8, 0});
-      calls.push_back({WireKind::kReceive, nullptr, peer, nullptr, arrives, length, kNcclUint8, 0});
-      arrives += length;
-    }
-    for (NcclCommunicator* communicator : communicators) {
-      calls.push_back({WireKind::kAllGather, communicator, 0, sent, arrives, length, kNcclUint8, 0});
-      arrives += length * communicator->members().size();
-    }
-    check_device(device_api_, device_api_.copy(sent, pinned_.data(), length, stream), "copying");
-    group(calls, stream);
-    check_device(device_api_,
-                 device_api_.copy(pinned_.data() + length, sent + length, bytes - length, stream),
-                 "copying");
-  });
-  watchdog_.wait(operation, check_signals_);
-  const char* came = pinned_.data() + length;
-  for (auto& [rank, text] : texts) {
-    text.assign(came, length);
-    came += length;
-  }
-  return texts;
 }
 
 void NcclWorld::synchronize(DeviceStream stream) {

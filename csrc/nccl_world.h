@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -23,9 +24,10 @@ class NcclWorld {
  public:
   using CheckSignals = std::function<void()>;
 
-  // `nccl` may be null in a world of one.
+  // `nccl` may be null in a world of one. `checks`: compare what ranks mean at every call, not only
+  // at the first of its kind.
   NcclWorld(const NcclApi* nccl, const DeviceApi& device_api, int device, int rank, int size,
-            double timeout_s, CheckSignals check_signals);
+            double timeout_s, bool checks, CheckSignals check_signals);
   ~NcclWorld();
   NcclWorld(const NcclWorld&) = delete;
 
@@ -39,23 +41,17 @@ class NcclWorld {
   NcclCommunicator* split(NcclCommunicator& parent, int color, int key, std::vector<int> members);
 
   // Put stages, all their messages in flight together, on a stream.
-  void run(const std::string& label, const std::vector<DeviceCall>& calls, DeviceStream stream);
+  void run(const Signature& signature, const std::vector<DeviceCall>& calls, DeviceStream stream);
   // The same for calls of NCCL's own.
-  void run_calls(const std::string& label, std::vector<WireCall> calls, DeviceStream stream);
+  void run_calls(const Signature& signature, std::vector<WireCall> calls, DeviceStream stream);
   // Stages that exchange nothing, in whatever state the world is.
   void run_local(const std::vector<DeviceCall>& calls, DeviceStream stream);
 
   // The same as run(), on a stream beside `stream`, which goes on. The event is complete when they
   // are; the caller waits for it and gives it back.
-  DeviceEvent start(const std::string& label, const std::vector<DeviceCall>& calls,
+  DeviceEvent start(const Signature& signature, const std::vector<DeviceCall>& calls,
                     DeviceStream stream);
   void join(DeviceEvent event, DeviceStream stream);
-
-  // Send `mine`, of the same length on all ranks, to each peer, and gather it from the members of
-  // each communicator; returns what came: world rank and bytes. Waits for it.
-  std::vector<std::pair<int, std::string>> exchange_texts(
-      const std::string& label, const std::string& mine, const std::vector<int>& peers,
-      const std::vector<NcclCommunicator*>& communicators, DeviceStream stream);
 
   // Return when all that is on the stream is complete. Throws WorldFailed.
   void synchronize(DeviceStream stream);
@@ -76,8 +72,15 @@ class NcclWorld {
     void* handle;   // of its registration, null if there is none
   };
 
-  template <class F>
-  uint64_t enqueue(const std::string& label, DeviceStream stream, F put);
+  using Put = std::function<void(uint64_t capture)>;
+
+  // What is put on a stream is watched, comes after what is on other streams, and is the last.
+  uint64_t enqueue(const std::string& label, DeviceStream stream, const Put& put);
+  bool must_agree(const Signature& signature) const {
+    return size_ > 1 && (checks_ || agreed_.count(signature.digest) == 0);
+  }
+  // Compare with all partners what this rank means to do with them. Throws PlanMismatch.
+  void agree(const Signature& signature, const std::vector<WireCall>& calls, DeviceStream stream);
   void group(std::vector<WireCall>& calls, DeviceStream stream);
   void call(const WireCall& call, DeviceStream stream);
   void look();
@@ -93,6 +96,7 @@ class NcclWorld {
   const int rank_;
   const int size_;
   const double timeout_s_;
+  const bool checks_;
   const CheckSignals check_signals_;
 
   // Of what calls NCCL; the list of communicators has one of its own, since they are aborted while
@@ -105,6 +109,7 @@ class NcclWorld {
 
   Staging staging_;
   PinnedMemory pinned_;
+  std::unordered_set<std::string> agreed_;  // digests
   DeviceStream beside_ = nullptr;
   // Complete when the last group is, on the stream it was on.
   DeviceEvent last_ = nullptr;

@@ -78,6 +78,18 @@ class StoreFailureChannel(FailureChannel):
             time.sleep(_POLL_S)
         return lines
 
+    def leave(self, rank: int) -> None:
+        """Say that the process of ``rank`` ends because it has nothing more to do."""
+        self._ask(lambda: self._store.set(self._key(f"left/{rank}"), ""))
+
+    def has_left(self, rank: int) -> bool:
+        """Whether ``rank`` has said so; false as well where the store does not answer."""
+        job = self._background.submit(lambda: self._store.check([self._key(f"left/{rank}")]))
+        try:
+            return job.wait(_PATIENCE_S) and job.result()
+        except (RuntimeError, OSError):
+            return False
+
     def close(self) -> None:
         self._background.stop()
 

@@ -1,0 +1,376 @@
+"""NCCL: the wire between GPUs, in stream order and without waiting for the host."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from gpudist.errors import CollectiveTimeout, NotBuiltError, ShapeError
+from gpudist.geometry.boxes import Stage
+from gpudist.transport.base import (
+    Communicator,
+    Failure,
+    FlightRecorder,
+    RoundPart,
+    RoundRunner,
+    Signature,
+    StageCall,
+    Transport,
+)
+from gpudist.transport.host import what_is_missing
+from gpudist.transport.message import Header
+from gpudist.transport.nccl_stages import Strategy, collectives_by_nccl, lower
+from gpudist.transport.nccl_verbs import Call, NcclCommunicator, run_alone
+from gpudist.transport.nccl_watch import NcclWatch
+from gpudist.transport.store_failures import StoreFailureChannel
+
+try:
+    import gpudist._native as _native
+except ImportError:
+    _native = None
+
+_POLL_S = 0.002
+_CLOSING_S = 5.0
+_NODE = Path("/proc/sys/kernel/random/boot_id")
+
+
+class DeviceRecorder(FlightRecorder):
+    """What the native core has put on streams, and whether it is complete there."""
+
+    def __init__(self, core: Any) -> None:
+        super().__init__()
+        self._core = core
+
+    def lines(self, last: int = 5) -> list[str]:
+        return self._core.lines(last)
+
+
+class NcclTransport(Transport):
+    """One rank of a world over NCCL.
+
+    Constructing it is collective: it returns once every rank has joined the world's communicator.
+    Operators are put on torch's current stream and nothing waits for the host, so that an error
+    after that is raised by a later call; until then, results of what failed are not-a-number.
+
+    Args:
+        store: where the ranks meet and failures are left.
+        rank, size: this process in the world.
+        timeout_s: deadline of every operation from its call to its end on the GPU, in seconds.
+        prefix: first part of the keys in ``store``; one per world.
+        device: of this rank's tensors.
+        nccl_library: the libnccl to open; found if empty.
+        device_library: a stand-in for CUDA's runtime, for tests; then ``device`` is the CPU.
+        checks: compare plans between ranks at every call, not only at their first.
+        strategy: how the collectives of a stage are carried out.
+        adopt: address of a communicator of all ranks that stays somebody else's.
+
+    Raises:
+        NotBuiltError: this installation has no CUDA half, or there is no NCCL.
+        CollectiveTimeout: a rank did not arrive in time.
+    """
+
+    name = "nccl"
+    packs = True
+
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        *,
+        prefix: str,
+        device: torch.device,
+        nccl_library: str = "",
+        device_library: str = "",
+        checks: bool = False,
+        strategy: Strategy = collectives_by_nccl,
+        adopt: int = 0,
+    ) -> None:
+        if _native is None:
+            raise NotBuiltError(f"the nccl transport: {what_is_missing()}")
+        self._channel = StoreFailureChannel(store, prefix)
+        super().__init__(rank, size, device, timeout_s, self._channel)
+        self._core = _native.NcclWorld(
+            rank,
+            size,
+            device.index or 0,
+            timeout_s,
+            nccl_library,
+            [str(path) for path in wheel_libraries()] if size > 1 else [],
+            device_library,
+            checks,
+        )
+        self.recorder = DeviceRecorder(self._core)
+        self._store, self._prefix = store, prefix
+        self._strategy = strategy
+        self._native: dict[tuple[int, ...], Any] = {}
+        self._open: tuple[Signature, list[Call]] | None = None
+        self._closed = False
+        self._watch = NcclWatch(self._core, self._channel, rank, size, timeout_s)
+        self.stream = stream_of(device)
+        if size > 1:
+            self._join(adopt)
+
+    @property
+    def staging_bytes(self) -> int:
+        """Device memory held for what is packed and what arrives."""
+        return self._core.staging_bytes()
+
+    def split(
+        self, parent: Communicator, colors: Sequence[int], keys: Sequence[int]
+    ) -> Communicator:
+        mine = colors[parent.rank]
+        ranks = sorted((keys[i], i) for i in range(parent.size) if colors[i] == mine)
+        members = tuple(parent.members[i] for _, i in ranks)
+        part = NcclCommunicator(self, members)
+        # All ranks of the parent are here, and none knows which the others have already.
+        native = self._core.split(
+            self.native(parent.members), mine, ranks.index((keys[parent.rank], parent.rank)), members
+        )
+        if len(members) > 1:
+            self._native.setdefault(members, native)
+        return part
+
+    def bind_stage(
+        self,
+        stage: Stage,
+        ranks: Sequence[int],
+        rank: int,
+        input_strides: Sequence[int],
+        dtype: torch.dtype,
+        fill: float,
+        accumulates: bool = False,
+    ) -> Any:
+        lowered = lower(stage, ranks, rank, input_strides, dtype, accumulates, self._strategy)
+        return lowered.bind(self._core, self.native, fill)
+
+    def bind_round(self, signature: Signature | None, parts: Sequence[RoundPart]) -> RoundRunner:
+        assert _native is not None
+        native_parts = [
+            (
+                part.index,
+                part.movement.input_shape if part.comes_from_outside else None,
+                part.movement.input_dtype if part.comes_from_outside else None,
+                part.takes,
+                part.gives,
+                part.block,
+                part.make_output,
+                part.bound,
+                part.bind,
+            )
+            for part in parts
+        ]
+        exchanged = native_signature(signature) if signature is not None else None
+        run_round = _native.DeviceRound(self._core, exchanged, native_parts, self.stream).run
+        if signature is None:
+            return run_round
+        end_with = self.end_with
+
+        def run(blocks: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+            try:
+                return run_round(blocks)
+            except ShapeError:
+                raise  # before it began
+            except BaseException as error:
+                end_with(error)
+
+        return run
+
+    def start_stages(self, signature: Signature, calls: Sequence[StageCall]) -> _StagesInFlight:
+        assert _native is not None
+        try:
+            event = self._core.start(native_signature(signature), calls, self.stream())
+        except BaseException as error:
+            self.end_with(error)
+        return _StagesInFlight(self, event, len(calls))
+
+    def post(self, call: Call) -> None:
+        """Queue a call in the open group, or make it a group of its own."""
+        if self._open is None:
+            text = f"{call.kind} of {call.nbytes} bytes"
+            with self.group(Signature(text, blake2b(text.encode(), digest_size=16).digest())):
+                self.post(call)
+            return
+        self._open[1].append(call)
+
+    def native(self, members: Sequence[int]) -> Any:
+        """The native communicator of these world ranks, made at first use by all of them."""
+        key = tuple(members)
+        found = self._native.get(key)
+        if found is None:
+            found = self._native[key] = self._connect(key)
+        return found
+
+    def wait(self) -> None:
+        """Return when everything on the current stream is complete, for the host to read it."""
+        try:
+            self._core.synchronize(self.stream())
+        except BaseException as error:
+            self.end_with(error)
+
+    def abort(self, failure: Failure) -> None:
+        if not self._core.failure():
+            self._watch.fail(failure)
+
+    def error(self) -> Any:
+        text = self._core.failure()
+        if text:
+            return Failure.from_json(text).to_exception()
+        if self._closed:
+            return TransportError(f"the nccl transport of rank {self.rank} was closed")
+        return None
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._channel.leave(self.rank)
+        self._core.close(_CLOSING_S)
+        self._watch.stop()
+        self._channel.close()
+
+    def end_with(self, error: BaseException) -> NoReturn:
+        """Raise what ``error``, which the native core raised, means to this rank and the others."""
+        assert _native is not None
+        if not isinstance(error, _native.WorldFailed):
+            self.abort(Failure.from_exception(error, self.rank))
+            first = Failure.from_json(self._core.failure())
+            mine = Failure.from_exception(error, self.rank)
+            if not isinstance(error, GpudistError) or first == mine:
+                raise error
+        raise Failure.from_json(self._core.failure()).to_exception() from error
+
+    def _make_communicator(self, members: tuple[int, ...]) -> Communicator:
+        return NcclCommunicator(self, members)
+
+    def _group_start(self, signature: Signature) -> None:
+        if self._open is not None:
+            raise TransportError(
+                f"'{signature.label}' opens a group inside that of '{self._open[0].label}'; groups "
+                f"do not nest: end the outer one first"
+            )
+        self._open = signature, []
+
+    def _group_discard(self) -> None:
+        self._open = None
+
+    def _group_end(self) -> None:
+        assert self._open is not None
+        (signature, calls), self._open = self._open, None
+        try:
+            with torch.no_grad():
+                self._run(signature, calls)
+        except BaseException as error:
+            self.end_with(error)
+
+    def _run(self, signature: Signature, calls: Sequence[Call]) -> None:
+        for call in calls:
+            if call.members is not None and len(call.members) == 1:
+                run_alone(call)
+        shared = [call for call in calls if call.members is None or len(call.members) > 1]
+        shared = [call for call in shared if call.count > 0]
+        # Communicators are made in one and the same order on all ranks, as their groups run.
+        for members in sorted({call.members for call in shared if call.members is not None}):
+            self.native(members)
+        if shared:
+            digest = blake2b(signature.digest, digest_size=16)
+            for call in shared:
+                if call.members is not None:
+                    digest.update(repr(call.key).encode())
+            self._core.run_calls(
+                native_signature(Signature(signature.label, digest.digest())),
+                [self._native_call(call) for call in shared],
+                self.stream(),
+            )
+        for call in calls:
+            if call.after is not None:
+                call.after()
+
+    def _native_call(self, call: Call) -> tuple[Any, ...]:
+        return (
+            call.kind,
+            self.native(call.members) if call.members is not None else None,
+            call.peer,
+            call.source.data_ptr() if call.source is not None else 0,
+            call.target.data_ptr() if call.target is not None else 0,
+            call.count,
+            call.dtype,
+            call.op,
+        )
+
+    def _join(self, adopt: int) -> None:
+        """Meet the others, watch those on this node, and make the world's communicator."""
+        deadline_s = time.monotonic() + self.timeout_s
+        node = f"{socket.gethostname()}/{_NODE.read_text().strip() if _NODE.exists() else ''}"
+        self._store.append(f"{self._prefix}/nccl/on/{node}", f"{self.rank} {os.getpid()},")
+        self._store.set(f"{self._prefix}/nccl/here/{self.rank}", "")
+        arrived = f"{self._prefix}/nccl/arrived"
+        self._store.add(arrived, 1)
+        self._await(lambda: self._store.add(arrived, 0) >= self.size, deadline_s)
+        here = self._store.get(f"{self._prefix}/nccl/on/{node}").decode()
+        for entry in filter(None, here.split(",")):
+            rank, pid = map(int, entry.split())
+            if rank != self.rank:
+                self._core.watch_process(rank, pid)
+        world = tuple(range(self.size))
+        if adopt:
+            self._native[world] = self._core.adopt(adopt, world)
+        else:
+            self._native[world] = self._connect(world)
+
+    def _connect(self, members: tuple[int, ...]) -> Any:
+        text = ",".join(map(str, members)).encode()
+        key = f"{self._prefix}/nccl/id/{blake2b(text, digest_size=16).hexdigest()}"
+        if self.rank == members[0]:
+            self._store.set(key, self._core.new_id().hex())
+        else:
+            self._await(lambda: self._store.check([key]), time.monotonic() + self.timeout_s)
+        return self._core.connect(bytes.fromhex(self._store.get(key).decode()), members)
+
+    def _await(self, there: Callable[[], bool], deadline_s: float) -> None:
+        while not there():
+            if time.monotonic() > deadline_s:
+                here = f"{self._prefix}/nccl/here"
+                missing = [r for r in range(self.size) if not self._store.check([f"{here}/{r}"])]
+                raise CollectiveTimeout(
+                    f"after {self.timeout_s:g} s rank {self.rank} (process {os.getpid()}) still "
+                    f"misses ranks {missing} of {self.size}; are they running, with the same size?"
+                )
+            self.check()
+            time.sleep(_POLL_S)
+
+
+class _StagesInFlight:
+    def __init__(self, wire: NcclTransport, event: Any, left: int) -> None:
+        self._wire = wire
+        self._event = event
+
+    def wait(self, call: int) -> None:
+        """All calls are complete together: what follows on the current stream comes after them."""
+        if self._event is not None:
+            event, self._event = self._event, None
+            self._wire.join(event)
+
+
+def stream_of(device: torch.device) -> Callable[[], int]:
+    """What returns the handle of torch's current stream on ``device``."""
+    if device.type != "cuda":
+        return lambda: 0
+    current = torch._C._cuda_getCurrentRawStream
+    return partial(current, device.index)
+
+
+def wheel_libraries() -> list[Path]:
+    """Where the nvidia-nccl wheels keep their library, if one is installed."""
+    ...

@@ -1,0 +1,110 @@
+"""A thread that connects what the native watchdog finds with the failure channel of the world."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from gpudist.transport.base import Failure
+from gpudist.transport.store_failures import StoreFailureChannel
+
+_PERIOD_S = 0.02
+# An operation is looked into when it has taken this long; most take microseconds.
+_SUSPICIOUS_S = 0.2
+_LOOK_EVERY_S = 0.2
+# The store answers some ten thousand ranks' questions a second.
+_RANKS_PER_LOOK = 1000
+
+
+class NcclWatch:
+    """Posts this rank's failures, learns of the others', and ends the world with either.
+
+    Args:
+        core: the native world.
+        channel: of the world.
+        rank, size: this process in the world.
+        timeout_s: deadline of every operation, in seconds.
+    """
+
+    def __init__(
+        self, core: Any, channel: StoreFailureChannel, rank: int, size: int, timeout_s: float
+    ) -> None:
+        self._core = core
+        self._channel = channel
+        self._rank = rank
+        self._size = size
+        self._timeout_s = timeout_s
+        self._look_every_s = max(_LOOK_EVERY_S, min(1.0, size / _RANKS_PER_LOOK))
+        self._looked_s = 0.0
+        self._stop = threading.Event()
+        # A daemon, which polls: at exit nobody would end a wait of its own for it.
+        self._thread = threading.Thread(
+            target=self._watch, name=f"gpudist nccl watch {rank}", daemon=True
+        )
+        self._thread.start()
+
+    def fail(self, failure: Failure) -> None:
+        """Post ``failure``, unless another was first, and end the world with the first."""
+        self._channel.post(failure)
+        self._core.fail((self._channel.peek() or failure).to_json())
+
+    def stop(self) -> None:
+        """End the thread; it is not left inside the native core."""
+        self._stop.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(_PERIOD_S):
+            if self._core.failure():
+                continue
+            report = self._core.next_report()
+            failure = self._failure_of(*report) if report is not None else None
+            if failure is not None:
+                self.fail(failure)
+            elif self._is_time_to_look():
+                self._look()
+
+    def _is_time_to_look(self) -> bool:
+        now = time.monotonic()
+        if now - self._looked_s < self._look_every_s or self._core.oldest_s() < _SUSPICIOUS_S:
+            return False
+        self._looked_s = now
+        return True
+
+    def _look(self) -> None:
+        found = self._channel.peek()
+        if self._channel.lines_wanted:
+            self._channel.publish_lines(self._rank, self._core.lines(5))
+        if found is not None:
+            self._core.fail(found.to_json())
+
+    def _failure_of(self, kind: str, text: str, rank: int) -> Failure | None:
+        if kind == "ended":
+            return self._death_of(rank)
+        if kind == "broken":
+            # A peer's death breaks a connection, and a rank beside it knows whose it was.
+            known = self._channel.peek()
+            message = f"NCCL on rank {self._rank}: {text}"
+            return known or Failure("TransportError", self._rank, message)
+        return self._expired(text)
+
+    def _death_of(self, rank: int) -> Failure | None:
+        if self._channel.has_left(rank):
+            return None
+        return Failure("PeerFailure", rank, f"the process of rank {rank} has ended")
+
+    def _expired(self, label: str) -> Failure:
+        self._channel.publish_lines(self._rank, self._core.lines(5))
+        reports = [
+            f"  rank {rank}: {'no answer' if lines is None else '; '.join(lines)}"
+            for rank, lines in enumerate(self._channel.collect_lines(self._size))
+        ]
+        return Failure(
+            "CollectiveTimeout",
+            None,
+            f"'{label}' on rank {self._rank} was not complete after {self._timeout_s:g} s; the "
+            f"last operations of each rank (none from one that is stopped or busy elsewhere):\n"
+            + "\n".join(reports),
+        )
