@@ -1,0 +1,400 @@
+"""A stage of a plan as a GPU carries it out: what is packed, NCCL's calls, what makes the output.
+
+How each collective of a stage is carried out is a strategy; everything else follows from the boxes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any, Literal
+
+import torch
+
+from gpudist.errors import TransportError
+from gpudist.geometry.boxes import Box, Collective, Message, Stage
+from gpudist.geometry.combines import Combine, Source, combines
+from gpudist.geometry.messages import MessageStage, as_messages
+from gpudist.transport.nccl_verbs import REAL_OF, REDUCED
+
+try:
+    import gpudist._native as _native
+except ImportError:
+    _native = None
+
+BufferName = Literal["input", "output", "sent", "received"]
+# Whether a collective is NCCL's own, else messages; the same on all of its members.
+Strategy = Callable[[Collective, torch.dtype], bool]
+
+_ALIGNMENT_BYTES = 256
+
+
+def collectives_by_nccl(collective: Collective, dtype: torch.dtype) -> bool:
+    """NCCL's own where it has one for ``dtype`` and more than two ranks share it.
+
+    Between two ranks a message says the same, and sums of messages are in ascending rank order and,
+    of 16-bit floats, in float32.
+    """
+    knows = collective.kind == "broadcast" or dtype in REDUCED or dtype in REAL_OF
+    return knows and len(collective.members) > 2
+
+
+def collectives_by_messages(collective: Collective, dtype: torch.dtype) -> bool:
+    """Never NCCL's own: sums in ascending rank order, the same bits as on every transport."""
+    return False
+
+
+@dataclass(frozen=True)
+class View:
+    """Where the cells of a box lie: items from a buffer's first, and between neighbours."""
+
+    buffer: BufferName
+    offset: int
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A box that becomes the sum of others; ``there`` already if it was received in place."""
+
+    shape: tuple[int, ...]
+    destination: View
+    summands: tuple[View, ...] = ()
+    there: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """A call of NCCL's on a contiguous piece of a buffer.
+
+    Attributes:
+        members: world ranks of the communicator, ``None`` for the world's.
+        peer: by rank in the communicator.
+        offset, to_offset: bytes.
+        count: items of ``dtype``.
+    """
+
+    kind: str
+    members: tuple[int, ...] | None
+    peer: int
+    source: BufferName
+    offset: int
+    target: BufferName
+    to_offset: int
+    count: int
+    dtype: str
+
+
+@dataclass
+class Lowered:
+    """What one rank does in a stage: ``before`` the calls, the calls, and ``after`` them."""
+
+    dtype: torch.dtype
+    before: list[Job] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    after: list[Job] = field(default_factory=list)
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+    def room(self, buffer: Literal["sent", "received"], nbytes: int) -> int:
+        """Offset in bytes of ``nbytes`` more of a staging buffer."""
+        name = f"{buffer}_bytes"
+        start = getattr(self, name)
+        setattr(self, name, start + -(-nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
+        return start
+
+    def bind(self, core: Any, native: Callable[[Sequence[int]], Any], fill: float) -> Any:
+        """The native stage; makes the communicators it needs, in the order all ranks make them."""
+        assert _native is not None
+        for members in sorted({step.members for step in self.steps if step.members is not None}):
+            native(members)
+        return _native.DeviceStage(
+            core,
+            getattr(_native.Dtype, str(self.dtype).removeprefix("torch.")),
+            fill,
+            [_numbers(job) for job in self.before],
+            [_numbers(job) for job in self.after],
+            [
+                (
+                    getattr(_native.WireKind, step.kind),
+                    native(step.members) if step.members is not None else None,
+                    step.peer,
+                    getattr(_native.Buffer, step.source),
+                    step.offset,
+                    getattr(_native.Buffer, step.target),
+                    step.to_offset,
+                    step.count,
+                    NCCL_DTYPES[step.dtype],
+                    NCCL_OPS["sum"],
+                )
+                for step in self.steps
+            ],
+            self.sent_bytes,
+            self.received_bytes,
+        )
+
+
+# ncclDataType_t and ncclRedOp_t.
+NCCL_DTYPES = {
+    "int8": 0,
+    "uint8": 1,
+    "int32": 2,
+    "int64": 4,
+    "float16": 6,
+    "float32": 7,
+    "float64": 8,
+    "bfloat16": 9,
+}
+NCCL_OPS = {"sum": 0, "prod": 1, "max": 2, "min": 3}
+
+
+def lower(
+    stage: Stage,
+    ranks: Sequence[int],
+    rank: int,
+    input_strides: Sequence[int],
+    dtype: torch.dtype,
+    accumulates: bool,
+    strategy: Strategy = collectives_by_nccl,
+) -> Lowered:
+    """What ``rank`` does in ``stage``; the output is contiguous.
+
+    Args:
+        stage: of this rank's plan.
+        ranks: world rank of each rank the stage names.
+        rank: this rank among them, -1 if it has no part in the stage.
+        input_strides: of the input, in items.
+        dtype: of the data.
+        accumulates: the output has values, to which everything that arrives is added.
+        strategy: which collectives are NCCL's own.
+    """
+    own = tuple(c for c in stage.collectives if strategy(c, dtype))
+    rest = tuple(c for c in stage.collectives if not strategy(c, dtype))
+    boxes = as_messages(
+        replace(stage, collectives=rest), rank, dtype.itemsize,
+        accumulates=accumulates, scatters=False,
+    )  # fmt: skip
+    lowered = Lowered(dtype)
+    strides = tuple(input_strides)
+    for message in boxes.sends:
+        _send(lowered, message, ranks[message.peer], strides)
+    filled = _collectives(lowered, own, stage, ranks, rank, strides, accumulates)
+    if stage.output_shape is not None and not filled:
+        _receive(lowered, boxes, stage.output_shape, ranks, strides, accumulates)
+    return lowered
+
+
+def _send(lowered: Lowered, message: Message, peer: int, strides: tuple[int, ...]) -> None:
+    item = lowered.dtype.itemsize
+    nbytes = message.volume * item
+    if len(message.boxes) == 1 and _is_contiguous(message.boxes[0].shape, strides):
+        offset = _position(message.boxes[0].start, strides) * item
+        step = Step("send", None, peer, "input", offset, "sent", 0, nbytes, "uint8")
+    else:
+        start = lowered.room("sent", nbytes)
+        _pack(lowered, message.boxes, strides, start)
+        step = Step("send", None, peer, "sent", start, "sent", 0, nbytes, "uint8")
+    lowered.steps.append(step)
+
+
+def _pack(
+    lowered: Lowered, boxes: Sequence[Box], strides: tuple[int, ...], start_bytes: int
+) -> None:
+    position = start_bytes // lowered.dtype.itemsize
+    for box in boxes:
+        source = View("input", _position(box.start, strides), strides)
+        target = View("sent", position, contiguous_strides(box.shape))
+        lowered.before.append(Job(box.shape, target, (source,)))
+        position += box.volume
+
+
+def _receive(
+    lowered: Lowered,
+    boxes: MessageStage,
+    shape: tuple[int, ...],
+    ranks: Sequence[int],
+    strides: tuple[int, ...],
+    accumulates: bool,
+) -> None:
+    """What arrives, and the jobs that make the output of it."""
+    item = lowered.dtype.itemsize
+    output = contiguous_strides(shape)
+    pieces = combines(boxes, accumulates)
+    starts: dict[int, int] = {}  # of messages in the staging buffer, in items
+    in_place: set[int] = set()
+    for number, message in enumerate(boxes.incoming):
+        nbytes = message.volume * item
+        if _lands_whole(number, message, pieces, output):
+            in_place.add(number)
+            offset = _position(message.boxes[0].start, output) * item
+            target: tuple[BufferName, int] = ("output", offset)
+        else:
+            start = lowered.room("received", nbytes)
+            starts[number] = start // item
+            target = ("received", start)
+        lowered.steps.append(
+            Step("receive", None, ranks[message.peer], "input", 0, *target, nbytes, "uint8")
+        )
+
+    def view(source: Source) -> View:
+        if source.of_output:
+            return View("output", _position(source.box.start, output), output)
+        if source.message is None:
+            return View("input", _position(source.box.start, strides), strides)
+        parts = boxes.incoming[source.message].boxes
+        before = sum(part.volume for part in parts[: source.part])
+        inner = contiguous_strides(parts[source.part].shape)
+        position = starts[source.message] + before + _position(source.box.start, inner)
+        return View("received", position, inner)
+
+    for piece in pieces:
+        box = piece.destination
+        there = any(source.message in in_place for source in piece.sources)
+        summands = () if there else tuple(view(source) for source in piece.sources)
+        destination = View("output", _position(box.start, output), output)
+        lowered.after.append(Job(box.shape, destination, summands, there))
+
+
+def _lands_whole(
+    number: int, message: Message, pieces: Sequence[Combine], output: tuple[int, ...]
+) -> bool:
+    """Whether a message is one contiguous box of the output to which nothing is added."""
+    if len(message.boxes) != 1 or not _is_contiguous(message.boxes[0].shape, output):
+        return False
+    users = [p for p in pieces if any(source.message == number for source in p.sources)]
+    return len(users) == 1 and len(users[0].sources) == 1
+
+
+def _collectives(
+    lowered: Lowered,
+    collectives: Sequence[Collective],
+    stage: Stage,
+    ranks: Sequence[int],
+    rank: int,
+    strides: tuple[int, ...],
+    accumulates: bool,
+) -> bool:
+    """NCCL's own collectives; whether one of them makes the output."""
+    filled = False
+    for collective in collectives:
+        is_root = rank == collective.root
+        takes = (
+            collective.kind == "all_reduce"
+            or (is_root if collective.kind == "reduce" else not is_root)
+            or (is_root and collective.includes_root)
+        )
+        shape = stage.output_shape if takes else stage.input_shape
+        assert shape is not None
+        if prod(shape) == 0:
+            filled |= takes
+            continue
+        _collective(lowered, collective, shape, ranks, rank, strides, takes, accumulates)
+        filled |= takes
+    if filled and (stage.moves or stage.receives):
+        raise TransportError("a stage in which a collective makes the output copies nothing else")
+    return filled
+
+
+def _collective(
+    lowered: Lowered,
+    collective: Collective,
+    shape: tuple[int, ...],
+    ranks: Sequence[int],
+    rank: int,
+    strides: tuple[int, ...],
+    takes: bool,
+    accumulates: bool,
+) -> None:
+    members = sorted(collective.members)
+    root = members.index(collective.root)
+    nbytes = prod(shape) * lowered.dtype.itemsize
+    source, offset = _contribution(lowered, collective, shape, rank, strides, nbytes)
+    target, to_offset = source, offset  # NCCL leaves what has the same place as it is
+    if takes:
+        target, to_offset = _result(lowered, shape, nbytes, accumulates)
+        if source == "output":  # the receiver of a broadcast gives nothing
+            source, offset = target, to_offset
+    if collective.kind == "broadcast":
+        count, dtype = nbytes, "uint8"
+    else:
+        real = REAL_OF.get(lowered.dtype, lowered.dtype)
+        count, dtype = nbytes // real.itemsize, REDUCED[real]
+    lowered.steps.append(
+        Step(
+            collective.kind, tuple(ranks[member] for member in members), root,
+            source, offset, target, to_offset, count, dtype,
+        )
+    )  # fmt: skip
+
+
+def _contribution(
+    lowered: Lowered,
+    collective: Collective,
+    shape: tuple[int, ...],
+    rank: int,
+    strides: tuple[int, ...],
+    nbytes: int,
+) -> tuple[BufferName, int]:
+    """Where this rank's part of a collective is: its input, a packed copy, zeros or nothing."""
+    is_root = rank == collective.root
+    if collective.kind == "broadcast" and not is_root:
+        return "output", 0
+    if collective.kind == "reduce" and is_root and not collective.includes_root:
+        start = lowered.room("sent", nbytes)
+        zeros = View("sent", start // lowered.dtype.itemsize, contiguous_strides(shape))
+        lowered.before.append(Job(shape, zeros))
+        return "sent", start
+    if _is_contiguous(shape, strides):
+        return "input", 0
+    start = lowered.room("sent", nbytes)
+    _pack(lowered, (Box.whole(shape),), strides, start)
+    return "sent", start
+
+
+def _result(
+    lowered: Lowered, shape: tuple[int, ...], nbytes: int, accumulates: bool
+) -> tuple[BufferName, int]:
+    """Where a collective's result goes, and the job that makes the output of it."""
+    strides = contiguous_strides(shape)
+    output = View("output", 0, strides)
+    if not accumulates:
+        lowered.after.append(Job(shape, output, there=True))
+        return "output", 0
+    start = lowered.room("received", nbytes)
+    came = View("received", start // lowered.dtype.itemsize, strides)
+    lowered.after.append(Job(shape, output, (output, came)))
+    return "received", start
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides in items of a tensor of ``shape`` without gaps, the last dim fastest."""
+    strides: list[int] = []
+    stride = 1
+    for extent in reversed(shape):
+        strides.append(stride)
+        stride *= extent
+    return tuple(strides[::-1])
+
+
+def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether a box of ``shape`` in a tensor of ``strides`` has no gaps."""
+    expected = 1
+    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if extent != 1 and stride != expected:
+            return False
+        expected *= extent
+    return True
+
+
+def _position(index: Sequence[int], strides: Sequence[int]) -> int:
+    return sum(i * stride for i, stride in zip(index, strides, strict=True))
+
+
+def _numbers(job: Job) -> tuple[Any, ...]:
+    assert _native is not None
+    views = [
+        (getattr(_native.Buffer, view.buffer), view.offset, list(view.strides))
+        for view in (job.destination, *job.summands)
+    ]
+    return list(job.shape), views, job.there
