@@ -1,4 +1,7 @@
-// What Python sees of the core. Tensors come as addresses that the caller keeps alive.
+// This file and its parts are the only ones that know Python. Tensors come as addresses that the
+// caller keeps alive.
+#include "bindings.h"
+
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -122,6 +125,8 @@ void translate(const std::exception_ptr& error, void*) {
     set_error("PlanMismatch", nb::make_tuple(e.what()));
   } catch (const gpudist::CollectiveTimeout& e) {
     set_error("CollectiveTimeout", nb::make_tuple(e.what()));
+  } catch (const gpudist::NotBuiltError& e) {
+    set_error("NotBuiltError", nb::make_tuple(e.what()));
   } catch (const gpudist::TransportError& e) {
     set_error("TransportError", nb::make_tuple(e.what()));
   }
@@ -288,4 +293,6 @@ NB_MODULE(_native, m) {
                                now.limit_bytes);
       },
       "Bytes in use, idle bytes, hits, misses and the limit of idle bytes.");
+
+  bind_environment(m);
 }

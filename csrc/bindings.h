@@ -1,10 +1,11 @@
-// The parts of the Python module, a file each.
+// The parts of the Python module: each adds its own to it.
 #pragma once
 
 #include <nanobind/nanobind.h>
 
 namespace gpudist {
 
+void bind_environment(nanobind::module_& m);
 void bind_nccl(nanobind::module_& m);
 
 // Calls release the interpreter's lock before they take a communicator's, which this may be under.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #include "box.h"
 #include "half.h"
@@ -14,11 +15,16 @@ namespace gpudist {
 enum class Buffer : uint8_t { kInput, kOutput, kSent, kReceived };
 constexpr int kBuffers = 4;
 
-// Exact division of 32-bit numbers by one that is known beforehand.
+// Exact division of numbers below 2^31 by one that is known beforehand.
 struct Divisor {
   uint32_t value = 1;
-  uint32_t multiplier = 0;
+  uint32_t multiplier = 0;  // 0: the divisor is one
   uint32_t shift = 0;
+
+  GPUDIST_HOST_DEVICE uint32_t quotient(uint32_t number) const {
+    if (multiplier == 0) return number;
+    return static_cast<uint32_t>((static_cast<uint64_t>(number) * multiplier) >> 32) >> shift;
+  }
 };
 
 // Where the cells of a job lie in one buffer: bytes from the buffer's first, and bytes between
@@ -33,35 +39,38 @@ struct CombineView {
 struct CombineJob {
   static constexpr int kAlreadyThere = -1;  // summands: the cells have their values
 
-  uint32_t lanes;      // in all
+  uint32_t lanes;  // in all
   uint32_t first_block;
-  uint32_t first_view; // the destination, then the summands
+  uint32_t first_view;  // the destination, then the summands
   int16_t summands;
   uint8_t lane_bytes;
-  uint8_t dims;        // that count rows, outermost first
+  uint8_t dims;  // that count rows, outermost first
   Divisor row_lanes;
   Divisor shape[kMaxDims];
 };
 
 struct CombineArguments {
   static constexpr int kThreads = 256;
-  static constexpr uint32_t kLanesPerBlock = 4 * kThreads;
+  static constexpr int kLanesPerThread = 4;
+  static constexpr uint32_t kLanesPerBlock = kLanesPerThread * kThreads;
 
   char* buffers[kBuffers];
-  const CombineJob* jobs;    // in memory of the device, as are the views
+  const CombineJob* jobs;  // in memory of the device, as are the views
   const CombineView* views;
   uint32_t job_count;
   uint32_t blocks;
-  Dtype dtype;               // of the sums; complex numbers are two real ones
+  Dtype dtype;  // of the sums; complex numbers are two real ones
   uint32_t item_bytes;
-  uint8_t fill[16];          // items of the constant
+  uint8_t fill[16];  // items of the constant
   // If not null and not zero, what has been received is worthless: all destinations become all-ones
   // bytes, which is not-a-number in every floating type.
   const uint32_t* failed;
 };
 
 // What thread `thread` of block `block` does.
-GPUDIST_HOST_DEVICE void combine(const CombineArguments& arguments, uint32_t block,
-                                 uint32_t thread);
+GPUDIST_HOST_DEVICE inline void combine(const CombineArguments& arguments, uint32_t block,
+                                        uint32_t thread);
 
 }  // namespace gpudist
+
+#include "combine_body.h"

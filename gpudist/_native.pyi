@@ -2,6 +2,7 @@
 
 import enum
 from collections.abc import Callable, Sequence
+from typing import TypedDict
 
 import torch
 
@@ -126,3 +127,23 @@ def set_recycling_limit(bytes: int) -> None:
 
 def recycling_statistics() -> tuple[int, int, int, int, int]:
     """Bytes in use, idle bytes, hits, misses and the limit of idle bytes."""
+
+class _NcclInformation(TypedDict):
+    path: str
+    found: str
+    version: int
+    has_windows: bool
+    has_shared_gpus: bool
+
+class _CudaInformation(TypedDict):
+    runtime_version: int
+    driver_version: int
+    device_count: int
+    error: str
+
+def nccl_information(path: str, wheel_paths: Sequence[str]) -> _NcclInformation:
+    """Open NCCL, unless it is open, and say where it is and what it can do."""
+
+def cuda_information() -> _CudaInformation | None:
+    """Versions of CUDA's runtime and driver, such as 13000 (0: there is none), how many devices
+    there are and, if that cannot be told, why; None in a build without CUDA."""
