@@ -11,7 +11,6 @@
 #include <memory>
 #include <tuple>
 
-#include "bindings.h"
 #include "check.h"
 #include "dlpack.h"
 #include "host_communicator.h"
@@ -294,5 +293,5 @@ NB_MODULE(_native, m) {
       },
       "Bytes in use, idle bytes, hits, misses and the limit of idle bytes.");
 
-  bind_environment(m);
+  gpudist::bind_environment(m);
 }

@@ -40,6 +40,8 @@ nb::object cuda_information() {
 
 }  // namespace
 
+namespace gpudist {
+
 void bind_environment(nb::module_& m) {
   m.def("nccl_information", nccl_information, "path"_a, "wheel_paths"_a,
         "Open NCCL, unless it is open, and say where it is and what it can do.");
@@ -47,3 +49,5 @@ void bind_environment(nb::module_& m) {
         "Versions of CUDA's runtime and driver, such as 13000 (0: there is none), how many devices "
         "there are and, if that cannot be told, why; None in a build without CUDA.");
 }
+
+}  // namespace gpudist

@@ -33,17 +33,9 @@ CombinePlan combine_plan(Dtype dtype, double fill, const Boxes& boxes) {
   std::vector<CombineBox> combined;
   combined.reserve(boxes.size());
   for (const auto& [shape, views, already_there] : boxes) {
-    CombineBox box;
-    box.shape = shape;
-    box.already_there = already_there;
-    for (size_t i = 0; i < views.size(); ++i) {
-      const auto& [buffer, offset, strides] = views[i];
-      CombineCells cells{buffer, offset, strides};
-      if (i == 0) {
-        box.destination = std::move(cells);
-      } else {
-        box.summands.push_back(std::move(cells));
-      }
+    CombineBox box{shape, {}, already_there};
+    for (const auto& [buffer, offset, strides] : views) {
+      box.views.push_back({buffer, offset, strides});
     }
     combined.push_back(std::move(box));
   }

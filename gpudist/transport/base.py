@@ -335,6 +335,12 @@ class Transport(ABC):
         """Send bound stages on their way together; each call must be waited for."""
         raise NotImplementedError(f"the {self.name} transport does not pack")
 
+    def wait(self) -> None:  # noqa: B027
+        """Return when all that was posted is complete, so that the host may read it.
+
+        Nothing to do where groups are complete when they end.
+        """
+
     @abstractmethod
     def _make_communicator(self, members: tuple[int, ...]) -> Communicator: ...
 

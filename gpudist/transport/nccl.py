@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import lru_cache, partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,7 +15,13 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from gpudist.errors import CollectiveTimeout, NotBuiltError, ShapeError
+from gpudist.errors import (
+    CollectiveTimeout,
+    GpudistError,
+    NotBuiltError,
+    ShapeError,
+    TransportError,
+)
 from gpudist.geometry.boxes import Stage
 from gpudist.transport.base import (
     Communicator,
@@ -28,8 +34,14 @@ from gpudist.transport.base import (
     Transport,
 )
 from gpudist.transport.host import what_is_missing
-from gpudist.transport.message import Header
-from gpudist.transport.nccl_stages import Strategy, collectives_by_nccl, lower
+from gpudist.transport.nccl_library import wheel_libraries
+from gpudist.transport.nccl_stages import (
+    NCCL_DTYPES,
+    NCCL_OPS,
+    Strategy,
+    collectives_by_nccl,
+    lower,
+)
 from gpudist.transport.nccl_verbs import Call, NcclCommunicator, run_alone
 from gpudist.transport.nccl_watch import NcclWatch
 from gpudist.transport.store_failures import StoreFailureChannel
@@ -106,10 +118,10 @@ class NcclTransport(Transport):
             size,
             device.index or 0,
             timeout_s,
+            checks,
             nccl_library,
             [str(path) for path in wheel_libraries()] if size > 1 else [],
             device_library,
-            checks,
         )
         self.recorder = DeviceRecorder(self._core)
         self._store, self._prefix = store, prefix
@@ -193,7 +205,7 @@ class NcclTransport(Transport):
             event = self._core.start(native_signature(signature), calls, self.stream())
         except BaseException as error:
             self.end_with(error)
-        return _StagesInFlight(self, event, len(calls))
+        return _StagesInFlight(self, event)
 
     def post(self, call: Call) -> None:
         """Queue a call in the open group, or make it a group of its own."""
@@ -211,6 +223,13 @@ class NcclTransport(Transport):
         if found is None:
             found = self._native[key] = self._connect(key)
         return found
+
+    def join(self, event: int) -> None:
+        """Let the current stream wait for stages that were started."""
+        try:
+            self._core.join(event, self.stream())
+        except BaseException as error:
+            self.end_with(error)
 
     def wait(self) -> None:
         """Return when everything on the current stream is complete, for the host to read it."""
@@ -243,13 +262,14 @@ class NcclTransport(Transport):
     def end_with(self, error: BaseException) -> NoReturn:
         """Raise what ``error``, which the native core raised, means to this rank and the others."""
         assert _native is not None
+        mine = Failure.from_exception(error, self.rank)
         if not isinstance(error, _native.WorldFailed):
-            self.abort(Failure.from_exception(error, self.rank))
-            first = Failure.from_json(self._core.failure())
-            mine = Failure.from_exception(error, self.rank)
-            if not isinstance(error, GpudistError) or first == mine:
-                raise error
-        raise Failure.from_json(self._core.failure()).to_exception() from error
+            self.abort(mine)
+        first = Failure.from_json(self._core.failure())
+        is_known = isinstance(error, (GpudistError, _native.WorldFailed))
+        if not is_known or (first.kind, first.message) == (mine.kind, mine.message):
+            raise error
+        raise first.to_exception() from error
 
     def _make_communicator(self, members: tuple[int, ...]) -> Communicator:
         return NcclCommunicator(self, members)
@@ -298,15 +318,16 @@ class NcclTransport(Transport):
                 call.after()
 
     def _native_call(self, call: Call) -> tuple[Any, ...]:
+        assert _native is not None
         return (
-            call.kind,
+            getattr(_native.WireKind, call.kind),
             self.native(call.members) if call.members is not None else None,
             call.peer,
             call.source.data_ptr() if call.source is not None else 0,
             call.target.data_ptr() if call.target is not None else 0,
             call.count,
-            call.dtype,
-            call.op,
+            NCCL_DTYPES[call.dtype],
+            NCCL_OPS[call.op],
         )
 
     def _join(self, adopt: int) -> None:
@@ -352,9 +373,9 @@ class NcclTransport(Transport):
 
 
 class _StagesInFlight:
-    def __init__(self, wire: NcclTransport, event: Any, left: int) -> None:
+    def __init__(self, wire: NcclTransport, event: int) -> None:
         self._wire = wire
-        self._event = event
+        self._event: int | None = event
 
     def wait(self, call: int) -> None:
         """All calls are complete together: what follows on the current stream comes after them."""
@@ -371,6 +392,7 @@ def stream_of(device: torch.device) -> Callable[[], int]:
     return partial(current, device.index)
 
 
-def wheel_libraries() -> list[Path]:
-    """Where the nvidia-nccl wheels keep their library, if one is installed."""
-    ...
+@lru_cache(maxsize=4096)
+def native_signature(signature: Signature) -> Any:
+    assert _native is not None
+    return _native.Signature(signature.label, signature.digest)

@@ -57,6 +57,11 @@ class Call:
     after: Callable[[], object] | None = None
 
     @property
+    def key(self) -> tuple[object, ...]:
+        """What all members of a collective must agree on."""
+        return self.kind, self.members, self.peer, self.count, self.dtype, self.op
+
+    @property
     def nbytes(self) -> int:
         """Bytes that one side gives."""
         tensor = self.source if self.source is not None else self.target
