@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 TOOLS := $(VENV)/.tools
 SOURCES := pyproject.toml setup.py constraints.txt CMakeLists.txt $(wildcard csrc/*)
 
-CPP := $(wildcard csrc/*.h csrc/*.cpp tests/csrc/*.h tests/csrc/*.cpp)
+CPP := $(wildcard csrc/*.h csrc/*.cpp tests/csrc/*.h tests/csrc/*.cpp tests/doubles/*.h tests/doubles/*.cpp)
 
 EPOCHS ?= 20
 
