@@ -17,6 +17,38 @@ struct Traffic {
   int64_t received_bytes = 0;
 };
 
+// The calls on one communicator.
+struct Shared {
+  NcclCommunicator* communicator = nullptr;
+  int64_t bytes = 0;
+  uint64_t hash = 1469598103934665603u;  // FNV-1a
+  Signature signature;
+
+  void add(const WireCall& call, int64_t call_bytes) {
+    communicator = call.communicator;
+    bytes += call_bytes;
+    for (uint64_t number : {static_cast<uint64_t>(call.kind), static_cast<uint64_t>(call.peer),
+                            static_cast<uint64_t>(call.count), static_cast<uint64_t>(call.dtype),
+                            static_cast<uint64_t>(call.op)}) {
+      hash = (hash ^ number) * 1099511628211u;
+    }
+  }
+  // The signature of the operation, with which the calls are mixed.
+  void sign(const Signature& of) {
+    signature = of;
+    for (size_t i = 0; i < sizeof(hash); ++i) {
+      signature.digest[i] = static_cast<char>(signature.digest[i] ^ (hash >> (8 * i)));
+    }
+  }
+};
+
+template <class... Numbers>
+std::string key_of(const std::string& digest, Numbers... numbers) {
+  std::string key = digest;
+  ((key += ' ' + std::to_string(numbers)), ...);
+  return key;
+}
+
 int64_t item_bytes_of(int dtype) {
   switch (dtype) {
     case kNcclInt8:
@@ -46,7 +78,7 @@ Transfer described(const Signature& signature, int peer, int64_t bytes) {
 void NcclWorld::agree(const Signature& signature, const std::vector<WireCall>& calls,
                       DeviceStream stream) {
   std::map<int, Traffic> peers;
-  std::map<std::vector<int>, std::pair<NcclCommunicator*, int64_t>> groups;
+  std::map<std::vector<int>, Shared> groups;
   for (const WireCall& call : calls) {
     const int64_t bytes = static_cast<int64_t>(call.count) * item_bytes_of(call.dtype);
     if (call.kind == WireKind::kSend) {
@@ -54,13 +86,29 @@ void NcclWorld::agree(const Signature& signature, const std::vector<WireCall>& c
     } else if (call.kind == WireKind::kReceive) {
       peers[call.peer].received_bytes += bytes;
     } else {
-      auto& [communicator, sum] = groups[call.communicator->members()];
-      communicator = call.communicator;
-      sum += bytes;
+      groups[call.communicator->members()].add(call, bytes);
     }
   }
+  // Two ranks have the same history of each other, and so agree on whether they have agreed.
+  std::vector<std::string> keys;
+  const auto is_known = [&](std::string key) {
+    if (!checks_ && agreed_.count(key) != 0) return true;
+    keys.push_back(std::move(key));
+    return false;
+  };
+  for (auto it = peers.begin(); it != peers.end();) {
+    const auto& [peer, traffic] = *it;
+    const int64_t low = peer < rank_ ? traffic.received_bytes : traffic.sent_bytes;
+    const int64_t high = peer < rank_ ? traffic.sent_bytes : traffic.received_bytes;
+    it = is_known(key_of(signature.digest, peer, low, high)) ? peers.erase(it) : std::next(it);
+  }
+  for (auto it = groups.begin(); it != groups.end();) {
+    it->second.sign(signature);
+    const auto id = reinterpret_cast<uintptr_t>(it->second.communicator);
+    it = is_known(key_of(it->second.signature.digest, id)) ? groups.erase(it) : std::next(it);
+  }
   size_t expected = peers.size();
-  for (const auto& [members, group] : groups) expected += members.size();
+  for (const auto& [members, shared] : groups) expected += members.size();
   if (expected == 0) return;
 
   const size_t sent = peers.size() + groups.size();
@@ -72,8 +120,8 @@ void NcclWorld::agree(const Signature& signature, const std::vector<WireCall>& c
     write_header(described(signature, peer, traffic.sent_bytes), false, header);
     header += kHeaderBytes;
   }
-  for (const auto& [members, group] : groups) {
-    write_header(described(signature, -1, group.second), false, header);
+  for (const auto& [members, shared] : groups) {
+    write_header(described(shared.signature, -1, shared.bytes), false, header);
     header += kHeaderBytes;
   }
   char* const arrived = header;
@@ -98,13 +146,13 @@ void NcclWorld::agree(const Signature& signature, const std::vector<WireCall>& c
       leaves += length;
       arrives += length;
     }
-    for (const auto& [members, group] : groups) {
+    for (const auto& [members, shared] : groups) {
       headers.push_back(
-          {WireKind::kAllGather, group.first, 0, leaves, arrives, length, kNcclUint8, 0});
+          {WireKind::kAllGather, shared.communicator, 0, leaves, arrives, length, kNcclUint8, 0});
       leaves += length;
       arrives += length * members.size();
     }
-    this->group(headers, stream);
+    group(headers, stream);
     check_device(device_api_,
                  device_api_.copy(arrived, begin, expected * kHeaderBytes, stream),
                  "copying from the device");
@@ -116,13 +164,13 @@ void NcclWorld::agree(const Signature& signature, const std::vector<WireCall>& c
     verify_header(described(signature, peer, traffic.received_bytes), came, rank_);
     came += kHeaderBytes;
   }
-  for (const auto& [members, group] : groups) {
+  for (const auto& [members, shared] : groups) {
     for (int member : members) {
-      verify_header(described(signature, member, group.second), came, rank_);
+      verify_header(described(shared.signature, member, shared.bytes), came, rank_);
       came += kHeaderBytes;
     }
   }
-  agreed_.insert(signature.digest);
+  for (std::string& key : keys) agreed_.insert(std::move(key));
 }
 
 }  // namespace gpudist

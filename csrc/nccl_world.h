@@ -76,10 +76,8 @@ class NcclWorld {
 
   // What is put on a stream is watched, comes after what is on other streams, and is the last.
   uint64_t enqueue(const std::string& label, DeviceStream stream, const Put& put);
-  bool must_agree(const Signature& signature) const {
-    return size_ > 1 && (checks_ || agreed_.count(signature.digest) == 0);
-  }
-  // Compare with all partners what this rank means to do with them. Throws PlanMismatch.
+  // Compare with partners what this rank means to do with them, unless that is known. Throws
+  // PlanMismatch.
   void agree(const Signature& signature, const std::vector<WireCall>& calls, DeviceStream stream);
   void group(std::vector<WireCall>& calls, DeviceStream stream);
   void call(const WireCall& call, DeviceStream stream);
@@ -109,7 +107,7 @@ class NcclWorld {
 
   Staging staging_;
   PinnedMemory pinned_;
-  std::unordered_set<std::string> agreed_;  // digests
+  std::unordered_set<std::string> agreed_;  // digests of plans, and what was compared with partners
   DeviceStream beside_ = nullptr;
   // Complete when the last group is, on the stream it was on.
   DeviceEvent last_ = nullptr;

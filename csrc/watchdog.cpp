@@ -144,6 +144,7 @@ std::optional<Watchdog::Report> Watchdog::next_report() {
 
 double Watchdog::oldest_s() {
   const std::lock_guard<std::mutex> locked(mutex_);
+  retire();
   for (const Operation& operation : operations_) {
     if (!operation.is_complete) {
       return std::chrono::duration<double>(Clock::now() - operation.start).count();
@@ -154,6 +155,7 @@ double Watchdog::oldest_s() {
 
 std::vector<std::string> Watchdog::lines(size_t last) {
   const std::lock_guard<std::mutex> locked(mutex_);
+  retire();
   std::vector<std::string> lines;
   const size_t first = operations_.size() > last ? operations_.size() - last : 0;
   for (size_t i = first; i < operations_.size(); ++i) {

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
 
+import torch
 import torch.distributed as dist
 
 from gpudist.errors import GpudistError, TransportError
@@ -22,6 +23,7 @@ from gpudist.transport.base import Failure, Transport
 from gpudist.transport.gloo import GlooTransport
 from gpudist.transport.host import HostTransport, is_built, what_is_missing
 from gpudist.transport.loopback import LoopbackTransport
+from gpudist.transport.nccl import NcclTransport
 
 logger = logging.getLogger("gpudist")
 
@@ -208,6 +210,19 @@ def connect(
     interface: str | None = None,
 ) -> Transport:
     """Join the world of ``size`` processes that meet in ``store`` under ``prefix``. Collective."""
+    if name == "nccl":
+        double = os.environ.get("GPUDIST_DEVICE_LIBRARY", "")
+        return NcclTransport(
+            store,
+            rank,
+            size,
+            timeout_s,
+            prefix=prefix,
+            device=torch.device("cpu" if double else f"cuda:{torch.cuda.current_device()}"),
+            nccl_library=os.environ.get("GPUDIST_NCCL_LIBRARY", ""),
+            device_library=double,
+            checks=os.environ.get("GPUDIST_CHECK", "0") not in ("", "0"),
+        )
     if name == "host":
         return HostTransport(store, rank, size, timeout_s, prefix=prefix)
     return GlooTransport(

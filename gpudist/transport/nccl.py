@@ -304,12 +304,8 @@ class NcclTransport(Transport):
         for members in sorted({call.members for call in shared if call.members is not None}):
             self.native(members)
         if shared:
-            digest = blake2b(signature.digest, digest_size=16)
-            for call in shared:
-                if call.members is not None:
-                    digest.update(repr(call.key).encode())
             self._core.run_calls(
-                native_signature(Signature(signature.label, digest.digest())),
+                native_signature(signature),
                 [self._native_call(call) for call in shared],
                 self.stream(),
             )

@@ -57,11 +57,6 @@ class Call:
     after: Callable[[], object] | None = None
 
     @property
-    def key(self) -> tuple[object, ...]:
-        """What all members of a collective must agree on."""
-        return self.kind, self.members, self.peer, self.count, self.dtype, self.op
-
-    @property
     def nbytes(self) -> int:
         """Bytes that one side gives."""
         tensor = self.source if self.source is not None else self.target
@@ -209,7 +204,7 @@ class NcclCommunicator(Communicator):
 
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.size:
-            raise TransportError(f"rank {rank} is not one of 0 to {self.size - 1}")
+            raise TransportError(f"rank {rank} is not in a communicator of size {self.size}")
 
     def _check_op(self, op: str) -> None:
         if op not in _OPS:

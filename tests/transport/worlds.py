@@ -17,6 +17,7 @@ import torch.distributed as dist
 from gpudist import runtime
 from gpudist.transport.base import Failure, Transport
 from gpudist.transport.loopback import LoopbackWorld
+from tests.doubles import use_doubles
 
 MAX_RANKS = 5
 _ANSWER_S = 30.0
@@ -39,6 +40,7 @@ class ProcessRanks:
     def __init__(self, count: int) -> None:
         # Before the processes: each of its threads counts, and they inherit this.
         os.environ["OMP_NUM_THREADS"] = "1"
+        use_doubles()
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["torch", "torch.distributed"])
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
