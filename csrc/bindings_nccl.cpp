@@ -138,15 +138,14 @@ void bind_nccl(nb::module_& m) {
   nb::class_<NcclWorld>(m, "NcclWorld", "One rank of a world over NCCL.")
       .def(
           "__init__",
-          [](NcclWorld* self, int rank, int size, int device, double timeout_s, bool checks,
+          [](NcclWorld* self, int rank, int size, int device, double timeout_s,
              const std::string& nccl_library, const std::vector<std::string>& wheel_libraries,
              const std::string& device_library) {
             const DeviceApi& api = device_api(device_library.c_str());
             const NcclApi* nccl = size > 1 ? &load_nccl(nccl_library, wheel_libraries) : nullptr;
-            new (self) NcclWorld(nccl, api, device, rank, size, timeout_s, checks, check_signals);
+            new (self) NcclWorld(nccl, api, device, rank, size, timeout_s, check_signals);
           },
-          "rank"_a, "size"_a, "device"_a, "timeout_s"_a, "checks"_a, "nccl_library"_a,
-          "wheel_libraries"_a, "device_library"_a)
+          "rank"_a, "size"_a, "device"_a, "timeout_s"_a, "nccl_library"_a, "wheel_libraries"_a, "device_library"_a)
       .def("new_id", [](const NcclWorld& self) {
         const std::string id = self.new_id();
         return nb::bytes(id.data(), id.size());
@@ -214,6 +213,9 @@ void bind_nccl(nb::module_& m) {
           "fail", [](NcclWorld& self, const std::string& text) { self.watchdog().fail(text); },
           "text"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("failure", [](NcclWorld& self) { return self.watchdog().failure(); })
+      .def("rounds", &NcclWorld::rounds)
+      .def("checks", &NcclWorld::checks)
+      .def("set_checks", &NcclWorld::set_checks, "checks"_a)
       .def("staging_bytes", &NcclWorld::staging_bytes)
       .def("close", &NcclWorld::close, "seconds"_a, nb::call_guard<nb::gil_scoped_release>());
 

@@ -22,14 +22,13 @@ bool is_message(const WireCall& call) {
 }  // namespace
 
 NcclWorld::NcclWorld(const NcclApi* nccl, const DeviceApi& device_api, int device, int rank,
-                     int size, double timeout_s, bool checks, CheckSignals check_signals)
+                     int size, double timeout_s, CheckSignals check_signals)
     : nccl_(nccl),
       device_api_(device_api),
       device_(device),
       rank_(rank),
       size_(size),
       timeout_s_(timeout_s),
-      checks_(checks),
       check_signals_(std::move(check_signals)),
       staging_(
           device_api, [this](size_t bytes) { return allocate(bytes); },
@@ -145,6 +144,7 @@ void NcclWorld::run(const Signature& signature, const std::vector<DeviceCall>& c
     agree(signature, planned, stream);
     agreed_.insert(signature.digest);
   }
+  ++rounds_;
   enqueue(signature.label, stream, [&](uint64_t capture) {
     int64_t bytes = 0;
     for (const DeviceCall& call : calls) {

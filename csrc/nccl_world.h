@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -24,10 +25,9 @@ class NcclWorld {
  public:
   using CheckSignals = std::function<void()>;
 
-  // `nccl` may be null in a world of one. `checks`: compare what ranks mean at every call, not only
-  // at the first of its kind.
+  // `nccl` may be null in a world of one.
   NcclWorld(const NcclApi* nccl, const DeviceApi& device_api, int device, int rank, int size,
-            double timeout_s, bool checks, CheckSignals check_signals);
+            double timeout_s, CheckSignals check_signals);
   ~NcclWorld();
   NcclWorld(const NcclWorld&) = delete;
 
@@ -60,6 +60,11 @@ class NcclWorld {
   const DeviceApi& device_api() const { return device_api_; }
   Watchdog& watchdog() { return watchdog_; }
   NcclCommunicator* world() const;
+  // Whether to compare what ranks mean at every call, not only at the first of its kind.
+  bool checks() const { return checks_; }
+  void set_checks(bool checks) { checks_ = checks; }
+  // How many times stages were put on a stream.
+  uint64_t rounds() const { return rounds_; }
   size_t staging_bytes() const { return staging_.bytes(); }
 
   // Release the communicators, younger ones first; waits for peers at most `seconds`.
@@ -94,7 +99,6 @@ class NcclWorld {
   const int rank_;
   const int size_;
   const double timeout_s_;
-  const bool checks_;
   const CheckSignals check_signals_;
 
   // Of what calls NCCL; the list of communicators has one of its own, since they are aborted while
@@ -104,6 +108,8 @@ class NcclWorld {
   std::vector<std::unique_ptr<NcclCommunicator>> communicators_;
   std::vector<Registration> registrations_;
   bool is_closed_ = false;
+  std::atomic<bool> checks_{false};
+  std::atomic<uint64_t> rounds_{0};
 
   Staging staging_;
   PinnedMemory pinned_;

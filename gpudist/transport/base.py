@@ -148,6 +148,11 @@ class FlightRecorder:
         self._operations: deque[Operation] = deque(maxlen=capacity)
         self._count = 0
 
+    @property
+    def count(self) -> int:
+        """Operations begun so far."""
+        return self._count
+
     def begin(self, label: str) -> Operation:
         operation = Operation(self._count, label)
         self._count += 1

@@ -63,6 +63,10 @@ class DeviceRecorder(FlightRecorder):
         super().__init__()
         self._core = core
 
+    @property
+    def count(self) -> int:
+        return super().count + self._core.rounds()
+
     def lines(self, last: int = 5) -> list[str]:
         return self._core.lines(last)
 
@@ -118,7 +122,6 @@ class NcclTransport(Transport):
             size,
             device.index or 0,
             timeout_s,
-            checks,
             nccl_library,
             [str(path) for path in wheel_libraries()] if size > 1 else [],
             device_library,
@@ -130,9 +133,19 @@ class NcclTransport(Transport):
         self._open: tuple[Signature, list[Call]] | None = None
         self._closed = False
         self._watch = NcclWatch(self._core, self._channel, rank, size, timeout_s)
+        self.compares_every_call = checks
         self.stream = stream_of(device)
         if size > 1:
             self._join(adopt)
+
+    @property
+    def compares_every_call(self) -> bool:
+        """Whether plans are compared between ranks at every call; the same on all ranks."""
+        return self._core.checks()
+
+    @compares_every_call.setter
+    def compares_every_call(self, checks: bool) -> None:
+        self._core.set_checks(checks)
 
     @property
     def staging_bytes(self) -> int:
