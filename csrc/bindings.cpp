@@ -201,6 +201,8 @@ void translate(const std::exception_ptr& error, void*) {
     set_error("PlanMismatch", nb::make_tuple(e.what()));
   } catch (const gpudist::CollectiveTimeout& e) {
     set_error("CollectiveTimeout", nb::make_tuple(e.what()));
+  } catch (const gpudist::NotBuiltError& e) {
+    set_error("NotBuiltError", nb::make_tuple(e.what()));
   } catch (const gpudist::TransportError& e) {
     set_error("TransportError", nb::make_tuple(e.what()));
   }
