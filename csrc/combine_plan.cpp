@@ -133,7 +133,7 @@ CombineTable CombinePlan::table(int alignment) const {
 void CombinePlan::append(const Rows& rows, int lane_bytes, CombineTable& table) const {
   const int64_t lanes = rows.bytes() / lane_bytes;
   if (lanes > most_lanes_) {
-    for (const Rows& half : halves(rows, lane_bytes)) append(half, lane_bytes, table);
+    for (const Rows& half : halves(rows)) append(half, lane_bytes, table);
     return;
   }
   CombineJob job{};
@@ -153,13 +153,13 @@ void CombinePlan::append(const Rows& rows, int lane_bytes, CombineTable& table) 
   table.views.insert(table.views.end(), rows.views.begin(), rows.views.end());
 }
 
-// Cut in the outermost dim, or the only row into whole lanes.
-std::array<CombinePlan::Rows, 2> CombinePlan::halves(const Rows& rows, int lane_bytes) {
+// Cut in the outermost dim, or the only row where a lane and an item begin.
+std::array<CombinePlan::Rows, 2> CombinePlan::halves(const Rows& rows) {
   std::array<Rows, 2> halves{rows, rows};
   const auto outermost =
       std::find_if(rows.shape.begin(), rows.shape.end(), [](int64_t extent) { return extent > 1; });
   if (outermost == rows.shape.end()) {
-    const int64_t first = rows.row_bytes / lane_bytes / 2 * lane_bytes;
+    const int64_t first = rows.row_bytes / kWidestLane / 2 * kWidestLane;
     halves[0].row_bytes = first;
     halves[1].row_bytes -= first;
     for (CombineView& view : halves[1].views) view.offset += first;

@@ -36,7 +36,8 @@ class CombinePlan {
   static constexpr int64_t kMostLanes = (int64_t{1} << 31) - 1;
 
   CombinePlan() = default;
-  // `fill`: value of cells without a summand. Jobs of more than `most_lanes` are split.
+  // `fill`: value of cells without a summand. Jobs of more than `most_lanes`, at least 32, are
+  // split.
   CombinePlan(Dtype dtype, double fill, const std::vector<CombineBox>& boxes,
               int64_t most_lanes = kMostLanes);
 
@@ -62,7 +63,7 @@ class CombinePlan {
   };
 
   static Rows rows_of(const CombineBox& box, int64_t item_bytes);
-  static std::array<Rows, 2> halves(const Rows& rows, int lane_bytes);
+  static std::array<Rows, 2> halves(const Rows& rows);
   int lane_bytes(const Rows& rows, int alignment) const;
   void append(const Rows& rows, int lane_bytes, CombineTable& table) const;
 

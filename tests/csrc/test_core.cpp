@@ -6,6 +6,8 @@
 
 void test_packing();
 void test_half();
+void test_combine();
+void test_device_api();
 void test_messages();
 void test_failures();
 void test_stages();
@@ -14,6 +16,8 @@ void test_recycling();
 int main() {
   test_half();
   test_packing();
+  test_combine();
+  test_device_api();
   test_messages();
   test_failures();
   test_stages();
