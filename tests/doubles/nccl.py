@@ -27,13 +27,13 @@ OPS = {"sum": 0, "prod": 1, "max": 2, "min": 3}
 
 
 class UniqueId(ctypes.Structure):
-    _fields_ = [("internal", c_char * 128)]  # noqa: RUF012
+    _fields_ = [("internal", c_char * 128)]
 
 
 class Config(ctypes.Structure):
     """ncclConfig_t as of 2.27."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("size", c_size_t),
         ("magic", c_uint),
         ("version", c_uint),
@@ -54,9 +54,9 @@ class Config(ctypes.Structure):
 
 def make_config(**members: int) -> Config:
     config = Config(ctypes.sizeof(Config), 0xCAFEBEEF, VERSION)
-    for name, kind in Config._fields_[3:]:
-        if kind is c_int:
-            setattr(config, name, UNDEFINED)
+    for field in Config._fields_[3:]:
+        if field[1] is c_int:
+            setattr(config, field[0], UNDEFINED)
     for name, value in members.items():
         setattr(config, name, value)
     return config

@@ -49,17 +49,21 @@ std::vector<int> members_of(Wire& wire, uint64_t split, int rank) {
   return members;
 }
 
-int join(const Address& address, int size, int rank, int root_rank, Communicator** made) {
+int join(const Address& address, int size, int rank, int root_rank,
+         const std::atomic<bool>& is_aborted, Communicator** made) {
   std::string why;
   const std::shared_ptr<Wire> wire = Wire::open(address, size, &why);
   if (wire == nullptr) return refuse(kInvalidArgument, "init: " + why);
   if (!wire->join(rank)) {
-    return refuse(kInvalidArgument, "init: rank " + std::to_string(rank) + " is there already");
+    why = "two ranks say they are rank " + std::to_string(rank);
+    wire->break_all(why);
+    return refuse(kInvalidArgument, "init: " + why);
   }
-  const std::atomic<bool> never{false};
-  wire->wait(rank, never, [&] { return wire->all_joined(); });
+  if (!wire->wait(rank, is_aborted, [&] { return wire->all_joined(); })) {
+    return refuse(kNcclInvalidUsage, "init: " + wire->breakage());
+  }
   forget_address(address);
-  auto* communicator = new Communicator(wire, rank, root_rank < 0 ? rank : root_rank);
+  auto* communicator = new Communicator(wire, rank, root_rank);
   const std::lock_guard<std::mutex> locked(registry().mutex);
   registry().all.insert(communicator);
   *made = communicator;
@@ -133,10 +137,14 @@ void Communicator::drain() {
   ended_.wait(locked, [&] { return turn_ == tickets_; });
 }
 
-void Communicator::end(State ended) {
-  state = ended;
-  if (ended == State::kAborted) is_aborted = true;
+bool Communicator::end(State ended) {
   const auto open = wire();
+  {
+    const std::lock_guard<std::mutex> locked(mutex_);
+    if (state == State::kDestroyed || state == State::kAborted) return false;
+    state = ended;
+    if (ended == State::kAborted) is_aborted = true;
+  }
   if (ended == State::kDestroyed) open->line(rank).state = RankState::kDestroyed;
   // Peers do not look at this rank's abort; its own threads do.
   if (ended == State::kAborted) {
@@ -146,6 +154,7 @@ void Communicator::end(State ended) {
   }
   const std::lock_guard<std::mutex> locked(mutex_);
   drop_wire();
+  return true;
 }
 
 void Communicator::drop_wire() {
@@ -160,7 +169,8 @@ Communicator* find_communicator(NcclComm comm) {
 }
 
 int join_communicator(const Address& address, int size, int rank, Communicator** made) {
-  return join(address, size, rank, -1, made);
+  const std::atomic<bool> never{false};
+  return join(address, size, rank, rank, never, made);
 }
 
 int split_communicator(Communicator& parent, int color, int key, Communicator** made) {
@@ -194,7 +204,8 @@ int split_communicator(Communicator& parent, int color, int key, Communicator** 
   }
   const auto position = std::find(members.begin(), members.end(), parent.rank);
   return join(first.offers[split % 2].part, static_cast<int>(members.size()),
-              static_cast<int>(position - members.begin()), parent.root_rank, made);
+              static_cast<int>(position - members.begin()), parent.root_rank, parent.is_aborted,
+              made);
 }
 
 }  // namespace gpudist::doubles

@@ -59,7 +59,8 @@ class Communicator {
   // Return when there is none.
   void drain();
 
-  void end(State ended);
+  // False where another thread was first.
+  bool end(State ended);
 
  private:
   void drop_wire();

@@ -112,7 +112,9 @@ int end_communicator(const char* call, NcclComm comm, Communicator::State ended)
     result = refuse(kNcclInvalidUsage, std::string(call) + ": operations are still in flight");
   } else {
     communicator->drain();
-    communicator->end(ended);
+    if (!communicator->end(ended)) {
+      result = refuse(kNcclInvalidUsage, std::string(call) + ": another thread has ended it");
+    }
   }
   communicator->leave();
   return result;
@@ -219,12 +221,8 @@ GPUDIST_EXPORT int ncclCommAbort(NcclComm comm) {
   Communicator* communicator = find_communicator(comm);
   if (communicator == nullptr) return refuse(kInvalidArgument, "abort: no such communicator");
   log_plain("abort", communicator);
-  const Communicator::State state = communicator->state;
-  if (state == Communicator::State::kDestroyed || state == Communicator::State::kAborted) {
-    return refuse(kNcclInvalidUsage, "abort: the communicator has ended already");
-  }
-  communicator->end(Communicator::State::kAborted);
-  return kNcclSuccess;
+  if (communicator->end(Communicator::State::kAborted)) return kNcclSuccess;
+  return refuse(kNcclInvalidUsage, "abort: the communicator has ended already");
 }
 
 GPUDIST_EXPORT int ncclCommGetAsyncError(NcclComm comm, int* error) {

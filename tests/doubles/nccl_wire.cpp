@@ -53,7 +53,9 @@ bool Wire::make(Address* address) {
   address->pid = getpid();
   address->file = file;
   if (getrandom(&address->nonce, sizeof(address->nonce), 0) < 0) address->nonce = file;
-  void* memory = ftruncate(file, kHeaderBytes) == 0 ? map_file(file, kHeaderBytes) : nullptr;
+  // As much as the most ranks need: what nobody touches takes no memory.
+  void* memory =
+      ftruncate(file, wire_bytes(kMaxRanks)) == 0 ? map_file(file, kHeaderBytes) : nullptr;
   if (memory == nullptr) {
     close(file);
     return false;
@@ -80,14 +82,11 @@ std::shared_ptr<Wire> Wire::open(const Address& address, int size, std::string* 
     return nullptr;
   }
   const size_t bytes = wire_bytes(size);
-  void* memory = nullptr;
-  // All ranks set the same length, or find out below that they do not.
-  if (lseek(file, 0, SEEK_END) >= static_cast<off_t>(bytes) || ftruncate(file, bytes) == 0) {
-    memory = map_file(file, bytes);
-  }
+  const bool is_ours = lseek(file, 0, SEEK_END) == static_cast<off_t>(wire_bytes(kMaxRanks));
+  void* memory = is_ours ? map_file(file, bytes) : nullptr;
   close(file);
   if (memory == nullptr) {
-    *why = "no memory: " + std::string(std::strerror(errno));
+    *why = is_ours ? "no memory" : "the unique id is no longer valid";
     return nullptr;
   }
   std::shared_ptr<Wire> wire(new Wire(memory, bytes, size, address));
@@ -99,6 +98,7 @@ std::shared_ptr<Wire> Wire::open(const Address& address, int size, std::string* 
   if (!wire->header_->size.compare_exchange_strong(agreed, size) && agreed != size) {
     *why = "another rank says there are " + std::to_string(agreed) + " ranks, this one " +
            std::to_string(size);
+    wire->break_all(*why);
     return nullptr;
   }
   return wire;
