@@ -7,6 +7,7 @@
 void test_packing();
 void test_half();
 void test_messages();
+void test_nccl();
 void test_failures();
 void test_stages();
 void test_recycling();
@@ -16,6 +17,7 @@ int main() {
   test_packing();
   test_messages();
   test_failures();
+  test_nccl();
   test_stages();
   test_recycling();
   std::printf("%ld passed, %ld failed\n", passed.load(), failed.load());
