@@ -92,7 +92,7 @@ Library given_library(const std::string& path) {
     dlclose(given.handle);
     throw NotBuiltError("GPUDIST_NCCL_LIBRARY is " + given.path + ", but " + loaded.path +
                         " is in this process already: one process cannot use two; unset it, or "
-                        "let it name the one that torch loads");
+                        "let it name that one");
   }
   return given;
 }

@@ -128,6 +128,36 @@ def _local_size(environment: Mapping[str, str], size: int) -> int:
     return size if nodes == "1" else 1
 
 
+@dataclass(frozen=True)
+class Settings:
+    """What the environment asks of ``init()``, and what comes of it.
+
+    Attributes:
+        transport: the transport that ``init()`` uses; ``"none"`` where it raises.
+        reason: why that one, or what ``init()`` raises.
+        nccl_library: the libnccl to use, ``""`` to find one.
+    """
+
+    transport: str
+    reason: str
+    nccl_library: str
+
+
+def settings_of(environment: Mapping[str, str]) -> Settings:
+    """Read them."""
+    try:
+        launch = launch_of(environment)
+        transport, reason = _choose_transport(launch, environment)
+    except TransportError as error:
+        transport, reason = "none", str(error)
+    return Settings(transport, reason, environment.get("GPUDIST_NCCL_LIBRARY", ""))
+
+
+def settings() -> Settings:
+    """Those of this process."""
+    return settings_of(os.environ)
+
+
 class _Runtime:
     """What ``init()`` made, for as long as the process runs."""
 
@@ -156,16 +186,11 @@ def init(timeout: float = 300.0) -> Partition:
     if _runtime.P_world is not None:
         return _runtime.P_world
     launch = launch_of(os.environ)
-    choice = os.environ.get("GPUDIST_TRANSPORT") or _transport_for(launch)
-    if choice not in ("host", "gloo", "loopback"):
-        raise TransportError(f"GPUDIST_TRANSPORT is {choice!r}; it must be host, gloo or loopback")
+    choice, reason = _choose_transport(launch, os.environ)
+    if reason == what_is_missing():
+        logger.warning("using gloo, which is many times slower: %s", reason)
     transport: Transport
     if choice == "loopback":
-        if launch.size > 1:
-            raise TransportError(
-                f"GPUDIST_TRANSPORT=loopback is for one process, but {launch.launcher} started "
-                f"{launch.size}"
-            )
         transport = LoopbackTransport.single(timeout)
     else:
         _runtime.store = _join(launch, timeout)
@@ -189,14 +214,31 @@ def init(timeout: float = 300.0) -> Partition:
     return _runtime.P_world
 
 
-def _transport_for(launch: Launch) -> str:
-    """Shared memory between processes of one node, gloo between nodes, nothing for one process."""
+def _choose_transport(launch: Launch, environment: Mapping[str, str]) -> tuple[str, str]:
+    """The name of the transport for ``launch``, and why that one.
+
+    Raises:
+        TransportError: ``GPUDIST_TRANSPORT`` asks for what there is not.
+    """
+    asked = environment.get("GPUDIST_TRANSPORT")
+    if asked:
+        if asked not in ("host", "gloo", "loopback"):
+            raise TransportError(
+                f"GPUDIST_TRANSPORT is {asked!r}; it must be host, gloo or loopback"
+            )
+        if asked == "loopback" and launch.size > 1:
+            raise TransportError(
+                f"GPUDIST_TRANSPORT=loopback is for one process, but {launch.launcher} started "
+                f"{launch.size}"
+            )
+        return asked, f"GPUDIST_TRANSPORT is {asked}"
     if launch.size == 1:
-        return "loopback"
-    if launch.same_node and not is_built():
-        logger.warning("using gloo, which is many times slower: %s", what_is_missing())
-        return "gloo"
-    return "host" if launch.same_node else "gloo"
+        return "loopback", "one process"
+    if not launch.same_node:
+        return "gloo", f"{launch.size} processes on several nodes"
+    if not is_built():
+        return "gloo", what_is_missing()
+    return "host", f"{launch.size} processes on one node"
 
 
 def connect(

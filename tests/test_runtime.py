@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpudist.errors import ShapeError, TransportError
-from gpudist.runtime import Launch, _write_torchrun_error, launch_of
+from gpudist.runtime import Launch, _write_torchrun_error, launch_of, settings_of
 
 ROOT = Path(__file__).resolve().parents[1]
 TORCHRUN = {
@@ -105,6 +105,38 @@ def test_jobs_on_one_node_meet_at_different_ports() -> None:
 def test_incomplete_environments(environment: Mapping[str, str], text: str) -> None:
     with pytest.raises(TransportError, match=text):
         launch_of(environment)
+
+
+@pytest.mark.parametrize(
+    ("environment", "transport", "reason"),
+    [
+        ({}, "loopback", "one process"),
+        (OPEN_MPI, "host", "2 processes on one node"),
+        (TORCHRUN, "gloo", "8 processes on several nodes"),
+        ({**OPEN_MPI, "GPUDIST_TRANSPORT": "gloo"}, "gloo", "GPUDIST_TRANSPORT is gloo"),
+        ({"GPUDIST_TRANSPORT": "mpi"}, "none", "GPUDIST_TRANSPORT is 'mpi'; it must be"),
+        ({**TORCHRUN, "RANK": "8"}, "none", "RANK is 8 but WORLD_SIZE is 8"),
+    ],
+)
+def test_choice_of_transport(
+    environment: Mapping[str, str], transport: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpudist.runtime.is_built", lambda: True)
+    asked = settings_of(environment)
+    assert asked.transport == transport
+    assert asked.reason.startswith(reason)
+
+
+def test_choice_of_transport_without_native_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpudist.runtime.is_built", lambda: False)
+    asked = settings_of(OPEN_MPI)
+    assert asked.transport == "gloo"
+    assert "no native core" in asked.reason
+
+
+def test_nccl_library_of_the_environment() -> None:
+    assert settings_of({}).nccl_library == ""
+    assert settings_of({"GPUDIST_NCCL_LIBRARY": "/a/b"}).nccl_library == "/a/b"
 
 
 def run(arguments: list[str], **environment: str) -> subprocess.CompletedProcess[str]:

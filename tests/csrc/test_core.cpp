@@ -9,6 +9,7 @@ void test_half();
 void test_combine();
 void test_device_api();
 void test_messages();
+void test_nccl();
 void test_failures();
 void test_stages();
 void test_recycling();
@@ -20,6 +21,7 @@ int main() {
   test_device_api();
   test_messages();
   test_failures();
+  test_nccl();
   test_stages();
   test_recycling();
   std::printf("%ld passed, %ld failed\n", passed.load(), failed.load());
