@@ -62,6 +62,13 @@ def make(kind: str, *arguments: object) -> int:
     return made.value
 
 
+def finish(stream: int | None) -> None:
+    """Return when everything on a stream has been done."""
+    event = make("event")
+    assert device().record_event(event, stream) == 0
+    assert device().wait_event(None, event) == 0
+
+
 def is_complete(event: int) -> bool:
     answer = c_bool()
     assert device().query_event(event, ctypes.byref(answer)) == 0

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.doubles.build import NoCompiler, library
-from tests.doubles.device import device, is_complete, make
+from tests.doubles.device import device, finish, is_complete, make
 from tests.doubles.nccl import DTYPES, clear, log, nccl, violations
 from tests.doubles.ranks import Group, Rank, check, run_in_processes, run_in_threads
 
@@ -233,7 +233,7 @@ def test_streams_are_asynchronous_and_keep_order() -> None:
         check(device().copy(early.ctypes.data, x.ctypes.data, x.nbytes, rank.stream))
         check(device().record_event(event, rank.stream))
         assert not is_complete(event)
-        assert rank.destroy() != 0
+        assert rank.destroy() == 5
         peer_may_start.append(True)
         check(device().wait_event(None, event))
         assert is_complete(event)
@@ -261,6 +261,7 @@ def test_log_tells_what_was_called() -> None:
         with Group():
             (rank.recv if rank.rank else rank.send)(x, 1 - rank.rank)
         check(rank.reduce(x, x, "max", 1))
+        finish(rank.stream)
 
     run_in_threads(2, body)
     lines = [line[2:] for line in log() if line[3] in ("send", "recv", "reduce")]
