@@ -113,6 +113,18 @@ void bind_nccl(nb::module_& m) {
       .value("all_gather", WireKind::kAllGather)
       .value("reduce_scatter", WireKind::kReduceScatter);
 
+  m.def(
+      "device_missing",
+      [] {
+        try {
+          device_api("");
+        } catch (const NotBuiltError& error) {
+          return std::string(error.what());
+        }
+        return std::string();
+      },
+      "Why this build cannot use GPUs; empty if it can.");
+
   nb::class_<NcclCommunicator>(m, "NcclCommunicator", "A communicator; its world owns it.");
 
   nb::class_<DeviceStage>(m, "DeviceStage", "A stage of a plan on a GPU.")

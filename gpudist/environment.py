@@ -9,7 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from gpudist.errors import NotBuiltError
-from gpudist.runtime import Settings, settings
+from gpudist.launch import Settings
+from gpudist.runtime import settings
 from gpudist.transport.host import is_built, what_is_missing
 from gpudist.transport.nccl_library import installed_wheels, wheel_libraries, wheel_warnings
 

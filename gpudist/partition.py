@@ -14,6 +14,7 @@ from math import prod
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from gpudist.errors import PartitionError
 from gpudist.geometry.cartesian import index_of, rank_of
@@ -173,6 +174,15 @@ class Partition:
                 f"partition has {self.size}; first select as many with create_partition_inclusive"
             )
         return CartesianPartition(self._wire, self.ranks, shape)
+
+    def create_mesh_partition(self, mesh: DeviceMesh) -> CartesianPartition:
+        """The members of torch's ``mesh``, on a process grid of its shape; axes are its dims.
+
+        Raises:
+            PartitionError: the mesh names a rank outside this partition, or one twice.
+        """
+        members = self.create_partition_inclusive(mesh.mesh.flatten().tolist())
+        return members.create_cartesian_topology_partition(list(mesh.mesh.shape))
 
     def allgather_data(self, data: Sequence[int]) -> list[list[int]]:
         """Every member's integers, by rank; all give equally many. Collective over the members."""

@@ -12,10 +12,10 @@ import torch
 from gpudist import environment
 from gpudist.environment import Cuda, Device, Nccl, describe
 from gpudist.errors import NotBuiltError
-from gpudist.runtime import Settings
+from gpudist.launch import Settings
 from gpudist.transport.nccl_library import installed_wheels, wheel_libraries, wheel_warnings
 
-ASKED = Settings("host", "2 processes on one node", "")
+ASKED = Settings("host", "2 processes on one node", "", "", False)
 
 
 class Core:
@@ -146,7 +146,7 @@ def test_nccl(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install_wheel(site, "nvidia-nccl-cu12", "2.27.5")
     core = Core()
     monkeypatch.setattr(environment, "_native", core)
-    found = describe(Settings("host", "why", "/given"))
+    found = describe(Settings("host", "why", "/given", "", False))
     assert core.asked == ("/given", [str(site / "nvidia/nccl/lib/libnccl.so.2")])
     assert found.nccl == Nccl("2.27.5", "/x/libnccl.so.2", "system", ("windows",))
     assert (found.transport, found.transport_reason) == ("host", "why")

@@ -24,6 +24,7 @@ FLOORS = [
     ["exchange"],
     ["environment"],
     ["runtime"],
+    ["launch"],
     ["partition"],
     ["transport"],
     ["geometry"],

@@ -161,7 +161,10 @@ class NcclTransport(Transport):
         part = NcclCommunicator(self, members)
         # All ranks of the parent are here, and none knows which the others have already.
         native = self._core.split(
-            self.native(parent.members), mine, ranks.index((keys[parent.rank], parent.rank)), members
+            self.native(parent.members),
+            mine,
+            ranks.index((keys[parent.rank], parent.rank)),
+            members,
         )
         if len(members) > 1:
             self._native.setdefault(members, native)
@@ -391,6 +394,13 @@ class _StagesInFlight:
         if self._event is not None:
             event, self._event = self._event, None
             self._wire.join(event)
+
+
+def what_nccl_misses() -> str:
+    """Why this installation cannot use GPUs, and how to change that; empty if it can."""
+    if _native is None:
+        return what_is_missing()
+    return _native.device_missing()
 
 
 def stream_of(device: torch.device) -> Callable[[], int]:

@@ -13,7 +13,15 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 CACHE = ROOT / "build" / "doubles"
-HEADERS = ("box.h", "combine.h", "combine_body.h", "device_api.h", "half.h", "nccl_abi.h", "packing.h")
+HEADERS = (
+    "box.h",
+    "combine.h",
+    "combine_body.h",
+    "device_api.h",
+    "half.h",
+    "nccl_abi.h",
+    "packing.h",
+)
 FLAGS = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden"]
 LINKING = ["-shared", "-pthread", "-Wl,-soname,libnccl_double.so"]
 
