@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -53,12 +54,20 @@ def install_wheel(folder: Path, name: str, version: str) -> None:
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder of packages, the only one."""
+
+    def of_nvidia() -> dict[str, ModuleType]:
+        return {name: sys.modules[name] for name in sys.modules if name.split(".")[0] == "nvidia"}
+
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    for name in [name for name in sys.modules if name.partition(".")[0] == "nvidia"]:
-        monkeypatch.delitem(sys.modules, name)
-    return tmp_path
+    before = of_nvidia()
+    for name in before:
+        del sys.modules[name]
+    yield tmp_path
+    for name in of_nvidia():
+        del sys.modules[name]
+    sys.modules.update(before)
 
 
 def test_no_wheel(site: Path) -> None:

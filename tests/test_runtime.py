@@ -53,7 +53,7 @@ def test_unlaunched() -> None:
 
 def test_torchrun() -> None:
     launch = launch_of(TORCHRUN)
-    assert launch == Launch("torchrun", 3, 8, 4, "node7", 1234, True, "job/2")
+    assert launch == Launch("torchrun", 3, 8, 4, 3, "node7", 1234, True, "job/2")
     assert not launch.same_node
 
 

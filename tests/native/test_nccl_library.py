@@ -35,7 +35,7 @@ def report(path="", wheel_paths=()):
     except NotBuiltError as error:
         information = {{"error": str(error)}}
     with open("/proc/self/maps") as maps:
-        files = {{line.split()[-1] for line in maps if "nccl" in line}}
+        files = {{line.split()[-1] for line in maps if "nccl" in line.rpartition("/")[2]}}
     print(json.dumps({{**information, "mapped": sorted(files)}}))
 """
 
