@@ -57,6 +57,97 @@ class Stage:
         relayed: _Messages,
     ) -> None: ...
 
+class Buffer(enum.Enum):
+    input = 0
+    output = 1
+    sent = 2
+    received = 3
+
+class WireKind(enum.Enum):
+    send = 0
+    receive = 1
+    broadcast = 2
+    reduce = 3
+    all_reduce = 4
+    all_gather = 5
+    reduce_scatter = 6
+
+class NcclCommunicator:
+    """A communicator; its world owns it."""
+
+# Shape; destination and summands, each a buffer, an offset and strides in items; already there.
+_Job = tuple[Sequence[int], Sequence[tuple[Buffer, int, Sequence[int]]], bool]
+# Kind, communicator (None: the world's), peer, source, offset, target, offset, count, dtype, op.
+_Step = tuple[WireKind, NcclCommunicator | None, int, Buffer, int, Buffer, int, int, int, int]
+# Kind, communicator, peer, addresses of source and target, count, dtype, op.
+_Call = tuple[WireKind, NcclCommunicator | None, int, int, int, int, int, int]
+
+class DeviceStage:
+    """A stage of a plan on a GPU."""
+
+    def __init__(
+        self,
+        world: NcclWorld,
+        dtype: Dtype,
+        fill: float,
+        before: Sequence[_Job],
+        after: Sequence[_Job],
+        steps: Sequence[_Step],
+        sent_bytes: int,
+        received_bytes: int,
+    ) -> None: ...
+
+class NcclWorld:
+    """One rank of a world over NCCL."""
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        device: int,
+        timeout_s: float,
+        nccl_library: str,
+        wheel_libraries: Sequence[str],
+        device_library: str,
+    ) -> None: ...
+    def new_id(self) -> bytes: ...
+    def connect(self, id: bytes, members: Sequence[int]) -> NcclCommunicator: ...
+    def adopt(self, comm: int, members: Sequence[int]) -> NcclCommunicator: ...
+    def split(
+        self, parent: NcclCommunicator, color: int, key: int, members: Sequence[int]
+    ) -> NcclCommunicator | None: ...
+    def run_calls(self, signature: Signature, calls: Sequence[_Call], stream: int) -> None: ...
+    def start(
+        self, signature: Signature, calls: Sequence[tuple[DeviceStage, int, int]], stream: int
+    ) -> int: ...
+    def join(self, event: int, stream: int) -> None: ...
+    def synchronize(self, stream: int) -> None: ...
+    def watch_process(self, rank: int, pid: int) -> None: ...
+    def next_report(self) -> tuple[str, str, int] | None: ...
+    def oldest_s(self) -> float: ...
+    def lines(self, last: int) -> list[str]: ...
+    def fail(self, text: str) -> None: ...
+    def failure(self) -> str: ...
+    def rounds(self) -> int: ...
+    def checks(self) -> bool: ...
+    def set_checks(self, checks: bool) -> None: ...
+    def staging_bytes(self) -> int: ...
+    def close(self, seconds: float) -> None: ...
+
+class DeviceRound:
+    """One stage of each of several movements, on a GPU."""
+
+    def __init__(
+        self,
+        world: NcclWorld,
+        signature: Signature | None,
+        parts: Sequence[_Part],
+        current_stream: Callable[[], int],
+    ) -> None: ...
+    def run(self, blocks: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]: ...
+
+def device_missing() -> str: ...
+
 class Message:
     """A message of plain bytes, in flight."""
 

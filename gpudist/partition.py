@@ -181,7 +181,7 @@ class Partition:
         Raises:
             PartitionError: the mesh names a rank outside this partition, or one twice.
         """
-        members = self.create_partition_inclusive(mesh.mesh.flatten().tolist())
+        members = self.create_partition_inclusive([int(rank) for rank in mesh.mesh.flatten()])
         return members.create_cartesian_topology_partition(list(mesh.mesh.shape))
 
     def allgather_data(self, data: Sequence[int]) -> list[list[int]]:

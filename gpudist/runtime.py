@@ -12,6 +12,7 @@ import traceback
 from dataclasses import replace
 from datetime import timedelta
 from types import TracebackType
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -167,7 +168,7 @@ def _communicator_of(process_group: dist.ProcessGroup | None) -> int:
     if process_group is None or not torch.cuda.is_available():
         return 0
     try:
-        backend = process_group._get_backend(torch.device("cuda"))
+        backend: Any = process_group._get_backend(torch.device("cuda"))
     except RuntimeError:
         return 0
     return backend._comm_ptr() if hasattr(backend, "_comm_ptr") else 0

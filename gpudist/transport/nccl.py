@@ -34,13 +34,8 @@ from gpudist.transport.base import (
 )
 from gpudist.transport.host import what_is_missing
 from gpudist.transport.nccl_library import wheel_libraries
-from gpudist.transport.nccl_stages import (
-    NCCL_DTYPES,
-    NCCL_OPS,
-    Strategy,
-    collectives_by_nccl,
-    lower,
-)
+from gpudist.transport.nccl_program import NCCL_DTYPES, NCCL_OPS
+from gpudist.transport.nccl_stages import Strategy, collectives_by_nccl, lower
 from gpudist.transport.nccl_verbs import Call, NcclCommunicator, run_alone
 from gpudist.transport.nccl_watch import NcclWatch
 from gpudist.transport.store_failures import StoreFailureChannel

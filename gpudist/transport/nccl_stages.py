@@ -6,9 +6,8 @@ How each collective of a stage is carried out is a strategy; everything else fol
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import prod
-from typing import Any, Literal
 
 import torch
 
@@ -16,18 +15,18 @@ from gpudist.errors import TransportError
 from gpudist.geometry.boxes import Box, Collective, Message, Stage
 from gpudist.geometry.combines import Combine, Source, combines
 from gpudist.geometry.messages import MessageStage, as_messages
+from gpudist.transport.nccl_program import (
+    BufferName,
+    Job,
+    Lowered,
+    Step,
+    View,
+    contiguous_strides,
+)
 from gpudist.transport.nccl_verbs import REAL_OF, REDUCED
 
-try:
-    import gpudist._native as _native
-except ImportError:
-    _native = None
-
-BufferName = Literal["input", "output", "sent", "received"]
 # Whether a collective is NCCL's own, else messages; the same on all of its members.
 Strategy = Callable[[Collective, torch.dtype], bool]
-
-_ALIGNMENT_BYTES = 256
 
 
 def collectives_by_nccl(collective: Collective, dtype: torch.dtype) -> bool:
@@ -43,110 +42,6 @@ def collectives_by_nccl(collective: Collective, dtype: torch.dtype) -> bool:
 def collectives_by_messages(collective: Collective, dtype: torch.dtype) -> bool:
     """Never NCCL's own: sums in ascending rank order, the same bits as on every transport."""
     return False
-
-
-@dataclass(frozen=True)
-class View:
-    """Where the cells of a box lie: items from a buffer's first, and between neighbours."""
-
-    buffer: BufferName
-    offset: int
-    strides: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Job:
-    """A box that becomes the sum of others; ``there`` already if it was received in place."""
-
-    shape: tuple[int, ...]
-    destination: View
-    summands: tuple[View, ...] = ()
-    there: bool = False
-
-
-@dataclass(frozen=True)
-class Step:
-    """A call of NCCL's on a contiguous piece of a buffer.
-
-    Attributes:
-        members: world ranks of the communicator, ``None`` for the world's.
-        peer: by rank in the communicator.
-        offset, to_offset: bytes.
-        count: items of ``dtype``.
-    """
-
-    kind: str
-    members: tuple[int, ...] | None
-    peer: int
-    source: BufferName
-    offset: int
-    target: BufferName
-    to_offset: int
-    count: int
-    dtype: str
-
-
-@dataclass
-class Lowered:
-    """What one rank does in a stage: ``before`` the calls, the calls, and ``after`` them."""
-
-    dtype: torch.dtype
-    before: list[Job] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
-    after: list[Job] = field(default_factory=list)
-    sent_bytes: int = 0
-    received_bytes: int = 0
-
-    def room(self, buffer: Literal["sent", "received"], nbytes: int) -> int:
-        """Offset in bytes of ``nbytes`` more of a staging buffer."""
-        name = f"{buffer}_bytes"
-        start = getattr(self, name)
-        setattr(self, name, start + -(-nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
-        return start
-
-    def bind(self, core: Any, native: Callable[[Sequence[int]], Any], fill: float) -> Any:
-        """The native stage; makes the communicators it needs, in the order all ranks make them."""
-        assert _native is not None
-        for members in sorted({step.members for step in self.steps if step.members is not None}):
-            native(members)
-        return _native.DeviceStage(
-            core,
-            getattr(_native.Dtype, str(self.dtype).removeprefix("torch.")),
-            fill,
-            [_numbers(job) for job in self.before],
-            [_numbers(job) for job in self.after],
-            [
-                (
-                    getattr(_native.WireKind, step.kind),
-                    native(step.members) if step.members is not None else None,
-                    step.peer,
-                    getattr(_native.Buffer, step.source),
-                    step.offset,
-                    getattr(_native.Buffer, step.target),
-                    step.to_offset,
-                    step.count,
-                    NCCL_DTYPES[step.dtype],
-                    NCCL_OPS["sum"],
-                )
-                for step in self.steps
-            ],
-            self.sent_bytes,
-            self.received_bytes,
-        )
-
-
-# ncclDataType_t and ncclRedOp_t.
-NCCL_DTYPES = {
-    "int8": 0,
-    "uint8": 1,
-    "int32": 2,
-    "int64": 4,
-    "float16": 6,
-    "float32": 7,
-    "float64": 8,
-    "bfloat16": 9,
-}
-NCCL_OPS = {"sum": 0, "prod": 1, "max": 2, "min": 3}
 
 
 def lower(
@@ -367,16 +262,6 @@ def _result(
     return "received", start
 
 
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides in items of a tensor of ``shape`` without gaps, the last dim fastest."""
-    strides: list[int] = []
-    stride = 1
-    for extent in reversed(shape):
-        strides.append(stride)
-        stride *= extent
-    return tuple(strides[::-1])
-
-
 def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether a box of ``shape`` in a tensor of ``strides`` has no gaps."""
     expected = 1
@@ -391,10 +276,3 @@ def _position(index: Sequence[int], strides: Sequence[int]) -> int:
     return sum(i * stride for i, stride in zip(index, strides, strict=True))
 
 
-def _numbers(job: Job) -> tuple[Any, ...]:
-    assert _native is not None
-    views = [
-        (getattr(_native.Buffer, view.buffer), view.offset, list(view.strides))
-        for view in (job.destination, *job.summands)
-    ]
-    return list(job.shape), views, job.there

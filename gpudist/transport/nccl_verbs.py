@@ -102,13 +102,12 @@ class NcclCommunicator(Communicator):
         is_root = self.rank == root
         if is_root != (output is not None) or (tensor is None and not is_root):
             raise TransportError(f"reduce: the output is the root's, rank {root}, and only its")
-        if tensor is None:
-            assert output is not None
-            tensor = _neutral(output, op)
-        self._check(tensor)
+        mine = _neutral(output, op) if tensor is None and output is not None else tensor
+        assert mine is not None
+        self._check(mine)
         if output is not None:
-            self._check(output, tensor)
-        self._reduction("reduce", root, tensor, output, op)
+            self._check(output, mine)
+        self._reduction("reduce", root, mine, output, op)
 
     def all_reduce(self, tensor: torch.Tensor, output: torch.Tensor, op: ReduceOp = "sum") -> None:
         self._check_op(op)

@@ -15,7 +15,7 @@ build() { # tree, sanitizers, further arguments
     folder=$1 sanitizers=$2
     shift 2
     cmake -S . -B "$folder" -GNinja -DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_FLAGS="-O1 -g -DNDEBUG" \
-        -DGPUDIST_SANITIZE="$sanitizers" "$@" >/dev/null
+        -DGPUDIST_CUDA=OFF -DGPUDIST_SANITIZE="$sanitizers" "$@" >/dev/null
     cmake --build "$folder"
 }
 
