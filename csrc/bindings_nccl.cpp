@@ -84,16 +84,15 @@ using DeviceRound = Round<DeviceWire>;
 
 const char* name_of(Watchdog::Report::Kind kind) {
   switch (kind) {
-    case Watchdog::Report::Kind::kExpired:
-      return "expired";
-    case Watchdog::Report::Kind::kBroken:
-      return "broken";
-    default:
-      return "ended";
+    case Watchdog::Report::Kind::kExpired: return "expired";
+    case Watchdog::Report::Kind::kBroken: return "broken";
+    default: return "ended";
   }
 }
 
-DeviceStream stream_at(uintptr_t handle) { return reinterpret_cast<DeviceStream>(handle); }
+DeviceStream stream_at(uintptr_t handle) {
+  return reinterpret_cast<DeviceStream>(handle);
+}
 
 }  // namespace
 
@@ -136,13 +135,12 @@ void bind_nccl(nb::module_& m) {
             std::vector<WireStep> wire_steps;
             for (const auto& [kind, communicator, peer, from, from_offset, to, to_offset, count,
                               item, op] : steps) {
-              wire_steps.push_back({kind, communicator, peer, from, from_offset, to, to_offset,
-                                    count, item, op});
+              wire_steps.push_back(
+                  {kind, communicator, peer, from, from_offset, to, to_offset, count, item, op});
             }
             new (self) DeviceStage(world.device_api(), world.device(),
-                                   combine_plan(dtype, 0, before),
-                                   combine_plan(dtype, fill, after), std::move(wire_steps),
-                                   sent_bytes, received_bytes);
+                                   combine_plan(dtype, 0, before), combine_plan(dtype, fill, after),
+                                   std::move(wire_steps), sent_bytes, received_bytes);
           },
           "world"_a, "dtype"_a, "fill"_a, "before"_a, "after"_a, "steps"_a, "sent_bytes"_a,
           "received_bytes"_a);
@@ -157,11 +155,13 @@ void bind_nccl(nb::module_& m) {
             const NcclApi* nccl = size > 1 ? &load_nccl(nccl_library, wheel_libraries) : nullptr;
             new (self) NcclWorld(nccl, api, device, rank, size, timeout_s, check_signals);
           },
-          "rank"_a, "size"_a, "device"_a, "timeout_s"_a, "nccl_library"_a, "wheel_libraries"_a, "device_library"_a)
-      .def("new_id", [](const NcclWorld& self) {
-        const std::string id = self.new_id();
-        return nb::bytes(id.data(), id.size());
-      })
+          "rank"_a, "size"_a, "device"_a, "timeout_s"_a, "nccl_library"_a, "wheel_libraries"_a,
+          "device_library"_a)
+      .def("new_id",
+           [](const NcclWorld& self) {
+             const std::string id = self.new_id();
+             return nb::bytes(id.data(), id.size());
+           })
       .def(
           "connect",
           [](NcclWorld& self, const nb::bytes& id, std::vector<int> members) {

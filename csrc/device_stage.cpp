@@ -54,8 +54,8 @@ const DeviceCombine::Uploaded& DeviceCombine::uploaded(int alignment) {
 
   made.arguments = plan_.arguments(table);
   made.arguments.jobs = static_cast<const CombineJob*>(made.memory);
-  made.arguments.views = reinterpret_cast<const CombineView*>(static_cast<char*>(made.memory) +
-                                                              jobs_bytes);
+  made.arguments.views =
+      reinterpret_cast<const CombineView*>(static_cast<char*>(made.memory) + jobs_bytes);
   return uploaded_.emplace(alignment, made).first->second;
 }
 
@@ -64,8 +64,8 @@ WireCall WireStep::at(const std::array<char*, kBuffers>& buffers) const {
     char* const base = buffers[static_cast<int>(buffer)];
     return base == nullptr ? nullptr : base + offset;
   };
-  return {kind, communicator, peer, address(from, from_offset), address(to, to_offset),
-          count, dtype, op};
+  return {kind,  communicator, peer, address(from, from_offset), address(to, to_offset),
+          count, dtype,        op};
 }
 
 }  // namespace gpudist

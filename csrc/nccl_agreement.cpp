@@ -1,5 +1,5 @@
-// NCCL's messages have no headers. So headers are exchanged by themselves, before the first group of
-// a kind or before every one, between the ranks that it joins.
+// NCCL's messages have no headers. So headers are exchanged by themselves, before the first group
+// of a kind or before every one, between the ranks that it joins.
 #include <cstring>
 #include <map>
 
@@ -52,16 +52,12 @@ std::string key_of(const std::string& digest, Numbers... numbers) {
 int64_t item_bytes_of(int dtype) {
   switch (dtype) {
     case kNcclInt8:
-    case kNcclUint8:
-      return 1;
+    case kNcclUint8: return 1;
     case kNcclFloat16:
-    case kNcclBfloat16:
-      return 2;
+    case kNcclBfloat16: return 2;
     case kNcclInt32:
-    case kNcclFloat32:
-      return 4;
-    default:
-      return 8;
+    case kNcclFloat32: return 4;
+    default: return 8;
   }
 }
 
@@ -129,7 +125,8 @@ void NcclWorld::agree(const Signature& signature, const std::vector<WireCall>& c
   const std::string label = "comparing '" + signature.label + "'";
   const uint64_t operation = enqueue(label, stream, [&](uint64_t capture) {
     if (capture != 0) {
-      throw TransportError("'" + signature.label + "' is compared between ranks at its first call, "
+      throw TransportError("'" + signature.label +
+                           "' is compared between ranks at its first call, "
                            "which cannot be part of a graph; call it once before the capture");
     }
     char* leaves = staging_.of(stream, 0, bytes);
@@ -153,8 +150,7 @@ void NcclWorld::agree(const Signature& signature, const std::vector<WireCall>& c
       arrives += length * members.size();
     }
     group(headers, stream);
-    check_device(device_api_,
-                 device_api_.copy(arrived, begin, expected * kHeaderBytes, stream),
+    check_device(device_api_, device_api_.copy(arrived, begin, expected * kHeaderBytes, stream),
                  "copying from the device");
   });
   watchdog_.wait(operation, check_signals_);

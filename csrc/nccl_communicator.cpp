@@ -63,17 +63,19 @@ NcclComm make_within(const NcclApi& api, const DeviceApi& device_api, int device
 
 }  // namespace
 
-std::unique_ptr<NcclCommunicator> NcclCommunicator::make(
-    const NcclApi& api, const DeviceApi& device_api, int device, const NcclUniqueId& id,
-    std::vector<int> members, int rank, double timeout_s, const Look& look) {
+std::unique_ptr<NcclCommunicator> NcclCommunicator::make(const NcclApi& api,
+                                                         const DeviceApi& device_api, int device,
+                                                         const NcclUniqueId& id,
+                                                         std::vector<int> members, int rank,
+                                                         double timeout_s, const Look& look) {
   const int size = static_cast<int>(members.size());
   const auto init = [&api, id, size, rank](NcclComm* comm) {
     NcclConfig config;
     config.blocking = 1;
     return api.comm_init_rank_config(comm, size, id, rank, &config);
   };
-  const NcclComm comm = make_within(api, device_api, device, init, timeout_s, look,
-                                    "ncclCommInitRankConfig");
+  const NcclComm comm =
+      make_within(api, device_api, device, init, timeout_s, look, "ncclCommInitRankConfig");
   return std::unique_ptr<NcclCommunicator>(
       new NcclCommunicator(api, comm, std::move(members), true));
 }
@@ -160,6 +162,8 @@ void NcclCommunicator::close(double seconds) {
   if (!is_destroying) api_.comm_abort(comm_);
 }
 
-NcclCommunicator::~NcclCommunicator() { abort(); }
+NcclCommunicator::~NcclCommunicator() {
+  abort();
+}
 
 }  // namespace gpudist

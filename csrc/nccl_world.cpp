@@ -13,7 +13,9 @@ namespace {
 using Buffers = std::array<char*, kBuffers>;
 constexpr int64_t kAlignment = 256;
 
-int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+int64_t aligned(int64_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
 
 bool is_message(const WireCall& call) {
   return call.kind == WireKind::kSend || call.kind == WireKind::kReceive;
@@ -65,9 +67,9 @@ NcclCommunicator* NcclWorld::connect(const std::string& text, std::vector<int> m
   const std::string label = "making a communicator of " + std::to_string(members.size());
   const uint64_t operation = watchdog_.begin(label);
   try {
-    NcclCommunicator* const made = keep(
-        NcclCommunicator::make(*nccl_, device_api_, device_, id, std::move(members), rank,
-                               timeout_s_, [this] { look(); }));
+    NcclCommunicator* const made =
+        keep(NcclCommunicator::make(*nccl_, device_api_, device_, id, std::move(members), rank,
+                                    timeout_s_, [this] { look(); }));
     watchdog_.drop(operation);
     return made;
   } catch (...) {
@@ -77,8 +79,8 @@ NcclCommunicator* NcclWorld::connect(const std::string& text, std::vector<int> m
 }
 
 NcclCommunicator* NcclWorld::adopt(uintptr_t comm, std::vector<int> members) {
-  return keep(NcclCommunicator::adopt(*nccl_, reinterpret_cast<NcclComm>(comm),
-                                      std::move(members)));
+  return keep(
+      NcclCommunicator::adopt(*nccl_, reinterpret_cast<NcclComm>(comm), std::move(members)));
 }
 
 NcclCommunicator* NcclWorld::split(NcclCommunicator& parent, int color, int key,
@@ -264,8 +266,7 @@ void NcclWorld::call(const WireCall& c, DeviceStream stream) {
       return check(nccl.all_reduce(c.from, c.to, c.count, c.dtype, c.op, comm, stream),
                    "ncclAllReduce");
     case WireKind::kAllGather:
-      return check(nccl.all_gather(c.from, c.to, c.count, c.dtype, comm, stream),
-                   "ncclAllGather");
+      return check(nccl.all_gather(c.from, c.to, c.count, c.dtype, comm, stream), "ncclAllGather");
     case WireKind::kReduceScatter:
       return check(nccl.reduce_scatter(c.from, c.to, c.count, c.dtype, c.op, comm, stream),
                    "ncclReduceScatter");

@@ -62,8 +62,7 @@ class Round {
       nb::object output = part.make();
       if (part.takes || part.gives) {
         const nb::object strides = part.takes ? stride_.call(inputs.back()) : nb::tuple();
-        calls.push_back(Wire::call(stage(part, strides),
-                                   part.takes ? address(inputs.back()) : 0,
+        calls.push_back(Wire::call(stage(part, strides), part.takes ? address(inputs.back()) : 0,
                                    part.gives ? address(output) : 0));
       }
       outputs.append(std::move(output));

@@ -25,7 +25,8 @@ Watchdog::Watchdog(const DeviceApi& api, int device, double timeout_s,
                    std::function<std::string()> find_error, std::function<void()> abort_all)
     : api_(api),
       device_(device),
-      timeout_(std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s))),
+      timeout_(
+          std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s))),
       find_error_(std::move(find_error)),
       abort_all_(std::move(abort_all)) {
   const DeviceGuard guard(api, device);

@@ -29,7 +29,6 @@ from gpudist.transport.base import (
     RoundPart,
     RoundRunner,
     Signature,
-    StageCall,
     Transport,
 )
 from gpudist.transport.host import what_is_missing
@@ -121,7 +120,8 @@ class NcclTransport(Transport):
             device_library,
         )
         self.recorder = DeviceRecorder(self._core)
-        self._store, self._prefix = store, prefix
+        self._store: Any = store
+        self._prefix = prefix
         self._strategy = strategy
         self._native: dict[tuple[int, ...], Any] = {}
         self._open: tuple[Signature, list[Call]] | None = None
@@ -209,7 +209,9 @@ class NcclTransport(Transport):
 
         return run
 
-    def start_stages(self, signature: Signature, calls: Sequence[StageCall]) -> _StagesInFlight:
+    def start_stages(
+        self, signature: Signature, calls: Sequence[tuple[Any, int, int]]
+    ) -> _StagesInFlight:
         assert _native is not None
         try:
             event = self._core.start(native_signature(signature), calls, self.stream())

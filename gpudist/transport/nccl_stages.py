@@ -274,5 +274,3 @@ def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 def _position(index: Sequence[int], strides: Sequence[int]) -> int:
     return sum(i * stride for i, stride in zip(index, strides, strict=True))
-
-
