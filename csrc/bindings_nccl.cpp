@@ -225,6 +225,11 @@ void bind_nccl(nb::module_& m) {
           "fail", [](NcclWorld& self, const std::string& text) { self.watchdog().fail(text); },
           "text"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("failure", [](NcclWorld& self) { return self.watchdog().failure(); })
+      .def("address",
+           [](const NcclWorld& self) {
+             NcclCommunicator* const world = self.world();
+             return world == nullptr ? 0 : reinterpret_cast<uintptr_t>(world->handle());
+           })
       .def("rounds", &NcclWorld::rounds)
       .def("checks", &NcclWorld::checks)
       .def("set_checks", &NcclWorld::set_checks, "checks"_a)

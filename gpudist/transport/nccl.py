@@ -90,6 +90,7 @@ class NcclTransport(Transport):
 
     name = "nccl"
     packs = True
+    store: Any
 
     def __init__(
         self,
@@ -120,9 +121,9 @@ class NcclTransport(Transport):
             device_library,
         )
         self.recorder = DeviceRecorder(self._core)
-        self._store: Any = store
-        self._prefix = prefix
-        self._strategy = strategy
+        self.store = store
+        self.prefix = prefix
+        self.strategy = strategy
         self._native: dict[tuple[int, ...], Any] = {}
         self._open: tuple[Signature, list[Call]] | None = None
         self._closed = False
@@ -145,6 +146,11 @@ class NcclTransport(Transport):
     def staging_bytes(self) -> int:
         """Device memory held for what is packed and what arrives."""
         return self._core.staging_bytes()
+
+    @property
+    def address(self) -> int:
+        """The address of the world's communicator, for others to adopt."""
+        return self._core.address()
 
     def split(
         self, parent: Communicator, colors: Sequence[int], keys: Sequence[int]
@@ -174,7 +180,7 @@ class NcclTransport(Transport):
         fill: float,
         accumulates: bool = False,
     ) -> Any:
-        lowered = lower(stage, ranks, rank, input_strides, dtype, accumulates, self._strategy)
+        lowered = lower(stage, ranks, rank, input_strides, dtype, accumulates, self.strategy)
         return lowered.bind(self._core, self.native, fill)
 
     def bind_round(self, signature: Signature | None, parts: Sequence[RoundPart]) -> RoundRunner:
@@ -342,12 +348,12 @@ class NcclTransport(Transport):
         """Meet the others, watch those on this node, and make the world's communicator."""
         deadline_s = time.monotonic() + self.timeout_s
         node = f"{socket.gethostname()}/{_NODE.read_text().strip() if _NODE.exists() else ''}"
-        self._store.append(f"{self._prefix}/nccl/on/{node}", f"{self.rank} {os.getpid()},")
-        self._store.set(f"{self._prefix}/nccl/here/{self.rank}", "")
-        arrived = f"{self._prefix}/nccl/arrived"
-        self._store.add(arrived, 1)
-        self._await(lambda: self._store.add(arrived, 0) >= self.size, deadline_s)
-        here = self._store.get(f"{self._prefix}/nccl/on/{node}").decode()
+        self.store.append(f"{self.prefix}/nccl/on/{node}", f"{self.rank} {os.getpid()},")
+        self.store.set(f"{self.prefix}/nccl/here/{self.rank}", "")
+        arrived = f"{self.prefix}/nccl/arrived"
+        self.store.add(arrived, 1)
+        self._await(lambda: self.store.add(arrived, 0) >= self.size, deadline_s)
+        here = self.store.get(f"{self.prefix}/nccl/on/{node}").decode()
         for entry in filter(None, here.split(",")):
             rank, pid = map(int, entry.split())
             if rank != self.rank:
@@ -360,18 +366,18 @@ class NcclTransport(Transport):
 
     def _connect(self, members: tuple[int, ...]) -> Any:
         text = ",".join(map(str, members)).encode()
-        key = f"{self._prefix}/nccl/id/{blake2b(text, digest_size=16).hexdigest()}"
+        key = f"{self.prefix}/nccl/id/{blake2b(text, digest_size=16).hexdigest()}"
         if self.rank == members[0]:
-            self._store.set(key, self._core.new_id().hex())
+            self.store.set(key, self._core.new_id().hex())
         else:
-            self._await(lambda: self._store.check([key]), time.monotonic() + self.timeout_s)
-        return self._core.connect(bytes.fromhex(self._store.get(key).decode()), members)
+            self._await(lambda: self.store.check([key]), time.monotonic() + self.timeout_s)
+        return self._core.connect(bytes.fromhex(self.store.get(key).decode()), members)
 
     def _await(self, there: Callable[[], bool], deadline_s: float) -> None:
         while not there():
             if time.monotonic() > deadline_s:
-                here = f"{self._prefix}/nccl/here"
-                missing = [r for r in range(self.size) if not self._store.check([f"{here}/{r}"])]
+                here = f"{self.prefix}/nccl/here"
+                missing = [r for r in range(self.size) if not self.store.check([f"{here}/{r}"])]
                 raise CollectiveTimeout(
                     f"after {self.timeout_s:g} s rank {self.rank} (process {os.getpid()}) still "
                     f"misses ranks {missing} of {self.size}; are they running, with the same size?"
