@@ -13,17 +13,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 CACHE = ROOT / "build" / "doubles"
-HEADERS = (
-    "box.h",
-    "combine.h",
-    "combine_body.h",
-    "device_api.h",
-    "half.h",
-    "nccl_abi.h",
-    "packing.h",
-)
 FLAGS = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden"]
-LINKING = ["-shared", "-pthread", "-Wl,-soname,libnccl_double.so"]
+LINKING = ["-shared", "-pthread", "-Wl,--no-undefined", "-Wl,-soname,libnccl_double.so"]
 
 
 class NoCompiler(RuntimeError):
@@ -51,7 +42,7 @@ def sources() -> list[Path]:
 def fingerprint() -> str:
     """A digest of all that goes into the library."""
     digest = hashlib.blake2b(" ".join(FLAGS + LINKING).encode(), digest_size=8)
-    headers = sorted(HERE.glob("*.h")) + [ROOT / "csrc" / name for name in HEADERS]
+    headers = sorted(HERE.glob("*.h")) + sorted((ROOT / "csrc").glob("*.h"))
     for path in sources() + headers:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()

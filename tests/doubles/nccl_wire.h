@@ -47,9 +47,8 @@ struct alignas(64) RankLine {
   std::atomic<uint32_t> bell;
   std::atomic<uint32_t> sleepers;
   std::atomic<RankState> state;
-  std::atomic<uint64_t> entered;   // collectives
-  std::atomic<uint64_t> written;   // rounds of collectives
-  std::atomic<uint64_t> finished;  // likewise
+  std::atomic<uint64_t> entered;  // collectives
+  std::atomic<uint64_t> written;  // rounds of collectives
   std::atomic<uint64_t> splits_entered;
   std::atomic<uint64_t> splits_made;
   Agreement agreements[2];

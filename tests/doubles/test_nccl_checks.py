@@ -231,7 +231,8 @@ def test_one_thread_at_a_time() -> None:
     waiting.start()
     while not any(line[3] == "all_reduce" for line in log()):
         pass
-    assert_refused(ranks[0].send(memory(), 1), INVALID_USAGE, "another thread is using")
+    results = run_all([lambda: ranks[0].send(memory(), 1)])
+    assert_refused(results[0], INVALID_USAGE, "another thread is using")
     check(ranks[1].all_reduce(memory(), memory()))
     waiting.join(10)
     assert not waiting.is_alive()

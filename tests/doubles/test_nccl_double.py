@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import reduce
@@ -251,6 +252,28 @@ def test_streams_are_asynchronous_and_keep_order() -> None:
     run_in_threads(2, lambda rank: second(rank) if rank.rank else first(rank))
     assert "in flight" in violations()[0]
     clear()
+
+
+def test_order_of_a_communicator_holds_over_streams() -> None:
+    """The second operation is on a stream that could begin at once."""
+
+    def body(rank: Rank) -> None:
+        part = rank.split(0, 0)
+        assert part is not None
+        x, y, z, mark = np.ones(1), np.zeros(1), np.zeros(2), np.zeros(1)
+        held, free = make("stream"), make("stream")
+        if rank.rank == 0:
+            check(replace(part, stream=held).recv(mark, 1))
+        check(replace(rank, stream=held).all_reduce(x, y))
+        check(replace(rank, stream=free).all_gather(x, z))
+        if rank.rank == 1:
+            time.sleep(0.02)
+            check(part.send(mark, 0))
+        finish(held)
+        finish(free)
+        assert (y[0], z.tolist()) == (2, [1, 1])
+
+    run_in_threads(2, body)
 
 
 def test_log_tells_what_was_called() -> None:
