@@ -4,9 +4,9 @@ PYTHON := $(VENV)/bin/python
 PIP := $(PYTHON) -m pip install --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
 TOOLS := $(VENV)/.tools
-SOURCES := pyproject.toml setup.py constraints.txt CMakeLists.txt $(wildcard csrc/*)
+SOURCES := pyproject.toml setup.py constraints.txt CMakeLists.txt $(wildcard cmake/* csrc/*)
 
-CPP := $(wildcard csrc/*.h csrc/*.cpp tests/csrc/*.h tests/csrc/*.cpp tests/doubles/*.h tests/doubles/*.cpp)
+CPP := $(wildcard csrc/*.h csrc/*.cpp csrc/*.cu tests/csrc/*.h tests/csrc/*.cpp tests/doubles/*.h tests/doubles/*.cpp)
 
 EPOCHS ?= 20
 

@@ -51,5 +51,8 @@ endif()
 enable_language(CUDA)
 set(CMAKE_CUDA_STANDARD 17)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
-find_package(CUDAToolkit REQUIRED)
+# FindCUDAToolkit would want the shared one too, which the wheel has under another name.
+find_library(GPUDIST_CUDART cudart_static
+  PATHS ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES} NO_DEFAULT_PATH REQUIRED)
+find_package(Threads REQUIRED)
 set(GPUDIST_HAS_CUDA ON)

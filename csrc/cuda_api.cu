@@ -113,9 +113,13 @@ int capture_id(DeviceStream stream, uint64_t* id) {
   return error;
 }
 
-int relax_capture() {
-  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-  return status(cudaThreadExchangeStreamCaptureMode(&mode));
+static_assert(kRelaxedCapture == cudaStreamCaptureModeRelaxed, "the numbers are CUDA's");
+
+int exchange_capture_mode(int* mode) {
+  auto exchanged = static_cast<cudaStreamCaptureMode>(*mode);
+  const int error = status(cudaThreadExchangeStreamCaptureMode(&exchanged));
+  *mode = exchanged;
+  return error;
 }
 
 int launch_combine(const CombineArguments& arguments, DeviceStream stream) {
@@ -148,7 +152,7 @@ DeviceApi make_api() {
   api.query_event = query_event;
   api.wait_event = wait_event;
   api.capture_id = capture_id;
-  api.relax_capture = relax_capture;
+  api.exchange_capture_mode = exchange_capture_mode;
   api.launch_combine = launch_combine;
   return api;
 }

@@ -33,6 +33,18 @@ class DeviceGuard {
   int before_ = 0;
 };
 
+// While it lives, no capture of a graph refuses a call of this thread.
+class RelaxedCapture {
+ public:
+  explicit RelaxedCapture(const DeviceApi& api) : api_(api) { api_.exchange_capture_mode(&mode_); }
+  ~RelaxedCapture() { api_.exchange_capture_mode(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+
+ private:
+  const DeviceApi& api_;
+  int mode_ = kRelaxedCapture;
+};
+
 // Wait for a stream of our own, on which nothing takes long.
 inline void finish(const DeviceApi& api, DeviceStream stream) {
   DeviceEvent event = nullptr;

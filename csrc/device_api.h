@@ -11,6 +11,9 @@ namespace gpudist {
 using DeviceStream = void*;  // a cudaStream_t
 using DeviceEvent = void*;   // a cudaEvent_t
 
+// A cudaStreamCaptureMode: a capture, in whatever thread, refuses no call of this one.
+constexpr int kRelaxedCapture = 2;
+
 // Every call but the texts returns zero, or one of the runtime's error codes.
 struct DeviceApi {
   static constexpr int kAbi = 1;
@@ -43,8 +46,8 @@ struct DeviceApi {
 
   // Zero where the stream is not being captured into a graph, else a number of the capture.
   int (*capture_id)(DeviceStream stream, uint64_t* id);
-  // Let this thread make calls that a capture in another thread, or in this one, would refuse.
-  int (*relax_capture)();
+  // Set which calls this thread may make while a graph is being captured, and tell what it was.
+  int (*exchange_capture_mode)(int* mode);
 
   int (*launch_combine)(const CombineArguments& arguments, DeviceStream stream);
 };

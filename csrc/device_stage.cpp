@@ -42,7 +42,7 @@ const DeviceCombine::Uploaded& DeviceCombine::uploaded(int alignment) {
   std::memcpy(tables.data() + jobs_bytes, table.views.data(), views_bytes);
 
   // A graph may be being captured, of which this is no part.
-  api_.relax_capture();
+  const RelaxedCapture relaxed(api_);
   DeviceStream stream = nullptr;
   Uploaded made;
   check_device(api_, api_.create_stream(&stream), "creating a stream");

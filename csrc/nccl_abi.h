@@ -32,6 +32,18 @@ enum NcclDtype : int {
   kNcclBfloat16 = 9,
 };
 
+inline int64_t nccl_item_bytes(int dtype) {
+  switch (dtype) {
+    case kNcclInt8:
+    case kNcclUint8: return 1;
+    case kNcclFloat16:
+    case kNcclBfloat16: return 2;
+    case kNcclInt32:
+    case kNcclFloat32: return 4;
+    default: return 8;
+  }
+}
+
 // ncclRedOp_t
 enum NcclRedOp : int { kNcclSum = 0, kNcclProd = 1, kNcclMax = 2, kNcclMin = 3 };
 

@@ -49,18 +49,6 @@ std::string key_of(const std::string& digest, Numbers... numbers) {
   return key;
 }
 
-int64_t item_bytes_of(int dtype) {
-  switch (dtype) {
-    case kNcclInt8:
-    case kNcclUint8: return 1;
-    case kNcclFloat16:
-    case kNcclBfloat16: return 2;
-    case kNcclInt32:
-    case kNcclFloat32: return 4;
-    default: return 8;
-  }
-}
-
 Transfer described(const Signature& signature, int peer, int64_t bytes) {
   Transfer transfer;
   transfer.peer = peer;
@@ -76,7 +64,7 @@ void NcclWorld::agree(const Signature& signature, const std::vector<WireCall>& c
   std::map<int, Traffic> peers;
   std::map<std::vector<int>, Shared> groups;
   for (const WireCall& call : calls) {
-    const int64_t bytes = static_cast<int64_t>(call.count) * item_bytes_of(call.dtype);
+    const int64_t bytes = static_cast<int64_t>(call.count) * nccl_item_bytes(call.dtype);
     if (call.kind == WireKind::kSend) {
       peers[call.peer].sent_bytes += bytes;
     } else if (call.kind == WireKind::kReceive) {

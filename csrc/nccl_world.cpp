@@ -174,7 +174,24 @@ void NcclWorld::run_calls(const Signature& signature, std::vector<WireCall> call
                           DeviceStream stream) {
   const std::lock_guard<std::mutex> locked(mutex_);
   agree(signature, calls, stream);
-  enqueue(signature.label, stream, [&](uint64_t) { group(calls, stream); });
+  enqueue(signature.label, stream, [&](uint64_t) {
+    group(calls, stream);
+    for (const WireCall& call : calls) guard(call, stream);
+  });
+}
+
+void NcclWorld::guard(const WireCall& call, DeviceStream stream) {
+  if (call.to == nullptr || call.kind == WireKind::kSend) return;
+  int64_t bytes = static_cast<int64_t>(call.count) * nccl_item_bytes(call.dtype);
+  if (call.kind == WireKind::kAllGather) bytes *= call.communicator->members().size();
+  auto& made = guards_[bytes];
+  if (made == nullptr) {
+    CombineBox box{{bytes}, {{Buffer::kOutput, 0, {1}}}, true};
+    made = std::make_unique<DeviceCombine>(device_api_, device_,
+                                           CombinePlan(Dtype::kUint8, 0, {std::move(box)}));
+  }
+  made->launch({nullptr, static_cast<char*>(call.to), nullptr, nullptr}, watchdog_.failed_word(),
+               stream);
 }
 
 void NcclWorld::run_local(const std::vector<DeviceCall>& calls, DeviceStream stream) {
@@ -294,7 +311,7 @@ void NcclWorld::abort_all() {
 
 char* NcclWorld::allocate(size_t bytes) {
   void* memory = nullptr;
-  device_api_.relax_capture();
+  const RelaxedCapture relaxed(device_api_);
   NcclCommunicator* const world = this->world();
   if (world == nullptr || nccl_->mem_alloc(&memory, bytes) != kNcclSuccess) {
     check_device(device_api_, device_api_.allocate(&memory, bytes), "allocating device memory");

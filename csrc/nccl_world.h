@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -86,6 +87,8 @@ class NcclWorld {
   void agree(const Signature& signature, const std::vector<WireCall>& calls, DeviceStream stream);
   void group(std::vector<WireCall>& calls, DeviceStream stream);
   void call(const WireCall& call, DeviceStream stream);
+  // What a call has given becomes not-a-number if the world has failed meanwhile.
+  void guard(const WireCall& call, DeviceStream stream);
   void look();
   std::string find_error();
   void abort_all();
@@ -113,6 +116,7 @@ class NcclWorld {
 
   Staging staging_;
   PinnedMemory pinned_;
+  std::map<int64_t, std::unique_ptr<DeviceCombine>> guards_;  // by bytes
   std::unordered_set<std::string> agreed_;  // digests of plans, and what was compared with partners
   DeviceStream beside_ = nullptr;
   // Complete when the last group is, on the stream it was on.

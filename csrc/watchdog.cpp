@@ -194,13 +194,13 @@ void Watchdog::fail(const std::string& text) {
 
 void Watchdog::mark_results() {
   const DeviceGuard guard(api_, device_);
-  api_.relax_capture();
+  const RelaxedCapture relaxed(api_);
   if (api_.copy(failed_word_, pinned_one_, sizeof(uint32_t), stream_) == 0) finish(api_, stream_);
 }
 
 void Watchdog::watch() {
   api_.set_device(device_);
-  api_.relax_capture();
+  const RelaxedCapture relaxed(api_);
   std::unique_lock<std::mutex> locked(mutex_);
   while (!stopping_) {
     changed_.wait_for(locked, kPeriod);

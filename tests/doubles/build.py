@@ -14,7 +14,13 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 CACHE = ROOT / "build" / "doubles"
 FLAGS = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden"]
-LINKING = ["-shared", "-pthread", "-Wl,--no-undefined", "-Wl,-soname,libnccl_double.so"]
+LINKING = [
+    "-shared",
+    "-pthread",
+    "-Wl,-Bsymbolic-functions",
+    "-Wl,--no-undefined",
+    "-Wl,-soname,libnccl_double.so",
+]
 
 
 class NoCompiler(RuntimeError):

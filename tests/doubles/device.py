@@ -41,7 +41,7 @@ class DeviceTable(ctypes.Structure):
         ("query_event", call(c_void_p, POINTER(c_bool))),
         ("wait_event", call(c_void_p, c_void_p)),
         ("capture_id", call(c_void_p, POINTER(c_uint64))),
-        ("relax_capture", call()),
+        ("exchange_capture_mode", call(POINTER(c_int))),
     ]
 
 

@@ -50,10 +50,10 @@ Objects& objects() {
 }
 
 thread_local int current_device = 0;
-thread_local bool is_relaxed = false;
+thread_local int capture_mode = 0;
 
 bool capture_forbids() {
-  return !is_relaxed && any_capture();
+  return capture_mode != kRelaxedCapture && any_capture();
 }
 
 std::shared_ptr<Event> find_event(DeviceEvent event) {
@@ -226,8 +226,8 @@ int capture_id(DeviceStream stream, uint64_t* id) {
   return kSuccess;
 }
 
-int relax_capture() {
-  is_relaxed = true;
+int exchange_capture_mode(int* mode) {
+  std::swap(capture_mode, *mode);
   return kSuccess;
 }
 
@@ -245,12 +245,29 @@ int launch_combine(const CombineArguments& arguments, DeviceStream stream) {
   return kSuccess;
 }
 
-constexpr DeviceApi kApi{
-    DeviceApi::kAbi, "double",       error_string,  version,       version,
-    count_devices,   get_device,     set_device,    allocate,      release,
-    allocate_pinned, release_pinned, copy,          create_stream, destroy_stream,
-    create_event,    destroy_event,  record_event,  query_event,   wait_event,
-    capture_id,      relax_capture,  launch_combine};
+constexpr DeviceApi kApi{DeviceApi::kAbi,
+                         "double",
+                         error_string,
+                         version,
+                         version,
+                         count_devices,
+                         get_device,
+                         set_device,
+                         allocate,
+                         release,
+                         allocate_pinned,
+                         release_pinned,
+                         copy,
+                         create_stream,
+                         destroy_stream,
+                         create_event,
+                         destroy_event,
+                         record_event,
+                         query_event,
+                         wait_event,
+                         capture_id,
+                         exchange_capture_mode,
+                         launch_combine};
 
 }  // namespace
 

@@ -169,10 +169,12 @@ def test_capture() -> None:
         assert id_.value == 0
         assert device().allocate(ctypes.byref(c_void_p()), 8) == 900
         assert device().query_event(event, ctypes.c_bool()) == 900
-        check(device().relax_capture())
-        assert is_complete(event)
+        mode = ctypes.c_int(2)
+        check(device().exchange_capture_mode(mode))
+        assert (mode.value, is_complete(event)) == (0, True)
+        check(device().exchange_capture_mode(mode))
+        assert (mode.value, device().query_event(event, ctypes.c_bool())) == (2, 900)
 
-    # In a thread of its own, since nothing takes a relaxation back.
     run_all([body])
     nccl().gpudist_double_set_capture(stream, 0)
     check(device().release(make("allocate", 8)))

@@ -40,7 +40,12 @@ def carried_out(collective: Collective, rank: int, strides: tuple[int, ...], **o
 def test_a_contiguous_block_is_given_and_taken_where_it_lies() -> None:
     lowered = carried_out(SUM, 2, (6, 1), accumulates=False)
     (step,) = lowered.steps
-    assert (step.kind, step.members, step.count, step.dtype) == ("all_reduce", (5, 6, 7), 24, "float32")
+    assert (step.kind, step.members, step.count, step.dtype) == (
+        "all_reduce",
+        (5, 6, 7),
+        24,
+        "float32",
+    )
     assert (step.source, step.target) == ("input", "output")
     assert (lowered.before, lowered.sent_bytes, lowered.received_bytes) == ([], 0, 0)
     assert [job.there for job in lowered.after] == [True]
@@ -127,7 +132,9 @@ def test_split(P_world: Partition) -> None:
 
 @distributed(ranks=4, transports=["nccl"])
 def test_mesh(P_world: Partition) -> None:
-    mesh = DeviceMesh("cpu", torch.tensor([[0, 2], [1, 3]]), _init_backend=False, _rank=P_world.rank)
+    mesh = DeviceMesh(
+        "cpu", torch.tensor([[0, 2], [1, 3]]), _init_backend=False, _rank=P_world.rank
+    )
     P_x = P_world.create_mesh_partition(mesh)
     assert (P_x.shape, P_x.ranks) == ((2, 2), (0, 2, 1, 3))
     assert ops.all_sum_reduce(torch.tensor([float(P_world.rank or 0)]), P_x, [0]).item() == (
