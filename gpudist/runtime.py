@@ -45,6 +45,18 @@ def built() -> Built:
     )
 
 
+def variables() -> dict[str, str]:
+    """What the environment of this process says to gpudist."""
+    return {name: text for name, text in os.environ.items() if name.startswith("GPUDIST_")}
+
+
+def set_variables(said: dict[str, str]) -> None:
+    """Let the environment say just this: a forked server's may be older than its children's."""
+    for name in variables():
+        del os.environ[name]
+    os.environ.update(said)
+
+
 class _Runtime:
     """What ``init()`` made, for as long as the process runs."""
 

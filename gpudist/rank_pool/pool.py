@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import distributed as dist
 
-from gpudist import errors
+from gpudist import errors, runtime
 from gpudist.rank_pool.outcome import Outcome, RanksFailed
 from gpudist.rank_pool.worker import carry_out, serve, watch_parent
 
@@ -116,7 +116,9 @@ class RankPool:
         ours, theirs = self._context.Pipe()
         stack_path = Path(self._folder.name) / f"stack-{next(self._numbers)}"
         process = self._context.Process(
-            target=serve, args=(theirs, self._store.port, str(stack_path)), daemon=True
+            target=serve,
+            args=(theirs, self._store.port, str(stack_path), runtime.variables()),
+            daemon=True,
         )
         process.start()
         theirs.close()

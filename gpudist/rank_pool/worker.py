@@ -20,8 +20,11 @@ from gpudist.rank_pool.outcome import Outcome
 from gpudist.transport.base import Failure, Transport
 
 
-def serve(pipe: connection.Connection, port: int, stack_path: str) -> None:
+def serve(
+    pipe: connection.Connection, port: int, stack_path: str, variables: dict[str, str]
+) -> None:
     """Be a rank, answer with the outcome, wait for the next order."""
+    runtime.set_variables(variables)
     threading.Thread(target=watch_parent, daemon=True).start()
     stack_file = open(stack_path, "w")  # noqa: SIM115 (as long as the process)
     faulthandler.register(signal.SIGUSR1, file=stack_file, all_threads=True)

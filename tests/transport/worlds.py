@@ -49,7 +49,9 @@ class ProcessRanks:
         for rank in range(count):
             end, far_end = context.Pipe()
             process = context.Process(
-                target=_serve, args=(far_end, self._store.port, rank), daemon=True
+                target=_serve,
+                args=(far_end, self._store.port, rank, runtime.variables()),
+                daemon=True,
             )
             process.start()
             far_end.close()
@@ -111,7 +113,8 @@ def results(kind: str, size: int, body: Callable[..., Any], *args: Any) -> list[
     return [outcome.value for outcome in ended]
 
 
-def _serve(end: Connection, port: int, rank: int) -> None:
+def _serve(end: Connection, port: int, rank: int, variables: dict[str, str]) -> None:
+    runtime.set_variables(variables)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     while True:
         try:
