@@ -55,8 +55,11 @@ struct CombineArguments {
   static constexpr uint32_t kLanesPerBlock = kLanesPerThread * kThreads;
 
   char* buffers[kBuffers];
-  const CombineJob* jobs;  // in memory of the device, as are the views
+  // Where the launch is made: in memory of the device, or, if `inline_bytes` is not zero, in the
+  // host's, one after the other from `jobs` on; then they travel with the launch.
+  const CombineJob* jobs;
   const CombineView* views;
+  uint32_t inline_bytes;
   uint32_t job_count;
   uint32_t blocks;
   Dtype dtype;  // of the sums; complex numbers are two real ones
@@ -67,9 +70,9 @@ struct CombineArguments {
   const uint32_t* failed;
 };
 
-// What thread `thread` of block `block` does.
-GPUDIST_HOST_DEVICE inline void combine(const CombineArguments& arguments, uint32_t block,
-                                        uint32_t thread);
+// What thread `thread` of block `block` does, with tables that it can read.
+GPUDIST_HOST_DEVICE inline void combine(const CombineArguments& arguments, const CombineJob* jobs,
+                                        const CombineView* views, uint32_t block, uint32_t thread);
 
 }  // namespace gpudist
 

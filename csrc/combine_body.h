@@ -24,13 +24,14 @@ struct alignas(16) Word16 {
 struct Thread {
   const CombineArguments& arguments;
   const CombineJob& job;
+  const CombineView* all_views;
   uint32_t first_lane;
 
   GPUDIST_HOST_DEVICE uint32_t lane(int i) const {
     return first_lane + static_cast<uint32_t>(i) * CombineArguments::kThreads;
   }
   GPUDIST_HOST_DEVICE bool has(int i) const { return lane(i) < job.lanes; }
-  GPUDIST_HOST_DEVICE const CombineView* views() const { return arguments.views + job.first_view; }
+  GPUDIST_HOST_DEVICE const CombineView* views() const { return all_views + job.first_view; }
 
   template <class Word>
   GPUDIST_HOST_DEVICE Word* at(const CombineView& view, int64_t offset) const {
@@ -260,11 +261,12 @@ GPUDIST_HOST_DEVICE inline void run(const Thread& thread, bool failed) {
 }
 
 // The last job that begins with this block or before it.
-GPUDIST_HOST_DEVICE inline uint32_t job_of(const CombineArguments& arguments, uint32_t block) {
-  uint32_t first = 0, stop = arguments.job_count;
+GPUDIST_HOST_DEVICE inline uint32_t job_of(const CombineJob* jobs, uint32_t job_count,
+                                           uint32_t block) {
+  uint32_t first = 0, stop = job_count;
   while (stop - first > 1) {
     const uint32_t middle = first + (stop - first) / 2;
-    if (arguments.jobs[middle].first_block <= block) {
+    if (jobs[middle].first_block <= block) {
       first = middle;
     } else {
       stop = middle;
@@ -275,11 +277,11 @@ GPUDIST_HOST_DEVICE inline uint32_t job_of(const CombineArguments& arguments, ui
 
 }  // namespace combining
 
-GPUDIST_HOST_DEVICE inline void combine(const CombineArguments& arguments, uint32_t block,
-                                        uint32_t thread) {
-  const CombineJob& job = arguments.jobs[combining::job_of(arguments, block)];
+GPUDIST_HOST_DEVICE inline void combine(const CombineArguments& arguments, const CombineJob* jobs,
+                                        const CombineView* views, uint32_t block, uint32_t thread) {
+  const CombineJob& job = jobs[combining::job_of(jobs, arguments.job_count, block)];
   const uint32_t before = (block - job.first_block) * CombineArguments::kLanesPerBlock;
-  const combining::Thread lanes{arguments, job, before + thread};
+  const combining::Thread lanes{arguments, job, views, before + thread};
   const bool failed =
       arguments.failed != nullptr && *static_cast<const volatile uint32_t*>(arguments.failed) != 0;
   if (job.summands > 1 && !failed) return combining::sum_of(lanes);

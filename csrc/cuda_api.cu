@@ -7,10 +7,38 @@ namespace gpudist {
 
 namespace {
 
-__global__ void __launch_bounds__(CombineArguments::kThreads, 4)
+// Blocks of a multiprocessor that fit its registers, without a spill.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int kBlocksAtOnce = 3;
+#else
+constexpr int kBlocksAtOnce = 4;
+#endif
+
+// With tables in memory of the device.
+__global__ void __launch_bounds__(CombineArguments::kThreads, kBlocksAtOnce)
     combine_kernel(const __grid_constant__ CombineArguments arguments) {
-  combine(arguments, blockIdx.x, threadIdx.x);
+  combine(arguments, arguments.jobs, arguments.views, blockIdx.x, threadIdx.x);
 }
+
+// With tables that travel with the launch. A launch costs the more the more bytes it takes along.
+template <uint32_t kBytes>
+struct Inlined {
+  CombineArguments arguments;
+  uint32_t views_offset;
+  alignas(16) unsigned char tables[kBytes];
+};
+
+template <uint32_t kBytes>
+__global__ void __launch_bounds__(CombineArguments::kThreads, kBlocksAtOnce)
+    combine_inlined_kernel(const __grid_constant__ Inlined<kBytes> inlined) {
+  combine(inlined.arguments, reinterpret_cast<const CombineJob*>(inlined.tables),
+          reinterpret_cast<const CombineView*>(inlined.tables + inlined.views_offset), blockIdx.x,
+          threadIdx.x);
+}
+
+constexpr uint32_t kFew = 1024;
+constexpr uint32_t kSome = 3840;   // what every driver takes
+constexpr uint32_t kMany = 16384;  // CUDA 12.1 and later take 32 KiB
 
 // The runtime keeps an error for the next who asks, who may be somebody else.
 int status(cudaError_t error) {
@@ -122,11 +150,40 @@ int exchange_capture_mode(int* mode) {
   return error;
 }
 
+uint32_t most_inline_bytes() {
+  static const uint32_t most = [] {
+    int driver = 0;
+    return driver_version(&driver) == 0 && driver >= 12010 ? kMany : kSome;
+  }();
+  return most;
+}
+
+int launch(const void* kernel, const void* parameter, uint32_t blocks, DeviceStream stream) {
+  void* parameters[] = {const_cast<void*>(parameter)};  // only read
+  return status(cudaLaunchKernel(kernel, blocks, CombineArguments::kThreads, parameters, 0,
+                                 stream_of(stream)));
+}
+
+template <uint32_t kBytes>
+int launch_inlined(const CombineArguments& arguments, DeviceStream stream) {
+  Inlined<kBytes> inlined;
+  inlined.arguments = arguments;
+  inlined.views_offset = static_cast<uint32_t>(reinterpret_cast<const char*>(arguments.views) -
+                                               reinterpret_cast<const char*>(arguments.jobs));
+  memcpy(inlined.tables, arguments.jobs, arguments.inline_bytes);
+  return launch(reinterpret_cast<const void*>(combine_inlined_kernel<kBytes>), &inlined,
+                arguments.blocks, stream);
+}
+
 int launch_combine(const CombineArguments& arguments, DeviceStream stream) {
   if (arguments.blocks == 0) return 0;
-  void* parameters[] = {const_cast<CombineArguments*>(&arguments)};  // only read
-  return status(cudaLaunchKernel(reinterpret_cast<const void*>(combine_kernel), arguments.blocks,
-                                 CombineArguments::kThreads, parameters, 0, stream_of(stream)));
+  if (arguments.inline_bytes == 0) {
+    return launch(reinterpret_cast<const void*>(combine_kernel), &arguments, arguments.blocks,
+                  stream);
+  }
+  if (arguments.inline_bytes <= kFew) return launch_inlined<kFew>(arguments, stream);
+  if (arguments.inline_bytes <= kSome) return launch_inlined<kSome>(arguments, stream);
+  return launch_inlined<kMany>(arguments, stream);
 }
 
 DeviceApi make_api() {
@@ -153,6 +210,7 @@ DeviceApi make_api() {
   api.wait_event = wait_event;
   api.capture_id = capture_id;
   api.exchange_capture_mode = exchange_capture_mode;
+  api.most_inline_bytes = most_inline_bytes;
   api.launch_combine = launch_combine;
   return api;
 }

@@ -16,7 +16,7 @@ constexpr int kRelaxedCapture = 2;
 
 // Every call but the texts returns zero, or one of the runtime's error codes.
 struct DeviceApi {
-  static constexpr int kAbi = 1;
+  static constexpr int kAbi = 2;
 
   int abi;  // kAbi of the table's maker
   const char* name;
@@ -49,6 +49,8 @@ struct DeviceApi {
   // Set which calls this thread may make while a graph is being captured, and tell what it was.
   int (*exchange_capture_mode)(int* mode);
 
+  // Most bytes of tables that travel with a launch.
+  uint32_t (*most_inline_bytes)();
   int (*launch_combine)(const CombineArguments& arguments, DeviceStream stream);
 };
 

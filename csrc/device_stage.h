@@ -13,7 +13,7 @@
 
 namespace gpudist {
 
-// A combine plan, and its tables in a device's memory.
+// A combine plan, and its tables where the device can read them.
 class DeviceCombine {
  public:
   DeviceCombine(const DeviceApi& api, int device, CombinePlan plan)
@@ -27,17 +27,20 @@ class DeviceCombine {
               DeviceStream stream);
 
  private:
-  struct Uploaded {
+  // Tables of one alignment, on the host if they travel with every launch.
+  struct Prepared {
+    std::vector<char> tables;
     void* memory = nullptr;
     CombineArguments arguments;
   };
 
-  const Uploaded& uploaded(int alignment);
+  const CombineArguments& prepared(int alignment);
+  void upload(Prepared& prepared) const;
 
   const DeviceApi& api_;
   const int device_;
   const CombinePlan plan_;
-  std::map<int, Uploaded> uploaded_;
+  std::map<int, Prepared> prepared_;
 };
 
 enum class WireKind : int {

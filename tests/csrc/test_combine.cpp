@@ -242,7 +242,7 @@ void launch(CombineArguments arguments, Memory (&memory)[kBuffers], const uint32
   arguments.failed = failed;
   for (uint32_t block = 0; block < arguments.blocks; ++block) {
     for (uint32_t thread = 0; thread < CombineArguments::kThreads; ++thread) {
-      combine(arguments, block, thread);
+      combine(arguments, arguments.jobs, arguments.views, block, thread);
     }
   }
 }

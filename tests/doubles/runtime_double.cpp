@@ -12,10 +12,6 @@
 
 namespace gpudist {
 
-// Not all that link this have the kernel.
-__attribute__((weak)) void combine(const CombineArguments& arguments, uint32_t block,
-                                   uint32_t thread);
-
 namespace doubles {
 
 namespace {
@@ -25,7 +21,6 @@ constexpr int kSuccess = 0;
 constexpr int kInvalidValue = 1;
 constexpr int kOutOfMemory = 2;
 constexpr int kInvalidDevice = 101;
-constexpr int kNoKernel = 209;
 constexpr int kInvalidHandle = 400;
 constexpr int kCaptureUnsupported = 900;
 constexpr int kUnknown = 999;
@@ -79,7 +74,6 @@ const char* error_string(int error) {
     case kInvalidValue: return "invalid argument";
     case kOutOfMemory: return "out of memory";
     case kInvalidDevice: return "invalid device ordinal";
-    case kNoKernel: return "no kernel image is available";
     case kInvalidHandle: return "invalid resource handle";
     case kCaptureUnsupported: return "operation not permitted when stream is capturing";
     default: return "unknown error";
@@ -231,14 +225,27 @@ int exchange_capture_mode(int* mode) {
   return kSuccess;
 }
 
+// Few, so that both ways are taken.
+uint32_t most_inline_bytes() {
+  return 1024;
+}
+
 int launch_combine(const CombineArguments& arguments, DeviceStream stream) {
   if (const int error = check_stream("launch_combine", stream)) return error;
-  void (*const volatile kernel)(const CombineArguments&, uint32_t, uint32_t) = combine;
-  if (kernel == nullptr) return kNoKernel;
-  enqueue(stream, [arguments] {
+  const auto* const begin = reinterpret_cast<const char*>(arguments.jobs);
+  const size_t views_offset = reinterpret_cast<const char*>(arguments.views) - begin;
+  // They travel with the launch.
+  const auto tables = std::make_shared<std::vector<char>>(begin, begin + arguments.inline_bytes);
+  enqueue(stream, [arguments, tables, views_offset] {
+    const CombineJob* jobs = arguments.jobs;
+    const CombineView* views = arguments.views;
+    if (!tables->empty()) {
+      jobs = reinterpret_cast<const CombineJob*>(tables->data());
+      views = reinterpret_cast<const CombineView*>(tables->data() + views_offset);
+    }
     for (uint32_t block = 0; block < arguments.blocks; ++block) {
       for (uint32_t thread = 0; thread < CombineArguments::kThreads; ++thread) {
-        combine(arguments, block, thread);
+        combine(arguments, jobs, views, block, thread);
       }
     }
   });
@@ -267,6 +274,7 @@ constexpr DeviceApi kApi{DeviceApi::kAbi,
                          wait_event,
                          capture_id,
                          exchange_capture_mode,
+                         most_inline_bytes,
                          launch_combine};
 
 }  // namespace
