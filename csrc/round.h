@@ -40,13 +40,15 @@ class Round {
   using Call = typename Wire::Call;
   using Stage = typename Wire::Stage;
   // Each part: the index of its tensor, the shape and dtype that are expected (None: not checked),
-  // whether it takes an input and gives an output, and what Python does for it.
+  // whether it takes an input and gives an output, and what Python does for it. Stages are by the
+  // input's strides, as is what makes an output where `makers` has it.
   using PartTuple = std::tuple<size_t, nb::object, nb::object, bool, bool, nb::object, nb::object,
-                               nb::dict, nb::object>;
+                               nb::dict, nb::dict, nb::object>;
 
   Round(Wire wire, const std::vector<PartTuple>& parts) : wire_(std::move(wire)) {
-    for (const auto& [index, shape, dtype, takes, gives, check, make, bound, bind] : parts) {
-      parts_.push_back({index, shape, dtype, takes, gives, check, make, bound, bind});
+    for (const auto& [index, shape, dtype, takes, gives, check, make, makers, bound, bind] :
+         parts) {
+      parts_.push_back({index, shape, dtype, takes, gives, check, make, makers, bound, bind});
     }
   }
 
@@ -59,12 +61,15 @@ class Round {
     calls.reserve(parts_.size());
     for (const Part& part : parts_) {
       inputs.push_back(part.takes ? checked(part, nb::object(blocks[part.index])) : nb::none());
-      nb::object output = part.make();
-      if (part.takes || part.gives) {
-        const nb::object strides = part.takes ? stride_.call(inputs.back()) : nb::tuple();
-        calls.push_back(Wire::call(stage(part, strides), part.takes ? address(inputs.back()) : 0,
-                                   part.gives ? address(output) : 0));
+      if (!part.takes && !part.gives) {
+        outputs.append(part.make());
+        continue;
       }
+      const nb::object strides = part.takes ? stride_.call(inputs.back()) : nb::tuple();
+      Stage& bound = stage(part, strides);
+      nb::object output = maker(part, strides)();
+      calls.push_back(Wire::call(bound, part.takes ? address(inputs.back()) : 0,
+                                 part.gives ? address(output) : 0));
       outputs.append(std::move(output));
     }
     const auto context = wire_.context();
@@ -79,7 +84,7 @@ class Round {
     nb::object shape, dtype;
     bool takes, gives;
     nb::object check, make;
-    nb::dict bound;
+    nb::dict makers, bound;
     nb::object bind;
   };
 
@@ -95,6 +100,12 @@ class Round {
     if (found != nullptr) return nb::cast<Stage&>(nb::handle(found));
     const nb::object made = part.bind(strides);  // which puts it into `bound`
     return nb::cast<Stage&>(made);
+  }
+
+  static nb::object maker(const Part& part, const nb::object& strides) {
+    if (PyDict_GET_SIZE(part.makers.ptr()) == 0) return part.make;
+    PyObject* found = PyDict_GetItemWithError(part.makers.ptr(), strides.ptr());
+    return found != nullptr ? nb::borrow(found) : part.make;
   }
 
   uintptr_t address(const nb::object& tensor) const {

@@ -170,7 +170,7 @@ class HostCommunicator:
     def reports(self) -> list[str]: ...
     def close(self) -> None: ...
 
-# Index, shape and dtype (None: not checked), takes, gives, check, make, bound, bind.
+# Index, shape and dtype (None: not checked), takes, gives, check, make, makers, bound, bind.
 _Part = tuple[
     int,
     tuple[int, ...] | None,
@@ -179,6 +179,7 @@ _Part = tuple[
     bool,
     Callable[[torch.Tensor], torch.Tensor],
     Callable[[], torch.Tensor | None],
+    dict[tuple[int, ...], Callable[[], torch.Tensor]],
     dict[tuple[int, ...], object],
     Callable[[tuple[int, ...]], object],
 ]

@@ -90,6 +90,7 @@ class NcclTransport(Transport):
 
     name = "nccl"
     packs = True
+    keeps_layout = True
     store: Any
 
     def __init__(
@@ -179,8 +180,11 @@ class NcclTransport(Transport):
         dtype: torch.dtype,
         fill: float,
         accumulates: bool = False,
+        output_strides: Sequence[int] | None = None,
     ) -> Any:
-        lowered = lower(stage, ranks, rank, input_strides, dtype, accumulates, self.strategy)
+        lowered = lower(
+            stage, ranks, rank, input_strides, dtype, accumulates, self.strategy, output_strides
+        )
         return lowered.bind(self._core, self.native, fill)
 
     def bind_round(self, signature: Signature | None, parts: Sequence[RoundPart]) -> RoundRunner:
@@ -194,6 +198,7 @@ class NcclTransport(Transport):
                 part.gives,
                 part.block,
                 part.make_output,
+                part.makers,
                 part.bound,
                 part.bind,
             )
