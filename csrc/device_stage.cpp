@@ -19,6 +19,7 @@ int alignment_of(const std::array<char*, kBuffers>& buffers) {
 }  // namespace
 
 DeviceCombine::~DeviceCombine() {
+  if (!uploaded_.empty()) api_.relax_capture();
   for (const auto& [alignment, uploaded] : uploaded_) api_.release(uploaded.memory);
 }
 
