@@ -209,6 +209,14 @@ void bind_nccl(nb::module_& m) {
           [](NcclWorld& self, int rank, int pid) { self.watchdog().watch_process(rank, pid); },
           "rank"_a, "pid"_a)
       .def(
+          "begin",
+          [](NcclWorld& self, const std::string& label) { return self.watchdog().begin(label); },
+          "label"_a,
+          "Start to watch something that takes place outside streams; its number, for drop().")
+      .def(
+          "drop", [](NcclWorld& self, uint64_t operation) { self.watchdog().drop(operation); },
+          "operation"_a)
+      .def(
           "next_report",
           [](NcclWorld& self) -> std::optional<std::tuple<std::string, std::string, int>> {
             const auto report = self.watchdog().next_report();

@@ -59,6 +59,21 @@ Transfer described(const Signature& signature, int peer, int64_t bytes) {
 
 }  // namespace
 
+void NcclWorld::refuse_capture(const Signature& signature, DeviceStream stream) const {
+  uint64_t capture = 0;
+  check_device(device_api_, device_api_.capture_id(stream, &capture), "asking for a capture");
+  if (capture == 0) return;
+  const std::string what = "'" + signature.label + "' is compared between ranks at ";
+  if (checks_) {
+    throw TransportError(what +
+                         "every call, as GPUDIST_CHECK asks for, and so cannot be part of a "
+                         "graph; turn that off to capture one");
+  }
+  throw TransportError(what +
+                       "its first call, which cannot be part of a graph; call it once "
+                       "before the capture");
+}
+
 void NcclWorld::agree(const Signature& signature, const std::vector<WireCall>& calls,
                       DeviceStream stream) {
   std::map<int, Traffic> peers;
@@ -95,6 +110,7 @@ void NcclWorld::agree(const Signature& signature, const std::vector<WireCall>& c
   for (const auto& [members, shared] : groups) expected += members.size();
   if (expected == 0) return;
 
+  refuse_capture(signature, stream);
   const size_t sent = peers.size() + groups.size();
   const size_t bytes = (sent + expected) * kHeaderBytes;
   if (pinned_.size() < bytes) pinned_ = PinnedMemory(device_api_, bytes);
@@ -111,12 +127,7 @@ void NcclWorld::agree(const Signature& signature, const std::vector<WireCall>& c
   char* const arrived = header;
 
   const std::string label = "comparing '" + signature.label + "'";
-  const uint64_t operation = enqueue(label, stream, [&](uint64_t capture) {
-    if (capture != 0) {
-      throw TransportError("'" + signature.label +
-                           "' is compared between ranks at its first call, "
-                           "which cannot be part of a graph; call it once before the capture");
-    }
+  const uint64_t operation = enqueue(label, stream, [&](uint64_t) {
     char* leaves = staging_.of(stream, 0, bytes);
     char* const begin = leaves + sent * kHeaderBytes;
     char* arrives = begin;

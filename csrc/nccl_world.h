@@ -68,7 +68,8 @@ class NcclWorld {
   uint64_t rounds() const { return rounds_; }
   size_t staging_bytes() const { return staging_.bytes(); }
 
-  // Release the communicators, younger ones first; waits for peers at most `seconds`.
+  // Release the communicators, younger ones first, when all that is under way has ended; waits for
+  // that and for peers at most `seconds`, then aborts.
   void close(double seconds);
 
  private:
@@ -85,6 +86,7 @@ class NcclWorld {
   // Compare with partners what this rank means to do with them, unless that is known. Throws
   // PlanMismatch.
   void agree(const Signature& signature, const std::vector<WireCall>& calls, DeviceStream stream);
+  void refuse_capture(const Signature& signature, DeviceStream stream) const;
   void group(std::vector<WireCall>& calls, DeviceStream stream);
   void call(const WireCall& call, DeviceStream stream);
   // What a call has given becomes not-a-number if the world has failed meanwhile.
@@ -101,16 +103,15 @@ class NcclWorld {
   const int device_;
   const int rank_;
   const int size_;
-  const double timeout_s_;
   const CheckSignals check_signals_;
 
   // Of what calls NCCL; the list of communicators has one of its own, since they are aborted while
   // a call hangs.
-  std::mutex mutex_;
+  std::timed_mutex mutex_;
   mutable std::mutex communicators_mutex_;
   std::vector<std::unique_ptr<NcclCommunicator>> communicators_;
   std::vector<Registration> registrations_;
-  bool is_closed_ = false;
+  std::atomic<bool> is_closed_{false};
   std::atomic<bool> checks_{false};
   std::atomic<uint64_t> rounds_{0};
 
