@@ -201,6 +201,9 @@ void bind_nccl(nb::module_& m) {
           },
           "event"_a, "stream"_a, nb::call_guard<nb::gil_scoped_release>())
       .def(
+          "settle", [](NcclWorld& self, uintptr_t stream) { self.settle(stream_at(stream)); },
+          "stream"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def(
           "synchronize",
           [](NcclWorld& self, uintptr_t stream) { self.synchronize(stream_at(stream)); },
           "stream"_a, nb::call_guard<nb::gil_scoped_release>())

@@ -16,6 +16,7 @@ using Lock = std::lock_guard<std::timed_mutex>;
 constexpr int64_t kAlignment = 256;
 // A call of NCCL's that takes longer waits for a peer.
 constexpr auto kCallTime = std::chrono::milliseconds(50);
+constexpr int kAttempts = 3;
 
 int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -181,18 +182,25 @@ void NcclWorld::run_local(const std::vector<DeviceCall>& calls, DeviceStream str
   }
 }
 
+DeviceEvent NcclWorld::take_event() {
+  DeviceEvent event = nullptr;
+  if (idle_events_.empty()) {
+    check_device(device_api_, device_api_.create_event(&event), "creating an event");
+  } else {
+    event = idle_events_.back();
+    idle_events_.pop_back();
+  }
+  return event;
+}
+
 DeviceEvent NcclWorld::start(const Signature& signature, const std::vector<DeviceCall>& calls,
                              DeviceStream stream) {
   DeviceEvent event = nullptr;
   {
     const Lock locked(mutex_);
     const DeviceGuard guard(device_api_, device_);
-    if (idle_events_.empty()) {
-      check_device(device_api_, device_api_.create_event(&event), "creating an event");
-    } else {
-      event = idle_events_.back();
-      idle_events_.pop_back();
-    }
+    event = take_event();
+    has_started_ = true;
   }
   try {
     const DeviceGuard guard(device_api_, device_);
@@ -214,6 +222,23 @@ void NcclWorld::join(DeviceEvent event, DeviceStream stream) {
   check_device(device_api_, device_api_.wait_event(stream, event), "waiting for an event");
   idle_events_.push_back(event);
   watchdog_.check();
+}
+
+void NcclWorld::settle(DeviceStream stream) {
+  const Lock locked(mutex_);
+  if (!has_started_) return;
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    try {
+      const DeviceGuard guard(device_api_, device_);
+      DeviceEvent event = take_event();
+      idle_events_.push_back(event);
+      check_device(device_api_, device_api_.record_event(event, beside_), "recording an event");
+      check_device(device_api_, device_api_.wait_event(stream, event), "waiting for an event");
+      return;
+    } catch (const TransportError&) {
+      continue;  // there is a failure already, of which this may be a part
+    }
+  }
 }
 
 void NcclWorld::synchronize(DeviceStream stream) {

@@ -239,6 +239,7 @@ class NcclTransport(Transport):
     def abort(self, failure: Failure) -> None:
         if not self._core.failure():
             self._watch.fail(failure)
+        self._core.settle(self.stream())
 
     def error(self) -> Any:
         text = self._core.failure()
@@ -262,8 +263,10 @@ class NcclTransport(Transport):
         """Raise what ``error``, which the native core raised, means to this rank and the others."""
         assert _native is not None
         mine = Failure.from_exception(error, self.rank)
-        if not isinstance(error, _native.WorldFailed):
-            self.abort(mine)
+        if not self._core.failure():
+            self._watch.fail(mine)
+        # What was started and is not waited for uses tensors that are about to be freed.
+        self._core.settle(self.stream())
         first = Failure.from_json(self._core.failure())
         is_known = isinstance(error, (GpudistError, _native.WorldFailed))
         if not is_known or (first.kind, first.message) == (mine.kind, mine.message):

@@ -15,6 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from gpudist import runtime
+from gpudist.errors import GpudistError
 from gpudist.transport.base import Failure, Transport
 from gpudist.transport.loopback import LoopbackWorld
 from tests.doubles import use_doubles
@@ -101,9 +102,11 @@ def outcomes(
     return shared_ranks().run(size, body, *args, timeout_s=timeout_s, kind=kind)
 
 
-def results(kind: str, size: int, body: Callable[..., Any], *args: Any) -> list[Any]:
+def results(
+    kind: str, size: int, body: Callable[..., Any], *args: Any, timeout_s: float = 20.0
+) -> list[Any]:
     """What ``body(transport, *args)`` returned on every rank."""
-    ended = outcomes(kind, size, body, *args)
+    ended = outcomes(kind, size, body, *args, timeout_s=timeout_s)
     for rank, outcome in enumerate(ended):
         assert outcome.answered, f"rank {rank} gave no answer"
         if outcome.error is not None:
@@ -118,7 +121,11 @@ def _serve(end: Connection, port: int, rank: int) -> None:
             kind, size, prefix, timeout_s, body, args = end.recv()
         except EOFError:
             return
-        transport = runtime.connect(kind, store, rank, size, timeout_s, prefix)
+        try:
+            transport = runtime.connect(kind, store, rank, size, timeout_s, prefix)
+        except GpudistError as error:
+            end.send(Outcome(error=error.with_traceback(None), end_s=time.monotonic()))
+            continue
         end.send(_play(transport, rank, body, args))
         transport.close()
 
