@@ -385,6 +385,7 @@ void NcclWorld::close(double seconds) {
     const std::chrono::duration<double> left = deadline - Watchdog::Clock::now();
     communicator->close(std::max(0.0, left.count()));
   }
+  watchdog_.stop();
 }
 
 }  // namespace gpudist

@@ -45,17 +45,36 @@ class ProcessRanks:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["torch", "torch.distributed"])
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._context = context
         self._ends: list[Connection] = []
         self.processes = []
         for rank in range(count):
-            end, far_end = context.Pipe()
-            process = context.Process(
-                target=_serve, args=(far_end, self._store.port, rank), daemon=True
-            )
-            process.start()
-            far_end.close()
+            end, process = self._start(rank)
             self._ends.append(end)
             self.processes.append(process)
+
+    def _start(self, rank: int) -> tuple[Connection, Any]:
+        end, far_end = self._context.Pipe()
+        process = self._context.Process(
+            target=_serve, args=(far_end, self._store.port, rank), daemon=True
+        )
+        process.start()
+        far_end.close()
+        return end, process
+
+    def revive(self) -> None:
+        """Start a process in the place of each that has died, and let it import what it needs."""
+        for rank, process in enumerate(self.processes):
+            process.join(0.1)
+            if process.is_alive():
+                continue
+            self._ends[rank].close()
+            self._ends[rank], self.processes[rank] = self._start(rank)
+        self.run(len(self.processes), Transport.check, timeout_s=60.0, kind="nccl")
+
+    def answer(self, rank: int) -> Outcome:
+        """That of a rank which was stopped, and goes on."""
+        return _answer(self._ends[rank], time.monotonic() + _ANSWER_S)
 
     def run(
         self,
