@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
+#include <thread>
 
 #include "check.h"
 #include "device.h"
@@ -12,13 +13,24 @@ namespace gpudist {
 namespace {
 
 using Buffers = std::array<char*, kBuffers>;
-using Lock = std::lock_guard<std::timed_mutex>;
+using Lock = std::lock_guard<std::mutex>;
 constexpr int64_t kAlignment = 256;
 // A call of NCCL's that takes longer waits for a peer.
 constexpr auto kCallTime = std::chrono::milliseconds(50);
+constexpr int kAttempts = 3;
 
 int64_t aligned(int64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+// What std::timed_mutex does, in a way that the thread sanitizer understands.
+std::unique_lock<std::mutex> lock_within(std::mutex& mutex, std::chrono::milliseconds time) {
+  std::unique_lock<std::mutex> lock(mutex, std::try_to_lock);
+  for (int ms = 0; !lock.owns_lock() && ms < time.count(); ++ms) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    static_cast<void>(lock.try_lock());
+  }
+  return lock;
 }
 
 bool is_message(const WireCall& call) {
@@ -200,18 +212,25 @@ void NcclWorld::run_local(const std::vector<DeviceCall>& calls, DeviceStream str
   }
 }
 
+DeviceEvent NcclWorld::take_event() {
+  DeviceEvent event = nullptr;
+  if (idle_events_.empty()) {
+    check_device(device_api_, device_api_.create_event(&event), "creating an event");
+  } else {
+    event = idle_events_.back();
+    idle_events_.pop_back();
+  }
+  return event;
+}
+
 DeviceEvent NcclWorld::start(const Signature& signature, const std::vector<DeviceCall>& calls,
                              DeviceStream stream) {
   DeviceEvent event = nullptr;
   {
     const Lock locked(mutex_);
     const DeviceGuard guard(device_api_, device_);
-    if (idle_events_.empty()) {
-      check_device(device_api_, device_api_.create_event(&event), "creating an event");
-    } else {
-      event = idle_events_.back();
-      idle_events_.pop_back();
-    }
+    event = take_event();
+    has_started_ = true;
   }
   try {
     const DeviceGuard guard(device_api_, device_);
@@ -233,6 +252,23 @@ void NcclWorld::join(DeviceEvent event, DeviceStream stream) {
   check_device(device_api_, device_api_.wait_event(stream, event), "waiting for an event");
   idle_events_.push_back(event);
   watchdog_.check();
+}
+
+void NcclWorld::settle(DeviceStream stream) {
+  const Lock locked(mutex_);
+  if (!has_started_) return;
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    try {
+      const DeviceGuard guard(device_api_, device_);
+      DeviceEvent event = take_event();
+      idle_events_.push_back(event);
+      check_device(device_api_, device_api_.record_event(event, beside_), "recording an event");
+      check_device(device_api_, device_api_.wait_event(stream, event), "waiting for an event");
+      return;
+    } catch (const TransportError&) {
+      continue;  // there is a failure already, of which this may be a part
+    }
+  }
 }
 
 void NcclWorld::synchronize(DeviceStream stream) {
@@ -306,7 +342,7 @@ std::string NcclWorld::find_error() {
 void NcclWorld::abort_all() {
   // No new call of NCCL's begins any more. One under way ends before the communicators go, unless
   // it waits for a peer: only their going ends it.
-  const std::unique_lock<std::timed_mutex> calls(mutex_, kCallTime);
+  const std::unique_lock<std::mutex> calls = lock_within(mutex_, kCallTime);
   const std::lock_guard<std::mutex> locked(communicators_mutex_);
   if (communicators_.empty()) return;
   std::optional<DeviceGuard> guard;
@@ -378,6 +414,7 @@ void NcclWorld::close(double seconds) {
     const std::chrono::duration<double> left = deadline - Watchdog::Clock::now();
     communicator->close(std::max(0.0, left.count()));
   }
+  watchdog_.stop();
 }
 
 }  // namespace gpudist

@@ -53,6 +53,9 @@ class NcclWorld {
   DeviceEvent start(const Signature& signature, const std::vector<DeviceCall>& calls,
                     DeviceStream stream);
   void join(DeviceEvent event, DeviceStream stream);
+  // After a failure: what follows on `stream` comes after all that is beside it, so that tensors of
+  // operations nobody waits for may be freed.
+  void settle(DeviceStream stream);
 
   // Return when all that is on the stream is complete. Throws WorldFailed.
   void synchronize(DeviceStream stream);
@@ -82,6 +85,7 @@ class NcclWorld {
   using Put = std::function<void(uint64_t capture)>;
 
   // What is put on a stream is watched, comes after what is on other streams, and is the last.
+  DeviceEvent take_event();
   uint64_t enqueue(const std::string& label, DeviceStream stream, const Put& put);
   // Compare with partners what this rank means to do with them, unless that is known. Throws
   // PlanMismatch.
@@ -107,7 +111,7 @@ class NcclWorld {
 
   // Of what calls NCCL; the list of communicators has one of its own, since they are aborted while
   // a call hangs.
-  std::timed_mutex mutex_;
+  std::mutex mutex_;
   mutable std::mutex communicators_mutex_;
   std::vector<std::unique_ptr<NcclCommunicator>> communicators_;
   std::vector<Registration> registrations_;
@@ -120,6 +124,7 @@ class NcclWorld {
   std::map<int64_t, std::unique_ptr<DeviceCombine>> guards_;  // by bytes
   std::unordered_set<std::string> agreed_;  // digests of plans, and what was compared with partners
   DeviceStream beside_ = nullptr;
+  bool has_started_ = false;
   // Complete when the last group is, on the stream it was on.
   DeviceEvent last_ = nullptr;
   DeviceStream last_stream_ = nullptr;

@@ -45,7 +45,9 @@ class Round {
   using PartTuple = std::tuple<size_t, nb::object, nb::object, bool, bool, nb::object, nb::object,
                                nb::dict, nb::dict, nb::object>;
 
-  Round(Wire wire, const std::vector<PartTuple>& parts) : wire_(std::move(wire)) {
+  // `on_cpu`: where inputs must be.
+  Round(Wire wire, bool on_cpu, const std::vector<PartTuple>& parts)
+      : wire_(std::move(wire)), on_cpu_(on_cpu ? Py_True : Py_False) {
     for (const auto& [index, shape, dtype, takes, gives, check, make, makers, bound, bind] :
          parts) {
       parts_.push_back({index, shape, dtype, takes, gives, check, make, makers, bound, bind});
@@ -91,7 +93,8 @@ class Round {
   nb::object checked(const Part& part, nb::object x) const {
     if (part.shape.is_none()) return x;
     const bool plain = shape_.of(x).equal(part.shape) && dtype_.of(x).is(part.dtype) &&
-                       is_neg_.call(x).is(Py_False) && is_conj_.call(x).is(Py_False);
+                       is_cpu_.of(x).is(on_cpu_) && is_neg_.call(x).is(Py_False) &&
+                       is_conj_.call(x).is(Py_False);
     return plain ? x : part.check(x);
   }
 
@@ -112,10 +115,11 @@ class Round {
     return nb::cast<uintptr_t>(data_ptr_.call(tensor));
   }
 
-  const Name shape_{"shape"}, dtype_{"dtype"}, is_neg_{"is_neg"}, is_conj_{"is_conj"},
+  const Name shape_{"shape"}, dtype_{"dtype"}, is_cpu_{"is_cpu"}, is_neg_{"is_neg"}, is_conj_{"is_conj"},
       stride_{"stride"}, data_ptr_{"data_ptr"};
 
   Wire wire_;
+  PyObject* const on_cpu_;
   std::vector<Part> parts_;
 };
 

@@ -69,7 +69,6 @@ Watchdog::~Watchdog() {
   api_.destroy_stream(stream_);
   api_.release(failed_word_);
   api_.release_pinned(pinned_one_);
-  for (const auto& [rank, descriptor] : processes_) close(descriptor);
 }
 
 void Watchdog::stop() {
@@ -79,6 +78,11 @@ void Watchdog::stop() {
   }
   changed_.notify_all();
   if (thread_.joinable()) thread_.join();
+  const std::lock_guard<std::mutex> locked(mutex_);
+  for (const auto& [rank, descriptor] : processes_) {
+    if (descriptor >= 0) close(descriptor);
+  }
+  processes_.clear();
 }
 
 uint64_t Watchdog::begin(const std::string& label) {

@@ -67,7 +67,7 @@ class Watchdog {
   // In the device's memory: not zero when the world has failed.
   const uint32_t* failed_word() const { return failed_word_; }
 
-  // End the thread.
+  // End the thread, and forget the processes.
   void stop();
 
  private:

@@ -144,6 +144,7 @@ class DeviceRound:
         self,
         world: NcclWorld,
         signature: Signature | None,
+        on_cpu: bool,
         parts: Sequence[_Part],
         current_stream: Callable[[], int],
     ) -> None: ...

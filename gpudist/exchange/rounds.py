@@ -92,7 +92,11 @@ class Part:
 
     def block(self, x: torch.Tensor) -> torch.Tensor:
         """An input that comes from outside, checked, as it lies in memory."""
-        movement = self.movement
+        movement, device = self.movement, self.partition.device
+        if x.device.type != device.type:
+            raise ShapeError(
+                f"{movement.label}: the tensor is on {x.device}, its partition's are on {device}"
+            )
         if x.shape != movement.input_shape or x.dtype != movement.input_dtype:
             raise ShapeError(
                 f"{movement.label}: bound to a {movement.input_dtype} tensor of shape "

@@ -187,7 +187,9 @@ class NcclTransport(Transport):
             for part in parts
         ]
         exchanged = native_signature(signature) if signature is not None else None
-        run_round = _native.DeviceRound(self._core, exchanged, native_parts, self.stream).run
+        run_round = _native.DeviceRound(
+            self._core, exchanged, self.device.type == "cpu", native_parts, self.stream
+        ).run
         if signature is None:
             return run_round
         end_with = self.end_with
@@ -246,6 +248,7 @@ class NcclTransport(Transport):
     def abort(self, failure: Failure) -> None:
         if not self._core.failure():
             self._watch.fail(failure)
+        self._core.settle(self.stream())
 
     def error(self) -> Any:
         text = self._core.failure()
@@ -269,8 +272,10 @@ class NcclTransport(Transport):
         """Raise what ``error``, which the native core raised, means to this rank and the others."""
         assert _native is not None
         mine = Failure.from_exception(error, self.rank)
-        if not isinstance(error, _native.WorldFailed):
-            self.abort(mine)
+        if not self._core.failure():
+            self._watch.fail(mine)
+        # What was started and is not waited for uses tensors that are about to be freed.
+        self._core.settle(self.stream())
         first = Failure.from_json(self._core.failure())
         is_known = isinstance(error, (GpudistError, _native.WorldFailed))
         if not is_known or (first.kind, first.message) == (mine.kind, mine.message):
