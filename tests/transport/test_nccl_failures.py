@@ -90,6 +90,8 @@ DEVICE_CALLS = [
 def test_device_call(call: str, name: str, after: int) -> None:
     """All ranks fail, or the call was not needed and none does."""
     ended = fates(name, f"device:{call}", 1, after, is_bound=after > 0)
+    if call == "query_event":  # by the watchdog, perhaps when others have done everything
+        ended = [fate for fate in ended if fate.error]
     if any(fate.error for fate in ended):
         check_all_failed(ended, DEADLINE_S, TransportError)
     if call in ("launch_combine", "record_event", "capture_id"):
