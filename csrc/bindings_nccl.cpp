@@ -254,8 +254,8 @@ void bind_nccl(nb::module_& m) {
              const std::vector<DeviceRound::PartTuple>& parts, nb::object current_stream) {
             new (self) DeviceRound({&world, signature, std::move(current_stream)}, on_cpu, parts);
           },
-          "world"_a, "signature"_a.none(), "on_cpu"_a, "parts"_a, "current_stream"_a, nb::keep_alive<1, 2>(),
-          nb::keep_alive<1, 3>())
+          "world"_a, "signature"_a.none(), "on_cpu"_a, "parts"_a, "current_stream"_a,
+          nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
       .def("run", &DeviceRound::run, "blocks"_a);
 }
 

@@ -115,8 +115,8 @@ class Round {
     return nb::cast<uintptr_t>(data_ptr_.call(tensor));
   }
 
-  const Name shape_{"shape"}, dtype_{"dtype"}, is_cpu_{"is_cpu"}, is_neg_{"is_neg"}, is_conj_{"is_conj"},
-      stride_{"stride"}, data_ptr_{"data_ptr"};
+  const Name shape_{"shape"}, dtype_{"dtype"}, is_cpu_{"is_cpu"}, is_neg_{"is_neg"},
+      is_conj_{"is_conj"}, stride_{"stride"}, data_ptr_{"data_ptr"};
 
   Wire wire_;
   PyObject* const on_cpu_;

@@ -22,7 +22,7 @@ from gpudist.transport.base import (
 )
 from gpudist.transport.host import what_is_missing
 from gpudist.transport.nccl_library import wheel_libraries
-from gpudist.transport.nccl_program import NCCL_DTYPES, NCCL_OPS
+from gpudist.transport.nccl_program import native_call
 from gpudist.transport.nccl_rendezvous import Rendezvous
 from gpudist.transport.nccl_stages import Strategy, collectives_by_nccl, lower
 from gpudist.transport.nccl_verbs import Call, NcclCommunicator, run_alone
@@ -322,25 +322,15 @@ class NcclTransport(Transport):
         if shared:
             self._core.run_calls(
                 native_signature(signature),
-                [self._native_call(call) for call in shared],
+                [native_call(call, self._communicator_of(call)) for call in shared],
                 self.stream(),
             )
         for call in calls:
             if call.after is not None:
                 call.after()
 
-    def _native_call(self, call: Call) -> tuple[Any, ...]:
-        assert _native is not None
-        return (
-            getattr(_native.WireKind, call.kind),
-            self.native(call.members) if call.members is not None else None,
-            call.peer,
-            call.source.data_ptr() if call.source is not None else 0,
-            call.target.data_ptr() if call.target is not None else 0,
-            call.count,
-            NCCL_DTYPES[call.dtype],
-            NCCL_OPS[call.op],
-        )
+    def _communicator_of(self, call: Call) -> Any:
+        return self.native(call.members) if call.members is not None else None
 
     def _join(self, adopt: int) -> None:
         """Meet the others, watch those on this node, and make the world's communicator."""

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 import torch
 
+from gpudist.transport.nccl_verbs import Call
+
 try:
     import gpudist._native as _native
 except ImportError:
@@ -138,3 +140,18 @@ def _numbers(job: Job) -> tuple[Any, ...]:
         for view in (job.destination, *job.summands)
     ]
     return list(job.shape), views, job.there
+
+
+def native_call(call: Call, communicator: Any) -> tuple[Any, ...]:
+    """A verb's call as the native core takes it; no communicator stands for the world's."""
+    assert _native is not None
+    return (
+        getattr(_native.WireKind, call.kind),
+        communicator,
+        call.peer,
+        call.source.data_ptr() if call.source is not None else 0,
+        call.target.data_ptr() if call.target is not None else 0,
+        call.count,
+        NCCL_DTYPES[call.dtype],
+        NCCL_OPS[call.op],
+    )

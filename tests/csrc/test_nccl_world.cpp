@@ -45,10 +45,9 @@ std::unique_ptr<DeviceStage> ring(NcclWorld& world, int rank) {
       {WireKind::kReceive, nullptr, (rank + kRanks - 1) % kRanks, Buffer::kReceived, 0,
        Buffer::kReceived, 0, count, kNcclUint8, 0},
   };
-  return std::make_unique<DeviceStage>(world.device_api(), 0,
-                                       CombinePlan(Dtype::kFloat32, 0, {packed}),
-                                       CombinePlan(Dtype::kFloat32, 0, {sum}), std::move(steps),
-                                       bytes, bytes);
+  return std::make_unique<DeviceStage>(
+      world.device_api(), 0, CombinePlan(Dtype::kFloat32, 0, {packed}),
+      CombinePlan(Dtype::kFloat32, 0, {sum}), std::move(steps), bytes, bytes);
 }
 
 struct Rank {

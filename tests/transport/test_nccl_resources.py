@@ -79,10 +79,10 @@ def grow(transport: Transport) -> list[str]:
     large = halo_of(P_world, rows=rows)
     for _ in range(2):
         y = large(x)
-    assert y.shape == (rows, 9) and bool((y == 1).all())
+    assert y.shape == (rows, 9) and torch.equal(y, torch.ones_like(y))
     assert transport.staging_bytes > max(small, rows * 3 * 4)
-    # The tables of what is packed and of what is unpacked.
-    assert living()["allocate"] == before + 2
+    # The tables of what is packed and of what is unpacked travel with the launches.
+    assert living()["allocate"] == before
     assert torch.equal(halo(P_world)[:, 1:7], block_of(P_world))
     return violations()
 
