@@ -362,8 +362,9 @@ void NcclWorld::close(double seconds) {
   const auto deadline =
       Watchdog::Clock::now() +
       std::chrono::duration_cast<Watchdog::Clock::duration>(std::chrono::duration<double>(seconds));
-  // To give memory back, and to end a communicator, waits for what is under way, however long.
-  if (!watchdog_.drain(deadline)) abort_all();
+  // To give memory back, and to end a communicator, waits for what is under way, however long; and
+  // after a failure for peers that may still be at work.
+  if (!watchdog_.drain(deadline) || watchdog_.has_failed()) abort_all();
   const DeviceGuard guard(device_api_, device_);
   {
     const Lock locked(mutex_);
