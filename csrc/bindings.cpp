@@ -1,4 +1,7 @@
-// The only file that knows Python. Tensors come as addresses that the caller keeps alive.
+// This file and its parts are the only ones that know Python. Tensors come as addresses that the
+// caller keeps alive.
+#include "bindings.h"
+
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -13,6 +16,7 @@
 #include "host_communicator.h"
 #include "plan.h"
 #include "recycling.h"
+#include "round.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -34,13 +38,6 @@ struct Message {
   std::vector<gpudist::BoxView> boxes;
   Signature signature;
 };
-
-// Calls release the interpreter's lock before they take the communicator's, which this may be
-// under.
-void check_signals() {
-  nb::gil_scoped_acquire acquire;
-  if (PyErr_CheckSignals() != 0) throw nb::python_error();
-}
 
 Message* post(HostCommunicator& communicator, Transfer::Kind kind, uintptr_t address, int64_t bytes,
               int peer, const Signature& signature) {
@@ -65,100 +62,26 @@ StageCall stage_call(const BoundStage& stage, uintptr_t input, uintptr_t output)
   return {&stage, reinterpret_cast<const char*>(input), reinterpret_cast<char*>(output)};
 }
 
-// A name that is made once: looking one up by its text costs as much as the call.
-struct Name {
-  explicit Name(const char* text) : name(PyUnicode_InternFromString(text)) {}
-  nb::object of(nb::handle x) const {
-    PyObject* found = PyObject_GetAttr(x.ptr(), name);
-    if (found == nullptr) nb::raise_python_error();
-    return nb::steal(found);
+// Rounds between the processes of one node.
+struct HostWire {
+  using Stage = const BoundStage;
+  using Call = StageCall;
+  struct Context {};
+
+  static Call call(Stage& stage, uintptr_t input, uintptr_t output) {
+    return stage_call(stage, input, output);
   }
-  nb::object call(nb::handle x) const {
-    PyObject* result = PyObject_CallMethodNoArgs(x.ptr(), name);
-    if (result == nullptr) nb::raise_python_error();
-    return nb::steal(result);
+  Context context() const { return {}; }
+  void run(const std::vector<Call>& calls, Context) const {
+    if (communicator != nullptr) return gpudist::run_stages(*communicator, *signature, calls);
+    for (const Call& call : calls) gpudist::run_local_stage(call);
   }
-  PyObject* const name;  // never let go of: modules outlive it
+
+  HostCommunicator* communicator;
+  const Signature* signature;
 };
 
-// One stage of each of several movements, as exchange/rounds.py has it: from tensors to tensors in
-// one call. Python binds stages, makes outputs and refuses inputs; nothing else of it is run.
-class Round {
- public:
-  // Each part: the index of its tensor, the shape and dtype that are expected (None: not checked),
-  // whether it takes an input and gives an output, and what Python does for it.
-  using PartTuple = std::tuple<size_t, nb::object, nb::object, bool, bool, nb::object, nb::object,
-                               nb::dict, nb::object>;
-
-  Round(HostCommunicator* communicator, const Signature* signature,
-        const std::vector<PartTuple>& parts)
-      : communicator_(communicator), signature_(signature) {
-    for (const auto& [index, shape, dtype, takes, gives, check, make, bound, bind] : parts) {
-      parts_.push_back({index, shape, dtype, takes, gives, check, make, bound, bind});
-    }
-  }
-
-  // `blocks` is a list or a tuple.
-  nb::list run(const nb::object& blocks) const {
-    nb::list outputs;
-    std::vector<nb::object> inputs;  // kept alive
-    std::vector<StageCall> calls;
-    inputs.reserve(parts_.size());
-    calls.reserve(parts_.size());
-    for (const Part& part : parts_) {
-      inputs.push_back(part.takes ? checked(part, nb::object(blocks[part.index])) : nb::none());
-      nb::object output = part.make();
-      if (part.takes || part.gives) {
-        const nb::object strides = part.takes ? stride_.call(inputs.back()) : nb::tuple();
-        calls.push_back(stage_call(stage(part, strides), part.takes ? address(inputs.back()) : 0,
-                                   part.gives ? address(output) : 0));
-      }
-      outputs.append(std::move(output));
-    }
-    const nb::gil_scoped_release release;
-    if (communicator_ != nullptr) {
-      gpudist::run_stages(*communicator_, *signature_, calls);
-    } else {
-      for (const StageCall& call : calls) gpudist::run_local_stage(call);
-    }
-    return outputs;
-  }
-
- private:
-  struct Part {
-    size_t index;
-    nb::object shape, dtype;
-    bool takes, gives;
-    nb::object check, make;
-    nb::dict bound;
-    nb::object bind;
-  };
-
-  nb::object checked(const Part& part, nb::object x) const {
-    if (part.shape.is_none()) return x;
-    const bool plain = shape_.of(x).equal(part.shape) && dtype_.of(x).is(part.dtype) &&
-                       is_neg_.call(x).is(Py_False) && is_conj_.call(x).is(Py_False);
-    return plain ? x : part.check(x);
-  }
-
-  static const BoundStage& stage(const Part& part, const nb::object& strides) {
-    PyObject* found = PyDict_GetItemWithError(part.bound.ptr(), strides.ptr());
-    if (found != nullptr) return nb::cast<const BoundStage&>(nb::handle(found));
-    const nb::object made = part.bind(strides);  // which puts it into `bound`
-    return nb::cast<const BoundStage&>(made);
-  }
-
-  uintptr_t address(const nb::object& tensor) const {
-    return nb::cast<uintptr_t>(data_ptr_.call(tensor));
-  }
-
-  const Name shape_{"shape"}, dtype_{"dtype"}, is_neg_{"is_neg"}, is_conj_{"is_conj"},
-      stride_{"stride"}, data_ptr_{"data_ptr"};
-
-  HostCommunicator* communicator_;
-  const Signature* signature_;
-  std::vector<Part> parts_;
-};
+using HostRound = gpudist::Round<HostWire>;
 
 // A capsule that nobody has taken the tensor out of lets go of it.
 void delete_capsule(PyObject* capsule) {
@@ -201,6 +124,8 @@ void translate(const std::exception_ptr& error, void*) {
     set_error("PlanMismatch", nb::make_tuple(e.what()));
   } catch (const gpudist::CollectiveTimeout& e) {
     set_error("CollectiveTimeout", nb::make_tuple(e.what()));
+  } catch (const gpudist::NotBuiltError& e) {
+    set_error("NotBuiltError", nb::make_tuple(e.what()));
   } catch (const gpudist::TransportError& e) {
     set_error("TransportError", nb::make_tuple(e.what()));
   }
@@ -267,7 +192,7 @@ NB_MODULE(_native, m) {
       .def(
           "__init__",
           [](HostCommunicator* self, int rank, int size, double timeout_s, bool pulls) {
-            new (self) HostCommunicator(rank, size, timeout_s, pulls, check_signals);
+            new (self) HostCommunicator(rank, size, timeout_s, pulls, gpudist::check_signals);
           },
           "rank"_a, "size"_a, "timeout_s"_a, "pulls"_a)
       .def("address", &HostCommunicator::address)
@@ -312,11 +237,16 @@ NB_MODULE(_native, m) {
       .def("reports", &HostCommunicator::reports)
       .def("close", &HostCommunicator::close);
 
-  nb::class_<Round>(m, "Round", "One stage of each of several movements.")
-      .def(nb::init<HostCommunicator*, const Signature*, const std::vector<Round::PartTuple>&>(),
-           "communicator"_a.none(), "signature"_a.none(), "parts"_a, nb::keep_alive<1, 2>(),
-           nb::keep_alive<1, 3>())
-      .def("run", &Round::run, "blocks"_a);
+  nb::class_<HostRound>(m, "Round", "One stage of each of several movements.")
+      .def(
+          "__init__",
+          [](HostRound* self, HostCommunicator* communicator, const Signature* signature,
+             const std::vector<HostRound::PartTuple>& parts) {
+            new (self) HostRound({communicator, signature}, true, parts);
+          },
+          "communicator"_a.none(), "signature"_a.none(), "parts"_a, nb::keep_alive<1, 2>(),
+          nb::keep_alive<1, 3>())
+      .def("run", &HostRound::run, "blocks"_a);
 
   nb::class_<Exchange>(m, "Exchange", "Stages on their way together.")
       .def(
@@ -340,6 +270,8 @@ NB_MODULE(_native, m) {
       },
       "stage"_a, "input"_a, "output"_a, "Carry out a stage that exchanges nothing.");
 
+  gpudist::bind_nccl(m);
+
   m.attr("FAILURE_BYTES") = gpudist::HostCommunicator::kFailureBytes;
 
   // Made now: fork() while another thread makes it would leave the child without one.
@@ -360,4 +292,6 @@ NB_MODULE(_native, m) {
                                now.limit_bytes);
       },
       "Bytes in use, idle bytes, hits, misses and the limit of idle bytes.");
+
+  gpudist::bind_environment(m);
 }

@@ -20,6 +20,10 @@ struct CollectiveTimeout : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+struct NotBuiltError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 struct PeerFailure : std::runtime_error {
   PeerFailure(const std::string& message, int rank) : std::runtime_error(message), rank(rank) {}
   int rank;

@@ -27,6 +27,11 @@ GPUDIST_HOST_DEVICE inline uint16_t float_to_bfloat16(float value) {
 }
 
 GPUDIST_HOST_DEVICE inline float float16_to_float(uint16_t half) {
+#ifdef __CUDA_ARCH__
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(half));
+  return value;
+#else
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
   uint32_t exponent = (half >> 10) & 0x1fu;
   uint32_t mantissa = half & 0x3ffu;
@@ -41,6 +46,7 @@ GPUDIST_HOST_DEVICE inline float float16_to_float(uint16_t half) {
     mantissa &= 0x3ffu;
   }
   return bits_as<float>(sign | ((exponent + 112u) << 23) | (mantissa << 13));
+#endif
 }
 
 GPUDIST_HOST_DEVICE inline uint16_t float_to_float16(float value) {
@@ -48,6 +54,11 @@ GPUDIST_HOST_DEVICE inline uint16_t float_to_float16(float value) {
   const uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);
   const uint32_t magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u);
+#ifdef __CUDA_ARCH__
+  uint16_t half;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(value));
+  return half;
+#else
   if (magnitude >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);
   if (magnitude < 0x38800000u) {
     // Adding 0.5 lines the subnormal's last bit up with the float's, and rounds it there.
@@ -56,6 +67,7 @@ GPUDIST_HOST_DEVICE inline uint16_t float_to_float16(float value) {
   }
   const uint32_t rounded = magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u);
   return static_cast<uint16_t>(sign | (rounded >> 13));
+#endif
 }
 
 }  // namespace gpudist

@@ -2,6 +2,7 @@
 
 import enum
 from collections.abc import Callable, Sequence
+from typing import TypedDict
 
 import torch
 
@@ -56,6 +57,102 @@ class Stage:
         relayed: _Messages,
     ) -> None: ...
 
+class Buffer(enum.Enum):
+    input = 0
+    output = 1
+    sent = 2
+    received = 3
+
+class WireKind(enum.Enum):
+    send = 0
+    receive = 1
+    broadcast = 2
+    reduce = 3
+    all_reduce = 4
+    all_gather = 5
+    reduce_scatter = 6
+
+class NcclCommunicator:
+    """A communicator; its world owns it."""
+
+# Shape; destination and summands, each a buffer, an offset and strides in items; already there.
+_Job = tuple[Sequence[int], Sequence[tuple[Buffer, int, Sequence[int]]], bool]
+# Kind, communicator (None: the world's), peer, source, offset, target, offset, count, dtype, op.
+_Step = tuple[WireKind, NcclCommunicator | None, int, Buffer, int, Buffer, int, int, int, int]
+# Kind, communicator, peer, addresses of source and target, count, dtype, op.
+_Call = tuple[WireKind, NcclCommunicator | None, int, int, int, int, int, int]
+
+class DeviceStage:
+    """A stage of a plan on a GPU."""
+
+    def __init__(
+        self,
+        world: NcclWorld,
+        dtype: Dtype,
+        fill: float,
+        before: Sequence[_Job],
+        after: Sequence[_Job],
+        steps: Sequence[_Step],
+        sent_bytes: int,
+        received_bytes: int,
+    ) -> None: ...
+
+class NcclWorld:
+    """One rank of a world over NCCL."""
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        device: int,
+        timeout_s: float,
+        nccl_library: str,
+        wheel_libraries: Sequence[str],
+        device_library: str,
+    ) -> None: ...
+    def new_id(self) -> bytes: ...
+    def connect(self, id: bytes, members: Sequence[int]) -> NcclCommunicator: ...
+    def adopt(self, comm: int, members: Sequence[int]) -> NcclCommunicator: ...
+    def split(
+        self, parent: NcclCommunicator, color: int, key: int, members: Sequence[int]
+    ) -> NcclCommunicator | None: ...
+    def run_calls(self, signature: Signature, calls: Sequence[_Call], stream: int) -> None: ...
+    def start(
+        self, signature: Signature, calls: Sequence[tuple[DeviceStage, int, int]], stream: int
+    ) -> int: ...
+    def join(self, event: int, stream: int) -> None: ...
+    def settle(self, stream: int) -> None: ...
+    def synchronize(self, stream: int) -> None: ...
+    def watch_process(self, rank: int, pid: int) -> None: ...
+    def begin(self, label: str) -> int: ...
+    def drop(self, operation: int) -> None: ...
+    def next_report(self) -> tuple[str, str, int] | None: ...
+    def oldest_s(self) -> float: ...
+    def lines(self, last: int) -> list[str]: ...
+    def fail(self, text: str) -> None: ...
+    def failure(self) -> str: ...
+    def address(self) -> int: ...
+    def rounds(self) -> int: ...
+    def checks(self) -> bool: ...
+    def set_checks(self, checks: bool) -> None: ...
+    def staging_bytes(self) -> int: ...
+    def close(self, seconds: float) -> None: ...
+
+class DeviceRound:
+    """One stage of each of several movements, on a GPU."""
+
+    def __init__(
+        self,
+        world: NcclWorld,
+        signature: Signature | None,
+        on_cpu: bool,
+        parts: Sequence[_Part],
+        current_stream: Callable[[], int],
+    ) -> None: ...
+    def run(self, blocks: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]: ...
+
+def device_missing() -> str: ...
+
 class Message:
     """A message of plain bytes, in flight."""
 
@@ -77,7 +174,7 @@ class HostCommunicator:
     def reports(self) -> list[str]: ...
     def close(self) -> None: ...
 
-# Index, shape and dtype (None: not checked), takes, gives, check, make, bound, bind.
+# Index, shape and dtype (None: not checked), takes, gives, check, make, makers, bound, bind.
 _Part = tuple[
     int,
     tuple[int, ...] | None,
@@ -86,6 +183,7 @@ _Part = tuple[
     bool,
     Callable[[torch.Tensor], torch.Tensor],
     Callable[[], torch.Tensor | None],
+    dict[tuple[int, ...], Callable[[], torch.Tensor]],
     dict[tuple[int, ...], object],
     Callable[[tuple[int, ...]], object],
 ]
@@ -126,3 +224,23 @@ def set_recycling_limit(bytes: int) -> None:
 
 def recycling_statistics() -> tuple[int, int, int, int, int]:
     """Bytes in use, idle bytes, hits, misses and the limit of idle bytes."""
+
+class _NcclInformation(TypedDict):
+    path: str
+    found: str
+    version: int
+    has_windows: bool
+    has_shared_gpus: bool
+
+class _CudaInformation(TypedDict):
+    runtime_version: int
+    driver_version: int
+    device_count: int
+    error: str
+
+def nccl_information(path: str, wheel_paths: Sequence[str]) -> _NcclInformation:
+    """Open NCCL, unless it is open, and say where it is and what it can do."""
+
+def cuda_information() -> _CudaInformation | None:
+    """Versions of CUDA's runtime and driver, such as 13000 (0: there is none), how many devices
+    there are and, if that cannot be told, why; None in a build without CUDA."""

@@ -14,6 +14,7 @@ from math import prod
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from gpudist.errors import PartitionError
 from gpudist.geometry.cartesian import index_of, rank_of
@@ -174,6 +175,15 @@ class Partition:
             )
         return CartesianPartition(self._wire, self.ranks, shape)
 
+    def create_mesh_partition(self, mesh: DeviceMesh) -> CartesianPartition:
+        """The members of torch's ``mesh``, on a process grid of its shape; axes are its dims.
+
+        Raises:
+            PartitionError: the mesh names a rank outside this partition, or one twice.
+        """
+        members = self.create_partition_inclusive([int(rank) for rank in mesh.mesh.flatten()])
+        return members.create_cartesian_topology_partition(list(mesh.mesh.shape))
+
     def allgather_data(self, data: Sequence[int]) -> list[list[int]]:
         """Every member's integers, by rank; all give equally many. Collective over the members."""
         self._require_active("allgather_data")
@@ -181,7 +191,7 @@ class Partition:
         output = torch.empty((self.size, len(mine)), dtype=torch.int64, device=self.device)
         with self._wire.group(self._signature("allgather_data")):
             self.communicator.all_gather(mine, output)
-        return _as_lists(output)
+        return self._read(output)
 
     def broadcast_data(self, data: Sequence[int] | None, root: int = 0) -> list[int]:
         """The integers of rank ``root``; others may pass ``None``. Collective over the members."""
@@ -191,12 +201,13 @@ class Partition:
         signature = self._signature(f"broadcast_data(root={root})")
         with self._wire.group(signature):
             self.communicator.broadcast(count, root)
-        values = torch.zeros(int(count), dtype=torch.int64, device=self.device)
+        (length,) = self._read(count)
+        values = torch.zeros(length, dtype=torch.int64, device=self.device)
         if self.rank == root and data is not None:
             values.copy_(torch.tensor(list(data), dtype=torch.int64))
         with self._wire.group(signature):
             self.communicator.broadcast(values, root)
-        return _as_lists(values)
+        return self._read(values)
 
     def allreduce_data(self, data: Sequence[int], op: ReduceOp = "sum") -> list[int]:
         """The members' integers combined element by element. Collective over the members."""
@@ -207,7 +218,7 @@ class Partition:
         output = torch.empty_like(mine)
         with self._wire.group(self._signature(f"allreduce_data({op})")):
             self.communicator.all_reduce(mine, output, op)
-        return _as_lists(output)
+        return self._read(output)
 
     def barrier(self) -> None:
         """Return when every member has called it."""
@@ -221,6 +232,11 @@ class Partition:
                 print(f"rank {rank}: {text}")
                 sys.stdout.flush()
             self.barrier()
+
+    def _read(self, tensor: torch.Tensor) -> Any:
+        """A tensor of integers as (nested) lists, when it is complete."""
+        self._wire.wait()
+        return tensor.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
     def _signature(self, name: str) -> Signature:
         digest = blake2b(name.encode() + self.digest, digest_size=16).digest()
@@ -306,8 +322,3 @@ class CartesianPartition(Partition):
         if len(set(counted)) != len(counted):
             raise PartitionError(f"axes {list(axes)} name an axis more than once")
         return tuple(counted)
-
-
-def _as_lists(tensor: torch.Tensor) -> Any:
-    """A tensor of integers as (nested) lists; torch does not say of what type."""
-    return tensor.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]

@@ -9,121 +9,52 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import timedelta
 from types import TracebackType
+from typing import Any
 
+import torch
 import torch.distributed as dist
 
-from gpudist.errors import GpudistError, TransportError
+from gpudist.errors import GpudistError, NotBuiltError, TransportError
+from gpudist.launch import Built, Launch, Settings, choose_transport, launch_of, settings_of
 from gpudist.partition import Partition
 from gpudist.transport.base import Failure, Transport
 from gpudist.transport.gloo import GlooTransport
 from gpudist.transport.host import HostTransport, is_built, what_is_missing
 from gpudist.transport.loopback import LoopbackTransport
+from gpudist.transport.nccl import NcclTransport, what_nccl_misses
 
 logger = logging.getLogger("gpudist")
 
 _CLOSING_S = 10.0
 
 
-@dataclass(frozen=True)
-class Launch:
-    """What the launcher says about this process.
-
-    Attributes:
-        launcher: ``"torchrun"``, ``"mpirun"``, ``"srun"`` or ``"none"``.
-        rank, size: of the world.
-        local_size: processes of the world on this node.
-        address, port: where the ranks meet.
-        store_is_served: the launcher itself serves the store at that address.
-        run: tells this start of the job from others that meet at the same address.
-    """
-
-    launcher: str
-    rank: int = 0
-    size: int = 1
-    local_size: int = 1
-    address: str = "127.0.0.1"
-    port: int = 29500
-    store_is_served: bool = False
-    run: str = "0"
-
-    @property
-    def same_node(self) -> bool:
-        return self.local_size == self.size
+def settings() -> Settings:
+    """What the environment of this process asks of ``init()``."""
+    return settings_of(os.environ, built())
 
 
-_LAUNCHERS = {
-    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
-    "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    "mpiexec": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
-    "srun": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"),
-}
-
-
-def launch_of(environment: Mapping[str, str]) -> Launch:
-    """Read torchrun's, mpirun's or srun's variables; a process without them is a world of one.
-
-    Raises:
-        TransportError: a variable is missing or is no number.
-    """
-    found = next(
-        (name for name, (rank, size, _) in _LAUNCHERS.items()
-         if rank in environment and size in environment),
-        None,
-    )  # fmt: skip
-    if found is None:
-        return Launch("none")
-
-    def number(variable: str, default: int | None = None) -> int:
-        text = environment.get(variable, "" if default is None else str(default))
-        try:
-            return int(text)
-        except ValueError:
-            raise TransportError(
-                f"{variable} is {text!r} but must be a number for a process started by {found}"
-            ) from None
-
-    rank_variable, size_variable, local_variable = _LAUNCHERS[found]
-    rank, size = number(rank_variable), number(size_variable)
-    if not 0 <= rank < size:
-        raise TransportError(f"{rank_variable} is {rank} but {size_variable} is {size}")
-    local_size = number(
-        local_variable, size if found == "torchrun" else _local_size(environment, size)
-    )
-    address = environment.get("MASTER_ADDR")
-    if address is None:
-        if local_size != size:
-            raise TransportError(
-                f"{size} ranks on several nodes need MASTER_ADDR and MASTER_PORT, the address of "
-                f"rank 0's node and a free port there; {found} does not set them"
-            )
-        address = "127.0.0.1"
-    job = next(
-        (environment[name] for name in ("SLURM_JOB_ID", "PMIX_NAMESPACE", "PMI_ID")
-         if name in environment),
-        "0",
-    )  # fmt: skip
-    default_port = 29500 + sum(job.encode()) % 1000
-    restarts = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return Launch(
-        found,
-        rank,
-        size,
-        local_size,
-        address,
-        number("MASTER_PORT", default_port),
-        environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        f"{environment.get('TORCHELASTIC_RUN_ID', job)}/{restarts}",
+def built() -> Built:
+    """What this installation and this machine have."""
+    return Built(
+        "" if is_built() else what_is_missing(),
+        what_nccl_misses(),
+        torch.cuda.device_count() if torch.cuda.is_available() else 0,
     )
 
 
-def _local_size(environment: Mapping[str, str], size: int) -> int:
-    """Under srun and mpiexec: all ranks are here if there is one node."""
-    nodes = environment.get("SLURM_JOB_NUM_NODES", environment.get("SLURM_NNODES", "1"))
-    return size if nodes == "1" else 1
+def variables() -> dict[str, str]:
+    """What the environment of this process says to gpudist."""
+    return {name: text for name, text in os.environ.items() if name.startswith("GPUDIST_")}
+
+
+def set_variables(said: dict[str, str]) -> None:
+    """Let the environment say just this: a forked server's may be older than its children's."""
+    for name in variables():
+        del os.environ[name]
+    os.environ.update(said)
 
 
 class _Runtime:
@@ -137,45 +68,50 @@ class _Runtime:
 _runtime = _Runtime()
 
 
-def init(timeout: float = 300.0) -> Partition:
+def init(timeout: float = 300.0, process_group: dist.ProcessGroup | None = None) -> Partition:
     """Join the world that torchrun, mpirun or srun started, and return the partition of all its
     workers.
 
     Un-launched, the process is a world of one. Called again, returns the same partition. The
-    transport is shared memory between processes of one node and gloo between nodes;
-    ``GPUDIST_TRANSPORT`` overrides the choice.
+    transport is NCCL where torch sees GPUs, else shared memory between processes of one node and
+    gloo between nodes; ``GPUDIST_TRANSPORT`` overrides the choice. On GPUs this process takes the
+    one of its number on the node, as torch's current device, and backward runs in one thread.
 
     Args:
         timeout: deadline of every wait, in seconds.
+        process_group: torch's group of the workers, in place of all that were started: they meet in
+            its store, and its communicator, if it is NCCL's, is used and stays its own.
 
     Raises:
         TransportError: the launcher's variables are incomplete, or the world cannot be joined.
+        NotBuiltError: there are GPUs, and this installation cannot use them.
     """
     if _runtime.P_world is not None:
         return _runtime.P_world
     launch = launch_of(os.environ)
-    choice = os.environ.get("GPUDIST_TRANSPORT") or _transport_for(launch)
-    if choice not in ("host", "gloo", "loopback"):
-        raise TransportError(f"GPUDIST_TRANSPORT is {choice!r}; it must be host, gloo or loopback")
+    if process_group is not None:
+        launch = replace(launch, rank=process_group.rank(), size=process_group.size())
+    choice, reason = choose_transport(launch, os.environ, built())
+    if reason == what_is_missing():
+        logger.warning("using gloo, which is many times slower: %s", reason)
     transport: Transport
     if choice == "loopback":
-        if launch.size > 1:
-            raise TransportError(
-                f"GPUDIST_TRANSPORT=loopback is for one process, but {launch.launcher} started "
-                f"{launch.size}"
-            )
         transport = LoopbackTransport.single(timeout)
     else:
-        _runtime.store = _join(launch, timeout)
+        store = _join(launch, timeout) if process_group is None else _store_of(process_group)
+        if process_group is None and launch.size > 1:
+            _runtime.store = store
+        take_device(choice, launch.local_rank)
         transport = connect(
             choice,
-            _runtime.store,
+            store,
             launch.rank,
             launch.size,
             timeout,
             f"gpudist/{launch.run}",
             launch.same_node,
             os.environ.get("GLOO_SOCKET_IFNAME"),
+            _communicator_of(process_group),
         )
     _runtime.P_world = world_of(transport)
     logger.info(
@@ -187,16 +123,6 @@ def init(timeout: float = 300.0) -> Partition:
     return _runtime.P_world
 
 
-def _transport_for(launch: Launch) -> str:
-    """Shared memory between processes of one node, gloo between nodes, nothing for one process."""
-    if launch.size == 1:
-        return "loopback"
-    if launch.same_node and not is_built():
-        logger.warning("using gloo, which is many times slower: %s", what_is_missing())
-        return "gloo"
-    return "host" if launch.same_node else "gloo"
-
-
 def connect(
     name: str,
     store: dist.Store,
@@ -206,8 +132,24 @@ def connect(
     prefix: str,
     same_node: bool = True,
     interface: str | None = None,
+    communicator: int = 0,
 ) -> Transport:
     """Join the world of ``size`` processes that meet in ``store`` under ``prefix``. Collective."""
+    if name == "nccl":
+        asked = settings()
+        on_cpu = bool(asked.device_library)
+        return NcclTransport(
+            store,
+            rank,
+            size,
+            timeout_s,
+            prefix=prefix,
+            device=torch.device("cpu" if on_cpu else f"cuda:{torch.cuda.current_device()}"),
+            nccl_library=asked.nccl_library,
+            device_library=asked.device_library,
+            checks=asked.checks,
+            adopt=communicator,
+        )
     if name == "host":
         return HostTransport(store, rank, size, timeout_s, prefix=prefix)
     return GlooTransport(
@@ -215,12 +157,45 @@ def connect(
     )
 
 
+def take_device(transport: str, local_rank: int) -> None:
+    """Over NCCL, make the GPU of this number on the node torch's current device.
+
+    Raises:
+        NotBuiltError: this installation cannot use GPUs, or torch sees none.
+    """
+    if transport != "nccl" or settings().device_library:
+        return
+    missing = what_nccl_misses() or ("" if torch.cuda.is_available() else "torch sees no GPU")
+    if missing:
+        raise NotBuiltError(f"the nccl transport: {missing}")
+    torch.cuda.set_device(local_rank % torch.cuda.device_count())
+    # Each device has a thread of its own else, and nothing orders what two of them start.
+    torch.autograd.set_multithreading_enabled(False)
+
+
 def world_of(transport: Transport) -> Partition:
     """The partition of all ranks of ``transport``."""
     return Partition(transport, range(transport.size))
 
 
+def _store_of(process_group: dist.ProcessGroup) -> dist.Store:
+    return dist.distributed_c10d._world.pg_map[process_group][1]
+
+
+def _communicator_of(process_group: dist.ProcessGroup | None) -> int:
+    """The address of its NCCL communicator; 0 if it has none, or has not made it yet."""
+    if process_group is None or not torch.cuda.is_available():
+        return 0
+    try:
+        backend: Any = process_group._get_backend(torch.device("cuda"))
+    except RuntimeError:
+        return 0
+    return backend._comm_ptr() if hasattr(backend, "_comm_ptr") else 0
+
+
 def _join(launch: Launch, timeout: float) -> dist.Store:
+    if launch.size == 1:
+        return dist.HashStore()
     try:
         return dist.TCPStore(
             launch.address,

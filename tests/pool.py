@@ -6,6 +6,7 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from gpudist.partition import Partition
 from gpudist.rank_pool import RankPool, RanksFailed
 from gpudist.testing import run_distributed
 from gpudist.transport.host import is_built, what_is_missing
+from tests.doubles import misuses_of_nccl, use_doubles
 
 MAX_RANKS = 12
 # Below a test's own limit, so that ranks which wait for each other say so themselves.
@@ -25,6 +27,8 @@ WAIT_S = 30.0
 @functools.cache
 def the_pool() -> RankPool:
     """The one pool of the pytest run, started by the first test that needs it."""
+    with suppress(pytest.skip.Exception):
+        use_doubles()
     return RankPool(MAX_RANKS, WAIT_S)
 
 
@@ -36,7 +40,7 @@ def close_pool() -> None:
 
 def distributed(
     ranks: int | Sequence[int],
-    transports: Sequence[str] = ("loopback", "host", "gloo"),
+    transports: Sequence[str] = ("loopback", "host", "gloo", "nccl"),
     timeout_s: float = 60.0,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a test of a module-level body that runs on every rank of a world.
@@ -46,8 +50,8 @@ def distributed(
 
     Args:
         ranks: size of the world; of several, each is a test.
-        transports: ``"loopback"``, threads of the pytest process; ``"gloo"`` and ``"host"``, the
-            pool's processes.
+        transports: ``"loopback"``, threads of the pytest process; ``"gloo"``, ``"host"`` and
+            ``"nccl"``, over the doubles of CUDA and NCCL, the pool's processes.
         timeout_s: limit of the test, after which it fails with every rank's stack.
     """
     sizes = [ranks] if isinstance(ranks, int) else list(ranks)
@@ -59,8 +63,10 @@ def distributed(
 
         @functools.wraps(body)
         def test(*, ranks: int, transport: str, **params: Any) -> None:
-            if transport == "host" and not is_built():
+            if transport in ("host", "nccl") and not is_built():
                 pytest.skip(what_is_missing())
+            if transport == "nccl":
+                use_doubles()
             if transport == "loopback":
                 reasons = _run_on_threads(in_worker, ranks, params, timeout_s)
             else:
@@ -80,7 +86,10 @@ def distributed(
 
 @dataclass(frozen=True)
 class _Body:
-    """A test body by name, so that it can be sent; returns the reason if it was skipped."""
+    """A test body by name, so that it can be sent; returns the reason if it was skipped.
+
+    Fails where a misuse of NCCL or of the device went unnoticed otherwise.
+    """
 
     module: str
     name: str
@@ -91,6 +100,9 @@ class _Body:
             test.body(P_world, **params)
         except pytest.skip.Exception as skip:
             return str(skip.msg)
+        finally:
+            misuses = misuses_of_nccl() if P_world.transport == "nccl" else []
+        assert not misuses, "NCCL or the device was misused:\n" + "\n".join(misuses)
         return None
 
 

@@ -11,6 +11,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[1] / "gpudist"
 # From the top; rooms on one line are of one height and do not import each other.
 FLOORS = [
+    ["__main__"],
     ["cli"],
     ["planning", "testing", "checkpoint"],
     ["rank_pool"],
@@ -21,7 +22,9 @@ FLOORS = [
     ["autograd"],
     ["library"],
     ["exchange"],
+    ["environment"],
     ["runtime"],
+    ["launch"],
     ["partition"],
     ["transport"],
     ["geometry"],

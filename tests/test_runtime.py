@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -13,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from gpudist.errors import ShapeError, TransportError
-from gpudist.runtime import Launch, _write_torchrun_error, launch_of
+from gpudist.launch import Built, Launch, launch_of, settings_of
+from gpudist.runtime import _write_torchrun_error
 
 ROOT = Path(__file__).resolve().parents[1]
 TORCHRUN = {
@@ -51,7 +53,7 @@ def test_unlaunched() -> None:
 
 def test_torchrun() -> None:
     launch = launch_of(TORCHRUN)
-    assert launch == Launch("torchrun", 3, 8, 4, "node7", 1234, True, "job/2")
+    assert launch == Launch("torchrun", 3, 8, 4, 3, "node7", 1234, True, "job/2")
     assert not launch.same_node
 
 
@@ -105,6 +107,49 @@ def test_jobs_on_one_node_meet_at_different_ports() -> None:
 def test_incomplete_environments(environment: Mapping[str, str], text: str) -> None:
     with pytest.raises(TransportError, match=text):
         launch_of(environment)
+
+
+WHOLE = Built(host_missing="", nccl_missing="", gpus=0)
+GPUS = Built(host_missing="", nccl_missing="", gpus=4)
+
+
+@pytest.mark.parametrize(
+    ("environment", "built", "transport", "reason"),
+    [
+        ({}, WHOLE, "loopback", "one process"),
+        (OPEN_MPI, WHOLE, "host", "2 processes on one node"),
+        (TORCHRUN, WHOLE, "gloo", "8 processes on several nodes"),
+        ({}, GPUS, "nccl", "torch sees 4 GPUs"),
+        (TORCHRUN, GPUS, "nccl", "torch sees 4 GPUs"),
+        (OPEN_MPI, Built("", "no CUDA half", 4), "none", "torch sees 4 GPUs, which .*no CUDA half"),
+        (OPEN_MPI, Built("no native core", "no CUDA half", 0), "gloo", "no native core"),
+        ({**OPEN_MPI, "GPUDIST_TRANSPORT": "host"}, GPUS, "host", "GPUDIST_TRANSPORT is host"),
+        ({**OPEN_MPI, "GPUDIST_TRANSPORT": "gloo"}, WHOLE, "gloo", "GPUDIST_TRANSPORT is gloo"),
+        ({"GPUDIST_TRANSPORT": "mpi"}, WHOLE, "none", "GPUDIST_TRANSPORT is 'mpi'; it must be"),
+        ({**TORCHRUN, "RANK": "8"}, WHOLE, "none", "RANK is 8 but WORLD_SIZE is 8"),
+    ],
+)
+def test_choice_of_transport(
+    environment: Mapping[str, str], built: Built, transport: str, reason: str
+) -> None:
+    asked = settings_of(environment, built)
+    assert asked.transport == transport
+    assert re.match(reason, asked.reason)
+
+
+def test_settings_of_the_environment() -> None:
+    plain = settings_of({}, WHOLE)
+    assert (plain.nccl_library, plain.device_library, plain.checks) == ("", "", False)
+    asked = settings_of({"GPUDIST_NCCL_LIBRARY": "/a/b", "GPUDIST_CHECK": "1"}, WHOLE)
+    assert (asked.nccl_library, asked.device_library, asked.checks) == ("/a/b", "", True)
+
+
+@pytest.mark.parametrize(
+    ("environment", "local_rank"),
+    [({**TORCHRUN, "LOCAL_RANK": "1"}, 1), ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, 0)],
+)
+def test_number_on_the_node(environment: Mapping[str, str], local_rank: int) -> None:
+    assert launch_of(environment).local_rank == local_rank
 
 
 def run(arguments: list[str], **environment: str) -> subprocess.CompletedProcess[str]:

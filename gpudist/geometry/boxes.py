@@ -212,19 +212,27 @@ def uncovered(shape: Sequence[int], boxes: Iterable[Box]) -> tuple[Box, ...]:
     """Disjoint boxes that make up the cells of a tensor of ``shape`` outside all of ``boxes``."""
     rest = [Box.whole(shape)] if prod(shape) else []
     for box in boxes:
-        rest = [piece for part in rest for piece in _without(part, box)]
+        rest = [piece for part in rest for piece in without(part, box)]
     return tuple(rest)
 
 
-def _without(part: Box, hole: Box) -> Iterator[Box]:
+def intersection(a: Box, b: Box) -> Box | None:
+    """The cells of both, ``None`` if there are none."""
+    start = tuple(map(max, a.start, b.start))
+    stop = tuple(map(min, a.stop, b.stop))
+    if any(low >= high for low, high in zip(start, stop, strict=True)):
+        return None
+    return Box(start, stop)
+
+
+def without(part: Box, hole: Box) -> Iterator[Box]:
     """Disjoint boxes that make up ``part`` outside ``hole``."""
-    low = tuple(map(max, part.start, hole.start))
-    high = tuple(map(min, part.stop, hole.stop))
-    if any(a >= b for a, b in zip(low, high, strict=True)):
+    common = intersection(part, hole)
+    if common is None:
         yield part
         return
     start, stop = list(part.start), list(part.stop)
-    for d, (a, b) in enumerate(zip(low, high, strict=True)):
+    for d, (a, b) in enumerate(zip(common.start, common.stop, strict=True)):
         if start[d] < a:
             yield Box(tuple(start), (*stop[:d], a, *stop[d + 1 :]))
         if b < stop[d]:

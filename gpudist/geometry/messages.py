@@ -54,9 +54,24 @@ class MessageStage:
         """All sums go to the same cells in the same order."""
         return len({contribution.destinations for contribution in self.sums}) == 1
 
+    @property
+    def incoming(self) -> tuple[Message, ...]:
+        """What is received and then overwritten or added, in this order."""
+        added = [
+            Message(contribution.peer, contribution.destinations)
+            for contribution in self.sums
+            if contribution.peer is not None
+        ]
+        return (*self.receives, *added)
+
 
 def as_messages(
-    stage: Stage, rank: int, item_bytes: int, from_zero: bool = False, accumulates: bool = False
+    stage: Stage,
+    rank: int,
+    item_bytes: int,
+    from_zero: bool = False,
+    accumulates: bool = False,
+    scatters: bool = True,
 ) -> MessageStage:
     """The part of ``rank`` in ``stage``: the same linear map.
 
@@ -70,10 +85,12 @@ def as_messages(
         item_bytes: of one cell.
         from_zero: sums start from zeros, because they are made in a wider dtype.
         accumulates: the output has values, to which everything is added.
+        scatters: whether the sums of a large all-reduce may be sent on.
     """
-    scattered = _scattered(stage, rank, item_bytes)
-    if scattered is not None and not (from_zero or accumulates):
-        return scattered
+    if scatters and not (from_zero or accumulates):
+        scattered = _scattered(stage, rank, item_bytes)
+        if scattered is not None:
+            return scattered
     moves, sends, receives = list(stage.moves), list(stage.sends), list(stage.receives)
     adds = stage.destinations_overlap or accumulates
     for collective in stage.collectives:

@@ -20,8 +20,11 @@ from gpudist.rank_pool.outcome import Outcome
 from gpudist.transport.base import Failure, Transport
 
 
-def serve(pipe: connection.Connection, port: int, stack_path: str) -> None:
+def serve(
+    pipe: connection.Connection, port: int, stack_path: str, variables: dict[str, str]
+) -> None:
     """Be a rank, answer with the outcome, wait for the next order."""
+    runtime.set_variables(variables)
     threading.Thread(target=watch_parent, daemon=True).start()
     stack_file = open(stack_path, "w")  # noqa: SIM115 (as long as the process)
     faulthandler.register(signal.SIGUSR1, file=stack_file, all_threads=True)
@@ -62,6 +65,7 @@ def carry_out(
         if prefix not in wires:
             # A store of its own: a blocking call of one world must not hold up another's.
             store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+            runtime.take_device(transport, rank)
             wires[prefix] = runtime.connect(transport, store, rank, size, timeout_s, prefix)
         wire = wires[prefix]
         # Each run begins like a new loopback world: equal generators, and no shapes agreed.

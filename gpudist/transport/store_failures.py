@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -40,9 +41,17 @@ class StoreFailureChannel(FailureChannel):
         self.lines_wanted = False
 
     def post(self, failure: Failure) -> None:
-        if self._found is None:
-            # An empty expected value means "unless somebody has set it": the first post wins.
-            self._ask(lambda: self._store.compare_set(self._key("failure"), "", failure.to_json()))
+        if self._found is not None:
+            return
+        # An empty expected value means "unless somebody has set it": the first post wins.
+        text = failure.to_json()
+        job = self._background.submit(
+            lambda: self._store.compare_set(self._key("failure"), "", text)
+        )
+        if job.wait(_PATIENCE_S):
+            # What is wrong with the store, the next look finds.
+            with suppress(RuntimeError, OSError):
+                self._found = Failure.from_json(job.result())
 
     def peek(self) -> Failure | None:
         """The failure of this world, if any; also learns whether a rank wants all ranks' lines."""
@@ -77,6 +86,18 @@ class StoreFailureChannel(FailureChannel):
             self._ask(lambda: self._read_lines(lines), deadline_s - time.monotonic())
             time.sleep(_POLL_S)
         return lines
+
+    def leave(self, rank: int) -> None:
+        """Say that the process of ``rank`` ends because it has nothing more to do."""
+        self._ask(lambda: self._store.set(self._key(f"left/{rank}"), ""))
+
+    def has_left(self, rank: int) -> bool:
+        """Whether ``rank`` has said so; false as well where the store does not answer."""
+        job = self._background.submit(lambda: self._store.check([self._key(f"left/{rank}")]))
+        try:
+            return job.wait(_PATIENCE_S) and job.result()
+        except (RuntimeError, OSError):
+            return False
 
     def close(self) -> None:
         self._background.stop()

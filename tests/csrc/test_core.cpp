@@ -6,7 +6,11 @@
 
 void test_packing();
 void test_half();
+void test_combine();
+void test_device_api();
 void test_messages();
+void test_nccl();
+void test_nccl_world();
 void test_failures();
 void test_stages();
 void test_recycling();
@@ -14,8 +18,12 @@ void test_recycling();
 int main() {
   test_half();
   test_packing();
+  test_combine();
+  test_device_api();
   test_messages();
   test_failures();
+  test_nccl();
+  test_nccl_world();
   test_stages();
   test_recycling();
   std::printf("%ld passed, %ld failed\n", passed.load(), failed.load());

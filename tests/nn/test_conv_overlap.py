@@ -191,7 +191,7 @@ def test_a_block_without_ghosts_is_never_copied(
 @distributed(ranks=4)
 def test_one_group_of_messages_each_way_and_no_copy(P_world: Partition) -> None:
     def operations() -> int:
-        return int(P_world.wire.recorder.lines(last=1)[0].split()[0].removeprefix("#"))
+        return P_world.wire.recorder.count
 
     P_x = grid(P_world, [1, 1, 2, 2])
     x = torch.randn(2, 3, 3, 3, requires_grad=True)

@@ -16,6 +16,7 @@ import torch
 from gpudist import ops
 from gpudist.errors import GpudistError, PartitionError, PlanMismatch, ShapeError
 from gpudist.partition import Partition
+from tests.ops.dense import compare_every_call
 from tests.pool import distributed
 
 
@@ -142,6 +143,7 @@ def test_dtypes_disagree(P_world: Partition) -> None:
 
 @distributed(ranks=3)
 def test_dtypes_disagree_after_the_agreement(P_world: Partition) -> None:
+    compare_every_call(P_world)
     layer = ops.AllGather(grid(P_world, 1, 3), [1])
     layer(torch.ones(2, 2))
     with pytest.raises(PlanMismatch, match="float64"):
@@ -160,6 +162,7 @@ def test_numbers_of_dims_disagree(P_world: Partition) -> None:
 @distributed(ranks=2)
 def test_different_operators(P_world: Partition) -> None:
     """Each rank names its own and the other's."""
+    compare_every_call(P_world)
     P_x = grid(P_world, 2)
     gather, halo = ops.AllGather(P_x, [0]), ops.HaloExchange(P_x, halo=((1, 1),))
     x = torch.ones(3)

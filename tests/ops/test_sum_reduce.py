@@ -20,6 +20,7 @@ from tests.ops.dense import (
     assert_matches_dense,
     assert_same,
     cells,
+    compare_every_call,
     gathered_sources,
     operations,
     partition_of,
@@ -215,6 +216,7 @@ def test_smaller_last_batch(P_world: Partition) -> None:
 def test_dtype_the_receiver_cannot_know(P_world: Partition) -> None:
     P_x = P_world.create_partition_inclusive([0])
     P_y = P_world.create_partition_inclusive([1])
+    compare_every_call(P_world)
     layer = nn.SumReduce(P_x, P_y)
     layer(torch.ones(2, 2) if P_x.active else zero_volume_tensor(2))
     with pytest.raises(PlanMismatch, match="float64"):

@@ -26,7 +26,7 @@ DTYPES = [
 TOUCHY = [1e8, 1.0, -1e8, 1.0, 3.0]
 SIGNATURE = Signature("a test", bytes(16))
 
-pytestmark = pytest.mark.parametrize("kind", ["loopback", "gloo", "host"])
+pytestmark = pytest.mark.parametrize("kind", ["loopback", "gloo", "host", "nccl"])
 
 
 def world(transport: Transport) -> Communicator:

@@ -1,0 +1,107 @@
+// A stage of a plan on a GPU: a launch that packs, a group of NCCL's calls, a launch that makes the
+// output.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "combine_plan.h"
+#include "device_api.h"
+#include "nccl_communicator.h"
+
+namespace gpudist {
+
+// A combine plan, and its tables where the device can read them.
+class DeviceCombine {
+ public:
+  DeviceCombine(const DeviceApi& api, int device, CombinePlan plan)
+      : api_(api), device_(device), plan_(std::move(plan)) {}
+  ~DeviceCombine();
+  DeviceCombine(const DeviceCombine&) = delete;
+
+  bool is_empty() const { return plan_.is_empty(); }
+  // `failed`: see CombineArguments.
+  void launch(const std::array<char*, kBuffers>& buffers, const uint32_t* failed,
+              DeviceStream stream);
+
+ private:
+  // Tables of one alignment, on the host if they travel with every launch.
+  struct Prepared {
+    std::vector<char> tables;
+    void* memory = nullptr;
+    CombineArguments arguments;
+  };
+
+  const CombineArguments& prepared(int alignment);
+  void upload(Prepared& prepared) const;
+
+  const DeviceApi& api_;
+  const int device_;
+  const CombinePlan plan_;
+  std::map<int, Prepared> prepared_;
+};
+
+enum class WireKind : int {
+  kSend,
+  kReceive,
+  kBroadcast,
+  kReduce,
+  kAllReduce,
+  kAllGather,
+  kReduceScatter,
+};
+
+// A call of NCCL's. `peer` is the root, where there is one; both by rank in the communicator.
+struct WireCall {
+  WireKind kind;
+  NcclCommunicator* communicator;
+  int peer;
+  const void* from;
+  void* to;
+  size_t count;
+  int dtype;
+  int op;
+};
+
+// The same before addresses are known: bytes into buffers.
+struct WireStep {
+  WireKind kind;
+  NcclCommunicator* communicator;
+  int peer;
+  Buffer from;
+  int64_t from_offset;
+  Buffer to;
+  int64_t to_offset;
+  size_t count;
+  int dtype;
+  int op;
+
+  WireCall at(const std::array<char*, kBuffers>& buffers) const;
+};
+
+struct DeviceStage {
+  DeviceStage(const DeviceApi& api, int device, CombinePlan before, CombinePlan after,
+              std::vector<WireStep> steps, int64_t sent_bytes, int64_t received_bytes)
+      : before(api, device, std::move(before)),
+        after(api, device, std::move(after)),
+        steps(std::move(steps)),
+        sent_bytes(sent_bytes),
+        received_bytes(received_bytes) {}
+
+  DeviceCombine before;
+  DeviceCombine after;
+  std::vector<WireStep> steps;
+  // Of what is packed, and of what arrives and is unpacked.
+  int64_t sent_bytes;
+  int64_t received_bytes;
+};
+
+struct DeviceCall {
+  DeviceStage* stage;
+  char* input;
+  char* output;
+};
+
+}  // namespace gpudist

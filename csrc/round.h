@@ -1,0 +1,126 @@
+// One stage of each of several movements, from tensors to tensors in one call from Python.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace gpudist {
+
+namespace nb = nanobind;
+
+// A name that is made once: looking one up by its text costs as much as the call.
+struct Name {
+  explicit Name(const char* text) : name(PyUnicode_InternFromString(text)) {}
+  nb::object of(nb::handle x) const {
+    PyObject* found = PyObject_GetAttr(x.ptr(), name);
+    if (found == nullptr) nb::raise_python_error();
+    return nb::steal(found);
+  }
+  nb::object call(nb::handle x) const {
+    PyObject* found = PyObject_CallMethodNoArgs(x.ptr(), name);
+    if (found == nullptr) nb::raise_python_error();
+    return nb::steal(found);
+  }
+  PyObject* const name;  // never let go of: modules outlive it
+};
+
+// Python binds stages, makes outputs and refuses inputs; nothing else of it is run.
+//
+// Wire has a type Stage, a type Call made of a stage and two addresses, and
+//   context(): what a call needs of Python, taken while its lock is held;
+//   run(calls, context): carries them out, without the lock.
+template <class Wire>
+class Round {
+ public:
+  using Call = typename Wire::Call;
+  using Stage = typename Wire::Stage;
+  // Each part: the index of its tensor, the shape and dtype that are expected (None: not checked),
+  // whether it takes an input and gives an output, and what Python does for it. Stages are by the
+  // input's strides, as is what makes an output where `makers` has it.
+  using PartTuple = std::tuple<size_t, nb::object, nb::object, bool, bool, nb::object, nb::object,
+                               nb::dict, nb::dict, nb::object>;
+
+  // `on_cpu`: where inputs must be.
+  Round(Wire wire, bool on_cpu, const std::vector<PartTuple>& parts)
+      : wire_(std::move(wire)), on_cpu_(on_cpu ? Py_True : Py_False) {
+    for (const auto& [index, shape, dtype, takes, gives, check, make, makers, bound, bind] :
+         parts) {
+      parts_.push_back({index, shape, dtype, takes, gives, check, make, makers, bound, bind});
+    }
+  }
+
+  // `blocks` is a list or a tuple.
+  nb::list run(const nb::object& blocks) const {
+    nb::list outputs;
+    std::vector<nb::object> inputs;  // kept alive
+    std::vector<Call> calls;
+    inputs.reserve(parts_.size());
+    calls.reserve(parts_.size());
+    for (const Part& part : parts_) {
+      inputs.push_back(part.takes ? checked(part, nb::object(blocks[part.index])) : nb::none());
+      if (!part.takes && !part.gives) {
+        outputs.append(part.make());
+        continue;
+      }
+      const nb::object strides = part.takes ? stride_.call(inputs.back()) : nb::tuple();
+      Stage& bound = stage(part, strides);
+      nb::object output = maker(part, strides)();
+      calls.push_back(Wire::call(bound, part.takes ? address(inputs.back()) : 0,
+                                 part.gives ? address(output) : 0));
+      outputs.append(std::move(output));
+    }
+    const auto context = wire_.context();
+    const nb::gil_scoped_release release;
+    wire_.run(calls, context);
+    return outputs;
+  }
+
+ private:
+  struct Part {
+    size_t index;
+    nb::object shape, dtype;
+    bool takes, gives;
+    nb::object check, make;
+    nb::dict makers, bound;
+    nb::object bind;
+  };
+
+  nb::object checked(const Part& part, nb::object x) const {
+    if (part.shape.is_none()) return x;
+    const bool plain = shape_.of(x).equal(part.shape) && dtype_.of(x).is(part.dtype) &&
+                       is_cpu_.of(x).is(on_cpu_) && is_neg_.call(x).is(Py_False) &&
+                       is_conj_.call(x).is(Py_False);
+    return plain ? x : part.check(x);
+  }
+
+  static Stage& stage(const Part& part, const nb::object& strides) {
+    PyObject* found = PyDict_GetItemWithError(part.bound.ptr(), strides.ptr());
+    if (found != nullptr) return nb::cast<Stage&>(nb::handle(found));
+    const nb::object made = part.bind(strides);  // which puts it into `bound`
+    return nb::cast<Stage&>(made);
+  }
+
+  static nb::object maker(const Part& part, const nb::object& strides) {
+    if (PyDict_GET_SIZE(part.makers.ptr()) == 0) return part.make;
+    PyObject* found = PyDict_GetItemWithError(part.makers.ptr(), strides.ptr());
+    return found != nullptr ? nb::borrow(found) : part.make;
+  }
+
+  uintptr_t address(const nb::object& tensor) const {
+    return nb::cast<uintptr_t>(data_ptr_.call(tensor));
+  }
+
+  const Name shape_{"shape"}, dtype_{"dtype"}, is_cpu_{"is_cpu"}, is_neg_{"is_neg"},
+      is_conj_{"is_conj"}, stride_{"stride"}, data_ptr_{"data_ptr"};
+
+  Wire wire_;
+  PyObject* const on_cpu_;
+  std::vector<Part> parts_;
+};
+
+}  // namespace gpudist

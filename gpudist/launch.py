@@ -1,0 +1,205 @@
+"""What a launcher and the environment ask for: who this process is, and which transport to use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpudist.errors import NotBuiltError, TransportError
+
+TRANSPORTS = ("nccl", "host", "gloo", "loopback")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the launcher says about this process.
+
+    Attributes:
+        launcher: ``"torchrun"``, ``"mpirun"``, ``"srun"`` or ``"none"``.
+        rank, size: of the world.
+        local_size: processes of the world on this node.
+        local_rank: this one's number among them.
+        address, port: where the ranks meet.
+        store_is_served: the launcher itself serves the store at that address.
+        run: tells this start of the job from others that meet at the same address.
+    """
+
+    launcher: str
+    rank: int = 0
+    size: int = 1
+    local_size: int = 1
+    local_rank: int = 0
+    address: str = "127.0.0.1"
+    port: int = 29500
+    store_is_served: bool = False
+    run: str = "0"
+
+    @property
+    def same_node(self) -> bool:
+        return self.local_size == self.size
+
+
+_LAUNCHERS = {
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK"),
+    "mpirun": (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+    ),
+    "mpiexec": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"),
+    "srun": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_LOCALID"),
+}
+
+
+def launch_of(environment: Mapping[str, str]) -> Launch:
+    """Read torchrun's, mpirun's or srun's variables; a process without them is a world of one.
+
+    Raises:
+        TransportError: a variable is missing or is no number.
+    """
+    found = next(
+        (name for name, (rank, size, *_) in _LAUNCHERS.items()
+         if rank in environment and size in environment),
+        None,
+    )  # fmt: skip
+    if found is None:
+        return Launch("none")
+
+    def number(variable: str, default: int | None = None) -> int:
+        text = environment.get(variable, "" if default is None else str(default))
+        try:
+            return int(text)
+        except ValueError:
+            raise TransportError(
+                f"{variable} is {text!r} but must be a number for a process started by {found}"
+            ) from None
+
+    rank_variable, size_variable, local_variable, local_rank_variable = _LAUNCHERS[found]
+    rank, size = number(rank_variable), number(size_variable)
+    if not 0 <= rank < size:
+        raise TransportError(f"{rank_variable} is {rank} but {size_variable} is {size}")
+    local_size = number(
+        local_variable, size if found == "torchrun" else _local_size(environment, size)
+    )
+    address = environment.get("MASTER_ADDR")
+    if address is None:
+        if local_size != size:
+            raise TransportError(
+                f"{size} ranks on several nodes need MASTER_ADDR and MASTER_PORT, the address of "
+                f"rank 0's node and a free port there; {found} does not set them"
+            )
+        address = "127.0.0.1"
+    job = next(
+        (environment[name] for name in ("SLURM_JOB_ID", "PMIX_NAMESPACE", "PMI_ID")
+         if name in environment),
+        "0",
+    )  # fmt: skip
+    default_port = 29500 + sum(job.encode()) % 1000
+    restarts = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return Launch(
+        found,
+        rank,
+        size,
+        local_size,
+        number(local_rank_variable, rank % local_size),
+        address,
+        number("MASTER_PORT", default_port),
+        environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        f"{environment.get('TORCHELASTIC_RUN_ID', job)}/{restarts}",
+    )
+
+
+def _local_size(environment: Mapping[str, str], size: int) -> int:
+    """Under srun and mpiexec: all ranks are here if there is one node."""
+    nodes = environment.get("SLURM_JOB_NUM_NODES", environment.get("SLURM_NNODES", "1"))
+    return size if nodes == "1" else 1
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the environment asks of ``init()``, and what comes of it.
+
+    Attributes:
+        transport: the transport that ``init()`` uses; ``"none"`` where it raises.
+        reason: why that one, or what ``init()`` raises.
+        nccl_library: the libnccl to use, ``""`` to find one.
+        device_library: a stand-in for CUDA's runtime in tests, ``""`` for CUDA.
+        checks: compare plans between ranks at every call.
+    """
+
+    transport: str
+    reason: str
+    nccl_library: str
+    device_library: str
+    checks: bool
+
+
+@dataclass(frozen=True)
+class Built:
+    """What this installation and this machine have.
+
+    Attributes:
+        host_missing: why there is no native core; ``""`` if there is one.
+        nccl_missing: why the native core cannot use GPUs; ``""`` if it can.
+        gpus: how many torch sees.
+    """
+
+    host_missing: str
+    nccl_missing: str
+    gpus: int
+
+
+def settings_of(environment: Mapping[str, str], built: Built) -> Settings:
+    """Read them."""
+    try:
+        transport, reason = choose_transport(launch_of(environment), environment, built)
+    except (TransportError, NotBuiltError) as error:
+        transport, reason = "none", str(error)
+    return Settings(
+        transport,
+        reason,
+        environment.get("GPUDIST_NCCL_LIBRARY", ""),
+        environment.get("GPUDIST_DEVICE_LIBRARY", ""),
+        environment.get("GPUDIST_CHECK", "0") not in ("", "0"),
+    )
+
+
+def choose_transport(
+    launch: Launch, environment: Mapping[str, str], built: Built
+) -> tuple[str, str]:
+    """The name of the transport for ``launch``, and why that one.
+
+    GPUs that torch sees are used, by NCCL, unless the environment says otherwise: no other device
+    takes their place unasked.
+
+    Raises:
+        TransportError: ``GPUDIST_TRANSPORT`` asks for what there is not.
+        NotBuiltError: there are GPUs, and this installation cannot use them.
+    """
+    asked = environment.get("GPUDIST_TRANSPORT")
+    if asked:
+        if asked not in TRANSPORTS:
+            raise TransportError(
+                f"GPUDIST_TRANSPORT is {asked!r}; it must be one of {', '.join(TRANSPORTS)}"
+            )
+        if asked == "loopback" and launch.size > 1:
+            raise TransportError(
+                f"GPUDIST_TRANSPORT=loopback is for one process, but {launch.launcher} started "
+                f"{launch.size}"
+            )
+        return asked, f"GPUDIST_TRANSPORT is {asked}"
+    if built.gpus:
+        if built.nccl_missing:
+            raise NotBuiltError(
+                f"torch sees {built.gpus} GPUs, which this installation of gpudist cannot use: "
+                f"{built.nccl_missing}. To leave them idle, set GPUDIST_TRANSPORT=host"
+            )
+        return "nccl", f"torch sees {built.gpus} GPUs"
+    if launch.size == 1:
+        return "loopback", "one process"
+    if not launch.same_node:
+        return "gloo", f"{launch.size} processes on several nodes"
+    if built.host_missing:
+        return "gloo", built.host_missing
+    return "host", f"{launch.size} processes on one node"

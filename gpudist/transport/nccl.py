@@ -1,0 +1,391 @@
+"""NCCL: the wire between GPUs, in stream order and without waiting for the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from hashlib import blake2b
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from gpudist.errors import GpudistError, NotBuiltError, ShapeError, TransportError
+from gpudist.geometry.boxes import Stage
+from gpudist.transport.base import (
+    Communicator,
+    Failure,
+    RoundPart,
+    RoundRunner,
+    Signature,
+    Transport,
+)
+from gpudist.transport.host import what_is_missing
+from gpudist.transport.nccl_library import wheel_libraries
+from gpudist.transport.nccl_program import native_call
+from gpudist.transport.nccl_rendezvous import Rendezvous
+from gpudist.transport.nccl_stages import Strategy, collectives_by_nccl, lower
+from gpudist.transport.nccl_verbs import Call, NcclCommunicator, run_alone
+from gpudist.transport.nccl_watch import DeviceRecorder, NcclWatch
+from gpudist.transport.store_failures import StoreFailureChannel
+
+try:
+    import gpudist._native as _native
+except ImportError:
+    _native = None
+
+_CLOSING_S = 5.0
+
+
+class NcclTransport(Transport):
+    """One rank of a world over NCCL.
+
+    Constructing it is collective: it returns once every rank has joined the world's communicator.
+    Operators are put on torch's current stream and nothing waits for the host, so that an error
+    after that is raised by a later call; until then, results of what failed are not-a-number.
+
+    Args:
+        store: where the ranks meet and failures are left.
+        rank, size: this process in the world.
+        timeout_s: deadline of every operation from its call to its end on the GPU, in seconds.
+        prefix: first part of the keys in ``store``; one per world.
+        device: of this rank's tensors.
+        nccl_library: the libnccl to open; found if empty.
+        device_library: a stand-in for CUDA's runtime, for tests; then ``device`` is the CPU.
+        checks: compare plans between ranks at every call, not only at their first.
+        strategy: how the collectives of a stage are carried out.
+        adopt: address of a communicator of all ranks that stays somebody else's.
+
+    Raises:
+        NotBuiltError: this installation has no CUDA half, or there is no NCCL.
+        CollectiveTimeout: a rank did not arrive in time.
+    """
+
+    name = "nccl"
+    packs = True
+    keeps_layout = True
+    store: Any
+
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        *,
+        prefix: str,
+        device: torch.device,
+        nccl_library: str = "",
+        device_library: str = "",
+        checks: bool = False,
+        strategy: Strategy = collectives_by_nccl,
+        adopt: int = 0,
+    ) -> None:
+        if _native is None:
+            raise NotBuiltError(f"the nccl transport: {what_is_missing()}")
+        self._channel = StoreFailureChannel(store, prefix)
+        super().__init__(rank, size, device, timeout_s, self._channel)
+        self._core = _native.NcclWorld(
+            rank,
+            size,
+            device.index or 0,
+            timeout_s,
+            nccl_library,
+            [str(path) for path in wheel_libraries()] if size > 1 else [],
+            device_library,
+        )
+        self.recorder = DeviceRecorder(self._core)
+        self.store = store
+        self.prefix = prefix
+        self.strategy = strategy
+        self._native: dict[tuple[int, ...], Any] = {}
+        self._open: tuple[Signature, list[Call]] | None = None
+        self._closed = False
+        self._watch = NcclWatch(self._core, self._channel, rank, size, timeout_s)
+        self._rendezvous = Rendezvous(store, prefix, rank, size, timeout_s, self._look)
+        self.compares_every_call = checks
+        self.stream = stream_of(device)
+        if size == 1:
+            return
+        try:
+            self._join(adopt)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def compares_every_call(self) -> bool:
+        """Whether plans are compared between ranks at every call; the same on all ranks."""
+        return self._core.checks()
+
+    @compares_every_call.setter
+    def compares_every_call(self, checks: bool) -> None:
+        self._core.set_checks(checks)
+
+    @property
+    def staging_bytes(self) -> int:
+        """Device memory held for what is packed and what arrives."""
+        return self._core.staging_bytes()
+
+    @property
+    def address(self) -> int:
+        """The address of the world's communicator, for others to adopt."""
+        return self._core.address()
+
+    def split(
+        self, parent: Communicator, colors: Sequence[int], keys: Sequence[int]
+    ) -> Communicator:
+        mine = colors[parent.rank]
+        ranks = sorted((keys[i], i) for i in range(parent.size) if colors[i] == mine)
+        members = tuple(parent.members[i] for _, i in ranks)
+        position = ranks.index((keys[parent.rank], parent.rank))
+        native_parent = self.native(parent.members)
+        # All ranks of the parent are here, and none knows which the others have already.
+        try:
+            operation = self._core.begin(f"splitting the communicator of {list(parent.members)}")
+            try:
+                native = self._core.split(native_parent, mine, position, members)
+            finally:
+                self._core.drop(operation)
+        except BaseException as error:
+            self.end_with(error)
+        if len(members) > 1:
+            self._native.setdefault(members, native)
+        return NcclCommunicator(self, members)
+
+    def bind_stage(
+        self,
+        stage: Stage,
+        ranks: Sequence[int],
+        rank: int,
+        input_strides: Sequence[int],
+        dtype: torch.dtype,
+        fill: float,
+        accumulates: bool = False,
+        output_strides: Sequence[int] | None = None,
+    ) -> Any:
+        lowered = lower(
+            stage, ranks, rank, input_strides, dtype, accumulates, self.strategy, output_strides
+        )
+        return lowered.bind(self._core, self.native, fill)
+
+    def bind_round(self, signature: Signature | None, parts: Sequence[RoundPart]) -> RoundRunner:
+        assert _native is not None
+        native_parts = [
+            (
+                part.index,
+                part.movement.input_shape if part.comes_from_outside else None,
+                part.movement.input_dtype if part.comes_from_outside else None,
+                part.takes,
+                part.gives,
+                part.block,
+                part.make_output,
+                part.makers,
+                part.bound,
+                part.bind,
+            )
+            for part in parts
+        ]
+        exchanged = native_signature(signature) if signature is not None else None
+        run_round = _native.DeviceRound(
+            self._core, exchanged, self.device.type == "cpu", native_parts, self.stream
+        ).run
+        if signature is None:
+            return run_round
+        end_with = self.end_with
+
+        def run(blocks: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+            try:
+                return run_round(blocks)
+            except ShapeError:
+                raise  # before it began
+            except BaseException as error:
+                end_with(error)
+
+        return run
+
+    def start_stages(
+        self, signature: Signature, calls: Sequence[tuple[Any, int, int]]
+    ) -> _StagesInFlight:
+        assert _native is not None
+        try:
+            event = self._core.start(native_signature(signature), calls, self.stream())
+        except BaseException as error:
+            self.end_with(error)
+        return _StagesInFlight(self, event)
+
+    def post(self, call: Call) -> None:
+        """Queue a call in the open group, or make it a group of its own."""
+        if self._open is None:
+            text = f"{call.kind} of {call.nbytes} bytes"
+            with self.group(Signature(text, blake2b(text.encode(), digest_size=16).digest())):
+                self.post(call)
+            return
+        self._open[1].append(call)
+
+    def native(self, members: Sequence[int]) -> Any:
+        """The native communicator of these world ranks, made at first use by all of them."""
+        key = tuple(members)
+        found = self._native.get(key)
+        if found is None:
+            found = self._native[key] = self._connect(key)
+        return found
+
+    def join(self, event: int) -> None:
+        """Let the current stream wait for stages that were started."""
+        try:
+            self._core.join(event, self.stream())
+        except BaseException as error:
+            self.end_with(error)
+
+    def wait(self) -> None:
+        """Return when everything on the current stream is complete, for the host to read it."""
+        try:
+            self._core.synchronize(self.stream())
+        except BaseException as error:
+            self.end_with(error)
+
+    def abort(self, failure: Failure) -> None:
+        if not self._core.failure():
+            self._watch.fail(failure)
+        self._core.settle(self.stream())
+
+    def error(self) -> Any:
+        text = self._core.failure()
+        if text:
+            return Failure.from_json(text).to_exception()
+        if self._closed:
+            return TransportError(f"the nccl transport of rank {self.rank} was closed")
+        return None
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._watch.leave()
+        self._core.close(_CLOSING_S)
+        self._watch.stop()
+        self._rendezvous.close()
+        self._channel.close()
+
+    def end_with(self, error: BaseException) -> NoReturn:
+        """Raise what ``error``, which the native core raised, means to this rank and the others."""
+        assert _native is not None
+        mine = Failure.from_exception(error, self.rank)
+        if not self._core.failure():
+            self._watch.fail(mine)
+        # What was started and is not waited for uses tensors that are about to be freed.
+        self._core.settle(self.stream())
+        first = Failure.from_json(self._core.failure())
+        is_known = isinstance(error, (GpudistError, _native.WorldFailed))
+        if not is_known or (first.kind, first.message) == (mine.kind, mine.message):
+            raise error
+        raise first.to_exception() from error
+
+    def _look(self) -> None:
+        """Raise what another rank has failed with, also where nothing of this one is under way."""
+        self._watch.look()
+        self.check()
+
+    def _make_communicator(self, members: tuple[int, ...]) -> Communicator:
+        return NcclCommunicator(self, members)
+
+    def _group_start(self, signature: Signature) -> None:
+        if self._open is not None:
+            raise TransportError(
+                f"'{signature.label}' opens a group inside that of '{self._open[0].label}'; groups "
+                f"do not nest: end the outer one first"
+            )
+        self._open = signature, []
+
+    def _group_discard(self) -> None:
+        self._open = None
+
+    def _group_end(self) -> None:
+        assert self._open is not None
+        (signature, calls), self._open = self._open, None
+        try:
+            with torch.no_grad():
+                self._run(signature, calls)
+        except BaseException as error:
+            self.end_with(error)
+
+    def _run(self, signature: Signature, calls: Sequence[Call]) -> None:
+        for call in calls:
+            if call.members is not None and len(call.members) == 1:
+                run_alone(call)
+        shared = [call for call in calls if call.members is None or len(call.members) > 1]
+        shared = [call for call in shared if call.count > 0]
+        # Communicators are made in one and the same order on all ranks, as their groups run.
+        for members in sorted({call.members for call in shared if call.members is not None}):
+            self.native(members)
+        if shared:
+            self._core.run_calls(
+                native_signature(signature),
+                [native_call(call, self._communicator_of(call)) for call in shared],
+                self.stream(),
+            )
+        for call in calls:
+            if call.after is not None:
+                call.after()
+
+    def _communicator_of(self, call: Call) -> Any:
+        return self.native(call.members) if call.members is not None else None
+
+    def _join(self, adopt: int) -> None:
+        """Meet the others, watch those on this node, and make the world's communicator."""
+        world = tuple(range(self.size))
+        try:
+            for rank, pid in self._rendezvous.arrive().items():
+                self._core.watch_process(rank, pid)
+            if adopt:
+                self._native[world] = self._core.adopt(adopt, world)
+        except BaseException as error:
+            self.end_with(error)
+        if not adopt:
+            self._native[world] = self._connect(world)
+
+    def _connect(self, members: tuple[int, ...]) -> Any:
+        try:
+            self.check()
+            operation = self._core.begin(f"making the communicator of ranks {list(members)}")
+            try:
+                made = self._rendezvous.share_id(members, self._core.new_id)
+                return self._core.connect(made, members)
+            finally:
+                self._core.drop(operation)
+        except BaseException as error:
+            self.end_with(error)
+
+
+class _StagesInFlight:
+    def __init__(self, wire: NcclTransport, event: int) -> None:
+        self._wire = wire
+        self._event: int | None = event
+
+    def wait(self, call: int) -> None:
+        """All calls are complete together: what follows on the current stream comes after them."""
+        if self._event is not None:
+            event, self._event = self._event, None
+            self._wire.join(event)
+
+
+def what_nccl_misses() -> str:
+    """Why this installation cannot use GPUs, and how to change that; empty if it can."""
+    if _native is None:
+        return what_is_missing()
+    return _native.device_missing()
+
+
+def stream_of(device: torch.device) -> Callable[[], int]:
+    """What returns the handle of torch's current stream on ``device``."""
+    if device.type != "cuda":
+        return lambda: 0
+    current = torch._C._cuda_getCurrentRawStream
+    return partial(current, device.index)
+
+
+@lru_cache(maxsize=4096)
+def native_signature(signature: Signature) -> Any:
+    assert _native is not None
+    return _native.Signature(signature.label, signature.digest)

@@ -1,0 +1,7 @@
+// A library with a table of another version than ours.
+#include "device_api.h"
+
+extern "C" const gpudist::DeviceApi* gpudist_device_api() {
+  static gpudist::DeviceApi api{};
+  return &api;
+}

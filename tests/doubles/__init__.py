@@ -1,0 +1,28 @@
+"""Test doubles of CUDA's runtime and of NCCL: no result of theirs is a result of CUDA or NCCL."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+import pytest
+
+from tests.doubles.build import NoCompiler, library
+from tests.doubles.nccl import clear, violations
+
+
+@functools.cache
+def use_doubles() -> None:
+    """Let processes started from here on run the nccl transport over the doubles, or skip."""
+    try:
+        path = str(library())
+    except NoCompiler as error:
+        pytest.skip(str(error))
+    os.environ["GPUDIST_NCCL_LIBRARY"] = os.environ["GPUDIST_DEVICE_LIBRARY"] = path
+
+
+def misuses_of_nccl() -> list[str]:
+    """What the doubles have refused in this process since the last time; then it is forgotten."""
+    found = violations()
+    clear()
+    return found

@@ -1,0 +1,86 @@
+"""The shared library of the doubles, compiled where it is first needed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+CACHE = ROOT / "build" / "doubles"
+FLAGS = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden"]
+LINKING = [
+    "-shared",
+    "-pthread",
+    "-Wl,-Bsymbolic-functions",
+    "-Wl,--no-undefined",
+    "-Wl,-soname,libnccl_double.so",
+]
+
+
+class NoCompiler(RuntimeError):
+    """There is no C++ compiler here: a test that needs the doubles skips."""
+
+
+@lru_cache(maxsize=1)
+def library() -> Path:
+    """Return the path of the compiled library; one compilation for each state of the sources.
+
+    Raises:
+        NoCompiler: there is no ``c++`` or ``g++``, and the library is not in the cache.
+        RuntimeError: the sources do not compile.
+    """
+    target = CACHE / fingerprint() / "libnccl_double.so"
+    if not target.exists():
+        compile_to(target)
+    return target
+
+
+def sources() -> list[Path]:
+    return sorted(HERE.glob("*.cpp"))
+
+
+def fingerprint() -> str:
+    """A digest of all that goes into the library."""
+    digest = hashlib.blake2b(" ".join(FLAGS + LINKING).encode(), digest_size=8)
+    headers = sorted(HERE.glob("*.h")) + sorted((ROOT / "csrc").glob("*.h"))
+    for path in sources() + headers:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def compile_to(target: Path) -> None:
+    """Compile in a folder of this process, then rename: several may do so at once."""
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        raise NoCompiler("the doubles of CUDA and NCCL need a C++ compiler: no c++ or g++ in PATH")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        objects = [f"{folder}/{path.stem}.o" for path in sources()]
+        compilations = [
+            [compiler, *FLAGS, "-I", str(ROOT / "csrc"), "-c", str(path), "-o", made]
+            for path, made in zip(sources(), objects, strict=True)
+        ]
+        run_all(compilations)
+        linked = f"{folder}/{target.name}"
+        run_all([[compiler, *LINKING, *objects, "-o", linked]])
+        os.replace(linked, target)
+
+
+def run_all(commands: list[list[str]]) -> None:
+    """Run commands, as many at once as there are cores."""
+    at_once = os.cpu_count() or 1
+    for start in range(0, len(commands), at_once):
+        running = [
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            for command in commands[start : start + at_once]
+        ]
+        outputs = [process.communicate()[0] for process in running]
+        for process, output in zip(running, outputs, strict=True):
+            if process.returncode != 0:
+                raise RuntimeError(f"the doubles of CUDA and NCCL do not compile:\n{output}")

@@ -1,0 +1,222 @@
+#include "hooks.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <vector>
+
+namespace gpudist::doubles {
+
+namespace {
+
+constexpr int kVersion = 22703;
+constexpr size_t kMaxLines = 200'000;
+
+struct Injection {
+  std::string what;
+  int rank;
+  int after;
+};
+
+struct State {
+  std::mutex mutex;
+  uint64_t lines = 0;
+  std::deque<std::string> log;
+  std::vector<std::string> violations;
+  std::string last_error;
+  std::vector<Injection> injections;
+  std::map<std::string, int> device_failures;
+  std::map<std::string, size_t> counts;
+  int version = kVersion;
+  int devices = 1;
+  unsigned clears = 0;
+  std::condition_variable cleared;
+  // Calls of the hot path look here only.
+  std::atomic<bool> has_injections{false};
+  std::atomic<bool> has_device_failures{false};
+};
+
+// Never destroyed: threads of the doubles outlive main.
+State& state() {
+  static State& state = *new State;
+  return state;
+}
+
+// Whether an injection of this name fires now; it is then used up.
+bool fires(const char* what, int rank) {
+  std::vector<Injection>& injections = state().injections;
+  for (auto it = injections.begin(); it != injections.end(); ++it) {
+    if (it->what != what || (it->rank >= 0 && rank >= 0 && it->rank != rank)) continue;
+    if (it->after-- > 0) continue;
+    injections.erase(it);
+    return true;
+  }
+  return false;
+}
+
+void append(State& state, const std::string& line) {
+  state.log.push_back(std::to_string(state.lines++) + " " + line);
+  if (state.log.size() > kMaxLines) state.log.pop_front();
+}
+
+template <class Lines>
+size_t copy_lines(const Lines& lines, char* buffer, size_t bytes) {
+  size_t total = 0;
+  for (const std::string& line : lines) {
+    const std::string text = line + "\n";
+    if (total < bytes) memcpy(buffer + total, text.data(), std::min(text.size(), bytes - total));
+    total += text.size();
+  }
+  return total;
+}
+
+}  // namespace
+
+Fault next_fault(int rank) {
+  State& all = state();
+  if (!all.has_injections.load(std::memory_order_relaxed)) return Fault::kNone;
+  const std::lock_guard<std::mutex> locked(all.mutex);
+  Fault fault = Fault::kNone;
+  if (fires("async_error", rank)) fault = Fault::kAsyncError;
+  if (fires("stall", rank)) fault = Fault::kStall;
+  if (fires("delay", rank)) fault = Fault::kDelay;
+  if (fires("crash", rank)) fault = Fault::kCrash;
+  return fault;
+}
+
+bool next_call_fails() {
+  State& all = state();
+  if (!all.has_injections.load(std::memory_order_relaxed)) return false;
+  const std::lock_guard<std::mutex> locked(all.mutex);
+  return fires("call_error", -1);
+}
+
+bool next_init_stalls(int rank) {
+  const std::lock_guard<std::mutex> locked(state().mutex);
+  return fires("stall_init", rank);
+}
+
+bool device_call_fails(const char* name) {
+  State& all = state();
+  if (!all.has_device_failures.load(std::memory_order_relaxed)) return false;
+  const std::lock_guard<std::mutex> locked(all.mutex);
+  const auto found = all.device_failures.find(name);
+  if (found == all.device_failures.end() || found->second-- > 0) return false;
+  all.device_failures.erase(found);
+  return true;
+}
+
+void count_call(const char* name) {
+  const std::lock_guard<std::mutex> locked(state().mutex);
+  ++state().counts[name];
+}
+
+void stall_until_cleared() {
+  std::unique_lock<std::mutex> locked(state().mutex);
+  state().cleared.wait(locked, [seen = state().clears] { return state().clears != seen; });
+}
+
+int nccl_version() {
+  const std::lock_guard<std::mutex> locked(state().mutex);
+  return state().version;
+}
+
+int device_count() {
+  const std::lock_guard<std::mutex> locked(state().mutex);
+  return state().devices;
+}
+
+void log_call(const std::string& line) {
+  const std::lock_guard<std::mutex> locked(state().mutex);
+  append(state(), line);
+}
+
+void log_violation(const std::string& text) {
+  State& all = state();
+  const std::lock_guard<std::mutex> locked(all.mutex);
+  append(all, "violation " + text);
+  all.violations.push_back(text);
+  all.last_error = text;
+}
+
+int refuse(int result, const std::string& text) {
+  log_violation(text);
+  return result;
+}
+
+void set_last_error(const std::string& text) {
+  const std::lock_guard<std::mutex> locked(state().mutex);
+  state().last_error = text;
+}
+
+std::string last_error() {
+  const std::lock_guard<std::mutex> locked(state().mutex);
+  return state().last_error;
+}
+
+}  // namespace gpudist::doubles
+
+using gpudist::doubles::state;
+
+// Copies as much of the log as there is room for; returns how many bytes it has.
+GPUDIST_EXPORT size_t gpudist_double_log(char* buffer, size_t bytes) {
+  const std::lock_guard<std::mutex> locked(state().mutex);
+  return gpudist::doubles::copy_lines(state().log, buffer, bytes);
+}
+
+// Likewise, only the misuses.
+GPUDIST_EXPORT size_t gpudist_double_violations(char* buffer, size_t bytes) {
+  const std::lock_guard<std::mutex> locked(state().mutex);
+  return gpudist::doubles::copy_lines(state().violations, buffer, bytes);
+}
+
+// How often a call that makes or ends something of the device was carried out, in this process.
+GPUDIST_EXPORT size_t gpudist_double_count(const char* name) {
+  const std::lock_guard<std::mutex> locked(state().mutex);
+  return state().counts[name];
+}
+
+// Forget the log and everything that hooks have set.
+GPUDIST_EXPORT void gpudist_double_clear() {
+  auto& all = state();
+  const std::lock_guard<std::mutex> locked(all.mutex);
+  all.log.clear();
+  all.violations.clear();
+  all.last_error.clear();
+  all.injections.clear();
+  all.device_failures.clear();
+  all.has_injections = false;
+  all.has_device_failures = false;
+  all.version = gpudist::doubles::kVersion;
+  all.devices = 1;
+  ++all.clears;
+  all.cleared.notify_all();
+}
+
+// `rank`: of the operation, in the communicator that its own was split from; any if negative.
+GPUDIST_EXPORT void gpudist_double_inject(const char* what, int rank, int after) {
+  const std::lock_guard<std::mutex> locked(state().mutex);
+  state().injections.push_back({what, rank, after});
+  state().has_injections = true;
+}
+
+GPUDIST_EXPORT void gpudist_double_fail_call(const char* name, int after) {
+  const std::lock_guard<std::mutex> locked(state().mutex);
+  state().device_failures[name] = after;
+  state().has_device_failures = true;
+}
+
+GPUDIST_EXPORT void gpudist_double_set_version(int version) {
+  const std::lock_guard<std::mutex> locked(state().mutex);
+  state().version = version;
+}
+
+GPUDIST_EXPORT void gpudist_double_set_devices(int count) {
+  const std::lock_guard<std::mutex> locked(state().mutex);
+  state().devices = count;
+}

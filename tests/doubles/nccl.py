@@ -1,0 +1,165 @@
+"""The library of the doubles from Python: NCCL's calls as they are, and the hooks of tests."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import c_char, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from functools import lru_cache
+
+from tests.doubles.build import library
+
+VERSION = 22703
+UNDEFINED = -(2**31)
+DTYPES = {
+    "int8": 0,
+    "uint8": 1,
+    "int32": 2,
+    "uint32": 3,
+    "int64": 4,
+    "uint64": 5,
+    "float16": 6,
+    "float32": 7,
+    "float64": 8,
+    "bfloat16": 9,
+}
+OPS = {"sum": 0, "prod": 1, "max": 2, "min": 3}
+
+
+class UniqueId(ctypes.Structure):
+    _fields_ = [("internal", c_char * 128)]
+
+
+class Config(ctypes.Structure):
+    """ncclConfig_t as of 2.27."""
+
+    _fields_ = [
+        ("size", c_size_t),
+        ("magic", c_uint),
+        ("version", c_uint),
+        ("blocking", c_int),
+        ("cga_cluster_size", c_int),
+        ("min_ctas", c_int),
+        ("max_ctas", c_int),
+        ("net_name", c_char_p),
+        ("split_share", c_int),
+        ("traffic_class", c_int),
+        ("comm_name", c_char_p),
+        ("collnet_enable", c_int),
+        ("cta_policy", c_int),
+        ("shrink_share", c_int),
+        ("nvls_ctas", c_int),
+    ]
+
+
+def make_config(**members: int) -> Config:
+    config = Config(ctypes.sizeof(Config), 0xCAFEBEEF, VERSION)
+    for field in Config._fields_[3:]:
+        if field[1] is c_int:
+            setattr(config, field[0], UNDEFINED)
+    for name, value in members.items():
+        setattr(config, name, value)
+    return config
+
+
+SIZE, COMM, STREAM, DATA = c_size_t, c_void_p, c_void_p, c_void_p
+POINTER = ctypes.POINTER
+SIGNATURES: dict[str, Sequence[object]] = {
+    "ncclGetVersion": [POINTER(c_int)],
+    "ncclGetUniqueId": [POINTER(UniqueId)],
+    "ncclCommInitRankConfig": [POINTER(COMM), c_int, UniqueId, c_int, POINTER(Config)],
+    "ncclCommSplit": [COMM, c_int, c_int, POINTER(COMM), POINTER(Config)],
+    "ncclCommFinalize": [COMM],
+    "ncclCommDestroy": [COMM],
+    "ncclCommAbort": [COMM],
+    "ncclCommGetAsyncError": [COMM, POINTER(c_int)],
+    "ncclCommCount": [COMM, POINTER(c_int)],
+    "ncclCommUserRank": [COMM, POINTER(c_int)],
+    "ncclGroupStart": [],
+    "ncclGroupEnd": [],
+    "ncclSend": [DATA, SIZE, c_int, c_int, COMM, STREAM],
+    "ncclRecv": [DATA, SIZE, c_int, c_int, COMM, STREAM],
+    "ncclBroadcast": [DATA, DATA, SIZE, c_int, c_int, COMM, STREAM],
+    "ncclReduce": [DATA, DATA, SIZE, c_int, c_int, c_int, COMM, STREAM],
+    "ncclAllReduce": [DATA, DATA, SIZE, c_int, c_int, COMM, STREAM],
+    "ncclReduceScatter": [DATA, DATA, SIZE, c_int, c_int, COMM, STREAM],
+    "ncclAllGather": [DATA, DATA, SIZE, c_int, COMM, STREAM],
+    "ncclMemAlloc": [POINTER(DATA), SIZE],
+    "ncclMemFree": [DATA],
+    "ncclCommRegister": [COMM, DATA, SIZE, POINTER(DATA)],
+    "ncclCommDeregister": [COMM, DATA],
+}
+
+
+@lru_cache(maxsize=1)
+def nccl() -> ctypes.CDLL:
+    """The library, with the types of its calls; one for the process."""
+    opened = ctypes.CDLL(str(library()))
+    for name, arguments in SIGNATURES.items():
+        getattr(opened, name).argtypes = arguments
+    opened.ncclGetLastError.argtypes = [COMM]
+    opened.ncclGetLastError.restype = c_char_p
+    opened.ncclGetErrorString.restype = c_char_p
+    opened.gpudist_double_log.argtypes = [c_char_p, c_size_t]
+    opened.gpudist_double_log.restype = c_size_t
+    opened.gpudist_double_violations.argtypes = [c_char_p, c_size_t]
+    opened.gpudist_double_violations.restype = c_size_t
+    opened.gpudist_double_inject.argtypes = [c_char_p, c_int, c_int]
+    opened.gpudist_double_fail_call.argtypes = [c_char_p, c_int]
+    opened.gpudist_double_set_capture.argtypes = [STREAM, c_uint64]
+    opened.gpudist_double_count.argtypes = [c_char_p]
+    opened.gpudist_double_count.restype = c_size_t
+    return opened
+
+
+def log() -> list[list[str]]:
+    """The calls of this process since ``clear``, in words.
+
+    Those of an operation: number, communicator, rank, kind, count, dtype, peer or root, stream,
+    groups that are open, reduction.
+    """
+    return [line.split() for line in lines_of(nccl().gpudist_double_log)]
+
+
+def violations() -> list[str]:
+    """The misuses that this process has been refused, or has found in its peers' calls."""
+    return lines_of(nccl().gpudist_double_violations)
+
+
+def lines_of(read) -> list[str]:
+    size = read(None, 0)
+    buffer = ctypes.create_string_buffer(size + 1)
+    read(buffer, size)
+    return buffer.value.decode().splitlines()
+
+
+def count(call: str) -> int:
+    """How often ``allocate``, ``create_event`` or their like were carried out in this process."""
+    return nccl().gpudist_double_count(call.encode())
+
+
+def capture(number: int, stream: int | None = None) -> None:
+    """Let a stream be captured into the graph of this number; zero ends that."""
+    nccl().gpudist_double_set_capture(stream, number)
+
+
+def clear() -> None:
+    """Forget the log, and all that hooks have set."""
+    nccl().gpudist_double_clear()
+
+
+def inject(what: str, rank: int = -1, after: int = 0) -> None:
+    """Let an operation or a call fail: the next, or after so many others.
+
+    Args:
+        what: ``async_error``, ``stall``, ``delay`` or ``crash`` of an operation; ``call_error`` of
+            any call; ``stall_init``.
+        rank: in the communicator that the operation's own was split from; any, if negative.
+        after: how many operations, or calls, still go well.
+    """
+    nccl().gpudist_double_inject(what.encode(), rank, after)
+
+
+def fail_device_call(name: str, after: int = 0) -> None:
+    """Let an entry of the device's table fail once."""
+    nccl().gpudist_double_fail_call(name.encode(), after)

@@ -1,0 +1,197 @@
+"""The command line, as users run it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from gpudist import cli
+from gpudist.cli import main
+from gpudist.environment import Cuda, Device, Environment, Nccl
+from gpudist.transport.host import is_built
+from gpudist.transport.nccl_library import wheel_libraries
+
+ROOT = Path(__file__).resolve().parents[1]
+FOUND = Environment(
+    gpudist="0.1.0",
+    python="3.11.7",
+    torch="2.13.0+cu130",
+    torch_cuda="13.0",
+    native_core=True,
+    native_core_missing="",
+    cuda=Cuda("13.0", "13.1", 2, ""),
+    devices=(Device("H200", 141 * 2**30), Device("H200", 141 * 2**30)),
+    nccl=Nccl("2.30.7", "/site/libnccl.so.2", "nvidia-nccl wheel", ("windows", "others")),
+    nccl_missing="",
+    transport="host",
+    transport_reason="2 processes on one node",
+    warnings=("two wheels",),
+)
+TEXT = """\
+gpudist      0.1.0
+Python       3.11.7
+torch        2.13.0+cu130, built for CUDA 13.0
+native core  built
+CUDA half    built with CUDA 13.0, driver for CUDA up to 13.1, GPUs: 2
+GPUs         H200, 141.0 GiB; H200, 141.0 GiB
+NCCL         2.30.7, /site/libnccl.so.2 (nvidia-nccl wheel); windows, others
+transport    host: 2 processes on one node
+warning: two wheels
+"""
+NOTHING = Environment(
+    gpudist="0.1.0",
+    python="3.11.7",
+    torch="2.13.0+cpu",
+    torch_cuda=None,
+    native_core=False,
+    native_core_missing="no compiler",
+    cuda=None,
+    devices=(),
+    nccl=None,
+    nccl_missing="there is no NCCL",
+    transport="none",
+    transport_reason="RANK is 8",
+    warnings=(),
+)
+
+
+def test_env(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(cli, "describe", lambda: FOUND)
+    assert main(["env"]) == 0
+    assert capsys.readouterr().out == TEXT
+
+
+def test_env_where_there_is_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "describe", lambda: NOTHING)
+    assert main(["env"]) == 0
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "torch        2.13.0+cpu, without CUDA",
+        "native core  no compiler",
+        "CUDA half    not built",
+        "GPUs         none that torch sees",
+        "NCCL         none: there is no NCCL",
+        "transport    none: RANK is 8",
+    ]
+
+
+def test_env_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(cli, "describe", lambda: FOUND)
+    assert main(["env", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["nccl"] == {
+        "version": "2.30.7",
+        "path": "/site/libnccl.so.2",
+        "found": "nvidia-nccl wheel",
+        "features": ["windows", "others"],
+    }
+    assert printed["devices"][1] == {"name": "H200", "memory_bytes": 141 * 2**30}
+    assert printed["warnings"] == ["two wheels"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_on_a_terminal_without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "describe", lambda: FOUND)
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    main(["env"])
+    assert terminal.getvalue() == TEXT
+
+
+def test_on_a_terminal_with_rich(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("rich")
+    monkeypatch.setattr(cli, "describe", lambda: FOUND)
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    main(["env"])
+    assert "\x1b[1;36mNCCL       \x1b[0m  2.30.7, /site/libnccl.so.2" in terminal.getvalue()
+
+
+def test_no_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([])
+    assert "usage: gpudist" in capsys.readouterr().err
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, "PYTHONPATH": path, **environment},
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+
+
+def test_a_process() -> None:
+    ended = run("-m", "gpudist", "env", "--json")
+    assert ended.returncode == 0, ended.stderr
+    printed = json.loads(ended.stdout)
+    assert printed["native_core"] is is_built()
+    assert printed["transport"] == "loopback"
+    assert (printed["nccl"] is None) is bool(printed["nccl_missing"])
+
+
+def test_a_process_without_a_native_core() -> None:
+    program = (
+        "import sys; sys.modules['gpudist._native'] = None; "
+        "from gpudist.cli import main; sys.exit(main(['env']))"
+    )
+    ended = run("-c", program)
+    assert ended.returncode == 0, ended.stderr
+    assert "native core  this installation of gpudist has no native core" in ended.stdout
+    assert "NCCL         none: only the native core can open it" in ended.stdout
+
+
+def wheel() -> str:
+    """The real library, in a wheel that is installed."""
+    paths = wheel_libraries()
+    if not paths or not is_built():
+        pytest.skip("there is no nvidia-nccl wheel, or no native core")
+    return str(paths[0])
+
+
+def test_the_wheel() -> None:
+    path = wheel()
+    ended = run("-m", "gpudist", "env", "--json")
+    nccl = json.loads(ended.stdout)["nccl"]
+    assert Path(nccl["path"]).samefile(path)
+    assert nccl["found"] in ("nvidia-nccl wheel", "already in the process")
+
+
+@pytest.mark.parametrize(
+    "order", ["torch cupy gpudist", "torch gpudist cupy", "cupy gpudist torch", "gpudist cupy"]
+)
+def test_one_nccl_in_a_process_with_cupy(order: str) -> None:
+    wheel()
+    if "cupy" in order and find_spec("cupy") is None:
+        pytest.skip("there is no CuPy")
+    program = f"""
+for name in {order.split()!r}:
+    if name == "cupy":
+        from cupy.cuda import nccl
+        nccl.get_version()
+    elif name == "gpudist":
+        from gpudist.environment import describe
+        assert describe().nccl is not None, describe().nccl_missing
+    else:
+        import torch
+with open("/proc/self/maps") as maps:
+    print(*{{line.split()[-1] for line in maps if "libnccl.so" in line}})
+"""
+    ended = run("-c", program)
+    assert ended.returncode == 0, ended.stderr
+    assert len(ended.stdout.split()) == 1, ended.stdout
