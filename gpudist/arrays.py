@@ -20,6 +20,9 @@ Array = TypeVar("Array", torch.Tensor, NDArray[Any])
 # What a worker gave, as ranks tell each other.
 TENSOR, NUMPY, CUPY = range(3)
 
+# Of CuPy, and not to be destroyed: where torch frees an output it records an event on its streams.
+_kept_streams: set[Any] = set()
+
 
 class Agreement(Protocol):
     """Part of ``gpudist.ops.agreement.Agreement``."""
@@ -50,8 +53,8 @@ def applied(operator: Any, x: Array | None) -> Array:
 
     Cost:
         Nothing is copied, but inputs that DLPack or torch cannot describe: negative strides, and
-        strides that are no multiple of the item. A CuPy array whose current stream is not torch's
-        costs an event before and one after.
+        strides that are no multiple of the item. Where CuPy's current stream is not torch's, a CuPy
+        array costs an event before and one after, and the stream is kept until the process ends.
 
     Raises:
         ShapeError: the array has a dtype that torch has not, or is not on the partition's device;
@@ -119,7 +122,7 @@ def _tensor_of(x: Any, kind: int, device: torch.device) -> torch.Tensor:
         except BufferError:
             return torch.from_dlpack(export(x.copy()))
     except (BufferError, RuntimeError) as error:
-        raise ShapeError(f"the {name} array's dtype {x.dtype} is none of torch: {error}") from error
+        raise ShapeError(f"torch cannot read a {name} array of dtype {x.dtype}: {error}") from error
 
 
 def _itself(x: Any) -> Any:
@@ -154,12 +157,21 @@ def _in_stream_order(cupy: Any, device: torch.device) -> Iterator[Callable[[torc
     Gives what must be called with tensors that CuPy goes on to use.
     """
     ours = torch.cuda.current_stream(device)
-    theirs_pointer = cupy.cuda.get_current_stream().ptr
-    if theirs_pointer == ours.cuda_stream:
+    # CuPy has a current stream on each device; its default is that of its current device.
+    stream = cupy.cuda.get_current_stream(device.index)
+    if stream.ptr == ours.cuda_stream:
         yield lambda y: None
         return
-    theirs = torch.cuda.ExternalStream(theirs_pointer, device)
+    theirs = torch.cuda.ExternalStream(stream.ptr, device)
+
+    def keep(y: torch.Tensor) -> None:
+        # Else torch's allocator gives the memory away while CuPy's stream may still read it.
+        y.record_stream(theirs)
+        _kept_streams.add(stream)
+
     ours.wait_stream(theirs)
-    # Else torch's allocator gives the memory away while CuPy's stream may still read it.
-    yield lambda y: y.record_stream(theirs)
-    theirs.wait_stream(ours)
+    try:
+        yield keep
+    finally:
+        # After an error too: torch may be reading what CuPy would give away.
+        theirs.wait_stream(ours)
