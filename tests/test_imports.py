@@ -19,7 +19,7 @@ FLOORS = [
     ["sbp"],
     ["nn"],
     ["ops"],
-    ["autograd"],
+    ["autograd", "arrays"],
     ["library"],
     ["exchange"],
     ["environment"],

@@ -1,4 +1,8 @@
-"""Linear operators on distributed tensors, one a file: a function and a module each."""
+"""Linear operators on distributed tensors, one a file: a function and a module each.
+
+The functions that move data take NumPy and CuPy arrays as well, and return the same kind. Arrays
+take no part in autograd.
+"""
 
 from gpudist.ops.all_gather import AllGather, SumScatter, all_gather, sum_scatter
 from gpudist.ops.all_sum_reduce import AllSumReduce, all_sum_reduce

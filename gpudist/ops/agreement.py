@@ -13,6 +13,7 @@ from typing import Literal, NoReturn
 
 import torch
 
+from gpudist.arrays import TENSOR
 from gpudist.errors import GpudistError, PlanMismatch, ShapeError
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.cartesian import index_of, left_padded
@@ -128,6 +129,10 @@ class Agreement:
         grid: how the tensor is cut, ``P_x``'s shape unless given; axes are counted from the last
             dim.
         placed: index on that grid of the block of a rank of ``P_x``, if it is not the rank's own.
+
+    Attributes:
+        kind: what this rank was given at this call: a tensor, or an array of another library.
+        owners_kind: what the first rank of ``P_x`` was given when ranks agreed last.
     """
 
     def __init__(
@@ -151,6 +156,7 @@ class Agreement:
         self._placed = placed
         self._dynamic = shape == "dynamic"
         self._agreed: Layout | None = None
+        self.kind = self.owners_kind = TENSOR
         self._global_shape: tuple[int, ...] | None = None
         if global_shape is not None:
             self._global_shape = tuple(global_shape)
@@ -220,7 +226,7 @@ class Agreement:
         problem = self._problem(x)
         dtype = _DTYPES.index(x.dtype) if x.dtype in _DTYPES else 0
         shape = tuple(x.shape)[:_MAX_DIMS]
-        row = [problem, dtype, x.dim(), *shape, *(0,) * (_MAX_DIMS - len(shape))]
+        row = [problem, dtype, x.dim(), *shape, *(0,) * (_MAX_DIMS - len(shape)), self.kind]
         rows = self._P_all.allgather_data(row)
         by_world_rank = dict(zip(self._P_all.ranks, rows, strict=True))
         for rank, world_rank in enumerate(self._P_all.ranks):
@@ -228,6 +234,7 @@ class Agreement:
             if problem > _BLOCK:
                 raise self._error(problem, rank, tuple(shape[:dims]))
         owners = [by_world_rank[rank] for rank in self._P_x.ranks]
+        self.owners_kind = owners[0][-1]
         dtypes = {_DTYPES[row[1]] for row in owners}
         dims = {row[2] for row in owners}
         if len(dtypes) > 1 or len(dims) > 1:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from gpudist.arrays import Array, applied
 from gpudist.errors import ShapeError
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.blocks import Decomposition
@@ -79,20 +80,21 @@ class SumScatter(Operator):
 
 
 def all_gather(
-    x: torch.Tensor,
+    x: Array,
     P_x: CartesianPartition,
     axes: Sequence[int] | None = None,
     axes_keep: Sequence[int] | None = None,
     *,
     global_shape: Sequence[int] | None = None,
     shape: ShapeMode = "static",
-) -> torch.Tensor:
+) -> Array:
     """Put the blocks along axes of ``P_x`` together, on every worker.
 
     Collective over ``P_x``.
 
     Args:
-        x: the block, of any size that makes up a cut of one tensor.
+        x: the block, a tensor or a NumPy or CuPy array, of any size that makes up a cut of one
+            tensor.
         P_x: one axis per dim of the tensor.
         axes: axes to gather along, or
         axes_keep: the axes along which the tensor stays split.
@@ -100,7 +102,8 @@ def all_gather(
         shape: ``"dynamic"`` agrees at every call.
 
     Returns:
-        New tensor: whole along the gathered dims. A clone of ``x`` on workers outside ``P_x``.
+        New tensor, or array if ``x`` is one: whole along the gathered dims. A clone of ``x`` on
+        workers outside ``P_x``.
 
     Adjoint:
         Sum-scatter.
@@ -120,31 +123,32 @@ def all_gather(
         tuple(axes_keep) if axes_keep is not None else None,
         global_shape=tuple(global_shape) if global_shape is not None else None, shape=shape,
     )  # fmt: skip
-    return operator(x)
+    return applied(operator, x)
 
 
 def sum_scatter(
-    x: torch.Tensor,
+    x: Array,
     P_x: CartesianPartition,
     axes: Sequence[int] | None = None,
     axes_keep: Sequence[int] | None = None,
     *,
     shape: ShapeMode = "static",
-) -> torch.Tensor:
+) -> Array:
     """Sum the tensors of the workers along axes of ``P_x``; each keeps one balanced block of the
     sum.
 
     Collective over ``P_x``. Sums are in ascending rank order.
 
     Args:
-        x: the tensor to sum, whole along the summed dims.
+        x: the tensor to sum, or a NumPy or CuPy array, whole along the summed dims.
         P_x: one axis per dim of the tensor.
         axes: axes to sum over, or
         axes_keep: the axes not to sum over.
         shape: ``"dynamic"`` agrees at every call.
 
     Returns:
-        New tensor: this worker's block of the sum. A clone of ``x`` on workers outside ``P_x``.
+        New tensor, or array if ``x`` is one: this worker's block of the sum. A clone of ``x`` on
+        workers outside ``P_x``.
 
     Adjoint:
         All-gather.
@@ -164,4 +168,4 @@ def sum_scatter(
         tuple(axes) if axes is not None else None,
         tuple(axes_keep) if axes_keep is not None else None, shape=shape,
     )  # fmt: skip
-    return operator(x)
+    return applied(operator, x)

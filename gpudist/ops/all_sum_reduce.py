@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from gpudist.arrays import Array, applied
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.boxes import Plan
@@ -82,21 +83,21 @@ def axes_given(
 
 
 def all_sum_reduce(
-    x: torch.Tensor,
+    x: Array,
     P_x: CartesianPartition,
     axes_reduce: Sequence[int] | None = None,
     axes_keep: Sequence[int] | None = None,
     *,
     global_shape: Sequence[int] | None = None,
     shape: ShapeMode = "static",
-) -> torch.Tensor:
+) -> Array:
     """Sum blocks over axes of ``P_x``; every worker gets the sum over its line or plane of workers.
 
     Collective over ``P_x``. Sums are in ascending rank order and bitwise equal on the workers that
     share them.
 
     Args:
-        x: the block; blocks that are summed have equal shapes.
+        x: the block, a tensor or a NumPy or CuPy array; blocks that are summed have equal shapes.
         P_x: partition of the blocks.
         axes_reduce: axes of ``P_x`` to sum over, or
         axes_keep: the axes not to sum over.
@@ -105,7 +106,8 @@ def all_sum_reduce(
         shape: ``"dynamic"`` agrees at every call.
 
     Returns:
-        New tensor of the shape of ``x``; a clone on workers outside ``P_x``.
+        New tensor, or array if ``x`` is one, of the shape of ``x``; a clone on workers outside
+        ``P_x``.
 
     Adjoint:
         Itself.
@@ -126,4 +128,4 @@ def all_sum_reduce(
         tuple(axes_keep) if axes_keep is not None else None,
         global_shape=tuple(global_shape) if global_shape is not None else None, shape=shape,
     )  # fmt: skip
-    return operator(x)
+    return applied(operator, x)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from gpudist.arrays import Array, applied
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.boxes import Plan
 from gpudist.geometry.broadcasting import Pairing, plan_broadcast
@@ -70,7 +71,7 @@ def plan_between(
 
 
 def broadcast(
-    x: torch.Tensor,
+    x: Array,
     P_x: Partition,
     P_y: Partition,
     transpose_src: bool = False,
@@ -79,14 +80,15 @@ def broadcast(
     *,
     global_shape: Sequence[int] | None = None,
     shape: ShapeMode = "static",
-) -> torch.Tensor:
+) -> Array:
     """Copy each block of ``P_x`` to the matching workers of ``P_y``.
 
     Collective over ``P_x`` and ``P_y``. The shape of ``P_x`` is left-padded with ones; each axis
     must then equal ``P_y``'s or be 1, and blocks are copied along the axes where it is 1.
 
     Args:
-        x: the block on workers of ``P_x``, a zero-volume placeholder elsewhere.
+        x: the block on workers of ``P_x``, a tensor or a NumPy or CuPy array; a zero-volume
+            placeholder elsewhere.
         P_x, P_y: own the blocks, and get the copies.
         transpose_src, transpose_dest: reverse that partition's shape and index first; tensors stay
             as they are.
@@ -95,8 +97,8 @@ def broadcast(
         shape: ``"dynamic"`` agrees at every call.
 
     Returns:
-        New tensor: the copy, or a zero-volume tensor on workers outside ``P_y``, or a clone of
-        ``x`` on workers in neither partition.
+        New tensor, or array if ``x`` is one: the copy, or a zero-volume one on workers outside
+        ``P_y``, or a clone of ``x`` on workers in neither partition.
 
     Adjoint:
         Sum-reduce of the copies into the block.
@@ -114,4 +116,4 @@ def broadcast(
         Broadcast, P_x, P_y, transpose_src, transpose_dest, preserve_batch,
         global_shape=tuple(global_shape) if global_shape is not None else None, shape=shape,
     )  # fmt: skip
-    return operator(x)
+    return applied(operator, x)

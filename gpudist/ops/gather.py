@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from gpudist.arrays import Array, applied
 from gpudist.errors import ShapeError
 from gpudist.ops.agreement import ShapeMode
 from gpudist.ops.operator import remembered, zero_volume_tensor
@@ -57,21 +58,22 @@ def _root_of(P_x: CartesianPartition, root: int) -> CartesianPartition:
 
 
 def scatter(
-    x: torch.Tensor | None,
+    x: Array | None,
     P_x: CartesianPartition,
     root: int = 0,
     preserve_batch: bool = True,
     *,
     shape: ShapeMode = "dynamic",
-) -> torch.Tensor:
+) -> Array:
     """Cut the tensor of worker ``root`` of ``P_x`` into balanced blocks, one per worker.
 
     Collective over ``P_x``.
 
     Args:
-        x: the whole tensor on the root. Elsewhere only its ``requires_grad`` counts, which must be
-            the root's where gradients are wanted; ``None`` stands for a tensor that does not
-            require grad.
+        x: the whole tensor on the root, or a NumPy or CuPy array. Elsewhere only its
+            ``requires_grad`` counts, which must be the root's where gradients are wanted, and
+            whether it is a tensor or an array; ``None`` stands for one like the root's that does
+            not require grad.
         P_x: one axis per dim of the tensor.
         root: rank in ``P_x`` of the worker that has the tensor.
         preserve_batch: see :func:`~gpudist.repartition`.
@@ -79,7 +81,8 @@ def scatter(
             first.
 
     Returns:
-        New tensor: this worker's block, or a zero-volume tensor outside ``P_x``.
+        New tensor, or array if ``x`` is one: this worker's block, or a zero-volume one outside
+        ``P_x``.
 
     Adjoint:
         Gather of the blocks' gradients on the root.
@@ -90,23 +93,24 @@ def scatter(
     Source:
         Hewett & Grady 2020, arXiv:2006.03108, section 3.
     """
-    return remembered(Scatter, P_x, root, preserve_batch, shape=shape)(x)
+    return applied(remembered(Scatter, P_x, root, preserve_batch, shape=shape), x)
 
 
 def gather(
-    x: torch.Tensor,
+    x: Array,
     P_x: CartesianPartition,
     root: int = 0,
     preserve_batch: bool = True,
     *,
     shape: ShapeMode = "dynamic",
-) -> torch.Tensor:
+) -> Array:
     """Put the blocks on ``P_x`` together on its worker ``root``.
 
     Collective over ``P_x``.
 
     Args:
-        x: the block, of any size that makes up a cut of one tensor.
+        x: the block, a tensor or a NumPy or CuPy array, of any size that makes up a cut of one
+            tensor.
         P_x: one axis per dim of the tensor.
         root: rank in ``P_x`` of the worker that gets the tensor.
         preserve_batch: other workers get ``(batch, 0)`` instead of ``(0,)``.
@@ -114,7 +118,7 @@ def gather(
             first.
 
     Returns:
-        New tensor: the whole tensor on the root, a zero-volume tensor elsewhere.
+        New tensor, or array if ``x`` is one: the whole on the root, a zero-volume one elsewhere.
 
     Adjoint:
         Scatter of the gradient.
@@ -125,4 +129,4 @@ def gather(
     Source:
         Hewett & Grady 2020, arXiv:2006.03108, section 3.
     """
-    return remembered(Gather, P_x, root, preserve_batch, shape=shape)(x)
+    return applied(remembered(Gather, P_x, root, preserve_batch, shape=shape), x)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from gpudist.arrays import Array, applied
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.blocks import Decomposition
@@ -83,7 +84,7 @@ def _windows(
 
 
 def halo_exchange(
-    x: torch.Tensor,
+    x: Array,
     P_x: CartesianPartition,
     window: Sequence[Window] | None = None,
     *,
@@ -93,13 +94,13 @@ def halo_exchange(
     nested: bool = False,
     global_shape: Sequence[int] | None = None,
     shape: ShapeMode = "static",
-) -> torch.Tensor:
+) -> Array:
     """Return this worker's block of ``x`` together with every cell its kernel reads.
 
     Collective over ``P_x``.
 
     Args:
-        x: the owned block, shape ``[..., *spatial]``.
+        x: the owned block, a tensor or a NumPy or CuPy array, shape ``[..., *spatial]``.
         P_x: partition of the global tensor, one axis per dim of ``x``.
         window: kernel, stride, dilation and padding per spatial dim, in cells, or
         halo: widths ``(left, right)`` per spatial dim, in cells; negative widths drop own cells.
@@ -110,7 +111,8 @@ def halo_exchange(
         shape: ``"dynamic"`` agrees at every call.
 
     Returns:
-        New tensor of shape ``[..., *needed]``; a clone of ``x`` on workers outside ``P_x``.
+        New tensor, or array if ``x`` is one, of shape ``[..., *needed]``; a clone of ``x`` on
+        workers outside ``P_x``.
 
     Adjoint:
         Ghost cells are added into the cells they were copied from.
@@ -133,7 +135,7 @@ def halo_exchange(
         padding_value=padding_value, nested=nested,
         global_shape=tuple(global_shape) if global_shape is not None else None, shape=shape,
     )  # fmt: skip
-    return operator(x)
+    return applied(operator, x)
 
 
 def _numbers(windows: Sequence[Window] | None) -> list[tuple[Any, ...]] | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from gpudist.arrays import Array, applied
 from gpudist.errors import PartitionError
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.blocks import Decomposition
@@ -55,21 +56,21 @@ class Repartition(Operator):
 
 
 def repartition(
-    x: torch.Tensor,
+    x: Array,
     P_x: Partition,
     P_y: Partition,
     preserve_batch: bool = True,
     *,
     global_shape: Sequence[int] | None = None,
     shape: ShapeMode = "static",
-) -> torch.Tensor:
+) -> Array:
     """Cut the tensor that ``P_x`` holds into balanced blocks on ``P_y``.
 
     Collective over ``P_x`` and ``P_y``, which may share all, some or no workers.
 
     Args:
-        x: the block on workers of ``P_x``, of any size that makes up a cut of one tensor; a
-            zero-volume placeholder elsewhere.
+        x: the block on workers of ``P_x``, a tensor or a NumPy or CuPy array, of any size that
+            makes up a cut of one tensor; a zero-volume placeholder elsewhere.
         P_x, P_y: one axis per dim of the tensor.
         preserve_batch: workers of ``P_x`` alone get ``(batch, 0)`` instead of ``(0,)``.
         global_shape: of the tensor, if its blocks on ``P_x`` are balanced, to save agreeing on
@@ -77,8 +78,9 @@ def repartition(
         shape: ``"dynamic"`` agrees at every call.
 
     Returns:
-        New tensor: the block on ``P_y``, empty if there are fewer cells than workers; a zero-volume
-        tensor on workers outside ``P_y``; a clone of ``x`` on workers in neither.
+        New tensor, or array if ``x`` is one: the block on ``P_y``, empty if there are fewer cells
+        than workers; a zero-volume one on workers outside ``P_y``; a clone of ``x`` on workers in
+        neither.
 
     Adjoint:
         The repartition back.
@@ -97,4 +99,4 @@ def repartition(
         Repartition, P_x, P_y, preserve_batch,
         global_shape=tuple(global_shape) if global_shape is not None else None, shape=shape,
     )  # fmt: skip
-    return operator(x)
+    return applied(operator, x)

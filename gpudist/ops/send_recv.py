@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
+from gpudist.arrays import Array, applied
 from gpudist.errors import PartitionError
 from gpudist.ops.agreement import ShapeMode
 from gpudist.ops.broadcast import Broadcast
@@ -36,29 +35,29 @@ class SendRecv(Broadcast):
 
 
 def send_recv(
-    x: torch.Tensor,
+    x: Array,
     P_x: Partition,
     P_y: Partition,
     preserve_batch: bool = True,
     *,
     global_shape: Sequence[int] | None = None,
     shape: ShapeMode = "static",
-) -> torch.Tensor:
+) -> Array:
     """Send each worker's block of ``P_x`` to the worker of ``P_y`` of equal rank.
 
     Collective over ``P_x`` and ``P_y``; a pipeline's step from one stage to the next.
 
     Args:
-        x: the block on workers of ``P_x``, a zero-volume placeholder elsewhere.
+        x: the block on workers of ``P_x``, a tensor or a NumPy or CuPy array; a zero-volume
+            placeholder elsewhere.
         P_x, P_y: senders and receivers, of equal shape.
         preserve_batch: workers of ``P_x`` alone get ``(batch, 0)`` instead of ``(0,)``.
         global_shape: of the balanced tensor, to save agreeing on the blocks.
         shape: ``"dynamic"`` agrees at every call.
 
     Returns:
-        New tensor: what was received; a zero-volume tensor on workers of ``P_x`` alone; a clone of
-            ``x``
-        on workers in neither.
+        New tensor, or array if ``x`` is one: what was received; a zero-volume one on workers of
+        ``P_x`` alone; a clone of ``x`` on workers in neither.
 
     Adjoint:
         The gradient goes back to the sender.
@@ -73,4 +72,4 @@ def send_recv(
         SendRecv, P_x, P_y, preserve_batch,
         global_shape=tuple(global_shape) if global_shape is not None else None, shape=shape,
     )  # fmt: skip
-    return operator(x)
+    return applied(operator, x)

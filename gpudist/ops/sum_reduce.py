@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from gpudist.arrays import Array, applied
 from gpudist.errors import ShapeError
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.broadcasting import Pairing
@@ -64,7 +65,7 @@ class SumReduce(Operator):
 
 
 def sum_reduce(
-    x: torch.Tensor,
+    x: Array,
     P_x: Partition,
     P_y: Partition,
     transpose_src: bool = False,
@@ -73,7 +74,7 @@ def sum_reduce(
     *,
     global_shape: Sequence[int] | None = None,
     shape: ShapeMode = "static",
-) -> torch.Tensor:
+) -> Array:
     """Sum the blocks of ``P_x`` into the matching workers of ``P_y``.
 
     Collective over ``P_x`` and ``P_y``. The mirror of :func:`~gpudist.broadcast`: the shape of
@@ -81,8 +82,8 @@ def sum_reduce(
     summed along the axes where it is 1, in ascending rank order.
 
     Args:
-        x: the block on workers of ``P_x``, a zero-volume placeholder elsewhere. Blocks that are
-            summed have equal shapes.
+        x: the block on workers of ``P_x``, a tensor or a NumPy or CuPy array; a zero-volume
+            placeholder elsewhere. Blocks that are summed have equal shapes.
         P_x, P_y: own the blocks, and get the sums.
         transpose_src, transpose_dest: reverse that partition's shape and index first; tensors stay
             as they are.
@@ -91,8 +92,8 @@ def sum_reduce(
         shape: ``"dynamic"`` agrees at every call.
 
     Returns:
-        New tensor: the sum, or a zero-volume tensor on workers outside ``P_y``, or a clone of ``x``
-        on workers in neither partition.
+        New tensor, or array if ``x`` is one: the sum, or a zero-volume one on workers outside
+        ``P_y``, or a clone of ``x`` on workers in neither partition.
 
     Adjoint:
         Broadcast of the sum's gradient to every block.
@@ -113,4 +114,4 @@ def sum_reduce(
         SumReduce, P_x, P_y, transpose_src, transpose_dest, preserve_batch,
         global_shape=tuple(global_shape) if global_shape is not None else None, shape=shape,
     )  # fmt: skip
-    return operator(x)
+    return applied(operator, x)

@@ -14,7 +14,7 @@ from tests.gpu.operators import OPERATORS, integers, on_cpu, on_grid
 from tests.ops.dense import local_input
 
 # Tens of milliseconds: whoever does not wait for this stream reads what was there before.
-_BUSY_CYCLES = 50_000_000
+BUSY_CYCLES = 50_000_000
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def late_stream(device: torch.device) -> Iterator[None]:
     stream = torch.cuda.Stream(device)
     stream.wait_stream(before)
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(_BUSY_CYCLES)
+        torch.cuda._sleep(BUSY_CYCLES)
         yield
     before.wait_stream(stream)
 
