@@ -10,10 +10,16 @@ CPP := $(wildcard csrc/*.h csrc/*.cpp csrc/*.cu tests/csrc/*.h tests/csrc/*.cpp 
 
 EPOCHS ?= 20
 
+# Where there are GPUs, the Python whose torch sees them, with nanobind, CMake and pytest beside it.
+GPU_PYTHON ?= python3
+# A folder for the results of gpu-test, as JUnit's XML.
+GPU_OUT ?=
+GPU_TESTS := -m pytest tests/gpu -q -rs
+
 # Many ranks share few cores here: one thread for each.
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test lint types check format sanitize bench clean
+.PHONY: demo test gpu-test gpu-rehearsal lint types check format sanitize bench clean
 
 demo: $(INSTALLED)
 	$(PYTHON) -m torch.distributed.run --standalone --nproc-per-node 4 \
@@ -21,6 +27,17 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(PYTHON) -m pytest
+
+# Installs nothing and needs no network. That machine's own packages may warn of what they like.
+gpu-test:
+	PATH="$(dir $(shell command -v $(GPU_PYTHON))):$$PATH" GPUDIST_NATIVE=on GPUDIST_CUDA=on \
+		$(GPU_PYTHON) setup.py build_ext --inplace
+	$(GPU_PYTHON) $(GPU_TESTS) -W default $(if $(GPU_OUT),--junitxml=$(GPU_OUT)/gpu-test.xml)
+
+# The tests of tests/gpu on CPU tensors, over the doubles of CUDA and NCCL: they test themselves.
+gpu-rehearsal: $(INSTALLED)
+	double=$$($(PYTHON) -c 'from tests.doubles.build import library; print(library())') && \
+		GPUDIST_NCCL_LIBRARY=$$double GPUDIST_DEVICE_LIBRARY=$$double $(PYTHON) $(GPU_TESTS)
 
 lint: $(TOOLS)
 	$(PYTHON) -m ruff check .

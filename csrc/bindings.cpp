@@ -242,7 +242,7 @@ NB_MODULE(_native, m) {
           "__init__",
           [](HostRound* self, HostCommunicator* communicator, const Signature* signature,
              const std::vector<HostRound::PartTuple>& parts) {
-            new (self) HostRound({communicator, signature}, parts);
+            new (self) HostRound({communicator, signature}, true, parts);
           },
           "communicator"_a.none(), "signature"_a.none(), "parts"_a, nb::keep_alive<1, 2>(),
           nb::keep_alive<1, 3>())

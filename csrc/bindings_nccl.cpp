@@ -201,6 +201,9 @@ void bind_nccl(nb::module_& m) {
           },
           "event"_a, "stream"_a, nb::call_guard<nb::gil_scoped_release>())
       .def(
+          "settle", [](NcclWorld& self, uintptr_t stream) { self.settle(stream_at(stream)); },
+          "stream"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def(
           "synchronize",
           [](NcclWorld& self, uintptr_t stream) { self.synchronize(stream_at(stream)); },
           "stream"_a, nb::call_guard<nb::gil_scoped_release>())
@@ -208,6 +211,14 @@ void bind_nccl(nb::module_& m) {
           "watch_process",
           [](NcclWorld& self, int rank, int pid) { self.watchdog().watch_process(rank, pid); },
           "rank"_a, "pid"_a)
+      .def(
+          "begin",
+          [](NcclWorld& self, const std::string& label) { return self.watchdog().begin(label); },
+          "label"_a,
+          "Start to watch something that takes place outside streams; its number, for drop().")
+      .def(
+          "drop", [](NcclWorld& self, uint64_t operation) { self.watchdog().drop(operation); },
+          "operation"_a)
       .def(
           "next_report",
           [](NcclWorld& self) -> std::optional<std::tuple<std::string, std::string, int>> {
@@ -239,11 +250,11 @@ void bind_nccl(nb::module_& m) {
   nb::class_<DeviceRound>(m, "DeviceRound", "One stage of each of several movements, on a GPU.")
       .def(
           "__init__",
-          [](DeviceRound* self, NcclWorld& world, const Signature* signature,
+          [](DeviceRound* self, NcclWorld& world, const Signature* signature, bool on_cpu,
              const std::vector<DeviceRound::PartTuple>& parts, nb::object current_stream) {
-            new (self) DeviceRound({&world, signature, std::move(current_stream)}, parts);
+            new (self) DeviceRound({&world, signature, std::move(current_stream)}, on_cpu, parts);
           },
-          "world"_a, "signature"_a.none(), "parts"_a, "current_stream"_a, nb::keep_alive<1, 2>(),
+          "world"_a, "signature"_a.none(), "on_cpu"_a, "parts"_a, "current_stream"_a, nb::keep_alive<1, 2>(),
           nb::keep_alive<1, 3>())
       .def("run", &DeviceRound::run, "blocks"_a);
 }

@@ -19,6 +19,7 @@ int alignment_of(const std::array<char*, kBuffers>& buffers) {
 }  // namespace
 
 DeviceCombine::~DeviceCombine() {
+  const RelaxedCapture relaxed(api_);
   for (const auto& [alignment, prepared] : prepared_) {
     if (prepared.memory != nullptr) api_.release(prepared.memory);
   }

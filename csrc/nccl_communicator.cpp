@@ -4,12 +4,12 @@
 #include <thread>
 
 #include "check.h"
+#include "device.h"
 
 namespace gpudist {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
 constexpr auto kSlice = std::chrono::milliseconds(5);
 
 // What a thread that may never come back makes, and whether anybody still wants it.
@@ -22,14 +22,16 @@ struct Making {
   NcclComm comm = nullptr;
 };
 
-// `make` blocks on peers and cannot be told to stop: another thread calls it.
+// `make` blocks on peers and cannot be told to stop: another thread calls it, and may still do so
+// when everything else here is gone.
 template <class F>
-NcclComm make_within(const NcclApi& api, const DeviceApi& device_api, int device, F make,
-                     double timeout_s, const NcclCommunicator::Look& look, const char* what) {
+NcclComm make_beside(const NcclApi& api, const DeviceApi& device_api, int device, F make,
+                     const NcclCommunicator::Look& look, const char* what) {
   const auto making = std::make_shared<Making>();
   std::thread([making, make, &api, &device_api, device] {
     NcclComm comm = nullptr;
     device_api.set_device(device);
+    const RelaxedCapture relaxed(device_api);
     const int result = make(&comm);
     std::unique_lock<std::mutex> locked(making->mutex);
     making->comm = comm;
@@ -41,16 +43,12 @@ NcclComm make_within(const NcclApi& api, const DeviceApi& device_api, int device
     if (is_abandoned && result == kNcclSuccess && comm != nullptr) api.comm_abort(comm);
   }).detach();
 
-  const auto deadline = Clock::now() + std::chrono::duration<double>(timeout_s);
   std::unique_lock<std::mutex> locked(making->mutex);
   try {
     while (!making->done.wait_for(locked, kSlice, [&] { return making->is_done; })) {
       locked.unlock();
       look();
       locked.lock();
-      if (Clock::now() > deadline) {
-        throw CollectiveTimeout(std::string(what) + " took longer than the deadline");
-      }
     }
   } catch (...) {
     if (!locked.owns_lock()) locked.lock();
@@ -67,15 +65,14 @@ std::unique_ptr<NcclCommunicator> NcclCommunicator::make(const NcclApi& api,
                                                          const DeviceApi& device_api, int device,
                                                          const NcclUniqueId& id,
                                                          std::vector<int> members, int rank,
-                                                         double timeout_s, const Look& look) {
+                                                         const Look& look) {
   const int size = static_cast<int>(members.size());
   const auto init = [&api, id, size, rank](NcclComm* comm) {
     NcclConfig config;
     config.blocking = 1;
     return api.comm_init_rank_config(comm, size, id, rank, &config);
   };
-  const NcclComm comm =
-      make_within(api, device_api, device, init, timeout_s, look, "ncclCommInitRankConfig");
+  const NcclComm comm = make_beside(api, device_api, device, init, look, "ncclCommInitRankConfig");
   return std::unique_ptr<NcclCommunicator>(
       new NcclCommunicator(api, comm, std::move(members), true));
 }
@@ -95,12 +92,12 @@ std::unique_ptr<NcclCommunicator> NcclCommunicator::adopt(const NcclApi& api, Nc
 std::unique_ptr<NcclCommunicator> NcclCommunicator::split(const DeviceApi& device_api, int device,
                                                           int color, int key,
                                                           std::vector<int> members,
-                                                          double timeout_s, const Look& look) {
-  const auto part = [this, color, key](NcclComm* comm) {
-    return api_.comm_split(comm_, color < 0 ? kNcclSplitNoColor : color, key, comm, nullptr);
+                                                          const Look& look) {
+  const int own = color < 0 ? kNcclSplitNoColor : color;
+  const auto part = [&api = api_, parent = comm_, own, key](NcclComm* comm) {
+    return api.comm_split(parent, own, key, comm, nullptr);
   };
-  const NcclComm comm =
-      make_within(api_, device_api, device, part, timeout_s, look, "ncclCommSplit");
+  const NcclComm comm = make_beside(api_, device_api, device, part, look, "ncclCommSplit");
   if (comm == nullptr) return nullptr;
   return std::unique_ptr<NcclCommunicator>(
       new NcclCommunicator(api_, comm, std::move(members), true));

@@ -1,4 +1,4 @@
-// One NCCL communicator: made within a deadline, aborted at most once, released once.
+// One NCCL communicator: aborted at most once, released once, never used after that.
 #pragma once
 
 #include <chrono>
@@ -17,12 +17,12 @@ class NcclCommunicator {
   // What a wait for peers does now and then: it throws when there is nothing to wait for any more.
   using Look = std::function<void()>;
 
-  // Collective over `members`, of which this rank is number `rank`. Throws TransportError, what
-  // `look` throws, or CollectiveTimeout.
+  // Collective over `members`, of which this rank is number `rank`. Throws TransportError, or what
+  // `look` throws.
   static std::unique_ptr<NcclCommunicator> make(const NcclApi& api, const DeviceApi& device_api,
                                                 int device, const NcclUniqueId& id,
                                                 std::vector<int> members, int rank,
-                                                double timeout_s, const Look& look);
+                                                const Look& look);
   // One that belongs to somebody else, who also ends it.
   static std::unique_ptr<NcclCommunicator> adopt(const NcclApi& api, NcclComm comm,
                                                  std::vector<int> members);
@@ -32,8 +32,7 @@ class NcclCommunicator {
   // Collective over this communicator: the ranks of one color, by key, make one; `members` are
   // their world ranks. A rank of no color (negative) gets none.
   std::unique_ptr<NcclCommunicator> split(const DeviceApi& device_api, int device, int color,
-                                          int key, std::vector<int> members, double timeout_s,
-                                          const Look& look);
+                                          int key, std::vector<int> members, const Look& look);
 
   NcclComm handle() const { return comm_; }
   const std::vector<int>& members() const { return members_; }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
+#include <thread>
 
 #include "check.h"
 #include "device.h"
@@ -11,10 +13,24 @@ namespace gpudist {
 namespace {
 
 using Buffers = std::array<char*, kBuffers>;
+using Lock = std::lock_guard<std::mutex>;
 constexpr int64_t kAlignment = 256;
+// A call of NCCL's that takes longer waits for a peer.
+constexpr auto kCallTime = std::chrono::milliseconds(50);
+constexpr int kAttempts = 3;
 
 int64_t aligned(int64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+// What std::timed_mutex does, in a way that the thread sanitizer understands.
+std::unique_lock<std::mutex> lock_within(std::mutex& mutex, std::chrono::milliseconds time) {
+  std::unique_lock<std::mutex> lock(mutex, std::try_to_lock);
+  for (int ms = 0; !lock.owns_lock() && ms < time.count(); ++ms) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    static_cast<void>(lock.try_lock());
+  }
+  return lock;
 }
 
 bool is_message(const WireCall& call) {
@@ -30,7 +46,6 @@ NcclWorld::NcclWorld(const NcclApi* nccl, const DeviceApi& device_api, int devic
       device_(device),
       rank_(rank),
       size_(size),
-      timeout_s_(timeout_s),
       check_signals_(std::move(check_signals)),
       staging_(
           device_api, [this](size_t bytes) { return allocate(bytes); },
@@ -64,18 +79,8 @@ NcclCommunicator* NcclWorld::connect(const std::string& text, std::vector<int> m
   const auto found = std::find(members.begin(), members.end(), rank_);
   if (found == members.end()) throw TransportError("this rank is not a member");
   const int rank = static_cast<int>(found - members.begin());
-  const std::string label = "making a communicator of " + std::to_string(members.size());
-  const uint64_t operation = watchdog_.begin(label);
-  try {
-    NcclCommunicator* const made =
-        keep(NcclCommunicator::make(*nccl_, device_api_, device_, id, std::move(members), rank,
-                                    timeout_s_, [this] { look(); }));
-    watchdog_.drop(operation);
-    return made;
-  } catch (...) {
-    watchdog_.drop(operation);
-    throw;
-  }
+  return keep(NcclCommunicator::make(*nccl_, device_api_, device_, id, std::move(members), rank,
+                                     [this] { look(); }));
 }
 
 NcclCommunicator* NcclWorld::adopt(uintptr_t comm, std::vector<int> members) {
@@ -85,9 +90,9 @@ NcclCommunicator* NcclWorld::adopt(uintptr_t comm, std::vector<int> members) {
 
 NcclCommunicator* NcclWorld::split(NcclCommunicator& parent, int color, int key,
                                    std::vector<int> members) {
-  const std::lock_guard<std::mutex> locked(mutex_);
-  return keep(parent.split(device_api_, device_, color, key, std::move(members), timeout_s_,
-                           [this] { look(); }));
+  const Lock locked(mutex_);
+  return keep(
+      parent.split(device_api_, device_, color, key, std::move(members), [this] { look(); }));
 }
 
 NcclCommunicator* NcclWorld::keep(std::unique_ptr<NcclCommunicator> communicator) {
@@ -109,6 +114,10 @@ void NcclWorld::look() {
 }
 
 uint64_t NcclWorld::enqueue(const std::string& label, DeviceStream stream, const Put& put) {
+  if (is_closed_) {
+    throw TransportError("'" + label + "': the nccl transport of rank " + std::to_string(rank_) +
+                         " was closed");
+  }
   const DeviceGuard guard(device_api_, device_);
   const uint64_t operation = watchdog_.begin(label);
   try {
@@ -136,7 +145,7 @@ uint64_t NcclWorld::enqueue(const std::string& label, DeviceStream stream, const
 
 void NcclWorld::run(const Signature& signature, const std::vector<DeviceCall>& calls,
                     DeviceStream stream) {
-  const std::lock_guard<std::mutex> locked(mutex_);
+  const Lock locked(mutex_);
   // A plan has the same partners at every call.
   if (checks_ || agreed_.count(signature.digest) == 0) {
     std::vector<WireCall> planned;
@@ -172,7 +181,7 @@ void NcclWorld::run(const Signature& signature, const std::vector<DeviceCall>& c
 
 void NcclWorld::run_calls(const Signature& signature, std::vector<WireCall> calls,
                           DeviceStream stream) {
-  const std::lock_guard<std::mutex> locked(mutex_);
+  const Lock locked(mutex_);
   agree(signature, calls, stream);
   enqueue(signature.label, stream, [&](uint64_t) {
     group(calls, stream);
@@ -203,38 +212,69 @@ void NcclWorld::run_local(const std::vector<DeviceCall>& calls, DeviceStream str
   }
 }
 
+DeviceEvent NcclWorld::take_event() {
+  DeviceEvent event = nullptr;
+  if (idle_events_.empty()) {
+    check_device(device_api_, device_api_.create_event(&event), "creating an event");
+  } else {
+    event = idle_events_.back();
+    idle_events_.pop_back();
+  }
+  return event;
+}
+
 DeviceEvent NcclWorld::start(const Signature& signature, const std::vector<DeviceCall>& calls,
                              DeviceStream stream) {
   DeviceEvent event = nullptr;
   {
-    const std::lock_guard<std::mutex> locked(mutex_);
+    const Lock locked(mutex_);
     const DeviceGuard guard(device_api_, device_);
-    if (idle_events_.empty()) {
-      check_device(device_api_, device_api_.create_event(&event), "creating an event");
-    } else {
-      event = idle_events_.back();
-      idle_events_.pop_back();
-    }
+    event = take_event();
+    has_started_ = true;
+  }
+  try {
+    const DeviceGuard guard(device_api_, device_);
     check_device(device_api_, device_api_.record_event(event, stream), "recording an event");
     check_device(device_api_, device_api_.wait_event(beside_, event), "waiting for an event");
+    run(signature, calls, beside_);
+    check_device(device_api_, device_api_.record_event(event, beside_), "recording an event");
+  } catch (...) {
+    const Lock locked(mutex_);
+    idle_events_.push_back(event);
+    throw;
   }
-  run(signature, calls, beside_);
-  check_device(device_api_, device_api_.record_event(event, beside_), "recording an event");
   return event;
 }
 
 void NcclWorld::join(DeviceEvent event, DeviceStream stream) {
-  const std::lock_guard<std::mutex> locked(mutex_);
+  const Lock locked(mutex_);
   const DeviceGuard guard(device_api_, device_);
   check_device(device_api_, device_api_.wait_event(stream, event), "waiting for an event");
   idle_events_.push_back(event);
   watchdog_.check();
 }
 
+void NcclWorld::settle(DeviceStream stream) {
+  const Lock locked(mutex_);
+  if (!has_started_) return;
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    try {
+      const DeviceGuard guard(device_api_, device_);
+      DeviceEvent event = take_event();
+      idle_events_.push_back(event);
+      check_device(device_api_, device_api_.record_event(event, beside_), "recording an event");
+      check_device(device_api_, device_api_.wait_event(stream, event), "waiting for an event");
+      return;
+    } catch (const TransportError&) {
+      continue;  // there is a failure already, of which this may be a part
+    }
+  }
+}
+
 void NcclWorld::synchronize(DeviceStream stream) {
   uint64_t operation = 0;
   {
-    const std::lock_guard<std::mutex> locked(mutex_);
+    const Lock locked(mutex_);
     operation = enqueue("synchronize", stream, [](uint64_t) {});
   }
   watchdog_.wait(operation, check_signals_);
@@ -300,13 +340,21 @@ std::string NcclWorld::find_error() {
 }
 
 void NcclWorld::abort_all() {
+  // No new call of NCCL's begins any more. One under way ends before the communicators go, unless
+  // it waits for a peer: only their going ends it.
+  const std::unique_lock<std::mutex> calls = lock_within(mutex_, kCallTime);
   const std::lock_guard<std::mutex> locked(communicators_mutex_);
   if (communicators_.empty()) return;
-  const DeviceGuard guard(device_api_, device_);
+  std::optional<DeviceGuard> guard;
+  try {
+    guard.emplace(device_api_, device_);
+  } catch (const TransportError&) {
+    // They are to end all the same.
+  }
   // All in one group: the abort of one may wait for another's kernel.
-  nccl_->group_start();
+  const bool is_grouped = nccl_->group_start() == kNcclSuccess;
   for (const auto& communicator : communicators_) communicator->abort();
-  nccl_->group_end();
+  if (is_grouped) nccl_->group_end();
 }
 
 char* NcclWorld::allocate(size_t bytes) {
@@ -345,11 +393,17 @@ void NcclWorld::release(char* memory) {
 }
 
 void NcclWorld::close(double seconds) {
-  if (is_closed_) return;
-  is_closed_ = true;
+  if (is_closed_.exchange(true)) return;
+  const auto deadline =
+      Watchdog::Clock::now() +
+      std::chrono::duration_cast<Watchdog::Clock::duration>(std::chrono::duration<double>(seconds));
+  // To give memory back, and to end a communicator, waits for what is under way, however long.
+  if (!watchdog_.drain(deadline)) abort_all();
   const DeviceGuard guard(device_api_, device_);
-  staging_.clear();
-  const auto deadline = Watchdog::Clock::now() + std::chrono::duration<double>(seconds);
+  {
+    const Lock locked(mutex_);
+    staging_.clear();
+  }
   std::vector<NcclCommunicator*> communicators;
   {
     const std::lock_guard<std::mutex> locked(communicators_mutex_);
@@ -360,6 +414,7 @@ void NcclWorld::close(double seconds) {
     const std::chrono::duration<double> left = deadline - Watchdog::Clock::now();
     communicator->close(std::max(0.0, left.count()));
   }
+  watchdog_.stop();
 }
 
 }  // namespace gpudist

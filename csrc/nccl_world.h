@@ -53,6 +53,9 @@ class NcclWorld {
   DeviceEvent start(const Signature& signature, const std::vector<DeviceCall>& calls,
                     DeviceStream stream);
   void join(DeviceEvent event, DeviceStream stream);
+  // After a failure: what follows on `stream` comes after all that is beside it, so that tensors of
+  // operations nobody waits for may be freed.
+  void settle(DeviceStream stream);
 
   // Return when all that is on the stream is complete. Throws WorldFailed.
   void synchronize(DeviceStream stream);
@@ -68,7 +71,8 @@ class NcclWorld {
   uint64_t rounds() const { return rounds_; }
   size_t staging_bytes() const { return staging_.bytes(); }
 
-  // Release the communicators, younger ones first; waits for peers at most `seconds`.
+  // Release the communicators, younger ones first, when all that is under way has ended; waits for
+  // that and for peers at most `seconds`, then aborts.
   void close(double seconds);
 
  private:
@@ -81,10 +85,12 @@ class NcclWorld {
   using Put = std::function<void(uint64_t capture)>;
 
   // What is put on a stream is watched, comes after what is on other streams, and is the last.
+  DeviceEvent take_event();
   uint64_t enqueue(const std::string& label, DeviceStream stream, const Put& put);
   // Compare with partners what this rank means to do with them, unless that is known. Throws
   // PlanMismatch.
   void agree(const Signature& signature, const std::vector<WireCall>& calls, DeviceStream stream);
+  void refuse_capture(const Signature& signature, DeviceStream stream) const;
   void group(std::vector<WireCall>& calls, DeviceStream stream);
   void call(const WireCall& call, DeviceStream stream);
   // What a call has given becomes not-a-number if the world has failed meanwhile.
@@ -101,7 +107,6 @@ class NcclWorld {
   const int device_;
   const int rank_;
   const int size_;
-  const double timeout_s_;
   const CheckSignals check_signals_;
 
   // Of what calls NCCL; the list of communicators has one of its own, since they are aborted while
@@ -110,7 +115,7 @@ class NcclWorld {
   mutable std::mutex communicators_mutex_;
   std::vector<std::unique_ptr<NcclCommunicator>> communicators_;
   std::vector<Registration> registrations_;
-  bool is_closed_ = false;
+  std::atomic<bool> is_closed_{false};
   std::atomic<bool> checks_{false};
   std::atomic<uint64_t> rounds_{0};
 
@@ -119,6 +124,7 @@ class NcclWorld {
   std::map<int64_t, std::unique_ptr<DeviceCombine>> guards_;  // by bytes
   std::unordered_set<std::string> agreed_;  // digests of plans, and what was compared with partners
   DeviceStream beside_ = nullptr;
+  bool has_started_ = false;
   // Complete when the last group is, on the stream it was on.
   DeviceEvent last_ = nullptr;
   DeviceStream last_stream_ = nullptr;

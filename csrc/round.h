@@ -40,13 +40,17 @@ class Round {
   using Call = typename Wire::Call;
   using Stage = typename Wire::Stage;
   // Each part: the index of its tensor, the shape and dtype that are expected (None: not checked),
-  // whether it takes an input and gives an output, and what Python does for it.
+  // whether it takes an input and gives an output, and what Python does for it. Stages are by the
+  // input's strides, as is what makes an output where `makers` has it.
   using PartTuple = std::tuple<size_t, nb::object, nb::object, bool, bool, nb::object, nb::object,
-                               nb::dict, nb::object>;
+                               nb::dict, nb::dict, nb::object>;
 
-  Round(Wire wire, const std::vector<PartTuple>& parts) : wire_(std::move(wire)) {
-    for (const auto& [index, shape, dtype, takes, gives, check, make, bound, bind] : parts) {
-      parts_.push_back({index, shape, dtype, takes, gives, check, make, bound, bind});
+  // `on_cpu`: where inputs must be.
+  Round(Wire wire, bool on_cpu, const std::vector<PartTuple>& parts)
+      : wire_(std::move(wire)), on_cpu_(on_cpu ? Py_True : Py_False) {
+    for (const auto& [index, shape, dtype, takes, gives, check, make, makers, bound, bind] :
+         parts) {
+      parts_.push_back({index, shape, dtype, takes, gives, check, make, makers, bound, bind});
     }
   }
 
@@ -59,12 +63,15 @@ class Round {
     calls.reserve(parts_.size());
     for (const Part& part : parts_) {
       inputs.push_back(part.takes ? checked(part, nb::object(blocks[part.index])) : nb::none());
-      nb::object output = part.make();
-      if (part.takes || part.gives) {
-        const nb::object strides = part.takes ? stride_.call(inputs.back()) : nb::tuple();
-        calls.push_back(Wire::call(stage(part, strides), part.takes ? address(inputs.back()) : 0,
-                                   part.gives ? address(output) : 0));
+      if (!part.takes && !part.gives) {
+        outputs.append(part.make());
+        continue;
       }
+      const nb::object strides = part.takes ? stride_.call(inputs.back()) : nb::tuple();
+      Stage& bound = stage(part, strides);
+      nb::object output = maker(part, strides)();
+      calls.push_back(Wire::call(bound, part.takes ? address(inputs.back()) : 0,
+                                 part.gives ? address(output) : 0));
       outputs.append(std::move(output));
     }
     const auto context = wire_.context();
@@ -79,14 +86,15 @@ class Round {
     nb::object shape, dtype;
     bool takes, gives;
     nb::object check, make;
-    nb::dict bound;
+    nb::dict makers, bound;
     nb::object bind;
   };
 
   nb::object checked(const Part& part, nb::object x) const {
     if (part.shape.is_none()) return x;
     const bool plain = shape_.of(x).equal(part.shape) && dtype_.of(x).is(part.dtype) &&
-                       is_neg_.call(x).is(Py_False) && is_conj_.call(x).is(Py_False);
+                       is_cpu_.of(x).is(on_cpu_) && is_neg_.call(x).is(Py_False) &&
+                       is_conj_.call(x).is(Py_False);
     return plain ? x : part.check(x);
   }
 
@@ -97,14 +105,21 @@ class Round {
     return nb::cast<Stage&>(made);
   }
 
+  static nb::object maker(const Part& part, const nb::object& strides) {
+    if (PyDict_GET_SIZE(part.makers.ptr()) == 0) return part.make;
+    PyObject* found = PyDict_GetItemWithError(part.makers.ptr(), strides.ptr());
+    return found != nullptr ? nb::borrow(found) : part.make;
+  }
+
   uintptr_t address(const nb::object& tensor) const {
     return nb::cast<uintptr_t>(data_ptr_.call(tensor));
   }
 
-  const Name shape_{"shape"}, dtype_{"dtype"}, is_neg_{"is_neg"}, is_conj_{"is_conj"},
+  const Name shape_{"shape"}, dtype_{"dtype"}, is_cpu_{"is_cpu"}, is_neg_{"is_neg"}, is_conj_{"is_conj"},
       stride_{"stride"}, data_ptr_{"data_ptr"};
 
   Wire wire_;
+  PyObject* const on_cpu_;
   std::vector<Part> parts_;
 };
 

@@ -13,6 +13,7 @@ constexpr size_t kSmallest = size_t{1} << 20;
 }  // namespace
 
 char* Staging::of(DeviceStream stream, uint64_t capture, size_t bytes) {
+  if (capture == 0 && !retired_.empty()) release_retired();
   Piece& piece = pieces_[{stream, capture}];
   if (piece.bytes >= bytes) return piece.memory;
   size_t larger = std::max(kSmallest, piece.bytes);
@@ -24,6 +25,15 @@ char* Staging::of(DeviceStream stream, uint64_t capture, size_t bytes) {
 }
 
 void Staging::retire(DeviceStream stream, uint64_t capture, char* memory) {
+  DeviceEvent event = nullptr;
+  if (capture == 0) {
+    check_device(api_, api_.create_event(&event), "creating an event");
+    check_device(api_, api_.record_event(event, stream), "recording an event");
+  }
+  retired_.push_back({memory, event});
+}
+
+void Staging::release_retired() {
   const auto is_unused = [&](const Retired& old) {
     bool is_complete = false;
     if (old.event == nullptr || api_.query_event(old.event, &is_complete) != 0) return false;
@@ -33,12 +43,6 @@ void Staging::retire(DeviceStream stream, uint64_t capture, char* memory) {
     return true;
   };
   retired_.erase(std::remove_if(retired_.begin(), retired_.end(), is_unused), retired_.end());
-  DeviceEvent event = nullptr;
-  if (capture == 0) {
-    check_device(api_, api_.create_event(&event), "creating an event");
-    check_device(api_, api_.record_event(event, stream), "recording an event");
-  }
-  retired_.push_back({memory, event});
 }
 
 size_t Staging::bytes() const {

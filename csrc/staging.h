@@ -42,6 +42,7 @@ class Staging {
   };
 
   void retire(DeviceStream stream, uint64_t capture, char* memory);
+  void release_retired();
 
   const DeviceApi& api_;
   const Allocate allocate_;

@@ -18,6 +18,22 @@ constexpr auto kPeriod = std::chrono::milliseconds(20);
 // Where the owner does not answer a report, because Python is busy elsewhere.
 constexpr auto kPatience = std::chrono::milliseconds(800);
 constexpr size_t kRemembered = 64;
+constexpr int kAttempts = 3;
+
+// A text as JSON has it.
+std::string quoted(const std::string& text) {
+  std::string quoted = "\"";
+  for (const char c : text) {
+    char escaped[8];
+    if (c == '"' || c == '\\' || static_cast<unsigned char>(c) < 0x20) {
+      std::snprintf(escaped, sizeof(escaped), "\\u%04x", c);
+      quoted += escaped;
+    } else {
+      quoted += c;
+    }
+  }
+  return quoted + '"';
+}
 
 }  // namespace
 
@@ -53,7 +69,6 @@ Watchdog::~Watchdog() {
   api_.destroy_stream(stream_);
   api_.release(failed_word_);
   api_.release_pinned(pinned_one_);
-  for (const auto& [rank, descriptor] : processes_) close(descriptor);
 }
 
 void Watchdog::stop() {
@@ -63,6 +78,11 @@ void Watchdog::stop() {
   }
   changed_.notify_all();
   if (thread_.joinable()) thread_.join();
+  const std::lock_guard<std::mutex> locked(mutex_);
+  for (const auto& [rank, descriptor] : processes_) {
+    if (descriptor >= 0) close(descriptor);
+  }
+  processes_.clear();
 }
 
 uint64_t Watchdog::begin(const std::string& label) {
@@ -96,7 +116,13 @@ void Watchdog::enqueued(uint64_t number, DeviceStream stream, bool is_captured) 
 
 void Watchdog::drop(uint64_t number) {
   const std::lock_guard<std::mutex> locked(mutex_);
-  if (Operation* operation = find(number)) operation->is_complete = true;
+  if (Operation* operation = find(number)) forget(*operation);
+}
+
+void Watchdog::forget(Operation& operation) {
+  operation.is_complete = true;
+  if (operation.event != nullptr) idle_events_.push_back(operation.event);
+  operation.event = nullptr;
 }
 
 Watchdog::Operation* Watchdog::find(uint64_t number) {
@@ -122,6 +148,17 @@ void Watchdog::wait(uint64_t number, const std::function<void()>& check_signals)
       check_signals();
       locked.lock();
     }
+  }
+}
+
+bool Watchdog::drain(Clock::time_point deadline) {
+  std::unique_lock<std::mutex> locked(mutex_);
+  while (true) {
+    retire();
+    const auto is_complete = [](const Operation& operation) { return operation.is_complete; };
+    if (std::all_of(operations_.begin(), operations_.end(), is_complete)) return true;
+    if (has_failed() || Clock::now() >= deadline) return false;
+    changed_.wait_for(locked, std::chrono::milliseconds(1));
   }
 }
 
@@ -193,9 +230,19 @@ void Watchdog::fail(const std::string& text) {
 }
 
 void Watchdog::mark_results() {
-  const DeviceGuard guard(api_, device_);
-  const RelaxedCapture relaxed(api_);
-  if (api_.copy(failed_word_, pinned_one_, sizeof(uint32_t), stream_) == 0) finish(api_, stream_);
+  // Whatever the device refuses, the communicators are to be aborted after this.
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    try {
+      const DeviceGuard guard(api_, device_);
+      const RelaxedCapture relaxed(api_);
+      const int error = api_.copy(failed_word_, pinned_one_, sizeof(uint32_t), stream_);
+      check_device(api_, error, "marking results");
+      finish(api_, stream_);
+      return;
+    } catch (const TransportError&) {
+      continue;
+    }
+  }
 }
 
 void Watchdog::watch() {
@@ -211,12 +258,12 @@ void Watchdog::watch() {
     const std::string label = look_for_late();
     locked.unlock();
     if (!label.empty()) {
-      fail("{\"kind\": \"CollectiveTimeout\", \"rank\": null, \"message\": \"'" + label +
-           "' was not complete at its deadline\"}");
+      fail("{\"kind\": \"CollectiveTimeout\", \"rank\": null, \"message\": " +
+           quoted("'" + label + "' was not complete at its deadline") + "}");
     }
-    const std::string error = is_broken_ ? "" : find_error_();
+    const std::string error = find_error_();
     locked.lock();
-    if (error.empty()) continue;
+    if (error.empty() || is_broken_) continue;
     is_broken_ = true;
     reports_.push_back({Report::Kind::kBroken, error, -1});
   }
@@ -246,14 +293,18 @@ std::string Watchdog::look_for_late() {
 }
 
 void Watchdog::retire() {
+  // Another thread may be capturing a graph, which a question from this one would end.
+  const RelaxedCapture relaxed(api_);
   for (Operation& operation : operations_) {
     if (operation.is_complete || operation.event == nullptr) continue;
     bool is_complete = false;
-    // An error of the runtime is found by the next call that can report it.
-    if (api_.query_event(operation.event, &is_complete) != 0 || !is_complete) continue;
-    operation.is_complete = true;
-    idle_events_.push_back(operation.event);
-    operation.event = nullptr;
+    const int error = api_.query_event(operation.event, &is_complete);
+    if (error != 0 && !is_broken_) {
+      is_broken_ = true;
+      const std::string text = "asking for '" + operation.label + "': " + api_.error_string(error);
+      reports_.push_back({Report::Kind::kBroken, text, -1});
+    }
+    if (error == 0 && is_complete) forget(operation);
   }
 }
 

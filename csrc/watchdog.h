@@ -46,6 +46,8 @@ class Watchdog {
   void drop(uint64_t operation);
   // Return when it is complete. Throws WorldFailed.
   void wait(uint64_t operation, const std::function<void()>& check_signals);
+  // Wait for everything, at most so long; whether there is nothing under way.
+  bool drain(Clock::time_point deadline);
 
   void watch_process(int rank, int pid);
 
@@ -65,7 +67,7 @@ class Watchdog {
   // In the device's memory: not zero when the world has failed.
   const uint32_t* failed_word() const { return failed_word_; }
 
-  // End the thread.
+  // End the thread, and forget the processes.
   void stop();
 
  private:
@@ -84,6 +86,7 @@ class Watchdog {
   // The label of an operation whose lateness nobody has answered.
   std::string look_for_late();
   void mark_results();
+  void forget(Operation& operation);
   Operation* find(uint64_t number);
 
   const DeviceApi& api_;

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gpudist.errors import GpudistError, TransportError
+from gpudist.errors import GpudistError, NotBuiltError, TransportError
 from gpudist.launch import Built, Launch, Settings, choose_transport, launch_of, settings_of
 from gpudist.partition import Partition
 from gpudist.transport.base import Failure, Transport
@@ -101,7 +101,7 @@ def init(timeout: float = 300.0, process_group: dist.ProcessGroup | None = None)
         store = _join(launch, timeout) if process_group is None else _store_of(process_group)
         if process_group is None and launch.size > 1:
             _runtime.store = store
-        _take_device(choice, launch)
+        take_device(choice, launch.local_rank)
         transport = connect(
             choice,
             store,
@@ -157,18 +157,25 @@ def connect(
     )
 
 
+def take_device(transport: str, local_rank: int) -> None:
+    """Over NCCL, make the GPU of this number on the node torch's current device.
+
+    Raises:
+        NotBuiltError: this installation cannot use GPUs, or torch sees none.
+    """
+    if transport != "nccl" or settings().device_library:
+        return
+    missing = what_nccl_misses() or ("" if torch.cuda.is_available() else "torch sees no GPU")
+    if missing:
+        raise NotBuiltError(f"the nccl transport: {missing}")
+    torch.cuda.set_device(local_rank % torch.cuda.device_count())
+    # Each device has a thread of its own else, and nothing orders what two of them start.
+    torch.autograd.set_multithreading_enabled(False)
+
+
 def world_of(transport: Transport) -> Partition:
     """The partition of all ranks of ``transport``."""
     return Partition(transport, range(transport.size))
-
-
-def _take_device(transport: str, launch: Launch) -> None:
-    """On GPUs, the one of this process."""
-    if transport != "nccl" or settings().device_library:
-        return
-    torch.cuda.set_device(launch.local_rank % torch.cuda.device_count())
-    # Each device has a thread of its own else, and nothing orders what two of them start.
-    torch.autograd.set_multithreading_enabled(False)
 
 
 def _store_of(process_group: dist.ProcessGroup) -> dist.Store:

@@ -223,3 +223,14 @@ def test_started_movements_are_complete_when_waited_for(P_world: Partition) -> N
     started = start(movements, [x, x])
     for i in (1, 0):
         assert_same(started.wait(i), expected[i])
+
+
+@distributed(ranks=2)
+def test_another_device_is_refused(P_world: Partition) -> None:
+    """Its address would mean nothing here."""
+    P_x = P_world.create_cartesian_topology_partition([2])
+    layer = ops.AllSumReduce(P_x, [0], global_shape=(2,))
+    layer(torch.ones(1))
+    with pytest.raises(ShapeError, match="meta"):
+        carry_out([layer.movement(torch.ones(1))], [torch.ones(1, device="meta")])
+    P_world.barrier()

@@ -22,6 +22,8 @@ from gpudist.transport.base import (
 
 Blocks = list[torch.Tensor | None]
 
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
 
 class InFlight:
     """Movements on their way. If one is dropped before all were waited for, the world ends."""
@@ -73,6 +75,7 @@ class Part:
         self.takes = self.stage.input_shape is not None
         self.gives = self.stage.output_shape is not None
         self.bound: dict[tuple[int, ...], object] = {}
+        self.makers: dict[tuple[int, ...], Callable[[], torch.Tensor]] = {}
         self._accumulating: dict[tuple[int, ...], object] = {}
         self.make_output = self._output_maker(depth == len(movement.steps) - 1)
 
@@ -89,7 +92,11 @@ class Part:
 
     def block(self, x: torch.Tensor) -> torch.Tensor:
         """An input that comes from outside, checked, as it lies in memory."""
-        movement = self.movement
+        movement, device = self.movement, self.partition.device
+        if x.device.type != device.type:
+            raise ShapeError(
+                f"{movement.label}: the tensor is on {x.device}, its partition's are on {device}"
+            )
         if x.shape != movement.input_shape or x.dtype != movement.input_dtype:
             raise ShapeError(
                 f"{movement.label}: bound to a {movement.input_dtype} tensor of shape "
@@ -112,27 +119,47 @@ class Part:
         self, x: torch.Tensor | None, into: torch.Tensor | None = None
     ) -> tuple[torch.Tensor | None, StageCall | None]:
         """The output, new unless it is given, and the call that fills it if there is any."""
-        y = into if into is not None else self.make_output()
         if self.takes:
             assert x is not None
             strides, address = x.stride(), x.data_ptr()
         elif self.gives:
             strides, address = (), 0
         else:
-            return y, None
+            return (into if into is not None else self.make_output()), None
         stages = self.bound if into is None else self._accumulating
         stage = stages.get(strides) or self.bind(strides, into is not None)
+        y = into if into is not None else self.makers.get(strides, self.make_output)()
         return y, (stage, address, y.data_ptr() if self.gives and y is not None else 0)
 
     def bind(self, strides: tuple[int, ...], accumulates: bool = False) -> object:
         """The stage bound by the transport, for an input of these strides; remembered."""
         rank = self.partition.rank if self.partition.rank is not None else -1
+        form = None if accumulates else self._kept_form(strides)
+        output_strides = None
+        if form is not None:
+            shape = self.stage.output_shape or ()
+            output_strides = torch.empty(shape, device="meta", memory_format=form).stride()
+            self.makers[strides] = partial(
+                torch.empty, shape, dtype=self.movement.dtype, device=self.partition.device,
+                memory_format=form,
+            )  # fmt: skip
         stage = self.partition.wire.bind_stage(
             self.stage, self.partition.ranks, rank, strides, self.movement.dtype,
-            self.movement.fill, accumulates,
+            self.movement.fill, accumulates, output_strides,
         )  # fmt: skip
         (self._accumulating if accumulates else self.bound)[strides] = stage
         return stage
+
+    def _kept_form(self, strides: tuple[int, ...]) -> torch.memory_format | None:
+        """The memory format of an input of these strides, if its output is to have it too."""
+        given, shape = self.stage.input_shape, self.stage.output_shape
+        if given is None or shape is None or not self.partition.wire.keeps_layout:
+            return None
+        form = _CHANNELS_LAST.get(len(given)) if len(given) == len(shape) else None
+        x = torch.empty_strided(given, strides, device="meta")
+        if form is None or x.is_contiguous() or not x.is_contiguous(memory_format=form):
+            return None
+        return form
 
 
 class Round:

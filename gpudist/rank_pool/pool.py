@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import distributed as dist
 
@@ -38,9 +38,17 @@ class RankPool:
     Args:
         max_size: the most ranks a run may ask for.
         timeout_s: deadline of every wait between ranks.
+        start_method: ``"forkserver"`` takes 20 ms a process, which has the environment that this
+            program had when its first pool started the server; ``"spawn"`` takes 2 s, and a process
+            has the environment of that moment.
     """
 
-    def __init__(self, max_size: int = 64, timeout_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        max_size: int = 64,
+        timeout_s: float = 60.0,
+        start_method: Literal["forkserver", "spawn"] = "forkserver",
+    ) -> None:
         self.max_size = max_size
         self.timeout_s = timeout_s
         self._workers: list[_Worker] = []
@@ -48,9 +56,11 @@ class RankPool:
         self._numbers = itertools.count()
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._folder = tempfile.TemporaryDirectory(prefix="gpudist-")
-        self._context = multiprocessing.get_context("forkserver")
-        # Imported there once and inherited: a process starts in 20 ms instead of 2 s.
-        self._context.set_forkserver_preload(["torch", "torch.distributed", "gpudist", __name__])
+        self._context: Any = multiprocessing.get_context(start_method)
+        if start_method == "forkserver":
+            # Imported there once and inherited.
+            preload = ["torch", "torch.distributed", "gpudist", __name__]
+            self._context.set_forkserver_preload(preload)
 
     def __enter__(self) -> RankPool:
         return self
@@ -69,7 +79,8 @@ class RankPool:
     ) -> list[Any]:
         """Run ``fn(P_world, *args, **kwargs)`` on ranks ``0 .. size - 1``; return their results.
 
-        Worlds are those of processes: ``transport`` is ``"gloo"`` or ``"host"``.
+        Worlds are those of processes: ``transport`` is ``"gloo"``, ``"host"`` or ``"nccl"``, over
+        which rank ``r`` takes GPU ``r``, counted round and round.
 
         Raises:
             RanksFailed: a rank raised, died, or had not ended after ``limit_s`` seconds.

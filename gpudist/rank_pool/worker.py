@@ -65,6 +65,7 @@ def carry_out(
         if prefix not in wires:
             # A store of its own: a blocking call of one world must not hold up another's.
             store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+            runtime.take_device(transport, rank)
             wires[prefix] = runtime.connect(transport, store, rank, size, timeout_s, prefix)
         wire = wires[prefix]
         # Each run begins like a new loopback world: equal generators, and no shapes agreed.

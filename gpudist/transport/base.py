@@ -99,7 +99,8 @@ class RoundPart(Protocol):
         movement: for the shape and dtype of an input that ``comes_from_outside``.
         takes, gives: whether this rank has an input, and an output.
         bound: stages by strides of their input; :meth:`bind` adds to them.
-        make_output: a new output, or what is in its place.
+        makers: by the same strides, what makes an output of their layout.
+        make_output: a new output where there is no such maker, or what is in its place.
     """
 
     index: int
@@ -108,6 +109,7 @@ class RoundPart(Protocol):
     takes: bool
     gives: bool
     bound: dict[tuple[int, ...], object]
+    makers: dict[tuple[int, ...], Callable[[], torch.Tensor]]
     make_output: Callable[[], torch.Tensor | None]
 
     def block(self, x: torch.Tensor) -> torch.Tensor: ...
@@ -233,12 +235,14 @@ class Transport(ABC):
         failures: the failure channel.
         recorder: the flight recorder.
         packs: stages of plans are carried out by the transport itself, in one call.
+        keeps_layout: their outputs are channels-last where their inputs are.
         remembered: operators made for this world, so that functions need not make them at every
             call.
     """
 
     name: str
     packs: bool = False
+    keeps_layout: bool = False
 
     def __init__(
         self, rank: int, size: int, device: torch.device, timeout_s: float, failures: FailureChannel
@@ -311,6 +315,7 @@ class Transport(ABC):
         dtype: torch.dtype,
         fill: float,
         accumulates: bool = False,
+        output_strides: Sequence[int] | None = None,
     ) -> object:
         """A stage ready for :meth:`start_stages`, where the transport ``packs``.
 
@@ -318,10 +323,12 @@ class Transport(ABC):
             stage: of this rank's plan.
             ranks: world rank of each rank the stage names.
             rank: this rank among them, -1 if it has no part in the stage.
-            input_strides: of the input, in items; outputs are contiguous.
+            input_strides: of the input, in items.
             dtype: of the data.
             fill: value of output cells nothing moves to.
             accumulates: the output has values, to which everything that arrives is added.
+            output_strides: of the output, in items; contiguous if ``None``, as they are where the
+                transport does not keep layouts.
         """
         raise NotImplementedError(f"the {self.name} transport does not pack")
 

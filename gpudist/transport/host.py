@@ -119,6 +119,7 @@ class HostTransport(PointToPointTransport):
         dtype: torch.dtype,
         fill: float,
         accumulates: bool = False,
+        output_strides: Sequence[int] | None = None,
     ) -> Any:
         assert _native is not None
         narrow = dtype in (torch.float16, torch.bfloat16)
@@ -162,6 +163,7 @@ class HostTransport(PointToPointTransport):
                 part.gives,
                 part.block,
                 part.make_output,
+                part.makers,
                 part.bound,
                 part.bind,
             )

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
-from gpudist.errors import (
-    CollectiveTimeout,
-    GpudistError,
-    NotBuiltError,
-    ShapeError,
-    TransportError,
-)
+from gpudist.errors import GpudistError, NotBuiltError, ShapeError, TransportError
 from gpudist.geometry.boxes import Stage
 from gpudist.transport.base import (
     Communicator,
     Failure,
-    FlightRecorder,
     RoundPart,
     RoundRunner,
     Signature,
@@ -34,9 +23,10 @@ from gpudist.transport.base import (
 from gpudist.transport.host import what_is_missing
 from gpudist.transport.nccl_library import wheel_libraries
 from gpudist.transport.nccl_program import NCCL_DTYPES, NCCL_OPS
+from gpudist.transport.nccl_rendezvous import Rendezvous
 from gpudist.transport.nccl_stages import Strategy, collectives_by_nccl, lower
 from gpudist.transport.nccl_verbs import Call, NcclCommunicator, run_alone
-from gpudist.transport.nccl_watch import NcclWatch
+from gpudist.transport.nccl_watch import DeviceRecorder, NcclWatch
 from gpudist.transport.store_failures import StoreFailureChannel
 
 try:
@@ -44,24 +34,7 @@ try:
 except ImportError:
     _native = None
 
-_POLL_S = 0.002
 _CLOSING_S = 5.0
-_NODE = Path("/proc/sys/kernel/random/boot_id")
-
-
-class DeviceRecorder(FlightRecorder):
-    """What the native core has put on streams, and whether it is complete there."""
-
-    def __init__(self, core: Any) -> None:
-        super().__init__()
-        self._core = core
-
-    @property
-    def count(self) -> int:
-        return super().count + self._core.rounds()
-
-    def lines(self, last: int = 5) -> list[str]:
-        return self._core.lines(last)
 
 
 class NcclTransport(Transport):
@@ -90,6 +63,7 @@ class NcclTransport(Transport):
 
     name = "nccl"
     packs = True
+    keeps_layout = True
     store: Any
 
     def __init__(
@@ -128,10 +102,16 @@ class NcclTransport(Transport):
         self._open: tuple[Signature, list[Call]] | None = None
         self._closed = False
         self._watch = NcclWatch(self._core, self._channel, rank, size, timeout_s)
+        self._rendezvous = Rendezvous(store, prefix, rank, size, timeout_s, self._look)
         self.compares_every_call = checks
         self.stream = stream_of(device)
-        if size > 1:
+        if size == 1:
+            return
+        try:
             self._join(adopt)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def compares_every_call(self) -> bool:
@@ -158,17 +138,20 @@ class NcclTransport(Transport):
         mine = colors[parent.rank]
         ranks = sorted((keys[i], i) for i in range(parent.size) if colors[i] == mine)
         members = tuple(parent.members[i] for _, i in ranks)
-        part = NcclCommunicator(self, members)
+        position = ranks.index((keys[parent.rank], parent.rank))
+        native_parent = self.native(parent.members)
         # All ranks of the parent are here, and none knows which the others have already.
-        native = self._core.split(
-            self.native(parent.members),
-            mine,
-            ranks.index((keys[parent.rank], parent.rank)),
-            members,
-        )
+        try:
+            operation = self._core.begin(f"splitting the communicator of {list(parent.members)}")
+            try:
+                native = self._core.split(native_parent, mine, position, members)
+            finally:
+                self._core.drop(operation)
+        except BaseException as error:
+            self.end_with(error)
         if len(members) > 1:
             self._native.setdefault(members, native)
-        return part
+        return NcclCommunicator(self, members)
 
     def bind_stage(
         self,
@@ -179,8 +162,11 @@ class NcclTransport(Transport):
         dtype: torch.dtype,
         fill: float,
         accumulates: bool = False,
+        output_strides: Sequence[int] | None = None,
     ) -> Any:
-        lowered = lower(stage, ranks, rank, input_strides, dtype, accumulates, self.strategy)
+        lowered = lower(
+            stage, ranks, rank, input_strides, dtype, accumulates, self.strategy, output_strides
+        )
         return lowered.bind(self._core, self.native, fill)
 
     def bind_round(self, signature: Signature | None, parts: Sequence[RoundPart]) -> RoundRunner:
@@ -194,13 +180,16 @@ class NcclTransport(Transport):
                 part.gives,
                 part.block,
                 part.make_output,
+                part.makers,
                 part.bound,
                 part.bind,
             )
             for part in parts
         ]
         exchanged = native_signature(signature) if signature is not None else None
-        run_round = _native.DeviceRound(self._core, exchanged, native_parts, self.stream).run
+        run_round = _native.DeviceRound(
+            self._core, exchanged, self.device.type == "cpu", native_parts, self.stream
+        ).run
         if signature is None:
             return run_round
         end_with = self.end_with
@@ -259,6 +248,7 @@ class NcclTransport(Transport):
     def abort(self, failure: Failure) -> None:
         if not self._core.failure():
             self._watch.fail(failure)
+        self._core.settle(self.stream())
 
     def error(self) -> Any:
         text = self._core.failure()
@@ -272,22 +262,30 @@ class NcclTransport(Transport):
         if self._closed:
             return
         self._closed = True
-        self._channel.leave(self.rank)
+        self._watch.leave()
         self._core.close(_CLOSING_S)
         self._watch.stop()
+        self._rendezvous.close()
         self._channel.close()
 
     def end_with(self, error: BaseException) -> NoReturn:
         """Raise what ``error``, which the native core raised, means to this rank and the others."""
         assert _native is not None
         mine = Failure.from_exception(error, self.rank)
-        if not isinstance(error, _native.WorldFailed):
-            self.abort(mine)
+        if not self._core.failure():
+            self._watch.fail(mine)
+        # What was started and is not waited for uses tensors that are about to be freed.
+        self._core.settle(self.stream())
         first = Failure.from_json(self._core.failure())
         is_known = isinstance(error, (GpudistError, _native.WorldFailed))
         if not is_known or (first.kind, first.message) == (mine.kind, mine.message):
             raise error
         raise first.to_exception() from error
+
+    def _look(self) -> None:
+        """Raise what another rank has failed with, also where nothing of this one is under way."""
+        self._watch.look()
+        self.check()
 
     def _make_communicator(self, members: tuple[int, ...]) -> Communicator:
         return NcclCommunicator(self, members)
@@ -346,44 +344,28 @@ class NcclTransport(Transport):
 
     def _join(self, adopt: int) -> None:
         """Meet the others, watch those on this node, and make the world's communicator."""
-        deadline_s = time.monotonic() + self.timeout_s
-        node = f"{socket.gethostname()}/{_NODE.read_text().strip() if _NODE.exists() else ''}"
-        self.store.append(f"{self.prefix}/nccl/on/{node}", f"{self.rank} {os.getpid()},")
-        self.store.set(f"{self.prefix}/nccl/here/{self.rank}", "")
-        arrived = f"{self.prefix}/nccl/arrived"
-        self.store.add(arrived, 1)
-        self._await(lambda: self.store.add(arrived, 0) >= self.size, deadline_s)
-        here = self.store.get(f"{self.prefix}/nccl/on/{node}").decode()
-        for entry in filter(None, here.split(",")):
-            rank, pid = map(int, entry.split())
-            if rank != self.rank:
-                self._core.watch_process(rank, pid)
         world = tuple(range(self.size))
-        if adopt:
-            self._native[world] = self._core.adopt(adopt, world)
-        else:
+        try:
+            for rank, pid in self._rendezvous.arrive().items():
+                self._core.watch_process(rank, pid)
+            if adopt:
+                self._native[world] = self._core.adopt(adopt, world)
+        except BaseException as error:
+            self.end_with(error)
+        if not adopt:
             self._native[world] = self._connect(world)
 
     def _connect(self, members: tuple[int, ...]) -> Any:
-        text = ",".join(map(str, members)).encode()
-        key = f"{self.prefix}/nccl/id/{blake2b(text, digest_size=16).hexdigest()}"
-        if self.rank == members[0]:
-            self.store.set(key, self._core.new_id().hex())
-        else:
-            self._await(lambda: self.store.check([key]), time.monotonic() + self.timeout_s)
-        return self._core.connect(bytes.fromhex(self.store.get(key).decode()), members)
-
-    def _await(self, there: Callable[[], bool], deadline_s: float) -> None:
-        while not there():
-            if time.monotonic() > deadline_s:
-                here = f"{self.prefix}/nccl/here"
-                missing = [r for r in range(self.size) if not self.store.check([f"{here}/{r}"])]
-                raise CollectiveTimeout(
-                    f"after {self.timeout_s:g} s rank {self.rank} (process {os.getpid()}) still "
-                    f"misses ranks {missing} of {self.size}; are they running, with the same size?"
-                )
+        try:
             self.check()
-            time.sleep(_POLL_S)
+            operation = self._core.begin(f"making the communicator of ranks {list(members)}")
+            try:
+                made = self._rendezvous.share_id(members, self._core.new_id)
+                return self._core.connect(made, members)
+            finally:
+                self._core.drop(operation)
+        except BaseException as error:
+            self.end_with(error)
 
 
 class _StagesInFlight:

@@ -52,8 +52,9 @@ def lower(
     dtype: torch.dtype,
     accumulates: bool,
     strategy: Strategy = collectives_by_nccl,
+    output_strides: Sequence[int] | None = None,
 ) -> Lowered:
-    """What ``rank`` does in ``stage``; the output is contiguous.
+    """What ``rank`` does in ``stage``.
 
     Args:
         stage: of this rank's plan.
@@ -63,6 +64,7 @@ def lower(
         dtype: of the data.
         accumulates: the output has values, to which everything that arrives is added.
         strategy: which collectives are NCCL's own.
+        output_strides: of the output, in items; contiguous if ``None``.
     """
     own = tuple(c for c in stage.collectives if strategy(c, dtype))
     rest = tuple(c for c in stage.collectives if not strategy(c, dtype))
@@ -72,11 +74,12 @@ def lower(
     )  # fmt: skip
     lowered = Lowered(dtype)
     strides = tuple(input_strides)
+    output = tuple(output_strides or contiguous_strides(stage.output_shape or ()))
     for message in boxes.sends:
         _send(lowered, message, ranks[message.peer], strides)
-    filled = _collectives(lowered, own, stage, ranks, rank, strides, accumulates)
+    filled = _collectives(lowered, own, stage, ranks, rank, strides, output, accumulates)
     if stage.output_shape is not None and not filled:
-        _receive(lowered, boxes, stage.output_shape, ranks, strides, accumulates)
+        _receive(lowered, boxes, ranks, strides, output, accumulates)
     return lowered
 
 
@@ -107,14 +110,13 @@ def _pack(
 def _receive(
     lowered: Lowered,
     boxes: MessageStage,
-    shape: tuple[int, ...],
     ranks: Sequence[int],
     strides: tuple[int, ...],
+    output: tuple[int, ...],
     accumulates: bool,
 ) -> None:
     """What arrives, and the jobs that make the output of it."""
     item = lowered.dtype.itemsize
-    output = contiguous_strides(shape)
     pieces = combines(boxes, accumulates)
     starts: dict[int, int] = {}  # of messages in the staging buffer, in items
     in_place: set[int] = set()
@@ -168,6 +170,7 @@ def _collectives(
     ranks: Sequence[int],
     rank: int,
     strides: tuple[int, ...],
+    output: tuple[int, ...],
     accumulates: bool,
 ) -> bool:
     """NCCL's own collectives; whether one of them makes the output."""
@@ -184,7 +187,8 @@ def _collectives(
         if prod(shape) == 0:
             filled |= takes
             continue
-        _collective(lowered, collective, shape, ranks, rank, strides, takes, accumulates)
+        result = (output, accumulates) if takes else None
+        _collective(lowered, collective, shape, ranks, rank, strides, result)
         filled |= takes
     if filled and (stage.moves or stage.receives):
         raise TransportError("a stage in which a collective makes the output copies nothing else")
@@ -198,16 +202,15 @@ def _collective(
     ranks: Sequence[int],
     rank: int,
     strides: tuple[int, ...],
-    takes: bool,
-    accumulates: bool,
+    result: tuple[tuple[int, ...], bool] | None,
 ) -> None:
     members = sorted(collective.members)
     root = members.index(collective.root)
     nbytes = prod(shape) * lowered.dtype.itemsize
     source, offset = _contribution(lowered, collective, shape, rank, strides, nbytes)
     target, to_offset = source, offset  # NCCL leaves what has the same place as it is
-    if takes:
-        target, to_offset = _result(lowered, shape, nbytes, accumulates)
+    if result is not None:
+        target, to_offset = _result(lowered, shape, nbytes, *result)
         if source == "output":  # the receiver of a broadcast gives nothing
             source, offset = target, to_offset
     if collective.kind == "broadcast":
@@ -248,17 +251,20 @@ def _contribution(
 
 
 def _result(
-    lowered: Lowered, shape: tuple[int, ...], nbytes: int, accumulates: bool
+    lowered: Lowered,
+    shape: tuple[int, ...],
+    nbytes: int,
+    strides: tuple[int, ...],
+    accumulates: bool,
 ) -> tuple[BufferName, int]:
     """Where a collective's result goes, and the job that makes the output of it."""
-    strides = contiguous_strides(shape)
     output = View("output", 0, strides)
-    if not accumulates:
+    if not accumulates and _is_contiguous(shape, strides):
         lowered.after.append(Job(shape, output, there=True))
         return "output", 0
     start = lowered.room("received", nbytes)
-    came = View("received", start // lowered.dtype.itemsize, strides)
-    lowered.after.append(Job(shape, output, (output, came)))
+    came = View("received", start // lowered.dtype.itemsize, contiguous_strides(shape))
+    lowered.after.append(Job(shape, output, (output, came) if accumulates else (came,)))
     return "received", start
 
 

@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Any
 
-from gpudist.transport.base import Failure
+from gpudist.transport.base import Failure, FlightRecorder
 from gpudist.transport.store_failures import StoreFailureChannel
 
 _PERIOD_S = 0.02
@@ -15,6 +15,21 @@ _SUSPICIOUS_S = 0.2
 _LOOK_EVERY_S = 0.2
 # The store answers some ten thousand ranks' questions a second.
 _RANKS_PER_LOOK = 1000
+
+
+class DeviceRecorder(FlightRecorder):
+    """What the native core has put on streams, and whether it is complete there."""
+
+    def __init__(self, core: Any) -> None:
+        super().__init__()
+        self._core = core
+
+    @property
+    def count(self) -> int:
+        return super().count + self._core.rounds()
+
+    def lines(self, last: int = 5) -> list[str]:
+        return self._core.lines(last)
 
 
 class NcclWatch:
@@ -37,6 +52,8 @@ class NcclWatch:
         self._timeout_s = timeout_s
         self._look_every_s = max(_LOOK_EVERY_S, min(1.0, size / _RANKS_PER_LOOK))
         self._looked_s = 0.0
+        self._lock = threading.Lock()
+        self._store_is_gone = False
         self._stop = threading.Event()
         # A daemon, which polls: at exit nobody would end a wait of its own for it.
         self._thread = threading.Thread(
@@ -46,8 +63,34 @@ class NcclWatch:
 
     def fail(self, failure: Failure) -> None:
         """Post ``failure``, unless another was first, and end the world with the first."""
-        self._channel.post(failure)
-        self._core.fail((self._channel.peek() or failure).to_json())
+        with self._lock:
+            self._channel.post(failure)
+            first = self._channel.peek()
+        # A store that is gone says less than what has just been found out.
+        self._core.fail((failure if first is None or _is_store_gone(first) else first).to_json())
+
+    def look(self) -> None:
+        """End the world if another rank has posted a failure; asks the store now and then."""
+        with self._lock:
+            now = time.monotonic()
+            if now - self._looked_s < self._look_every_s:
+                return
+            self._looked_s = now
+            found = self._channel.peek()
+            if self._channel.lines_wanted:
+                self._channel.publish_lines(self._rank, self._core.lines(5))
+            if found is not None and _is_store_gone(found) and not self._store_is_gone:
+                # Its host may be a rank, of whose death there is a report soon.
+                self._store_is_gone = True
+                return
+        if found is not None:
+            self._core.fail(found.to_json())
+
+    def leave(self) -> None:
+        """Tell the others that this rank needs them no more."""
+        lines = [*self._core.lines(4), "it has left the world"]
+        self._channel.publish_lines(self._rank, lines)
+        self._channel.leave(self._rank)
 
     def stop(self) -> None:
         """End the thread; it is not left inside the native core."""
@@ -63,29 +106,16 @@ class NcclWatch:
             failure = self._failure_of(*report) if report is not None else None
             if failure is not None:
                 self.fail(failure)
-            elif self._is_time_to_look():
-                self._look()
-
-    def _is_time_to_look(self) -> bool:
-        now = time.monotonic()
-        if now - self._looked_s < self._look_every_s or self._core.oldest_s() < _SUSPICIOUS_S:
-            return False
-        self._looked_s = now
-        return True
-
-    def _look(self) -> None:
-        found = self._channel.peek()
-        if self._channel.lines_wanted:
-            self._channel.publish_lines(self._rank, self._core.lines(5))
-        if found is not None:
-            self._core.fail(found.to_json())
+            elif self._core.oldest_s() > _SUSPICIOUS_S:
+                self.look()
 
     def _failure_of(self, kind: str, text: str, rank: int) -> Failure | None:
         if kind == "ended":
             return self._death_of(rank)
         if kind == "broken":
             # A peer's death breaks a connection, and a rank beside it knows whose it was.
-            known = self._channel.peek()
+            with self._lock:
+                known = self._channel.peek()
             message = f"NCCL on rank {self._rank}: {text}"
             return known or Failure("TransportError", self._rank, message)
         return self._expired(text)
@@ -108,3 +138,7 @@ class NcclWatch:
             f"last operations of each rank (none from one that is stopped or busy elsewhere):\n"
             + "\n".join(reports),
         )
+
+
+def _is_store_gone(failure: Failure) -> bool:
+    return failure.kind == "PeerFailure" and failure.rank is None

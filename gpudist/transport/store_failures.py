@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -40,9 +41,17 @@ class StoreFailureChannel(FailureChannel):
         self.lines_wanted = False
 
     def post(self, failure: Failure) -> None:
-        if self._found is None:
-            # An empty expected value means "unless somebody has set it": the first post wins.
-            self._ask(lambda: self._store.compare_set(self._key("failure"), "", failure.to_json()))
+        if self._found is not None:
+            return
+        # An empty expected value means "unless somebody has set it": the first post wins.
+        text = failure.to_json()
+        job = self._background.submit(
+            lambda: self._store.compare_set(self._key("failure"), "", text)
+        )
+        if job.wait(_PATIENCE_S):
+            # What is wrong with the store, the next look finds.
+            with suppress(RuntimeError, OSError):
+                self._found = Failure.from_json(job.result())
 
     def peek(self) -> Failure | None:
         """The failure of this world, if any; also learns whether a rank wants all ranks' lines."""

@@ -10,6 +10,7 @@ void test_combine();
 void test_device_api();
 void test_messages();
 void test_nccl();
+void test_nccl_world();
 void test_failures();
 void test_stages();
 void test_recycling();
@@ -22,6 +23,7 @@ int main() {
   test_messages();
   test_failures();
   test_nccl();
+  test_nccl_world();
   test_stages();
   test_recycling();
   std::printf("%ld passed, %ld failed\n", passed.load(), failed.load());

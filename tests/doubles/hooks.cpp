@@ -31,6 +31,7 @@ struct State {
   std::string last_error;
   std::vector<Injection> injections;
   std::map<std::string, int> device_failures;
+  std::map<std::string, size_t> counts;
   int version = kVersion;
   int devices = 1;
   unsigned clears = 0;
@@ -110,6 +111,11 @@ bool device_call_fails(const char* name) {
   return true;
 }
 
+void count_call(const char* name) {
+  const std::lock_guard<std::mutex> locked(state().mutex);
+  ++state().counts[name];
+}
+
 void stall_until_cleared() {
   std::unique_lock<std::mutex> locked(state().mutex);
   state().cleared.wait(locked, [seen = state().clears] { return state().clears != seen; });
@@ -167,6 +173,12 @@ GPUDIST_EXPORT size_t gpudist_double_log(char* buffer, size_t bytes) {
 GPUDIST_EXPORT size_t gpudist_double_violations(char* buffer, size_t bytes) {
   const std::lock_guard<std::mutex> locked(state().mutex);
   return gpudist::doubles::copy_lines(state().violations, buffer, bytes);
+}
+
+// How often a call that makes or ends something of the device was carried out, in this process.
+GPUDIST_EXPORT size_t gpudist_double_count(const char* name) {
+  const std::lock_guard<std::mutex> locked(state().mutex);
+  return state().counts[name];
 }
 
 // Forget the log and everything that hooks have set.

@@ -19,6 +19,8 @@ bool next_call_fails();
 bool next_init_stalls(int rank);
 // Whether the next call of this entry of the device's table fails.
 bool device_call_fails(const char* name);
+// That a call of the device's table, which makes or ends something, has been carried out.
+void count_call(const char* name);
 // Return when the hooks are cleared.
 void stall_until_cleared();
 

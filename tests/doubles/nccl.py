@@ -107,6 +107,8 @@ def nccl() -> ctypes.CDLL:
     opened.gpudist_double_inject.argtypes = [c_char_p, c_int, c_int]
     opened.gpudist_double_fail_call.argtypes = [c_char_p, c_int]
     opened.gpudist_double_set_capture.argtypes = [STREAM, c_uint64]
+    opened.gpudist_double_count.argtypes = [c_char_p]
+    opened.gpudist_double_count.restype = c_size_t
     return opened
 
 
@@ -129,6 +131,16 @@ def lines_of(read) -> list[str]:
     buffer = ctypes.create_string_buffer(size + 1)
     read(buffer, size)
     return buffer.value.decode().splitlines()
+
+
+def count(call: str) -> int:
+    """How often ``allocate``, ``create_event`` or their like were carried out in this process."""
+    return nccl().gpudist_double_count(call.encode())
+
+
+def capture(number: int, stream: int | None = None) -> None:
+    """Let a stream be captured into the graph of this number; zero ends that."""
+    nccl().gpudist_double_set_capture(stream, number)
 
 
 def clear() -> None:

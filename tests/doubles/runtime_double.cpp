@@ -112,6 +112,7 @@ int allocate_as(bool is_pinned, const char* call, void** memory, size_t bytes) {
   *memory = rounded < bytes ? nullptr : std::aligned_alloc(kAlignment, rounded);
   if (*memory == nullptr) return kOutOfMemory;
   memset(*memory, kFreshByte, rounded);
+  count_call(call);
   const std::lock_guard<std::mutex> locked(objects().mutex);
   objects().memory[*memory] = {is_pinned, current_device};
   return kSuccess;
@@ -130,6 +131,7 @@ int release_as(bool is_pinned, const char* call, void* memory) {
     }
     device = found->second.device;
     objects().memory.erase(found);
+    count_call(call);
   }
   wait_until_idle(device);
   std::free(memory);
@@ -160,6 +162,7 @@ int copy(void* to, const void* from, size_t bytes, DeviceStream stream) {
 int create_stream(DeviceStream* stream) {
   if (device_call_fails("create_stream")) return kUnknown;
   *stream = make_stream(current_device);
+  count_call("create_stream");
   return kSuccess;
 }
 
@@ -169,6 +172,7 @@ int destroy_stream(DeviceStream stream) {
     return refuse(kInvalidHandle, "destroy_stream: no such stream");
   }
   close_stream(stream);
+  count_call("destroy_stream");
   return kSuccess;
 }
 
@@ -176,6 +180,7 @@ int create_event(DeviceEvent* event) {
   if (device_call_fails("create_event")) return kUnknown;
   const auto made = std::make_shared<Event>();
   *event = made.get();
+  count_call("create_event");
   const std::lock_guard<std::mutex> locked(objects().mutex);
   objects().events[made.get()] = made;
   return kSuccess;
@@ -184,7 +189,10 @@ int create_event(DeviceEvent* event) {
 int destroy_event(DeviceEvent event) {
   if (device_call_fails("destroy_event")) return kUnknown;
   const std::lock_guard<std::mutex> locked(objects().mutex);
-  if (objects().events.erase(event) == 1) return kSuccess;
+  if (objects().events.erase(event) == 1) {
+    count_call("destroy_event");
+    return kSuccess;
+  }
   return refuse(kInvalidHandle, "destroy_event: no such event");
 }
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from gpudist import runtime
+from gpudist.errors import GpudistError
 from gpudist.transport.base import Failure, Transport
 from gpudist.transport.loopback import LoopbackWorld
 from tests.doubles import use_doubles
@@ -44,19 +45,38 @@ class ProcessRanks:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["torch", "torch.distributed"])
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._context = context
         self._ends: list[Connection] = []
         self.processes = []
         for rank in range(count):
-            end, far_end = context.Pipe()
-            process = context.Process(
-                target=_serve,
-                args=(far_end, self._store.port, rank, runtime.variables()),
-                daemon=True,
-            )
-            process.start()
-            far_end.close()
+            end, process = self._start(rank)
             self._ends.append(end)
             self.processes.append(process)
+
+    def _start(self, rank: int) -> tuple[Connection, Any]:
+        end, far_end = self._context.Pipe()
+        process = self._context.Process(
+            target=_serve,
+            args=(far_end, self._store.port, rank, runtime.variables()),
+            daemon=True,
+        )
+        process.start()
+        far_end.close()
+        return end, process
+
+    def revive(self) -> None:
+        """Start a process in the place of each that has died, and let it import what it needs."""
+        for rank, process in enumerate(self.processes):
+            process.join(0.1)
+            if process.is_alive():
+                continue
+            self._ends[rank].close()
+            self._ends[rank], self.processes[rank] = self._start(rank)
+        self.run(len(self.processes), Transport.check, timeout_s=60.0, kind="nccl")
+
+    def answer(self, rank: int) -> Outcome:
+        """That of a rank which was stopped, and goes on."""
+        return _answer(self._ends[rank], time.monotonic() + _ANSWER_S)
 
     def run(
         self,
@@ -103,9 +123,11 @@ def outcomes(
     return shared_ranks().run(size, body, *args, timeout_s=timeout_s, kind=kind)
 
 
-def results(kind: str, size: int, body: Callable[..., Any], *args: Any) -> list[Any]:
+def results(
+    kind: str, size: int, body: Callable[..., Any], *args: Any, timeout_s: float = 20.0
+) -> list[Any]:
     """What ``body(transport, *args)`` returned on every rank."""
-    ended = outcomes(kind, size, body, *args)
+    ended = outcomes(kind, size, body, *args, timeout_s=timeout_s)
     for rank, outcome in enumerate(ended):
         assert outcome.answered, f"rank {rank} gave no answer"
         if outcome.error is not None:
@@ -121,7 +143,11 @@ def _serve(end: Connection, port: int, rank: int, variables: dict[str, str]) -> 
             kind, size, prefix, timeout_s, body, args = end.recv()
         except EOFError:
             return
-        transport = runtime.connect(kind, store, rank, size, timeout_s, prefix)
+        try:
+            transport = runtime.connect(kind, store, rank, size, timeout_s, prefix)
+        except GpudistError as error:
+            end.send(Outcome(error=error.with_traceback(None), end_s=time.monotonic()))
+            continue
         end.send(_play(transport, rank, body, args))
         transport.close()
 

@@ -1,0 +1,118 @@
+"""Where the ranks of a world over NCCL find one another: keys of torch's store."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gpudist.errors import CollectiveTimeout, TransportError
+from gpudist.transport.background import Background
+
+T = TypeVar("T")
+
+_POLL_S = 0.002
+_LOOK_EVERY_S = 0.1
+# In which a store that is gone turns out to be a peer's death.
+_PATIENCE_S = 0.5
+_NODE = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Rendezvous:
+    """The keys of one world; every wait ends when the world has failed, even when the store hangs.
+
+    Args:
+        store, prefix: of the world.
+        rank, size: this process in the world.
+        timeout_s: for all ranks to arrive, in seconds.
+        look: raises the failure of the world, if there is one.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        prefix: str,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        look: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._prefix = f"{prefix}/nccl"
+        self._rank = rank
+        self._size = size
+        self._timeout_s = timeout_s
+        self._look = look
+        self._background = Background(f"gpudist meets {prefix}")
+
+    def arrive(self) -> dict[int, int]:
+        """Return when all ranks are here: the processes of the others on this node, by rank.
+
+        Raises:
+            CollectiveTimeout: ranks are missing at the deadline; names them.
+        """
+        boot = _NODE.read_text().strip() if _NODE.exists() else ""
+        node = f"{self._prefix}/on/{socket.gethostname()}/{boot}"
+        arrived = f"{self._prefix}/arrived"
+        self._ask(lambda: self._store.append(node, f"{self._rank} {os.getpid()},"))
+        self._ask(lambda: self._store.set(f"{self._prefix}/here/{self._rank}", ""))
+        self._ask(lambda: self._store.add(arrived, 1))
+        deadline_s = time.monotonic() + self._timeout_s
+        while self._ask(lambda: self._store.add(arrived, 0)) < self._size:
+            if time.monotonic() > deadline_s:
+                raise CollectiveTimeout(
+                    f"after {self._timeout_s:g} s rank {self._rank} (process {os.getpid()}) still "
+                    f"misses ranks {self._missing()} of {self._size}; are they running, with the "
+                    f"same size?"
+                )
+            self._pause()
+        here = self._ask(lambda: self._store.get(node)).decode().split(",")
+        found = [tuple(map(int, entry.split())) for entry in here if entry]
+        return {rank: pid for rank, pid in found if rank != self._rank}
+
+    def share_id(self, members: Sequence[int], make_id: Callable[[], bytes]) -> bytes:
+        """The unique id of a communicator, which the first of its ``members`` makes.
+
+        It waits until then, or until the world has failed: the deadline is the caller's.
+        """
+        text = ",".join(map(str, members)).encode()
+        key = f"{self._prefix}/id/{blake2b(text, digest_size=16).hexdigest()}"
+        if self._rank == members[0]:
+            made = make_id()
+            self._ask(lambda: self._store.set(key, made.hex()))
+            return made
+        while not self._ask(lambda: self._store.check([key])):
+            self._pause()
+        return bytes.fromhex(self._ask(lambda: self._store.get(key)).decode())
+
+    def close(self) -> None:
+        self._background.stop()
+
+    def _missing(self) -> list[int]:
+        return [
+            rank
+            for rank in range(self._size)
+            if not self._ask(lambda rank=rank: self._store.check([f"{self._prefix}/here/{rank}"]))
+        ]
+
+    def _pause(self) -> None:
+        self._look()
+        time.sleep(_POLL_S)
+
+    def _ask(self, call: Callable[[], T]) -> T:
+        job = self._background.submit(call)
+        while not job.wait(_LOOK_EVERY_S):
+            self._look()
+        try:
+            return job.result()
+        except (RuntimeError, OSError) as error:
+            deadline_s = time.monotonic() + _PATIENCE_S
+            while time.monotonic() < deadline_s:
+                self._pause()
+            raise TransportError(
+                f"rank {self._rank} cannot reach the store of this world: {error}"
+            ) from error

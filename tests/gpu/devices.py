@@ -1,0 +1,51 @@
+"""What this machine has for the tests of this folder, or why it has not."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+
+import pytest
+import torch
+
+from gpudist.environment import describe
+from gpudist.runtime import built, settings
+
+# As this module is imported: other tests put the doubles into the environment later.
+SETTINGS = settings()
+ON_DOUBLES = SETTINGS.device_library != ""
+
+
+@cache
+def what_is_missing() -> str:
+    """Why nothing here can run; empty if it can."""
+    if ON_DOUBLES:
+        return ""
+    if not torch.cuda.is_available():
+        return f"torch {torch.__version__} sees no GPU"
+    return built().nccl_missing
+
+
+def require_gpu() -> None:
+    """Skip the test module that calls it, with the reason, where there is no GPU to use."""
+    if what_is_missing():
+        pytest.skip(f"needs a GPU: {what_is_missing()}", allow_module_level=True)
+
+
+def gpus() -> int:
+    return 0 if ON_DOUBLES else torch.cuda.device_count()
+
+
+@cache
+def why_no_gpu_is_shared() -> str:
+    """Why NCCL would refuse several ranks on one GPU; empty if it would not."""
+    if ON_DOUBLES:
+        return ""
+    found = describe(SETTINGS)
+    if found.nccl is None:
+        return f"there is no NCCL: {found.nccl_missing}"
+    if "several ranks on one GPU" not in found.nccl.features:
+        return f"NCCL {found.nccl.version} refuses several ranks on one GPU, which takes 2.30"
+    if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":
+        return "several ranks on one GPU need NCCL_MULTI_RANK_GPU_ENABLE=1"
+    return ""

@@ -1,0 +1,113 @@
+"""Bodies that use a stream of their own, late streams above all. On a CPU they just run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+import torch
+
+from gpudist.exchange import start
+from gpudist.ops import HaloExchange, Repartition
+from gpudist.partition import Partition
+from tests.gpu.operators import OPERATORS, integers, on_cpu, on_grid
+from tests.ops.dense import local_input
+
+# Tens of milliseconds: whoever does not wait for this stream reads what was there before.
+_BUSY_CYCLES = 50_000_000
+
+
+@contextmanager
+def late_stream(device: torch.device) -> Iterator[None]:
+    """Make a new stream current, which begins with a pause; what comes after it waits for it."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.cuda.current_stream(device)
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(before)
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(_BUSY_CYCLES)
+        yield
+    before.wait_stream(stream)
+
+
+def on_late_stream(P_world: Partition, case: str) -> dict[str, torch.Tensor]:
+    """The operator and its gradient read what the stream writes just before them."""
+    operator, values = OPERATORS[case](P_world)
+    x = torch.full_like(values, torch.nan, device=P_world.device).requires_grad_()
+    operator(x)
+    late = values.to(P_world.device)
+    with late_stream(P_world.device):
+        with torch.no_grad():
+            x.copy_(late)
+        y = operator(x)
+        cotangent = integers(y.shape, 100 + (P_world.rank or 0)).to(y.device)
+        (gradient,) = torch.autograd.grad(y, x, cotangent)
+    return on_cpu(y=y, gradient=gradient)
+
+
+def streams_in_turn(P_world: Partition) -> dict[str, torch.Tensor]:
+    """Each call is on the stream that is current then; they share what the transport stages in."""
+    P_x = on_grid(P_world)
+    operator = HaloExchange(P_x, halo=((1, 2), (2, 1)), periodic=True)
+    results: dict[str, torch.Tensor] = {}
+    for turn in range(6):
+        x = local_input(integers((5, 7), turn), P_x).to(P_world.device)
+        with late_stream(P_world.device):
+            results[f"late {turn}"] = operator(x + 1)
+        results[f"soon {turn}"] = operator(x)
+    return on_cpu(**results)
+
+
+def started(P_world: Partition, is_late: bool) -> dict[str, torch.Tensor]:
+    """Two movements in flight together while the current stream goes on with other work."""
+    P_x = on_grid(P_world)
+    P_y = P_world.create_cartesian_topology_partition([1, P_world.size])
+    operators = (HaloExchange(P_x, halo=((1, 2), (2, 1)), periodic=True), Repartition(P_x, P_y))
+    values = local_input(integers((5, 7)), P_x).to(P_world.device)
+    x = torch.full_like(values, torch.nan)
+    movements = tuple(operator.movement(x) for operator in operators)
+    results: dict[str, torch.Tensor] = {}
+    with late_stream(P_world.device) if is_late else nullcontext():
+        for turn in range(3):
+            x.copy_(values + turn)
+            in_flight = start(movements, (x, x))
+            meanwhile = x * 2
+            halo, moved = in_flight.wait(0) + 1, in_flight.wait(1) + 1
+            x.fill_(torch.nan)  # after the wait the input is the caller's again
+            for name, y in (("halo", halo), ("moved", moved), ("meanwhile", meanwhile)):
+                results[f"{name} {turn}"] = y
+    return on_cpu(**results)
+
+
+def added_into(P_world: Partition, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """The adjoint of a halo exchange adds to a tensor that has values."""
+    P_x = on_grid(P_world)
+    x = local_input(integers((5, 7), 0, dtype), P_x).to(P_world.device)
+    movement = HaloExchange(P_x, halo=((1, 2), (2, 1)), periodic=True).movement(x)
+    ghosts = integers(movement.output_shape, P_world.rank or 0, dtype).to(P_world.device)
+    with late_stream(P_world.device):
+        into = x.clone()
+        total = start((movement.T,), (ghosts,), (into,)).wait(0)
+    assert total.data_ptr() == into.data_ptr()
+    return on_cpu(total=total)
+
+
+def replayed(P_world: Partition, case: str) -> dict[str, torch.Tensor]:
+    """An operator captured in a CUDA graph moves what is in its input at each replay."""
+    operator, values = OPERATORS[case](P_world)
+    x = torch.zeros_like(values, device=P_world.device)
+    if x.device.type != "cuda":
+        return on_cpu(**{f"y {turn}": operator(values * turn) for turn in range(3)})
+    operator(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = operator(x)
+    results: dict[str, torch.Tensor] = {}
+    for turn in range(3):
+        x.copy_(values * turn)
+        graph.replay()
+        results[f"y {turn}"] = y.clone()
+    return on_cpu(**results)

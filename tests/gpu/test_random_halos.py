@@ -1,0 +1,119 @@
+"""Random halo exchanges of a world of one with itself, against torch's indexing.
+
+All of them are one launch of the kernel that copies and adds: of any number of boxes, strides,
+alignments and dtypes.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from gpudist import halo_exchange
+from gpudist.partition import Partition
+from tests.gpu.devices import require_gpu
+from tests.gpu.layouts import DTYPES
+from tests.gpu.operators import integers
+from tests.gpu.worlds import OneRank
+
+require_gpu()
+
+ROUNDS, PER_ROUND = 20, 20
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What is drawn: a tensor, how it lies in memory, and how wide its halo is.
+
+    Attributes:
+        order: of the dims in memory, the slowest first.
+        steps: between neighbours in memory, in cells of a dim.
+        offset: of the first cell, in items.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+    steps: tuple[int, ...]
+    offset: int
+    halo: tuple[tuple[int, int], ...]
+    periodic: tuple[bool, ...]
+    padding_value: float
+
+    @classmethod
+    def drawn(cls, draw: random.Random) -> Exchange:
+        dims = draw.randint(1, 5)
+        longest = (300, 40, 12, 7, 5)[dims - 1]
+        shape = tuple(draw.randint(1, longest) for _ in range(dims))
+        halo = tuple(_widths(draw, extent) for extent in shape)
+        return cls(
+            draw.choice(DTYPES),
+            shape,
+            tuple(draw.sample(range(dims), dims)),
+            tuple(draw.choice((1, 1, 1, 2)) for _ in range(dims)),
+            draw.randrange(8),
+            halo,
+            tuple(draw.random() < 0.5 for _ in range(dims)),
+            draw.choice((0.0, 0.0, 1.0)),
+        )
+
+    def laid_out(self, values: torch.Tensor) -> torch.Tensor:
+        """The same values, as they are to lie in memory."""
+        strides, stride = [0] * len(self.shape), 1
+        for dim in reversed(self.order):
+            strides[dim] = stride * self.steps[dim]
+            stride *= self.shape[dim] * self.steps[dim]
+        room = values.new_zeros(self.offset + stride)
+        return room.as_strided(self.shape, strides, self.offset).copy_(values)
+
+    def indexed(self, x: torch.Tensor) -> torch.Tensor:
+        """The exchange, cell by cell."""
+        inside = torch.ones((), dtype=torch.bool)
+        for dim, ((left, right), wraps) in enumerate(zip(self.halo, self.periodic, strict=True)):
+            extent = self.shape[dim]
+            index = torch.arange(-left, max(-left, extent + right))
+            there = (index >= 0) & (index < extent) | torch.tensor(wraps)
+            x = x.index_select(dim, index % extent if wraps else index.clamp(0, extent - 1))
+            inside = inside & there.reshape([-1 if d == dim else 1 for d in range(x.dim())])
+        return torch.where(inside, x, torch.tensor(self.padding_value, dtype=x.dtype))
+
+
+def _widths(draw: random.Random, extent: int) -> tuple[int, int]:
+    """None, usual, cut off, or beyond what there is."""
+    widest = draw.choice((0, 2, 2, min(2 * extent + 1, 20)))
+    lowest = -1 if extent > 2 else 0
+    return draw.randint(lowest, widest), draw.randint(lowest, widest)
+
+
+def compare(P_world: Partition, seed: int) -> None:
+    drawn = Exchange.drawn(random.Random(seed))
+    P_x = P_world.create_cartesian_topology_partition([1] * len(drawn.shape))
+    values = integers(drawn.shape, seed, drawn.dtype)
+    x = drawn.laid_out(values.to(P_world.device))
+    differentiable = drawn.dtype.is_floating_point or drawn.dtype.is_complex
+    x.requires_grad_(differentiable)
+    y = halo_exchange(
+        x, P_x, halo=drawn.halo, periodic=drawn.periodic, padding_value=drawn.padding_value
+    )
+    whole = values.to(torch.complex128) if drawn.dtype.is_complex else values
+    whole = whole.to(torch.float64) if drawn.dtype.is_floating_point else whole
+    whole.requires_grad_(differentiable)
+    expected = drawn.indexed(whole)
+    assert y.dtype == drawn.dtype and y.is_contiguous()
+    assert torch.equal(y.detach().cpu(), expected.detach().to(drawn.dtype)), (seed, drawn)
+    assert torch.equal(x.detach().cpu(), values), (seed, drawn)
+    if differentiable:
+        cotangent = integers(y.shape, seed + 1, drawn.dtype)
+        (gradient,) = torch.autograd.grad(y, x, cotangent.to(y.device))
+        (wanted,) = torch.autograd.grad(expected, whole, cotangent.to(whole.dtype))
+        assert torch.equal(gradient.cpu(), wanted.to(drawn.dtype)), (seed, drawn)
+
+
+@pytest.mark.parametrize("round_of_seeds", range(ROUNDS))
+def test_random_halos(one_rank: OneRank, round_of_seeds: int) -> None:
+    first = PER_ROUND * round_of_seeds
+    for seed in range(first, first + PER_ROUND):
+        one_rank.run(compare, seed=seed)

@@ -1,0 +1,203 @@
+"""Ranks that are killed, stop, raise or leave, over the doubles of NCCL."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from gpudist import runtime
+from gpudist.errors import CollectiveTimeout, GpudistError, PeerFailure, TransportError
+from gpudist.transport.base import Failure, Transport
+from tests.doubles.nccl import clear, inject, violations
+from tests.transport.nccl_actions import (
+    ACTIONS,
+    Fate,
+    all_sum_reduce,
+    barrier,
+    check_all_failed,
+    fate_of,
+    halo,
+    repeat,
+)
+from tests.transport.worlds import Outcome, ProcessRanks, results
+
+RANKS = 3
+DEADLINE_S = 1.0
+LONG_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def mortals() -> Iterator[ProcessRanks]:
+    """Processes of this file's own, since some of them are to die."""
+    ranks = ProcessRanks(RANKS)
+    ranks.run(RANKS, Transport.check, timeout_s=60, kind="nccl")
+    yield ranks
+    ranks.kill()
+
+
+def fates_of(ended: list[Outcome], dead: int) -> list[Fate]:
+    for rank, outcome in enumerate(ended):
+        assert outcome.answered == (rank != dead), f"rank {rank}: {outcome}"
+        assert outcome.error is None, f"rank {rank}: {outcome.error}"
+    return [outcome.value for rank, outcome in enumerate(ended) if rank != dead]
+
+
+def crash(transport: Transport, name: str, rank: int, after: int) -> Fate:
+    P_world, action = runtime.world_of(transport), ACTIONS[name]
+    clear()
+
+    def play() -> None:
+        barrier(P_world)
+        if transport.rank == rank:
+            inject("crash", -1, after)
+        repeat(P_world, action, None)
+
+    return fate_of(transport, play)
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "after"),
+    [("halo", 0, 0), ("broadcast", 1, 1), ("all_sum_reduce", 2, 3), ("overlapped", 1, 9)],
+)
+def test_a_rank_that_dies_in_an_operation_is_named(
+    mortals: ProcessRanks, name: str, rank: int, after: int
+) -> None:
+    ended = mortals.run(RANKS, crash, name, rank, after, timeout_s=LONG_S, kind="nccl")
+    mortals.revive()
+    fates = fates_of(ended, rank)
+    texts = check_all_failed(fates, DEADLINE_S, PeerFailure)
+    assert texts == [f"the process of rank {rank} has ended"] * (RANKS - 1)
+    assert [getattr(fate.error, "rank", None) for fate in fates] == [rank] * (RANKS - 1)
+
+
+def signalled(transport: Transport, number: int, rank: int) -> Fate:
+    P_world = runtime.world_of(transport)
+    clear()
+
+    def play() -> None:
+        halo(P_world)
+        if transport.rank == rank:
+            os.kill(os.getpid(), number)
+        halo(P_world)
+
+    return fate_of(transport, play)
+
+
+def test_a_stopped_rank_is_a_timeout(mortals: ProcessRanks) -> None:
+    ended = mortals.run(
+        RANKS, signalled, signal.SIGSTOP, 1, timeout_s=DEADLINE_S, kind="nccl", stops=1
+    )
+    texts = check_all_failed(fates_of(ended, 1), DEADLINE_S, CollectiveTimeout)
+    assert len(set(texts)) == 1
+    assert "rank 1: no answer" in texts[0]
+    # When it goes on, it learns what has become of the others.
+    os.kill(mortals.processes[1].pid, signal.SIGCONT)
+    late = mortals.answer(1).value
+    assert isinstance(late.error, CollectiveTimeout) and str(late.error) == texts[0]
+
+
+class Mistake(Exception):
+    pass
+
+
+def raise_on_one(transport: Transport, aborts: bool) -> Fate:
+    P_world = runtime.world_of(transport)
+    clear()
+    if transport.rank != 1:
+        return fate_of(transport, lambda: repeat(P_world, halo, None))
+    halo(P_world)
+    if aborts:
+        transport.abort(Failure.from_exception(Mistake("of the user"), 1))
+        return fate_of(transport, lambda: halo(P_world))
+    transport.close()
+    with pytest.raises(TransportError, match="transport of rank 1 was closed"):
+        halo(P_world)
+    return Fate(misuses=violations())
+
+
+def test_a_rank_that_raises_ends_the_others() -> None:
+    fates = results("nccl", RANKS, raise_on_one, True, timeout_s=LONG_S)
+    for text in check_all_failed(fates, DEADLINE_S, PeerFailure):
+        assert text == "rank 1 raised Mistake: of the user"
+
+
+def test_a_rank_that_leaves_too_early() -> None:
+    """Others wait for it until the deadline, which says that it left, or NCCL knows."""
+    fates = results("nccl", RANKS, raise_on_one, False, timeout_s=DEADLINE_S)
+    assert fates.pop(1) == Fate()
+    for fate in fates:
+        assert isinstance(fate.error, (CollectiveTimeout, TransportError)), fate
+        text = str(fate.error)
+        assert "rank 1 has destroyed it" in text or "it has left the world" in text
+        assert fate.after_s < DEADLINE_S + 1
+
+
+def leave_first(transport: Transport) -> list[str]:
+    """The last rank ends its part; the others go on without it, and its process ends for them."""
+    P_world = runtime.world_of(transport)
+    P_rest = P_world.create_partition_inclusive(range(transport.size - 1))
+    all_sum_reduce(P_world)
+    if not P_rest.active:
+        transport.close()
+        return violations()
+    time.sleep(0.3)
+    for _ in range(5):
+        P_rest.barrier()
+        assert halo(P_rest).shape == (4, 9)
+    transport.close()
+    return violations()
+
+
+def test_others_go_on_without_a_rank_that_left() -> None:
+    assert results("nccl", RANKS, leave_first, timeout_s=LONG_S) == [[]] * RANKS
+
+
+def leave_and_exit(transport: Transport) -> str:
+    P_world = runtime.world_of(transport)
+    P_rest = P_world.create_partition_inclusive([0, 2])
+    barrier(P_world)
+    if transport.rank == 1:
+        transport.close()
+        os._exit(0)
+    time.sleep(0.3)
+    for _ in range(5):
+        P_rest.barrier()
+        time.sleep(0.05)
+    transport.check()
+    return transport.name
+
+
+def test_the_end_of_a_process_that_has_left_is_no_failure(mortals: ProcessRanks) -> None:
+    ended = mortals.run(RANKS, leave_and_exit, timeout_s=LONG_S, kind="nccl")
+    mortals.revive()
+    assert [ended[rank].value for rank in (0, 2)] == ["nccl", "nccl"], ended
+
+
+def kill_while_joining(transport: Transport, rank: int) -> Fate:
+    """A second world, of which one rank ends before its communicator is made."""
+    clear()
+    store, prefix = transport.store, f"{transport.prefix}/second"  # type: ignore[attr-defined]
+    begin_s = time.monotonic()
+    fate = Fate()
+    try:
+        if transport.rank == rank:
+            inject("stall_init", rank)
+            threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGKILL]).start()
+        runtime.connect("nccl", store, transport.rank, transport.size, LONG_S, prefix)
+    except GpudistError as error:
+        fate.error = error.with_traceback(None)
+    fate.after_s = time.monotonic() - begin_s
+    return fate
+
+
+def test_a_rank_that_dies_while_all_join_is_named(mortals: ProcessRanks) -> None:
+    ended = mortals.run(RANKS, kill_while_joining, 2, timeout_s=LONG_S, kind="nccl")
+    mortals.revive()
+    for fate in fates_of(ended, 2):
+        assert isinstance(fate.error, PeerFailure) and fate.error.rank == 2, fate
+        assert fate.after_s < 0.3 + DEADLINE_S + 1

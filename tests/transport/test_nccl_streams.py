@@ -1,0 +1,173 @@
+"""Operators beside the current stream, and in captured ones, over the doubles of CUDA and NCCL."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from gpudist import runtime
+from gpudist.errors import CollectiveTimeout, PeerFailure, TransportError
+from gpudist.exchange import InFlight, start
+from gpudist.partition import Partition
+from gpudist.transport.base import Failure, Transport
+from gpudist.transport.nccl import NcclTransport
+from tests.doubles.nccl import capture, clear, inject, violations
+from tests.transport.nccl_actions import (
+    all_sum_reduce,
+    block_of,
+    broadcast,
+    halo,
+    halo_of,
+)
+from tests.transport.worlds import results
+
+RANKS = 3
+DELAY_S = 0.3
+
+
+@pytest.fixture(scope="module", autouse=True)
+def started() -> None:
+    results("nccl", RANKS, Transport.check, timeout_s=60.0)
+
+
+def started_halo(P_world: Partition, factor: float = 1.0) -> InFlight:
+    """Its input is nobody else's, and what is freed next would take its memory."""
+    x = block_of(P_world) * factor
+    return start([halo_of(P_world).movement(x)], [x])
+
+
+def overlap(transport: Transport) -> list[str]:
+    P_world = runtime.world_of(transport)
+    clear()
+    expected = halo(P_world)
+    if transport.rank == 1:
+        inject("delay")
+    begin_s = time.monotonic()
+    first, second = started_halo(P_world), started_halo(P_world, -2.0)
+    assert time.monotonic() - begin_s < DELAY_S
+    taken = [torch.full((4, 6), float("nan")) for _ in range(50)]
+    # On the current stream, which is the third.
+    blocking = halo(P_world)
+    assert time.monotonic() - begin_s >= DELAY_S
+    assert torch.equal(blocking, expected)
+    assert torch.equal(second.wait(0), -2.0 * expected)
+    assert torch.equal(first.wait(0), expected)
+    assert len(taken) == 50
+    return violations()
+
+
+def test_started_operators_overlap_and_keep_their_order() -> None:
+    assert results("nccl", RANKS, overlap) == [[]] * RANKS
+
+
+def fail_between(transport: Transport, aborts: bool) -> tuple[BaseException | None, bool]:
+    """What wait() raised, and whether the output became not-a-number."""
+    P_world = runtime.world_of(transport)
+    clear()
+    halo(P_world)
+    all_sum_reduce(P_world)
+    if transport.rank == 1:
+        inject("stall")
+    first = started_halo(P_world)
+    if transport.rank == 1 and aborts:
+        transport.abort(Failure("PeerFailure", 1, "rank 1 gives up"))
+    error = None
+    try:
+        first.wait(0)
+    except (CollectiveTimeout, PeerFailure) as raised:
+        error = raised.with_traceback(None)
+    clear()
+    output = first.outputs[0]
+    assert output is not None
+    return error, bool(output.isnan().all())
+
+
+@pytest.mark.parametrize(("aborts", "kind"), [(True, PeerFailure), (False, CollectiveTimeout)])
+def test_failure_between_start_and_wait(aborts: bool, kind: type[BaseException]) -> None:
+    for error, is_poisoned in results("nccl", RANKS, fail_between, aborts, timeout_s=1.0):
+        assert isinstance(error, kind), error
+        assert is_poisoned
+
+
+def never_wait(transport: Transport) -> str:
+    """The world ends, and the operator that nobody waits for uses no memory any more."""
+    P_world = runtime.world_of(transport)
+    clear()
+    if transport.rank == 1:
+        inject("delay")
+    in_flight = started_halo(P_world)
+    outputs = in_flight.outputs[0]
+    assert outputs is not None
+    del in_flight
+    before = outputs.clone()
+    time.sleep(2 * DELAY_S)
+    assert torch.equal(before.nan_to_num(-1.0), outputs.nan_to_num(-1.0))
+    with pytest.raises(TransportError) as caught:
+        halo(P_world)
+    return str(caught.value)
+
+
+def test_an_operator_that_nobody_waits_for_ends_the_world() -> None:
+    for text in results("nccl", RANKS, never_wait):
+        assert "started 'halo_exchange" in text and "did not wait for it" in text
+
+
+def in_capture(transport: Transport) -> list[str]:
+    """What is bound may be captured, with staging memory of the graph's own."""
+    assert isinstance(transport, NcclTransport)
+    P_world = runtime.world_of(transport)
+    clear()
+    expected = halo(P_world), broadcast(P_world), all_sum_reduce(P_world)
+    sizes = [transport.staging_bytes]
+    for graph in (7, 8):
+        capture(graph)
+        found = halo(P_world), broadcast(P_world), all_sum_reduce(P_world)
+        capture(0)
+        assert all(map(torch.equal, found, expected))
+        sizes.append(transport.staging_bytes)
+    assert sizes[0] < sizes[1] < sizes[2]
+    assert torch.equal(halo(P_world), expected[0])
+    assert transport.staging_bytes == sizes[2]
+    return violations()
+
+
+def test_bound_operators_can_be_captured() -> None:
+    assert results("nccl", RANKS, in_capture) == [[]] * RANKS
+
+
+def unbound_in_capture(transport: Transport) -> tuple[str, list[str]]:
+    P_world = runtime.world_of(transport)
+    clear()
+    all_sum_reduce(P_world)
+    capture(7)
+    with pytest.raises(TransportError) as caught:
+        halo(P_world)
+    capture(0)
+    return str(caught.value), violations()
+
+
+def test_operators_are_bound_before_they_are_captured() -> None:
+    for text, misuses in results("nccl", RANKS, unbound_in_capture):
+        assert "'halo_exchange on [1, 3]" in text
+        assert "call it once before the capture" in text
+        assert misuses == []
+
+
+def watched_in_capture(transport: Transport) -> list[str]:
+    """Threads that look after other operations disturb no capture."""
+    P_world = runtime.world_of(transport)
+    clear()
+    expected = halo(P_world)
+    inject("delay")
+    in_flight = started_halo(P_world)
+    capture(7)
+    time.sleep(DELAY_S / 2)
+    capture(0)
+    assert torch.equal(in_flight.wait(0), expected)
+    return violations()
+
+
+def test_the_watchdog_disturbs_no_capture() -> None:
+    assert results("nccl", RANKS, watched_in_capture) == [[]] * RANKS
