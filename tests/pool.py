@@ -17,7 +17,7 @@ from gpudist.partition import Partition
 from gpudist.rank_pool import RankPool, RanksFailed
 from gpudist.testing import run_distributed
 from gpudist.transport.host import is_built, what_is_missing
-from tests.doubles import use_doubles
+from tests.doubles import misuses_of_nccl, use_doubles
 
 MAX_RANKS = 12
 # Below a test's own limit, so that ranks which wait for each other say so themselves.
@@ -86,7 +86,10 @@ def distributed(
 
 @dataclass(frozen=True)
 class _Body:
-    """A test body by name, so that it can be sent; returns the reason if it was skipped."""
+    """A test body by name, so that it can be sent; returns the reason if it was skipped.
+
+    Fails where a misuse of NCCL or of the device went unnoticed otherwise.
+    """
 
     module: str
     name: str
@@ -97,6 +100,9 @@ class _Body:
             test.body(P_world, **params)
         except pytest.skip.Exception as skip:
             return str(skip.msg)
+        finally:
+            misuses = misuses_of_nccl() if P_world.transport == "nccl" else []
+        assert not misuses, "NCCL or the device was misused:\n" + "\n".join(misuses)
         return None
 
 

@@ -8,6 +8,7 @@ import os
 import pytest
 
 from tests.doubles.build import NoCompiler, library
+from tests.doubles.nccl import clear, violations
 
 
 @functools.cache
@@ -18,3 +19,10 @@ def use_doubles() -> None:
     except NoCompiler as error:
         pytest.skip(str(error))
     os.environ["GPUDIST_NCCL_LIBRARY"] = os.environ["GPUDIST_DEVICE_LIBRARY"] = path
+
+
+def misuses_of_nccl() -> list[str]:
+    """What the doubles have refused in this process since the last time; then it is forgotten."""
+    found = violations()
+    clear()
+    return found

@@ -12,6 +12,7 @@ import torch
 from gpudist import ops, runtime, zero_volume_tensor
 from gpudist.errors import GpudistError
 from gpudist.exchange import start
+from gpudist.ops.operator import remembered
 from gpudist.partition import CartesianPartition, Partition
 from gpudist.transport.base import Transport
 from tests.doubles.nccl import clear, fail_device_call, inject, violations
@@ -24,11 +25,12 @@ def line(P_world: Partition) -> CartesianPartition:
     return P_world.create_cartesian_topology_partition([1, P_world.size])
 
 
-def halo_of(P_world: Partition, cells: int = 6) -> ops.HaloExchange:
-    """Of columns, which have to be packed."""
-    return ops.HaloExchange(
-        line(P_world), halo=((1, 2),), periodic=True, global_shape=[4, cells * P_world.size]
-    )
+def halo_of(P_world: Partition, cells: int = 6, rows: int = 4) -> ops.HaloExchange:
+    """Of columns, which have to be packed; made once for a world."""
+    return remembered(
+        ops.HaloExchange, line(P_world), None,
+        halo=((1, 2),), periodic=True, global_shape=(rows, cells * P_world.size),
+    )  # fmt: skip
 
 
 def block_of(P_world: Partition, cells: int = 6) -> torch.Tensor:
@@ -111,8 +113,13 @@ class Fate:
     misuses: list[str] = field(default_factory=list)
 
 
-def fate_of(transport: Transport, *actions: Callable[[], Any]) -> Fate:
-    """Do one thing after the other, until one raises, then go on, and close."""
+def fate_of(
+    transport: Transport, *actions: Callable[[], Any], begun_s: list[float] | None = None
+) -> Fate:
+    """Do one thing after the other, until one raises, then go on, and close.
+
+    ``begun_s`` gets the time from which on something may go wrong; else that is now.
+    """
     fate = Fate()
     begin_s = time.monotonic()
     try:
@@ -120,7 +127,7 @@ def fate_of(transport: Transport, *actions: Callable[[], Any]) -> Fate:
             action()
     except BaseException as error:
         fate.error = error.with_traceback(None)
-    fate.after_s = time.monotonic() - begin_s
+    fate.after_s = time.monotonic() - (begun_s[0] if begun_s else begin_s)
     if fate.error is not None:
         try:
             actions[-1]()
@@ -153,6 +160,7 @@ def with_fault(
         is_bound: the ranks have done it before.
     """
     P_world, action = runtime.world_of(transport), ACTIONS[name]
+    begun_s: list[float] = []
 
     def play() -> None:
         barrier(P_world)
@@ -162,10 +170,11 @@ def with_fault(
                 fail_device_call(what.removeprefix("device:"), after)
             else:
                 inject(what, -1, after)
+        begun_s.append(time.monotonic())
         repeat(P_world, action, expected)
 
     clear()
-    return fate_of(transport, play)
+    return fate_of(transport, play, begun_s=begun_s)
 
 
 def check_all_failed(fates: list[Fate], deadline_s: float, *kinds: type[GpudistError]) -> list[str]:

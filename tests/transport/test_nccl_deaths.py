@@ -9,10 +9,12 @@ import time
 from collections.abc import Iterator
 
 import pytest
+import torch.distributed as dist
 
 from gpudist import runtime
 from gpudist.errors import CollectiveTimeout, GpudistError, PeerFailure, TransportError
 from gpudist.transport.base import Failure, Transport
+from gpudist.transport.nccl import NcclTransport
 from tests.doubles.nccl import clear, inject, violations
 from tests.transport.nccl_actions import (
     ACTIONS,
@@ -181,7 +183,8 @@ def test_the_end_of_a_process_that_has_left_is_no_failure(mortals: ProcessRanks)
 def kill_while_joining(transport: Transport, rank: int) -> Fate:
     """A second world, of which one rank ends before its communicator is made."""
     clear()
-    store, prefix = transport.store, f"{transport.prefix}/second"  # type: ignore[attr-defined]
+    assert isinstance(transport, NcclTransport)
+    store, prefix = transport.store, f"{transport.prefix}/second"
     begin_s = time.monotonic()
     fate = Fate()
     try:
@@ -201,3 +204,51 @@ def test_a_rank_that_dies_while_all_join_is_named(mortals: ProcessRanks) -> None
     for fate in fates_of(ended, 2):
         assert isinstance(fate.error, PeerFailure) and fate.error.rank == 2, fate
         assert fate.after_s < 0.3 + DEADLINE_S + 1
+
+
+def lose_the_store(transport: Transport, number: int, timeout_s: float) -> Fate:
+    """In a second world, whose store rank 0 serves; it dies or stops."""
+    assert isinstance(transport, NcclTransport)
+    clear()
+    key = f"{transport.prefix}/port"
+    if transport.rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        transport.store.set(key, str(store.port))
+    else:
+        store = dist.TCPStore("127.0.0.1", int(transport.store.get(key)), is_master=False)
+    second = runtime.connect("nccl", store, transport.rank, transport.size, timeout_s, "second")
+    P_second = runtime.world_of(second)
+    begun_s: list[float] = []
+
+    def play() -> None:
+        halo(P_second)
+        P_second.barrier()
+        begun_s.append(time.monotonic())
+        if transport.rank == 0:
+            time.sleep(0.2)
+            os.kill(os.getpid(), number)
+        repeat(P_second, halo, None)
+
+    return fate_of(second, play, begun_s=begun_s)
+
+
+def test_a_dead_rank_is_named_also_where_it_served_the_store(mortals: ProcessRanks) -> None:
+    ended = mortals.run(
+        RANKS, lose_the_store, signal.SIGKILL, LONG_S, timeout_s=LONG_S, kind="nccl"
+    )
+    mortals.revive()
+    fates = fates_of(ended, 0)
+    check_all_failed(fates, 1 + DEADLINE_S, PeerFailure)
+    assert [getattr(fate.error, "rank", None) for fate in fates] == [0] * (RANKS - 1)
+
+
+def test_a_store_that_hangs_does_not_hide_the_deadline(mortals: ProcessRanks) -> None:
+    ended = mortals.run(
+        RANKS, lose_the_store, signal.SIGSTOP, DEADLINE_S, timeout_s=LONG_S, kind="nccl", stops=0
+    )
+    os.kill(mortals.processes[0].pid, signal.SIGKILL)
+    mortals.revive()
+    for fate in fates_of(ended, 0):
+        assert isinstance(fate.error, CollectiveTimeout), fate
+        assert fate.after_s < DEADLINE_S + 1.2  # the other rank's report comes first, perhaps
+        assert fate.misuses == []

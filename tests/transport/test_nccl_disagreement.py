@@ -37,11 +37,7 @@ def started() -> None:
 
 def other_shape(P_world: Partition) -> torch.Tensor:
     """Of more rows, and so of longer messages."""
-    extents = [5, 6 * P_world.size]
-    taller = ops.HaloExchange(
-        line(P_world), halo=((1, 2),), periodic=True, global_shape=extents
-    )  # fmt: skip
-    return taller(torch.ones(5, 6))
+    return halo_of(P_world, rows=5)(torch.ones(5, 6))
 
 
 def other_dtype(P_world: Partition) -> torch.Tensor:

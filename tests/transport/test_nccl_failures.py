@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-import pytest
+import ctypes
+import random
+import threading
+import time
 
+import pytest
+import torch
+
+from gpudist import runtime
 from gpudist.errors import CollectiveTimeout, PeerFailure, TransportError
-from gpudist.transport.base import Transport
-from tests.transport.nccl_actions import ACTIONS, Fate, check_all_failed, with_fault
+from gpudist.transport.base import Failure, Signature, Transport
+from tests.doubles.nccl import clear, inject, violations
+from tests.transport.nccl_actions import (
+    ACTIONS,
+    Fate,
+    all_sum_reduce,
+    check_all_failed,
+    halo,
+    with_fault,
+)
 from tests.transport.worlds import results
 
 RANKS = 3
@@ -88,7 +103,56 @@ DEVICE_CALLS = [
 def test_device_call(call: str, name: str, after: int) -> None:
     """All ranks fail, or the call was not needed and none does."""
     ended = fates(name, f"device:{call}", 1, after, is_bound=after > 0)
+    if call == "query_event":  # by the watchdog, perhaps when others have done everything
+        ended = [fate for fate in ended if fate.error]
     if any(fate.error for fate in ended):
         check_all_failed(ended, DEADLINE_S, TransportError)
     if call in ("launch_combine", "record_event", "capture_id"):
         assert not isinstance(ended[0].error, (PeerFailure, type(None))), ended
+
+
+def abort_any_time(transport: Transport, seed: int) -> list[str]:
+    """A thread ends the world while this one goes on calling NCCL."""
+    P_world = runtime.world_of(transport)
+    clear()
+    halo(P_world)
+    failure = Failure("TransportError", transport.rank, f"rank {transport.rank} gives up")
+    after_s = random.Random(seed).uniform(0.0, 0.02)
+    threading.Timer(after_s, transport.abort, [failure]).start()
+    with pytest.raises(TransportError, match="gives up"):
+        while True:
+            halo(P_world)
+            all_sum_reduce(P_world)
+    transport.close()
+    return violations()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_nothing_is_used_after_an_abort(seed: int) -> None:
+    assert results("nccl", RANKS, abort_any_time, seed) == [[]] * RANKS
+
+
+def hold_the_interpreter(transport: Transport) -> str:
+    """Only native threads run when the deadline passes."""
+    clear()
+    inject("stall")
+    everyone = transport.communicator(range(transport.size))
+    signature = Signature('a "quoted" label \\', bytes(16))
+
+    def hold() -> None:
+        time.sleep(0.2)
+        ctypes.PyDLL("").usleep(int(1e6 * (DEADLINE_S + 1.0)))
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    with pytest.raises(CollectiveTimeout) as caught, transport.group(signature):
+        everyone.broadcast(torch.zeros(3), 0)
+    holder.join()
+    clear()
+    return str(caught.value)
+
+
+def test_the_deadline_needs_no_interpreter() -> None:
+    for text in results("nccl", RANKS, hold_the_interpreter, timeout_s=DEADLINE_S):
+        assert 'a "quoted" label \\' in text
+        assert "was not complete" in text

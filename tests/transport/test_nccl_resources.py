@@ -1,0 +1,232 @@
+"""Memory, events and communicators of a world over the doubles of CUDA and NCCL."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from gpudist import ops, runtime
+from gpudist.errors import GpudistError
+from gpudist.exchange import carry
+from gpudist.partition import Partition
+from gpudist.transport.base import Signature, Transport
+from gpudist.transport.nccl import NcclTransport
+from tests.doubles.nccl import clear, count, inject, log, violations
+from tests.transport.nccl_actions import (
+    all_sum_reduce,
+    backward,
+    barrier,
+    block_of,
+    broadcast,
+    halo,
+    halo_of,
+    overlapped,
+    triples,
+)
+from tests.transport.worlds import results
+
+RANKS = 4
+MIXED = (halo, broadcast, all_sum_reduce, backward, overlapped, triples)
+ALLOCATIONS = ("allocate", "allocate_pinned", "create_stream")
+PAIRS = {
+    "allocate": "release",
+    "allocate_pinned": "release_pinned",
+    "create_stream": "destroy_stream",
+    "create_event": "destroy_event",
+}
+
+
+def living() -> dict[str, int]:
+    return {made: count(made) - count(ended) for made, ended in PAIRS.items()}
+
+
+def in_steady_state(transport: Transport) -> list[str]:
+    assert isinstance(transport, NcclTransport)
+    P_world = runtime.world_of(transport)
+    clear()
+    for _ in range(10):
+        for action in MIXED:
+            action(P_world)
+    made, held = {name: count(name) for name in ALLOCATIONS}, transport.staging_bytes
+    events = living()["create_event"]
+    for _ in range(34):
+        for action in MIXED:
+            action(P_world)
+    assert {name: count(name) for name in ALLOCATIONS} == made
+    assert transport.staging_bytes == held > 0
+    # Those of operations that nobody has seen complete yet; the watchdog looks every 20 ms.
+    assert living()["create_event"] < events + 500
+    return violations()
+
+
+def test_two_hundred_operators_allocate_nothing() -> None:
+    assert results("nccl", RANKS, in_steady_state) == [[]] * RANKS
+
+
+def grow(transport: Transport) -> list[str]:
+    """A larger operator gets more memory, and the next one gives the former piece back."""
+    assert isinstance(transport, NcclTransport)
+    P_world = runtime.world_of(transport)
+    clear()
+    halo(P_world)
+    small, before = transport.staging_bytes, living()["allocate"]
+    rows = 100_000
+    x = torch.ones(rows, 6)
+    large = halo_of(P_world, rows=rows)
+    for _ in range(2):
+        y = large(x)
+    assert y.shape == (rows, 9) and bool((y == 1).all())
+    assert transport.staging_bytes > max(small, rows * 3 * 4)
+    # The tables of what is packed and of what is unpacked.
+    assert living()["allocate"] == before + 2
+    assert torch.equal(halo(P_world)[:, 1:7], block_of(P_world))
+    return violations()
+
+
+def test_staging_grows_and_gives_back() -> None:
+    assert results("nccl", 3, grow) == [[]] * 3
+
+
+def come_and_go(transport: Transport) -> dict[str, int]:
+    """What another world has made and not ended, when it is gone."""
+    assert isinstance(transport, NcclTransport)
+    _forget_rounds()
+    clear()
+    before = {}
+    for number in range(2):
+        before = living()
+        second = runtime.connect(
+            "nccl", transport.store, transport.rank, transport.size, 20.0,
+            f"{transport.prefix}/{number}",
+        )  # fmt: skip
+        P_second = runtime.world_of(second)
+        for action in MIXED:
+            action(P_second)
+        second.close()
+        del P_second, second
+        _forget_rounds()
+    assert violations() == []
+    return {name: left - before[name] for name, left in living().items()}
+
+
+def _forget_rounds() -> None:
+    carry._rounds.cache_clear()
+    # What native objects hold becomes garbage only when they are collected.
+    while gc.collect():
+        pass
+
+
+def test_a_world_that_is_gone_leaves_nothing() -> None:
+    assert results("nccl", RANKS, come_and_go) == [dict.fromkeys(PAIRS, 0)] * RANKS
+
+
+def calls(kind: str) -> list[str]:
+    """The communicators of the calls of one kind, in order."""
+    return [line[1] for line in log() if line[3] == kind]
+
+
+def live_and_end(transport: Transport) -> tuple[int, list[str], list[str], list[str]]:
+    P_world = runtime.world_of(transport)
+    clear()
+    for _ in range(3):
+        triples(P_world)
+    made = len(calls("init"))
+    used = list(dict.fromkeys(line[1] for line in log() if line[3] == "all_reduce"))
+    clear()
+    transport.close()
+    return made, used, calls("destroy"), violations() + calls("abort")
+
+
+def test_communicators_are_made_once_by_members_and_end_younger_first() -> None:
+    ended = results("nccl", RANKS, live_and_end)
+    assert [made for made, *_ in ended] == [1, 2, 2, 1]
+    for _, used, destroyed, misuses in ended:
+        assert destroyed[:-1] == used[::-1], (used, destroyed)
+        assert len(set(destroyed)) == len(used) + 1  # the world's own
+        assert misuses == []
+
+
+def fail_and_end(transport: Transport) -> tuple[list[str], list[str], list[str]]:
+    P_world = runtime.world_of(transport)
+    triples(P_world)
+    clear()
+    if transport.rank == 0:
+        inject("async_error")
+    with pytest.raises(GpudistError):
+        barrier(P_world)
+    transport.close()
+    kinds = [line[3] for line in log() if line[1] != "violation"]
+    return calls("abort"), kinds[kinds.index("abort") :], violations()
+
+
+def test_after_a_failure_all_communicators_are_aborted_and_nothing_else() -> None:
+    ended = results("nccl", RANKS, fail_and_end)
+    for rank, (aborted, afterwards, misuses) in enumerate(ended):
+        assert len(aborted) == len(set(aborted)) == (2 if rank in (0, 3) else 3)
+        assert set(afterwards) == {"abort"}, afterwards
+        assert misuses == []
+
+
+def cross(transport: Transport, seeds: Sequence[int]) -> list[str]:
+    """In one group, collectives of which each rank posts its own in an order of its own."""
+    clear()
+    for seed in seeds:
+        common, own = random.Random(seed), random.Random(seed * 100 + transport.rank)
+        drawn = []
+        for _ in range(common.randint(2, 5)):
+            members = tuple(sorted(common.sample(range(RANKS), common.randint(2, RANKS))))
+            kind, root = common.choice(["broadcast", "reduce"]), common.randrange(len(members))
+            drawn.append((members, kind, root, common.choice([1, 1000, 40_000])))
+        # Once each: those of one communicator keep the order in which they are posted.
+        several = {entry[0]: entry for entry in drawn}.values()
+        mine = [entry for entry in several if transport.rank in entry[0]]
+        own.shuffle(mine)
+        found = []
+        with transport.group(Signature(f"crossing {seed}", f"{seed:016d}".encode())):
+            for members, kind, root, cells in mine:
+                communicator = transport.communicator(members)
+                x = torch.full((cells,), float(transport.rank + 1))
+                if kind == "broadcast":
+                    communicator.broadcast(x, root)
+                    found.append((x, float(members[root] + 1)))
+                    continue
+                is_root = communicator.rank == root
+                y = torch.zeros(cells) if is_root else None
+                communicator.reduce(x, y, root)
+                if y is not None:
+                    found.append((y, float(sum(members) + len(members))))
+        transport.wait()
+        for y, expected in found:
+            assert bool((y == expected).all()), f"seed {seed}"
+    return violations()
+
+
+@pytest.mark.parametrize("seeds", [range(15), range(15, 30)], ids=str)
+def test_groups_whose_roots_cross_do_not_block(seeds: range) -> None:
+    assert results("nccl", RANKS, cross, seeds) == [[]] * RANKS
+
+
+def crossing_operators(transport: Transport) -> list[str]:
+    """Rows and columns of a grid, each rank a root in one and a member of another."""
+    P_world: Partition = runtime.world_of(transport)
+    P_grid = P_world.create_cartesian_topology_partition([2, 2])
+    clear()
+    x = torch.full((300, 300), float(transport.rank + 1))
+    for axes in ([0], [1], [0, 1]) * 5:
+        total = ops.all_sum_reduce(x, P_grid, axes)
+        rank, size = transport.rank, 2
+        members = {
+            (0,): [rank % size, rank % size + size],
+            (1,): [rank // size * size, rank // size * size + 1],
+            (0, 1): range(RANKS),
+        }[tuple(axes)]
+        assert bool((total == sum(member + 1 for member in members)).all())
+    return violations()
+
+
+def test_operators_over_rows_and_columns() -> None:
+    assert results("nccl", RANKS, crossing_operators) == [[]] * RANKS
