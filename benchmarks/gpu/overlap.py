@@ -3,9 +3,9 @@
 ``forward`` and ``both ways``: ours convolves the block in place and its ghosts apart, beside the
 messages where there are several ranks; ``overlap=False`` copies the block beside its ghosts first,
 and so does torch's circular layer in a world of one. In a world of one there are no messages, so
-that only the copy is saved. ``beside a halo``: torch's convolution of the block while a halo exchange
-of the same block runs on another stream. Target of the last: at most 1.05 times the convolution
-alone.
+that only the copy is saved. ``beside a halo``: torch's convolution of the block while a halo
+exchange of the same block runs on another stream. Target of the last: at most 1.05 times the
+convolution alone.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -38,12 +37,14 @@ def side(us: float, right: bool | list[bool] = True) -> Side:
     return Side(lambda: us, lambda _: next(answers) if answers is not None else bool(right))
 
 
-def alone(P_world: Partition, *arguments: Any) -> list[GpuRow]:
-    return measure(*arguments[:3], P_world, *arguments[3:])
+def alone(
+    P_world: Partition, case: GpuCase, sides: dict[str, Side], machine: ToldMachine
+) -> list[GpuRow]:
+    return measure(case, sides, machine, P_world, 20)
 
 
 def measured(case: GpuCase, sides: dict[str, Side], machine: ToldMachine) -> list[GpuRow]:
-    return run_distributed(alone, 1, case, sides, machine, 20)[0]
+    return run_distributed(alone, 1, case, sides, machine)[0]
 
 
 CASE = GpuCase("copy", "64 MiB", 1, 8000, {})
