@@ -21,6 +21,7 @@ def bound(
     x: torch.Tensor,
     make_output: Callable[[], torch.Tensor],
     label: str = "",
+    fill: float = 0.0,
 ) -> Callable[[], torch.Tensor]:
     """What carries out a stage on ``x`` in one native call.
 
@@ -30,10 +31,11 @@ def bound(
         x: the input.
         make_output: the output, new or existing.
         label: of the messages; empty if there are none.
+        fill: value of cells without a summand.
     """
     wire = P_world.wire
     assert isinstance(wire, NcclTransport) and _native is not None
-    stages: dict[tuple[int, ...], Any] = {x.stride(): lowered.bind(wire._core, wire.native, 0.0)}
+    stages: dict[tuple[int, ...], Any] = {x.stride(): lowered.bind(wire._core, wire.native, fill)}
     signature = None
     if label:
         digest = blake2b(label.encode(), digest_size=16).digest()
