@@ -97,3 +97,24 @@ def test_torch_has_its_messages_on_one_rank(P_alone: Partition) -> None:
     assert list(torch_messages.sides(P_alone, [3, 1], lambda rank: rank)) == [
         "batch_isend_irecv, fake"
     ]
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_torch_may_refuse_messages_to_itself(
+    P_alone: Partition,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    refuses: bool,
+) -> None:
+    def batch(operations: object) -> list[object]:
+        if refuses:
+            raise RuntimeError("no messages to oneself\nand a trace")
+        return []
+
+    torch_messages.start(P_alone)
+    monkeypatch.setattr(torch_messages, "start", lambda P_world: "nccl")
+    monkeypatch.setattr(dist, "batch_isend_irecv", batch)
+    found = torch_messages.sides(P_alone, [3, 1], lambda rank: rank)
+    assert ("batch_isend_irecv to itself, nccl" in found) == (not refuses)
+    said = "to itself, which fails: no messages to oneself\n"
+    assert capsys.readouterr().err.endswith(said) == refuses
