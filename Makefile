@@ -12,14 +12,17 @@ EPOCHS ?= 20
 
 # Where there are GPUs, the Python whose torch sees them, with nanobind, CMake and pytest beside it.
 GPU_PYTHON ?= python3
-# A folder for the results of gpu-test, as JUnit's XML.
+# A folder for what gpu-test and gpu-bench find: JUnit's XML, and a file of rows for each subject.
 GPU_OUT ?=
+# What was measured, for the files of gpu-bench where git cannot tell.
+GPU_COMMIT ?=
 GPU_TESTS := -m pytest tests/gpu -q -rs
 
 # Many ranks share few cores here: one thread for each.
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test gpu-test gpu-rehearsal lint types check format sanitize bench clean
+.PHONY: demo test lint types check format sanitize bench clean
+.PHONY: gpu-build gpu-test gpu-bench gpu-sanitize gpu-rehearsal
 
 demo: $(INSTALLED)
 	$(PYTHON) -m torch.distributed.run --standalone --nproc-per-node 4 \
@@ -28,11 +31,23 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	$(PYTHON) -m pytest
 
-# Installs nothing and needs no network. That machine's own packages may warn of what they like.
-gpu-test:
+# The native core with its CUDA half, in place. Installs nothing and needs no network.
+gpu-build:
 	PATH="$(dir $(shell command -v $(GPU_PYTHON))):$$PATH" GPUDIST_NATIVE=on GPUDIST_CUDA=on \
 		$(GPU_PYTHON) setup.py build_ext --inplace
+
+# That machine's own packages may warn of what they like.
+gpu-test: gpu-build
 	$(GPU_PYTHON) $(GPU_TESTS) -W default $(if $(GPU_OUT),--junitxml=$(GPU_OUT)/gpu-test.xml)
+
+# Every subject on one GPU, within four minutes; see docs/benchmarks.md.
+gpu-bench: gpu-build
+	$(GPU_PYTHON) -m benchmarks.gpu $(if $(GPU_COMMIT),--commit $(GPU_COMMIT)) \
+		--results $(or $(GPU_OUT),benchmarks/results)
+
+# The kernels' tests under compute-sanitizer, of $CUDA_HOME or /usr/local/cuda.
+gpu-sanitize:
+	sh tests/gpu/sanitize.sh $(GPU_PYTHON)
 
 # The tests of tests/gpu on CPU tensors, over the doubles of CUDA and NCCL: they test themselves.
 gpu-rehearsal: $(INSTALLED)

@@ -11,9 +11,6 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from benchmarks.case import Case
 
 NO_PEER = "none"
@@ -72,6 +69,10 @@ def write(rows: Sequence[Row], path: Path) -> None:
 
 def show(rows: Sequence[Row]) -> None:
     """Print the rows as a table."""
+    # Whoever only makes rows, a machine with a GPU above all, need not have rich.
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table("subject", "ranks", "case", "peer", "correct")
     for name in ("median us", "p10", "p90", "peer us", "ratio"):
         table.add_column(name, justify="right")

@@ -25,7 +25,7 @@ from torch._library.effects import EffectType
 from torch.autograd.forward_ad import unpack_dual
 from torch.fx.node import has_side_effect
 
-from gpudist.exchange import Movement, all_reduce, carry_out
+from gpudist.exchange import Movement, all_reduce, carry_out, output_form
 from gpudist.transport.base import ReduceOp
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -192,9 +192,12 @@ def _move(handles: Sequence[int], inputs: Sequence[torch.Tensor]) -> Sequence[to
 def _fake_move(handles: Sequence[int], inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     movements = [movement_of(handle) for handle in handles]
     return [
-        x.new_empty(movement.output_shape, dtype=movement.output_dtype)
+        torch.empty(
+            movement.output_shape, dtype=movement.output_dtype, device=x.device,
+            memory_format=output_form(movement, x.stride()),
+        )
         for movement, x in zip(movements, inputs, strict=True)
-    ]
+    ]  # fmt: skip
 
 
 def _remember_move(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import gpudist
 from gpudist import ops
 from gpudist.errors import PlanMismatch
-from gpudist.library import handle_of
+from gpudist.library import adjoint_of, handle_of
 from gpudist.ops.bound import Bound
 from gpudist.partition import Partition
 from tests.ops.dense import cells, operations, partition_of, random
@@ -303,6 +304,23 @@ def test_the_librarys_operations_pass_opcheck(P_world: Partition, dtype: torch.d
         torch.library.opcheck(library.all_reduce.default, (P, x.detach(), "max", None))
     torch.library.opcheck(library.invariant_sum.default, (P, x, None))
     torch.library.opcheck(library.invariant_copy.default, (P, x, None))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@distributed(ranks=2, transports=["host", "nccl"])
+def test_graphs_know_how_outputs_lie_in_memory(P_world: Partition, nested: bool) -> None:
+    """Over NCCL channels-last stays; what is compiled for other strides would read other cells."""
+    for form in (torch.contiguous_format, torch.channels_last):
+        P_x = partition_of(P_world, [0, 1], [1, 1, 1, 2])
+        halo = ops.HaloExchange(P_x, halo=((0, 0), (0, 0), (1, 1), (1, 1)), nested=nested)
+        x = cells((2, 3, 4, 5)).to(memory_format=form)
+        movement = halo.movement(x)
+        for given, handle in ((x, handle_of(movement)), (halo(x), adjoint_of(handle_of(movement)))):
+            (y, _) = torch.ops.gpudist.move([handle], [given], None)
+            with FakeTensorMode() as mode:
+                (traced, _) = torch.ops.gpudist.move([handle], [mode.from_tensor(given)], None)
+            assert (traced.shape, traced.stride()) == (y.shape, y.stride())
+            assert y.is_contiguous(memory_format=form) or P_world.transport == "host"
 
 
 @distributed(ranks=1, transports=["host"])

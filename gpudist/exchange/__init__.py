@@ -2,6 +2,7 @@
 
 from gpudist.exchange.carry import InFlight, add_into, all_reduce, carry_out, start
 from gpudist.exchange.movement import Movement, Step, bind
+from gpudist.exchange.rounds import output_form
 
 __all__ = [
     "InFlight",
@@ -11,5 +12,6 @@ __all__ = [
     "all_reduce",
     "bind",
     "carry_out",
+    "output_form",
     "start",
 ]

@@ -11,6 +11,8 @@ from gpudist import recycling
 from gpudist.errors import ShapeError, TransportError
 from gpudist.exchange.movement import Movement
 from gpudist.exchange.plain import Arrival, finish, post
+from gpudist.geometry.boxes import Stage
+from gpudist.partition import Partition
 from gpudist.transport.base import (
     Failure,
     RoundRunner,
@@ -23,6 +25,31 @@ from gpudist.transport.base import (
 Blocks = list[torch.Tensor | None]
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def output_form(movement: Movement, strides: Sequence[int]) -> torch.memory_format:
+    """What a new output of a movement lies in, for an input of these strides."""
+    form = None
+    for stage, partition in movement.steps:
+        form = _kept_form(stage, partition, strides)
+        made = form if form is not None else torch.contiguous_format
+        shape = stage.output_shape or ()
+        strides = torch.empty(shape, device="meta", memory_format=made).stride()
+    return form if form is not None else torch.contiguous_format
+
+
+def _kept_form(
+    stage: Stage, partition: Partition, strides: Sequence[int]
+) -> torch.memory_format | None:
+    """The memory format of an input of these strides, if its output is to have it too."""
+    given, shape = stage.input_shape, stage.output_shape
+    if given is None or shape is None or not partition.wire.keeps_layout:
+        return None
+    form = _CHANNELS_LAST.get(len(given)) if len(given) == len(shape) else None
+    x = torch.empty_strided(given, strides, device="meta")
+    if form is None or x.is_contiguous() or not x.is_contiguous(memory_format=form):
+        return None
+    return form
 
 
 class InFlight:
@@ -134,7 +161,7 @@ class Part:
     def bind(self, strides: tuple[int, ...], accumulates: bool = False) -> object:
         """The stage bound by the transport, for an input of these strides; remembered."""
         rank = self.partition.rank if self.partition.rank is not None else -1
-        form = None if accumulates else self._kept_form(strides)
+        form = None if accumulates else _kept_form(self.stage, self.partition, strides)
         output_strides = None
         if form is not None:
             shape = self.stage.output_shape or ()
@@ -149,17 +176,6 @@ class Part:
         )  # fmt: skip
         (self._accumulating if accumulates else self.bound)[strides] = stage
         return stage
-
-    def _kept_form(self, strides: tuple[int, ...]) -> torch.memory_format | None:
-        """The memory format of an input of these strides, if its output is to have it too."""
-        given, shape = self.stage.input_shape, self.stage.output_shape
-        if given is None or shape is None or not self.partition.wire.keeps_layout:
-            return None
-        form = _CHANNELS_LAST.get(len(given)) if len(given) == len(shape) else None
-        x = torch.empty_strided(given, strides, device="meta")
-        if form is None or x.is_contiguous() or not x.is_contiguous(memory_format=form):
-            return None
-        return form
 
 
 class Round:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
@@ -26,6 +28,46 @@ DTYPES = (
     torch.complex64,
     torch.complex128,
 )
+
+# In the gaps of a layout: no other value of the tests.
+BETWEEN = 5
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a tensor lies in memory.
+
+    Attributes:
+        order: of its dims, the slowest first.
+        steps: between neighbours, in cells of a dim.
+        offset: of the first cell, in items.
+    """
+
+    order: tuple[int, ...]
+    steps: tuple[int, ...]
+    offset: int
+
+    @classmethod
+    def drawn(cls, draw: random.Random, dims: int, grain: int = 1) -> Layout:
+        """``grain``: what the offset is a multiple of."""
+        in_order = draw.random() < 0.5
+        order = tuple(range(dims)) if in_order else tuple(draw.sample(range(dims), dims))
+        steps = tuple(draw.choice((1, 1, 1, 2)) for _ in range(dims))
+        return cls(order, steps, grain * draw.randrange(8))
+
+    def of(self, values: torch.Tensor) -> torch.Tensor:
+        """The same values, as they are to lie in memory."""
+        strides, stride = [0] * values.dim(), 1
+        for dim in reversed(self.order):
+            strides[dim] = stride * self.steps[dim]
+            stride *= values.shape[dim] * self.steps[dim]
+        room = values.new_full((self.offset + stride,), BETWEEN)
+        return room.as_strided(values.shape, strides, self.offset).copy_(values)
+
+
+def all_memory(x: torch.Tensor) -> torch.Tensor:
+    """Everything in the memory that ``x`` is a part of, gaps included."""
+    return x.as_strided((x.untyped_storage().nbytes() // x.itemsize,), (1,), 0)
 
 
 def laid_out(x: torch.Tensor, layout: str) -> torch.Tensor:

@@ -15,30 +15,23 @@ import torch
 from gpudist import halo_exchange
 from gpudist.partition import Partition
 from tests.gpu.devices import require_gpu
-from tests.gpu.layouts import DTYPES
+from tests.gpu.layouts import DTYPES, Layout
 from tests.gpu.operators import integers
 from tests.gpu.worlds import OneRank
 
 require_gpu()
 
 ROUNDS, PER_ROUND = 20, 20
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """What is drawn: a tensor, how it lies in memory, and how wide its halo is.
-
-    Attributes:
-        order: of the dims in memory, the slowest first.
-        steps: between neighbours in memory, in cells of a dim.
-        offset: of the first cell, in items.
-    """
+    """What is drawn: a tensor, how it lies in memory, and how wide its halo is."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    order: tuple[int, ...]
-    steps: tuple[int, ...]
-    offset: int
+    layout: Layout
     halo: tuple[tuple[int, int], ...]
     periodic: tuple[bool, ...]
     padding_value: float
@@ -52,22 +45,11 @@ class Exchange:
         return cls(
             draw.choice(DTYPES),
             shape,
-            tuple(draw.sample(range(dims), dims)),
-            tuple(draw.choice((1, 1, 1, 2)) for _ in range(dims)),
-            draw.randrange(8),
+            Layout.drawn(draw, dims),
             halo,
             tuple(draw.random() < 0.5 for _ in range(dims)),
             draw.choice((0.0, 0.0, 1.0)),
         )
-
-    def laid_out(self, values: torch.Tensor) -> torch.Tensor:
-        """The same values, as they are to lie in memory."""
-        strides, stride = [0] * len(self.shape), 1
-        for dim in reversed(self.order):
-            strides[dim] = stride * self.steps[dim]
-            stride *= self.shape[dim] * self.steps[dim]
-        room = values.new_zeros(self.offset + stride)
-        return room.as_strided(self.shape, strides, self.offset).copy_(values)
 
     def indexed(self, x: torch.Tensor) -> torch.Tensor:
         """The exchange, cell by cell."""
@@ -88,11 +70,18 @@ def _widths(draw: random.Random, extent: int) -> tuple[int, int]:
     return draw.randint(lowest, widest), draw.randint(lowest, widest)
 
 
+def _kept_form(x: torch.Tensor) -> torch.memory_format:
+    """What an output of ``x`` lies in."""
+    form = CHANNELS_LAST.get(x.dim(), torch.contiguous_format)
+    is_kept = not x.is_contiguous() and x.is_contiguous(memory_format=form)
+    return form if is_kept else torch.contiguous_format
+
+
 def compare(P_world: Partition, seed: int) -> None:
     drawn = Exchange.drawn(random.Random(seed))
     P_x = P_world.create_cartesian_topology_partition([1] * len(drawn.shape))
     values = integers(drawn.shape, seed, drawn.dtype)
-    x = drawn.laid_out(values.to(P_world.device))
+    x = drawn.layout.of(values.to(P_world.device))
     differentiable = drawn.dtype.is_floating_point or drawn.dtype.is_complex
     x.requires_grad_(differentiable)
     y = halo_exchange(
@@ -102,7 +91,7 @@ def compare(P_world: Partition, seed: int) -> None:
     whole = whole.to(torch.float64) if drawn.dtype.is_floating_point else whole
     whole.requires_grad_(differentiable)
     expected = drawn.indexed(whole)
-    assert y.dtype == drawn.dtype and y.is_contiguous()
+    assert y.dtype == drawn.dtype and y.is_contiguous(memory_format=_kept_form(x))
     assert torch.equal(y.detach().cpu(), expected.detach().to(drawn.dtype)), (seed, drawn)
     assert torch.equal(x.detach().cpu(), values), (seed, drawn)
     if differentiable:

@@ -1,0 +1,169 @@
+"""Measure gpudist on a GPU; docs/benchmarks.md says how, and what the columns are.
+
+A subject alone is measured in this process, by all ranks that torchrun has started. Without one,
+each is measured in a process of its own: what breaks the GPU's context breaks one subject.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+import gpudist
+from benchmarks.gpu import SEVERAL_RANKS, SUBJECTS, torch_messages
+from benchmarks.gpu.files import RESULTS, ROOT, line_of, machine, path_of, read, write
+from benchmarks.gpu.machine import CudaMachine
+from benchmarks.gpu.measure import ITERATIONS, GpuRow, measure
+from gpudist.environment import describe
+from gpudist.partition import Partition
+from gpudist.runtime import built
+
+LEAST_ITERATIONS = 20
+WAIT_S = 60.0
+# All subjects together, and one of them.
+ALL_S, SUBJECT_S = 240.0, 90.0
+# Long enough for every side's calls of an iteration to be enqueued by all of several ranks.
+SEVERAL_HOLD_US = 3000.0
+WRONG, FAILED, NO_GPU = 1, 2, 3
+
+
+def main() -> int:
+    options = _options()
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    missing = what_is_missing(ranks, options.subject)
+    if missing:
+        print(f"error: nothing is measured: {missing}", file=sys.stderr)
+        return NO_GPU
+    if options.subject is None:
+        return _run_all(options)
+    P_world = gpudist.init(timeout=WAIT_S)
+    try:
+        rows = run(options.subject, P_world, options.iterations)
+    finally:
+        torch_messages.end()
+    if P_world.rank == 0:
+        if options.json is not None:
+            write(rows, machine(options.commit), options.json)
+        if options.results is not None:
+            path = path_of(options.subject, P_world.size, options.results)
+            write(rows, machine(options.commit), path)
+    return 0 if all(row.correct for row in rows) else WRONG
+
+
+def what_is_missing(ranks: int, subject: str | None) -> str:
+    """Why nothing can be measured here; empty if it can."""
+    if not torch.cuda.is_available():
+        return f"there is no GPU that torch {torch.__version__} sees"
+    if built().nccl_missing:
+        return built().nccl_missing
+    if ranks == 1:
+        return ""
+    if subject not in SEVERAL_RANKS:
+        return f"on {ranks} ranks name one of the subjects {', '.join(SEVERAL_RANKS)}"
+    if ranks % 2:
+        return f"the ranks are to be even, and are {ranks}"
+    return _why_not_shared(ranks)
+
+
+def _why_not_shared(ranks: int) -> str:
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    gpus = torch.cuda.device_count()
+    if here <= gpus:
+        return ""
+    nccl = describe().nccl
+    reason = f"{here} ranks share {gpus} GPUs, which needs NCCL 2.30"
+    if nccl is None or tuple(map(int, nccl.version.split(".")[:2])) < (2, 30):
+        return f"{reason}; NCCL is {nccl.version if nccl is not None else 'not there'}"
+    if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":
+        return f"{reason} and NCCL_MULTI_RANK_GPU_ENABLE=1"
+    return ""
+
+
+@torch.no_grad()
+def run(subject: str, P_world: Partition, iterations: int) -> list[GpuRow]:
+    """The rows of all cases of a subject; rank 0 prints them as they come."""
+    module = importlib.import_module(f"benchmarks.gpu.{subject}")
+    gpu = CudaMachine(hold_us=SEVERAL_HOLD_US if P_world.size > 1 else None)
+    rows: list[GpuRow] = []
+    for case in module.cases(P_world.size):
+        sides = module.sides(case, P_world, gpu)
+        found = measure(case, sides, gpu, P_world, iterations)
+        if P_world.rank == 0:
+            for row in found:
+                print(line_of(row), flush=True)
+        rows += found
+        del sides
+        gc.collect()
+        torch.cuda.empty_cache()
+    return rows
+
+
+def _run_all(options: argparse.Namespace) -> int:
+    """Every subject in a process of its own; the worst exit status of them."""
+    deadline_s = time.monotonic() + ALL_S
+    worst, rows, measured_with = 0, [], {}
+    with tempfile.TemporaryDirectory() as scratch:
+        for subject in SUBJECTS:
+            left_s = min(SUBJECT_S, deadline_s - time.monotonic())
+            if left_s <= 0:
+                print(f"error: {subject}: no time is left of {ALL_S:g} s", file=sys.stderr)
+                worst = max(worst, FAILED)
+                continue
+            path = Path(scratch) / "rows.json"
+            status = _run_apart(subject, options, path, left_s)
+            worst = max(worst, status)
+            if path.exists():
+                measured_with, found = read(path)
+                rows += [GpuRow(**row) for row in found]
+                path.unlink()
+    if options.json is not None and rows:
+        write(rows, measured_with, options.json)
+    return worst
+
+
+def _run_apart(subject: str, options: argparse.Namespace, path: Path, limit_s: float) -> int:
+    command = [
+        *(sys.executable, "-m", "benchmarks.gpu", "--subject", subject, "--json", str(path)),
+        *("--iterations", str(options.iterations), "--commit", options.commit),
+        *(("--results", str(options.results)) if options.results is not None else ()),
+    ]
+    try:
+        status = subprocess.run(command, cwd=ROOT, timeout=limit_s, check=False).returncode
+    except subprocess.TimeoutExpired:
+        print(f"error: {subject} was not done after {limit_s:.0f} s", file=sys.stderr)
+        return FAILED
+    if status not in (0, WRONG):
+        print(f"error: {subject} ended with status {status}", file=sys.stderr)
+        return FAILED
+    return status
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    parser.add_argument("--subject", choices=SUBJECTS, help="one; all of them if not given")
+    parser.add_argument("--iterations", type=int, default=ITERATIONS, help="timed, after warm-up")
+    parser.add_argument("--json", type=Path, help="file for all rows")
+    parser.add_argument(
+        "--results", type=Path, nargs="?", const=RESULTS,
+        help="folder for a file of each subject; benchmarks/results if none is named",
+    )  # fmt: skip
+    parser.add_argument("--commit", default="", help="for the files, where git cannot tell")
+    options = parser.parse_args()
+    if options.iterations < LEAST_ITERATIONS:
+        parser.error(f"--iterations must be at least {LEAST_ITERATIONS}")
+    if options.json is None and options.results is None:
+        parser.error("say where the rows are to go: --json FILE or --results [FOLDER]")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""Result files of a GPU: the machine, and the rows measured there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.measure import GpuRow
+from gpudist.environment import describe
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+UNKNOWN = "unknown"
+
+
+def path_of(subject: str, ranks: int, folder: Path = RESULTS) -> Path:
+    """Where the rows of a subject are."""
+    return folder / f"gpu-{subject}{f'-{ranks}ranks' if ranks > 1 else ''}.json"
+
+
+def machine(commit: str) -> dict[str, str]:
+    """What the rows were measured with."""
+    found = describe()
+    return {
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else UNKNOWN,
+        "driver": _said_by("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+        "cuda": torch.version.cuda or UNKNOWN,
+        "cuda of the core": found.cuda.runtime if found.cuda is not None else UNKNOWN,
+        "torch": torch.__version__,
+        "nccl": found.nccl.version if found.nccl is not None else UNKNOWN,
+        "gpudist": found.gpudist,
+        "commit": commit or _said_by("git", "-C", str(ROOT), "rev-parse", "HEAD"),
+        "date": datetime.now(timezone.utc).date().isoformat(),
+    }
+
+
+def write(rows: Sequence[GpuRow], machine: dict[str, str], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {"machine": machine, "rows": [asdict(row) for row in rows]}
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def read(path: Path) -> tuple[dict[str, str], list[dict[str, Any]]]:
+    """The machine and the rows."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return content["machine"], content["rows"]
+
+
+def line_of(row: GpuRow) -> str:
+    """A row in words of fixed widths."""
+    mark = "" if row.correct else "  WRONG"
+    gbps = "" if row.gbps is None else f"{row.gbps:.0f} GB/s"
+    peer_us = "" if row.peer_us_median is None else f"{row.peer_us_median:.1f}"
+    ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
+    return (
+        f"{row.subject:<10}{row.case:<48}{row.us_median:>11.1f} us {gbps:>10}  "
+        f"{row.peer:<36}{peer_us:>11}{ratio:>8}{mark}"
+    )
+
+
+def _said_by(*command: str) -> str:
+    """The first line a program prints, if there is such a program and it succeeds."""
+    if shutil.which(command[0]) is None:
+        return UNKNOWN
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except subprocess.TimeoutExpired:
+        return UNKNOWN
+    lines = ended.stdout.splitlines()
+    return lines[0].strip() if ended.returncode == 0 and lines else UNKNOWN

@@ -1,0 +1,68 @@
+"""The kernel alone, and a stage of our own making: jobs and messages without an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Any
+
+import torch
+
+from benchmarks.case import Side
+from gpudist.partition import Partition
+from gpudist.transport.base import Signature
+from gpudist.transport.nccl import NcclTransport, _native, native_signature
+from gpudist.transport.nccl_program import Lowered
+
+
+def bound(
+    P_world: Partition,
+    lowered: Lowered,
+    x: torch.Tensor,
+    make_output: Callable[[], torch.Tensor],
+    label: str = "",
+    fill: float = 0.0,
+) -> Callable[[], torch.Tensor]:
+    """What carries out a stage on ``x`` in one native call.
+
+    Args:
+        P_world: over the nccl transport.
+        lowered: the jobs, and the messages if there are any.
+        x: the input.
+        make_output: the output, new or existing.
+        label: of the messages; empty if there are none.
+        fill: value of cells without a summand.
+    """
+    wire = P_world.wire
+    assert isinstance(wire, NcclTransport) and _native is not None
+    stages: dict[tuple[int, ...], Any] = {x.stride(): lowered.bind(wire._core, wire.native, fill)}
+    signature = None
+    if label:
+        digest = blake2b(label.encode(), digest_size=16).digest()
+        signature = native_signature(Signature(label, digest))
+    part = (0, None, None, True, True, _itself, make_output, {}, stages, stages.__getitem__)
+    on_cpu = P_world.device.type == "cpu"
+    run = _native.DeviceRound(wire._core, signature, on_cpu, [part], wire.stream).run
+    blocks = (x,)
+    return lambda: run(blocks)[0]  # pyright: ignore[reportReturnType]
+
+
+def copy_of(nbytes: int, device: torch.device) -> Side:
+    """The device's own copy, which reads and writes ``nbytes`` together: what can be had."""
+    source = random((max(1, nbytes // 2),), torch.uint8, device)
+    target = torch.empty_like(source)
+    return Side(lambda: target.copy_(source), equal_to(source), target.zero_)
+
+
+def random(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Whole numbers below 8, whose small sums are exact in every dtype."""
+    return torch.empty(shape, dtype=torch.uint8, device=device).random_(0, 8).to(dtype)
+
+
+def equal_to(expected: torch.Tensor) -> Callable[[torch.Tensor], bool]:
+    """Whether a tensor has exactly these cells."""
+    return lambda result: torch.equal(result, expected)
+
+
+def _itself(x: torch.Tensor) -> torch.Tensor:
+    return x

@@ -1,0 +1,129 @@
+"""The clocks of a GPU, and what else a subject asks of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+Call = Callable[[], Any]
+
+# No GPU's clock is faster, so that it is held at least so long.
+CYCLES_PER_US = 2500
+LEAST_HOLD_US, MOST_HOLD_US = 50.0, 50_000.0
+ATTEMPTS = 4
+
+
+class Machine(Protocol):
+    """Where calls are timed: a GPU; in tests, the host."""
+
+    def device_us(self, call: Call, calls: int) -> float:
+        """Microseconds a call takes on the device, of so many one after the other."""
+        ...
+
+    def enqueue_us(self, call: Call, calls: int) -> float:
+        """Microseconds until a call is back, of so many one after the other."""
+        ...
+
+    def finish(self) -> None:
+        """Return when everything that was put on the device is complete."""
+        ...
+
+    def capture(self, call: Call) -> Call:
+        """A call that repeats, as a graph, what ``call`` puts on the current stream."""
+        ...
+
+    def beside(self, call: Call) -> Callable[[], None]:
+        """Put ``call`` on a stream beside the current one; returns what joins the two."""
+        ...
+
+
+class CudaMachine:
+    """torch's current GPU.
+
+    Args:
+        cuda: ``torch.cuda``, or what stands for it in a test.
+        clock_s: the host's clock.
+        hold_us: how long the GPU is held back while calls are enqueued, at first. For several ranks
+            whose calls are to match: at all times.
+    """
+
+    def __init__(
+        self,
+        cuda: Any = torch.cuda,
+        clock_s: Callable[[], float] = time.perf_counter,
+        hold_us: float | None = None,
+    ) -> None:
+        self._cuda = cuda
+        self._clock_s = clock_s
+        self._is_fixed = hold_us is not None
+        self._hold_us = hold_us if hold_us is not None else LEAST_HOLD_US
+        self._beside: Any = None
+
+    def device_us(self, call: Call, calls: int) -> float:
+        """Between two events of the current stream.
+
+        The stream is held by a kernel that spins until all calls are enqueued: else the GPU would
+        wait for the host between short ones. Where it was not held long enough it is done again.
+        """
+        us = 0.0
+        for _ in range(ATTEMPTS):
+            us, enqueuing_us = self._between_events(call, calls)
+            was_held = enqueuing_us <= self._hold_us
+            if not self._is_fixed:
+                self._hold_us = min(max(LEAST_HOLD_US, 2 * enqueuing_us), MOST_HOLD_US)
+            if was_held or self._is_fixed:
+                break
+        return us / calls
+
+    def enqueue_us(self, call: Call, calls: int) -> float:
+        self.finish()
+        start_s = self._clock_s()
+        for _ in range(calls):
+            call()
+        us = (self._clock_s() - start_s) * 1e6
+        self.finish()
+        return us / calls
+
+    def finish(self) -> None:
+        self._cuda.synchronize()
+
+    def capture(self, call: Call) -> Call:
+        call()
+        self.finish()
+        graph = self._cuda.CUDAGraph()
+        # Threads that watch communicators ask about events meanwhile.
+        with self._cuda.graph(graph, capture_error_mode="thread_local"):
+            result = call()
+
+        def replay() -> Any:
+            graph.replay()
+            return result
+
+        return replay
+
+    def beside(self, call: Call) -> Callable[[], None]:
+        if self._beside is None:
+            self._beside = self._cuda.Stream(priority=-1)
+        current = self._cuda.current_stream()
+        self._beside.wait_stream(current)
+        with self._cuda.stream(self._beside):
+            call()
+        return lambda: current.wait_stream(self._beside)
+
+    def _between_events(self, call: Call, calls: int) -> tuple[float, float]:
+        """Microseconds on the device, and those until all calls were enqueued."""
+        start = self._cuda.Event(enable_timing=True)
+        end = self._cuda.Event(enable_timing=True)
+        self.finish()
+        self._cuda._sleep(int(self._hold_us * CYCLES_PER_US))
+        start_s = self._clock_s()
+        start.record()
+        for _ in range(calls):
+            call()
+        end.record()
+        enqueuing_us = (self._clock_s() - start_s) * 1e6
+        self.finish()
+        return start.elapsed_time(end) * 1e3, enqueuing_us

@@ -1,0 +1,105 @@
+"""Packing two faces of a tensor by one launch, unpacking them, and adding them where they belong.
+
+Rows lie in a wider tensor four rows apart, the two faces in different columns. Targets: for rows of
+128 bytes and more at least 85 % of the bandwidth of the device's own copy. Memory is read and
+written in sectors of 32 bytes; the peer ``copy_`` moves as many bytes as the touched sectors have,
+and for shorter rows 80 % of its bandwidth is to be reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil
+
+import torch
+
+from benchmarks.case import KIB, MIB, Side
+from benchmarks.gpu.kernel import bound, copy_of, equal_to, random
+from benchmarks.gpu.machine import Machine
+from benchmarks.gpu.measure import GpuCase
+from gpudist.partition import Partition
+from gpudist.transport.nccl_program import Job, Lowered, View
+
+KINDS = ("pack", "unpack", "add")
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "uint8": torch.uint8}
+ROWS = {"4 B": 4, "32 B": 32, "128 B": 128, "1 KiB": KIB, "8 KiB": 8 * KIB, "64 KiB": 64 * KIB}
+SECTOR = 32
+# The cells of both faces: beyond every cache, with shorter rows because of the sectors around.
+CELLS, CELLS_IN_SHORT_ROWS, TINY = 256 * MIB, 64 * MIB, 256 * KIB
+
+
+def cases(ranks: int, tiny: bool = False) -> list[GpuCase]:
+    """Bytes are read and written: the cells twice, or three times where they are added."""
+    found: list[GpuCase] = []
+    for kind in KINDS:
+        for dtype in DTYPES:
+            for name, row_bytes in ROWS.items():
+                cells = CELLS if row_bytes >= 128 else CELLS_IN_SHORT_ROWS
+                cells = TINY if tiny else cells
+                parameters = {"kind": kind, "dtype": dtype, "row": row_bytes, "cells": cells}
+                moved = cells * (3 if kind == "add" else 2)
+                words = f"{kind} {dtype}, rows of {name}"
+                found.append(GpuCase("packing", words, ranks, moved, parameters))
+    return found
+
+
+def sides(case: GpuCase, P_world: Partition, machine: Machine) -> dict[str, Side]:
+    """torch's sides are slices: ``cat`` of two, or ``copy_`` and ``add_`` into two."""
+    kind, row_bytes = case.parameters["kind"], case.parameters["row"]
+    dtype = DTYPES[case.parameters["dtype"]]
+    width = row_bytes // dtype.itemsize
+    pitch = 4 * max(width, SECTOR // dtype.itemsize)
+    rows = case.parameters["cells"] // row_bytes
+    half, columns = rows // 2, (0, pitch // 2)
+
+    def faces(wide: torch.Tensor) -> list[torch.Tensor]:
+        first, second = (slice(column, column + width) for column in columns)
+        return [wide[:half, first], wide[half:, second]]
+
+    jobs = [_job(kind, face, half, width, pitch, columns[face]) for face in (0, 1)]
+    lowered = Lowered(dtype, after=jobs)
+    wide = random((rows, pitch), dtype, P_world.device)
+    narrow = random((rows, width), dtype, P_world.device)
+    copy = copy_of(_touched(kind, rows, row_bytes), P_world.device)
+    if kind == "pack":
+        y = torch.empty_like(narrow)
+        ours = bound(P_world, lowered, wide, lambda: y)
+        is_right = equal_to(torch.cat(faces(wide)))
+        theirs: Callable[[], torch.Tensor] = lambda: torch.cat(faces(wide), out=y)  # noqa: E731
+        return {
+            "gpudist": Side(ours, is_right, lambda: y.fill_(9)),
+            "copy_": copy,
+            "torch": Side(theirs, is_right, lambda: y.fill_(9)),
+        }
+    before, target = wide.clone(), wide
+    expected = wide.clone()
+    combine = torch.Tensor.copy_ if kind == "unpack" else torch.Tensor.add_
+
+    def by_torch(to: torch.Tensor = target) -> torch.Tensor:
+        for face, cells in zip(faces(to), (narrow[:half], narrow[half:]), strict=True):
+            combine(face, cells)
+        return to
+
+    by_torch(expected)
+    ours = bound(P_world, lowered, narrow, lambda: target)
+    is_right = equal_to(expected)
+    return {
+        "gpudist": Side(ours, is_right, lambda: target.copy_(before)),
+        "copy_": copy,
+        "torch": Side(by_torch, is_right, lambda: target.copy_(before)),
+    }
+
+
+def _job(kind: str, face: int, half: int, width: int, pitch: int, column: int) -> Job:
+    in_wide, in_narrow = face * half * pitch + column, face * half * width
+    if kind == "pack":
+        wide, narrow = View("input", in_wide, (pitch, 1)), View("output", in_narrow, (width, 1))
+        return Job((half, width), narrow, (wide,))
+    wide, narrow = View("output", in_wide, (pitch, 1)), View("input", in_narrow, (width, 1))
+    return Job((half, width), wide, (wide, narrow) if kind == "add" else (narrow,))
+
+
+def _touched(kind: str, rows: int, row_bytes: int) -> int:
+    """Bytes of the sectors that are read and written."""
+    in_wide = rows * ceil(row_bytes / SECTOR) * SECTOR
+    return rows * row_bytes + in_wide * (2 if kind == "add" else 1)

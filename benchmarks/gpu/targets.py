@@ -1,0 +1,111 @@
+"""What is to be reached on a GPU, and whether the committed results do.
+
+``python -m benchmarks.gpu.targets`` prints the table from ``benchmarks/results/gpu-*.json``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu import SUBJECTS, adjoint, copy, enqueue, latency, overlap, packing, self_halo
+from benchmarks.gpu.files import RESULTS, path_of, read
+from benchmarks.rows import NO_PEER
+
+NOTHING = "Nothing has been measured on a GPU yet."
+# Of the bandwidth of the device's own copy: in time, one over it.
+SHARE, SHARE_OF_SHORT_ROWS = 0.85, 0.80
+CARRYING_NOTHING = "batch_isend_irecv, fake"
+
+
+@dataclass(frozen=True)
+class Target:
+    """Ours takes at most ``ratio`` times the peer, and ``more_us``; without a peer, the latter."""
+
+    subject: str
+    case: str
+    peer: str
+    ratio: float
+    more_us: float = 0.0
+    fallback: str = ""
+
+    def limit_us(self, peer_us: float) -> float:
+        return self.ratio * peer_us + self.more_us
+
+    def words(self) -> str:
+        parts = [f"{self.ratio:.3g} x"] if self.peer != NO_PEER else []
+        return " + ".join([*parts, *([f"{self.more_us:g} us"] if self.more_us else [])])
+
+
+def targets() -> Iterator[Target]:
+    """All of them on one GPU, in the order of the table."""
+    for case in copy.cases(1):
+        if case.parameters["bytes"] >= copy.SIZES["64 MiB"]:
+            yield Target("copy", case.name, "copy_", 1 / SHARE)
+    for case in packing.cases(1):
+        share = SHARE if case.parameters["row"] >= 128 else SHARE_OF_SHORT_ROWS
+        yield Target("packing", case.name, "copy_", 1 / share)
+    for case in latency.cases(1):
+        if case.clock == "device":
+            yield Target("latency", case.name, NO_PEER, 0.0, 4.0)
+    for case in enqueue.cases(1):
+        if case.parameters["how"] == "graph":
+            yield Target("enqueue", case.name, NO_PEER, 0.0, 10.0)
+        else:
+            peer = "batch_isend_irecv to itself, nccl"
+            yield Target("enqueue", case.name, peer, 0.5, fallback=CARRYING_NOTHING)
+    for number, case in enumerate(self_halo.cases(1)):
+        yield Target("self_halo", case.name, "copy_", 1.1, 5.0)
+        if number < 2 and case.parameters["captured"]:
+            yield Target("self_halo", case.name, NO_PEER, 0.0, 6.0)
+    for case in adjoint.cases(1):
+        yield Target("adjoint", case.name, "forward", 1.15)
+    for case in overlap.cases(1):
+        if case.parameters["way"] == "beside a halo":
+            yield Target("overlap", case.name, "convolution alone", 1.05)
+
+
+def table(results: Path = RESULTS) -> str:
+    """The table in Markdown, or that there is nothing to make it of."""
+    files = {subject: path_of(subject, 1, results) for subject in SUBJECTS}
+    rows = {subject: read(path)[1] for subject, path in files.items() if path.exists()}
+    if not rows:
+        return NOTHING
+    lines = [
+        "| subject | case | gpudist | peer | ratio | at most | reached |",
+        "|---|---|---:|---:|---:|---|---|",
+    ]
+    lines += [_line(target, rows.get(target.subject)) for target in targets()]
+    return "\n".join(lines)
+
+
+def _line(target: Target, rows: list[dict[str, Any]] | None) -> str:
+    beginning = f"| {target.subject} | {target.case} "
+    if rows is None:
+        return f"{beginning}| | | | {target.words()} | not measured |"
+    row = _find(rows, target)
+    peer_us = 0.0 if target.peer == NO_PEER else row["peer_us_median"]
+    over_us = row["us_median"] - target.limit_us(peer_us)
+    peer = "" if target.peer == NO_PEER else f"{row['peer']}: {peer_us:.1f} us"
+    ratio = "" if target.peer == NO_PEER else f"{row['us_median'] / peer_us:.2f}"
+    reached = "yes" if over_us <= 0 else f"no, over by {over_us:.1f} us"
+    return (
+        f"{beginning}| {row['us_median']:.1f} us | {peer} | {ratio} | {target.words()} "
+        f"| {reached} |"
+    )
+
+
+def _find(rows: list[dict[str, Any]], target: Target) -> dict[str, Any]:
+    """The row beside the target's peer, or beside what stands for it where it could not be."""
+    of_case = [row for row in rows if row["case"] == target.case]
+    for peer in (target.peer, target.fallback):
+        found = [row for row in of_case if peer in (NO_PEER, row["peer"])]
+        if found and all(row["correct"] for row in found):
+            return found[0]
+    raise ValueError(f"{target.subject}, {target.case}: no correct row beside {target.peer}")
+
+
+if __name__ == "__main__":
+    print(table())

@@ -1,0 +1,118 @@
+"""The command: without a GPU it says so; over the doubles it writes what it measures."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import gpudist
+from benchmarks.gpu import __main__ as command
+from benchmarks.gpu import files
+from gpudist import runtime
+from tests.benchmarks.gpu_host import HostMachine
+from tests.doubles import use_doubles
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("arguments", [[], ["--subject", "copy"]], ids=["all", "copy"])
+def test_without_a_gpu_nothing_is_measured(tmp_path: Path, arguments: list[str]) -> None:
+    path = tmp_path / "rows.json"
+    ended = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu", "--json", str(path), *arguments],
+        cwd=ROOT, check=False, timeout=120, capture_output=True, text=True,
+    )  # fmt: skip
+    assert ended.returncode == command.NO_GPU
+    assert "nothing is measured: there is no GPU" in ended.stderr
+    assert not path.exists()
+
+
+def called(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["benchmarks.gpu", *arguments])
+    return command.main()
+
+
+def test_a_subject_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use_doubles()
+    wire = runtime.connect("nccl", dist.HashStore(), 0, 1, 20.0, "command")
+    module = importlib.import_module("benchmarks.gpu.adjoint")
+    monkeypatch.setattr(module, "cases", functools.partial(module.cases, tiny=True))
+    monkeypatch.setattr(command, "what_is_missing", lambda ranks, subject: "")
+    monkeypatch.setattr(command, "CudaMachine", lambda hold_us: HostMachine())
+    monkeypatch.setattr(gpudist, "init", lambda timeout: runtime.world_of(wire))
+    given = "--subject", "adjoint", "--iterations", "20", "--results", str(tmp_path)
+    try:
+        assert called(monkeypatch, *given, "--commit", "abc") == 0
+    finally:
+        wire.close()
+    machine, rows = files.read(tmp_path / "gpu-adjoint.json")
+    assert machine["commit"] == "abc"
+    assert [row["peer"] for row in rows] == ["forward", "torch pad backward"] * 2
+    assert all(row["correct"] for row in rows)
+    assert len(capsys.readouterr().out.splitlines()) == len(rows)
+
+
+def test_subjects_apart_are_put_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One fails, one is wrong and one takes too long: the others are there."""
+    monkeypatch.setattr(command, "what_is_missing", lambda ranks, subject: "")
+    statuses = {"copy": 0, "packing": command.WRONG, "latency": -11}
+
+    def run(arguments: list[str], timeout: float, **_: object) -> SimpleNamespace:
+        subject = arguments[arguments.index("--subject") + 1]
+        if subject == "enqueue":
+            raise subprocess.TimeoutExpired(arguments, timeout)
+        if statuses.get(subject, 0) >= 0:
+            row = files_row(subject)
+            files.write([row], {"gpu": "none"}, Path(arguments[arguments.index("--json") + 1]))
+        return SimpleNamespace(returncode=statuses.get(subject, 0))
+
+    monkeypatch.setattr(command.subprocess, "run", run)
+    path = tmp_path / "rows.json"
+    assert called(monkeypatch, "--json", str(path)) == command.FAILED
+    machine, rows = files.read(path)
+    found = [row["subject"] for row in rows]
+    assert found == ["copy", "packing", "self_halo", "adjoint", "overlap"]
+    assert machine == {"gpu": "none"}
+    said = capsys.readouterr().err
+    assert "latency ended with status -11" in said and "enqueue was not done after" in said
+
+
+def files_row(subject: str) -> command.GpuRow:
+    return command.GpuRow(subject, "case", 1, 8, 1.0, 1.0, 1.0, "none", None, None, True, None)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "subject", "gpus", "reason"),
+    [
+        (1, "copy", 1, ""),
+        (2, None, 2, "name one of the subjects enqueue, overlap"),
+        (2, "copy", 2, "name one of the subjects enqueue, overlap"),
+        (3, "enqueue", 4, "to be even"),
+        (2, "enqueue", 2, ""),
+        (2, "enqueue", 1, "2 ranks share 1 GPUs, which needs NCCL 2.30; NCCL is 2.28.9"),
+    ],
+)
+def test_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, subject: str | None, gpus: int, reason: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(command, "built", lambda: SimpleNamespace(nccl_missing=""))
+    nccl = SimpleNamespace(version="2.28.9")
+    monkeypatch.setattr(command, "describe", lambda: SimpleNamespace(nccl=nccl))
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    found = command.what_is_missing(ranks, subject)
+    assert reason in found and bool(reason) == bool(found)
