@@ -60,7 +60,8 @@ class _DistributedConv(torch.nn.Module):
     The weight lives in blocks on the workers of ``P_w`` at spatial index 0 (on rank 0 of ``P_x`` if
     that is alone), the bias on those of them at input channel index 0; other workers hold
     zero-volume parameters. Initial values are those of the torch layer under the same seed. Output
-    blocks are balanced.
+    blocks are balanced. With ``P_x`` alone, an input in ``torch.channels_last`` gives an output in
+    it where torch's convolution does on that device.
 
     Args:
         P_x: owns the input.
@@ -73,13 +74,10 @@ class _DistributedConv(torch.nn.Module):
             :data:`~gpudist.nn.in_place.SMALLEST_BLOCK_BYTES`. Possible with ``P_x`` alone, in
             float32 and float64, if no block is empty and each gives its outputs with the same
             padding on both sides (odd kernels whose outputs are cut as their inputs are), with zero
-            or circular padding, one group of messages, and outside of autocast and torch.compile.
-            Sums are the same but for rounding.
+            or circular padding, unless nested, outside of autocast and torch.compile. Sums are the
+            same but for rounding.
         nested: exchange ghosts dim after dim, with two neighbours each, instead of with all
             neighbours at once. The numbers are the same.
-
-    With ``P_x`` alone, an input in ``torch.channels_last`` gives an output in it where torch's
-    convolution does on that device.
 
     Cost:
         Forward, one group of messages carries the ghost cells of the input, and the parameters from

@@ -21,7 +21,7 @@ class DistributedCausalConv1d(DistributedConv1d):
         global_shape, shape, overlap, nested: as :class:`DistributedConv1d`.
 
     Cost:
-        That of :class:`DistributedConv1d`; ghosts come from earlier blocks only.
+        That of :class:`DistributedConv1d`, never in place: padding on one side alone is copied.
 
     Raises:
         PartitionError, ShapeError: as :class:`DistributedConv1d`.

@@ -113,7 +113,7 @@ class _DistributedPad(torch.nn.Module):
 
 def _widths(name: str, padding: int | Sequence[int], dims: int) -> tuple[int, ...]:
     """``padding`` on both sides of each dim, last dim first."""
-    widths = (padding,) * (2 * dims) if isinstance(padding, int) else tuple(padding)
+    widths = tuple(padding) if isinstance(padding, Sequence) else (padding,) * (2 * dims)
     if len(widths) != 2 * dims or not all(isinstance(width, int) for width in widths):
         raise ShapeError(
             f"{name}: padding is {padding!r} but must be one number or {2 * dims}: left and right "
