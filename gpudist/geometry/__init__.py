@@ -13,6 +13,7 @@ from gpudist.geometry.broadcasting import (
 from gpudist.geometry.faces import Face, own_paddings, plan_faces
 from gpudist.geometry.halo import plan_halo
 from gpudist.geometry.overlap import plan_all_gather, plan_repartition
+from gpudist.geometry.padding import FoldedWindow, PaddingWindow
 from gpudist.geometry.windows import HaloWidths, SlidingWindow, TransposedWindow, Window
 
 __all__ = [
@@ -21,9 +22,11 @@ __all__ = [
     "Collective",
     "Decomposition",
     "Face",
+    "FoldedWindow",
     "HaloWidths",
     "Message",
     "Move",
+    "PaddingWindow",
     "Pairing",
     "Plan",
     "SlidingWindow",

@@ -1,9 +1,27 @@
 """Drop-in distributed layers, and the primitives as modules."""
 
 from gpudist.nn.conv import DistributedConv1d, DistributedConv2d, DistributedConv3d
+from gpudist.nn.conv_causal import DistributedCausalConv1d
 from gpudist.nn.invariant import invariant_copy, invariant_sum
 from gpudist.nn.linear import DistributedLinear
 from gpudist.nn.loss import DistributedCrossEntropyLoss, DistributedL1Loss, DistributedMSELoss
+from gpudist.nn.pad import (
+    DistributedCircularPad1d,
+    DistributedCircularPad2d,
+    DistributedCircularPad3d,
+    DistributedConstantPad1d,
+    DistributedConstantPad2d,
+    DistributedConstantPad3d,
+    DistributedReflectionPad1d,
+    DistributedReflectionPad2d,
+    DistributedReflectionPad3d,
+    DistributedReplicationPad1d,
+    DistributedReplicationPad2d,
+    DistributedReplicationPad3d,
+    DistributedZeroPad1d,
+    DistributedZeroPad2d,
+    DistributedZeroPad3d,
+)
 from gpudist.nn.pool import (
     DistributedAvgPool1d,
     DistributedAvgPool2d,
@@ -32,6 +50,13 @@ __all__ = [
     "DistributedAvgPool1d",
     "DistributedAvgPool2d",
     "DistributedAvgPool3d",
+    "DistributedCausalConv1d",
+    "DistributedCircularPad1d",
+    "DistributedCircularPad2d",
+    "DistributedCircularPad3d",
+    "DistributedConstantPad1d",
+    "DistributedConstantPad2d",
+    "DistributedConstantPad3d",
     "DistributedConv1d",
     "DistributedConv2d",
     "DistributedConv3d",
@@ -42,6 +67,15 @@ __all__ = [
     "DistributedMaxPool1d",
     "DistributedMaxPool2d",
     "DistributedMaxPool3d",
+    "DistributedReflectionPad1d",
+    "DistributedReflectionPad2d",
+    "DistributedReflectionPad3d",
+    "DistributedReplicationPad1d",
+    "DistributedReplicationPad2d",
+    "DistributedReplicationPad3d",
+    "DistributedZeroPad1d",
+    "DistributedZeroPad2d",
+    "DistributedZeroPad3d",
     "Gather",
     "HaloExchange",
     "Repartition",

@@ -29,6 +29,29 @@ def conv_on_one_partition(P_world: Partition) -> Made:
     return layers, (own_block(random_like_all((2, 2, 7), 1), P_x, sizes),)
 
 
+def convs_with_copied_padding(P_world: Partition) -> Made:
+    """Rank 3 reads padding only, of which some is copied from other ranks."""
+    P_x = grid(P_world, [1, 1, 3], [0, 1, 3])
+    layers = torch.nn.Sequential(
+        nn.DistributedConv1d(P_x, 2, 3, 3, padding=6, padding_mode="reflect", dtype=F64),
+        torch.nn.Tanh(),
+        nn.DistributedCausalConv1d(P_x, 3, 2, 4, padding_mode="replicate", dtype=F64),
+    )
+    sizes = {2: [1, 6, 0]}
+    return layers, (own_block(random_like_all((2, 2, 7), 1), P_x, sizes),)
+
+
+def pads(P_world: Partition) -> Made:
+    P_x = grid(P_world, [1, 1, 3, 1], [0, 1, 3])
+    layers = torch.nn.Sequential(
+        nn.DistributedReflectionPad2d(P_x, (1, 2, 3, 0)),
+        nn.DistributedReplicationPad2d(P_x, (0, 1, 2, 5)),
+        nn.DistributedCircularPad2d(P_x, 1),
+        nn.DistributedConstantPad2d(P_x, (0, 0, -2, 1), 0.5),
+    )
+    return layers, (own_block(random_like_all((2, 2, 4, 3), 1), P_x),)
+
+
 def conv_with_split_channels(P_world: Partition) -> Made:
     P_x, P_y = grid(P_world, [1, 2, 1], [0, 1]), grid(P_world, [1, 1, 1], [3])
     layer = nn.DistributedConv1d(P_x, P_y, grid(P_world, [1, 2, 1], [1, 2]), 4, 3, 3, dtype=F64)
@@ -78,7 +101,16 @@ def losses(P_world: Partition) -> Made:
 
 
 @pytest.mark.parametrize(
-    "make", [conv_on_one_partition, conv_with_split_channels, pools, linear_layers, losses]
+    "make",
+    [
+        conv_on_one_partition,
+        convs_with_copied_padding,
+        pads,
+        conv_with_split_channels,
+        pools,
+        linear_layers,
+        losses,
+    ],
 )
 @distributed(ranks=4, transports=["host"])
 def test_layer(P_world: Partition, make: Callable[[Partition], Made]) -> None:

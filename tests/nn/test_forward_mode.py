@@ -130,3 +130,25 @@ def test_linear(P_world: Partition) -> None:
     # y(t) - y(0): the bias has no part in the tangent.
     expected = layer(t) - layer(torch.zeros_like(t))
     torch.testing.assert_close(jvp(layer, x, t, True), expected)
+
+
+@distributed(ranks=4, transports=["host"])
+def test_copied_padding(P_world: Partition) -> None:
+    """Blocks that copy cells of others, one of them empty."""
+    P_x = grid(P_world, [1, 1, 3], [2, 0, 3])
+    options = {"padding_mode": "reflect", "dtype": F64}
+    torch.manual_seed(1)
+    sequential = torch.nn.Sequential(
+        torch.nn.ReplicationPad1d((4, 1)), torch.nn.Conv1d(2, 3, 3, padding=4, **options)
+    )
+    torch.manual_seed(1)
+    layers = torch.nn.Sequential(
+        nn.DistributedReplicationPad1d(P_x, (4, 1)),
+        nn.DistributedConv1d(P_x, 2, 3, 3, padding=4, **options),
+    )
+    whole, tangent = random_like_all((2, 2, 2), 1), random_like_all((2, 2, 2), 2)
+    x, t = (own_block(y, P_x, requires_grad=False) for y in (whole, tangent))
+    for transform in (True, False):
+        expected = jvp(sequential, whole, tangent, transform).detach()
+        actual = jvp(layers, x, t, transform).detach()
+        assert_block_of(actual, expected, own_slices(expected.shape, P_x), "tangent", 1e-12)
