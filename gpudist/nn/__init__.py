@@ -1,6 +1,11 @@
 """Drop-in distributed layers, and the primitives as modules."""
 
 from gpudist.nn.conv import DistributedConv1d, DistributedConv2d, DistributedConv3d
+from gpudist.nn.conv_transpose import (
+    DistributedConvTranspose1d,
+    DistributedConvTranspose2d,
+    DistributedConvTranspose3d,
+)
 from gpudist.nn.invariant import invariant_copy, invariant_sum
 from gpudist.nn.linear import DistributedLinear
 from gpudist.nn.loss import DistributedCrossEntropyLoss, DistributedL1Loss, DistributedMSELoss
@@ -35,6 +40,9 @@ __all__ = [
     "DistributedConv1d",
     "DistributedConv2d",
     "DistributedConv3d",
+    "DistributedConvTranspose1d",
+    "DistributedConvTranspose2d",
+    "DistributedConvTranspose3d",
     "DistributedCrossEntropyLoss",
     "DistributedL1Loss",
     "DistributedLinear",
