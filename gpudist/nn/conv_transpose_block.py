@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -49,10 +48,10 @@ class TransposedBlock:
     ) -> torch.Tensor:
         """The block of the output, of the needed cells ``[B, C, *needed]``."""
         if 0 in self.shape:
-            return tied_empty(self.shape, x.dtype, x, weight, bias)
+            return tied_empty(self.shape, _dtype_of_output(x), x, weight, bias)
         if not self.reads_input:
-            y = x.new_zeros(self.shape) + tied_empty((0,), x.dtype, x, weight).sum()
-            return _with_bias(y, bias)
+            zeros = x.new_zeros(self.shape) + tied_empty((0,), x.dtype, x, weight).sum()
+            return _with_bias(zeros, bias).to(_dtype_of_output(x))
         adds_zeros = any(cells > 0 for cells in self.rest)
         y = _CONVOLVE[len(self.stride)](
             x,
@@ -114,5 +113,14 @@ def _fit(
     return both, 0, (both - left, both - right)
 
 
-def _with_bias(y: torch.Tensor, bias: Any) -> torch.Tensor:
-    return y if bias is None else y + bias.view(-1, *(1,) * (y.dim() - 2))
+def _with_bias(y: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    if bias is None:
+        return y
+    return y + bias.to(y.dtype).view(-1, *(1,) * (y.dim() - 2))
+
+
+def _dtype_of_output(x: torch.Tensor) -> torch.dtype:
+    """What torch's convolution of ``x`` gives: autocast does not see a block without one."""
+    device = x.device.type
+    casts = torch.is_autocast_enabled(device) and x.dtype != torch.float64
+    return torch.get_autocast_dtype(device) if casts else x.dtype

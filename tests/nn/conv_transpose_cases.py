@@ -68,16 +68,12 @@ def check(
     P_y, P_w = others or (P_x, P_x)
     if owned is None:
         owned = owner(P_w, (P_w.shape[0], P_w.shape[1]) if others else (1, 1), diagonal)
-
-    def sized(layer: torch.nn.Module) -> torch.nn.Module:
-        return layer if output_size is None else _Sized(layer, output_size)
-
+    partitions = (P_x, *(others or ()))
     assert_same_as_sequential(
-        lambda: sized(SEQUENTIAL[dims](*arguments, dtype=F64, **options)),
-        lambda: sized(
-            DISTRIBUTED[dims](
-                P_x, *(others or ()), *arguments, dtype=F64, **options, **(agreement or {})
-            )
+        lambda: Sized(SEQUENTIAL[dims](*arguments, dtype=F64, **options), output_size),
+        lambda: Sized(
+            DISTRIBUTED[dims](*partitions, *arguments, dtype=F64, **options, **(agreement or {})),
+            output_size,
         ),
         P_x,
         P_y,
@@ -89,13 +85,13 @@ def check(
     )
 
 
-class _Sized(torch.nn.Module):
-    """A layer that is called with the size of its output."""
+class Sized(torch.nn.Module):
+    """A layer that is called with the size of its output, if that is given."""
 
-    def __init__(self, layer: torch.nn.Module, output_size: Sequence[int]) -> None:
+    def __init__(self, layer: torch.nn.Module, output_size: Sequence[int] | None) -> None:
         super().__init__()
         self.layer = layer
-        self.output_size = list(output_size)
+        self.output_size = None if output_size is None else list(output_size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layer(x, self.output_size)

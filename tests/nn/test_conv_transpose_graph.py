@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -139,7 +140,7 @@ def penalize(
 @pytest.mark.parametrize("window", [(2, 2), (3, (2, 3), 1, 1), (1, (7, 1), 0, (6, 0))])
 @pytest.mark.parametrize("case", ["features", "both", "disjoint", "features, moved", "all"])
 @distributed(ranks=9, transports=["loopback"])
-def test_double_backward(P_world: Partition, case: str, window: tuple[int, ...], of: str) -> None:
+def test_double_backward(P_world: Partition, case: str, window: tuple[Any, ...], of: str) -> None:
     """Also of blocks that no cell of the input reaches."""
     P_x, P_y, P_w = placed(P_world, case)
     owned = owner(P_w, (P_w.shape[0], P_w.shape[1]))
@@ -217,6 +218,26 @@ def test_weights_that_are_not_finite_spoil_what_they_reach_alone(P_world: Partit
         layer.weight.fill_(torch.inf)
     y = layer(own_block(torch.ones(1, 1, 1), P_x))
     assert torch.isfinite(y).all() == (P_x.rank != 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@distributed(ranks=4, transports=["loopback"])
+def test_autocast_gives_every_block_the_same_dtype(P_world: Partition, dtype: torch.dtype) -> None:
+    """Blocks that the cell reaches, that zeros fill, and that are the bias alone."""
+    P_x = grid(P_world, [1, 1, 4])
+    torch.manual_seed(1)
+    sequential = torch.nn.ConvTranspose1d(2, 3, 1, 7, output_padding=6, dtype=dtype)
+    torch.manual_seed(1)
+    layer = DistributedConvTranspose1d(P_x, 2, 3, 1, 7, output_padding=6, dtype=dtype)
+    whole = random_like_all((2, 2, 2), 1).to(dtype)
+    block = own_block(whole, P_x)
+    with torch.autocast("cpu", torch.bfloat16):
+        y_whole, y = sequential(whole), layer(block)
+    assert y.dtype == y_whole.dtype == (torch.bfloat16 if dtype == torch.float32 else F64)
+    where = own_slices(y_whole.shape, P_x)
+    assert_block_of(y.detach(), y_whole.detach(), where, "output", 1e-2)
+    y.float().sum().backward()
+    assert block.grad is not None and block.grad.shape == block.shape
 
 
 @distributed(ranks=2, transports=["loopback"])
