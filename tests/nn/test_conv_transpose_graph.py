@@ -50,17 +50,15 @@ def test_forward_with_split_features_is_one_group_of_messages(
     assert operations(P_world) == before + 2
 
 
-@distributed(ranks=4, transports=["loopback"])
-def test_own_cells_do_not_move_where_they_suffice(P_world: Partition) -> None:
-    """Kernel as wide as the stride: with frozen parameters, backward has nothing to say."""
-    P_x = grid(P_world, [1, 1, 2, 2])
-    for window, messages in (((2, 2), 0), ((3, 2, 1, 1), 1)):
-        layer = DistributedConvTranspose2d(P_x, 3, 4, *window).requires_grad_(False)
-        x = torch.randn(2, 3, 3, 3, requires_grad=True)
-        y = layer(x)
-        before = operations(P_world)
-        y.sum().backward()
-        assert operations(P_world) == before + messages
+@pytest.mark.parametrize("sizes", [None, [5, 1]])
+@distributed(ranks=2, transports=["loopback"])
+def test_a_block_that_suffices_is_not_copied(P_world: Partition, sizes: list[int] | None) -> None:
+    """With a kernel as wide as the stride, unless input and output are cut at other cells."""
+    P_x = grid(P_world, [1, 1, 2])
+    layer = DistributedConvTranspose1d(P_x, 2, 3, 2, 2, dtype=F64)
+    x = own_block(random_like_all((1, 2, 6), 1), P_x, {2: sizes} if sizes else None)
+    convolved: Any = layer(x).grad_fn
+    assert (convolved._saved_input.data_ptr() == x.data_ptr()) == (sizes is None)
 
 
 @distributed(ranks=4)
