@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import prod
 from typing import Any, ClassVar
 
 import torch
@@ -14,7 +13,7 @@ import torch.nn.functional as F
 from gpudist.autograd import is_eager, move
 from gpudist.errors import ShapeError
 from gpudist.exchange import Movement
-from gpudist.geometry.blocks import Blocks, Decomposition
+from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.faces import have_faces
 from gpudist.geometry.padding import FoldedWindow
 from gpudist.nn.channels_last import channels_last_form, in_form
@@ -25,19 +24,18 @@ from gpudist.nn.conv_arguments import (
     conv_windows,
     require_supported,
 )
-from gpudist.nn.conv_channels import bind_spread, bind_sum
+from gpudist.nn.conv_channels import (
+    bind_spread,
+    bind_sum,
+    output_shapes,
+    require_input_channels,
+)
 from gpudist.nn.conv_overlap import ConvolutionInPlace
+from gpudist.nn.conv_parameters import ConvParameters
 from gpudist.nn.conv_placement import place
 from gpudist.nn.edge_padding import EdgePadding, bind_edge_padding, require_padding_of_input
 from gpudist.nn.in_place import use_in_place
-from gpudist.nn.parameter import (
-    bias_bound,
-    bind_parameter,
-    kaiming_bound,
-    tied_empty,
-    uniform_parameter,
-    zero_bias,
-)
+from gpudist.nn.parameter import tied_empty, zero_bias
 from gpudist.nn.partitions import leading_partitions
 from gpudist.nn.window import per_dim
 from gpudist.ops.agreement import Agreement, Layout, ShapeMode
@@ -144,37 +142,11 @@ class _DistributedConv(torch.nn.Module):
             shape,
         )
         self._bound = Bound[_Bound](shape, self._agreement)
-        self._make_parameters(given)
-
-    def _make_parameters(self, given: ConvArguments | CausalArguments) -> None:
-        placed = self._placement
-        self.weight_shape = (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
-        fan_in = prod(self.weight_shape[1:])
-        self._weight_cut = Decomposition.balanced(
-            self.weight_shape, (*placed.weight_grid, *(1,) * self._dims)
+        weight_shape = (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
+        self._parameters_cut = ConvParameters.cut(
+            self._name, placed, weight_shape, self.out_channels
         )
-        self._bias_cut = Decomposition.balanced(
-            (self.out_channels,), (self._placement.weight_grid[0],)
-        )
-        index = placed.P_weight.index
-        self.weight = uniform_parameter(
-            self.weight_shape,
-            kaiming_bound(fan_in),
-            self._weight_cut.block(index) if index is not None else None,
-            given.device,
-            given.dtype,
-        )
-        self.bias: torch.nn.Parameter | None = None
-        if not given.bias:
-            return
-        index = placed.P_bias.index
-        self.bias = uniform_parameter(
-            (self.out_channels,),
-            bias_bound(fan_in),
-            self._bias_cut.block(index[:1]) if index is not None else None,
-            given.device,
-            given.dtype,
-        )
+        self.weight, self.bias = self._parameters_cut.draw(given.bias, given.device, given.dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self._placement.P_all.active:
@@ -219,9 +191,7 @@ class _DistributedConv(torch.nn.Module):
             return tied_empty(bound.output_shape, block.dtype, block, weight, bias)
         if bias is not None and not self._placement.P_bias_used.active:
             bias = zero_bias(bias, weight.shape[0])
-        groups = self.groups if self._placement.weight_grid[1] == 1 else 1
-        if self.groups > 1 and self._placement.P_sum is not None:
-            groups = self.groups // self._placement.weight_grid[0]
+        groups = self._placement.groups_of_block(self.groups)
         convolve = _CONVOLVE[self._dims]
         return convolve(block, weight, bias, self.stride, bound.padding, self.dilation, groups)
 
@@ -230,18 +200,7 @@ class _DistributedConv(torch.nn.Module):
 
     def _bind(self, layout: Layout, x: torch.Tensor) -> _Bound:
         inputs = layout.decomposition
-        if inputs.shape[1] != self.in_channels:
-            raise ShapeError(
-                f"{self._name}, dim 1: the input has {inputs.shape[1]} channels, not "
-                f"{self.in_channels}"
-            )
-        channels = inputs.dims[1]
-        if channels != Blocks(self.in_channels, channels.parts):
-            sizes = [channels.length(i) for i in range(channels.parts)]
-            raise ShapeError(
-                f"{self._name}, dim 1: the input's blocks have {sizes} channels but the weight "
-                f"needs {self.in_channels} in balanced blocks; repartition the input"
-            )
+        require_input_channels(self._name, inputs, self.in_channels)
         require_padding_of_input(self._name, self.padding_mode, self.padding, inputs.shape[2:])
         try:
             movement = self.halo_exchange.bind_to(inputs, layout.dtype, x)
@@ -250,17 +209,16 @@ class _DistributedConv(torch.nn.Module):
         if self._placement.P_spread is not None:
             spread = bind_spread(self._placement, layout, self.halo_exchange, movement, x)
             movement = movement.then(spread)
-        parameters = [self._bind_weight()]
-        if self.bias is not None:
-            parameters.append(self._bind_bias())
-        shape_of = self._output_shapes(inputs)
+        windows, channels = self.halo_exchange.windows, self._parameters_cut.bias_cut.dims[0]
+        shape_of = output_shapes(self._placement, inputs, windows, channels)
         mine = shape_of(self._placement.P_c.index) if self._placement.P_c.index is not None else ()
         reduction = None
         if self._placement.P_sum is not None:
-            key = (self._name, inputs, self.halo_exchange.windows, self.out_channels)
+            key = (self._name, inputs, windows, self.out_channels)
             reduction = bind_sum(self._placement, layout, key, shape_of, movement, x)
-        bound = _Bound(movement, tuple(parameters), mine, reduction, (0,) * self._dims)
-        if any(isinstance(window, FoldedWindow) for window in self.halo_exchange.windows):
+        parameters = self._parameters_cut.bind(self.weight, self.bias)
+        bound = _Bound(movement, parameters, mine, reduction, (0,) * self._dims)
+        if any(isinstance(window, FoldedWindow) for window in windows):
             return self._with_edge_padding(bound, inputs, x)
         return self._with_block_in_place(bound, layout, x)
 
@@ -298,34 +256,6 @@ class _DistributedConv(torch.nn.Module):
                 partial(self._compose, bound),
             ),
         )
-
-    def _bind_weight(self) -> Movement:
-        placed, name = self._placement, f"weight of {self._name}"
-        return bind_parameter(self.weight, placed.P_weight, placed.P_c, self._weight_cut, name)
-
-    def _bind_bias(self) -> Movement:
-        assert self.bias is not None
-        placed, name = self._placement, f"bias of {self._name}"
-        return bind_parameter(self.bias, placed.P_bias, placed.P_bias_used, self._bias_cut, name)
-
-    def _output_shapes(self, inputs: Decomposition) -> Callable[[Sequence[int]], tuple[int, ...]]:
-        """Shape of the output of the convolving worker at an index."""
-        split_channels = self._placement.P_sum is not None
-        features = [
-            window.outputs(blocks)
-            for blocks, window in zip(inputs.dims[2:], self.halo_exchange.windows[2:], strict=True)
-        ]
-        channels = self._bias_cut.dims[0]
-
-        def shape_of(index: Sequence[int]) -> tuple[int, ...]:
-            batch = inputs.dims[0].length(0 if split_channels else index[0])
-            return (
-                batch,
-                channels.length(index[0] if split_channels else 0),
-                *(blocks.length(i) for blocks, i in zip(features, index[2:], strict=True)),
-            )
-
-        return shape_of
 
     def extra_repr(self) -> str:
         return (

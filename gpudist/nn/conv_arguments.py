@@ -11,6 +11,7 @@ import torch
 from gpudist.errors import ShapeError
 from gpudist.geometry.padding import CopyingMode, FoldedWindow
 from gpudist.geometry.windows import SlidingWindow, Window
+from gpudist.nn.conv_parameters import require_groups
 from gpudist.nn.window import per_dim
 
 Paddings = tuple[tuple[int, int], ...]
@@ -88,13 +89,7 @@ def require_supported(
             f"{name}: padding_mode {given.padding_mode!r} is not supported; use "
             f"{', '.join(others)} or {last}"
         )
-    if given.groups < 1:
-        raise ShapeError(f"{name}: groups {given.groups} must be at least 1")
-    for what, channels in (("in", given.in_channels), ("out", given.out_channels)):
-        if channels % given.groups:
-            raise ShapeError(
-                f"{name}: {what}_channels {channels} must be divisible by groups {given.groups}"
-            )
+    require_groups(name, given.in_channels, given.out_channels, given.groups)
 
 
 def conv_windows(

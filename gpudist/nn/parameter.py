@@ -70,12 +70,23 @@ def bind_parameter(
     P_use: CartesianPartition,
     cut: Decomposition,
     name: str,
+    axes: Sequence[int] | None = None,
 ) -> Movement:
-    """The broadcast of a parameter's blocks from their owners to the workers that use them."""
+    """The broadcast of a parameter's blocks from their owners to the workers that use them.
+
+    Args:
+        parameter: this worker's block, or the placeholder for it.
+        P_owner, P_use: own the blocks, and use them.
+        cut: of the whole parameter into blocks.
+        name: of the parameter, the same on all ranks.
+        axes: of ``P_owner``, the one that cuts each dim; dim after dim unless given.
+    """
     P_both = P_owner.create_partition_union(P_use)
+    cutting = range(len(cut.dims)) if axes is None else axes
 
     def shape_of(rank: int) -> tuple[int, ...]:
-        return cut.block(P_owner.cartesian_index(rank)[: len(cut.dims)]).shape
+        index = P_owner.cartesian_index(rank)
+        return cut.block([index[axis] for axis in cutting]).shape
 
     pairing = Pairing(P_owner.shape, P_use.shape)
     plan = plan_between(P_owner, P_use, P_both, pairing, shape_of, (name, cut))

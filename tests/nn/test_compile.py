@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -58,6 +58,31 @@ def conv_with_split_channels(P_world: Partition) -> Made:
     return layer, (own_block(random_like_all((2, 4, 6), 1), P_x),)
 
 
+def transposed_conv(P_world: Partition) -> Made:
+    """Rank 0 has outputs that no cell reaches, rank 2 no part."""
+    P_x = grid(P_world, [1, 1, 3], [3, 1, 0])
+
+    class Sized(nn.DistributedConvTranspose1d):
+        def forward(
+            self, x: torch.Tensor, output_size: Sequence[int] | None = None
+        ) -> torch.Tensor:
+            return super().forward(x, output_size or [18])
+
+    layers = torch.nn.Sequential(
+        nn.DistributedConvTranspose1d(P_x, 2, 3, 3, 2, 1, 1, dtype=F64),
+        torch.nn.Tanh(),
+        Sized(P_x, 3, 2, 1, 9, 5, dtype=F64),
+    )
+    return layers, (own_block(random_like_all((2, 2, 2), 1), P_x),)
+
+
+def transposed_conv_with_split_channels(P_world: Partition) -> Made:
+    P_x, P_y = grid(P_world, [1, 2, 1], [0, 1]), grid(P_world, [1, 1, 1], [3])
+    P_w = grid(P_world, [1, 2, 1], [1, 2])
+    layer = nn.DistributedConvTranspose1d(P_x, P_y, P_w, 4, 3, 3, 2, dtype=F64)
+    return layer, (own_block(random_like_all((2, 4, 6), 1), P_x),)
+
+
 def pools(P_world: Partition) -> Made:
     P_x = grid(P_world, [2, 1, 2], [3, 2, 1, 0])
     layers = torch.nn.Sequential(
@@ -107,6 +132,8 @@ def losses(P_world: Partition) -> Made:
         convs_with_copied_padding,
         pads,
         conv_with_split_channels,
+        transposed_conv,
+        transposed_conv_with_split_channels,
         pools,
         linear_layers,
         losses,

@@ -24,6 +24,7 @@ def networks(P_x: CartesianPartition) -> tuple[torch.nn.Module, torch.nn.Module]
         torch.nn.Tanh(),
         torch.nn.MaxPool1d(3, 2, 1),
         torch.nn.AvgPool1d(2, 1),
+        torch.nn.ConvTranspose1d(3, 2, 3, 2, 1, dtype=F64),
     )
     torch.manual_seed(1)
     distributed = torch.nn.Sequential(
@@ -31,6 +32,7 @@ def networks(P_x: CartesianPartition) -> tuple[torch.nn.Module, torch.nn.Module]
         torch.nn.Tanh(),
         nn.DistributedMaxPool1d(P_x, 3, 2, 1),
         nn.DistributedAvgPool1d(P_x, 2, 1),
+        nn.DistributedConvTranspose1d(P_x, 3, 2, 3, 2, 1, dtype=F64),
     )
     return sequential, distributed
 
