@@ -1,4 +1,4 @@
-"""One random configuration of a layer, as plain numbers, and one feature of a layer for its table."""
+"""One random configuration of a layer, in plain numbers, and one row of the table of layers."""
 
 import json
 import threading
