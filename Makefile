@@ -10,6 +10,10 @@ CPP := $(wildcard csrc/*.h csrc/*.cpp csrc/*.cu tests/csrc/*.h tests/csrc/*.cpp 
 
 EPOCHS ?= 20
 
+# Of `make fuzz`: how many configurations, and which.
+N ?= 200
+SEED ?= 1
+
 # Where there are GPUs, the Python whose torch sees them, with nanobind, CMake and pytest beside it.
 GPU_PYTHON ?= python3
 # A folder for the results of gpu-test, as JUnit's XML.
@@ -19,7 +23,7 @@ GPU_TESTS := -m pytest tests/gpu -q -rs
 # Many ranks share few cores here: one thread for each.
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test gpu-test gpu-rehearsal lint types check format sanitize bench clean
+.PHONY: demo test fuzz gpu-test gpu-rehearsal lint types check format sanitize bench clean
 
 demo: $(INSTALLED)
 	$(PYTHON) -m torch.distributed.run --standalone --nproc-per-node 4 \
@@ -27,6 +31,10 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(PYTHON) -m pytest
+
+# Random configurations of every layer against torch's; N=2000 SEED=1 takes about two minutes.
+fuzz: $(INSTALLED)
+	$(PYTHON) -m tests.fuzz --count $(N) --seed $(SEED)
 
 # Installs nothing and needs no network. That machine's own packages may warn of what they like.
 gpu-test:

@@ -3,9 +3,11 @@
 import json
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+# Absolute and relative. With few digits, the order of the sums over ranks shows.
+TOLERANCE = {"float64": 1e-10, "float32": 1e-3, "bfloat16": 0.25}
 _observed = threading.local()
 
 
@@ -45,22 +47,23 @@ class Feature:
     sizes: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
 
-def to_json(case: Case) -> str:
-    """``case`` in one line, without the fields that have their default."""
+def to_json(case: Case, **more: Any) -> str:
+    """``case`` in one line, without the fields that have their default, and ``more`` fields."""
     default = Case(case.layer, case.grid, case.shape)
-    fields = {
+    own = {
         name: value
         for name, value in asdict(case).items()
         if name in ("layer", "grid", "shape") or value != getattr(default, name)
     }
-    return json.dumps(fields)
+    return json.dumps({**own, **more})
 
 
-def from_json(text: str) -> Case:
-    """The case that `to_json` wrote. A list becomes a tuple, wherever it stands."""
-    fields = {name: _with_tuples(value) for name, value in json.loads(text).items()}
-    sizes = {int(dim): blocks for dim, blocks in fields.get("sizes", {}).items()}
-    return Case(**{**fields, "sizes": sizes})
+def from_json(text: str) -> tuple[Case, dict[str, Any]]:
+    """The case that `to_json` wrote, and the other fields. Every list becomes a tuple."""
+    given = {name: _with_tuples(value) for name, value in json.loads(text).items()}
+    own = {each.name: given.pop(each.name) for each in fields(Case) if each.name in given}
+    sizes = {int(dim): blocks for dim, blocks in own.get("sizes", {}).items()}
+    return Case(**{**own, "sizes": sizes}), given
 
 
 def torch_refuses(sequential: Callable[[], Any]) -> bool:
