@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from gpudist.rank_pool import RankPool
-from tests.fuzz.case import Case
 from tests.fuzz.families import by_layer
 from tests.fuzz.run import WAIT_S, Configuration, Runner, Verdict, without_numbers
 from tests.fuzz.shrink import shrink
@@ -75,12 +74,14 @@ def _report(
 
 
 def shrunk(runner: Runner, configuration: Configuration, verdict: Verdict) -> Configuration:
-    """The smallest configuration found that is wrong in the same way."""
+    """The smallest configuration found that fails in the same way, on threads if it does there."""
 
-    def still_fails(case: Case) -> bool:
-        return runner.judge(replace(configuration, case=case)).kind == verdict.kind
+    def fails(configuration: Configuration) -> bool:
+        return runner.judge(configuration).kind == verdict.kind
 
-    return replace(configuration, case=shrink(configuration.case, still_fails))
+    on_threads = replace(configuration, transport="loopback")
+    start = on_threads if fails(on_threads) else configuration
+    return replace(start, case=shrink(start.case, lambda case: fails(replace(start, case=case))))
 
 
 def _replay(runner: Runner, configuration: Configuration) -> int:

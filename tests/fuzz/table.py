@@ -68,13 +68,16 @@ def carried_out(cases: Mapping[Key, Case], runner: Runner) -> Cells:
     """What becomes of these cells.
 
     Raises:
-        AssertionError: one of them is wrong.
+        AssertionError: some of them are wrong.
     """
     cells: Cells = {}
+    wrong: list[str] = []
     for key, case in cases.items():
         verdict = runner.judge(Configuration(case, RANKS))
-        assert verdict.how in ("right", "refused"), f"{key}: {verdict.how}: {verdict.text}"
+        if verdict.how not in ("right", "refused"):
+            wrong.append(f"{key}: {verdict.how}: {verdict.text}")
         cells[key] = "tested" if verdict.how == "right" else _one_line(verdict.text)
+    assert not wrong, "\n".join(wrong)
     return cells
 
 

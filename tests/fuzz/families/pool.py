@@ -79,7 +79,6 @@ ROWS: dict[str, tuple[tuple[str, dict[str, Any], dict[int, tuple[int, ...]]], ..
         ("stride, padding", {**PADDED, "stride": 2}, {}),
         ("dilation", {"kernel_size": 2, "dilation": 2}, {}),
         ("ceil_mode", {"kernel_size": 2, "ceil_mode": True}, {}),
-        ("return_indices", {"kernel_size": 2, "return_indices": True}, {}),
         ("uneven blocks", {"kernel_size": 2}, {2: (2, 7)}),
         ("empty blocks", {"kernel_size": 2}, {2: (9, 0)}),
     ),
