@@ -12,6 +12,15 @@ from gpudist.nn.pool import (
     DistributedMaxPool2d,
     DistributedMaxPool3d,
 )
+from gpudist.nn.pool_adaptive import (
+    DistributedAdaptiveAvgPool1d,
+    DistributedAdaptiveAvgPool2d,
+    DistributedAdaptiveAvgPool3d,
+    DistributedAdaptiveMaxPool1d,
+    DistributedAdaptiveMaxPool2d,
+    DistributedAdaptiveMaxPool3d,
+)
+from gpudist.nn.pool_power import DistributedLPPool1d, DistributedLPPool2d, DistributedLPPool3d
 from gpudist.ops import (
     AllGather,
     AllSumReduce,
@@ -29,6 +38,12 @@ __all__ = [
     "AllGather",
     "AllSumReduce",
     "Broadcast",
+    "DistributedAdaptiveAvgPool1d",
+    "DistributedAdaptiveAvgPool2d",
+    "DistributedAdaptiveAvgPool3d",
+    "DistributedAdaptiveMaxPool1d",
+    "DistributedAdaptiveMaxPool2d",
+    "DistributedAdaptiveMaxPool3d",
     "DistributedAvgPool1d",
     "DistributedAvgPool2d",
     "DistributedAvgPool3d",
@@ -37,6 +52,9 @@ __all__ = [
     "DistributedConv3d",
     "DistributedCrossEntropyLoss",
     "DistributedL1Loss",
+    "DistributedLPPool1d",
+    "DistributedLPPool2d",
+    "DistributedLPPool3d",
     "DistributedLinear",
     "DistributedMSELoss",
     "DistributedMaxPool1d",

@@ -43,13 +43,15 @@ def check_with_indices(
     shape: Sequence[int],
     sizes: Cut | None = None,
     x: torch.Tensor | None = None,
+    output_sizes: Cut | None = None,
 ) -> None:
     both = KeepsIndices(sequential), KeepsIndices(distributed)
     assert_same_as_sequential(
-        lambda: both[0], lambda: both[1], P_x, P_x, shape, sizes=sizes, x=x, tolerance=1e-12
-    )
+        lambda: both[0], lambda: both[1], P_x, P_x, shape,
+        sizes=sizes, output_sizes=output_sizes, x=x, tolerance=1e-12,
+    )  # fmt: skip
     expected, indices = both[0].indices, both[1].indices
-    where = own_slices(expected.shape, P_x)
+    where = own_slices(expected.shape, P_x, output_sizes)
     assert indices.dtype == torch.int64
     if where is None:
         assert indices.numel() == 0
