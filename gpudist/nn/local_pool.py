@@ -89,6 +89,15 @@ class LocalPool:
         )
 
 
+def no_samples(x: torch.Tensor, extents: Sequence[int]) -> torch.Tensor:
+    """An empty batch of one channel and these ``extents``, made of ``x``.
+
+    What torch's pool makes of it depends on ``x`` as the output of a rank with cells does, in
+    backward, double backward and the backward of a tangent: no product of placeholders does so.
+    """
+    return x.reshape(-1)[:0].view(0, 1, *extents)
+
+
 def coordinates(places: torch.Tensor, shape: Sequence[int]) -> list[torch.Tensor]:
     """Indices per dim of flat indices in a tensor of ``shape``."""
     per_dim: list[torch.Tensor] = []

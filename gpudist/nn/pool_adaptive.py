@@ -8,21 +8,17 @@ from math import prod
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.adaptive import AdaptiveWindow
 from gpudist.geometry.parts import PartsWindow
 from gpudist.nn.local_pool import coordinates, flattened
-from gpudist.nn.parameter import tied_empty
 from gpudist.nn.pool_sliding import refuse_empty
 from gpudist.nn.pool_steps import MaximumStep, ReducedAxis, SumStep, maximum_step, sum_step
-from gpudist.nn.range_pool import ADAPTIVE_MAXIMUM
+from gpudist.nn.range_pool import adaptive_maxima, adaptive_means
 from gpudist.ops.agreement import Agreement, Layout, ShapeMode
 from gpudist.ops.operator import Bound, placeholder_shape
 from gpudist.partition import CartesianPartition
-
-_AVERAGE = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d}
 
 OutputSize = int | Sequence[int | None]
 
@@ -36,6 +32,7 @@ class _Bound:
         origin: global indices of the first own cell, per spatial dim.
         output_shape: of this worker's block of the output.
         moves: some window has cells on several workers, or its output elsewhere.
+        are_irregular: windows differ in size, or overlap.
         steps: one per spatial dim, from the last to the first.
     """
 
@@ -43,6 +40,7 @@ class _Bound:
     origin: tuple[int, ...]
     output_shape: tuple[int, ...]
     moves: bool
+    are_irregular: bool
     steps: tuple[Any, ...]
 
 
@@ -73,7 +71,7 @@ class _DistributedAdaptivePool(torch.nn.Module):
         refuse_empty(self._name, layout)
         index = self.P_x.index
         assert index is not None
-        inputs, steps, moves = layout.decomposition, [], False
+        inputs, steps, moves, are_irregular = layout.decomposition, [], False, False
         for dim in reversed(range(2, self.P_x.dim)):
             blocks = inputs.dims[dim]
             size = self.output_size[dim - 2]
@@ -82,9 +80,10 @@ class _DistributedAdaptivePool(torch.nn.Module):
             axis = ReducedAxis(dim, inputs, parts, self.P_x, layout.dtype)
             steps.append(self._step(axis, layout, x))
             moves |= axis.window.moves
+            are_irregular |= blocks.extent % max(1, windows.output_extent) > 0
             inputs = axis.reduced()
         origin = layout.decomposition.block(index).start[2:]
-        return _Bound(layout, origin, inputs.block(index).shape, moves, tuple(steps))
+        return _Bound(layout, origin, inputs.block(index).shape, moves, are_irregular, tuple(steps))
 
     def _step(self, axis: ReducedAxis, layout: Layout, x: torch.Tensor) -> Any:
         raise NotImplementedError
@@ -134,13 +133,11 @@ class _DistributedAdaptiveAvgPool(_DistributedAdaptivePool):
         if not self.P_x.active:
             return x.clone()
         bound = self._bound(x, self._bind)
-        if bound.moves:
-            for step in bound.steps:
-                x = step(x)
-            return x
-        if 0 in bound.output_shape:
-            return tied_empty(bound.output_shape, x.dtype, x)
-        return _AVERAGE[self._dims](x, bound.output_shape[2:])
+        if not bound.moves and bound.are_irregular:
+            return adaptive_means(x, bound.output_shape)
+        for step in bound.steps:
+            x = step(x)
+        return x
 
     def _step(self, axis: ReducedAxis, layout: Layout, x: torch.Tensor) -> SumStep:
         return sum_step(axis, x)
@@ -203,10 +200,9 @@ class _DistributedAdaptiveMaxPool(_DistributedAdaptivePool):
             for step in bound.steps:
                 x, places = step(x, places, self.return_indices)
             return x, places
+        y, places = adaptive_maxima(x, bound.output_shape)
         if 0 in bound.output_shape:
-            return tied_empty(bound.output_shape, x.dtype, x, x), None
-        pool = ADAPTIVE_MAXIMUM[self._dims]
-        y, places = pool(x, bound.output_shape[2:], return_indices=True)
+            return y, places
         cells = zip(coordinates(places, x.shape[2:]), bound.origin, strict=True)
         return y, flattened([c + start for c, start in cells], bound.layout.decomposition.shape[2:])
 

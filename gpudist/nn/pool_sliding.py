@@ -14,8 +14,14 @@ from gpudist.exchange import Movement
 from gpudist.geometry.faces import axis_paddings
 from gpudist.geometry.pooling import PoolWindow
 from gpudist.nn.in_place import use_in_place
-from gpudist.nn.local_pool import LocalPool, behind_margin, coordinates, flattened, taken
-from gpudist.nn.parameter import tied_empty
+from gpudist.nn.local_pool import (
+    LocalPool,
+    behind_margin,
+    coordinates,
+    flattened,
+    no_samples,
+    taken,
+)
 from gpudist.nn.pool_overlap import PoolingInPlace
 from gpudist.nn.window import per_dim
 from gpudist.ops.agreement import Layout, ShapeMode
@@ -160,14 +166,22 @@ class SlidingPool(torch.nn.Module):
         block = move((bound.halo,), (x,))[0] if bound.has_ghosts else x
         may_hold_padding = bound.has_ghosts and self._pool.takes_maximum and any(self.padding)
         if 0 in bound.output_shape:
-            # Double backward must need the gradient of the block here if it does on other ranks.
-            depends_on = None if may_hold_padding else block
-            return tied_empty(bound.output_shape, block.dtype, block, depends_on), None
+            y, _ = self._pool_block(no_samples(block, self._reach), bound, may_hold_padding)
+            return y.view(bound.output_shape), None
+        return self._pool_block(block, bound, may_hold_padding)
+
+    def _pool_block(
+        self, block: torch.Tensor, bound: _Bound, may_hold_padding: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         if not may_hold_padding:
             return self._pool.forward(block, bound.padding)
         _, places = self._pool.maxima(block.detach(), bound.padding)
         places = behind_margin(places, block.shape[2:], bound.margin, self.dilation)
         return taken(block, places), places
+
+    @property
+    def _reach(self) -> list[int]:
+        return [window.reach for window in self._windows]
 
     def _pooled_shape(self, bound: _Bound) -> tuple[int, ...]:
         shape = bound.halo.output_shape if bound.has_ghosts else bound.halo.input_shape

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from gpudist.geometry.adaptive import AdaptiveWindow
 from gpudist.geometry.parts import Range, coincides
-from gpudist.nn.local_pool import LocalPool
+from gpudist.nn.local_pool import LocalPool, no_samples
 from gpudist.nn.parameter import tied_empty
 
-ADAPTIVE_MAXIMUM = {1: F.adaptive_max_pool1d, 2: F.adaptive_max_pool2d, 3: F.adaptive_max_pool3d}
+_aten = torch.ops.aten
+_MAXIMUM: Any = {1: F.adaptive_max_pool1d, 2: F.adaptive_max_pool2d, 3: F.adaptive_max_pool3d}
 
 
 class _SideBySide:
@@ -54,7 +56,7 @@ class _SideBySide:
 class RangeSum:
     """Sums of ranges of cells along one dim, each divided by a number of its own.
 
-    Their gradient depends on no cell: a rank without cells or ranges is alike in double backward.
+    What depends on what is the same on a rank without cells or ranges, in double backward too.
 
     Args:
         shape, dim, ranges, device, dtype: as of the tensor and what is summed of it.
@@ -73,31 +75,31 @@ class RangeSum:
         self.dim = dim
         self.output_shape = (*shape[:dim], len(ranges), *shape[dim + 1 :])
         self.beside: _SideBySide | None = None
-        if 0 in shape or not ranges:
-            return
-        self.beside = _SideBySide(shape, dim, ranges, device)
+        if 0 not in shape and ranges:
+            self.beside = _SideBySide(shape, dim, ranges, device)
         # A sum may be too large for a 16-bit float where no mean is.
-        factors = [self.beside.length / divisor for divisor in divisors]
-        self.factors: torch.Tensor | None = None
-        if any(factor != 1 for factor in factors):
-            factor = torch.tensor(factors, device=device, dtype=dtype)
-            self.factors = along(factor, dim, len(shape))
+        length = 1 if self.beside is None else self.beside.length
+        factors = [length / divisor for divisor in divisors]
+        factor = torch.tensor(factors, device=device, dtype=dtype)
+        self.factors = along(factor, dim, len(shape))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        # By factors of 1 too, and without cells: the tangent of a product depends on both factors.
+        return self._means(x) * self.factors
+
+    def _means(self, x: torch.Tensor) -> torch.Tensor:
         if self.beside is None:
             return tied_empty(self.output_shape, x.dtype, x)
         cells = self.beside(x)
         if self.beside.repeated is not None:
             cells = cells.masked_fill(self.beside.repeated, 0)
-        means = cells.unflatten(self.dim, (-1, self.beside.length)).mean(self.dim + 1)
-        return means if self.factors is None else means * self.factors
+        return cells.unflatten(self.dim, (-1, self.beside.length)).mean(self.dim + 1)
 
 
 class RangeMaximum:
     """Maxima of ranges of cells along one dim; ties and NaN as torch's pools.
 
-    By torch's adaptive pool where its windows are the ranges. The gradient of torch's pools counts
-    as depending on the cells, on every rank.
+    By torch's adaptive pool where its windows are the ranges.
     """
 
     def __init__(
@@ -116,12 +118,8 @@ class RangeMaximum:
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The maxima, and where they are: flat indices in the spatial dims of ``x``."""
-        if self.is_empty:
-            y = tied_empty(self.output_shape, x.dtype, x, x)
-            return y, x.new_empty(self.output_shape, dtype=torch.int64)
-        if self.is_adaptive:
-            pool = ADAPTIVE_MAXIMUM[len(self.shape) - 2]
-            return pool(x, self.output_shape[2:], return_indices=True)
+        if self.is_adaptive or self.is_empty:
+            return adaptive_maxima(x, self.output_shape)
         y, places = self.pool.maxima(self.beside(x), (0,) * (len(self.shape) - 2))
         return y, self._in_tensor(places)
 
@@ -134,6 +132,29 @@ class RangeMaximum:
         rows = torch.div(places, inner, rounding_mode="floor")
         outer = torch.div(rows, beside, rounding_mode="floor")
         return (outer * self.shape[self.dim] + cells[rows % beside]) * inner + places % inner
+
+
+def adaptive_maxima(
+    x: torch.Tensor, output_shape: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Torch's adaptive maxima, and their flat indices in the spatial dims of ``x``."""
+    if 0 in output_shape:
+        ones = (1,) * (len(output_shape) - 2)
+        y: torch.Tensor = _MAXIMUM[len(ones)](no_samples(x, ones), ones)
+        return y.view(tuple(output_shape)), x.new_empty(output_shape, dtype=torch.int64)
+    return _MAXIMUM[x.dim() - 2](x, tuple(output_shape[2:]), return_indices=True)
+
+
+def adaptive_means(x: torch.Tensor, output_shape: Sequence[int]) -> torch.Tensor:
+    """Torch's adaptive means."""
+    if 0 in output_shape:
+        ones = (1,) * (len(output_shape) - 2)
+        return adaptive_means(no_samples(x, ones), (-1, 1, *ones)).view(tuple(output_shape))
+    if x.dim() == 3:
+        return _aten._adaptive_avg_pool2d(x.unsqueeze(2), (1, output_shape[2])).squeeze(2)
+    # Not by its functions: they have another graph where a block has a single output.
+    mean = _aten._adaptive_avg_pool2d if x.dim() == 4 else _aten._adaptive_avg_pool3d
+    return mean(x, output_shape[2:])
 
 
 def along(values: torch.Tensor, dim: int, dims: int) -> torch.Tensor:

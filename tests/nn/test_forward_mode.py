@@ -23,14 +23,18 @@ def networks(P_x: CartesianPartition) -> tuple[torch.nn.Module, torch.nn.Module]
         torch.nn.Conv1d(2, 3, 3, padding=1, dtype=F64),
         torch.nn.Tanh(),
         torch.nn.MaxPool1d(3, 2, 1),
-        torch.nn.AvgPool1d(2, 1),
+        torch.nn.AvgPool1d(2, 1, ceil_mode=True),
+        torch.nn.AdaptiveMaxPool1d(3),
+        torch.nn.AdaptiveAvgPool1d(1),
     )
     torch.manual_seed(1)
     distributed = torch.nn.Sequential(
         nn.DistributedConv1d(P_x, 2, 3, 3, padding=1, dtype=F64),
         torch.nn.Tanh(),
         nn.DistributedMaxPool1d(P_x, 3, 2, 1),
-        nn.DistributedAvgPool1d(P_x, 2, 1),
+        nn.DistributedAvgPool1d(P_x, 2, 1, ceil_mode=True),
+        nn.DistributedAdaptiveMaxPool1d(P_x, 3),
+        nn.DistributedAdaptiveAvgPool1d(P_x, 1),
     )
     return sequential, distributed
 
