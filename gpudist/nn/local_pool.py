@@ -29,6 +29,11 @@ class LocalPool:
     ceil_mode: bool = False
     divisor: int | None = None
 
+    @property
+    def needs_whole_kernels(self) -> bool:
+        """Whether torch refuses a tensor smaller than the kernel, however it is padded."""
+        return len(self.kernel) == 3 and not self.takes_maximum
+
     def forward(
         self, x: torch.Tensor, padding: tuple[int, ...]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:

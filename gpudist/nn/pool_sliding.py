@@ -197,9 +197,10 @@ class SlidingPool(torch.nn.Module):
         use = use_in_place(self.halo_exchange, layout, x, self.overlap, with_own=True)
         if use is None:
             return bound
-        if not use.faces:
+        are_whole = self._torch_pools_every_block(layout)
+        if not use.faces and (are_whole or not self._pool.needs_whole_kernels):
             return replace(bound, origin=self._owned(layout), padding=use.padding, has_ghosts=False)
-        if not self._torch_pools_every_block(layout):
+        if not use.faces or not are_whole:
             return bound
         in_place = PoolingInPlace(
             self._pool,
@@ -214,11 +215,14 @@ class SlidingPool(torch.nn.Module):
     def _refuse_shape(self, layout: Layout) -> None:
         """Refuse what torch refuses, or reads beyond its input for."""
         refuse_empty(self._name, layout)
-        if not self._pool.takes_maximum:
-            return
         extents = layout.decomposition.shape[2:]
         for d, (extent, window) in enumerate(zip(extents, self._windows, strict=True)):
-            if window.has_only_padding(extent):
+            if self._pool.needs_whole_kernels and extent < window.kernel:
+                raise ShapeError(
+                    f"{self._name}, dim {d + 2}: the kernel {window.kernel} is larger than the "
+                    f"global extent {extent}, which torch's layer refuses even if it is padded"
+                )
+            if self._pool.takes_maximum and window.has_only_padding(extent):
                 raise ShapeError(
                     f"{self._name}, dim {d + 2}: a window of kernel {window.kernel} and dilation "
                     f"{window.dilation} over {extent} cells holds padding only; pad less"

@@ -206,6 +206,18 @@ def test_a_kernel_that_does_not_fit_is_refused_on_every_rank(P_world: Partition,
 
 
 @distributed(ranks=2, transports=["loopback"])
+def test_a_block_smaller_than_the_kernel_3d(P_world: Partition) -> None:
+    """Torch's mean in three dims refuses one, and its whole tensor, even if it is padded."""
+    P_x = grid(P_world, [1, 1, 1, 1, 2])
+    check("average", P_x, 3, 3, 1, shape=(1, 2, 4, 4, 5), sizes={4: [2, 3]})
+    check("max", P_x, 3, 3, 1, shape=(1, 2, 4, 4, 5), sizes={4: [2, 3]})
+    for extents in ((4, 4, 2), (2, 4, 4)):
+        x = own_block(torch.zeros(1, 1, *extents), P_x)
+        with pytest.raises(ShapeError, match=r"AvgPool3d, dim .: the kernel 3 is larger than"):
+            nn.DistributedAvgPool3d(P_x, 3, 1, 1)(x)
+
+
+@distributed(ranks=2, transports=["loopback"])
 def test_a_window_of_padding_alone_is_refused(P_world: Partition) -> None:
     """Torch's layer gives it an index beyond the input."""
     P_x = grid(P_world, [1, 1, 2])

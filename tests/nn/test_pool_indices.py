@@ -44,11 +44,12 @@ def check_with_indices(
     sizes: Cut | None = None,
     x: torch.Tensor | None = None,
     output_sizes: Cut | None = None,
+    tolerance: float = 1e-12,
 ) -> None:
     both = KeepsIndices(sequential), KeepsIndices(distributed)
     assert_same_as_sequential(
         lambda: both[0], lambda: both[1], P_x, P_x, shape,
-        sizes=sizes, output_sizes=output_sizes, x=x, tolerance=1e-12,
+        sizes=sizes, output_sizes=output_sizes, x=x, tolerance=tolerance,
     )  # fmt: skip
     expected, indices = both[0].indices, both[1].indices
     where = own_slices(expected.shape, P_x, output_sizes)
