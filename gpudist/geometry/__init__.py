@@ -3,6 +3,7 @@
 Nothing here knows a tensor, a process or a wire.
 """
 
+from gpudist.geometry.adaptive import AdaptiveWindow
 from gpudist.geometry.blocks import Blocks, Decomposition, balanced_block
 from gpudist.geometry.boxes import Box, Collective, Message, Move, Plan, Stage
 from gpudist.geometry.broadcasting import (
@@ -14,9 +15,12 @@ from gpudist.geometry.faces import Face, own_paddings, plan_faces
 from gpudist.geometry.halo import plan_halo
 from gpudist.geometry.overlap import plan_all_gather, plan_repartition
 from gpudist.geometry.padding import FoldedWindow, PaddingWindow
+from gpudist.geometry.parts import PartsWindow
+from gpudist.geometry.pooling import PoolWindow
 from gpudist.geometry.windows import HaloWidths, SlidingWindow, TransposedWindow, Window
 
 __all__ = [
+    "AdaptiveWindow",
     "Blocks",
     "Box",
     "Collective",
@@ -28,7 +32,9 @@ __all__ = [
     "Move",
     "PaddingWindow",
     "Pairing",
+    "PartsWindow",
     "Plan",
+    "PoolWindow",
     "SlidingWindow",
     "Stage",
     "TransposedWindow",

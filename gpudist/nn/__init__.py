@@ -35,6 +35,15 @@ from gpudist.nn.pool import (
     DistributedMaxPool2d,
     DistributedMaxPool3d,
 )
+from gpudist.nn.pool_adaptive import (
+    DistributedAdaptiveAvgPool1d,
+    DistributedAdaptiveAvgPool2d,
+    DistributedAdaptiveAvgPool3d,
+    DistributedAdaptiveMaxPool1d,
+    DistributedAdaptiveMaxPool2d,
+    DistributedAdaptiveMaxPool3d,
+)
+from gpudist.nn.pool_power import DistributedLPPool1d, DistributedLPPool2d, DistributedLPPool3d
 from gpudist.ops import (
     AllGather,
     AllSumReduce,
@@ -52,6 +61,12 @@ __all__ = [
     "AllGather",
     "AllSumReduce",
     "Broadcast",
+    "DistributedAdaptiveAvgPool1d",
+    "DistributedAdaptiveAvgPool2d",
+    "DistributedAdaptiveAvgPool3d",
+    "DistributedAdaptiveMaxPool1d",
+    "DistributedAdaptiveMaxPool2d",
+    "DistributedAdaptiveMaxPool3d",
     "DistributedAvgPool1d",
     "DistributedAvgPool2d",
     "DistributedAvgPool3d",
@@ -70,6 +85,9 @@ __all__ = [
     "DistributedConvTranspose3d",
     "DistributedCrossEntropyLoss",
     "DistributedL1Loss",
+    "DistributedLPPool1d",
+    "DistributedLPPool2d",
+    "DistributedLPPool3d",
     "DistributedLinear",
     "DistributedMSELoss",
     "DistributedMaxPool1d",

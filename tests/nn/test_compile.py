@@ -87,9 +87,20 @@ def pools(P_world: Partition) -> Made:
     P_x = grid(P_world, [2, 1, 2], [3, 2, 1, 0])
     layers = torch.nn.Sequential(
         nn.DistributedMaxPool1d(P_x, 3, 2, 1),
-        nn.DistributedAvgPool1d(P_x, 2, 1, 1, count_include_pad=False),
+        nn.DistributedAvgPool1d(P_x, 2, 2, 1, ceil_mode=True, count_include_pad=False),
     )
     return layers, (own_block(random_like_all((5, 2, 9), 1), P_x, {0: [4, 1], 2: [2, 7]}),)
+
+
+def adaptive_and_power_pools(P_world: Partition) -> Made:
+    """Ranks 0 and 1 have an empty output."""
+    P_x = grid(P_world, [1, 1, 2, 2], [3, 2, 1, 0])
+    layers = torch.nn.Sequential(
+        nn.DistributedLPPool2d(P_x, 2, 3, 1, ceil_mode=True),
+        nn.DistributedAdaptiveMaxPool2d(P_x, (7, 3)),
+        nn.DistributedAdaptiveAvgPool2d(P_x, (1, 2)),
+    )
+    return layers, (own_block(random_like_all((2, 2, 9, 8), 1).abs(), P_x, {2: [2, 7]}),)
 
 
 def linear_layers(P_world: Partition) -> Made:
@@ -135,6 +146,7 @@ def losses(P_world: Partition) -> Made:
         transposed_conv,
         transposed_conv_with_split_channels,
         pools,
+        adaptive_and_power_pools,
         linear_layers,
         losses,
     ],

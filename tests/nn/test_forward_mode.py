@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -23,16 +24,20 @@ def networks(P_x: CartesianPartition) -> tuple[torch.nn.Module, torch.nn.Module]
         torch.nn.Conv1d(2, 3, 3, padding=1, dtype=F64),
         torch.nn.Tanh(),
         torch.nn.MaxPool1d(3, 2, 1),
-        torch.nn.AvgPool1d(2, 1),
+        torch.nn.AvgPool1d(2, 1, ceil_mode=True),
         torch.nn.ConvTranspose1d(3, 2, 3, 2, 1, dtype=F64),
+        torch.nn.AdaptiveMaxPool1d(3),
+        torch.nn.AdaptiveAvgPool1d(1),
     )
     torch.manual_seed(1)
     distributed = torch.nn.Sequential(
         nn.DistributedConv1d(P_x, 2, 3, 3, padding=1, dtype=F64),
         torch.nn.Tanh(),
         nn.DistributedMaxPool1d(P_x, 3, 2, 1),
-        nn.DistributedAvgPool1d(P_x, 2, 1),
+        nn.DistributedAvgPool1d(P_x, 2, 1, ceil_mode=True),
         nn.DistributedConvTranspose1d(P_x, 3, 2, 3, 2, 1, dtype=F64),
+        nn.DistributedAdaptiveMaxPool1d(P_x, 3),
+        nn.DistributedAdaptiveAvgPool1d(P_x, 1),
     )
     return sequential, distributed
 
@@ -84,6 +89,31 @@ def test_parameters(P_world: Partition) -> None:
         results.append(torch.func.jvp(of_parameters, (parameters,), (tangents,))[1].detach())
     expected, actual = results
     assert_block_of(actual, expected, own_slices(expected.shape, P_x), "tangent", 1e-12)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        (torch.nn.MaxPool1d, nn.DistributedMaxPool1d, (3, 2, 1)),
+        (torch.nn.MaxPool1d, nn.DistributedMaxPool1d, (2, 1)),
+        (torch.nn.AvgPool1d, nn.DistributedAvgPool1d, (3, 2, 1, False, False)),
+        (torch.nn.AdaptiveMaxPool1d, nn.DistributedAdaptiveMaxPool1d, (2,)),
+        (torch.nn.AdaptiveAvgPool1d, nn.DistributedAdaptiveAvgPool1d, (2,)),
+    ],
+)
+@distributed(ranks=3, transports=["host"])
+def test_backward_of_a_tangent_where_a_rank_has_no_output(
+    P_world: Partition, make: tuple[Any, Any, tuple[Any, ...]]
+) -> None:
+    P_x, (of, own, arguments) = grid(P_world, [1, 1, 3]), make
+    whole, tangent = random_like_all((2, 2, 3), 1), random_like_all((2, 2, 3), 2)
+    block, block_tangent = own_block(whole, P_x), own_block(tangent, P_x, requires_grad=False)
+    whole.requires_grad_()
+    sequential, distributed = of(*arguments), own(P_x, *arguments)
+    for module, x, t in ((sequential, whole, tangent), (distributed, block, block_tangent)):
+        jvp(lambda x, of=module: of(torch.tanh(x)), x, t, True).pow(2).sum().backward()
+    assert whole.grad is not None
+    assert_block_of(block.grad, whole.grad, own_slices(whole.shape, P_x), "gradient", 1e-12)
 
 
 @distributed(ranks=3, transports=["host"])
