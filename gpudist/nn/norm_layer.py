@@ -64,7 +64,8 @@ class _DistributedTrailingNorm(Norm):
     ) -> Normalization:
         assert self.P_x.rank is not None
         leading = layout.shape_of(self.P_x.rank)[: self._dims[0]]
-        eps = self.eps if self.eps is not None else torch.finfo(layout.dtype).eps
+        wide = torch.promote_types(layout.dtype, torch.float32)
+        eps = self.eps if self.eps is not None else torch.finfo(wide).eps
         sums = (*leading, *(1,) * len(self._dims), 2 if self._subtracts_mean else 1)
         return Normalization(
             self._dims,

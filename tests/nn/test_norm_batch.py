@@ -163,12 +163,12 @@ def test_large_mean(P_world: Partition, dtype: torch.dtype, running: float) -> N
     mean = 1e4 if dtype == torch.float32 else 1e2
     whole = (random_like_all(shape, 1) + mean).to(dtype)
     reference = torch.nn.BatchNorm1d(3, dtype=F64)
+    reference.get_buffer("running_mean").fill_(running)
     x_reference = whole.double().requires_grad_()
     y_reference = reference(x_reference)
     layer = nn.DistributedBatchNorm1d(P_x, 3)
     assert layer.running_mean is not None and layer.running_var is not None
     layer.running_mean.fill_(running)
-    reference.get_buffer("running_mean").add_(0.9 * running)
     x = own_block(whole, P_x)
     y = layer(x)
     assert y.dtype == dtype
@@ -233,7 +233,7 @@ def test_refused(P_world: Partition) -> None:
     with pytest.raises(ShapeError, match="has 4 channels, not 3"):
         layer(torch.randn(1, 4, 2, 2))
     layer = nn.DistributedBatchNorm2d(P_4, 3)
-    with pytest.raises(ShapeError, match="int64; convert to floating point"):
+    with pytest.raises(ShapeError, match="int64; convert it to floating"):
         layer(torch.zeros(1, 3, 2, 2, dtype=torch.int64))
     layer = nn.DistributedBatchNorm1d(P_c, 4)
     if P_c.active:
