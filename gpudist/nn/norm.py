@@ -13,6 +13,7 @@ from gpudist.geometry.broadcasting import Pairing
 from gpudist.geometry.cartesian import rank_of
 from gpudist.geometry.overlap import plan_repartition
 from gpudist.nn.normalization import Normalization
+from gpudist.nn.normalization_node import normalize
 from gpudist.nn.partitions import plane
 from gpudist.ops.agreement import Agreement, Layout, ShapeMode
 from gpudist.ops.bound import Bound
@@ -82,7 +83,7 @@ class Norm(torch.nn.Module):
     def _normalize(self, x: torch.Tensor, bound: Normalization) -> torch.Tensor:
         """The output by the moments of the input."""
         if bound.total is not None or x.numel() == 0:
-            return bound(x, self._parameters_here).y
+            return normalize(bound, x, self._parameters_here).y
         weight, bias = self._named(bound.move(None, self._parameters_here)[1])
         return self._normalize_alone(x, weight, bias, bound)
 

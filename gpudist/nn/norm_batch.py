@@ -12,6 +12,7 @@ from gpudist.errors import PartitionError
 from gpudist.exchange import Movement
 from gpudist.nn.norm_running import RunningNorm, require_dims
 from gpudist.nn.normalization import Normalization, bind_total
+from gpudist.nn.normalization_node import normalize
 from gpudist.ops.agreement import Layout, ShapeMode
 from gpudist.partition import CartesianPartition
 
@@ -112,7 +113,7 @@ class DistributedBatchNorm(RunningNorm):
         shift: torch.Tensor | float = 0.0
         if self.running_mean is not None:
             shift = self.running_mean.double().view(-1, *(1,) * (x.dim() - 2))
-        normalized = bound(x, self._parameters_here, shift)
+        normalized = normalize(bound, x, self._parameters_here, shift)
         if learns and bound.cells > 0:
             assert normalized.mean is not None and self.num_batches_tracked is not None
             factor = self.momentum

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from math import prod
 
 import torch
-import torch.nn.functional as F
 
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.exchange import Movement
@@ -118,7 +117,9 @@ class DistributedGroupNorm(Norm):
         bias: torch.Tensor | None,
         bound: Normalization,
     ) -> torch.Tensor:
-        return F.group_norm(x, bound.group_count, weight, bias, self.eps)
+        # Unlike the function of torch.nn, it does not count the values of this block.
+        on = torch.backends.cudnn.enabled
+        return torch.group_norm(x, bound.group_count, weight, bias, self.eps, on)
 
     def extra_repr(self) -> str:
         return (

@@ -13,6 +13,7 @@ from gpudist.autograd import move
 from gpudist.exchange import Movement
 from gpudist.nn.norm_running import RunningNorm, require_dims
 from gpudist.nn.normalization import Normalization, bind_total
+from gpudist.nn.normalization_node import normalize
 from gpudist.ops.agreement import Layout, ShapeMode
 from gpudist.partition import CartesianPartition
 
@@ -106,7 +107,7 @@ class _DistributedInstanceNorm(RunningNorm):
         self._require_values(bound.cells, "spatial element")
         if not self.track_running_stats:
             return self._normalize(input, bound)
-        normalized = bound(input, self._parameters_here)
+        normalized = normalize(bound, input, self._parameters_here)
         assert isinstance(bound, _InstanceNormalization) and normalized.mean is not None
         if bound.samples > 0 and bound.cells > 0:
             unbiased = normalized.variance * (bound.cells / (bound.cells - 1))

@@ -16,17 +16,28 @@ from gpudist.ops.agreement import Layout
 from gpudist.partition import CartesianPartition
 
 
-class Normalized(NamedTuple):
-    """A normalized block, and the moments it was normalized by, as constants.
+class Composed(NamedTuple):
+    """A normalized block, and what it was normalized by: statistics, in float64.
 
     Attributes:
         y: the block, in the dtype of the input.
-        mean, variance: one per statistic, in float64; no mean where it is not subtracted.
+        own_mean: what was subtracted first, of each line of values that are summed in the block, in
+            the dtype of sums over the block; ``None`` here and below where no mean is subtracted.
+        offset: ``own_mean`` about the shift.
+        mean, variance: of each statistic, the mean about the shift.
+        error: of each line, the mean about ``own_mean``.
+        inverse: of each line, one over the standard deviation.
+        parameters: on this worker.
     """
 
     y: torch.Tensor
+    own_mean: torch.Tensor | None
+    offset: torch.Tensor | None
     mean: torch.Tensor | None
     variance: torch.Tensor
+    error: torch.Tensor | None
+    inverse: torch.Tensor
+    parameters: list[torch.Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,32 +71,46 @@ class Normalization:
     total: Movement | None = None
     parameters: tuple[Movement | None, ...] = ()
 
-    def __call__(
+    def compose(
         self,
         x: torch.Tensor,
         parameters: Sequence[torch.Tensor],
         shift: torch.Tensor | float = 0.0,
-    ) -> Normalized:
-        """Normalize the block ``x``, of any size; differentiable. Collective over the movements.
+    ) -> Composed:
+        """Normalize the block ``x``, of any size, by a composition of differentiable operators.
+
+        Collective over the movements.
 
         Args:
             x: the block.
             parameters: the weight and the bias, or the weight, or none, as this worker holds them.
             shift: close to the means, if something close is known; the same on all workers.
         """
-        rest = x.to(torch.promote_types(x.dtype, torch.float32))
-        offset = None
-        if self.subtracts_mean:
-            values = prod(x.shape[d] for d in self.dims)
-            own_mean = self._sum(rest.detach()) / max(1, values)
-            rest = rest - own_mean
-            offset = own_mean.double() - shift
+        rest, own_mean = self.centred(x)
+        offset = None if own_mean is None else own_mean.double() - shift
         totals, moved = self.move(self._sums(rest, offset), parameters)
         mean, variance = self._moments(totals)
-        inverse = self._of_each_line(torch.rsqrt(variance + self.eps), x)
-        error = None if mean is None or offset is None else self._of_each_line(mean, x) - offset
+        inverse = self.of_lines(torch.rsqrt(variance + self.eps), x.dim())
+        error = None
+        if mean is not None and offset is not None:
+            error = self.of_lines(mean, x.dim()) - offset
         y = self._scaled(rest, error, inverse, moved).to(x.dtype)
-        return Normalized(y, None if mean is None else mean.detach() + shift, variance.detach())
+        return Composed(y, own_mean, offset, mean, variance, error, inverse, moved)
+
+    def centred(
+        self, x: torch.Tensor, own_mean: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """``x`` without the means of its lines in the block, taken here unless given; and these."""
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        if not self.subtracts_mean:
+            return wide, None
+        if own_mean is None:
+            own_mean = self.sum(wide.detach()) / max(1, self.line_cells(x))
+        return wide - own_mean, own_mean
+
+    def line_cells(self, x: torch.Tensor) -> int:
+        """How many values of the block are summed in each line."""
+        return prod(x.shape[d] for d in self.dims)
 
     def move(
         self, sums: torch.Tensor | None, parameters: Sequence[torch.Tensor]
@@ -101,22 +126,19 @@ class Normalization:
                 tensors[i] = tensor
         return tensors[0], tensors[1:]  # pyright: ignore
 
-    def _sum(self, x: torch.Tensor) -> torch.Tensor:
-        # Without dims, torch sums over all.
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum of each line. Without dims, torch would sum over all."""
         return x.sum(self.dims, keepdim=True) if self.dims else x
 
     def _sums(self, rest: torch.Tensor, offset: torch.Tensor | None) -> torch.Tensor:
         """This block's sums of ``rest + offset``, if means are taken, and of its square."""
-        squares = self._sum(rest.square()).double()
+        squares = self.sum(rest.square()).double()
         if offset is None:
             return squares.unsqueeze(-1)
-        plain = self._sum(rest).double()
-        moved = prod(rest.shape[d] for d in self.dims) * offset
+        plain = self.sum(rest).double()
+        moved = self.line_cells(rest) * offset
         sums = torch.stack([plain + moved, squares + offset * (2 * plain + moved)], -1)
-        if self.groups is None:
-            return sums
-        sums = sums.reshape(*sums.shape[:2], 2)
-        return sums.new_zeros(len(sums), self.group_count, 2).index_add(1, self.groups, sums)
+        return self.of_statistics(sums)
 
     def _moments(self, totals: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
         """Mean, about the shift, and variance of each statistic."""
@@ -127,12 +149,19 @@ class Normalization:
         # Of equal values far off the shift the difference may be less than zero.
         return mean, (means[..., 1] - mean.square()).clamp(min=0)
 
-    def _of_each_line(self, statistics: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """The statistic of each line of values that were summed."""
+    def of_statistics(self, sums: torch.Tensor) -> torch.Tensor:
+        """Two sums of each line, added up for each statistic."""
+        if self.groups is None:
+            return sums
+        sums = sums.reshape(*sums.shape[:2], 2)
+        return sums.new_zeros(len(sums), self.group_count, 2).index_add(1, self.groups, sums)
+
+    def of_lines(self, statistics: torch.Tensor, dims: int) -> torch.Tensor:
+        """What belongs to each statistic, for each line of a block of so many dims."""
         if self.groups is None:
             return statistics
         chosen = statistics.index_select(1, self.groups)
-        return chosen.view(*chosen.shape, *(1,) * (x.dim() - 2))
+        return chosen.view(*chosen.shape[:2], *(1,) * (dims - 2), *chosen.shape[2:])
 
     def _scaled(
         self,
@@ -141,7 +170,7 @@ class Normalization:
         inverse: torch.Tensor,
         parameters: Sequence[torch.Tensor],
     ) -> torch.Tensor:
-        """``(rest - error) * inverse``, with the weight and bias; few passes over the block."""
+        """``(rest - error) * inverse``, with the weight and bias, in few passes over the block."""
         weight, bias = [*parameters, None, None][:2]
         scale, shift = inverse, None if error is None else -error * inverse
         if self.per_channel:
@@ -153,7 +182,9 @@ class Normalization:
                 bias = bias.double().view(-1, *trailing)
                 shift = bias if shift is None else shift + bias
             weight = bias = None
-        y = rest * scale.to(rest.dtype)
+        in_place = self.subtracts_mean and not torch.is_grad_enabled()
+        factor = scale.to(rest.dtype)
+        y = rest.mul_(factor) if in_place else rest * factor
         if shift is not None:
             y = y.add_(shift.to(rest.dtype))
         if weight is not None:

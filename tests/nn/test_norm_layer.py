@@ -29,6 +29,7 @@ CASES: dict[str, Case] = {
     "uneven": ((3, 4, 9), 1, [1, 2, 3], {1: [1, 3], 2: [6, 1, 2]}),
     "uneven in two": ((3, 4, 9), 2, [2, 2, 2], {0: [1, 2], 1: [1, 3], 2: [2, 7]}),
     "empty": ((3, 4, 5), 1, [2, 1, 4], {0: [0, 3], 2: [0, 1, 4, 0]}),
+    "empty batch": ((3, 4, 5), 1, [3, 1, 1], {0: [0, 3, 0]}),
     "more workers than features": ((3, 4, 2), 1, [2, 1, 4], None),
 }
 
@@ -85,7 +86,7 @@ def test_every_transport(P_world: Partition, kind: str) -> None:
 
 @pytest.mark.parametrize("of", ["input", "parameters"])
 @pytest.mark.parametrize("kind", ["LayerNorm", "RMSNorm"])
-@pytest.mark.parametrize("case", ["batch", "mixed", "uneven", "empty"])
+@pytest.mark.parametrize("case", ["batch", "mixed", "uneven", "empty", "empty batch"])
 @distributed(ranks=9, transports=["loopback"])
 def test_double_backward(P_world: Partition, case: str, kind: str, of: str) -> None:
     shape, count, P, sizes = CASES[case]
