@@ -20,8 +20,7 @@ from gpudist.partition import CartesianPartition
 class DistributedBatchNorm(RunningNorm):
     """Batch normalization of ``[B, C, *features]`` cut over ``P_x`` in any dims.
 
-    The running statistics of its channels are on every worker, bitwise equal. Statistics are summed
-    in float64 about the running mean, if there is one; see :class:`Normalization`.
+    The running statistics of its channels are on every worker, bitwise equal.
 
     Args:
         P_x: owns the input and the output, one axis per dim; axis 1 splits the channels.
@@ -110,10 +109,7 @@ class DistributedBatchNorm(RunningNorm):
     def _normalize_together(
         self, x: torch.Tensor, bound: Normalization, learns: bool
     ) -> torch.Tensor:
-        shift: torch.Tensor | float = 0.0
-        if self.running_mean is not None:
-            shift = self.running_mean.double().view(-1, *(1,) * (x.dim() - 2))
-        normalized = normalize(bound, x, self._parameters_here, shift)
+        normalized = normalize(bound, x, self._parameters_here)
         if learns and bound.cells > 0:
             assert normalized.mean is not None and self.num_batches_tracked is not None
             factor = self.momentum

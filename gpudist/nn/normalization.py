@@ -23,8 +23,7 @@ class Composed(NamedTuple):
         y: the block, in the dtype of the input.
         own_mean: what was subtracted first, of each line of values that are summed in the block, in
             the dtype of sums over the block; ``None`` here and below where no mean is subtracted.
-        offset: ``own_mean`` about the shift.
-        mean, variance: of each statistic, the mean about the shift.
+        mean, variance: of each statistic.
         error: of each line, the mean about ``own_mean``.
         inverse: of each line, one over the standard deviation.
         parameters: on this worker.
@@ -32,7 +31,6 @@ class Composed(NamedTuple):
 
     y: torch.Tensor
     own_mean: torch.Tensor | None
-    offset: torch.Tensor | None
     mean: torch.Tensor | None
     variance: torch.Tensor
     error: torch.Tensor | None
@@ -46,7 +44,8 @@ class Normalization:
 
     Each block first subtracts means of its own, so that sums of squares keep their digits where a
     mean is large. Sums over the block are in its dtype, in float32 for 16-bit ones; sums over
-    workers, about a shift that all of them know, and what follows from them are in float64.
+    workers, and what follows from them, are in float64: of a mean of 1e4 standard deviations, the
+    variance keeps 8 digits.
 
     Attributes:
         dims: of the block, over which values are summed.
@@ -75,7 +74,6 @@ class Normalization:
         self,
         x: torch.Tensor,
         parameters: Sequence[torch.Tensor],
-        shift: torch.Tensor | float = 0.0,
     ) -> Composed:
         """Normalize the block ``x``, of any size, by a composition of differentiable operators.
 
@@ -84,10 +82,9 @@ class Normalization:
         Args:
             x: the block.
             parameters: the weight and the bias, or the weight, or none, as this worker holds them.
-            shift: close to the means, if something close is known; the same on all workers.
         """
         rest, own_mean = self.centred(x)
-        offset = None if own_mean is None else own_mean.double() - shift
+        offset = None if own_mean is None else own_mean.double()
         totals, moved = self.move(self._sums(rest, offset), parameters)
         mean, variance = self._moments(totals)
         inverse = self.of_lines(torch.rsqrt(variance + self.eps), x.dim())
@@ -95,7 +92,7 @@ class Normalization:
         if mean is not None and offset is not None:
             error = self.of_lines(mean, x.dim()) - offset
         y = self._scaled(rest, error, inverse, moved).to(x.dtype)
-        return Composed(y, own_mean, offset, mean, variance, error, inverse, moved)
+        return Composed(y, own_mean, mean, variance, error, inverse, moved)
 
     def centred(
         self, x: torch.Tensor, own_mean: torch.Tensor | None = None
@@ -110,7 +107,7 @@ class Normalization:
 
     def line_cells(self, x: torch.Tensor) -> int:
         """How many values of the block are summed in each line."""
-        return prod(x.shape[d] for d in self.dims)
+        return prod([x.shape[d] for d in self.dims])
 
     def move(
         self, sums: torch.Tensor | None, parameters: Sequence[torch.Tensor]
@@ -141,12 +138,12 @@ class Normalization:
         return self.of_statistics(sums)
 
     def _moments(self, totals: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Mean, about the shift, and variance of each statistic."""
+        """Mean and variance of each statistic."""
         means = totals / max(1, self.cells)
         if not self.subtracts_mean:
             return None, means[..., 0]
         mean = means[..., 0]
-        # Of equal values far off the shift the difference may be less than zero.
+        # Of equal values far off zero the difference may be less than zero.
         return mean, (means[..., 1] - mean.square()).clamp(min=0)
 
     def of_statistics(self, sums: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,6 @@ def normalize(
     normalization: Normalization,
     x: torch.Tensor,
     parameters: Sequence[torch.Tensor],
-    shift: torch.Tensor | float = 0.0,
 ) -> Normalized:
     """Normalize a block; arguments as of :meth:`Normalization.compose`.
 
@@ -40,11 +39,11 @@ def normalize(
     learns = torch.is_grad_enabled() and any([t.requires_grad for t in (x, *parameters)])
     # Alone, a block may be one of a few without cells: it does as torch's layer does elsewhere.
     if learns and normalization.total is not None and is_eager():
-        y, mean, variance = _Normalize.apply(normalization, shift, x, *parameters)  # pyright: ignore
+        y, mean, variance = _Normalize.apply(normalization, x, *parameters)  # pyright: ignore
     else:
-        composed = normalization.compose(x, parameters, shift)
+        composed = normalization.compose(x, parameters)
         y, mean, variance = composed.y, composed.mean, composed.variance.detach()
-    return Normalized(y, None if mean is None else mean.detach() + shift, variance)
+    return Normalized(y, None if mean is None else mean.detach(), variance)
 
 
 class _Normalize(torch.autograd.Function):
@@ -52,14 +51,13 @@ class _Normalize(torch.autograd.Function):
     def forward(
         ctx: Any,
         normalization: Normalization,
-        shift: torch.Tensor | float,
         x: torch.Tensor,
         *parameters: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-        found = normalization.compose(x, parameters, shift)
+        found = normalization.compose(x, parameters)
         ctx.normalization, ctx.count = normalization, len(parameters)
         weight = found.parameters[0] if parameters else None
-        kept = (found.own_mean, found.offset, found.mean, found.error, found.inverse, weight)
+        kept = (found.own_mean, found.mean, found.error, found.inverse, weight)
         ctx.save_for_backward(x, *parameters, *kept)
         ctx.mark_non_differentiable(*(t for t in (found.mean, found.variance) if t is not None))
         return found.y, found.mean, found.variance
@@ -69,11 +67,11 @@ class _Normalize(torch.autograd.Function):
         # Before communicating: checkpointing recomputes the forward here.
         x, *others = ctx.saved_tensors
         parameters, kept = others[: ctx.count], others[ctx.count :]
-        needs = ctx.needs_input_grad[2:]
+        needs = ctx.needs_input_grad[1:]
         if torch.is_grad_enabled():
             inputs = (x, *parameters)
-            return None, None, *_differentiable(ctx.normalization, inputs, gradients[0], needs)
-        return None, None, *_Adjoint(ctx.normalization, x, *kept)(gradients[0], needs)
+            return None, *_differentiable(ctx.normalization, inputs, gradients[0], needs)
+        return None, *_Adjoint(ctx.normalization, x, *kept)(gradients[0], needs)
 
 
 def _differentiable(
@@ -98,7 +96,6 @@ class _Adjoint:
         normalization: Normalization,
         x: torch.Tensor,
         own_mean: torch.Tensor | None,
-        offset: torch.Tensor | None,
         mean: torch.Tensor | None,
         error: torch.Tensor | None,
         inverse: torch.Tensor,
@@ -107,7 +104,7 @@ class _Adjoint:
         self._by = normalization
         self._dtype = x.dtype
         self._rest, _ = normalization.centred(x, own_mean)
-        self._offset, self._mean, self._error = offset, mean, error
+        self._own_mean, self._mean, self._error = own_mean, mean, error
         self._inverse, self._weight = inverse, weight
 
     def __call__(self, gradient: torch.Tensor, needs: Sequence[bool]) -> list[torch.Tensor | None]:
@@ -187,8 +184,9 @@ class _Adjoint:
         # The values themselves are no copy.
         x = rest * factor if self._error is None else rest.mul_(factor)
         x.addcmul_(gradient, scale.to(gradient.dtype))
-        if self._offset is not None:
-            x.add_((of_lines[..., 0] + 2 * self._offset * of_square).to(gradient.dtype))
+        if self._own_mean is not None:
+            of_sum = of_lines[..., 0] + 2 * self._own_mean.double() * of_square
+            x.add_(of_sum.to(gradient.dtype))
         return x.to(self._dtype)
 
 

@@ -154,21 +154,17 @@ def test_messages(P_world: Partition) -> None:
     assert operations(P_world) == before
 
 
-@pytest.mark.parametrize("running", [0.0, 1e4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @distributed(ranks=4, transports=["loopback"])
-def test_large_mean(P_world: Partition, dtype: torch.dtype, running: float) -> None:
+def test_large_mean(P_world: Partition, dtype: torch.dtype) -> None:
     """A mean of 1e4 (of 1e2 in 16 bits) standard deviations; squares in float32 would be lost."""
     P_x, shape = grid(P_world, [2, 1, 2]), (8, 3, 500)
     mean = 1e4 if dtype == torch.float32 else 1e2
     whole = (random_like_all(shape, 1) + mean).to(dtype)
     reference = torch.nn.BatchNorm1d(3, dtype=F64)
-    reference.get_buffer("running_mean").fill_(running)
     x_reference = whole.double().requires_grad_()
     y_reference = reference(x_reference)
     layer = nn.DistributedBatchNorm1d(P_x, 3)
-    assert layer.running_mean is not None and layer.running_var is not None
-    layer.running_mean.fill_(running)
     x = own_block(whole, P_x)
     y = layer(x)
     assert y.dtype == dtype
