@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from gpudist import nn
 from gpudist.errors import PartitionError, ShapeError
@@ -14,6 +15,8 @@ from gpudist.partition import CartesianPartition, Partition
 from tests.nn.compare import (
     Cut,
     assert_block_of,
+    assert_parameter_gradients,
+    gradient_of,
     grid,
     own_block,
     own_slices,
@@ -129,6 +132,54 @@ def test_double_backward(P_world: Partition, case: str, of: str) -> None:
     P_x = grid(P_world, *GRIDS[case])
     shape = (2, *SHAPE[1:]) if case == "batch" else SHAPE
     check_penalty(both(P_x), P_x, shape, owner(P_x, [1]), of)
+
+
+@pytest.mark.parametrize("frozen", ["weight", "bias", "weight and bias", "input"])
+@distributed(ranks=9, transports=["loopback"])
+def test_frozen(P_world: Partition, frozen: str) -> None:
+    P_x = grid(P_world, *GRIDS["mixed"])
+    made, owned = both(P_x), owner(P_x, [1])
+    learns = frozen != "input"
+    whole = random_like_all(SHAPE, 1).requires_grad_(learns)
+    block = own_block(whole, P_x, requires_grad=learns)
+    for model, x in zip(made, (whole, block), strict=True):
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name not in frozen)
+        y = model(x)
+        if y.requires_grad:
+            y.pow(3).sum().backward()
+    sequential, layer = made
+    if learns:
+        where = own_slices(SHAPE, P_x)
+        if where is not None:
+            assert_block_of(block.grad, gradient_of(whole), where, "input gradient")
+    for name, parameter in layer.named_parameters():
+        reference, where = sequential.get_parameter(name), owned(name, torch.Size([7]))
+        if reference.grad is None:
+            assert parameter.grad is None
+        elif where is not None:
+            assert_block_of(parameter.grad, reference.grad, where, f"gradient of {name}")
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@distributed(ranks=9, transports=["loopback"])
+def test_checkpoint(P_world: Partition, reentrant: bool) -> None:
+    """Blocks in channels-last memory too, which is kept."""
+    P_x = grid(P_world, *GRIDS["mixed"])
+    (sequential, layer), owned = both(P_x), owner(P_x, [1])
+    whole = random_like_all(SHAPE, 1).requires_grad_()
+    block = own_block(whole, P_x, requires_grad=False)
+    if P_x.active:
+        block = block.to(memory_format=torch.channels_last)
+    block.requires_grad_()
+    sequential(whole).pow(3).sum().backward()
+    y = checkpoint(layer, block, use_reentrant=reentrant)
+    assert isinstance(y, torch.Tensor)
+    y.pow(3).sum().backward()
+    if P_x.active:
+        assert y.is_contiguous(memory_format=torch.channels_last)
+        assert_block_of(block.grad, gradient_of(whole), own_slices(SHAPE, P_x), "input gradient")
+    assert_parameter_gradients(sequential, layer, owned)
 
 
 @distributed(ranks=4)
