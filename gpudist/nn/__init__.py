@@ -10,6 +10,19 @@ from gpudist.nn.conv_transpose import (
 from gpudist.nn.invariant import invariant_copy, invariant_sum
 from gpudist.nn.linear import DistributedLinear
 from gpudist.nn.loss import DistributedCrossEntropyLoss, DistributedL1Loss, DistributedMSELoss
+from gpudist.nn.norm_batch import (
+    DistributedBatchNorm,
+    DistributedBatchNorm1d,
+    DistributedBatchNorm2d,
+    DistributedBatchNorm3d,
+)
+from gpudist.nn.norm_group import DistributedGroupNorm
+from gpudist.nn.norm_instance import (
+    DistributedInstanceNorm1d,
+    DistributedInstanceNorm2d,
+    DistributedInstanceNorm3d,
+)
+from gpudist.nn.norm_layer import DistributedLayerNorm, DistributedRMSNorm
 from gpudist.nn.pad import (
     DistributedCircularPad1d,
     DistributedCircularPad2d,
@@ -70,6 +83,10 @@ __all__ = [
     "DistributedAvgPool1d",
     "DistributedAvgPool2d",
     "DistributedAvgPool3d",
+    "DistributedBatchNorm",
+    "DistributedBatchNorm1d",
+    "DistributedBatchNorm2d",
+    "DistributedBatchNorm3d",
     "DistributedCausalConv1d",
     "DistributedCircularPad1d",
     "DistributedCircularPad2d",
@@ -84,15 +101,21 @@ __all__ = [
     "DistributedConvTranspose2d",
     "DistributedConvTranspose3d",
     "DistributedCrossEntropyLoss",
+    "DistributedGroupNorm",
+    "DistributedInstanceNorm1d",
+    "DistributedInstanceNorm2d",
+    "DistributedInstanceNorm3d",
     "DistributedL1Loss",
     "DistributedLPPool1d",
     "DistributedLPPool2d",
     "DistributedLPPool3d",
+    "DistributedLayerNorm",
     "DistributedLinear",
     "DistributedMSELoss",
     "DistributedMaxPool1d",
     "DistributedMaxPool2d",
     "DistributedMaxPool3d",
+    "DistributedRMSNorm",
     "DistributedReflectionPad1d",
     "DistributedReflectionPad2d",
     "DistributedReflectionPad3d",

@@ -113,6 +113,29 @@ def linear_layers(P_world: Partition) -> Made:
     return layers, (own_block(random_like_all((5, 4), 1), P_x),)
 
 
+def norms(P_world: Partition) -> Made:
+    """In training, running statistics changing; two ranks have empty blocks."""
+    P_x = grid(P_world, [1, 2, 2], [3, 1, 2, 0])
+    layers = torch.nn.Sequential(
+        nn.DistributedBatchNorm1d(P_x, 4, momentum=None, dtype=F64),
+        torch.nn.Tanh(),
+        nn.DistributedInstanceNorm1d(P_x, 4, affine=True, track_running_stats=True, dtype=F64),
+        torch.nn.Tanh(),
+    )
+    return layers, (own_block(random_like_all((2, 4, 6), 1), P_x, {2: [0, 6]}),)
+
+
+def more_norms(P_world: Partition) -> Made:
+    P_x = grid(P_world, [1, 2, 2])
+    layers = torch.nn.Sequential(
+        nn.DistributedGroupNorm(P_x, 1, 4, dtype=F64),
+        nn.DistributedLayerNorm(P_x, [4, 6], dtype=F64),
+        nn.DistributedRMSNorm(P_x, 6, dtype=F64),
+        torch.nn.Tanh(),
+    )
+    return layers, (own_block(random_like_all((2, 4, 6), 1), P_x),)
+
+
 def losses(P_world: Partition) -> Made:
     P_x = grid(P_world, [2, 2], [3, 1, 2, 0])
     whole, target = random_like_all((5, 3), 1), torch.tensor([0, 2, 1, 2, -100])
@@ -148,6 +171,8 @@ def losses(P_world: Partition) -> Made:
         pools,
         adaptive_and_power_pools,
         linear_layers,
+        norms,
+        more_norms,
         losses,
     ],
 )

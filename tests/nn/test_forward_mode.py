@@ -71,6 +71,24 @@ def test_input(P_world: Partition, transform: bool) -> None:
 
 
 @distributed(ranks=3, transports=["host"])
+def test_norms(P_world: Partition) -> None:
+    """Statistics of one worker and of several, with a rank without a part."""
+    P_x, shape = grid(P_world, [1, 1, 2], [2, 0]), (2, 4, 6)
+    pairs = (
+        (torch.nn.BatchNorm1d(4, dtype=F64), nn.DistributedBatchNorm1d(P_x, 4, dtype=F64)),
+        (torch.nn.GroupNorm(2, 4, dtype=F64), nn.DistributedGroupNorm(P_x, 2, 4, dtype=F64)),
+        (torch.nn.LayerNorm([4, 6], dtype=F64), nn.DistributedLayerNorm(P_x, [4, 6], dtype=F64)),
+        (torch.nn.RMSNorm(6, dtype=F64), nn.DistributedRMSNorm(P_x, 6, dtype=F64)),
+    )
+    whole, tangent = random_like_all(shape, 1), random_like_all(shape, 2)
+    block, block_tangent = (own_block(t, P_x, requires_grad=False) for t in (whole, tangent))
+    for sequential, layer in pairs:
+        expected = jvp(sequential, whole, tangent, False).detach()
+        actual = jvp(layer, block, block_tangent, False).detach()
+        assert_block_of(actual, expected, own_slices(shape, P_x), "tangent", 1e-10)
+
+
+@distributed(ranks=3, transports=["host"])
 def test_parameters(P_world: Partition) -> None:
     P_x = grid(P_world, [1, 1, 2], [2, 0])
     whole = random_like_all((2, 2, 9), 1)
