@@ -168,7 +168,12 @@ def no_cells(x: torch.Tensor) -> torch.Tensor:
 
 
 def number_of_cells(x: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(x.numel(), device=x.device)
+    return number(x.numel(), x)
+
+
+def number(n: int, like: torch.Tensor) -> torch.Tensor:
+    """``n`` on the device of ``like``; filled there, not copied from the host."""
+    return torch.full((), n, device=like.device)
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:

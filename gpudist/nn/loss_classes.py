@@ -140,10 +140,7 @@ class DistributedNLLLoss(_ClassLoss):
         target, wide = target.long(), at_least_float32(input.dtype)
         picked = self._sum_over_line(self._of_target(input, target, classes).to(wide))
         weights = self._weights(target, classes, wide)
-        losses = torch.where(
-            target != self.ignore_index, -picked * weights, torch.zeros_like(picked)
-        )
-        return losses, weights
+        return self._unless_ignored(-picked * weights, target), weights
 
 
 class DistributedCrossEntropyLoss(_ClassLoss):
@@ -164,7 +161,8 @@ class DistributedCrossEntropyLoss(_ClassLoss):
 
     Cost:
         Where classes are split, a maximum and a sum of two numbers per sample along the class axis,
-        of three for probabilities; backward one such sum. The base class's all-reduce.
+        of three for probabilities; backward one such sum. The base class's all-reduce. Logits of
+        16 bits are copied to float32.
 
     Raises:
         ShapeError: on every worker, for an index that is no class, or a weight that is not of the

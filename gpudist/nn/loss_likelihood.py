@@ -14,6 +14,7 @@ from gpudist.nn.loss import (
     DistributedLoss,
     Reduction,
     no_cells,
+    number,
     number_of_cells,
 )
 from gpudist.partition import Partition
@@ -57,8 +58,7 @@ class DistributedKLDivLoss(DistributedElementLoss):
                 "reduction='batchmean' needs to know which dim is the batch"
             )
         index = left_padded(self.P_x.index, losses.dim(), 0)
-        batch = 0 if any(index[1:]) else losses.shape[0]
-        return torch.tensor(batch, device=losses.device)
+        return number(0 if any(index[1:]) else losses.shape[0], losses)
 
 
 class DistributedPoissonNLLLoss(DistributedElementLoss):

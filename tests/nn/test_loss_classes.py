@@ -206,6 +206,13 @@ def test_16_bits(P_world: Partition, dtype: torch.dtype) -> None:
         torch.testing.assert_close(value, expected, rtol=torch.finfo(dtype).eps, atol=0)
         value.backward()
         assert block.grad is not None and block.grad.dtype == dtype
+        each = nn.DistributedCrossEntropyLoss(P_x, reduction="none")
+        losses = each(block, own_part(target, logits.shape, P_x)).detach()
+        assert losses.dtype == dtype
+        if P_x.index is not None and P_x.index[1] == 0:
+            expected = torch.nn.CrossEntropyLoss(reduction="none")(logits.float(), target)
+            own = own_part(expected, logits.shape, P_x).to(dtype)
+            torch.testing.assert_close(losses, own, rtol=torch.finfo(dtype).eps, atol=0)
         for other in (dtype, torch.float32):
             value = loss(block, own_part(probabilities.to(other), logits.shape, P_x))
             expected = torch.nn.CrossEntropyLoss()(logits, probabilities.to(other))
