@@ -9,7 +9,25 @@ from gpudist.nn.conv_transpose import (
 )
 from gpudist.nn.invariant import invariant_copy, invariant_sum
 from gpudist.nn.linear import DistributedLinear
-from gpudist.nn.loss import DistributedCrossEntropyLoss, DistributedL1Loss, DistributedMSELoss
+from gpudist.nn.loss_binary import (
+    DistributedBCELoss,
+    DistributedBCEWithLogitsLoss,
+    DistributedHingeEmbeddingLoss,
+    DistributedSoftMarginLoss,
+)
+from gpudist.nn.loss_classes import DistributedCrossEntropyLoss, DistributedNLLLoss
+from gpudist.nn.loss_elements import (
+    DistributedHuberLoss,
+    DistributedL1Loss,
+    DistributedMSELoss,
+    DistributedSmoothL1Loss,
+)
+from gpudist.nn.loss_embedding import DistributedCosineEmbeddingLoss
+from gpudist.nn.loss_likelihood import (
+    DistributedGaussianNLLLoss,
+    DistributedKLDivLoss,
+    DistributedPoissonNLLLoss,
+)
 from gpudist.nn.norm_batch import (
     DistributedBatchNorm,
     DistributedBatchNorm1d,
@@ -83,6 +101,8 @@ __all__ = [
     "DistributedAvgPool1d",
     "DistributedAvgPool2d",
     "DistributedAvgPool3d",
+    "DistributedBCELoss",
+    "DistributedBCEWithLogitsLoss",
     "DistributedBatchNorm",
     "DistributedBatchNorm1d",
     "DistributedBatchNorm2d",
@@ -100,11 +120,16 @@ __all__ = [
     "DistributedConvTranspose1d",
     "DistributedConvTranspose2d",
     "DistributedConvTranspose3d",
+    "DistributedCosineEmbeddingLoss",
     "DistributedCrossEntropyLoss",
+    "DistributedGaussianNLLLoss",
     "DistributedGroupNorm",
+    "DistributedHingeEmbeddingLoss",
+    "DistributedHuberLoss",
     "DistributedInstanceNorm1d",
     "DistributedInstanceNorm2d",
     "DistributedInstanceNorm3d",
+    "DistributedKLDivLoss",
     "DistributedL1Loss",
     "DistributedLPPool1d",
     "DistributedLPPool2d",
@@ -115,6 +140,8 @@ __all__ = [
     "DistributedMaxPool1d",
     "DistributedMaxPool2d",
     "DistributedMaxPool3d",
+    "DistributedNLLLoss",
+    "DistributedPoissonNLLLoss",
     "DistributedRMSNorm",
     "DistributedReflectionPad1d",
     "DistributedReflectionPad2d",
@@ -122,6 +149,8 @@ __all__ = [
     "DistributedReplicationPad1d",
     "DistributedReplicationPad2d",
     "DistributedReplicationPad3d",
+    "DistributedSmoothL1Loss",
+    "DistributedSoftMarginLoss",
     "DistributedZeroPad1d",
     "DistributedZeroPad2d",
     "DistributedZeroPad3d",
