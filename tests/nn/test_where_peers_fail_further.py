@@ -238,6 +238,7 @@ def probabilities(shape: tuple[int, ...], seed: int) -> torch.Tensor:
     return random_like_all(shape, seed).sigmoid()
 
 
+@pytest.mark.filterwarnings("ignore:reduction. 'mean' divides")
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @distributed(ranks=5, transports=LOOPBACK)
 def test_losses_with_all_their_arguments(P_world: Partition, reduction: str) -> None:
