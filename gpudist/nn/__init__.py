@@ -4,6 +4,11 @@ from gpudist.nn.conv import DistributedConv1d, DistributedConv2d, DistributedCon
 from gpudist.nn.invariant import invariant_copy, invariant_sum
 from gpudist.nn.linear import DistributedLinear
 from gpudist.nn.loss import DistributedCrossEntropyLoss, DistributedL1Loss, DistributedMSELoss
+from gpudist.nn.pixel_shuffle import (
+    DistributedChannelShuffle,
+    DistributedPixelShuffle,
+    DistributedPixelUnshuffle,
+)
 from gpudist.nn.pool import (
     DistributedAvgPool1d,
     DistributedAvgPool2d,
@@ -11,6 +16,11 @@ from gpudist.nn.pool import (
     DistributedMaxPool1d,
     DistributedMaxPool2d,
     DistributedMaxPool3d,
+)
+from gpudist.nn.upsample import (
+    DistributedUpsample,
+    DistributedUpsamplingBilinear2d,
+    DistributedUpsamplingNearest2d,
 )
 from gpudist.ops import (
     AllGather,
@@ -32,6 +42,7 @@ __all__ = [
     "DistributedAvgPool1d",
     "DistributedAvgPool2d",
     "DistributedAvgPool3d",
+    "DistributedChannelShuffle",
     "DistributedConv1d",
     "DistributedConv2d",
     "DistributedConv3d",
@@ -42,6 +53,11 @@ __all__ = [
     "DistributedMaxPool1d",
     "DistributedMaxPool2d",
     "DistributedMaxPool3d",
+    "DistributedPixelShuffle",
+    "DistributedPixelUnshuffle",
+    "DistributedUpsample",
+    "DistributedUpsamplingBilinear2d",
+    "DistributedUpsamplingNearest2d",
     "Gather",
     "HaloExchange",
     "Repartition",

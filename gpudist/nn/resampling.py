@@ -1,0 +1,152 @@
+"""Interpolation of one worker's block: some cells of the input to some outputs, dim after dim."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from gpudist.geometry.adaptive import AdaptiveWindow
+from gpudist.geometry.interpolation import InterpolationWindow
+
+Range = tuple[int, int]
+Step = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Taps:
+    """Each output is a sum of few cells of its row.
+
+    Attributes:
+        dim: of the tensor.
+        cells: per tap, the cell that each output reads.
+        weights: per tap; none where there is one tap, of weight 1.
+    """
+
+    dim: int
+    cells: tuple[torch.Tensor, ...]
+    weights: tuple[torch.Tensor, ...]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        taps = [x.index_select(self.dim, cells) for cells in self.cells]
+        if not self.weights:
+            return taps[0]
+        y = taps[0] * self.weights[0]
+        for tap, weight in zip(taps[1:], self.weights[1:], strict=True):
+            y = y + tap * weight
+        return y
+
+
+@dataclass(frozen=True)
+class Means:
+    """Each output is the mean of a range of cells of its row.
+
+    Attributes:
+        dim: of the tensor.
+        cells: of all ranges, one after the other.
+        outputs: that each of them belongs to.
+        weights: of a cell in each output.
+    """
+
+    dim: int
+    cells: torch.Tensor
+    outputs: torch.Tensor
+    weights: torch.Tensor
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        shape = list(x.shape)
+        shape[self.dim] = self.weights.shape[0]
+        sums = x.new_zeros(shape)
+        sums = sums.index_add(self.dim, self.outputs, x.index_select(self.dim, self.cells))
+        return sums * self.weights
+
+
+@dataclass(frozen=True)
+class Resampling:
+    """Steps along the dims, in a dtype whose sums are precise enough."""
+
+    steps: tuple[Step, ...]
+    dtype: torch.dtype
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.to(self.dtype)
+        for step in self.steps:
+            y = step(y)
+        y = y.to(x.dtype)
+        return y.clone() if y is x else y
+
+
+@dataclass(frozen=True)
+class Magnification:
+    """Torch's own interpolation of the block, by whole factors, and the part of it that is asked.
+
+    Attributes:
+        mode, factors: as torch's function.
+        outputs: where the own outputs lie in it; ``None`` for all of it.
+    """
+
+    mode: str
+    factors: tuple[float, ...]
+    outputs: tuple[slice, ...] | None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.interpolate(x, scale_factor=list(self.factors), mode=self.mode)
+        return y if self.outputs is None else y[self.outputs].contiguous()
+
+
+def interpolating_step(
+    window: InterpolationWindow,
+    extent: int,
+    cells: Range,
+    outputs: Range,
+    dim: int,
+    x: torch.Tensor,
+) -> Step | None:
+    """Outputs ``[start, stop)`` from a block of global ``cells``; ``None`` if it is these cells."""
+    read, weights = window.taps(np.arange(*outputs), extent)
+    places = torch.from_numpy(read - cells[0]).to(x.device)
+    if len(places) > 1:
+        return Taps(dim, tuple(places), tuple(_along(torch.from_numpy(weights), dim, x)))
+    if cells == outputs and np.array_equal(read[0], np.arange(*outputs)):
+        return None
+    return Taps(dim, (places[0],), ())
+
+
+def averaging_step(
+    window: AdaptiveWindow, extent: int, cells: Range, outputs: Range, dim: int, x: torch.Tensor
+) -> Step:
+    """Means over the windows of outputs ``[start, stop)``, from a block of global ``cells``."""
+    ranges = [window.needed(i, i + 1, extent) for i in range(*outputs)]
+    lengths = torch.tensor([stop - start for start, stop in ranges])
+    read = torch.cat([torch.arange(start, stop) for start, stop in ranges]) - cells[0]
+    owners = torch.repeat_interleave(torch.arange(len(ranges)), lengths)
+    (weights,) = _along((1 / lengths.double()).unsqueeze(0), dim, x)
+    return Means(dim, read.to(x.device), owners.to(x.device), weights)
+
+
+def magnification(
+    mode: str, factors: Sequence[int], cells: Sequence[Range], outputs: Sequence[Range]
+) -> Magnification:
+    """Spatial ``outputs`` from a block of spatial ``cells`` that holds all they read."""
+    where: list[slice] = []
+    is_all = True
+    for factor, (first, last), (start, stop) in zip(factors, cells, outputs, strict=True):
+        where.append(slice(start - first * factor, stop - first * factor))
+        is_all = is_all and (start, stop) == (first * factor, last * factor)
+    return Magnification(
+        mode, tuple(map(float, factors)), None if is_all else (slice(None), slice(None), *where)
+    )
+
+
+def _along(weights: torch.Tensor, dim: int, x: torch.Tensor) -> torch.Tensor:
+    """Rows of weights, each to be multiplied along ``dim``."""
+    shape = (*weights.shape, *(1,) * (x.dim() - dim - 1))
+    return weights.to(x.device, sum_dtype(x.dtype)).view(shape)
+
+
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What sums of 16-bit numbers are kept in; as torch's kernels."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
