@@ -31,12 +31,12 @@ class Taps:
     weights: tuple[torch.Tensor, ...]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        taps = [x.index_select(self.dim, cells) for cells in self.cells]
+        first = _selected(x, self.dim, self.cells[0])
         if not self.weights:
-            return taps[0]
-        y = taps[0] * self.weights[0]
-        for tap, weight in zip(taps[1:], self.weights[1:], strict=True):
-            y = y + tap * weight
+            return first
+        y = first * self.weights[0]
+        for cells, weight in zip(self.cells[1:], self.weights[1:], strict=True):
+            y = torch.addcmul(y, _selected(x, self.dim, cells), weight)
         return y
 
 
@@ -60,7 +60,7 @@ class Means:
         shape = list(x.shape)
         shape[self.dim] = self.weights.shape[0]
         sums = x.new_zeros(shape)
-        sums = sums.index_add(self.dim, self.outputs, x.index_select(self.dim, self.cells))
+        sums = sums.index_add(self.dim, self.outputs, _selected(x, self.dim, self.cells))
         return sums * self.weights
 
 
@@ -80,21 +80,27 @@ class Resampling:
 
 
 @dataclass(frozen=True)
-class Magnification:
-    """Torch's own interpolation of the block, by whole factors, and the part of it that is asked.
+class Interpolation:
+    """Torch's own interpolation of the block, and the part of it that is asked.
 
     Attributes:
-        mode, factors: as torch's function.
+        mode, size, scale_factor, align_corners: as torch's function.
         outputs: where the own outputs lie in it; ``None`` for all of it.
     """
 
     mode: str
-    factors: tuple[float, ...]
-    outputs: tuple[slice, ...] | None
+    size: tuple[int, ...] | None = None
+    scale_factor: tuple[float, ...] | None = None
+    align_corners: bool | None = None
+    outputs: tuple[slice, ...] | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        y = F.interpolate(x, scale_factor=list(self.factors), mode=self.mode)
-        return y if self.outputs is None else y[self.outputs].contiguous()
+        size = None if self.size is None else list(self.size)
+        scales = None if self.scale_factor is None else list(self.scale_factor)
+        y = F.interpolate(x, size, scales, self.mode, self.align_corners)
+        if self.outputs is not None:
+            return y[self.outputs].contiguous()
+        return y.clone() if y is x else y
 
 
 def interpolating_step(
@@ -129,16 +135,23 @@ def averaging_step(
 
 def magnification(
     mode: str, factors: Sequence[int], cells: Sequence[Range], outputs: Sequence[Range]
-) -> Magnification:
-    """Spatial ``outputs`` from a block of spatial ``cells`` that holds all they read."""
+) -> Interpolation:
+    """Spatial ``outputs`` from a block of spatial ``cells`` that grows by whole factors."""
     where: list[slice] = []
     is_all = True
     for factor, (first, last), (start, stop) in zip(factors, cells, outputs, strict=True):
         where.append(slice(start - first * factor, stop - first * factor))
         is_all = is_all and (start, stop) == (first * factor, last * factor)
-    return Magnification(
-        mode, tuple(map(float, factors)), None if is_all else (slice(None), slice(None), *where)
-    )
+    part = None if is_all else (slice(None), slice(None), *where)
+    return Interpolation(mode, scale_factor=tuple(map(float, factors)), outputs=part)
+
+
+def _selected(x: torch.Tensor, dim: int, cells: torch.Tensor) -> torch.Tensor:
+    """The ``cells`` of ``x`` along ``dim``."""
+    if dim < x.dim() - 1:
+        return x.index_select(dim, cells)
+    # Along the last dim, torch's index_select is eight times as slow on a CPU.
+    return x.gather(dim, cells.expand(*x.shape[:-1], -1))
 
 
 def _along(weights: torch.Tensor, dim: int, x: torch.Tensor) -> torch.Tensor:

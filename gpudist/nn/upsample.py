@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 
@@ -14,6 +14,7 @@ from gpudist.geometry.boxes import Box
 from gpudist.geometry.interpolation import InterpolationMode, InterpolationWindow, Kernel
 from gpudist.geometry.windows import HaloWidths, Window
 from gpudist.nn.resampling import (
+    Interpolation,
     Range,
     Resampling,
     Step,
@@ -25,8 +26,6 @@ from gpudist.nn.resampling import (
 from gpudist.nn.windowed import Compute, DistributedWindowed
 from gpudist.ops.agreement import Layout, ShapeMode
 from gpudist.partition import CartesianPartition
-
-Mode = Literal["nearest", "nearest-exact", "linear", "bilinear", "trilinear", "bicubic", "area"]
 
 _ALONG_A_DIM: dict[str, InterpolationMode] = {
     "nearest": "nearest",
@@ -49,8 +48,8 @@ class DistributedUpsample(DistributedWindowed):
     dims, and those of the input in the others. Each output reads the same cells, with the same
     weights, as in torch's kernel for contiguous tensors of that shape and dtype on that device:
     also where a position is rounded to the next cell. The gradient is the adjoint of that. Torch's
-    own is not always, in the two nearest modes with float64 or a scale factor that does not divide:
-    its backward kernels round in another way than its forward kernels.
+    own is not always: in the nearest modes its backward kernels round float64 positions as float32,
+    and where the extent stays or doubles they, and bicubic ones, do not ask for the scale factor.
 
     Args:
         P_x: owns the input and the output.
@@ -60,11 +59,11 @@ class DistributedUpsample(DistributedWindowed):
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
 
     Cost:
-        One message for each worker that owns cells this one's outputs read, corners included: with
-        balanced blocks that grow, a layer of at most 2 cells (``"bicubic"``: 4, nearest: 1) from
-        each neighbour. Backward moves the same bytes. No message and no copy of the block where no
-        output reads cells of another worker. ``"area"`` moves all cells of a range to the worker
-        with its mean.
+        One message for each worker that owns cells this one's outputs read, corners included.
+        Between balanced blocks it holds a layer as wide as an output reaches, and a cell more where
+        inputs and outputs are not cut at the same place. Backward moves the same bytes. No message
+        and no copy of the block where no output reads cells of another worker. ``"area"`` moves all
+        cells of a range to the worker with its mean.
 
     Raises:
         PartitionError, ShapeError: at construction, for what is not supported or makes no sense; at
@@ -77,7 +76,7 @@ class DistributedUpsample(DistributedWindowed):
         P_x: CartesianPartition,
         size: int | Sequence[int] | None = None,
         scale_factor: float | Sequence[float] | None = None,
-        mode: Mode = "nearest",
+        mode: str = "nearest",
         align_corners: bool | None = None,
         recompute_scale_factor: bool | None = None,
         *,
@@ -96,6 +95,8 @@ class DistributedUpsample(DistributedWindowed):
         if scale_factor is not None:
             scales = self._positive("scale_factor", scale_factor)
             self.scale_factor = tuple(map(float, scales))
+        # Torch places the outputs by the scale factor as given, not by the ratio of the extents.
+        self._keeps_scale = not (size is not None or recompute_scale_factor or mode == "area")
 
     def _require_mode(self) -> None:
         name, mode, axes = self._name, self.mode, self.P_x.dim
@@ -131,8 +132,11 @@ class DistributedUpsample(DistributedWindowed):
                 "features"
             )
         for d, given in enumerate(values):
+            where = f"{self._name}, dim {d + 2}"
             if not 0 < given < math.inf:
-                raise ShapeError(f"{self._name}, dim {d + 2}: {what} {given} must be above 0")
+                raise ShapeError(f"{where}: {what} {given} must be above 0")
+            if what == "size" and not isinstance(given, int):
+                raise ShapeError(f"{where}: size {given} must be an integer")
         return values
 
     def _windows(self, layout: Layout, x: torch.Tensor) -> tuple[Window, ...]:
@@ -153,7 +157,8 @@ class DistributedUpsample(DistributedWindowed):
         mode, kernel = _ALONG_A_DIM[self.mode], _kernel(sizes, on_cuda)
         single = dtype != torch.float64 or (self.mode in _NEAREST and kernel != "general")
         scales: Sequence[float | None] = (None,) * self._dims
-        if self.scale_factor is not None and not self.recompute_scale_factor:
+        if self._keeps_scale:
+            assert self.scale_factor is not None
             scales = self.scale_factor
         aligned = bool(self.align_corners)
         return tuple(
@@ -180,6 +185,8 @@ class DistributedUpsample(DistributedWindowed):
         if 0 in outputs.shape:
             return _no_outputs
         extents = layout.decomposition.shape
+        if set(self.P_x.shape[2:]) == {1} and self._has_torchs_gradient(x.dtype):
+            return self._whole(outputs.shape[2:])
         read = list(zip(cells.start, cells.stop, strict=True))
         made = list(zip(outputs.start, outputs.stop, strict=True))
         factors = [
@@ -189,11 +196,23 @@ class DistributedUpsample(DistributedWindowed):
         if None not in factors:
             return magnification(self.mode, cast(list[int], factors), read[2:], made[2:])
         # What shrinks most comes first: the steps behind it have less to do.
-        dims = sorted(range(2, len(extents)), key=lambda d: outputs.shape[d] / cells.shape[d])
+        dims = sorted(range(2, len(extents)), key=lambda d: (outputs.shape[d] / cells.shape[d], -d))
         steps = [_step(windows[d], extents[d], read[d], made[d], d, x) for d in dims]
         weighted = self.mode not in _NEAREST
         dtype = sum_dtype(x.dtype) if weighted else x.dtype
         return Resampling(tuple(step for step in steps if step is not None), dtype)
+
+    def _has_torchs_gradient(self, dtype: torch.dtype) -> bool:
+        """Whether torch's backward kernels are certainly the adjoint of its forward kernels."""
+        if self.mode in _NEAREST:
+            return not self._keeps_scale and dtype != torch.float64
+        return not (self.mode == "bicubic" and self._keeps_scale)
+
+    def _whole(self, sizes: tuple[int, ...]) -> Interpolation:
+        """Torch's function, for a block that is whole in its spatial dims."""
+        if self._keeps_scale:
+            return Interpolation(self.mode, None, self.scale_factor, self.align_corners)
+        return Interpolation(self.mode, sizes, None, self.align_corners)
 
     def extra_repr(self) -> str:
         what = "scale_factor" if self.size is None else "size"
