@@ -188,6 +188,24 @@ def test_the_gradient_is_the_adjoint_where_torchs_is_not(P_world: Partition, mod
     assert_block_of(block.grad, expected, own_slices(whole.shape, P_x), "input gradient", 1e-12)
 
 
+@distributed(ranks=2, transports=LOOPBACK)
+def test_the_gradient_of_bicubic_asks_for_the_scale_factor(P_world: Partition) -> None:
+    """Torch's does not where the extents stay; nothing here may depend on the partition."""
+    whole = random_like_all((2, 1, 5, 4), 1).requires_grad_()
+    cotangent = random_like_all(whole.shape, 2)
+    units = torch.eye(20, dtype=torch.float64).view(20, 1, 5, 4)
+    outputs = F.interpolate(units, None, 1.05, "bicubic").flatten(1)
+    assert outputs.shape == (20, 20)
+    expected = (cotangent.flatten(1) @ outputs.T).view_as(whole)
+    F.interpolate(whole, None, 1.05, "bicubic").backward(cotangent)
+    assert not torch.allclose(gradient_of(whole), expected), "torch has changed: say so no longer"
+    for shape in ([2, 1, 1, 1], [1, 1, 2, 1]):
+        P_x = grid(P_world, shape)
+        block, where = own_block(whole, P_x), own_slices(whole.shape, P_x)
+        nn.DistributedUpsample(P_x, None, 1.05, "bicubic")(block).backward(cotangent[where])
+        assert_block_of(block.grad, expected, where, "input gradient", 1e-12)
+
+
 @pytest.mark.parametrize(
     "dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)]
 )
@@ -213,24 +231,30 @@ def test_other_agreements(P_world: Partition, agreement: dict[str, Any]) -> None
     check(P_x, (2, 2, 9), agreement=agreement, mode="linear", size=13)
 
 
+def movements_before(y: torch.Tensor) -> list[str]:
+    """The movements in the graph of ``y``, which is a chain; a copy without a message is one."""
+    names: list[str] = []
+    node: Any = y.grad_fn
+    while node is not None:
+        names.append(node.name())
+        node = next((parent for parent, _ in node.next_functions if parent is not None), None)
+    return [name for name in names if not name.endswith("Backward0") and "Accumulate" not in name]
+
+
 @pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic", "area"])
 @distributed(ranks=4)
 def test_nothing_moves_where_no_output_reads_cells_of_others(P_world: Partition, mode: str) -> None:
     P_split, P_batch = grid(P_world, [1, 1, 2, 2]), grid(P_world, [2, 2, 1, 1])
     P_x = P_split if mode in ("nearest", "area") else P_batch
-    x = torch.randn(2, 2, 6, 6)
+    x = torch.randn(2, 2, 6, 6, requires_grad=True)
     layer = nn.DistributedUpsample(P_x, scale_factor=2, mode=mode)
     y = layer(x)
     before = P_world.wire.recorder.lines(last=1)
     assert torch.equal(layer(x), y)
     assert P_world.wire.recorder.lines(last=1) == before
-    if mode != "nearest":
-        return
-    layer = nn.DistributedUpsample(P_split, scale_factor=2, mode="bilinear")
-    layer(x)
-    before = P_world.wire.recorder.lines(last=1)
-    layer(x)
-    assert P_world.wire.recorder.lines(last=1) != before
+    assert movements_before(y) == []
+    y = nn.DistributedUpsample(P_split, scale_factor=2, mode="bilinear")(x)
+    assert len(movements_before(y)) == 1
 
 
 @distributed(ranks=2, transports=LOOPBACK)
