@@ -11,8 +11,10 @@ from gpudist.geometry.broadcasting import (
     plan_all_sum_reduce,
     plan_broadcast,
 )
+from gpudist.geometry.expanded import ExpandedWindow
 from gpudist.geometry.faces import Face, own_paddings, plan_faces
 from gpudist.geometry.halo import plan_halo
+from gpudist.geometry.interpolation import InterpolationWindow
 from gpudist.geometry.overlap import plan_all_gather, plan_repartition
 from gpudist.geometry.padding import FoldedWindow, PaddingWindow
 from gpudist.geometry.parts import PartsWindow
@@ -25,9 +27,11 @@ __all__ = [
     "Box",
     "Collective",
     "Decomposition",
+    "ExpandedWindow",
     "Face",
     "FoldedWindow",
     "HaloWidths",
+    "InterpolationWindow",
     "Message",
     "Move",
     "PaddingWindow",

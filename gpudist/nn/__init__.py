@@ -58,6 +58,11 @@ from gpudist.nn.pad import (
     DistributedZeroPad2d,
     DistributedZeroPad3d,
 )
+from gpudist.nn.pixel_shuffle import (
+    DistributedChannelShuffle,
+    DistributedPixelShuffle,
+    DistributedPixelUnshuffle,
+)
 from gpudist.nn.pool import (
     DistributedAvgPool1d,
     DistributedAvgPool2d,
@@ -75,6 +80,11 @@ from gpudist.nn.pool_adaptive import (
     DistributedAdaptiveMaxPool3d,
 )
 from gpudist.nn.pool_power import DistributedLPPool1d, DistributedLPPool2d, DistributedLPPool3d
+from gpudist.nn.upsample import (
+    DistributedUpsample,
+    DistributedUpsamplingBilinear2d,
+    DistributedUpsamplingNearest2d,
+)
 from gpudist.ops import (
     AllGather,
     AllSumReduce,
@@ -108,6 +118,7 @@ __all__ = [
     "DistributedBatchNorm2d",
     "DistributedBatchNorm3d",
     "DistributedCausalConv1d",
+    "DistributedChannelShuffle",
     "DistributedCircularPad1d",
     "DistributedCircularPad2d",
     "DistributedCircularPad3d",
@@ -141,6 +152,8 @@ __all__ = [
     "DistributedMaxPool2d",
     "DistributedMaxPool3d",
     "DistributedNLLLoss",
+    "DistributedPixelShuffle",
+    "DistributedPixelUnshuffle",
     "DistributedPoissonNLLLoss",
     "DistributedRMSNorm",
     "DistributedReflectionPad1d",
@@ -151,6 +164,9 @@ __all__ = [
     "DistributedReplicationPad3d",
     "DistributedSmoothL1Loss",
     "DistributedSoftMarginLoss",
+    "DistributedUpsample",
+    "DistributedUpsamplingBilinear2d",
+    "DistributedUpsamplingNearest2d",
     "DistributedZeroPad1d",
     "DistributedZeroPad2d",
     "DistributedZeroPad3d",

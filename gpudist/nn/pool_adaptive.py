@@ -74,8 +74,7 @@ class _DistributedAdaptivePool(torch.nn.Module):
         inputs, steps, moves, are_irregular = layout.decomposition, [], False, False
         for dim in reversed(range(2, self.P_x.dim)):
             blocks = inputs.dims[dim]
-            size = self.output_size[dim - 2]
-            windows = AdaptiveWindow(blocks.extent if size is None else size)
+            windows = AdaptiveWindow(self._output_extent(dim - 2, blocks.extent))
             parts = PartsWindow(blocks, windows)
             axis = ReducedAxis(dim, inputs, parts, self.P_x, layout.dtype)
             steps.append(self._step(axis, layout, x))
@@ -85,6 +84,11 @@ class _DistributedAdaptivePool(torch.nn.Module):
         origin = layout.decomposition.block(index).start[2:]
         return _Bound(layout, origin, inputs.block(index).shape, moves, are_irregular, tuple(steps))
 
+    def _output_extent(self, d: int, extent: int) -> int:
+        """Global outputs along spatial dim ``d`` of ``extent`` cells."""
+        size = self.output_size[d]
+        return extent if size is None else size
+
     def _step(self, axis: ReducedAxis, layout: Layout, x: torch.Tensor) -> Any:
         raise NotImplementedError
 
@@ -92,7 +96,7 @@ class _DistributedAdaptivePool(torch.nn.Module):
         return f"output_size={self.output_size}, P_x={list(self.P_x.shape)}"
 
 
-class _DistributedAdaptiveAvgPool(_DistributedAdaptivePool):
+class DistributedAdaptiveAvgPool(_DistributedAdaptivePool):
     """Mean over as many windows as there are outputs, of a tensor cut over ``P_x`` in any dims.
 
     The input has shape ``[B, C, *spatial]``, the output ``[B, C, *output_size]`` in balanced
@@ -225,18 +229,18 @@ def _sizes(name: str, output_size: OutputSize, dims: int) -> tuple[int | None, .
     return sizes
 
 
-class DistributedAdaptiveAvgPool1d(_DistributedAdaptiveAvgPool):
-    __doc__ = _DistributedAdaptiveAvgPool.__doc__
+class DistributedAdaptiveAvgPool1d(DistributedAdaptiveAvgPool):
+    __doc__ = DistributedAdaptiveAvgPool.__doc__
     _dims = 1
 
 
-class DistributedAdaptiveAvgPool2d(_DistributedAdaptiveAvgPool):
-    __doc__ = _DistributedAdaptiveAvgPool.__doc__
+class DistributedAdaptiveAvgPool2d(DistributedAdaptiveAvgPool):
+    __doc__ = DistributedAdaptiveAvgPool.__doc__
     _dims = 2
 
 
-class DistributedAdaptiveAvgPool3d(_DistributedAdaptiveAvgPool):
-    __doc__ = _DistributedAdaptiveAvgPool.__doc__
+class DistributedAdaptiveAvgPool3d(DistributedAdaptiveAvgPool):
+    __doc__ = DistributedAdaptiveAvgPool.__doc__
     _dims = 3
 
 
