@@ -35,6 +35,12 @@ from gpudist.nn.pool import (
     DistributedMaxPool2d,
     DistributedMaxPool3d,
 )
+from gpudist.nn.softmax import (
+    DistributedLogSoftmax,
+    DistributedSoftmax,
+    DistributedSoftmax2d,
+    DistributedSoftmin,
+)
 from gpudist.ops import (
     AllGather,
     AllSumReduce,
@@ -71,6 +77,7 @@ __all__ = [
     "DistributedCrossEntropyLoss",
     "DistributedL1Loss",
     "DistributedLinear",
+    "DistributedLogSoftmax",
     "DistributedMSELoss",
     "DistributedMaxPool1d",
     "DistributedMaxPool2d",
@@ -81,6 +88,9 @@ __all__ = [
     "DistributedReplicationPad1d",
     "DistributedReplicationPad2d",
     "DistributedReplicationPad3d",
+    "DistributedSoftmax",
+    "DistributedSoftmax2d",
+    "DistributedSoftmin",
     "DistributedZeroPad1d",
     "DistributedZeroPad2d",
     "DistributedZeroPad3d",
