@@ -7,6 +7,14 @@ from gpudist.nn.conv_transpose import (
     DistributedConvTranspose2d,
     DistributedConvTranspose3d,
 )
+from gpudist.nn.dropout import (
+    DistributedAlphaDropout,
+    DistributedDropout,
+    DistributedDropout1d,
+    DistributedDropout2d,
+    DistributedDropout3d,
+    DistributedFeatureAlphaDropout,
+)
 from gpudist.nn.invariant import invariant_copy, invariant_sum
 from gpudist.nn.linear import DistributedLinear
 from gpudist.nn.loss import DistributedCrossEntropyLoss, DistributedL1Loss, DistributedMSELoss
@@ -58,6 +66,7 @@ __all__ = [
     "AllGather",
     "AllSumReduce",
     "Broadcast",
+    "DistributedAlphaDropout",
     "DistributedAvgPool1d",
     "DistributedAvgPool2d",
     "DistributedAvgPool3d",
@@ -75,6 +84,11 @@ __all__ = [
     "DistributedConvTranspose2d",
     "DistributedConvTranspose3d",
     "DistributedCrossEntropyLoss",
+    "DistributedDropout",
+    "DistributedDropout1d",
+    "DistributedDropout2d",
+    "DistributedDropout3d",
+    "DistributedFeatureAlphaDropout",
     "DistributedL1Loss",
     "DistributedLinear",
     "DistributedLogSoftmax",
