@@ -15,6 +15,7 @@ from gpudist.nn.dropout import (
     DistributedDropout3d,
     DistributedFeatureAlphaDropout,
 )
+from gpudist.nn.embedding import DistributedEmbedding
 from gpudist.nn.invariant import invariant_copy, invariant_sum
 from gpudist.nn.linear import DistributedLinear
 from gpudist.nn.loss import DistributedCrossEntropyLoss, DistributedL1Loss, DistributedMSELoss
@@ -88,6 +89,7 @@ __all__ = [
     "DistributedDropout1d",
     "DistributedDropout2d",
     "DistributedDropout3d",
+    "DistributedEmbedding",
     "DistributedFeatureAlphaDropout",
     "DistributedL1Loss",
     "DistributedLinear",
