@@ -7,6 +7,15 @@ from gpudist.nn.conv_transpose import (
     DistributedConvTranspose2d,
     DistributedConvTranspose3d,
 )
+from gpudist.nn.dropout import (
+    DistributedAlphaDropout,
+    DistributedDropout,
+    DistributedDropout1d,
+    DistributedDropout2d,
+    DistributedDropout3d,
+    DistributedFeatureAlphaDropout,
+)
+from gpudist.nn.embedding import DistributedEmbedding
 from gpudist.nn.invariant import invariant_copy, invariant_sum
 from gpudist.nn.linear import DistributedLinear
 from gpudist.nn.loss_binary import (
@@ -80,6 +89,12 @@ from gpudist.nn.pool_adaptive import (
     DistributedAdaptiveMaxPool3d,
 )
 from gpudist.nn.pool_power import DistributedLPPool1d, DistributedLPPool2d, DistributedLPPool3d
+from gpudist.nn.softmax import (
+    DistributedLogSoftmax,
+    DistributedSoftmax,
+    DistributedSoftmax2d,
+    DistributedSoftmin,
+)
 from gpudist.nn.upsample import (
     DistributedUpsample,
     DistributedUpsamplingBilinear2d,
@@ -108,6 +123,7 @@ __all__ = [
     "DistributedAdaptiveMaxPool1d",
     "DistributedAdaptiveMaxPool2d",
     "DistributedAdaptiveMaxPool3d",
+    "DistributedAlphaDropout",
     "DistributedAvgPool1d",
     "DistributedAvgPool2d",
     "DistributedAvgPool3d",
@@ -133,6 +149,12 @@ __all__ = [
     "DistributedConvTranspose3d",
     "DistributedCosineEmbeddingLoss",
     "DistributedCrossEntropyLoss",
+    "DistributedDropout",
+    "DistributedDropout1d",
+    "DistributedDropout2d",
+    "DistributedDropout3d",
+    "DistributedEmbedding",
+    "DistributedFeatureAlphaDropout",
     "DistributedGaussianNLLLoss",
     "DistributedGroupNorm",
     "DistributedHingeEmbeddingLoss",
@@ -147,6 +169,7 @@ __all__ = [
     "DistributedLPPool3d",
     "DistributedLayerNorm",
     "DistributedLinear",
+    "DistributedLogSoftmax",
     "DistributedMSELoss",
     "DistributedMaxPool1d",
     "DistributedMaxPool2d",
@@ -164,6 +187,9 @@ __all__ = [
     "DistributedReplicationPad3d",
     "DistributedSmoothL1Loss",
     "DistributedSoftMarginLoss",
+    "DistributedSoftmax",
+    "DistributedSoftmax2d",
+    "DistributedSoftmin",
     "DistributedUpsample",
     "DistributedUpsamplingBilinear2d",
     "DistributedUpsamplingNearest2d",
