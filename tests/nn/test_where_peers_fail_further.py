@@ -271,13 +271,13 @@ def test_kl_divergence_by_the_batch(P_world: Partition) -> None:
 @distributed(ranks=4, transports=LOOPBACK)
 def test_embedding_with_the_vocabulary_split(P_world: Partition) -> None:
     """ShardTensor and DistDL: have none; DistDL's fork gathers the whole weight."""
-    P_x, P_w = grid(P_world, [2, 1, 1]), grid(P_world, [2, 1])
+    P_x, P_y = grid(P_world, [2, 1]), grid(P_world, [2, 1, 1])
+    P_w = grid(P_world, [2, 1, 2, 1])
     torch.manual_seed(1)
     sequential = torch.nn.Embedding(7, 3, padding_idx=2, dtype=F64)
     torch.manual_seed(1)
-    layer = nn.DistributedEmbedding(P_x, 7, 3, padding_idx=2, dtype=F64, P_w=P_w)
+    layer = nn.DistributedEmbedding(P_x, P_y, P_w, 7, 3, padding_idx=2, dtype=F64)
     indices = torch.arange(20).reshape(4, 5) % 7
     expected = sequential(indices).detach()
-    where = own_slices((4, 5, 3), P_x)
-    mine = indices[:0] if where is None else indices[where[:2]]
-    assert_block_of(layer(mine).detach(), expected, where, "output")
+    mine = own_block(indices, P_x, requires_grad=False)
+    assert_block_of(layer(mine).detach(), expected, own_slices((4, 5, 3), P_y), "output")
