@@ -162,7 +162,7 @@ class DistributedEmbedding(torch.nn.Module):
         spread = grid.bind_spread(layout, x)
         leading, features = layout.decomposition.dims, self._cut.dims[1]
         dtype = self.weight.dtype
-        reduction = grid.bind_sum(leading, features, dtype, spread.output_shape, x)
+        reduction = grid.bind_sum(leading, features, dtype, spread.output_shape, dtype, x)
         if grid.copies == 1:
             return spread, reduction
         name = f"weight of {self._name}"

@@ -110,6 +110,7 @@ class WeightGrid:
         features: Blocks,
         dtype: torch.dtype,
         placeholder: tuple[int, ...],
+        placeholder_dtype: torch.dtype,
         x: torch.Tensor,
     ) -> Movement:
         """The sum-reduce of the products into the output's blocks.
@@ -117,7 +118,7 @@ class WeightGrid:
         Args:
             leading, features: the cut of the output.
             dtype: of the output.
-            placeholder: shape of what a worker that does not compute passes.
+            placeholder, placeholder_dtype: of what a worker that does not compute passes.
             x: the input.
         """
         P_y, P_c = self.P_sum, self.P_c
@@ -134,4 +135,4 @@ class WeightGrid:
         plan = plan_between(P_y, P_c, P_both, pairing, shape_of, (leading, features)).T
         label = f"sum_reduce {list(P_c.shape)} -> {list(P_y.shape)}"
         empty = placeholder_shape(x)
-        return bind(plan, P_both, label, dtype, placeholder, dtype, empty)
+        return bind(plan, P_both, label, dtype, placeholder, placeholder_dtype, empty)

@@ -223,7 +223,7 @@ def test_upsample_in_one_and_three_dims(P_world: Partition) -> None:
 def test_linear_over_a_split_batch_and_split_features(P_world: Partition) -> None:
     """DistDL: two dims, with a batch that is whole."""
     P_x, P_y = grid(P_world, [2, 2]), grid(P_world, [2, 1])
-    P_w = grid(P_world, [1, 2])
+    P_w = grid(P_world, [2, 1, 2])
     torch.manual_seed(1)
     sequential = torch.nn.Linear(6, 4, dtype=F64)
     torch.manual_seed(1)

@@ -17,7 +17,7 @@ LAYERS = ("Embedding",)
 
 
 def draw(random: random.Random, layer: str, ranks: int) -> Case:
-    """The shape is that of the indices; ``extra`` has the blocks of rows and of columns."""
+    """The shape is that of the indices; ``table`` has the blocks of rows and of columns."""
     dims = random.randint(1, 3)
     shape = tuple(random.randint(0 if random.random() < 0.05 else 1, 5) for _ in range(dims))
     rows = random.randint(1, 12)
@@ -42,8 +42,9 @@ def check(case: Case, P_world: Partition) -> None:
     table = options.pop("num_embeddings"), options.pop("embedding_dim")
     P_x = scattered(P_world, case.grid, case.seed)
     partitions: Partitions = P_x, None, None
-    if "table" in case.extra:
-        rows, columns = case.extra["table"]
+    split = options.pop("table", case.extra.get("table"))
+    if split is not None:
+        rows, columns = split
         P_y = scattered(P_world, (*case.grid, columns), case.seed and case.seed + 1)
         P_w = scattered(P_world, (*case.grid, rows, columns), case.seed and case.seed + 2)
         partitions = P_x, P_y, P_w
@@ -56,6 +57,8 @@ def check(case: Case, P_world: Partition) -> None:
 TABLE = {"num_embeddings": 12, "embedding_dim": 6}
 FEATURES = (
     Feature("Embedding", "indices", TABLE, (4, 6)),
+    Feature("Embedding", "rows split", {**TABLE, "table": (2, 1)}, (4, 6)),
+    Feature("Embedding", "columns split", {**TABLE, "table": (1, 2)}, (4, 6)),
     Feature("Embedding", "padding_idx", {**TABLE, "padding_idx": 3}, (4, 6)),
     Feature("Embedding", "uneven blocks", TABLE, (4, 6), {0: (1, 3)}),
     Feature("Embedding", "empty blocks", TABLE, (4, 6), {0: (0, 4)}),

@@ -1,4 +1,4 @@
-"""The linear layer: leading dims split on ``P_x`` alone, or features over three partitions."""
+"""The linear layer: leading dims split on ``P_x`` alone, or features too, over three partitions."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ def draw(random: random.Random, layer: str, ranks: int) -> Case:
         grid = draw_grid(random, leading + 1, range(leading), ranks)
         extra = {}
     else:
-        outputs = random.randint(1, ranks)
-        grid = (*(1,) * leading, random.randint(1, ranks // outputs))
+        outputs = random.randint(1, min(ranks, 3))
+        # The workers that multiply are as many as those of the input times these blocks.
+        grid = draw_grid(random, leading + 1, range(leading + 1), ranks // outputs)
         extra = {"outputs": outputs}
     sizes = draw_sizes(random, shape, grid, range(leading))
     return Case(
@@ -41,7 +42,7 @@ def check(case: Case, P_world: Partition) -> None:
         outputs = case.extra.get("outputs", case.grid[-1])
         seed = case.seed + 1 if case.seed else 0
         P_y = scattered(P_world, (*case.grid[:-1], outputs), seed)
-        P_w = scattered(P_world, (outputs, case.grid[-1]), case.seed)
+        P_w = scattered(P_world, (*case.grid[:-1], outputs, case.grid[-1]), case.seed)
         others = P_y, P_w
     kept = {d: blocks for d, blocks in case.sizes.items() if d < len(case.shape) - 1}
     assert_same_as_sequential(
@@ -59,11 +60,14 @@ def check(case: Case, P_world: Partition) -> None:
 
 
 def _owned(P_w: CartesianPartition, name: str, shape: torch.Size) -> Slices | None:
-    """Weight blocks on the grid, the bias on its first column."""
-    if P_w.index is None or (name == "bias" and P_w.index[1] > 0):
+    """Weight blocks on the first workers along leading axes, the bias on their first column."""
+    *_, rows, columns = P_w.shape
+    first = P_w.create_partition_inclusive(range(rows * columns))
+    P_first = first.create_cartesian_topology_partition([rows, columns])
+    if P_first.index is None or (name == "bias" and P_first.index[1] > 0):
         return None
-    where = own_slices((shape[0], P_w.shape[1]), P_w)
-    return own_slices(shape, P_w) if name == "weight" else (where or ())[:1]
+    where = own_slices((shape[0], columns), P_first)
+    return own_slices(shape, P_first) if name == "weight" else (where or ())[:1]
 
 
 FEATURES = (
