@@ -10,6 +10,10 @@ CPP := $(wildcard csrc/*.h csrc/*.cpp csrc/*.cu tests/csrc/*.h tests/csrc/*.cpp 
 
 EPOCHS ?= 20
 
+# Of `make fuzz`: how many configurations, and which.
+N ?= 200
+SEED ?= 1
+
 # Where there are GPUs, the Python whose torch sees them, with nanobind, CMake and pytest beside it.
 GPU_PYTHON ?= python3
 # A folder for what gpu-test and gpu-bench find: JUnit's XML, and a file of rows for each subject.
@@ -21,7 +25,7 @@ GPU_TESTS := -m pytest tests/gpu -q -rs
 # Many ranks share few cores here: one thread for each.
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test lint types check format sanitize bench clean
+.PHONY: demo test fuzz lint types check format sanitize bench clean
 .PHONY: gpu-build gpu-test gpu-bench gpu-sanitize gpu-rehearsal
 
 demo: $(INSTALLED)
@@ -30,6 +34,10 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(PYTHON) -m pytest
+
+# Random configurations of every layer against torch's; N=2000 SEED=1 takes about two minutes.
+fuzz: $(INSTALLED)
+	$(PYTHON) -m tests.fuzz --count $(N) --seed $(SEED)
 
 # The native core with its CUDA half, in place. Installs nothing and needs no network.
 gpu-build:

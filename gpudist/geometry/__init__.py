@@ -3,6 +3,7 @@
 Nothing here knows a tensor, a process or a wire.
 """
 
+from gpudist.geometry.adaptive import AdaptiveWindow
 from gpudist.geometry.blocks import Blocks, Decomposition, balanced_block
 from gpudist.geometry.boxes import Box, Collective, Message, Move, Plan, Stage
 from gpudist.geometry.broadcasting import (
@@ -10,22 +11,34 @@ from gpudist.geometry.broadcasting import (
     plan_all_sum_reduce,
     plan_broadcast,
 )
+from gpudist.geometry.expanded import ExpandedWindow
 from gpudist.geometry.faces import Face, own_paddings, plan_faces
 from gpudist.geometry.halo import plan_halo
+from gpudist.geometry.interpolation import InterpolationWindow
 from gpudist.geometry.overlap import plan_all_gather, plan_repartition
+from gpudist.geometry.padding import FoldedWindow, PaddingWindow
+from gpudist.geometry.parts import PartsWindow
+from gpudist.geometry.pooling import PoolWindow
 from gpudist.geometry.windows import HaloWidths, SlidingWindow, TransposedWindow, Window
 
 __all__ = [
+    "AdaptiveWindow",
     "Blocks",
     "Box",
     "Collective",
     "Decomposition",
+    "ExpandedWindow",
     "Face",
+    "FoldedWindow",
     "HaloWidths",
+    "InterpolationWindow",
     "Message",
     "Move",
+    "PaddingWindow",
     "Pairing",
+    "PartsWindow",
     "Plan",
+    "PoolWindow",
     "SlidingWindow",
     "Stage",
     "TransposedWindow",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from typing import Literal, NamedTuple
@@ -250,7 +250,8 @@ def axis_paddings(inputs: Blocks, window: SlidingWindow) -> tuple[int, ...] | No
         padding = owned[0] - window.needed(start, stop, inputs.extent)[0]
         padded = owned[1] - owned[0] + 2 * padding
         fits = owned[0] < owned[1] and padding >= 0 and padded >= window.reach
-        if not fits or (padded - window.reach) // window.stride + 1 != stop - start:
+        own = replace(window, padding=(padding, padding)) if fits else window
+        if not fits or own.output_extent(owned[1] - owned[0]) != stop - start:
             return None
         paddings.append(padding)
     return tuple(paddings)

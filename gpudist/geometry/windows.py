@@ -93,10 +93,18 @@ class TransposedWindow:
                 f"least 0"
             )
 
+    @property
+    def reach(self) -> int:
+        """Outputs from the first that an input adds to, to the last, both included."""
+        return self.dilation * (self.kernel - 1) + 1
+
+    def smallest_extent(self, extent: int) -> int:
+        """Outputs for ``extent`` inputs without output padding; may be less than none."""
+        return (extent - 1) * self.stride + self.reach - 2 * self.padding
+
     def output_extent(self, extent: int) -> int:
         """Global number of outputs for ``extent`` inputs."""
-        reach = self.dilation * (self.kernel - 1) + 1
-        outputs = (extent - 1) * self.stride - 2 * self.padding + reach + self.output_padding
+        outputs = self.smallest_extent(extent) + self.output_padding
         if extent < 1 or outputs < 1:
             raise ShapeError(
                 f"a transposed window with kernel {self.kernel}, stride {self.stride} and padding "
@@ -108,10 +116,14 @@ class TransposedWindow:
         return Blocks(self.output_extent(inputs.extent), inputs.parts)
 
     def needed(self, start: int, stop: int, extent: int) -> tuple[int, int]:
-        span = self.dilation * (self.kernel - 1)
-        first = -((span - start - self.padding) // self.stride)
+        first = -((self.reach - 1 - start - self.padding) // self.stride)
         last = (stop - 1 + self.padding) // self.stride + 1
         return min(max(first, 0), extent), min(last, extent)
+
+    def reached(self, start: int, stop: int) -> tuple[int, int]:
+        """Range of outputs that input cells ``[start, stop)`` add to, cells cut off included."""
+        first = start * self.stride - self.padding
+        return first, first + (stop - 1 - start) * self.stride + self.reach
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import prod
-from typing import Any, Literal
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -14,23 +13,30 @@ import torch.nn.functional as F
 from gpudist.autograd import is_eager, move
 from gpudist.errors import ShapeError
 from gpudist.exchange import Movement
-from gpudist.geometry.blocks import Blocks, Decomposition
-from gpudist.geometry.windows import SlidingWindow
-from gpudist.nn.conv_channels import bind_spread, bind_sum
+from gpudist.geometry.blocks import Decomposition
+from gpudist.geometry.faces import have_faces
+from gpudist.geometry.padding import FoldedWindow
+from gpudist.nn.channels_last import channels_last_form, in_form
+from gpudist.nn.conv_arguments import (
+    PADDING_MODES,
+    CausalArguments,
+    ConvArguments,
+    conv_windows,
+    require_supported,
+)
+from gpudist.nn.conv_channels import (
+    bind_spread,
+    bind_sum,
+    output_shapes,
+    require_input_channels,
+)
 from gpudist.nn.conv_overlap import ConvolutionInPlace
+from gpudist.nn.conv_parameters import ConvParameters
 from gpudist.nn.conv_placement import place
+from gpudist.nn.edge_padding import EdgePadding, bind_edge_padding, require_padding_of_input
 from gpudist.nn.in_place import use_in_place
-from gpudist.nn.parameter import (
-    bias_bound,
-    bind_parameter,
-    kaiming_bound,
-    tied_empty,
-    uniform_parameter,
-    zero_bias,
-)
-from gpudist.nn.partitions import (
-    leading_partitions,
-)
+from gpudist.nn.parameter import tied_empty, zero_bias
+from gpudist.nn.partitions import leading_partitions
 from gpudist.nn.window import per_dim
 from gpudist.ops.agreement import Agreement, Layout, ShapeMode
 from gpudist.ops.halo_exchange import HaloExchange
@@ -38,23 +44,6 @@ from gpudist.ops.operator import Bound
 from gpudist.partition import CartesianPartition
 
 _CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-
-
-@dataclass
-class _Arguments:
-    """The arguments of torch's convolutions, in torch's order and with torch's defaults."""
-
-    in_channels: int
-    out_channels: int
-    kernel_size: int | Sequence[int]
-    stride: int | Sequence[int] = 1
-    padding: int | Sequence[int] | Literal["same", "valid"] = 0
-    dilation: int | Sequence[int] = 1
-    groups: int = 1
-    bias: bool = True
-    padding_mode: str = "zeros"
-    device: torch.device | str | None = None
-    dtype: torch.dtype | None = None
 
 
 class _DistributedConv(torch.nn.Module):
@@ -69,37 +58,44 @@ class _DistributedConv(torch.nn.Module):
     The weight lives in blocks on the workers of ``P_w`` at spatial index 0 (on rank 0 of ``P_x`` if
     that is alone), the bias on those of them at input channel index 0; other workers hold
     zero-volume parameters. Initial values are those of the torch layer under the same seed. Output
-    blocks are balanced.
+    blocks are balanced. With ``P_x`` alone, an input in ``torch.channels_last`` gives an output in
+    it where torch's convolution does on that device.
 
     Args:
         P_x: owns the input.
         P_y, P_w: own the output, and the weight; optional.
-        in_channels ... dtype: as torch's layer, global sizes. ``padding_mode`` is ``"zeros"`` or
-            ``"circular"``.
+        in_channels ... dtype: as torch's layer, global sizes.
         global_shape: of the input, if it is balanced, to save agreeing on its blocks.
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
         overlap: convolve the own block in place, the ghosts of its boundary apart, where that is
             possible and pays; ``False`` refuses. It pays if the largest block has at least
             :data:`~gpudist.nn.in_place.SMALLEST_BLOCK_BYTES`. Possible with ``P_x`` alone, in
             float32 and float64, if no block is empty and each gives its outputs with the same
-            padding on both sides (odd kernels whose outputs are cut as their inputs are), outside
-            of autocast and torch.compile. Sums are the same but for rounding.
+            padding on both sides (odd kernels whose outputs are cut as their inputs are), with zero
+            or circular padding, unless nested, outside of autocast and torch.compile. Sums are the
+            same but for rounding.
+        nested: exchange ghosts dim after dim, with two neighbours each, instead of with all
+            neighbours at once. The numbers are the same.
 
     Cost:
         Forward, one group of messages carries the ghost cells of the input, and the parameters from
         their owners; with split channels, a broadcast of the input and a sum-reduce of the output
         follow. Backward moves the same bytes the other way. The block is copied beside its ghosts
-        unless it is convolved in place or no worker needs any.
+        unless it is convolved in place or no worker needs any, and once more by workers at an edge
+        whose padding is reflected or replicated.
 
     Raises:
         PartitionError: the partitions do not fit each other.
-        ShapeError: an argument is not supported, or there are more blocks than channels.
+        ShapeError: an argument is not supported, or there are more blocks than channels; at the
+            first call, on every rank alike, a kernel or padding does not fit the input.
 
     Source:
         Hewett & Grady 2020, arXiv:2006.03108, section 4.
     """
 
     _dims: int
+    _arguments: ClassVar[type[ConvArguments] | type[CausalArguments]] = ConvArguments
+    _padding_modes = PADDING_MODES
 
     def __init__(
         self,
@@ -108,32 +104,24 @@ class _DistributedConv(torch.nn.Module):
         global_shape: Sequence[int] | None = None,
         shape: ShapeMode = "static",
         overlap: bool = True,
+        nested: bool = False,
         **options: Any,
     ) -> None:
         super().__init__()
-        self.overlap = overlap
+        self.overlap = overlap and not nested
         self._name = type(self).__name__
         P_y, P_w, rest = leading_partitions(self._name, arguments, options)
-        given = _Arguments(*rest, **options)
+        given = self._arguments(*rest, **options)
+        require_supported(self._name, given, self._padding_modes)
         self.in_channels = given.in_channels
         self.out_channels = given.out_channels
         self.groups = given.groups
         self.kernel_size = per_dim(self._name, "kernel_size", given.kernel_size, self._dims)
         self.stride = per_dim(self._name, "stride", given.stride, self._dims)
         self.dilation = per_dim(self._name, "dilation", given.dilation, self._dims)
-        self.padding = self._paddings(given.padding)
+        window = (self.kernel_size, self.stride, self.dilation)
+        self.padding = given.paddings(self._name, *window)
         self.padding_mode = given.padding_mode
-        if self.padding_mode not in ("zeros", "circular"):
-            raise ShapeError(
-                f"{self._name}: padding_mode {self.padding_mode!r} is not supported; use 'zeros' "
-                "or 'circular'"
-            )
-        for what, channels in (("in", self.in_channels), ("out", self.out_channels)):
-            if channels % self.groups:
-                raise ShapeError(
-                    f"{self._name}: {what}_channels {channels} must be divisible by groups "
-                    f"{self.groups}"
-                )
         placed = place(
             self._name, P_x, P_y, P_w, self.in_channels, self.out_channels, self.groups, self._dims
         )
@@ -141,13 +129,9 @@ class _DistributedConv(torch.nn.Module):
         self.P_x, self.P_y = placed.P_x, placed.P_y
         self.halo_exchange = HaloExchange(
             placed.P_x,
-            [
-                SlidingWindow(k, s, d, p)
-                for k, s, d, p in zip(
-                    self.kernel_size, self.stride, self.dilation, self.padding, strict=True
-                )
-            ],
+            conv_windows(*window, self.padding, self.padding_mode),
             periodic=self.padding_mode == "circular",
+            nested=nested,
         )
         self._agreement = Agreement(
             self._name,
@@ -158,51 +142,11 @@ class _DistributedConv(torch.nn.Module):
             shape,
         )
         self._bound = Bound[_Bound](shape, self._agreement)
-        self._make_parameters(given)
-
-    def _paddings(self, padding: Any) -> tuple[tuple[int, int], ...]:
-        if padding == "valid":
-            return ((0, 0),) * self._dims
-        if padding == "same":
-            if any(s != 1 for s in self.stride):
-                raise ShapeError(f"{self._name}: padding 'same' needs stride 1, not {self.stride}")
-            totals = [d * (k - 1) for k, d in zip(self.kernel_size, self.dilation, strict=True)]
-            return tuple((total // 2, total - total // 2) for total in totals)
-        if isinstance(padding, str):
-            raise ShapeError(
-                f"{self._name}: padding is {padding!r}; use numbers, 'same' or 'valid'"
-            )
-        return tuple((p, p) for p in per_dim(self._name, "padding", padding, self._dims))
-
-    def _make_parameters(self, given: _Arguments) -> None:
-        placed = self._placement
-        self.weight_shape = (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
-        fan_in = prod(self.weight_shape[1:])
-        self._weight_cut = Decomposition.balanced(
-            self.weight_shape, (*placed.weight_grid, *(1,) * self._dims)
+        weight_shape = (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
+        self._parameters_cut = ConvParameters.cut(
+            self._name, placed, weight_shape, self.out_channels
         )
-        self._bias_cut = Decomposition.balanced(
-            (self.out_channels,), (self._placement.weight_grid[0],)
-        )
-        index = placed.P_weight.index
-        self.weight = uniform_parameter(
-            self.weight_shape,
-            kaiming_bound(fan_in),
-            self._weight_cut.block(index) if index is not None else None,
-            given.device,
-            given.dtype,
-        )
-        self.bias: torch.nn.Parameter | None = None
-        if not given.bias:
-            return
-        index = placed.P_bias.index
-        self.bias = uniform_parameter(
-            (self.out_channels,),
-            bias_bound(fan_in),
-            self._bias_cut.block(index[:1]) if index is not None else None,
-            given.device,
-            given.dtype,
-        )
+        self.weight, self.bias = self._parameters_cut.draw(given.bias, given.device, given.dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self._placement.P_all.active:
@@ -228,6 +172,9 @@ class _DistributedConv(torch.nn.Module):
             block, (weight, *biases) = x, move(bound.parameters, parameters)
         bias = biases[0] if biases else None
         if self._placement.P_c.active:
+            if bound.edge_padding is not None:
+                block = bound.edge_padding(block)
+            block = in_form(block, channels_last_form(x))
             y = self._convolve(block, weight, bias, bound)
         else:
             y = tied_empty(block.shape, x.dtype, block, weight, bias)
@@ -244,9 +191,7 @@ class _DistributedConv(torch.nn.Module):
             return tied_empty(bound.output_shape, block.dtype, block, weight, bias)
         if bias is not None and not self._placement.P_bias_used.active:
             bias = zero_bias(bias, weight.shape[0])
-        groups = self.groups if self._placement.weight_grid[1] == 1 else 1
-        if self.groups > 1 and self._placement.P_sum is not None:
-            groups = self.groups // self._placement.weight_grid[0]
+        groups = self._placement.groups_of_block(self.groups)
         convolve = _CONVOLVE[self._dims]
         return convolve(block, weight, bias, self.stride, bound.padding, self.dilation, groups)
 
@@ -255,18 +200,8 @@ class _DistributedConv(torch.nn.Module):
 
     def _bind(self, layout: Layout, x: torch.Tensor) -> _Bound:
         inputs = layout.decomposition
-        if inputs.shape[1] != self.in_channels:
-            raise ShapeError(
-                f"{self._name}, dim 1: the input has {inputs.shape[1]} channels, not "
-                f"{self.in_channels}"
-            )
-        channels = inputs.dims[1]
-        if channels != Blocks(self.in_channels, channels.parts):
-            sizes = [channels.length(i) for i in range(channels.parts)]
-            raise ShapeError(
-                f"{self._name}, dim 1: the input's blocks have {sizes} channels but the weight "
-                f"needs {self.in_channels} in balanced blocks; repartition the input"
-            )
+        require_input_channels(self._name, inputs, self.in_channels)
+        require_padding_of_input(self._name, self.padding_mode, self.padding, inputs.shape[2:])
         try:
             movement = self.halo_exchange.bind_to(inputs, layout.dtype, x)
         except ShapeError as error:
@@ -274,17 +209,30 @@ class _DistributedConv(torch.nn.Module):
         if self._placement.P_spread is not None:
             spread = bind_spread(self._placement, layout, self.halo_exchange, movement, x)
             movement = movement.then(spread)
-        parameters = [self._bind_weight()]
-        if self.bias is not None:
-            parameters.append(self._bind_bias())
-        shape_of = self._output_shapes(inputs)
+        windows, channels = self.halo_exchange.windows, self._parameters_cut.bias_cut.dims[0]
+        shape_of = output_shapes(self._placement, inputs, windows, channels)
         mine = shape_of(self._placement.P_c.index) if self._placement.P_c.index is not None else ()
         reduction = None
         if self._placement.P_sum is not None:
-            key = (self._name, inputs, self.halo_exchange.windows, self.out_channels)
+            key = (self._name, inputs, windows, self.out_channels)
             reduction = bind_sum(self._placement, layout, key, shape_of, movement, x)
-        bound = _Bound(movement, tuple(parameters), mine, reduction, (0,) * self._dims)
+        parameters = self._parameters_cut.bind(self.weight, self.bias)
+        bound = _Bound(movement, parameters, mine, reduction, (0,) * self._dims)
+        if any(isinstance(window, FoldedWindow) for window in windows):
+            return self._with_edge_padding(bound, inputs, x)
         return self._with_block_in_place(bound, layout, x)
+
+    def _with_edge_padding(self, bound: _Bound, inputs: Decomposition, x: torch.Tensor) -> _Bound:
+        """``bound`` with the padding that copies cells, which a halo exchange leaves to do."""
+        halo, index = self.halo_exchange, self._placement.P_c.index
+        has_ghosts = self._placement.P_spread is not None or have_faces(
+            inputs, halo.windows, halo.periodic
+        )
+        if index is None or 0 in bound.output_shape:
+            return replace(bound, has_ghosts=has_ghosts)
+        features = (inputs.dims[2:], halo.windows[2:], index[2:])
+        edge_padding = bind_edge_padding(*features, x.device, of_own_block=not has_ghosts)
+        return replace(bound, has_ghosts=has_ghosts, edge_padding=edge_padding)
 
     def _with_block_in_place(self, bound: _Bound, layout: Layout, x: torch.Tensor) -> _Bound:
         """``bound`` without the copy of the block, where that is possible and pays."""
@@ -309,34 +257,6 @@ class _DistributedConv(torch.nn.Module):
             ),
         )
 
-    def _bind_weight(self) -> Movement:
-        placed, name = self._placement, f"weight of {self._name}"
-        return bind_parameter(self.weight, placed.P_weight, placed.P_c, self._weight_cut, name)
-
-    def _bind_bias(self) -> Movement:
-        assert self.bias is not None
-        placed, name = self._placement, f"bias of {self._name}"
-        return bind_parameter(self.bias, placed.P_bias, placed.P_bias_used, self._bias_cut, name)
-
-    def _output_shapes(self, inputs: Decomposition) -> Callable[[Sequence[int]], tuple[int, ...]]:
-        """Shape of the output of the convolving worker at an index."""
-        split_channels = self._placement.P_sum is not None
-        features = [
-            window.outputs(blocks)
-            for blocks, window in zip(inputs.dims[2:], self.halo_exchange.windows[2:], strict=True)
-        ]
-        channels = self._bias_cut.dims[0]
-
-        def shape_of(index: Sequence[int]) -> tuple[int, ...]:
-            batch = inputs.dims[0].length(0 if split_channels else index[0])
-            return (
-                batch,
-                channels.length(index[0] if split_channels else 0),
-                *(blocks.length(i) for blocks, i in zip(features, index[2:], strict=True)),
-            )
-
-        return shape_of
-
     def extra_repr(self) -> str:
         return (
             f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
@@ -355,6 +275,7 @@ class _Bound:
         padding: zeros on both sides of what is convolved.
         has_ghosts: some worker reads cells of others, so that the input moves.
         in_place: the convolution without a copy of the block, where it is to be used.
+        edge_padding: what is done to the block and its ghosts before it is convolved.
     """
 
     halo: Movement
@@ -364,6 +285,7 @@ class _Bound:
     padding: tuple[int, ...]
     has_ghosts: bool = True
     in_place: ConvolutionInPlace | None = None
+    edge_padding: EdgePadding | None = None
 
 
 class DistributedConv1d(_DistributedConv):

@@ -1,4 +1,4 @@
-"""Split channels of a convolution: who convolves gets the input, and the outputs are summed."""
+"""Channels of a convolution: who convolves gets the input, and the outputs are summed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from gpudist.errors import ShapeError
 from gpudist.exchange import Movement, bind
+from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.broadcasting import Pairing
 from gpudist.geometry.halo import needed_range
+from gpudist.geometry.windows import Window
 from gpudist.nn.conv_placement import ConvPlacement
 from gpudist.ops.agreement import Layout
 from gpudist.ops.broadcast import plan_between
@@ -72,3 +75,48 @@ def bind_sum(
     label = f"sum_reduce {list(P_c.shape)} -> {list(P_y.shape)}"
     shape, dtype = spread.output_shape, spread.output_dtype
     return bind(plan, P_both, label, layout.dtype, shape, dtype, placeholder_shape(x))
+
+
+def require_input_channels(name: str, inputs: Decomposition, in_channels: int) -> None:
+    """Refuse an input whose channels are not those of the weight, cut alike."""
+    channels = inputs.dims[1]
+    if channels.extent != in_channels:
+        raise ShapeError(
+            f"{name}, dim 1: the input has {channels.extent} channels, not {in_channels}"
+        )
+    if channels != Blocks(in_channels, channels.parts):
+        sizes = [channels.length(i) for i in range(channels.parts)]
+        raise ShapeError(
+            f"{name}, dim 1: the input's blocks have {sizes} channels but the weight needs "
+            f"{in_channels} in balanced blocks; repartition the input"
+        )
+
+
+def output_shapes(
+    placed: ConvPlacement,
+    inputs: Decomposition,
+    windows: Sequence[Window],
+    channels: Blocks,
+) -> Callable[[Sequence[int]], tuple[int, ...]]:
+    """Shape of the output of the convolving worker at an index.
+
+    Args:
+        placed: of the layer.
+        inputs: how its input is cut.
+        windows: one per dim of the input.
+        channels: how the channels of the output are cut.
+    """
+    split_channels = placed.P_sum is not None
+    features = [
+        window.outputs(blocks) for blocks, window in zip(inputs.dims[2:], windows[2:], strict=True)
+    ]
+
+    def shape_of(index: Sequence[int]) -> tuple[int, ...]:
+        batch = inputs.dims[0].length(0 if split_channels else index[0])
+        return (
+            batch,
+            channels.length(index[0] if split_channels else 0),
+            *(blocks.length(i) for blocks, i in zip(features, index[2:], strict=True)),
+        )
+
+    return shape_of

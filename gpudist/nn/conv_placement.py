@@ -40,6 +40,15 @@ class ConvPlacement:
         """Blocks of output and of input channels."""
         return self.P_weight.shape[0], self.P_weight.shape[1]
 
+    def groups_of_block(self, groups: int) -> int:
+        """Of the groups of the layer, those whose channels are in one block of the weight."""
+        return groups // self.weight_grid[0] if groups > 1 else 1
+
+    @property
+    def diagonal(self) -> bool:
+        """Blocks of output channels read one block of input channels each."""
+        return self.P_x.shape[1] > 1 and self.weight_grid[1] == 1
+
 
 def place(
     name: str,

@@ -11,9 +11,8 @@ import torch.nn.functional as F
 
 from gpudist.autograd import move
 from gpudist.errors import PartitionError, ShapeError
-from gpudist.exchange import Movement, bind
+from gpudist.exchange import Movement
 from gpudist.geometry.blocks import Decomposition
-from gpudist.geometry.broadcasting import Pairing
 from gpudist.nn.parameter import (
     bias_bound,
     bind_parameter,
@@ -22,10 +21,10 @@ from gpudist.nn.parameter import (
     uniform_parameter,
     zero_bias,
 )
-from gpudist.nn.partitions import leading_partitions, plane, regrid, require_cells, require_shape
+from gpudist.nn.partitions import leading_partitions, plane, require_cells
+from gpudist.nn.weight_grid import WeightGrid
 from gpudist.ops.agreement import Agreement, Layout, ShapeMode
-from gpudist.ops.broadcast import plan_between
-from gpudist.ops.operator import Bound, placeholder_shape
+from gpudist.ops.bound import Bound
 from gpudist.partition import CartesianPartition
 
 
@@ -43,27 +42,28 @@ class _Arguments:
 class DistributedLinear(torch.nn.Module):
     """``y = x W^T + b`` for a tensor ``[..., features]`` and a weight cut over a grid of workers.
 
-    With ``P_x, P_y, P_w`` of shapes ``[..., fi]``, ``[..., fo]`` and ``[fo, fi]``, leading axes 1,
-    features
-    are split: ``x`` is broadcast to the grid of ``P_w``, each worker of which holds one balanced
-    block of the weight, and the products are summed into ``P_y``. The bias lives on the workers of
-    ``P_w`` at index 0 of axis 1, so that nothing is counted twice. With ``P_x`` alone, leading dims
-    may be split and features are not; its rank 0 holds the parameters.
+    With ``P_x, P_y, P_w`` of shapes ``[*leading, fi]``, ``[*leading, fo]`` and
+    ``[*leading, fo, fi]``, leading dims and features are split: ``x`` is broadcast to the grid of
+    ``P_w``, each worker of which multiplies with one balanced block of the weight, and the products
+    are summed into ``P_y``. The workers of ``P_w`` at index 0 of all leading axes own the blocks of
+    the weight, and those of them at index 0 of the last axis the bias, so that nothing is counted
+    twice. ``P_w`` of shape ``[fo, fi]`` will do where all leading axes are 1. With ``P_x`` alone,
+    leading dims may be split and features are not; its rank 0 holds the parameters.
 
     Other workers hold zero-volume parameters. Initial values are those of the torch layer under the
     same seed.
 
     Args:
         P_x: owns the input; its axes count from the last dim of ``x``, which may have more leading
-            dims.
-        P_y, P_w: own the output, and the weight; optional.
+            dims. Blocks may be uneven or empty along leading dims.
+        P_y, P_w: own the output, and use the weight; optional.
         in_features, out_features, bias, device, dtype: as torch's layer, global sizes.
         global_shape: of the input, to save agreeing on its blocks.
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
 
     Cost:
-        A broadcast of the input's blocks and a sum-reduce of the output's; with ``P_x`` alone, a
-        broadcast of the parameters.
+        A broadcast of the input's blocks and a sum-reduce of the output's; where leading dims are
+        split, with the first a broadcast of the parameters.
 
     Raises:
         PartitionError: the partitions do not fit each other.
@@ -83,60 +83,60 @@ class DistributedLinear(torch.nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        name = type(self).__name__
+        self._name = name = type(self).__name__
         P_y, P_w, rest = leading_partitions(name, arguments, options)
         given = _Arguments(*rest, **options)
         self.in_features, self.out_features = given.in_features, given.out_features
         self.P_x, self.P_y = P_x, P_y if P_y is not None else P_x
-        leading = (1,) * (P_x.dim - 1)
-        fi = P_x.shape[-1]
-        self._split = P_w is not None and P_y is not None
+        leading, fi = P_x.shape[:-1], P_x.shape[-1]
+        self._grid: WeightGrid | None = None
         if P_w is not None and P_y is not None:
             fo = P_y.shape[-1]
-            require_shape(name, "P_x", P_x, (*leading, None))
-            require_shape(name, "P_y", P_y, (*(1,) * (P_y.dim - 1), None))
-            require_shape(name, "P_w", P_w, (fo, fi))
+            self._grid = WeightGrid.place(name, P_x, P_y, P_w, leading, (fo, fi), (1, fi), (fo, 1))
             require_cells(name, -1, fi, self.in_features, "input features")
             require_cells(name, -1, fo, self.out_features, "output features")
-            self.P_w = P_w
-            self._P_x_paired = regrid(P_x, (1, fi))
-            self._P_y_paired = regrid(P_y, (fo, 1))
-            self._P_all = P_x.create_partition_union(P_w).create_partition_union(P_y)
+            self.P_w, self._P_all = P_w, self._grid.P_all
+            P_weight, P_c = self._grid.P_weight, self._grid.P_c
+            self._P_bias = plane(P_c, (P_c.dim - 2,))
+            self._P_bias_used = plane(P_c, range(P_c.dim - 1))
+            parts = self._grid.parts
         elif fi > 1:
             raise PartitionError(
                 f"{name}, dim -1: P_x of shape {list(P_x.shape)} splits the features; give P_y "
-                f"and P_w of shapes {[*leading, 'fo']} and {['fo', fi]} too"
+                f"and P_w of shapes {[*leading, 'fo']} and {[*leading, 'fo', fi]} too"
             )
         else:
-            self.P_w = plane(P_x, ())
-            self._P_all = P_x
-        self._make_parameters(given)
+            self.P_w, self._P_all = plane(P_x, ()), P_x
+            P_weight = self._P_bias = self.P_w
+            self._P_bias_used, parts = P_x, (1, 1)
+        self._make_parameters(given, P_weight, parts)
         self._agreement = Agreement(name, P_x, self._P_all, None, global_shape, shape)
         self._bound = Bound[tuple[Movement, ...]](
-            shape if self._split else "static", self._agreement
+            shape if self._grid is not None else "static", self._agreement
         )
 
-    def _make_parameters(self, given: _Arguments) -> None:
-        self._weight_cut = Decomposition.balanced(
-            (self.out_features, self.in_features), self.P_w.shape if self._split else (1, 1)
-        )
+    def _make_parameters(
+        self, given: _Arguments, P_weight: CartesianPartition, parts: tuple[int, int]
+    ) -> None:
+        """This worker's blocks, drawn as torch draws them, or placeholders; all workers draw."""
+        outputs, inputs = self.out_features, self.in_features
+        self._weight_cut = Decomposition.balanced((outputs, inputs), parts)
         self._bias_cut = Decomposition(self._weight_cut.dims[:1])
-        index = self.P_w.index
-        weight_index = index if self._split else (index and (0, 0))
-        has_bias = weight_index is not None and weight_index[1] == 0
+        # The owner of a whole weight has an index of zeros, of any length.
+        block = None if P_weight.index is None else ((0, *P_weight.index)[-2:])
         self.weight = uniform_parameter(
-            (self.out_features, self.in_features),
-            kaiming_bound(self.in_features),
-            self._weight_cut.block(weight_index) if weight_index is not None else None,
+            (outputs, inputs),
+            kaiming_bound(inputs),
+            self._weight_cut.block(block) if block is not None else None,
             given.device,
             given.dtype,
         )
         self.bias: torch.nn.Parameter | None = None
         if given.bias:
             self.bias = uniform_parameter(
-                (self.out_features,),
-                bias_bound(self.in_features),
-                self._bias_cut.block(weight_index[:1]) if has_bias and weight_index else None,
+                (outputs,),
+                bias_bound(inputs),
+                self._bias_cut.block(block[:1]) if block and self._P_bias.active else None,
                 given.device,
                 given.dtype,
             )
@@ -144,77 +144,83 @@ class DistributedLinear(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self._P_all.active:
             return x.clone()
-        return self._forward_split(x) if self._split else self._forward_whole(x)
+        if self._grid is None:
+            return self._forward_whole(x)
+        return self._forward_split(x, self._grid)
 
     def _forward_whole(self, x: torch.Tensor) -> torch.Tensor:
         """Features whole: the parameters come to the blocks of ``x``."""
         if x.shape[-1:] != (self.in_features,):
             raise ShapeError(
-                f"DistributedLinear, dim -1: the input of shape {list(x.shape)} has "
+                f"{self._name}, dim -1: the input of shape {list(x.shape)} has "
                 f"{x.shape[-1] if x.dim() else 0} features, not {self.in_features}"
             )
-        inputs = [self.weight] if self.bias is None else [self.weight, self.bias]
-        weight, *biases = move(self._bound(self.weight, self._bind_parameters), inputs)
+        movements = self._bound(self.weight, self._bind_whole)
+        weight, *biases = move(movements, self._parameters_that_move())
         return F.linear(x, weight, biases[0] if biases else None)
 
-    def _bind_parameters(self, weight: torch.Tensor) -> tuple[Movement, ...]:
-        P_w, P_x = self.P_w, self.P_x
-        movements = [bind_parameter(weight, P_w, P_x, self._weight_cut, "weight")]
-        if self.bias is not None:
-            movements.append(bind_parameter(self.bias, P_w, P_x, self._bias_cut, "bias"))
-        return tuple(movements)
-
-    def _forward_split(self, x: torch.Tensor) -> torch.Tensor:
-        """Features split: the blocks of ``x`` come to the parameters."""
-        spread, reduction = self._bound(x, self._agree_and_bind)
-        block = move((spread,), (x,))[0]
-        bias = self.bias
-        if not self.P_w.active:
-            y = tied_empty(block.shape, block.dtype, block, self.weight, bias)
+    def _forward_split(self, x: torch.Tensor, grid: WeightGrid) -> torch.Tensor:
+        """Features split: the blocks of ``x`` come to the parameters, or to copies of them."""
+        spread, reduction, *shared = self._bound(x, self._agree_and_bind)
+        parameters = self._parameters_that_move()
+        block, *copies = move((spread, *shared), (x, *parameters) if shared else (x,))
+        weight, *biases = copies or parameters
+        bias = biases[0] if biases else None
+        if not grid.P_c.active:
+            y = tied_empty(block.shape, block.dtype, block, weight, bias)
         else:
             if bias is not None and bias.numel() == 0:
-                bias = zero_bias(bias, self.weight.shape[0])
-            y = F.linear(block, self.weight, bias)
+                bias = zero_bias(bias, weight.shape[0])
+            y = F.linear(block, weight, bias)
         return move((reduction,), (y,))[0]
 
+    def _parameters_that_move(self) -> list[torch.Tensor]:
+        return [self.weight] if self.bias is None else [self.weight, self.bias]
+
+    def _bind_whole(self, weight: torch.Tensor) -> tuple[Movement, ...]:
+        # The grid of the one owner has axes of 1 alone: any will do.
+        name = f"weight of {self._name}"
+        movement = bind_parameter(weight, self.P_w, self.P_x, self._weight_cut, name, (0, 0))
+        return movement, *self._bind_bias(0)
+
+    def _bind_bias(self, axis: int) -> tuple[Movement, ...]:
+        """The broadcast of the bias's blocks, cut along ``axis``, to the workers that add them."""
+        if self.bias is None:
+            return ()
+        name = f"bias of {self._name}"
+        return (
+            bind_parameter(
+                self.bias, self._P_bias, self._P_bias_used, self._bias_cut, name, (axis,)
+            ),
+        )
+
     def _agree_and_bind(self, x: torch.Tensor) -> tuple[Movement, ...]:
-        layout = self._agreement(x)
+        grid, layout = self._grid, self._agreement(x)
+        assert grid is not None
         self._check(layout)
-        spread = self._bind_spread(layout, x)
-        return spread, self._bind_reduction(layout, spread, x)
+        *leading, _ = layout.decomposition.dims
+        features = self._bias_cut.dims[0]
+        spread = grid.bind_spread(layout, x)
+        placeholder, dtype = spread.output_shape, spread.output_dtype
+        reduction = grid.bind_sum(tuple(leading), features, layout.dtype, placeholder, dtype, x)
+        if grid.copies == 1:
+            return spread, reduction
+        weight = grid.bind_weight(self.weight, self._weight_cut, f"weight of {self._name}")
+        return spread, reduction, weight, *self._bind_bias(grid.P_c.dim - 2)
 
     def _check(self, layout: Layout) -> None:
+        if layout.dims < self.P_x.dim:
+            raise ShapeError(
+                f"{self._name}: the input has {layout.dims} dims but P_x of shape "
+                f"{list(self.P_x.shape)} has {self.P_x.dim} axes"
+            )
         features = layout.decomposition.dims[-1]
         if features != self._weight_cut.dims[1]:
             sizes = [features.length(i) for i in range(features.parts)]
             raise ShapeError(
-                f"DistributedLinear, dim -1: the input's blocks have {sizes} features but the "
+                f"{self._name}, dim -1: the input's blocks have {sizes} features but the "
                 f"weight needs {self.in_features} in balanced blocks; repartition the input"
             )
-
-    def _bind_spread(self, layout: Layout, x: torch.Tensor) -> Movement:
-        P_x, P_w = self._P_x_paired, self.P_w
-        P_both = P_x.create_partition_union(P_w)
-        plan = plan_between(
-            P_x, P_w, P_both, Pairing(P_x.shape, P_w.shape), layout.shape_of, layout.key
-        )
-        label = f"broadcast {list(P_x.shape)} -> {list(P_w.shape)}"
-        empty = placeholder_shape(x)
-        return bind(plan, P_both, label, layout.dtype, x.shape, x.dtype, empty)
-
-    def _bind_reduction(self, layout: Layout, spread: Movement, x: torch.Tensor) -> Movement:
-        P_y, P_w = self._P_y_paired, self.P_w
-        P_both = P_y.create_partition_union(P_w)
-        leading = layout.shape_of(0)[:-1]
-        plan = plan_between(
-            P_y, P_w, P_both, Pairing(P_y.shape, P_w.shape),
-            lambda rank: (*leading, self._bias_cut.dims[0].length(rank)),
-            (leading, self._bias_cut),
-        ).T  # fmt: skip
-        label = f"sum_reduce {list(P_w.shape)} -> {list(P_y.shape)}"
-        empty = placeholder_shape(x)
-        shape, dtype = spread.output_shape, spread.output_dtype
-        return bind(plan, P_both, label, layout.dtype, shape, dtype, empty)
 
     def extra_repr(self) -> str:
         return (

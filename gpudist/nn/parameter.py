@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -35,10 +35,7 @@ def uniform_parameter(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.nn.Parameter:
-    """This worker's box of a parameter drawn from ``[-bound, bound)``; a placeholder without one.
-
-    Every worker draws the whole parameter, a few rows at a time, so that all generators advance
-    alike and the values are those of the sequential layer under the same seed.
+    """This worker's box of a parameter drawn from ``[-bound, bound)``; see `_drawn_parameter`.
 
     Args:
         shape: of the whole parameter.
@@ -46,13 +43,40 @@ def uniform_parameter(
         box: what this worker owns, or ``None``.
         device, dtype: as torch's factories.
     """
+    return _drawn_parameter(shape, lambda x: x.uniform_(-bound, bound), box, device, dtype)
+
+
+def normal_parameter(
+    shape: Sequence[int],
+    box: Box | None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> torch.nn.Parameter:
+    """This worker's box of a parameter drawn with mean 0 and variance 1; see `_drawn_parameter`.
+
+    Args:
+        shape: of the whole parameter.
+        box: what this worker owns, or ``None``.
+        device, dtype: as torch's factories.
+    """
+    return _drawn_parameter(shape, lambda x: x.normal_(), box, device, dtype)
+
+
+def _drawn_parameter(
+    shape: Sequence[int],
+    draw: Callable[[torch.Tensor], torch.Tensor],
+    box: Box | None,
+    device: torch.device | str | None,
+    dtype: torch.dtype | None,
+) -> torch.nn.Parameter:
+    """This worker's box of a parameter that ``draw`` fills; a placeholder without one.
+
+    Every worker draws the whole parameter, a few rows at a time, so that all generators advance
+    alike and the values are those of the sequential layer under the same seed.
+    """
     kept: list[torch.Tensor] = []
-    row_cells = math.prod(shape[1:])
-    rows = max(1, _CHUNK_CELLS // max(1, row_cells))
-    for start in range(0, shape[0], rows):
-        stop = min(shape[0], start + rows)
-        chunk = torch.empty((stop - start, *shape[1:]), dtype=dtype, device=device)
-        chunk.uniform_(-bound, bound)
+    for start, stop in _chunks(shape[0], math.prod(shape[1:])):
+        chunk = draw(torch.empty((stop - start, *shape[1:]), dtype=dtype, device=device))
         if box is not None:
             first, last = max(box.start[0], start), min(box.stop[0], stop)
             if first < last:
@@ -64,18 +88,46 @@ def uniform_parameter(
     return torch.nn.Parameter(block)
 
 
+def _chunks(rows: int, row_cells: int) -> Iterator[tuple[int, int]]:
+    """Ranges of rows to draw one after the other.
+
+    Torch draws normal numbers 16 at a time on a CPU, and fewer than 16 in another way: all chunks
+    but the last have a multiple of 16 cells, and the last has 16 at least.
+    """
+    unit = 16 // math.gcd(16, row_cells)
+    step = max(unit, _CHUNK_CELLS // max(1, row_cells) // unit * unit)
+    start = 0
+    while start < rows:
+        stop = min(rows, start + step)
+        if (rows - stop) * row_cells < 16:
+            stop = rows
+        yield start, stop
+        start = stop
+
+
 def bind_parameter(
     parameter: torch.Tensor,
     P_owner: CartesianPartition,
     P_use: CartesianPartition,
     cut: Decomposition,
     name: str,
+    axes: Sequence[int] | None = None,
 ) -> Movement:
-    """The broadcast of a parameter's blocks from their owners to the workers that use them."""
+    """The broadcast of a parameter's blocks from their owners to the workers that use them.
+
+    Args:
+        parameter: this worker's block, or the placeholder for it.
+        P_owner, P_use: own the blocks, and use them.
+        cut: of the whole parameter into blocks.
+        name: of the parameter, the same on all ranks.
+        axes: of ``P_owner``, the one that cuts each dim; dim after dim unless given.
+    """
     P_both = P_owner.create_partition_union(P_use)
+    cutting = range(len(cut.dims)) if axes is None else axes
 
     def shape_of(rank: int) -> tuple[int, ...]:
-        return cut.block(P_owner.cartesian_index(rank)[: len(cut.dims)]).shape
+        index = P_owner.cartesian_index(rank)
+        return cut.block([index[axis] for axis in cutting]).shape
 
     pairing = Pairing(P_owner.shape, P_use.shape)
     plan = plan_between(P_owner, P_use, P_both, pairing, shape_of, (name, cut))

@@ -13,65 +13,7 @@ from typing import Any
 import torch
 
 from gpudist.exchange import Movement, add_into, start
-
-_aten = torch.ops.aten
-
-
-@dataclass(frozen=True)
-class LocalPool:
-    """Torch's maximum or mean over windows of a tensor ``[B, C, *spatial]``, and its adjoint.
-
-    Attributes:
-        takes_maximum: or else the mean, in which padding counts.
-        kernel, stride, dilation: one per spatial dim.
-    """
-
-    takes_maximum: bool
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    dilation: tuple[int, ...]
-
-    def forward(
-        self, x: torch.Tensor, padding: tuple[int, ...]
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The output, and where the maxima are."""
-        if len(self.kernel) == 1:
-            y, places = self._as_2d().forward(x.unsqueeze(2), (0, *padding))
-            return y.squeeze(2), places
-        three = len(self.kernel) == 3
-        if self.takes_maximum:
-            pool = _aten.max_pool3d_with_indices if three else _aten.max_pool2d_with_indices
-            return pool(x, self.kernel, self.stride, padding, self.dilation)
-        pool = _aten.avg_pool3d if three else _aten.avg_pool2d
-        return pool(x, self.kernel, self.stride, padding), None
-
-    def adjoint(
-        self,
-        gradient: torch.Tensor,
-        x: torch.Tensor,
-        places: torch.Tensor | None,
-        padding: tuple[int, ...],
-    ) -> torch.Tensor:
-        """The gradient of ``x``."""
-        if len(self.kernel) == 1:
-            gradient, x = gradient.unsqueeze(2), x.unsqueeze(2)
-            return self._as_2d().adjoint(gradient, x, places, (0, *padding)).squeeze(2)
-        three = len(self.kernel) == 3
-        window = self.kernel, self.stride, padding
-        if self.takes_maximum:
-            adjoint = (
-                _aten.max_pool3d_with_indices_backward
-                if three
-                else _aten.max_pool2d_with_indices_backward
-            )
-            return adjoint(gradient, x, *window, self.dilation, False, places)
-        adjoint = _aten.avg_pool3d_backward if three else _aten.avg_pool2d_backward
-        return adjoint(gradient, x, *window, False, True, None)
-
-    def _as_2d(self) -> LocalPool:
-        return LocalPool(
-            self.takes_maximum, (1, *self.kernel), (1, *self.stride), (1, *self.dilation)
-        )
+from gpudist.nn.local_pool import LocalPool, behind_margin
 
 
 @dataclass(frozen=True)
@@ -83,6 +25,7 @@ class PoolingInPlace:
         faces: movements of the cells each face reads, own ones too, from the block to a slab; the
             same on all ranks, without cells on a rank that has no such face.
         outputs: where in the output block the outputs of each face are.
+        margins: cells of padding in front of each slab, per spatial dim.
         padding: on both sides of the own block.
         composed: the same as a composition of differentiable operators.
     """
@@ -90,6 +33,7 @@ class PoolingInPlace:
     pool: LocalPool
     faces: tuple[Movement, ...]
     outputs: tuple[tuple[slice, ...], ...]
+    margins: tuple[tuple[int, ...], ...]
     padding: tuple[int, ...]
     composed: Callable[[torch.Tensor], torch.Tensor]
 
@@ -116,11 +60,13 @@ class PoolingInPlace:
         started = start(self.faces, (x,) * len(self.faces))
         y, places = self.pool.forward(x, self.padding)
         kept: list[torch.Tensor | None] = [x, places]
-        for i, cells in enumerate(self.outputs):
+        for i, (cells, margin) in enumerate(zip(self.outputs, self.margins, strict=True)):
             slab = started.wait(i)
             places = None
             if slab.numel():
                 y[cells], places = self.pool.forward(slab, self._none)
+                if places is not None and any(margin):
+                    places = behind_margin(places, slab.shape[2:], margin, self.pool.dilation)
             kept += [slab, places]
         return y, kept
 

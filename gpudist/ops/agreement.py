@@ -292,7 +292,12 @@ class Agreement:
         return ShapeError(f"{where}: the dtype cannot be moved; it must be one of {_DTYPES}")
 
     def refuse(self, error: GpudistError) -> NoReturn:
-        """Raise here, and where the peers wait: this rank alone knows."""
-        wire = self._P_x.wire
-        wire.abort(Failure.from_exception(error, wire.rank))
-        raise error
+        """See :func:`refuse`."""
+        refuse(self._P_x, error)
+
+
+def refuse(P: Partition, error: GpudistError) -> NoReturn:
+    """Raise here, and where the peers wait: this rank alone knows."""
+    wire = P.wire
+    wire.abort(Failure.from_exception(error, wire.rank))
+    raise error

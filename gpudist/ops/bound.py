@@ -34,38 +34,40 @@ class Bound(Generic[T]):
         self._agreement = agreement
         self._found: dict[tuple[object, ...], T] = {}
 
-    def __call__(self, x: torch.Tensor, make: Callable[[torch.Tensor], T]) -> T:
-        """What ``make(x)`` gave for a tensor like ``x``."""
+    def __call__(self, x: torch.Tensor, make: Callable[..., T], *numbers: int) -> T:
+        """What ``make(x, *numbers)`` gave for a tensor like ``x`` and the same numbers."""
         if is_dynamo_compiling():
-            return self._traced(x, make)
+            return self._traced(x, make, *numbers)
         if not self._remembers:
-            return _outside_transforms(make, x)
-        key = (x.shape, x.dtype, x.device)
+            return _outside_transforms(make, x, *numbers)
+        key = (x.shape, x.dtype, x.device, *numbers)
         found = self._found.get(key)
         if found is None:
-            found = _outside_transforms(make, x)
+            found = _outside_transforms(make, x, *numbers)
             if len(self._found) >= _REMEMBERED_SHAPES:
                 self._found.clear()
             self._found[key] = found
         return found
 
-    def _traced(self, x: torch.Tensor, make: Callable[[torch.Tensor], T]) -> T:
+    def _traced(self, x: torch.Tensor, make: Callable[..., T], *numbers: int) -> T:
         """The same while torch.compile traces: bound now, and part of the graph."""
         # An index is no symbol: the graph is for this shape alone.
         shape = [operator.index(extent) for extent in x.shape]
+        given = [operator.index(number) for number in numbers]
         name, agreed = _bind_while_tracing(
-            self, make.__func__, make.__self__, *shape, dtype=x.dtype, device=x.device
-        )
+            self, make.__func__, make.__self__, len(shape), *shape, *given,
+            dtype=x.dtype, device=x.device,
+        )  # fmt: skip
         if not self._remembers:
             (agreement,) = handles_of(self._agreement)
             torch.ops.gpudist.check(agreement, x, "confirm", [agreed], None)
         return getattr(self, name)
 
 
-def _outside_transforms(make: Callable[[torch.Tensor], T], x: torch.Tensor) -> T:
-    """``make(x)``, even in ``torch.func.jvp``, where the tensors of an agreement are no memory."""
+def _outside_transforms(make: Callable[..., T], x: torch.Tensor, *numbers: int) -> T:
+    """``make``, even in ``torch.func.jvp``, where the tensors of an agreement are no memory."""
     with temporarily_clear_interpreter_stack():
-        return make(x)
+        return make(x, *numbers)
 
 
 @constant_when_traced
@@ -73,17 +75,19 @@ def _bind_while_tracing(
     bound: Bound[Any],
     make: Callable[..., Any],
     owner: object,
-    *shape: int,
+    dims: int,
+    *shape_and_numbers: int,
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[str, int]:
     """Where ``bound`` keeps what ``make`` gave for such a tensor, and what was agreed then."""
+    shape, numbers = shape_and_numbers[:dims], shape_and_numbers[dims:]
     stand_in = torch.empty((), dtype=dtype, device=device).expand(shape)
-    found = bound(stand_in, partial(make, owner))
+    found = bound(stand_in, partial(make, owner), *numbers)
     agreed = 0
     if not bound._remembers and bound._agreement is not None:
         agreed = bound._agreement.number
-    name = re.sub(r"\W+", "_", f"_traced_{shape}_{dtype}_{device}_{agreed}")
+    name = re.sub(r"\W+", "_", f"_traced_{shape}_with_{numbers}_{dtype}_{device}_{agreed}")
     if not hasattr(bound, name):
         setattr(bound, name, found)
     return name, agreed

@@ -95,8 +95,10 @@ def test_needed_inputs_alone_give_the_block_of_a_transposed_convolution(
     for start, stop in nonempty(outputs):
         low, high = window.needed(start, stop, extent)
         block = np.zeros(stop - start, dtype=int)
-        first = low * window.stride - window.padding
-        for cell, value in enumerate(transpose_convolve(values[low:high], weights, window), first):
+        reached = transpose_convolve(values[low:high], weights, window)
+        first, last = window.reached(low, high)
+        assert last - first == len(reached) or low == high
+        for cell, value in enumerate(reached, first):
             if start <= cell < stop:
                 block[cell - start] = value
         np.testing.assert_array_equal(block, whole[start:stop])

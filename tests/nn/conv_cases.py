@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from gpudist.geometry.blocks import Decomposition
 from gpudist.nn import DistributedConv1d, DistributedConv2d, DistributedConv3d
@@ -92,3 +93,17 @@ CHANNELS: dict[str, tuple[Placed, Placed, Placed]] = {
 
 def placed(P_world: Partition, case: str) -> tuple[CartesianPartition, ...]:
     return tuple(grid(P_world, shape, ranks) for shape, ranks in CHANNELS[case])
+
+
+class CausalConv1d(torch.nn.Conv1d):
+    """What the causal convolution is: torch's, with padding in front alone."""
+
+    def __init__(self, *arguments: Any, padding_mode: str = "zeros", **options: Any) -> None:
+        names = ("stride", "dilation", "groups", "bias")
+        named = dict(zip(names, arguments[3:], strict=False))
+        super().__init__(*arguments[:3], **named, **options)
+        self.mode = "constant" if padding_mode == "zeros" else padding_mode
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        reach = self.dilation[0] * (self.kernel_size[0] - 1)
+        return super().forward(F.pad(input, (reach, 0), self.mode))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -29,9 +29,57 @@ def conv_on_one_partition(P_world: Partition) -> Made:
     return layers, (own_block(random_like_all((2, 2, 7), 1), P_x, sizes),)
 
 
+def convs_with_copied_padding(P_world: Partition) -> Made:
+    """Rank 3 reads padding only, of which some is copied from other ranks."""
+    P_x = grid(P_world, [1, 1, 3], [0, 1, 3])
+    layers = torch.nn.Sequential(
+        nn.DistributedConv1d(P_x, 2, 3, 3, padding=6, padding_mode="reflect", dtype=F64),
+        torch.nn.Tanh(),
+        nn.DistributedCausalConv1d(P_x, 3, 2, 4, padding_mode="replicate", dtype=F64),
+    )
+    sizes = {2: [1, 6, 0]}
+    return layers, (own_block(random_like_all((2, 2, 7), 1), P_x, sizes),)
+
+
+def pads(P_world: Partition) -> Made:
+    P_x = grid(P_world, [1, 1, 3, 1], [0, 1, 3])
+    layers = torch.nn.Sequential(
+        nn.DistributedReflectionPad2d(P_x, (1, 2, 3, 0)),
+        nn.DistributedReplicationPad2d(P_x, (0, 1, 2, 5)),
+        nn.DistributedCircularPad2d(P_x, 1),
+        nn.DistributedConstantPad2d(P_x, (0, 0, -2, 1), 0.5),
+    )
+    return layers, (own_block(random_like_all((2, 2, 4, 3), 1), P_x),)
+
+
 def conv_with_split_channels(P_world: Partition) -> Made:
     P_x, P_y = grid(P_world, [1, 2, 1], [0, 1]), grid(P_world, [1, 1, 1], [3])
     layer = nn.DistributedConv1d(P_x, P_y, grid(P_world, [1, 2, 1], [1, 2]), 4, 3, 3, dtype=F64)
+    return layer, (own_block(random_like_all((2, 4, 6), 1), P_x),)
+
+
+def transposed_conv(P_world: Partition) -> Made:
+    """Rank 0 has outputs that no cell reaches, rank 2 no part."""
+    P_x = grid(P_world, [1, 1, 3], [3, 1, 0])
+
+    class Sized(nn.DistributedConvTranspose1d):
+        def forward(
+            self, x: torch.Tensor, output_size: Sequence[int] | None = None
+        ) -> torch.Tensor:
+            return super().forward(x, output_size or [18])
+
+    layers = torch.nn.Sequential(
+        nn.DistributedConvTranspose1d(P_x, 2, 3, 3, 2, 1, 1, dtype=F64),
+        torch.nn.Tanh(),
+        Sized(P_x, 3, 2, 1, 9, 5, dtype=F64),
+    )
+    return layers, (own_block(random_like_all((2, 2, 2), 1), P_x),)
+
+
+def transposed_conv_with_split_channels(P_world: Partition) -> Made:
+    P_x, P_y = grid(P_world, [1, 2, 1], [0, 1]), grid(P_world, [1, 1, 1], [3])
+    P_w = grid(P_world, [1, 2, 1], [1, 2])
+    layer = nn.DistributedConvTranspose1d(P_x, P_y, P_w, 4, 3, 3, 2, dtype=F64)
     return layer, (own_block(random_like_all((2, 4, 6), 1), P_x),)
 
 
@@ -39,9 +87,20 @@ def pools(P_world: Partition) -> Made:
     P_x = grid(P_world, [2, 1, 2], [3, 2, 1, 0])
     layers = torch.nn.Sequential(
         nn.DistributedMaxPool1d(P_x, 3, 2, 1),
-        nn.DistributedAvgPool1d(P_x, 2, 1, 1, count_include_pad=False),
+        nn.DistributedAvgPool1d(P_x, 2, 2, 1, ceil_mode=True, count_include_pad=False),
     )
     return layers, (own_block(random_like_all((5, 2, 9), 1), P_x, {0: [4, 1], 2: [2, 7]}),)
+
+
+def adaptive_and_power_pools(P_world: Partition) -> Made:
+    """Ranks 0 and 1 have an empty output."""
+    P_x = grid(P_world, [1, 1, 2, 2], [3, 2, 1, 0])
+    layers = torch.nn.Sequential(
+        nn.DistributedLPPool2d(P_x, 2, 3, 1, ceil_mode=True),
+        nn.DistributedAdaptiveMaxPool2d(P_x, (7, 3)),
+        nn.DistributedAdaptiveAvgPool2d(P_x, (1, 2)),
+    )
+    return layers, (own_block(random_like_all((2, 2, 9, 8), 1).abs(), P_x, {2: [2, 7]}),)
 
 
 def linear_layers(P_world: Partition) -> Made:
@@ -52,6 +111,29 @@ def linear_layers(P_world: Partition) -> Made:
         nn.DistributedLinear(P_rows, 7, 2, dtype=F64),
     )
     return layers, (own_block(random_like_all((5, 4), 1), P_x),)
+
+
+def norms(P_world: Partition) -> Made:
+    """In training, running statistics changing; two ranks have empty blocks."""
+    P_x = grid(P_world, [1, 2, 2], [3, 1, 2, 0])
+    layers = torch.nn.Sequential(
+        nn.DistributedBatchNorm1d(P_x, 4, momentum=None, dtype=F64),
+        torch.nn.Tanh(),
+        nn.DistributedInstanceNorm1d(P_x, 4, affine=True, track_running_stats=True, dtype=F64),
+        torch.nn.Tanh(),
+    )
+    return layers, (own_block(random_like_all((2, 4, 6), 1), P_x, {2: [0, 6]}),)
+
+
+def more_norms(P_world: Partition) -> Made:
+    P_x = grid(P_world, [1, 2, 2])
+    layers = torch.nn.Sequential(
+        nn.DistributedGroupNorm(P_x, 1, 4, dtype=F64),
+        nn.DistributedLayerNorm(P_x, [4, 6], dtype=F64),
+        nn.DistributedRMSNorm(P_x, 6, dtype=F64),
+        torch.nn.Tanh(),
+    )
+    return layers, (own_block(random_like_all((2, 4, 6), 1), P_x),)
 
 
 def losses(P_world: Partition) -> Made:
@@ -78,7 +160,21 @@ def losses(P_world: Partition) -> Made:
 
 
 @pytest.mark.parametrize(
-    "make", [conv_on_one_partition, conv_with_split_channels, pools, linear_layers, losses]
+    "make",
+    [
+        conv_on_one_partition,
+        convs_with_copied_padding,
+        pads,
+        conv_with_split_channels,
+        transposed_conv,
+        transposed_conv_with_split_channels,
+        pools,
+        adaptive_and_power_pools,
+        linear_layers,
+        norms,
+        more_norms,
+        losses,
+    ],
 )
 @distributed(ranks=4, transports=["host"])
 def test_layer(P_world: Partition, make: Callable[[Partition], Made]) -> None:

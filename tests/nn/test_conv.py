@@ -246,8 +246,10 @@ def test_partitions_that_do_not_fit_are_refused(P_world: Partition) -> None:
 @distributed(ranks=2, transports=["loopback"])
 def test_arguments_that_do_not_fit_are_refused(P_world: Partition) -> None:
     P_x = grid(P_world, [1, 1, 2])
-    with pytest.raises(ShapeError, match="padding_mode 'reflect' is not supported"):
-        DistributedConv1d(P_x, 4, 4, 3, padding=1, padding_mode="reflect")
+    with pytest.raises(
+        ShapeError, match="padding_mode 'mirror' is not supported; use 'zeros', 'reflect'"
+    ):
+        DistributedConv1d(P_x, 4, 4, 3, padding=1, padding_mode="mirror")
     with pytest.raises(ShapeError, match="padding 'same' needs stride 1"):
         DistributedConv1d(P_x, 4, 4, 3, stride=2, padding="same")
     with pytest.raises(ShapeError, match="padding is 'full'"):

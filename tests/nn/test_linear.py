@@ -12,6 +12,7 @@ from gpudist.errors import PartitionError, ShapeError
 from gpudist.nn import DistributedLinear
 from gpudist.partition import CartesianPartition, Partition
 from tests.nn.compare import (
+    Cut,
     Slices,
     assert_block_of,
     assert_same_as_sequential,
@@ -29,13 +30,16 @@ F64 = torch.float64
 
 
 def owner(P_w: CartesianPartition) -> Any:
-    """Weight blocks on the grid, the bias on its first column."""
+    """Weight blocks on the first workers along leading axes, the bias on their first column."""
+    *_, rows, columns = P_w.shape
+    first = P_w.create_partition_inclusive(range(rows * columns))
+    P_first = first.create_cartesian_topology_partition([rows, columns])
 
     def owned(name: str, shape: torch.Size) -> Slices | None:
-        if P_w.index is None or (name == "bias" and P_w.index[1] > 0):
+        if P_first.index is None or (name == "bias" and P_first.index[1] > 0):
             return None
-        where = own_slices((shape[0], P_w.shape[1]), P_w)
-        return own_slices(shape, P_w) if name == "weight" else (where or ())[:1]
+        where = own_slices((shape[0], columns), P_first)
+        return own_slices(shape, P_first) if name == "weight" else (where or ())[:1]
 
     return owned
 
@@ -47,6 +51,7 @@ def check_split(
     features: tuple[int, int] = (7, 5),
     bias: bool = True,
     batches: Sequence[int] = (),
+    sizes: Cut | None = None,
     **options: Any,
 ) -> None:
     P_x, P_y, P_w = (grid(P_world, shape, ranks) for shape, ranks in placed)
@@ -58,6 +63,8 @@ def check_split(
         (*leading, features[0]),
         owner(P_w),
         batches=batches,
+        sizes=sizes,
+        output_sizes=sizes,
     )
 
 
@@ -84,6 +91,46 @@ def test_split_features(P_world: Partition, case: str, bias: bool) -> None:
 @distributed(ranks=6)
 def test_split_features_on_every_transport(P_world: Partition) -> None:
     check_split(P_world, SPLIT["both, uneven"])
+
+
+LEADING_SPLIT: dict[str, tuple[Placed, Placed, Placed]] = {
+    "batch": (([2, 1], None), ([2, 1], None), ([2, 1, 1], None)),
+    "batch, moved": (([2, 1], [4, 2]), ([2, 1], [7, 0]), ([2, 1, 1], [1, 2])),
+    "batch and inputs": (([2, 2], None), ([2, 1], None), ([2, 1, 2], None)),
+    "batch and outputs": (([2, 1], [6, 5]), ([2, 2], None), ([2, 2, 1], [3, 2, 1, 0])),
+    "batch and both": (([2, 2], None), ([2, 2], None), ([2, 2, 2], [1, 3, 5, 7, 6, 4, 2, 0])),
+    "batch, sequence and inputs": (([2, 2, 2], None), ([2, 2, 1], None), ([2, 2, 1, 2], None)),
+}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("case", LEADING_SPLIT)
+@distributed(ranks=8, transports=["loopback"])
+def test_split_leading_dims_and_features(P_world: Partition, case: str, bias: bool) -> None:
+    """Also of an input with one more leading dim than the partition has axes."""
+    axes = len(LEADING_SPLIT[case][0][0])
+    for leading in ((3, 5)[-axes + 1 :], (2, 3, 4)[-axes:]):
+        check_split(P_world, LEADING_SPLIT[case], leading, bias=bias)
+
+
+@pytest.mark.parametrize("case", ["batch and inputs", "batch and outputs"])
+@distributed(ranks=8)
+def test_uneven_and_empty_blocks_of_leading_dims(P_world: Partition, case: str) -> None:
+    for sizes in ([3, 1], [0, 4]):
+        check_split(P_world, LEADING_SPLIT[case], (4,), sizes={0: sizes})
+
+
+@distributed(ranks=3, transports=["loopback"])
+def test_an_axis_of_features_alone(P_world: Partition) -> None:
+    P_x = grid(P_world, [1], [2])
+    assert_same_as_sequential(
+        lambda: torch.nn.Linear(4, 3, dtype=F64),
+        lambda: DistributedLinear(P_x, 4, 3, dtype=F64),
+        P_x,
+        P_x,
+        (5, 4),
+        lambda name, shape: tuple(slice(0, n) for n in shape) if P_x.rank == 0 else None,
+    )
 
 
 @pytest.mark.parametrize("leading", [(), (3,), (2, 3), (2, 1, 2)])
@@ -167,8 +214,10 @@ def test_partitions_that_do_not_fit_are_refused(P_world: Partition) -> None:
         DistributedLinear(P_2, 6, 4)
     with pytest.raises(PartitionError, match=r"P_w has shape \[2, 2\] but must be \[1, 2\]"):
         DistributedLinear(P_2, P_1, P_4, 6, 4)
-    with pytest.raises(PartitionError, match=r"P_x has shape \[2, 2\]"):
+    with pytest.raises(PartitionError, match=r"P_y has shape \[1, 2\] but must be \[2, 'any'\]"):
         DistributedLinear(P_4, P_2, P_4, 6, 4)
+    with pytest.raises(PartitionError, match=r"P_w has shape \[2, 2\] but must be \[2, 2, 2\]"):
+        DistributedLinear(P_4, P_4, P_4, 6, 4)
     with pytest.raises(PartitionError, match=r"P_y has shape \[2, 2\]"):
         DistributedLinear(P_2, P_4, P_4, 6, 4)
     with pytest.raises(PartitionError, match="got 2 partitions"):
@@ -182,13 +231,15 @@ def test_partitions_that_do_not_fit_are_refused(P_world: Partition) -> None:
 
 
 @pytest.mark.parametrize("of", ["input", "parameters"])
-@pytest.mark.parametrize("case", ["inputs", "both", "disjoint", "output apart"])
+@pytest.mark.parametrize("case", ["inputs", "both", "disjoint", "output apart", "batch and both"])
 @distributed(ranks=8, transports=["loopback"])
 def test_double_backward_of_what_is_linear_in_the_output(
     P_world: Partition, case: str, of: str
 ) -> None:
     """A gradient penalty: ranks without cells of the output must know of its messages too."""
-    P_x, P_y, P_w = (grid(P_world, shape, ranks) for shape, ranks in SPLIT[case])
+    P_x, P_y, P_w = (
+        grid(P_world, shape, ranks) for shape, ranks in {**SPLIT, **LEADING_SPLIT}[case]
+    )
     sequential, layer = build_both(
         lambda: torch.nn.Linear(5, 4, dtype=F64),
         lambda: DistributedLinear(P_x, P_y, P_w, 5, 4, dtype=F64),

@@ -8,8 +8,14 @@ import pytest
 import torch
 
 from gpudist.geometry.blocks import Decomposition
+from gpudist.geometry.boxes import Box
 from gpudist.nn import DistributedConv2d, DistributedLinear, parameter
-from gpudist.nn.parameter import bias_bound, kaiming_bound, uniform_parameter
+from gpudist.nn.parameter import (
+    bias_bound,
+    kaiming_bound,
+    normal_parameter,
+    uniform_parameter,
+)
 from gpudist.partition import Partition
 from tests.nn.compare import grid
 from tests.pool import distributed
@@ -42,6 +48,24 @@ def test_blocks_are_those_of_torchs_layer(
                 assert weight.dtype == dtype and weight.is_contiguous()
                 assert weight.untyped_storage().nbytes() == weight.numel() * weight.itemsize
                 assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (50, 3), (33, 16), (67, 1), (2, 8), (40, 0)])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_normal_numbers_are_torchs(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, shape: tuple[int, int]
+) -> None:
+    torch.manual_seed(1)
+    expected = torch.empty(shape, dtype=dtype).normal_()
+    state = torch.get_rng_state()
+    boxes = [Box.whole(shape), Decomposition.balanced(shape, (3, 2)).block((1, 1)), None]
+    for chunk_cells in (1, 48, 200, 1 << 22):
+        monkeypatch.setattr(parameter, "_CHUNK_CELLS", chunk_cells)
+        for box in boxes:
+            torch.manual_seed(1)
+            drawn = normal_parameter(shape, box, dtype=dtype)
+            assert torch.equal(drawn, expected[box.slices] if box else expected.new_empty(0))
+            assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.parametrize("chunk_cells", [1, 100])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -42,13 +42,13 @@ def check(
     output_sizes: Cut | None = None,
     x: torch.Tensor | None = None,
     batches: Sequence[int] = (),
-    sequential: Callable[[], torch.nn.Module] | None = None,
+    nested: bool = False,
     **options: Any,
 ) -> None:
     dims = len(shape) - 2
     assert_same_as_sequential(
-        sequential or (lambda: SEQUENTIAL[kind][dims](*arguments, **options)),
-        lambda: DISTRIBUTED[kind][dims](P_x, *arguments, **options),
+        lambda: SEQUENTIAL[kind][dims](*arguments, **options),
+        lambda: DISTRIBUTED[kind][dims](P_x, *arguments, **options, nested=nested),
         P_x,
         P_x,
         shape,
@@ -181,16 +181,14 @@ def test_unsupported_arguments_are_refused(P_world: Partition) -> None:
     P_x = grid(P_world, [1, 1, 2])
     for kind in ("max", "average"):
         pool = DISTRIBUTED[kind][1]
-        with pytest.raises(ShapeError, match="ceil_mode is not supported"):
-            pool(P_x, 2, ceil_mode=True)
+        with pytest.raises(ShapeError, match="Pool1d: kernel 2, stride 0 and dilation 1 must"):
+            pool(P_x, 2, 0)
         with pytest.raises(ShapeError, match="dim 2: padding 2 is more than half of the kernel 3"):
             pool(P_x, 3, 1, 2)
         with pytest.raises(PartitionError, match="needs 4 axes"):
             DISTRIBUTED[kind][2](P_x, 2)
         with pytest.raises(ShapeError, match="stride has 2 entries"):
             pool(P_x, 2, (1, 1))
-    with pytest.raises(ShapeError, match="return_indices is not supported"):
-        nn.DistributedMaxPool1d(P_x, 2, return_indices=True)
     with pytest.raises(ShapeError, match="divisor_override is 0"):
         nn.DistributedAvgPool1d(P_x, 2, divisor_override=0)
 
@@ -199,8 +197,32 @@ def test_unsupported_arguments_are_refused(P_world: Partition) -> None:
 @distributed(ranks=4, transports=["loopback"])
 def test_a_kernel_that_does_not_fit_is_refused_on_every_rank(P_world: Partition, kind: str) -> None:
     P_x = grid(P_world, [1, 1, 4])
-    with pytest.raises(ShapeError, match="needs 7 cells but the padded global extent is 5"):
+    with pytest.raises(ShapeError, match=r"Pool1d: .*needs 7 cells but the padded .* is 5"):
         DISTRIBUTED[kind][1](P_x, 7)(own_block(random_like_all((2, 2, 5), 0), P_x))
+    with pytest.raises(ShapeError, match="no output for a padded global extent of 5, even in ceil"):
+        DISTRIBUTED[kind][1](P_x, 7, 1, ceil_mode=True)(own_block(torch.zeros(2, 2, 5), P_x))
+    with pytest.raises(ShapeError, match="Pool1d, dim 1: the input has no cells"):
+        DISTRIBUTED[kind][1](P_x, 2)(own_block(torch.zeros(2, 0, 5), P_x))
+
+
+@distributed(ranks=2, transports=["loopback"])
+def test_a_block_smaller_than_the_kernel_3d(P_world: Partition) -> None:
+    """Torch's mean in three dims refuses one, and its whole tensor, even if it is padded."""
+    P_x = grid(P_world, [1, 1, 1, 1, 2])
+    check("average", P_x, 3, 3, 1, shape=(1, 2, 4, 4, 5), sizes={4: [2, 3]})
+    check("max", P_x, 3, 3, 1, shape=(1, 2, 4, 4, 5), sizes={4: [2, 3]})
+    for extents in ((4, 4, 2), (2, 4, 4)):
+        x = own_block(torch.zeros(1, 1, *extents), P_x)
+        with pytest.raises(ShapeError, match=r"AvgPool3d, dim .: the kernel 3 is larger than"):
+            nn.DistributedAvgPool3d(P_x, 3, 1, 1)(x)
+
+
+@distributed(ranks=2, transports=["loopback"])
+def test_a_window_of_padding_alone_is_refused(P_world: Partition) -> None:
+    """Torch's layer gives it an index beyond the input."""
+    P_x = grid(P_world, [1, 1, 2])
+    with pytest.raises(ShapeError, match=r"MaxPool1d, dim 2: .* over 2 cells holds padding only"):
+        nn.DistributedMaxPool1d(P_x, 2, 1, 1, 3)(own_block(torch.zeros(1, 1, 2), P_x))
 
 
 @pytest.mark.parametrize("agreement", [{"shape": "dynamic"}, {"global_shape": (2, 2, 9)}])

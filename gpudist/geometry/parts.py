@@ -1,0 +1,98 @@
+"""Windows in parts: what a worker can reduce of each window before anything moves.
+
+A worker's parts are the windows that have cells in its block. The parts of all workers of an axis,
+one after the other, are a tensor of their own: a window's parts are neighbours in it, so that a
+halo exchange brings them to the worker that owns the output, however large the windows are.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from gpudist.geometry.blocks import Blocks
+from gpudist.geometry.halo import needed_range
+from gpudist.geometry.windows import Window
+
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class PartsWindow:
+    """From ranges of outputs to ranges of the parts they are made of, along one dim.
+
+    At most one window may cross a boundary between blocks: true where windows have at most one cell
+    in common.
+
+    Attributes:
+        inputs: how the cells are cut.
+        window: which of them an output reads.
+    """
+
+    inputs: Blocks
+    window: Window
+
+    @cached_property
+    def parts(self) -> Blocks:
+        """How the parts are cut, in time proportional to the workers of the axis."""
+        ranges = [self.windows_of(index) for index in range(self.inputs.parts)]
+        return Blocks.of_sizes([stop - start for start, stop in ranges])
+
+    @cached_property
+    def moves(self) -> bool:
+        """Whether some window has parts on several workers, or not on the one with its output."""
+        workers = range(self.inputs.parts)
+        return any(needed_range(self.parts, self, i) != self.parts.block(i) for i in workers)
+
+    def outputs(self, inputs: Blocks) -> Blocks:
+        return self.window.outputs(self.inputs)
+
+    def needed(self, start: int, stop: int, extent: int) -> Range:
+        if start >= stop:
+            return 0, 0
+        return self._parts_of(start)[0], self._parts_of(stop - 1)[1]
+
+    def windows_of(self, index: int) -> Range:
+        """Range of the windows that have cells in a block."""
+        first, last = self.inputs.block(index)
+        windows = range(self.outputs(self.inputs).extent)
+        start = bisect_left(windows, True, key=lambda i: self._cells_of(i)[1] > first)
+        stop = bisect_left(windows, True, key=lambda i: self._cells_of(i)[0] >= last)
+        return (start, max(start, stop)) if first < last else (0, 0)
+
+    def own_cells(self, index: int) -> list[Range]:
+        """What a worker reduces: a range of its own cells for each of its parts."""
+        first, last = self.inputs.block(index)
+        cells = [self._cells_of(window) for window in range(*self.windows_of(index))]
+        return [(max(start, first) - first, min(stop, last) - first) for start, stop in cells]
+
+    def own_lengths(self, index: int) -> list[int]:
+        """Cells of the whole window that each part belongs to."""
+        cells = [self._cells_of(window) for window in range(*self.windows_of(index))]
+        return [stop - start for start, stop in cells]
+
+    def own_parts(self, index: int) -> list[Range]:
+        """What a worker reduces in the end: a range of the parts it needs for each output."""
+        origin = needed_range(self.parts, self, index)[0]
+        parts = [self._parts_of(o) for o in range(*self.outputs(self.inputs).block(index))]
+        return [(start - origin, stop - origin) for start, stop in parts]
+
+    def _cells_of(self, window: int) -> Range:
+        start, stop = self.window.needed(window, window + 1, self.inputs.extent)
+        return max(start, 0), min(stop, self.inputs.extent)
+
+    def _parts_of(self, window: int) -> Range:
+        """Range of the parts of one window, among those of all workers."""
+        workers = [index for index, _, _ in self.inputs.overlapping(*self._cells_of(window))]
+        places = [
+            self.parts.block(i)[0] + window - self.windows_of(i)[0]
+            for i in (workers[0], workers[-1])
+        ]
+        return places[0], places[1] + 1
+
+
+def coincides(ranges: Sequence[Range], window: Window, extent: int) -> bool:
+    """Whether these are all ranges of ``window`` over ``extent`` cells."""
+    return all(window.needed(i, i + 1, extent) == cells for i, cells in enumerate(ranges))

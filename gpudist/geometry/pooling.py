@@ -1,0 +1,51 @@
+"""The window of a pooling, whose last outputs may read less than a whole kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpudist.errors import ShapeError
+from gpudist.geometry.windows import SlidingWindow
+
+
+@dataclass(frozen=True)
+class PoolWindow(SlidingWindow):
+    """A sliding window that may reach beyond the padded extent.
+
+    Attributes:
+        ceil_mode: the number of outputs is rounded up. The last one starts inside the extent or
+            the padding in front of it, and is cut where the padding behind ends.
+    """
+
+    ceil_mode: bool = False
+
+    def output_extent(self, extent: int) -> int:
+        """Global number of outputs for ``extent`` inputs; raises if the kernel does not fit."""
+        if not self.ceil_mode:
+            return super().output_extent(extent)
+        padded = extent + sum(self.padding)
+        outputs = -((self.reach - padded) // self.stride) + 1
+        if (outputs - 1) * self.stride >= extent + self.padding[0]:
+            outputs -= 1
+        if outputs < 1:
+            raise ShapeError(
+                f"kernel {self.kernel} with dilation {self.dilation} and stride {self.stride} has "
+                f"no output for a padded global extent of {padded}, even in ceil_mode; pad the "
+                "input or use a smaller kernel"
+            )
+        return outputs
+
+    def cuts(self, extent: int) -> bool:
+        """Whether the last window reaches beyond the padded extent."""
+        last = (self.output_extent(extent) - 1) * self.stride - self.padding[0]
+        return last + self.reach > extent + self.padding[1]
+
+    def has_only_padding(self, extent: int) -> bool:
+        """Whether some window has no tap in ``[0, extent)``."""
+        outputs = range(min(self.output_extent(extent), self.padding[0] // self.stride + 1))
+        return any(self._first_tap(output) >= extent for output in outputs)
+
+    def _first_tap(self, output: int) -> int:
+        """The first tap that is not in the padding in front."""
+        start = output * self.stride - self.padding[0]
+        return start if start >= 0 else start % self.dilation

@@ -1,0 +1,22 @@
+"""Channels-last: a layer's output has the memory format of its input, as torch's layer's."""
+
+from __future__ import annotations
+
+import torch
+from torch._prims_common import suggest_memory_format
+
+_FORMS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def channels_last_form(x: torch.Tensor) -> torch.memory_format | None:
+    """The channels-last format of the block ``x``, if it has it rather than being contiguous."""
+    form = _FORMS.get(x.dim())
+    # Almost no contiguous tensor passes the first test, which costs far less than the second.
+    if form is None or x.stride(1) != 1 or suggest_memory_format(x) != form:
+        return None
+    return form
+
+
+def in_form(x: torch.Tensor, form: torch.memory_format | None) -> torch.Tensor:
+    """``x`` itself, or the same in that format."""
+    return x if form is None else x.to(memory_format=form)

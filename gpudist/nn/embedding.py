@@ -1,0 +1,212 @@
+"""Distributed embedding: the table in blocks of rows and columns on a grid of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.compiler import is_dynamo_compiling
+
+from gpudist.autograd import move
+from gpudist.errors import ShapeError
+from gpudist.exchange import Movement
+from gpudist.geometry.blocks import Decomposition
+from gpudist.library import handles_of
+from gpudist.nn.parameter import bind_parameter, normal_parameter, tied_empty
+from gpudist.nn.partitions import leading_partitions, plane, require_cells
+from gpudist.nn.weight_grid import WeightGrid
+from gpudist.ops.agreement import Agreement, ShapeMode
+from gpudist.ops.bound import Bound
+from gpudist.partition import CartesianPartition
+
+
+@dataclass
+class _Arguments:
+    """The arguments of torch's layer, in torch's order and with torch's defaults."""
+
+    num_embeddings: int
+    embedding_dim: int
+    padding_idx: int | None = None
+    max_norm: float | None = None
+    norm_type: float = 2.0
+    scale_grad_by_freq: bool = False
+    sparse: bool = False
+    _weight: torch.Tensor | None = None
+    _freeze: bool = False
+    device: torch.device | str | None = None
+    dtype: torch.dtype | None = None
+
+
+class DistributedEmbedding(torch.nn.Module):
+    """Rows of a table ``[num_embeddings, embedding_dim]``, looked up for a tensor of indices.
+
+    With ``P_x`` alone, indices of any dims are split over it, and so is the output
+    ``[..., embedding_dim]`` in those dims; the first worker owns the table. With ``P_x, P_y, P_w``
+    of shapes ``[*leading]``, ``[*leading, e]`` and ``[*leading, v, e]`` the table is cut into
+    balanced blocks, ``v`` of rows and ``e`` of columns: indices are broadcast to the grid of
+    ``P_w``, each worker looks up the rows it has, and the sum over the blocks of rows is the
+    output, on ``P_y``. The workers of ``P_w`` at index 0 of all leading axes own the blocks.
+    ``P_w`` of shape ``[v, e]`` will do where all leading axes are 1.
+
+    Other workers hold zero-volume parameters. Initial values are those of the torch layer under the
+    same seed.
+
+    Args:
+        P_x: owns the indices; its axes count from the last dim, there may be more leading dims.
+        P_y, P_w: own the output, and the table; optional.
+        num_embeddings, embedding_dim, padding_idx, device, dtype: as torch's layer, global sizes.
+        max_norm, scale_grad_by_freq, sparse: not supported.
+        global_shape: of the indices, to save agreeing on their blocks.
+        shape: ``"dynamic"`` agrees on the blocks at every call.
+
+    Cost:
+        A broadcast of the indices and a sum-reduce of the output's blocks; where there are leading
+        axes a broadcast of the table's blocks, with ``P_x`` alone of the table.
+
+    Raises:
+        PartitionError: the partitions do not fit each other.
+        ShapeError: an argument is not supported, or there are more blocks than rows or columns. On
+            a CPU, if an index is none of the table's: other workers raise it where they wait next.
+    """
+
+    def __init__(
+        self,
+        P_x: CartesianPartition,
+        *arguments: Any,
+        global_shape: Sequence[int] | None = None,
+        shape: ShapeMode = "static",
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self._name = name = type(self).__name__
+        P_y, P_w, rest = leading_partitions(name, arguments, options)
+        given = _Arguments(*rest, **options)
+        self.num_embeddings, self.embedding_dim = given.num_embeddings, given.embedding_dim
+        self.padding_idx = _require(name, given)
+        self.P_x, self.P_y = P_x, P_y if P_y is not None else P_x
+        self._grid: WeightGrid | None = None
+        self.P_w, self._P_all = plane(P_x, ()), P_x
+        P_weight, parts = self.P_w, (1, 1)
+        if P_y is not None and P_w is not None:
+            e = P_y.shape[-1]
+            self._grid = WeightGrid.place(name, P_x, P_y, P_w, P_x.shape, (None, e), (1, 1), (1, e))
+            self.P_w, self._P_all = P_w, self._grid.P_all
+            P_weight, parts = self._grid.P_weight, self._grid.parts
+            require_cells(name, 0, parts[0], self.num_embeddings, "embeddings")
+            require_cells(name, 1, parts[1], self.embedding_dim, "dims of an embedding")
+        self._cut = Decomposition.balanced((self.num_embeddings, self.embedding_dim), parts)
+        index = P_weight.index
+        box = None
+        if index is not None:
+            box = self._cut.block(index[-2:] if self._grid is not None else (0, 0))
+        self.weight = normal_parameter(self._cut.shape, box, given.device, given.dtype)
+        if box is not None and self.padding_idx is not None:
+            padding = self.padding_idx - box.start[0]
+            if 0 <= padding < box.shape[0]:
+                self.weight.data[padding] = 0
+        self.weight.requires_grad_(not given._freeze)
+        self._agreement = Agreement(name, P_x, self._P_all, None, global_shape, shape)
+        self._bound = Bound[tuple[Movement, ...]](
+            shape if self._grid is not None else "static", self._agreement
+        )
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if not self._P_all.active:
+            return input.clone()
+        if self.P_x.active:
+            self._require_indices(input)
+        if self._grid is None:
+            (movement,) = self._bound(self.weight, self._bind_whole)
+            (weight,) = move((movement,), (self.weight,))
+            return F.embedding(input, weight, self.padding_idx)
+        return self._forward_split(input, self._grid)
+
+    def _bind_whole(self, weight: torch.Tensor) -> tuple[Movement, ...]:
+        name = f"weight of {self._name}"
+        # The grid of the one owner has axes of 1 alone: any will do.
+        return (bind_parameter(weight, self.P_w, self.P_x, self._cut, name, (0, 0)),)
+
+    def _forward_split(self, x: torch.Tensor, grid: WeightGrid) -> torch.Tensor:
+        spread, reduction, *parameters = self._bound(x, self._agree_and_bind)
+        block, *copies = move((spread, *parameters), (x, self.weight)[: 1 + len(parameters)])
+        weight = copies[0] if copies else self.weight
+        if grid.P_c.active:
+            y = self._look_up(block, weight, grid)
+        else:
+            y = tied_empty(block.shape, weight.dtype, block, weight)
+        return move((reduction,), (y,))[0]
+
+    def _look_up(self, x: torch.Tensor, weight: torch.Tensor, grid: WeightGrid) -> torch.Tensor:
+        """The rows that this worker has, and zeros for those of others."""
+        index = grid.P_c.index
+        assert index is not None
+        first, last = self._cut.dims[0].block(index[-2])
+        padding = None
+        if self.padding_idx is not None and first <= self.padding_idx < last:
+            padding = self.padding_idx - first
+        elsewhere = (x < first) | (x >= last)
+        rows = F.embedding((x - first).masked_fill(elsewhere, 0), weight, padding)
+        return rows.masked_fill(elsewhere.unsqueeze(-1), 0)
+
+    def _agree_and_bind(self, x: torch.Tensor) -> tuple[Movement, ...]:
+        grid, layout = self._grid, self._agreement(x)
+        assert grid is not None
+        if layout.dims < self.P_x.dim:
+            raise ShapeError(
+                f"{self._name}: the indices have {layout.dims} dims but P_x of shape "
+                f"{list(self.P_x.shape)} has {self.P_x.dim} axes"
+            )
+        spread = grid.bind_spread(layout, x)
+        leading, features = layout.decomposition.dims, self._cut.dims[1]
+        dtype = self.weight.dtype
+        reduction = grid.bind_sum(leading, features, dtype, spread.output_shape, dtype, x)
+        if grid.copies == 1:
+            return spread, reduction
+        name = f"weight of {self._name}"
+        return spread, reduction, grid.bind_weight(self.weight, self._cut, name)
+
+    def _require_indices(self, x: torch.Tensor) -> None:
+        if x.dtype not in (torch.int64, torch.int32):
+            raise ShapeError(f"{self._name}: indices are {x.dtype} but must be int64 or int32")
+        if is_dynamo_compiling():
+            (layer,) = handles_of(self)
+            torch.ops.gpudist.check(layer, x, "_check_range", [], None)
+        else:
+            self._check_range(x)
+
+    def _check_range(self, x: torch.Tensor) -> None:
+        """Refuse indices that are no row. On a GPU that would wait for the host: not checked."""
+        if x.device.type != "cpu":
+            return
+        wrong = x[(x < 0) | (x >= self.num_embeddings)]
+        if wrong.numel():
+            self._agreement.refuse(
+                ShapeError(
+                    f"{self._name}: index {wrong[0].item()} is none of the embeddings 0 to "
+                    f"{self.num_embeddings - 1}"
+                )
+            )
+
+    def extra_repr(self) -> str:
+        padding = f"padding_idx={self.padding_idx}, " if self.padding_idx is not None else ""
+        return (
+            f"{self.num_embeddings}, {self.embedding_dim}, {padding}P_x={list(self.P_x.shape)}, "
+            f"P_y={list(self.P_y.shape)}, P_w={list(self.P_w.shape)}"
+        )
+
+
+def _require(name: str, given: _Arguments) -> int | None:
+    """The row that has no gradient, counted from the front; refuses what is not supported."""
+    for argument in ("max_norm", "scale_grad_by_freq", "sparse", "_weight"):
+        value = getattr(given, argument)
+        if value is not None and value is not False:
+            raise ShapeError(f"{name}: {argument} is not supported")
+    padding, rows = given.padding_idx, given.num_embeddings
+    if padding is not None and not -rows <= padding < rows:
+        raise ShapeError(
+            f"{name}: padding_idx {padding} is none of the embeddings {-rows} to {rows - 1}"
+        )
+    return padding if padding is None or padding >= 0 else padding + rows

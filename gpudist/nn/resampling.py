@@ -1,0 +1,128 @@
+"""Interpolation of one worker's block: some cells of the input to some outputs, dim after dim."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from gpudist.geometry.interpolation import InterpolationWindow
+
+Range = tuple[int, int]
+Step = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Taps:
+    """Each output is a sum of few cells of its row.
+
+    Attributes:
+        dim: of the tensor.
+        cells: per tap, the cell that each output reads.
+        weights: per tap; none where there is one tap, of weight 1.
+    """
+
+    dim: int
+    cells: tuple[torch.Tensor, ...]
+    weights: tuple[torch.Tensor, ...]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        first = _selected(x, self.dim, self.cells[0])
+        if not self.weights:
+            return first
+        y = first * self.weights[0]
+        for cells, weight in zip(self.cells[1:], self.weights[1:], strict=True):
+            y = torch.addcmul(y, _selected(x, self.dim, cells), weight)
+        return y
+
+
+@dataclass(frozen=True)
+class Resampling:
+    """Steps along the dims, in a dtype whose sums are precise enough."""
+
+    steps: tuple[Step, ...]
+    dtype: torch.dtype
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.to(self.dtype)
+        for step in self.steps:
+            y = step(y)
+        y = y.to(x.dtype)
+        return y.clone() if y is x else y
+
+
+@dataclass(frozen=True)
+class Interpolation:
+    """Torch's own interpolation of the block, and the part of it that is asked.
+
+    Attributes:
+        mode, size, scale_factor, align_corners: as torch's function.
+        outputs: where the own outputs lie in it; ``None`` for all of it.
+    """
+
+    mode: str
+    size: tuple[int, ...] | None = None
+    scale_factor: tuple[float, ...] | None = None
+    align_corners: bool | None = None
+    outputs: tuple[slice, ...] | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        size = None if self.size is None else list(self.size)
+        scales = None if self.scale_factor is None else list(self.scale_factor)
+        y = F.interpolate(x, size, scales, self.mode, self.align_corners)
+        if self.outputs is not None:
+            return y[self.outputs].contiguous()
+        return y.clone() if y is x else y
+
+
+def interpolating_step(
+    window: InterpolationWindow,
+    extent: int,
+    cells: Range,
+    outputs: Range,
+    dim: int,
+    x: torch.Tensor,
+) -> Step | None:
+    """Outputs ``[start, stop)`` from a block of global ``cells``; ``None`` if it is these cells."""
+    read, weights = window.taps(np.arange(*outputs), extent)
+    places = torch.from_numpy(read - cells[0]).to(x.device)
+    if len(places) > 1:
+        return Taps(dim, tuple(places), tuple(_along(torch.from_numpy(weights), dim, x)))
+    if cells == outputs and np.array_equal(read[0], np.arange(*outputs)):
+        return None
+    return Taps(dim, (places[0],), ())
+
+
+def magnification(
+    mode: str, factors: Sequence[int], cells: Sequence[Range], outputs: Sequence[Range]
+) -> Interpolation:
+    """Spatial ``outputs`` from a block of spatial ``cells`` that grows by whole factors."""
+    where: list[slice] = []
+    is_all = True
+    for factor, (first, last), (start, stop) in zip(factors, cells, outputs, strict=True):
+        where.append(slice(start - first * factor, stop - first * factor))
+        is_all = is_all and (start, stop) == (first * factor, last * factor)
+    part = None if is_all else (slice(None), slice(None), *where)
+    return Interpolation(mode, scale_factor=tuple(map(float, factors)), outputs=part)
+
+
+def _selected(x: torch.Tensor, dim: int, cells: torch.Tensor) -> torch.Tensor:
+    """The ``cells`` of ``x`` along ``dim``."""
+    if dim < x.dim() - 1:
+        return x.index_select(dim, cells)
+    # Along the last dim, torch's index_select is eight times as slow on a CPU.
+    return x.gather(dim, cells.expand(*x.shape[:-1], -1))
+
+
+def _along(weights: torch.Tensor, dim: int, x: torch.Tensor) -> torch.Tensor:
+    """Rows of weights, each to be multiplied along ``dim``."""
+    shape = (*weights.shape, *(1,) * (x.dim() - dim - 1))
+    return weights.to(x.device, sum_dtype(x.dtype)).view(shape)
+
+
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What sums of 16-bit numbers are kept in; as torch's kernels."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype

@@ -1,0 +1,153 @@
+"""Transposed convolutions, also with the size of their output given, and with channels cut."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+
+from gpudist import nn
+from gpudist.partition import CartesianPartition, Partition
+from tests.fuzz.case import TOLERANCE, Case, Feature, torch_refuses
+from tests.fuzz.drawing import draw_dtype, draw_grid, draw_sizes, scattered
+from tests.nn.compare import assert_same_as_sequential, own_block, random_like_all
+from tests.nn.conv_transpose_cases import Sized, owner
+
+LAYERS = ("ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d")
+Partitions = tuple[CartesianPartition, tuple[CartesianPartition, CartesianPartition] | None]
+
+
+def draw(random: random.Random, layer: str, ranks: int) -> Case:
+    dims, groups = int(layer[-2]), random.choice([1, 1, 1, 2, 3])
+    shape = (
+        random.randint(1, 3),
+        groups * random.randint(1, 3),
+        *(random.randint(1, (0, 12, 6, 4)[dims]) for _ in range(dims)),
+    )
+
+    def each(low: int, high: int) -> tuple[int, ...]:
+        return tuple(random.randint(low, high) for _ in range(dims))
+
+    stride, dilation = each(1, 4), each(1, 2)
+    below = [max(pair) - 1 for pair in zip(stride, dilation, strict=True)]
+    options: dict[str, Any] = {
+        "out_channels": groups * random.randint(1, 3),
+        "kernel_size": each(1, 4),
+        "stride": stride,
+        "padding": random.choice([(0,) * dims, each(0, 2), each(0, 4)]),
+        # Torch takes no more; now and then one too many.
+        "output_padding": tuple(
+            random.randint(0, most + (random.random() < 0.02)) for most in below
+        ),
+        "dilation": dilation,
+        "groups": groups,
+        "bias": random.random() < 0.7,
+    }
+    extra: dict[str, Any] = {}
+    if random.random() < 0.2:
+        extra["output_size"] = _output_size(random, shape, options)
+    axes = [0, *range(2, dims + 2)]
+    if random.random() < 0.3 and ranks > 1:
+        extra["outputs"] = random.randint(1, ranks)
+        axes = list(range(1, dims + 2))
+        ranks //= extra["outputs"]
+    grid = draw_grid(random, dims + 2, axes, ranks)
+    sizes = draw_sizes(random, shape, grid, [0, *range(2, dims + 2)])
+    return Case(
+        layer, grid, shape, options, sizes, draw_dtype(random), random.randint(0, 99), extra
+    )
+
+
+def _output_size(
+    random: random.Random, shape: tuple[int, ...], options: dict[str, Any]
+) -> tuple[int, ...]:
+    """A size that the layer can give, most often."""
+    names = "stride", "padding", "dilation", "kernel_size"
+    size = tuple(
+        (extent - 1) * s - 2 * p + d * (k - 1) + 1 + random.randrange(s + (random.random() < 0.02))
+        for extent, s, p, d, k in zip(shape[2:], *(options[name] for name in names), strict=True)
+    )
+    return random.choice([size, (*shape[:2], *size)])
+
+
+def check(case: Case, P_world: Partition) -> None:
+    dtype = getattr(torch, case.dtype)
+    options = {"in_channels": case.shape[1], **case.options, "dtype": dtype}
+    P_x, others = _partitions(case, P_world)
+    x = random_like_all(case.shape, case.seed).to(dtype)
+    size = case.extra.get("output_size")
+
+    def sequential() -> torch.nn.Module:
+        return Sized(getattr(torch.nn, case.layer)(**options), size)
+
+    def distributed() -> torch.nn.Module:
+        make = getattr(nn, f"Distributed{case.layer}")
+        return Sized(make(P_x, *(others or ()), **options), size)
+
+    if torch_refuses(lambda: sequential()(x)):
+        # There is nothing to compare with; an error must be ours, or torch's.
+        distributed()(own_block(x, P_x, case.sizes))
+        return
+    P_y, P_w = others or (P_x, P_x)
+    parts = (P_w.shape[0], P_w.shape[1]) if others else (1, 1)
+    owned = owner(P_w, parts, diagonal=case.grid[1] > 1 and parts[1] == 1)
+    assert_same_as_sequential(
+        sequential,
+        distributed,
+        P_x,
+        P_y,
+        case.shape,
+        lambda name, shape: owned(name.removeprefix("layer."), shape),
+        sizes=case.sizes,
+        output_sizes={0: case.sizes[0]} if 0 in case.sizes else None,
+        x=x,
+        tolerance=TOLERANCE[case.dtype],
+    )
+
+
+def _partitions(case: Case, P_world: Partition) -> Partitions:
+    P_x = scattered(P_world, case.grid, case.seed)
+    batch, inputs, *spatial = case.grid
+    if batch > 1 or (inputs == 1 and "outputs" not in case.extra):
+        return P_x, None
+    diagonal = case.options.get("groups", 1) > 1
+    outputs = case.extra.get("outputs", inputs)
+    P_y = scattered(P_world, (1, outputs, *spatial), case.seed + 1 if case.seed else 0)
+    P_w = scattered(P_world, (outputs, 1 if diagonal else inputs, *spatial), case.seed)
+    return P_x, (P_y, P_w)
+
+
+HALVES = {"kernel_size": 2, "stride": 2}
+FEATURES = tuple(
+    Feature(
+        "ConvTranspose2d",
+        name,
+        {"out_channels": 4, "kernel_size": 3, "stride": 2, **options},
+        (2, 4, 5, 4),
+        sizes,
+    )
+    for name, options, sizes in (
+        ("kernel as wide as stride", HALVES, {}),
+        ("stride", {}, {}),
+        ("stride wider than kernel", {"stride": 4}, {}),
+        ("padding", {"padding": 1}, {}),
+        ("output_padding", {"padding": 1, "output_padding": 1}, {}),
+        ("dilation", {"dilation": 2, "padding": 2}, {}),
+        ("groups", {"groups": 2}, {}),
+        ("uneven blocks", {"padding": 1}, {2: (1, 4)}),
+        ("empty blocks", {"padding": 1}, {2: (5, 0)}),
+    )
+)
+
+
+def grids(feature: Feature) -> dict[str, tuple[int, ...]]:
+    kinds = {
+        "batch": (2, 1, 1, 1),
+        "channels": (1, 2, 1, 1),
+        "features": (1, 1, 2, 2),
+        "mixed": (1, 2, 2, 1),
+    }
+    if feature.sizes:
+        del kinds["batch"], kinds["channels"]
+    return kinds

@@ -1,0 +1,71 @@
+"""Embedding: indices split on ``P_x`` alone, or the table cut by rows and columns."""
+
+from __future__ import annotations
+
+import random
+from math import prod
+from typing import Any
+
+import torch
+
+from gpudist.partition import Partition
+from tests.fuzz.case import TOLERANCE, Case, Feature
+from tests.fuzz.drawing import draw_dtype, draw_grid, draw_sizes, scattered
+from tests.nn.embedding_cases import Partitions, check_embedding, indices_of
+
+LAYERS = ("Embedding",)
+
+
+def draw(random: random.Random, layer: str, ranks: int) -> Case:
+    """The shape is that of the indices; ``table`` has the blocks of rows and of columns."""
+    dims = random.randint(1, 3)
+    shape = tuple(random.randint(0 if random.random() < 0.05 else 1, 5) for _ in range(dims))
+    rows = random.randint(1, 12)
+    options: dict[str, Any] = {"num_embeddings": rows, "embedding_dim": random.randint(1, 6)}
+    if random.random() < 0.5:
+        options["padding_idx"] = random.randint(-rows, rows - 1)
+    extra: dict[str, Any] = {}
+    free = ranks
+    if random.random() < 0.7:
+        table = random.randint(1, ranks), random.randint(1, 2)
+        if prod(table) <= ranks:
+            extra, free = {"table": table}, ranks // prod(table)
+    grid = draw_grid(random, dims, range(dims), free)
+    sizes = draw_sizes(random, shape, grid, range(dims))
+    return Case(
+        layer, grid, shape, options, sizes, draw_dtype(random), random.randint(0, 99), extra
+    )
+
+
+def check(case: Case, P_world: Partition) -> None:
+    options = dict(case.options)
+    table = options.pop("num_embeddings"), options.pop("embedding_dim")
+    P_x = scattered(P_world, case.grid, case.seed)
+    partitions: Partitions = P_x, None, None
+    split = options.pop("table", case.extra.get("table"))
+    if split is not None:
+        rows, columns = split
+        P_y = scattered(P_world, (*case.grid, columns), case.seed and case.seed + 1)
+        P_w = scattered(P_world, (*case.grid, rows, columns), case.seed and case.seed + 2)
+        partitions = P_x, P_y, P_w
+    indices = [indices_of(case.shape, table[0], case.seed)]
+    dtype = getattr(torch, case.dtype)
+    tolerance = TOLERANCE[case.dtype]
+    check_embedding(partitions, table, indices, case.sizes, tolerance, dtype=dtype, **options)
+
+
+TABLE = {"num_embeddings": 12, "embedding_dim": 6}
+FEATURES = (
+    Feature("Embedding", "indices", TABLE, (4, 6)),
+    Feature("Embedding", "rows split", {**TABLE, "table": (2, 1)}, (4, 6)),
+    Feature("Embedding", "columns split", {**TABLE, "table": (1, 2)}, (4, 6)),
+    Feature("Embedding", "padding_idx", {**TABLE, "padding_idx": 3}, (4, 6)),
+    Feature("Embedding", "uneven blocks", TABLE, (4, 6), {0: (1, 3)}),
+    Feature("Embedding", "empty blocks", TABLE, (4, 6), {0: (0, 4)}),
+    Feature("Embedding", "max_norm", {**TABLE, "max_norm": 1.0}, (4, 6)),
+    Feature("Embedding", "sparse", {**TABLE, "sparse": True}, (4, 6)),
+)
+
+
+def grids(feature: Feature) -> dict[str, tuple[int, ...]]:
+    return {"batch": (2, 1)} if feature.sizes else {"batch": (2, 1), "mixed": (2, 2)}

@@ -1,0 +1,140 @@
+"""Normalizations over any partition of batch, channels and features."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+
+from gpudist import nn
+from gpudist.partition import CartesianPartition, Partition
+from tests.fuzz.case import Case, Feature, torch_refuses
+from tests.fuzz.drawing import draw_grid, draw_sizes, scattered
+from tests.nn.compare import own_block, random_like_all
+from tests.nn.norm_cases import check as check_made
+from tests.nn.norm_cases import make_both, owner
+
+F64 = torch.float64
+BATCH = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d")
+INSTANCE = ("InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d")
+LAYERS = (*BATCH, "GroupNorm", *INSTANCE, "LayerNorm", "RMSNorm")
+
+
+def draw(random: random.Random, layer: str, ranks: int) -> Case:
+    dims = int(layer[-2]) + 2 if layer.endswith("d") else random.randint(1, 5)
+    if layer == "GroupNorm":
+        dims = max(dims, 2)
+    shape = tuple(random.randint(1, (0, 9, 9, 8, 6, 4)[dims]) for _ in range(dims))
+    options: dict[str, Any] = {}
+    if layer in ("LayerNorm", "RMSNorm"):
+        options["normalized_shape"] = shape[random.randrange(dims) :]
+        if random.random() < 0.2:
+            options["elementwise_affine"] = False
+    elif layer == "GroupNorm":
+        size, groups = random.randint(1, 4), random.randint(1, 4)
+        shape = (shape[0], size * groups, *shape[2:])
+        options |= {"num_groups": groups, "num_channels": size * groups}
+    else:
+        options["num_features"] = shape[1]
+        if random.random() < 0.5:
+            options["track_running_stats"] = random.choice([True, False])
+        if random.random() < 0.3:
+            options["momentum"] = random.choice([0.0, 0.5, 1.0, None])
+    if layer not in ("LayerNorm", "RMSNorm") and random.random() < 0.5:
+        options["affine"] = random.choice([True, False])
+    if layer != "RMSNorm" and random.random() < 0.2:
+        options["bias"] = False
+    if random.random() < 0.2:
+        options["eps"] = 0.1
+    grid = draw_grid(random, dims, range(dims), ranks)
+    sizes = draw_sizes(random, shape, grid, range(dims))
+    extra = {"evaluates": True} if random.random() < 0.3 else {}
+    return Case(layer, grid, shape, options, sizes, "float64", random.randint(0, 99), extra)
+
+
+def check(case: Case, P_world: Partition) -> None:
+    """In training, and perhaps once more in evaluation, after it."""
+    P_x = scattered(P_world, case.grid, case.seed)
+    x = random_like_all(case.shape, case.seed)
+
+    def sequential() -> torch.nn.Module:
+        return getattr(torch.nn, case.layer)(**case.options, dtype=F64)
+
+    def distributed() -> torch.nn.Module:
+        return getattr(nn, f"Distributed{case.layer}")(P_x, **case.options, dtype=F64)
+
+    if torch_refuses(lambda: sequential()(x)):
+        # There is nothing to compare with; an error must be ours, or torch's.
+        distributed()(own_block(x, P_x, case.sizes))
+        return
+    owned = owner(P_x, _parameter_axes(case, P_x))
+    made = make_both(sequential, distributed, owned)
+    for mode in (True, False) if case.extra.get("evaluates") else (True,):
+        for module in made:
+            module.train(mode)
+        check_made(made, P_x, case.shape, owned, case.sizes, x=x)
+
+
+def _parameter_axes(case: Case, P_x: CartesianPartition) -> range:
+    """The axes that cut the parameters."""
+    normalized = case.options.get("normalized_shape", ())
+    count = 1 if isinstance(normalized, int) else len(normalized)
+    return range(P_x.dim - count, P_x.dim) if count else range(1, 2)
+
+
+CHANNELS = {"num_features": 6}
+ROWS: dict[str, tuple[tuple[str, dict[str, Any], dict[int, tuple[int, ...]]], ...]] = {
+    "BatchNorm2d": (
+        ("running statistics", CHANNELS, {}),
+        ("momentum=None", {**CHANNELS, "momentum": None}, {}),
+        ("track_running_stats=False", {**CHANNELS, "track_running_stats": False}, {}),
+        ("affine=False", {**CHANNELS, "affine": False}, {}),
+        ("uneven blocks", CHANNELS, {0: (3, 1), 2: (2, 7)}),
+        ("empty blocks", CHANNELS, {0: (0, 4), 2: (9, 0)}),
+    ),
+    "GroupNorm": (
+        ("groups inside blocks", {"num_groups": 6, "num_channels": 6}, {}),
+        ("groups across blocks", {"num_groups": 2, "num_channels": 6}, {}),
+        ("one group", {"num_groups": 1, "num_channels": 6}, {}),
+        ("uneven blocks", {"num_groups": 2, "num_channels": 6}, {1: (5, 1), 2: (2, 7)}),
+    ),
+    "InstanceNorm2d": (
+        ("affine=False", CHANNELS, {}),
+        ("affine=True", {**CHANNELS, "affine": True}, {}),
+        ("track_running_stats=True", {**CHANNELS, "track_running_stats": True}, {}),
+        ("uneven blocks", {**CHANNELS, "affine": True}, {1: (5, 1), 2: (2, 7)}),
+    ),
+    "LayerNorm": (
+        ("last dim", {"normalized_shape": 8}, {}),
+        ("several dims", {"normalized_shape": (6, 9, 8)}, {}),
+        ("bias=False", {"normalized_shape": 8, "bias": False}, {}),
+        ("uneven blocks", {"normalized_shape": (9, 8)}, {0: (1, 3), 3: (5, 3)}),
+    ),
+    "RMSNorm": (
+        ("last dim", {"normalized_shape": 8}, {}),
+        ("several dims", {"normalized_shape": (6, 9, 8)}, {}),
+        ("uneven blocks", {"normalized_shape": (9, 8)}, {0: (1, 3), 3: (5, 3)}),
+    ),
+}
+FEATURES = tuple(
+    Feature(layer, feature, options, (4, 6, 9, 8), sizes)
+    for layer, rows in ROWS.items()
+    for feature, options, sizes in rows
+)
+
+
+def grids(feature: Feature) -> dict[str, tuple[int, ...]]:
+    if feature.sizes:
+        return {
+            "batch": (2, 1, 1, 1),
+            "channels": (1, 2, 1, 1),
+            "features": (1, 1, 2, 2),
+            "mixed": (2, 2, 1, 2),
+        }
+    return {
+        "batch": (4, 1, 1, 1),
+        "channels": (1, 4, 1, 1),
+        "features": (1, 1, 3, 2),
+        "mixed": (2, 2, 1, 2),
+    }

@@ -1,0 +1,237 @@
+"""The fuzzer finds nothing here, finds what is broken on purpose, and makes it small."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import pytest
+
+from gpudist import nn
+from gpudist.errors import ShapeError
+from gpudist.nn import conv
+from gpudist.ops.halo_exchange import HaloExchange
+from tests.fuzz import __main__ as command
+from tests.fuzz.case import Case, from_json, to_json
+from tests.fuzz.families import by_layer, families
+from tests.fuzz.run import Configuration, Ended, Runner, draw, judge, without_numbers
+from tests.fuzz.shrink import shrink
+from tests.pool import the_pool
+
+# Torch warns once of what some configurations cost it, on one rank.
+pytestmark = pytest.mark.filterwarnings("ignore")
+SEED = 20
+RANKS = range(2, 7)
+CONV = Case("Conv1d", (1, 1, 3), (1, 1, 6), {"out_channels": 1, "kernel_size": 3, "padding": 1})
+
+
+@pytest.fixture
+def runner() -> Runner:
+    return Runner(the_pool)
+
+
+def test_sixty_configurations(runner: Runner) -> None:
+    verdicts = [runner.examine(number, SEED, list(by_layer()), RANKS) for number in range(60)]
+    wrong = [(drawn, verdict) for drawn, verdict in verdicts if verdict.how == "wrong"]
+    assert not wrong, "\n".join(f"{drawn.to_json()}\n{verdict.text}" for drawn, verdict in wrong)
+    assert {drawn.transport for drawn, _ in verdicts} == {"loopback", "host"}
+    right = [drawn for drawn, verdict in verdicts if verdict.how == "right"]
+    assert len(right) >= 30
+
+
+def test_the_same_seed_draws_the_same() -> None:
+    def drawn() -> list[Configuration]:
+        return [draw(random.Random(f"5/{n}"), n, list(by_layer()), RANKS) for n in range(100)]
+
+    assert drawn() == drawn()
+    assert len({each.to_json() for each in drawn()}) == 100
+
+
+@pytest.mark.parametrize("family", families(), ids=lambda family: family.__name__.split(".")[-1])
+def test_every_layer_of_a_family_is_one_and_is_drawn(family: Any) -> None:
+    for layer in family.LAYERS:
+        assert hasattr(nn, f"Distributed{layer}")
+        for ranks in (2, 6):
+            case = family.draw(random.Random(ranks), layer, ranks)
+            assert case.layer == layer and prod(case.grid) <= ranks
+            assert from_json(to_json(case)) == (case, {})
+
+
+@pytest.fixture
+def wrong_edges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Halos that wrap round the edge of the tensor, where there should be zeros."""
+
+    class Periodic(HaloExchange):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **{**options, "periodic": True})
+
+    monkeypatch.setattr(conv, "HaloExchange", Periodic)
+
+
+@pytest.mark.usefixtures("wrong_edges")
+def test_a_broken_halo_is_found_and_made_small(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdicts = (runner.examine(n, SEED, ["Conv2d"], RANKS) for n in range(40) if n % 10 != 9)
+    drawn, verdict = next((drawn, verdict) for drawn, verdict in verdicts if verdict.how == "wrong")
+    small = command.shrunk(runner, drawn, verdict)
+    assert "output" in verdict.text
+    assert runner.judge(Configuration.from_json(small.to_json())).kind == verdict.kind
+    assert set(small.case.options) <= {"out_channels", "kernel_size", "padding"}
+    assert small.case.sizes == {} and small.case.dtype == "float64"
+    assert prod(small.case.shape) <= 4 < prod(drawn.case.shape)
+    monkeypatch.undo()
+    assert runner.judge(small).how == "right"
+
+
+@pytest.mark.usefixtures("wrong_edges")
+def test_the_command_prints_what_is_wrong(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = Configuration(CONV, 3).to_json()
+    monkeypatch.setattr("sys.argv", ["fuzz", "--case", line])
+    assert command.main() == 1
+    assert "AssertionError: output" in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", ["fuzz", "--count", "9", "--seed", "3", "--layer", "Conv1d"])
+    assert command.main() == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("9 configurations, ") and ", 0 wrong" not in last
+    monkeypatch.undo()
+    monkeypatch.setattr("sys.argv", ["fuzz", "--case", line])
+    assert command.main() == 0
+
+
+def fail_on_rank_1(
+    monkeypatch: pytest.MonkeyPatch, method: str, error: Callable[[], Exception]
+) -> None:
+    original = getattr(nn.DistributedConv1d, method)
+
+    def fails(self: Any, P_x: Any, *arguments: Any, **options: Any) -> Any:
+        partition = P_x if method == "__init__" else self.P_x
+        if partition.world.rank == 1:
+            raise error()
+        return original(self, P_x, *arguments, **options)
+
+    monkeypatch.setattr(nn.DistributedConv1d, method, fails)
+
+
+@pytest.mark.parametrize("method", ["__init__", "forward"])
+def test_a_refusal_on_one_rank_is_wrong(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    fail_on_rank_1(monkeypatch, method, lambda: ShapeError("not here"))
+    verdict = runner.judge(Configuration(CONV, 3))
+    assert verdict.how == "wrong"
+    assert verdict.text.startswith("refused on ranks [1] of 3 only"), verdict.text
+
+
+@pytest.mark.parametrize("error", [TypeError, RuntimeError, ZeroDivisionError, KeyError])
+def test_another_error_is_wrong(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    fail_on_rank_1(monkeypatch, "forward", lambda: error("oh"))
+    verdict = runner.judge(Configuration(CONV, 3))
+    assert verdict.how == "wrong" and verdict.text.startswith(error.__name__), verdict
+
+
+def test_a_rank_that_does_not_come_is_wrong(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = nn.DistributedConv1d.forward
+
+    def forward(self: Any, x: Any) -> Any:
+        return x.clone() if self.P_x.rank == 1 else original(self, x)
+
+    monkeypatch.setattr(nn.DistributedConv1d, "forward", forward)
+    verdict = runner.judge(Configuration(CONV, 3))
+    assert verdict.how == "wrong"
+
+
+@pytest.mark.parametrize("transport", ["loopback", "host"])
+def test_what_is_refused_everywhere_is_refused(runner: Runner, transport: Any) -> None:
+    options = {**CONV.options, "padding": "full"}
+    case = Case("Conv1d", (1, 1, 2), (1, 1, 6), options)
+    verdict = runner.judge(Configuration(case, 3, transport))
+    assert verdict.how in ("refused", "refused by torch")
+    case = Case("Linear", (1, 2), (3, 1), {"out_features": 2})
+    verdict = runner.judge(Configuration(case, 4, transport))
+    assert verdict.how == "refused", verdict
+    assert "only 1 input features" in verdict.text
+
+
+def test_what_torch_refuses_is_drawn_again(runner: Runner) -> None:
+    case = Case("Conv1d", (1, 1, 2), (1, 1, 2), {"out_channels": 1, "kernel_size": 5})
+    verdict = runner.judge(Configuration(case, 3))
+    assert verdict.how == "refused by torch", verdict
+
+
+RIGHT = Ended()
+ASKED = Ended("refused", "ShapeError: 7 of 3", at_construction=True)
+CALLED = Ended("refused", "ShapeError: 7 of 3")
+OTHER = Ended("refused", "ShapeError: 8 of 3")
+ECHO = Ended("wrong", "PeerFailure: rank 1", is_echo=True)
+CAUSE = Ended("wrong", "KeyError: 5")
+
+
+@pytest.mark.parametrize(
+    "ended, how",
+    [
+        ([RIGHT] * 4, "right"),
+        ([ASKED] * 4, "refused"),
+        ([ASKED] * 3 + [RIGHT], "wrong"),
+        ([CALLED] * 4, "refused"),
+        ([CALLED] * 2 + [RIGHT] * 2, "refused"),
+        ([CALLED] + [RIGHT] * 3, "wrong"),
+        ([CALLED] * 3 + [OTHER], "wrong"),
+        ([CALLED] * 3 + [ECHO], "wrong"),
+        ([RIGHT] * 3 + [ECHO], "wrong"),
+        ([ECHO, ECHO, CAUSE, ECHO], "wrong"),
+    ],
+)
+def test_verdicts_on_a_grid_of_two_in_a_world_of_four(ended: list[Ended], how: str) -> None:
+    assert judge(Case("Conv1d", (1, 1, 2), (1, 1, 6)), ended).how == how
+
+
+def test_the_cause_is_told_and_not_its_echo() -> None:
+    assert judge(CONV, [ECHO, CAUSE, ECHO]).text == CAUSE.text
+
+
+def test_what_differs_in_numbers_only_is_one_kind() -> None:
+    assert without_numbers("dim 2: -1.5e-3 of [3, 4]") == without_numbers("dim 3: 2 of [1]")
+
+
+def test_shrinking_keeps_what_the_failure_needs() -> None:
+    case = Case(
+        "Conv2d",
+        (2, 1, 3, 2),
+        (4, 6, 10, 7),
+        {"stride": (3, 2), "padding": 4, "bias": False},
+        {2: (3, 0, 7), 3: (6, 1)},
+        "bfloat16",
+        41,
+        {"outputs": 3},
+    )
+
+    def fails(case: Case) -> bool:
+        stride = case.options.get("stride", 1)
+        steep = stride if isinstance(stride, int) else stride[0]
+        return steep >= 2 and case.grid[2] >= 2 and case.shape[2] >= 5
+
+    assert shrink(case, fails) == Case("Conv2d", (1, 1, 2, 1), (1, 1, 5, 1), {"stride": 2})
+    calls: list[Case] = []
+    assert shrink(case, lambda smaller: bool(calls.append(smaller)), trials=7) == case
+    assert len(calls) == 7
+
+
+def test_shrinking_keeps_uneven_blocks_whole() -> None:
+    case = Case("Conv1d", (1, 1, 4), (1, 1, 12), {}, {2: (3, 0, 7, 2)})
+
+    def fails(case: Case) -> bool:
+        assert 2 not in case.sizes or sum(case.sizes[2]) == case.shape[2]
+        assert 2 not in case.sizes or len(case.sizes[2]) == case.grid[2]
+        return 0 in case.sizes.get(2, ())
+
+    small = shrink(case, fails)
+    assert small.grid[2] <= 2 and small.shape[2] == 0

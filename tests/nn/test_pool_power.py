@@ -1,0 +1,64 @@
+"""Distributed power-average pooling is the sequential one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from gpudist import nn
+from gpudist.errors import PartitionError, ShapeError
+from gpudist.partition import CartesianPartition, Partition
+from tests.nn.compare import assert_same_as_sequential, grid, own_block
+from tests.pool import distributed
+
+SEQUENTIAL: Any = [torch.nn.LPPool1d, torch.nn.LPPool2d, torch.nn.LPPool3d]
+DISTRIBUTED: Any = [nn.DistributedLPPool1d, nn.DistributedLPPool2d, nn.DistributedLPPool3d]
+
+
+def positive(shape: tuple[int, ...]) -> torch.Tensor:
+    """A root of a negative number is none."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.rand(shape, dtype=torch.float64, generator=generator) + 0.1
+
+
+def check(P_x: CartesianPartition, *window: Any, x: torch.Tensor, **options: Any) -> None:
+    dim = x.dim() - 3
+    assert_same_as_sequential(
+        lambda: SEQUENTIAL[dim](*window, **options),
+        lambda: DISTRIBUTED[dim](P_x, *window, **options),
+        P_x, P_x, x.shape, x=x, tolerance=1e-12,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("norm", [1, 2, 2.5, 3, float("inf"), -float("inf")])
+@distributed(ranks=4, transports=["loopback"])
+def test_norms_and_windows(P_world: Partition, norm: float) -> None:
+    for shape in ([1, 1, 3], [2, 2, 1], [2, 1, 2]):
+        for window in ((2,), (3, 1), (3, 2), (2, 3)):
+            for ceil_mode in (False, True):
+                P_x = grid(P_world, shape)
+                check(P_x, norm, *window, x=positive((3, 2, 8)), ceil_mode=ceil_mode)
+
+
+@pytest.mark.parametrize("norm", [2, 3])
+@distributed(ranks=5)
+def test_on_every_transport(P_world: Partition, norm: float) -> None:
+    P_x = grid(P_world, [1, 1, 2, 2], [4, 2, 1, 0])
+    check(P_x, norm, 3, (1, 2), x=positive((2, 2, 7, 6)))
+    check(grid(P_world, [1, 1, 1, 2, 2]), norm, 2, x=positive((1, 2, 4, 5, 6)), ceil_mode=True)
+
+
+@distributed(ranks=2, transports=["loopback"])
+def test_zeros_have_the_gradient_of_torch(P_world: Partition) -> None:
+    check(grid(P_world, [1, 1, 2]), 1, 3, 1, x=torch.zeros(1, 1, 8, dtype=torch.float64))
+
+
+@distributed(ranks=2, transports=["loopback"])
+def test_what_is_not_supported_is_refused(P_world: Partition) -> None:
+    P_x = grid(P_world, [1, 1, 2])
+    with pytest.raises(PartitionError, match="LPPool2d: P_x has shape"):
+        nn.DistributedLPPool2d(P_x, 2, 2)
+    with pytest.raises(ShapeError, match=r"LPPool1d: .*needs 9 cells"):
+        nn.DistributedLPPool1d(P_x, 2, 9)(own_block(torch.ones(1, 1, 5), P_x))
