@@ -11,6 +11,7 @@ from gpudist.geometry.broadcasting import (
     plan_all_sum_reduce,
     plan_broadcast,
 )
+from gpudist.geometry.composed import ComposedWindow, Read
 from gpudist.geometry.faces import Face, own_paddings, plan_faces
 from gpudist.geometry.halo import plan_halo
 from gpudist.geometry.overlap import plan_all_gather, plan_repartition
@@ -24,6 +25,7 @@ __all__ = [
     "Blocks",
     "Box",
     "Collective",
+    "ComposedWindow",
     "Decomposition",
     "Face",
     "FoldedWindow",
@@ -35,6 +37,7 @@ __all__ = [
     "PartsWindow",
     "Plan",
     "PoolWindow",
+    "Read",
     "SlidingWindow",
     "Stage",
     "TransposedWindow",

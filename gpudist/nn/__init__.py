@@ -7,6 +7,7 @@ from gpudist.nn.conv_transpose import (
     DistributedConvTranspose2d,
     DistributedConvTranspose3d,
 )
+from gpudist.nn.halo_region import HaloRegion
 from gpudist.nn.invariant import invariant_copy, invariant_sum
 from gpudist.nn.linear import DistributedLinear
 from gpudist.nn.loss import DistributedCrossEntropyLoss, DistributedL1Loss, DistributedMSELoss
@@ -127,6 +128,7 @@ __all__ = [
     "DistributedZeroPad3d",
     "Gather",
     "HaloExchange",
+    "HaloRegion",
     "Repartition",
     "Scatter",
     "SendRecv",
