@@ -153,7 +153,16 @@ CHAINS_2D: dict[str, Chain] = {
         ("SiLU", {}),
         (
             "ConvTranspose2d",
-            {"in_channels": 2, "out_channels": 2, "kernel_size": 1, "stride": 3, "padding": 1},
+            {
+                **{
+                    "in_channels": 2,
+                    "out_channels": 2,
+                    "kernel_size": 1,
+                    "stride": 3,
+                    "padding": 1,
+                },
+                "bias": False,
+            },
         ),
         conv(2, (2, 1)),
     ],

@@ -16,7 +16,8 @@ from tests.nn.halo_region_cases import check as check_chain
 
 LAYERS = ("HaloRegion",)
 WITH_PARAMETERS = ("Conv", "Conv", "ConvTranspose", "CausalConv")
-KINDS = (*WITH_PARAMETERS, "MaxPool", "AvgPool", "LPPool", "ConstantPad", "pointwise", "pointwise")
+WINDOWED = (*WITH_PARAMETERS, "MaxPool", "AvgPool", "LPPool", "ConstantPad")
+KINDS = (*WINDOWED, "pointwise", "pointwise")
 # Roots of negative numbers are none, and gradients of a root grow without bound towards 0.
 ROOTS = "LPPool"
 
@@ -30,8 +31,10 @@ def draw(random: random.Random, layer: str, ranks: int) -> Case:
         *(random.randint(1, (0, 24, 12, 7)[dims]) for _ in range(dims)),
     )
     chain: list[tuple[str, dict[str, Any]]] = []
-    for _ in range(random.randint(1, 5)):
-        kind = random.choice(KINDS)
+    # A chain of pointwise modules alone is refused.
+    first = random.randint(0, 1)
+    for number in range(random.randint(first + 1, 5)):
+        kind = random.choice(WINDOWED if number == first else KINDS)
         if kind == "pointwise":
             chain.append((random.choice(sorted(LOCAL - {"Threshold"})), {}))
         elif kind != "CausalConv" or dims == 1:
