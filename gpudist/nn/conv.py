@@ -12,7 +12,7 @@ import torch
 from gpudist.autograd import is_eager, move
 from gpudist.errors import ShapeError
 from gpudist.exchange import Movement
-from gpudist.geometry.blocks import Blocks, Decomposition
+from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.composed import Read
 from gpudist.geometry.faces import have_faces
 from gpudist.geometry.padding import FoldedWindow
@@ -32,14 +32,15 @@ from gpudist.nn.conv_channels import (
     output_shapes,
     require_input_channels,
 )
+from gpudist.nn.conv_layer import ConvLayer
 from gpudist.nn.conv_overlap import ConvolutionInPlace
 from gpudist.nn.conv_parameters import ConvParameters
-from gpudist.nn.conv_placement import place, require_whole_channels
+from gpudist.nn.conv_placement import place
 from gpudist.nn.edge_padding import EdgePadding, bind_edge_padding, require_padding_of_input
 from gpudist.nn.in_place import use_in_place
 from gpudist.nn.parameter import tied_empty, zero_bias
 from gpudist.nn.partitions import leading_partitions
-from gpudist.nn.region_layer import BlockOperation, RegionLayer, WithPadding, padding_widths
+from gpudist.nn.region_layer import BlockOperation, WithPadding, padding_widths
 from gpudist.nn.window import per_dim
 from gpudist.ops.agreement import Agreement, Layout, ShapeMode
 from gpudist.ops.halo_exchange import HaloExchange
@@ -47,7 +48,7 @@ from gpudist.ops.operator import Bound
 from gpudist.partition import CartesianPartition
 
 
-class _DistributedConv(RegionLayer):
+class _DistributedConv(ConvLayer):
     """Convolution of a tensor ``[B, C, *spatial]`` cut over a Cartesian grid of workers.
 
     With ``P_x`` alone, batch and features may be split: ``P_x`` has shape ``[batch, 1, *spatial]``.
@@ -166,7 +167,7 @@ class _DistributedConv(RegionLayer):
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
         """Move, then convolve: the layer as a composition of differentiable operators."""
-        parameters = _present(weight, bias)
+        parameters = (weight,) if bias is None else (weight, bias)
         if bound.has_ghosts:
             block, weight, *biases = move((bound.halo, *bound.parameters), (x, *parameters))
         else:
@@ -257,7 +258,7 @@ class _DistributedConv(RegionLayer):
                 f"{self._name}: padding_mode {self.padding_mode!r} is not supported in a region, "
                 "where cells beyond the edge are constant; use 'zeros'"
             )
-        require_whole_channels(self._name, self._placement)
+        super().require_region()
 
     @property
     def windows(self) -> Sequence[Window]:
@@ -267,26 +268,10 @@ class _DistributedConv(RegionLayer):
         require_input_channels(self._name, inputs, self.in_channels)
         require_padding_of_input(self._name, self.padding_mode, self.padding, inputs.shape[2:])
 
-    def outputs_of(self, inputs: Decomposition) -> Decomposition:
-        batch, _, *features = super().outputs_of(inputs).dims
-        return Decomposition((batch, Blocks(self.out_channels, 1), *features))
-
-    def own_parameters(self) -> tuple[torch.Tensor, ...]:
-        return _present(self.weight, self.bias)
-
-    def bind_parameters(self) -> tuple[Movement, ...]:
-        return self._parameters_cut.bind(self.weight, self.bias)
-
     def bind_block(self, reads: Sequence[Read], shape: Sequence[int]) -> BlockOperation:
         if all(front == behind for front, behind in (read.overhang for read in reads)):
             return self._block(shape, tuple(read.overhang[0] for read in reads))
         return WithPadding(self._block(shape), padding_widths(reads))
-
-    def extra_repr(self) -> str:
-        return (
-            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
-            f"stride={self.stride}, P_x={list(self.P_x.shape)}, P_y={list(self.P_y.shape)}"
-        )
 
 
 @dataclass(frozen=True)
@@ -309,11 +294,6 @@ class _Bound:
     has_ghosts: bool = True
     in_place: ConvolutionInPlace | None = None
     edge_padding: EdgePadding | None = None
-
-
-def _present(weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-    """The parameters that there are."""
-    return (weight,) if bias is None else (weight, bias)
 
 
 class DistributedConv1d(_DistributedConv):

@@ -108,12 +108,3 @@ def place(
         P_bias_used=plane(P_w, [axis for axis in range(P_w.dim) if axis != 1]),
         P_all=P_x.create_partition_union(P_w).create_partition_union(P_y),
     )
-
-
-def require_whole_channels(name: str, placed: ConvPlacement) -> None:
-    """Refuse split channels, whose inputs and outputs a region would have to move."""
-    if placed.P_spread is not None or placed.P_sum is not None:
-        raise PartitionError(
-            f"{name}, dim 1: a layer of a region must have P_x alone, with whole channels; leave "
-            "out P_y and P_w, or the layer out of the region"
-        )

@@ -11,17 +11,18 @@ import torch
 from gpudist.autograd import move
 from gpudist.errors import ShapeError
 from gpudist.exchange import Movement
-from gpudist.geometry.blocks import Blocks, Decomposition
+from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.composed import Read
 from gpudist.geometry.halo import needed_range, reads_own_cells
 from gpudist.geometry.windows import HaloWidths, TransposedWindow, Window
 from gpudist.nn.conv_channels import bind_spread, bind_sum, output_shapes, require_input_channels
+from gpudist.nn.conv_layer import ConvLayer
 from gpudist.nn.conv_parameters import ConvParameters, require_groups
-from gpudist.nn.conv_placement import place, require_whole_channels
+from gpudist.nn.conv_placement import place
 from gpudist.nn.conv_transpose_block import TransposedBlock, transposed_block
 from gpudist.nn.parameter import tied_empty, zero_bias
 from gpudist.nn.partitions import leading_partitions
-from gpudist.nn.region_layer import BlockOperation, RegionLayer
+from gpudist.nn.region_layer import BlockOperation
 from gpudist.nn.window import per_dim
 from gpudist.ops.agreement import Agreement, ShapeMode
 from gpudist.ops.bound import Bound
@@ -47,7 +48,7 @@ class _Arguments:
     dtype: torch.dtype | None = None
 
 
-class _DistributedConvTranspose(RegionLayer):
+class _DistributedConvTranspose(ConvLayer):
     """Transposed convolution of a tensor ``[B, C, *spatial]`` cut over a Cartesian grid of workers.
 
     With ``P_x`` alone, batch and features may be split: ``P_x`` has shape ``[batch, 1, *spatial]``.
@@ -266,9 +267,6 @@ class _DistributedConvTranspose(RegionLayer):
             self._placement.groups_of_block(self.groups),
         )
 
-    def require_region(self) -> None:
-        require_whole_channels(self._name, self._placement)
-
     @property
     def windows(self) -> Sequence[Window]:
         return HaloWidths(), HaloWidths(), *self._windows
@@ -277,16 +275,6 @@ class _DistributedConvTranspose(RegionLayer):
         require_input_channels(self._name, inputs, self.in_channels)
         self._windows_for(inputs, ())
 
-    def outputs_of(self, inputs: Decomposition) -> Decomposition:
-        batch, _, *features = super().outputs_of(inputs).dims
-        return Decomposition((batch, Blocks(self.out_channels, 1), *features))
-
-    def own_parameters(self) -> tuple[torch.Tensor, ...]:
-        return (self.weight,) if self.bias is None else (self.weight, self.bias)
-
-    def bind_parameters(self) -> tuple[Movement, ...]:
-        return self._parameters_cut.bind(self.weight, self.bias)
-
     def bind_block(self, reads: Sequence[Read], shape: Sequence[int]) -> BlockOperation:
         return transposed_block(
             self._windows,
@@ -294,12 +282,6 @@ class _DistributedConvTranspose(RegionLayer):
             [read.inside for read in reads],
             shape[:2],
             self.groups,
-        )
-
-    def extra_repr(self) -> str:
-        return (
-            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
-            f"stride={self.stride}, P_x={list(self.P_x.shape)}, P_y={list(self.P_y.shape)}"
         )
 
 

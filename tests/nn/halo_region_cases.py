@@ -117,7 +117,7 @@ CHAINS_2D: dict[str, Chain] = {
         conv(2, (2, 4), 4, padding="same"),
         conv(2, (4, 2), 2, padding="same", groups=2),
     ],
-    "not where cells are 0": [
+    "pointwise modules of zeros": [
         ("Sigmoid", {}),
         conv(2, (2, 3)),
         ("Softplus", {}),
