@@ -62,16 +62,16 @@ def sides(case: Case, P_world: Partition) -> dict[str, Side]:
     sequential = getattr(torch.nn, layer)(*arguments)
     x = torch.rand(shape) - 0.5
     gy = torch.rand(sequential(x).shape) - 0.5
-    y, gx, *parameters = _in_double(sequential, x, gy)
-    expected = (_block(y, P_x), _block(gx, P_x), *parameters)
-    x, gy = _block(x, P_x), _block(gy, P_x)
-    alone = _in_double(sequential, x, gy)
+    y, gx, *parameters = in_double(sequential, x, gy)
+    expected = (block_of(y, P_x), block_of(gx, P_x), *parameters)
+    x, gy = block_of(x, P_x), block_of(gy, P_x)
+    alone = in_double(sequential, x, gy)
     return {
         "gpudist": Side(
-            lambda: both_ways(distributed, x, gy), lambda results: _are_close(results, expected)
+            lambda: both_ways(distributed, x, gy), lambda results: are_close(results, expected)
         ),
         "local torch": Side(
-            lambda: both_ways(sequential, x, gy), lambda results: _are_close(results, alone)
+            lambda: both_ways(sequential, x, gy), lambda results: are_close(results, alone)
         ),
     }
 
@@ -84,18 +84,18 @@ def both_ways(layer: torch.nn.Module, x: torch.Tensor, gy: torch.Tensor) -> Resu
     return (y.detach(), *torch.autograd.grad(y, [x, *layer.parameters()], gy))
 
 
-def _in_double(layer: torch.nn.Module, x: torch.Tensor, gy: torch.Tensor) -> Results:
+def in_double(layer: torch.nn.Module, x: torch.Tensor, gy: torch.Tensor) -> Results:
     results = both_ways(deepcopy(layer).double(), x.double(), gy.double())
     return tuple(each.float() for each in results)
 
 
-def _block(whole: torch.Tensor, P_x: CartesianPartition) -> torch.Tensor:
+def block_of(whole: torch.Tensor, P_x: CartesianPartition) -> torch.Tensor:
     """This rank's block."""
     assert P_x.index is not None
     return whole[Decomposition.balanced(whole.shape, P_x.shape).block(P_x.index).slices].clone()
 
 
-def _are_close(results: Results, expected: Results) -> bool:
+def are_close(results: Results, expected: Results) -> bool:
     """A parameter's gradient may be on another rank."""
     y, gx, *parameters = results
     return (

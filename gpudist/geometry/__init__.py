@@ -11,6 +11,7 @@ from gpudist.geometry.broadcasting import (
     plan_all_sum_reduce,
     plan_broadcast,
 )
+from gpudist.geometry.composed import ComposedWindow, Read
 from gpudist.geometry.expanded import ExpandedWindow
 from gpudist.geometry.faces import Face, own_paddings, plan_faces
 from gpudist.geometry.halo import plan_halo
@@ -26,6 +27,7 @@ __all__ = [
     "Blocks",
     "Box",
     "Collective",
+    "ComposedWindow",
     "Decomposition",
     "ExpandedWindow",
     "Face",
@@ -39,6 +41,7 @@ __all__ = [
     "PartsWindow",
     "Plan",
     "PoolWindow",
+    "Read",
     "SlidingWindow",
     "Stage",
     "TransposedWindow",

@@ -51,6 +51,13 @@ def needed_range(inputs: Blocks, window: Window, index: int) -> tuple[int, int]:
     return (first, first) if start == stop else (first, last)
 
 
+def reads_own_cells(inputs: Blocks, window: Window) -> bool:
+    """Every worker along a dim needs exactly the cells it owns."""
+    return all(
+        needed_range(inputs, window, index) == inputs.block(index) for index in range(inputs.parts)
+    )
+
+
 def axis_halo(inputs: Blocks, window: Window, periodic: bool, index: int) -> AxisHalo:
     """The halo of worker ``index`` along one axis, in time logarithmic in the number of workers."""
     outputs, extent = window.outputs(inputs), inputs.extent

@@ -16,6 +16,7 @@ from gpudist.nn.dropout import (
     DistributedFeatureAlphaDropout,
 )
 from gpudist.nn.embedding import DistributedEmbedding
+from gpudist.nn.halo_region import HaloRegion
 from gpudist.nn.invariant import invariant_copy, invariant_sum
 from gpudist.nn.linear import DistributedLinear
 from gpudist.nn.loss_binary import (
@@ -198,6 +199,7 @@ __all__ = [
     "DistributedZeroPad3d",
     "Gather",
     "HaloExchange",
+    "HaloRegion",
     "Repartition",
     "Scatter",
     "SendRecv",

@@ -8,14 +8,15 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 
 from gpudist.autograd import is_eager, move
 from gpudist.errors import ShapeError
 from gpudist.exchange import Movement
 from gpudist.geometry.blocks import Decomposition
+from gpudist.geometry.composed import Read
 from gpudist.geometry.faces import have_faces
 from gpudist.geometry.padding import FoldedWindow
+from gpudist.geometry.windows import Window
 from gpudist.nn.channels_last import channels_last_form, in_form
 from gpudist.nn.conv_arguments import (
     PADDING_MODES,
@@ -24,12 +25,14 @@ from gpudist.nn.conv_arguments import (
     conv_windows,
     require_supported,
 )
+from gpudist.nn.conv_block import BlockConvolution
 from gpudist.nn.conv_channels import (
     bind_spread,
     bind_sum,
     output_shapes,
     require_input_channels,
 )
+from gpudist.nn.conv_layer import ConvLayer
 from gpudist.nn.conv_overlap import ConvolutionInPlace
 from gpudist.nn.conv_parameters import ConvParameters
 from gpudist.nn.conv_placement import place
@@ -37,16 +40,15 @@ from gpudist.nn.edge_padding import EdgePadding, bind_edge_padding, require_padd
 from gpudist.nn.in_place import use_in_place
 from gpudist.nn.parameter import tied_empty, zero_bias
 from gpudist.nn.partitions import leading_partitions
+from gpudist.nn.region_layer import BlockOperation, WithPadding, padding_widths
 from gpudist.nn.window import per_dim
 from gpudist.ops.agreement import Agreement, Layout, ShapeMode
 from gpudist.ops.halo_exchange import HaloExchange
 from gpudist.ops.operator import Bound
 from gpudist.partition import CartesianPartition
 
-_CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
-
-class _DistributedConv(torch.nn.Module):
+class _DistributedConv(ConvLayer):
     """Convolution of a tensor ``[B, C, *spatial]`` cut over a Cartesian grid of workers.
 
     With ``P_x`` alone, batch and features may be split: ``P_x`` has shape ``[batch, 1, *spatial]``.
@@ -171,37 +173,22 @@ class _DistributedConv(torch.nn.Module):
         else:
             block, (weight, *biases) = x, move(bound.parameters, parameters)
         bias = biases[0] if biases else None
-        if self._placement.P_c.active:
+        if bound.block is None:
+            y = tied_empty(block.shape, x.dtype, block, weight, bias)
+        else:
             if bound.edge_padding is not None:
                 block = bound.edge_padding(block)
-            block = in_form(block, channels_last_form(x))
-            y = self._convolve(block, weight, bias, bound)
-        else:
-            y = tied_empty(block.shape, x.dtype, block, weight, bias)
+            if bias is not None and not self._placement.P_bias_used.active:
+                bias = zero_bias(bias, weight.shape[0])
+            y = bound.block(in_form(block, channels_last_form(x)), weight, bias)
         return move((bound.reduction,), (y,))[0] if bound.reduction is not None else y
-
-    def _convolve(
-        self,
-        block: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        bound: _Bound,
-    ) -> torch.Tensor:
-        if 0 in bound.output_shape:
-            return tied_empty(bound.output_shape, block.dtype, block, weight, bias)
-        if bias is not None and not self._placement.P_bias_used.active:
-            bias = zero_bias(bias, weight.shape[0])
-        groups = self._placement.groups_of_block(self.groups)
-        convolve = _CONVOLVE[self._dims]
-        return convolve(block, weight, bias, self.stride, bound.padding, self.dilation, groups)
 
     def _agree_and_bind(self, x: torch.Tensor) -> _Bound:
         return self._bind(self._agreement(x), x)
 
     def _bind(self, layout: Layout, x: torch.Tensor) -> _Bound:
         inputs = layout.decomposition
-        require_input_channels(self._name, inputs, self.in_channels)
-        require_padding_of_input(self._name, self.padding_mode, self.padding, inputs.shape[2:])
+        self.require_input(inputs)
         try:
             movement = self.halo_exchange.bind_to(inputs, layout.dtype, x)
         except ShapeError as error:
@@ -209,15 +196,15 @@ class _DistributedConv(torch.nn.Module):
         if self._placement.P_spread is not None:
             spread = bind_spread(self._placement, layout, self.halo_exchange, movement, x)
             movement = movement.then(spread)
-        windows, channels = self.halo_exchange.windows, self._parameters_cut.bias_cut.dims[0]
+        windows, channels = self.windows, self._parameters_cut.bias_cut.dims[0]
         shape_of = output_shapes(self._placement, inputs, windows, channels)
-        mine = shape_of(self._placement.P_c.index) if self._placement.P_c.index is not None else ()
         reduction = None
         if self._placement.P_sum is not None:
             key = (self._name, inputs, windows, self.out_channels)
             reduction = bind_sum(self._placement, layout, key, shape_of, movement, x)
-        parameters = self._parameters_cut.bind(self.weight, self.bias)
-        bound = _Bound(movement, parameters, mine, reduction, (0,) * self._dims)
+        index = self._placement.P_c.index
+        block = self._block(shape_of(index)) if index is not None else None
+        bound = _Bound(movement, self.bind_parameters(), block, reduction)
         if any(isinstance(window, FoldedWindow) for window in windows):
             return self._with_edge_padding(bound, inputs, x)
         return self._with_block_in_place(bound, layout, x)
@@ -228,7 +215,7 @@ class _DistributedConv(torch.nn.Module):
         has_ghosts = self._placement.P_spread is not None or have_faces(
             inputs, halo.windows, halo.periodic
         )
-        if index is None or 0 in bound.output_shape:
+        if index is None or bound.block is None or 0 in bound.block.shape:
             return replace(bound, has_ghosts=has_ghosts)
         features = (inputs.dims[2:], halo.windows[2:], index[2:])
         edge_padding = bind_edge_padding(*features, x.device, of_own_block=not has_ghosts)
@@ -236,13 +223,14 @@ class _DistributedConv(torch.nn.Module):
 
     def _with_block_in_place(self, bound: _Bound, layout: Layout, x: torch.Tensor) -> _Bound:
         """``bound`` without the copy of the block, where that is possible and pays."""
-        if self._placement.P_spread is not None:
+        if self._placement.P_spread is not None or bound.block is None:
             return bound
         use = use_in_place(self.halo_exchange, layout, x, self.overlap)
         if use is None:
             return bound
         if not use.faces:
-            return replace(bound, padding=use.padding, has_ghosts=False)
+            block = replace(bound.block, padding=use.padding)
+            return replace(bound, block=block, has_ghosts=False)
         return replace(
             bound,
             in_place=ConvolutionInPlace(
@@ -257,11 +245,33 @@ class _DistributedConv(torch.nn.Module):
             ),
         )
 
-    def extra_repr(self) -> str:
-        return (
-            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
-            f"stride={self.stride}, P_x={list(self.P_x.shape)}, P_y={list(self.P_y.shape)}"
-        )
+    def _block(
+        self, shape: Sequence[int], padding: tuple[int, ...] | None = None
+    ) -> BlockConvolution:
+        groups = self._placement.groups_of_block(self.groups)
+        padding = padding or (0,) * self._dims
+        return BlockConvolution(tuple(shape), self.stride, self.dilation, groups, padding)
+
+    def require_region(self) -> None:
+        if self.padding_mode != "zeros":
+            raise ShapeError(
+                f"{self._name}: padding_mode {self.padding_mode!r} is not supported in a region, "
+                "where cells beyond the edge are constant; use 'zeros'"
+            )
+        super().require_region()
+
+    @property
+    def windows(self) -> Sequence[Window]:
+        return self.halo_exchange.windows
+
+    def require_input(self, inputs: Decomposition) -> None:
+        require_input_channels(self._name, inputs, self.in_channels)
+        require_padding_of_input(self._name, self.padding_mode, self.padding, inputs.shape[2:])
+
+    def bind_block(self, reads: Sequence[Read], shape: Sequence[int]) -> BlockOperation:
+        if all(front == behind for front, behind in (read.overhang for read in reads)):
+            return self._block(shape, tuple(read.overhang[0] for read in reads))
+        return WithPadding(self._block(shape), padding_widths(reads))
 
 
 @dataclass(frozen=True)
@@ -270,9 +280,8 @@ class _Bound:
 
     Attributes:
         halo, parameters: movements of the input, and of the weight and the bias.
-        output_shape: of the worker that convolves.
+        block: the convolution, on a worker that convolves.
         reduction: movement of its output, if that is summed.
-        padding: zeros on both sides of what is convolved.
         has_ghosts: some worker reads cells of others, so that the input moves.
         in_place: the convolution without a copy of the block, where it is to be used.
         edge_padding: what is done to the block and its ghosts before it is convolved.
@@ -280,9 +289,8 @@ class _Bound:
 
     halo: Movement
     parameters: tuple[Movement, ...]
-    output_shape: tuple[int, ...]
+    block: BlockConvolution | None
     reduction: Movement | None
-    padding: tuple[int, ...]
     has_ghosts: bool = True
     in_place: ConvolutionInPlace | None = None
     edge_padding: EdgePadding | None = None

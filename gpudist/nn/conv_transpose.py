@@ -11,15 +11,18 @@ import torch
 from gpudist.autograd import move
 from gpudist.errors import ShapeError
 from gpudist.exchange import Movement
-from gpudist.geometry.blocks import Blocks, Decomposition
-from gpudist.geometry.halo import needed_range
-from gpudist.geometry.windows import TransposedWindow, Window
+from gpudist.geometry.blocks import Decomposition
+from gpudist.geometry.composed import Read
+from gpudist.geometry.halo import needed_range, reads_own_cells
+from gpudist.geometry.windows import HaloWidths, TransposedWindow, Window
 from gpudist.nn.conv_channels import bind_spread, bind_sum, output_shapes, require_input_channels
+from gpudist.nn.conv_layer import ConvLayer
 from gpudist.nn.conv_parameters import ConvParameters, require_groups
 from gpudist.nn.conv_placement import place
 from gpudist.nn.conv_transpose_block import TransposedBlock, transposed_block
 from gpudist.nn.parameter import tied_empty, zero_bias
 from gpudist.nn.partitions import leading_partitions
+from gpudist.nn.region_layer import BlockOperation
 from gpudist.nn.window import per_dim
 from gpudist.ops.agreement import Agreement, ShapeMode
 from gpudist.ops.bound import Bound
@@ -45,7 +48,7 @@ class _Arguments:
     dtype: torch.dtype | None = None
 
 
-class _DistributedConvTranspose(torch.nn.Module):
+class _DistributedConvTranspose(ConvLayer):
     """Transposed convolution of a tensor ``[B, C, *spatial]`` cut over a Cartesian grid of workers.
 
     With ``P_x`` alone, batch and features may be split: ``P_x`` has shape ``[batch, 1, *spatial]``.
@@ -168,7 +171,7 @@ class _DistributedConvTranspose(torch.nn.Module):
         if not placed.P_all.active:
             return x.clone()
         bound = self._bound(x, self._bind, *self._features_of(output_size))
-        parameters = (self.weight,) if self.bias is None else (self.weight, self.bias)
+        parameters = self.own_parameters()
         if bound.has_ghosts:
             x, weight, *biases = move((bound.halo, *bound.parameters), (x, *parameters))
         else:
@@ -232,7 +235,7 @@ class _DistributedConvTranspose(torch.nn.Module):
         halo_exchange = HaloExchange(placed.P_x, features)
         windows = halo_exchange.windows
         halo = halo_exchange.bind_to(inputs, layout.dtype, x)
-        has_ghosts = not all(map(_reads_own_cells, inputs.dims, windows))
+        has_ghosts = not all(map(reads_own_cells, inputs.dims, windows))
         if placed.P_spread is not None:
             halo = halo.then(bind_spread(placed, layout, halo_exchange, halo, x))
             has_ghosts = True
@@ -242,11 +245,10 @@ class _DistributedConvTranspose(torch.nn.Module):
         if placed.P_sum is not None:
             key = (self._name, inputs, windows, self.out_channels)
             reduction = bind_sum(placed, layout, key, shape_of, halo, x)
-        parameters = self._parameters_cut.bind(self.weight, self.bias)
         block = None
         if placed.P_c.index is not None:
             block = self._block_at(placed.P_c.index, inputs, features, shape_of)
-        return _Bound(halo, parameters, block, reduction, has_ghosts)
+        return _Bound(halo, self.bind_parameters(), block, reduction, has_ghosts)
 
     def _block_at(
         self,
@@ -265,10 +267,21 @@ class _DistributedConvTranspose(torch.nn.Module):
             self._placement.groups_of_block(self.groups),
         )
 
-    def extra_repr(self) -> str:
-        return (
-            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
-            f"stride={self.stride}, P_x={list(self.P_x.shape)}, P_y={list(self.P_y.shape)}"
+    @property
+    def windows(self) -> Sequence[Window]:
+        return HaloWidths(), HaloWidths(), *self._windows
+
+    def require_input(self, inputs: Decomposition) -> None:
+        require_input_channels(self._name, inputs, self.in_channels)
+        self._windows_for(inputs, ())
+
+    def bind_block(self, reads: Sequence[Read], shape: Sequence[int]) -> BlockOperation:
+        return transposed_block(
+            self._windows,
+            [read.outputs for read in reads],
+            [read.inside for read in reads],
+            shape[:2],
+            self.groups,
         )
 
 
@@ -288,13 +301,6 @@ class _Bound:
     block: TransposedBlock | None
     reduction: Movement | None
     has_ghosts: bool
-
-
-def _reads_own_cells(inputs: Blocks, window: Window) -> bool:
-    """Every worker along a dim needs exactly the cells it owns."""
-    return all(
-        needed_range(inputs, window, index) == inputs.block(index) for index in range(inputs.parts)
-    )
 
 
 class DistributedConvTranspose1d(_DistributedConvTranspose):

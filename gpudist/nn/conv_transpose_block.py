@@ -44,7 +44,7 @@ class TransposedBlock:
     groups: int
 
     def __call__(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """The block of the output, of the needed cells ``[B, C, *needed]``."""
         if 0 in self.shape:

@@ -6,15 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from gpudist.autograd import move
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.exchange import Movement
+from gpudist.geometry.blocks import Decomposition
+from gpudist.geometry.composed import Read
 from gpudist.geometry.padding import CopyingMode, FoldedWindow, PaddingWindow
 from gpudist.geometry.windows import Window
 from gpudist.nn.channels_last import channels_last_form, in_form
 from gpudist.nn.edge_padding import EdgePadding, bind_edge_padding, require_padding_of_input
 from gpudist.nn.parameter import tied_empty
+from gpudist.nn.region_layer import BlockOperation, RegionLayer, padding_widths
 from gpudist.ops.agreement import ShapeMode
 from gpudist.ops.halo_exchange import HaloExchange
 from gpudist.ops.operator import Bound
@@ -36,7 +40,7 @@ class _Bound:
     edge_padding: EdgePadding | None
 
 
-class _DistributedPad(torch.nn.Module):
+class _DistributedPad(RegionLayer):
     """A padding layer over a tensor ``[B, C, *spatial]`` cut over ``P_x`` in any dims."""
 
     _dims: int
@@ -96,19 +100,44 @@ class _DistributedPad(torch.nn.Module):
         layout = self.halo_exchange.agreement(x)
         inputs, windows, index = layout.decomposition, self.halo_exchange.windows, self.P_x.index
         assert index is not None
-        require_padding_of_input(self._name, self._mode, self._paddings, inputs.shape[2:])
+        self.require_input(inputs)
         halo = self.halo_exchange.bind_to(inputs, layout.dtype, x)
-        outputs = [
-            window.outputs(blocks).length(i)
-            for blocks, window, i in zip(inputs.dims, windows, index, strict=True)
-        ]
+        outputs = self.outputs_of(inputs).block(index).shape
         edge_padding = None
         if self._mode in ("reflect", "replicate") and 0 not in outputs:
             edge_padding = bind_edge_padding(inputs.dims[2:], windows[2:], index[2:], x.device)
-        return _Bound(halo, tuple(outputs), edge_padding)
+        return _Bound(halo, outputs, edge_padding)
+
+    def require_region(self) -> None:
+        if self._mode != "constant":
+            raise ShapeError(
+                f"{self._name}: copied padding is not supported in a region, where cells beyond "
+                "the edge are constant; leave the layer out of the region"
+            )
+
+    @property
+    def windows(self) -> Sequence[Window]:
+        return self.halo_exchange.windows
+
+    def require_input(self, inputs: Decomposition) -> None:
+        require_padding_of_input(self._name, self._mode, self._paddings, inputs.shape[2:])
+
+    def bind_block(self, reads: Sequence[Read], shape: Sequence[int]) -> BlockOperation:
+        return _Padded(padding_widths(reads), self.halo_exchange.padding_value)
 
     def extra_repr(self) -> str:
         return f"{self.padding}, P_x={list(self.P_x.shape)}"
+
+
+@dataclass(frozen=True)
+class _Padded:
+    """A block with constant padding around it; a new tensor even without any."""
+
+    widths: tuple[int, ...]
+    value: float
+
+    def __call__(self, block: torch.Tensor) -> torch.Tensor:
+        return F.pad(block, self.widths, value=self.value)
 
 
 def _widths(name: str, padding: int | Sequence[int], dims: int) -> tuple[int, ...]:

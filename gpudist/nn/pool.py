@@ -66,6 +66,12 @@ class _DistributedMaxPool(SlidingPool):
     def forward(self, x: torch.Tensor) -> Any:
         return self.with_indices(x) if self.return_indices else super().forward(x)
 
+    def require_region(self) -> None:
+        if self.return_indices:
+            raise ShapeError(
+                f"{self._name}: return_indices is not supported in a region, which has one output"
+            )
+
 
 class _DistributedAvgPool(SlidingPool):
     """Mean over sliding windows of a tensor ``[B, C, *spatial]`` cut over ``P_x`` in any dims.

@@ -68,7 +68,7 @@ class _DistributedAdaptivePool(torch.nn.Module):
 
     def _bind(self, x: torch.Tensor) -> _Bound:
         layout = self._agreement(x)
-        refuse_empty(self._name, layout)
+        refuse_empty(self._name, layout.decomposition)
         index = self.P_x.index
         assert index is not None
         inputs, steps, moves, are_irregular = layout.decomposition, [], False, False

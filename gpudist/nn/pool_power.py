@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import isinf, prod
 
 import torch
 
+from gpudist.geometry.composed import Read
 from gpudist.nn.pool_sliding import SlidingPool
+from gpudist.nn.region_layer import BlockOperation
 from gpudist.ops.agreement import ShapeMode
 from gpudist.partition import CartesianPartition
 
@@ -58,16 +61,38 @@ class _DistributedLPPool(SlidingPool):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.P_x.active:
             return x.clone()
-        if isinf(self.norm_type):
-            sign = 1 if self.norm_type > 0 else -1
-            return sign * super().forward(sign * x.abs())
-        means = super().forward(x.pow(self.norm_type))
-        # In torch's steps, which have no infinite gradient where all cells are 0.
-        sums = torch.sign(means) * torch.relu(torch.abs(means)) * prod(self.kernel_size)
-        return sums.pow(1.0 / self.norm_type)
+        return self._norm(super().forward)(x)
+
+    def bind_block(self, reads: Sequence[Read], shape: Sequence[int]) -> BlockOperation:
+        return self._norm(super().bind_block(reads, shape))
+
+    def _norm(self, pool: BlockOperation) -> BlockOperation:
+        return _Norm(pool, self.norm_type, prod(self.kernel_size))
 
     def extra_repr(self) -> str:
         return f"norm_type={self.norm_type}, {super().extra_repr()}"
+
+
+@dataclass(frozen=True)
+class _Norm:
+    """The norm of windows of so many cells.
+
+    Attributes:
+        pool: gives the windows' means, or their maxima for an infinite norm.
+    """
+
+    pool: BlockOperation
+    norm_type: float
+    cells: int
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if isinf(self.norm_type):
+            sign = 1 if self.norm_type > 0 else -1
+            return sign * self.pool(sign * x.abs())
+        means = self.pool(x.pow(self.norm_type))
+        # In torch's steps, which have no infinite gradient where all cells are 0.
+        sums = torch.sign(means) * torch.relu(torch.abs(means)) * self.cells
+        return sums.pow(1.0 / self.norm_type)
 
 
 class DistributedLPPool1d(_DistributedLPPool):

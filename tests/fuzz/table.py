@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from gpudist import nn
 from gpudist.geometry.cartesian import left_padded
 from gpudist.rank_pool import RankPool
 from tests.fuzz.case import Case, Feature
@@ -86,7 +87,7 @@ def document(cells: Mapping[Key, str]) -> str:
     notes: dict[str, int] = {}
     lines = [f"| layer | feature | {' | '.join(KINDS)} |", "|---|---|" + ":-:|" * len(KINDS)]
     for layer, feature in dict.fromkeys((layer, feature) for layer, feature, _ in cells):
-        row = [f"`Distributed{layer}`", feature]
+        row = [f"`{_class_of(layer)}`", feature]
         for kind in KINDS:
             text = cells.get((layer, feature, kind), "-")
             if text not in ("tested", "-"):
@@ -103,7 +104,7 @@ def read(text: str) -> Cells:
     notes = dict(re.findall(r"^(\d+)\. `(.*)`$", text, re.MULTILINE))
     cells: Cells = {}
     for layer, feature, *row in re.findall(
-        r"^\| `Distributed(\w+)` \| (.*?)" + r" \| ([^|]*?)" * len(KINDS) + r" \|$",
+        r"^\| `(?:Distributed)?(\w+)` \| (.*?)" + r" \| ([^|]*?)" * len(KINDS) + r" \|$",
         text,
         re.MULTILINE,
     ):
@@ -111,6 +112,10 @@ def read(text: str) -> Cells:
             if cell != "-":
                 cells[layer, feature, kind] = notes[cell[1:-1]] if cell != "tested" else cell
     return cells
+
+
+def _class_of(layer: str) -> str:
+    return layer if hasattr(nn, layer) else f"Distributed{layer}"
 
 
 def _section(title: str, lines: Iterable[str]) -> list[str]:

@@ -1,0 +1,51 @@
+"""What convolutions and transposed convolutions share: channels, and parameters with one owner."""
+
+from __future__ import annotations
+
+import torch
+
+from gpudist.errors import PartitionError
+from gpudist.exchange import Movement
+from gpudist.geometry.blocks import Blocks, Decomposition
+from gpudist.nn.conv_parameters import ConvParameters
+from gpudist.nn.conv_placement import ConvPlacement
+from gpudist.nn.region_layer import RegionLayer
+from gpudist.partition import CartesianPartition
+
+
+class ConvLayer(RegionLayer):
+    """A layer from blocks of input channels to blocks of output channels."""
+
+    _name: str
+    _placement: ConvPlacement
+    _parameters_cut: ConvParameters
+    P_y: CartesianPartition
+    in_channels: int
+    out_channels: int
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    weight: torch.nn.Parameter
+    bias: torch.nn.Parameter | None
+
+    def require_region(self) -> None:
+        if self._placement.P_spread is not None or self._placement.P_sum is not None:
+            raise PartitionError(
+                f"{self._name}, dim 1: a layer of a region must have P_x alone, with whole "
+                "channels; leave out P_y and P_w, or the layer out of the region"
+            )
+
+    def outputs_of(self, inputs: Decomposition) -> Decomposition:
+        batch, _, *features = super().outputs_of(inputs).dims
+        return Decomposition((batch, Blocks(self.out_channels, 1), *features))
+
+    def own_parameters(self) -> tuple[torch.Tensor, ...]:
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+    def bind_parameters(self) -> tuple[Movement, ...]:
+        return self._parameters_cut.bind(self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
+            f"stride={self.stride}, P_x={list(self.P_x.shape)}, P_y={list(self.P_y.shape)}"
+        )
