@@ -233,6 +233,15 @@ def wait_for_ever(transport: LoopbackTransport) -> None:
         ring(transport, "again")
 
 
+@pytest.fixture
+def control_c() -> Iterator[None]:
+    """Control-C raises, also where the tests run in the background of a shell, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("control_c")
 def test_loopback_ends_with_control_c() -> None:
     timer = threading.Timer(0.3, signal.raise_signal, [signal.SIGINT])
     timer.start()
