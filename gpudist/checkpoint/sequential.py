@@ -37,7 +37,7 @@ def full_state_dict(module: torch.nn.Module, *, to_all: bool = False) -> dict[st
     placed, P_world = placements(module), world_of(module)
     names = _sequential_names(module)
     state = module.state_dict()
-    require_alike(P_world, "the names and shapes", _described(names, state, placed))
+    require_alike(P_world, "the names and shapes", described(names, state, placed))
     gets = to_all or P_world.rank == 0
     full: dict[str, Any] = {}
     for name in names:
@@ -73,7 +73,7 @@ def load_full_state_dict(
     placed, P_world = placements(module), world_of(module)
     names = _sequential_names(module)
     state = module.state_dict()
-    require_alike(P_world, "the names and shapes", _described(names, state, placed))
+    require_alike(P_world, "the names and shapes", described(names, state, placed))
     problem = None
     if P_world.rank == root:
         wanted = {name: _shape(name, state[name], placed) for name in names}
@@ -97,13 +97,18 @@ def world_of(module: torch.nn.Module) -> Partition:
     return runtime.init()
 
 
-def _sequential_names(module: torch.nn.Module) -> list[str]:
-    """The names of the sequential model's state dict, in its order."""
-    beyond = {
+def names_beyond_sequential(module: torch.nn.Module) -> set[str]:
+    """Names in the state dict that the sequential model's does not have."""
+    return {
         f"{prefix}.{name}" if prefix else name
         for prefix, layer in module.named_modules(remove_duplicate=False)
         for name in getattr(layer, "_beyond_sequential", ())
     }
+
+
+def _sequential_names(module: torch.nn.Module) -> list[str]:
+    """The names of the sequential model's state dict, in its order."""
+    beyond = names_beyond_sequential(module)
     return [name for name in module.state_dict() if name not in beyond]
 
 
@@ -114,7 +119,8 @@ def _shape(name: str, value: Any, placed: dict[str, Placement]) -> tuple[int, ..
     return tuple(value.shape) if isinstance(value, torch.Tensor) else None
 
 
-def _described(names: list[str], state: Mapping[str, Any], placed: dict[str, Placement]) -> str:
+def described(names: list[str], state: Mapping[str, Any], placed: dict[str, Placement]) -> str:
+    """Names and global shapes as a text."""
     return repr([(name, _shape(name, state[name], placed)) for name in names])
 
 

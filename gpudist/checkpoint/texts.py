@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
 
+import torch
+
 from gpudist.errors import CheckpointError
+from gpudist.ops import gather
 from gpudist.partition import Partition
 
 
@@ -74,3 +77,13 @@ def failing_together(P: Partition, what: str) -> Iterator[None]:
         if data:
             text = data.decode(errors="replace")
             raise CheckpointError(f"{what}: rank {rank}: {text}") from failure
+
+
+def gather_at_first(P: Partition, data: bytes) -> list[bytes]:
+    """Every member's bytes at rank 0, by rank; nothing elsewhere. Collective over ``P``."""
+    lengths = [row[0] for row in P.allgather_data([len(data)])]
+    mine = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(P.device)
+    whole = gather(mine, P.create_cartesian_topology_partition([P.size]))
+    if P.rank != 0:
+        return []
+    return [part.cpu().numpy().tobytes() for part in whole.split(lengths)]

@@ -65,6 +65,14 @@ class Placement:
         """Several workers hold the same cells."""
         return self.copies > 1
 
+    @property
+    def is_first_copy(self) -> bool:
+        """This worker holds a block, and is the first of those that hold the same."""
+        index = self.P.index
+        if index is None:
+            return False
+        return not any(i for axis, i in enumerate(index) if axis not in self.axes)
+
 
 def placements(module: torch.nn.Module) -> dict[str, Placement]:
     """Where the parameters and buffers of all distributed layers of ``module`` are.

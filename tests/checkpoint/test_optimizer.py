@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
 from gpudist.checkpoint import full_optimizer_state_dict, load_full_optimizer_state_dict
 from gpudist.errors import CheckpointError
-from gpudist.nn.placement import placements
 from gpudist.partition import Partition
 from tests.checkpoint.models import (
     Layout,
@@ -18,34 +15,14 @@ from tests.checkpoint.models import (
     fill_blocks,
     sequential_model,
 )
+from tests.checkpoint.optimizers import (
+    MAKERS,
+    Kind,
+    assert_same_optimizer,
+    new_optimizer,
+    stepped,
+)
 from tests.pool import distributed
-
-Kind = str
-MAKERS: dict[Kind, Any] = {
-    "adam": lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.8, 0.9), amsgrad=True),
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
-    "plain sgd": lambda p: torch.optim.SGD(p, lr=0.1),
-}
-
-
-def stepped(kind: Kind, model: torch.nn.Module, whole: torch.nn.Module) -> torch.optim.Optimizer:
-    """An optimizer after two steps, by the same random gradients in every layout."""
-    halves = list(model.children())
-    groups = [{"params": [*halves[0].parameters()]}, {"params": [*model[1:].parameters()]}]  # pyright: ignore
-    optimizer = MAKERS[kind](groups)
-    optimizer.param_groups[1]["lr"] = 0.3
-    placed = placements(model)
-    for step in range(2):
-        generator = torch.Generator().manual_seed(step)
-        shapes = {name: p.shape for name, p in whole.named_parameters()}
-        for name, parameter in model.named_parameters():
-            gradient = torch.randn(shapes[name], generator=generator)
-            if name in placed:
-                box = placed[name].own_box
-                gradient = gradient[box.slices] if box is not None else torch.empty(0)
-            parameter.grad = gradient.clone()
-        optimizer.step()
-    return optimizer
 
 
 def both(
@@ -58,22 +35,6 @@ def both(
     fill_blocks(model, sequential)
     expected = stepped(kind, sequential, sequential)
     return model, stepped(kind, model, sequential), expected
-
-
-def assert_same_optimizer(actual: Any, expected: Any, what: str = "state") -> None:
-    assert type(actual) is type(expected), what
-    if isinstance(expected, torch.Tensor):
-        assert actual.dtype == expected.dtype and torch.equal(actual, expected), what
-    elif isinstance(expected, dict):
-        assert actual.keys() == expected.keys(), what
-        for key, value in expected.items():
-            assert_same_optimizer(actual[key], value, f"{what}.{key}")
-    elif isinstance(expected, (list, tuple)):
-        assert len(actual) == len(expected), what
-        for i, (one, other) in enumerate(zip(actual, expected, strict=True)):
-            assert_same_optimizer(one, other, f"{what}.{i}")
-    else:
-        assert actual == expected, what
 
 
 @pytest.mark.parametrize("layout", ["features", "channels"])
@@ -93,7 +54,7 @@ def test_full_state_is_the_sequential_one(P_world: Partition, kind: Kind, layout
 def test_state_of_one_rank_fills_a_new_optimizer(P_world: Partition, layout: Layout) -> None:
     model, optimizer, expected = both(P_world, "adam", layout)
     given = expected.state_dict() if P_world.rank == 2 else None
-    new = MAKERS["adam"]([{"params": g["params"]} for g in optimizer.param_groups])
+    new = new_optimizer("adam", optimizer)
     load_full_optimizer_state_dict(model, new, given, root=2)
     assert_same_optimizer(new.state_dict(), optimizer.state_dict())
 
