@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
 from gpudist.checkpoint import folders
 from gpudist.checkpoint.reader import SafePlanner, SafeReader
@@ -61,14 +61,13 @@ def save(
             if P_world.rank == 0:
                 folders.prepare(target)
         planner = DefaultSavePlanner()
-        writer = FileSystemWriter(folders.writing_folder(target))
+        writer = _Writer(folders.writing_folder(target))
         with failing_together(P_world, what):
             written = _write(state, planner, writer, P_world)
         all_written = [pickle.loads(data) for data in gather_at_first(P_world, written)]
         with failing_together(P_world, what):
             if P_world.rank == 0:
                 _, metadata = planner.create_global_plan([plan for plan, _ in all_written])
-                metadata.storage_meta = None
                 writer.finish(metadata, [results for _, results in all_written])
                 folders.put_in_place(target)
     except BaseException:
@@ -77,8 +76,14 @@ def save(
         raise
 
 
+class _Writer(FileSystemWriter):
+    def storage_meta(self) -> StorageMeta:
+        # Torch's has the path, which is another when the checkpoint is whole.
+        return StorageMeta(save_id=self.save_id)
+
+
 def _write(
-    state: dict[str, Any], planner: DefaultSavePlanner, writer: FileSystemWriter, P: Partition
+    state: dict[str, Any], planner: DefaultSavePlanner, writer: _Writer, P: Partition
 ) -> bytes:
     """Write what is this rank's; returns what rank 0 needs for the index."""
     assert P.rank is not None

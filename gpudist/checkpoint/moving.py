@@ -40,9 +40,9 @@ def gather_blocks(
         whole = torch.empty((), dtype=block.dtype)
         _share_cell(block, whole, owner, placement.P.world)
         return whole if to_all or placement.P.world.rank == root else None
-    movement = _gathering(placement, block.dtype, tuple(block.shape), root, to_all)
-    (whole,) = carry_out((movement,), (block.detach(),))
     P_world = placement.P.world
+    movement = _gathering(placement, block.dtype, tuple(block.shape), root, to_all)
+    (whole,) = carry_out((movement,), (block.detach().to(P_world.device),))
     return whole.cpu() if to_all or P_world.rank == root else None
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gpudist.checkpoint.texts import gather_bytes, require_alike
+from gpudist.checkpoint.texts import broadcast_text, gather_at_first, require_alike
 from gpudist.checkpoint.values import dtype_of, encode, name_of
 from gpudist.errors import CheckpointError
 from gpudist.nn.placement import Placement
@@ -74,13 +74,15 @@ def described_state(
     except CheckpointError as error:
         problem = str(error)
     told = json.dumps({"problem": problem, "state": mine}).encode()
-    described: Described = {}
-    for data in gather_bytes(P_world, told):
-        theirs = json.loads(data)
-        if theirs["problem"]:
-            raise CheckpointError(theirs["problem"])
-        described |= theirs["state"]
-    return described
+    parts = [json.loads(data) for data in gather_at_first(P_world, told)]
+    merged: dict[str, Any] = {"problem": "", "state": {}}
+    for part in parts:
+        merged["problem"] = merged["problem"] or part["problem"]
+        merged["state"] |= part["state"]
+    merged = json.loads(broadcast_text(P_world, json.dumps(merged), 0))
+    if merged["problem"]:
+        raise CheckpointError(merged["problem"])
+    return merged["state"]
 
 
 def empty_state(parameter: torch.Tensor, about: dict[str, Any]) -> torch.Tensor:

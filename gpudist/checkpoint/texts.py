@@ -68,7 +68,7 @@ def failing_together(P: Partition, what: str) -> Iterator[None]:
     failure: Exception | None = None
     try:
         yield
-    except (OSError, RuntimeError, ValueError, TypeError, KeyError, CheckpointError) as error:
+    except Exception as error:  # raised again below, on every rank
         failure = error
     text = "" if failure is None else f"{type(failure).__name__}: {failure}"
     if isinstance(failure, CheckpointError):

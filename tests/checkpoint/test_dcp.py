@@ -175,6 +175,29 @@ def test_save_that_ends_between_renames_is_found(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["checkpoint"]
 
 
+def test_what_a_killed_save_left_is_not_read_and_goes(tmp_path: Path) -> None:
+    target, left = tmp_path / "checkpoint", tmp_path / ".checkpoint.saving"
+    run_distributed(save, 2, target, (2, "features"), 1)
+    left.mkdir()
+    (left / METADATA).write_bytes(b"half")
+    run_distributed(assert_loads, 2, target, (2, "features"), 1)
+    run_distributed(save, 2, target, (2, "features"), 2)
+    run_distributed(assert_loads, 2, target, (2, "features"), 2)
+    assert os.listdir(tmp_path) == ["checkpoint"]
+
+
+def test_damaged_file_is_named_on_every_rank(tmp_path: Path) -> None:
+    target = tmp_path / "checkpoint"
+    run_distributed(save, 2, target, (2, "features"))
+    (target / "__1_0.distcp").write_bytes(b"")
+
+    def check(P_world: Partition) -> None:
+        with pytest.raises(CheckpointError, match=r"loading .*checkpoint: rank"):
+            checkpoint.load(distributed_model(P_world, 2, "features"), target)
+
+    run_distributed(check, 2)
+
+
 def test_other_folders_are_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(Exception, match="exists and is not a checkpoint"):
