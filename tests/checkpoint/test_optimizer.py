@@ -50,7 +50,7 @@ def test_full_state_is_the_sequential_one(P_world: Partition, kind: Kind, layout
 
 
 @pytest.mark.parametrize("layout", ["features", "channels"])
-@distributed(ranks=5, transports=("loopback", "host"))
+@distributed(ranks=5, transports=("loopback", "host", "nccl"))
 def test_state_of_one_rank_fills_a_new_optimizer(P_world: Partition, layout: Layout) -> None:
     model, optimizer, expected = both(P_world, "adam", layout)
     given = expected.state_dict() if P_world.rank == 2 else None

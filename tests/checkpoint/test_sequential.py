@@ -20,7 +20,7 @@ from tests.checkpoint.models import (
 from tests.nn.compare import grid
 from tests.pool import distributed
 
-TRANSPORTS = ("loopback", "host", "gloo")
+TRANSPORTS = ("loopback", "host", "gloo", "nccl")
 
 
 @pytest.mark.parametrize("layout", ["features", "channels"])
@@ -104,3 +104,25 @@ def test_other_models_on_other_ranks_are_refused(P_world: Partition) -> None:
     model = DistributedConv1d(grid(P_world, [1, 1, 2]), 2, 3 + P_world.wire.rank, 3)
     with pytest.raises(CheckpointError, match="names and shapes of rank 1"):
         full_state_dict(model)
+
+
+@distributed(ranks=2, transports=("loopback",))
+def test_shared_layer_has_all_its_names(P_world: Partition) -> None:
+    def tree(layer: torch.nn.Module) -> torch.nn.Module:
+        return torch.nn.ModuleDict({"first": layer, "rest": torch.nn.Sequential(layer)})
+
+    sequential = tree(torch.nn.Conv1d(2, 3, 3))
+    fill(sequential)
+    model = tree(DistributedConv1d(grid(P_world, [1, 1, 2]), 2, 3, 3))
+    load_full_state_dict(model, dict(sequential.state_dict()))
+    assert_same_state(full_state_dict(model, to_all=True), dict(sequential.state_dict()))
+
+
+@distributed(ranks=3, transports=("loopback",))
+def test_whole_is_converted_to_the_dtype_of_the_blocks(P_world: Partition) -> None:
+    whole = torch.nn.Conv1d(2, 3, 3, dtype=torch.float64)
+    fill(whole)
+    model = DistributedConv1d(grid(P_world, [1, 1, 3]), 2, 3, 3, dtype=torch.bfloat16)
+    load_full_state_dict(model, dict(whole.state_dict()))
+    expected = {name: value.bfloat16() for name, value in whole.state_dict().items()}
+    assert_same_state(full_state_dict(model, to_all=True), expected)

@@ -166,6 +166,17 @@ def test_parameters_have_one_owner_and_running_moments_all(P_world: Partition) -
     }
 
 
+@pytest.mark.parametrize("name", list(LAYERS))
+@distributed(ranks=5, transports=("loopback",))
+def test_each_cell_has_one_first_copy(P_world: Partition, name: str) -> None:
+    for placement in placements(LAYERS[name][0](P_world)).values():
+        firsts = torch.zeros(placement.shape, dtype=torch.int64)
+        if placement.is_first_copy and placement.own_box is not None:
+            firsts[placement.own_box.slices] = 1
+        counts = P_world.allreduce_data(firsts.flatten().tolist())
+        assert counts == [1] * firsts.numel()
+
+
 @distributed(ranks=2, transports=("loopback",))
 def test_names_are_full_and_those_of_local_layers_absent(P_world: Partition) -> None:
     P_x = grid(P_world, [1, 1, 2])
