@@ -2,6 +2,7 @@
 
 from gpudist import nn, ops, recycling
 from gpudist.errors import (
+    CheckpointError,
     CollectiveTimeout,
     GpudistError,
     NotBuiltError,
@@ -34,6 +35,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CartesianPartition",
+    "CheckpointError",
     "CollectiveTimeout",
     "GpudistError",
     "HaloWidths",

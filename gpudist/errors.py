@@ -45,3 +45,7 @@ class CollectiveTimeout(TransportError):
 
 class NotBuiltError(GpudistError):
     """A part of gpudist that this installation was built without."""
+
+
+class CheckpointError(GpudistError):
+    """A state dict or checkpoint that does not fit the model, or cannot be written or read."""

@@ -1,0 +1,174 @@
+"""One tensor of a state dict: from its blocks to the whole, and back."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+from gpudist.exchange import Movement, bind, carry_out
+from gpudist.geometry.blocks import Decomposition
+from gpudist.geometry.cartesian import rank_of
+from gpudist.geometry.overlap import plan_repartition
+from gpudist.nn.parameter import bind_parameter
+from gpudist.nn.partitions import plane
+from gpudist.nn.placement import Placement
+from gpudist.partition import CartesianPartition, Partition
+
+
+def gather_blocks(
+    block: torch.Tensor, placement: Placement, root: int = 0, to_all: bool = False
+) -> torch.Tensor | None:
+    """The whole tensor on one rank of the world, or on all.
+
+    Collective over the world.
+
+    Args:
+        block: this rank's, or the placeholder for it.
+        placement: of the tensor.
+        root: the rank of the world that gets the whole.
+        to_all: every rank gets it.
+
+    Returns:
+        New tensor on the CPU; ``None`` where there is none.
+
+    Cost:
+        One message per owner; ``to_all``: a broadcast of the whole more.
+    """
+    if placement.shape == ():
+        owner = placement.P.ranks[0]
+        whole = torch.empty((), dtype=block.dtype)
+        _share_cell(block, whole, owner, placement.P.world)
+        return whole if to_all or placement.P.world.rank == root else None
+    P_world = placement.P.world
+    movement = _gathering(placement, block.dtype, tuple(block.shape), root, to_all)
+    (whole,) = carry_out((movement,), (block.detach().to(P_world.device),))
+    return whole.cpu() if to_all or P_world.rank == root else None
+
+
+def scatter_blocks(
+    whole: torch.Tensor | None, block: torch.Tensor, placement: Placement, root: int = 0
+) -> None:
+    """Copy the whole tensor of one rank of the world into the blocks of all owners.
+
+    Collective over the world.
+
+    Args:
+        whole: on the root, of any floating-point dtype and device; ignored elsewhere.
+        block: this rank's, or the placeholder for it; filled in place.
+        placement: of the tensor.
+        root: the rank of the world that has the whole.
+
+    Cost:
+        One message per owner; a broadcast of the blocks more where there are copies of them.
+    """
+    P_world = placement.P.world
+    if P_world.rank == root:
+        assert whole is not None
+        given = whole.detach().to(P_world.device, block.dtype)
+    else:
+        given = torch.empty(0, dtype=block.dtype, device=P_world.device)
+    if placement.shape == ():
+        kept = block if placement.own_box is not None else block.new_empty(0)
+        _share_cell(given, kept, root, P_world)
+        return
+    (received,) = carry_out((_scattering(placement, block.dtype, root),), (given,))
+    if placement.own_box is not None:
+        with torch.no_grad():
+            block.copy_(received)
+
+
+def _share_cell(x: torch.Tensor, kept: torch.Tensor, root: int, P_world: Partition) -> None:
+    """Copy the one cell that the root has into ``kept``, if that has any."""
+    bits = x.detach().cpu().reshape(1).view(torch.uint8).tolist() if P_world.rank == root else None
+    values = P_world.broadcast_data(bits, root)
+    if kept.numel():
+        with torch.no_grad():
+            kept.copy_(torch.tensor(values, dtype=torch.uint8).view(x.dtype).view(()))
+
+
+@lru_cache(maxsize=1024)
+def _gathering(
+    placement: Placement, dtype: torch.dtype, shape: tuple[int, ...], root: int, to_all: bool
+) -> Movement:
+    P_root = _alone(placement, root)
+    gathering = _recut(placement, P_root, dtype, shape, True)
+    if not to_all:
+        return gathering
+    return gathering.then(_copying(Placement(P_root, _whole(placement), (0,) * P_root.dim), dtype))
+
+
+@lru_cache(maxsize=1024)
+def _scattering(placement: Placement, dtype: torch.dtype, root: int) -> Movement:
+    scattering = _recut(placement, _alone(placement, root), dtype, (0,), False)
+    if not placement.is_replicated:
+        return scattering
+    first = _first_copies(placement)
+    block = torch.empty(first.own_box.shape if first.own_box else (0,), dtype=dtype, device="meta")
+    name = "tensor of a state dict"
+    return scattering.then(
+        bind_parameter(block, first.P, placement.P, placement.cut, name, placement.axes)
+    )
+
+
+def _copying(placement: Placement, dtype: torch.dtype) -> Movement:
+    """The broadcast of a whole tensor from its owner to all ranks of the world."""
+    P_root = placement.P
+    P_world = P_root.world
+    P_all = P_world.create_cartesian_topology_partition([P_world.size] + [1] * (P_root.dim - 1))
+    block = torch.empty(placement.shape if P_root.active else (0,), dtype=dtype, device="meta")
+    return bind_parameter(
+        block, P_root, P_all, placement.cut, "tensor of a state dict", placement.axes
+    )
+
+
+def _recut(
+    placement: Placement,
+    P_root: CartesianPartition,
+    dtype: torch.dtype,
+    placeholder: tuple[int, ...],
+    to_root: bool,
+) -> Movement:
+    """The repartition from the first copy of each block to the root, or back."""
+    P_world = placement.P.world
+    first = _first_copies(placement)
+    cut, whole = placement.cut, _whole(placement)
+    own = None if first.P.index is None else [first.P.index[axis] for axis in placement.axes]
+    own_whole = None if P_root.index is None else (0,) * len(cut.dims)
+
+    def owner_at(index: tuple[int, ...]) -> int:
+        full = [0] * first.P.dim
+        for axis, i in zip(placement.axes, index, strict=True):
+            full[axis] = max(full[axis], i)
+        return first.P.ranks[rank_of(full, first.P.shape)]
+
+    def root_at(index: tuple[int, ...]) -> int:
+        return P_root.ranks[0]
+
+    blocks, root = (cut, own, owner_at), (whole, own_whole, root_at)
+    (source, source_index, source_rank), (target, target_index, target_rank) = (
+        (blocks, root) if to_root else (root, blocks)
+    )
+    rank = P_world.rank
+    assert rank is not None
+    key = (first.P.digest, P_root.digest, to_root)
+    plan = plan_repartition(
+        source, target, rank, source_index, target_index, source_rank, target_rank, key
+    )
+    label = f"{'gather' if to_root else 'scatter'} of a tensor {list(cut.shape)} of a state dict"
+    return bind(plan, P_world, label, dtype, placeholder, dtype)
+
+
+def _first_copies(placement: Placement) -> Placement:
+    """Of workers that hold the same cells, the first."""
+    return Placement(plane(placement.P, placement.axes), placement.cut, placement.axes)
+
+
+def _whole(placement: Placement) -> Decomposition:
+    return Decomposition.balanced(placement.shape, (1,) * len(placement.shape))
+
+
+def _alone(placement: Placement, root: int) -> CartesianPartition:
+    world: Partition = placement.P.world
+    dims = max(1, len(placement.shape))
+    return world.create_partition_inclusive([root]).create_cartesian_topology_partition([1] * dims)

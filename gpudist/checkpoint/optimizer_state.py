@@ -1,0 +1,102 @@
+"""What all ranks must know of an optimizer's state before it can be moved or written."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+
+from gpudist.checkpoint.texts import broadcast_text, gather_at_first, require_alike
+from gpudist.checkpoint.values import dtype_of, encode, name_of
+from gpudist.errors import CheckpointError
+from gpudist.nn.placement import Placement
+from gpudist.partition import Partition
+
+# By parameter and by key of its state: a tensor of the parameter's shape, or a value.
+Described = dict[str, dict[str, dict[str, Any]]]
+
+
+def parameter_names(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[list[str]]:
+    """The names of the parameters of each group.
+
+    Raises:
+        CheckpointError: one is not the module's.
+    """
+    names: dict[int, str] = {}
+    for name, parameter in module.named_parameters():
+        names[id(parameter)] = name
+    groups = [[names.get(id(p)) for p in group["params"]] for group in optimizer.param_groups]
+    if any(name is None for group in groups for name in group):
+        raise CheckpointError("the optimizer has parameters that are not the module's")
+    return [[name for name in group if name is not None] for group in groups]
+
+
+def require_same_parameters(
+    module: torch.nn.Module, optimizer: torch.optim.Optimizer, P_world: Partition
+) -> list[list[str]]:
+    """:func:`parameter_names`, the same on every rank. Collective over the world."""
+    groups = parameter_names(module, optimizer)
+    require_alike(P_world, "the optimizer's parameters", repr(groups))
+    return groups
+
+
+def owner_of(name: str, placed: dict[str, Placement]) -> int:
+    """The rank of the world whose values count where several have one."""
+    return placed[name].P.ranks[0] if name in placed else 0
+
+
+def whole_shape(
+    name: str, parameter: torch.Tensor, placed: dict[str, Placement]
+) -> tuple[int, ...]:
+    return placed[name].shape if name in placed else tuple(parameter.shape)
+
+
+def described_state(
+    module: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    placed: dict[str, Placement],
+    P_world: Partition,
+) -> Described:
+    """The optimizer's state as the first owner of each parameter has it. Collective.
+
+    Raises:
+        CheckpointError: on every rank, for state that is neither of the parameter's shape nor a
+            value.
+    """
+    mine: Described = {}
+    problem = ""
+    try:
+        for name, parameter in module.named_parameters():
+            state = optimizer.state.get(parameter)
+            if state and owner_of(name, placed) == P_world.rank:
+                mine[name] = {k: _about(name, k, v, parameter) for k, v in state.items()}
+    except CheckpointError as error:
+        problem = str(error)
+    told = json.dumps({"problem": problem, "state": mine}).encode()
+    parts = [json.loads(data) for data in gather_at_first(P_world, told)]
+    merged: dict[str, Any] = {"problem": "", "state": {}}
+    for part in parts:
+        merged["problem"] = merged["problem"] or part["problem"]
+        merged["state"] |= part["state"]
+    merged = json.loads(broadcast_text(P_world, json.dumps(merged), 0))
+    if merged["problem"]:
+        raise CheckpointError(merged["problem"])
+    return merged["state"]
+
+
+def empty_state(parameter: torch.Tensor, about: dict[str, Any]) -> torch.Tensor:
+    """A tensor for what is described, of the shape of this rank's block of the parameter."""
+    return torch.zeros(parameter.shape, dtype=dtype_of(about["dtype"]), device=parameter.device)
+
+
+def _about(name: str, key: str, value: Any, parameter: torch.Tensor) -> dict[str, Any]:
+    if not isinstance(value, torch.Tensor) or value.dim() == 0:
+        return {"kind": "value", "value": encode(value, f"{key} of {name}")}
+    if value.shape != parameter.shape:
+        raise CheckpointError(
+            f"the optimizer keeps {key} of shape {list(value.shape)} for {name}, whose block has "
+            f"shape {list(parameter.shape)}; only state of the same shape, or of one cell, has a "
+            "sequential counterpart"
+        )
+    return {"kind": "tensor", "dtype": name_of(value.dtype)}

@@ -1,0 +1,89 @@
+"""What ranks tell each other beside tensors: names, descriptions, and what went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+
+import torch
+
+from gpudist.errors import CheckpointError
+from gpudist.ops import gather
+from gpudist.partition import Partition
+
+
+def gather_bytes(P: Partition, data: bytes) -> list[bytes]:
+    """Every member's bytes, by rank. Collective over ``P``; two small all-gathers.
+
+    Cost:
+        As many bytes for each member as the longest has.
+    """
+    lengths = [row[0] for row in P.allgather_data([len(data)])]
+    words = -(-max(lengths) // 8)
+    if words == 0:
+        return [b""] * P.size
+    rows = P.allgather_data(memoryview(data.ljust(8 * words, b"\0")).cast("q").tolist())
+    return [_bytes_of(row)[:length] for row, length in zip(rows, lengths, strict=True)]
+
+
+def broadcast_text(P: Partition, text: str | None, root: int) -> str:
+    """The text of rank ``root``; others pass ``None``. Collective over ``P``."""
+    data = (text or "").encode()
+    padded = data.ljust(-(-len(data) // 8) * 8, b"\0")
+    words = memoryview(padded).cast("q").tolist() if P.rank == root and padded else []
+    length, *received = P.broadcast_data([len(data), *words] if P.rank == root else None, root)
+    return _bytes_of(received)[:length].decode()
+
+
+def _bytes_of(words: list[int]) -> bytes:
+    return b"".join(word.to_bytes(8, "little", signed=True) for word in words)
+
+
+def require_alike(P: Partition, what: str, text: str) -> None:
+    """Refuse, on every rank, a text that is not the same on all. Collective over ``P``.
+
+    Raises:
+        CheckpointError: naming the first rank that has another one than rank 0.
+    """
+    digest = blake2b(text.encode(), digest_size=7).digest()
+    digests = [row[0] for row in P.allgather_data([int.from_bytes(digest, "little")])]
+    for rank, other in enumerate(digests):
+        if other != digests[0]:
+            raise CheckpointError(
+                f"{what} of rank {rank} are not those of rank 0; build the same model on every "
+                "rank, also on those without a part in it"
+            )
+
+
+@contextmanager
+def failing_together(P: Partition, what: str) -> Iterator[None]:
+    """What raises here on one rank raises on every rank, once all are done. Collective over ``P``.
+
+    Nothing inside may communicate.
+
+    Raises:
+        CheckpointError: on every rank, with the text of the first that failed.
+    """
+    failure: Exception | None = None
+    try:
+        yield
+    except Exception as error:  # raised again below, on every rank
+        failure = error
+    text = "" if failure is None else f"{type(failure).__name__}: {failure}"
+    if isinstance(failure, CheckpointError):
+        text = str(failure)
+    for rank, data in enumerate(gather_bytes(P, text.encode()[:4096])):
+        if data:
+            text = data.decode(errors="replace")
+            raise CheckpointError(f"{what}: rank {rank}: {text}") from failure
+
+
+def gather_at_first(P: Partition, data: bytes) -> list[bytes]:
+    """Every member's bytes at rank 0, by rank; nothing elsewhere. Collective over ``P``."""
+    lengths = [row[0] for row in P.allgather_data([len(data)])]
+    mine = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(P.device)
+    whole = gather(mine, P.create_cartesian_topology_partition([P.size]))
+    if P.rank != 0:
+        return []
+    return [part.cpu().numpy().tobytes() for part in whole.split(lengths)]

@@ -1,0 +1,243 @@
+"""A checkpoint of one layout is read by others, by plain torch, and never half there."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from gpudist import checkpoint
+from gpudist.checkpoint import folders
+from gpudist.checkpoint.reader import METADATA, read_pickled
+from gpudist.errors import CheckpointError
+from gpudist.partition import Partition
+from gpudist.testing import run_distributed
+from tests.checkpoint.models import (
+    Layout,
+    assert_same_state,
+    distributed_model,
+    fill,
+    fill_blocks,
+    sequential_model,
+)
+from tests.checkpoint.optimizers import assert_same_optimizer, new_optimizer, stepped
+from tests.pool import distributed
+
+Setup = tuple[int, Layout]
+SETUPS: list[Setup] = [(4, "features"), (4, "channels"), (2, "channels"), (6, "features")]
+
+
+def make(P_world: Partition, setup: Setup, seed: int) -> tuple[Any, Any, Any, Any]:
+    """A model and its optimizer after two steps, then the sequential ones."""
+    sequential = sequential_model()
+    fill(sequential, seed)
+    model = distributed_model(P_world, *setup)
+    fill_blocks(model, sequential)
+    return (
+        model, stepped("adam", model, sequential),
+        sequential, stepped("adam", sequential, sequential),
+    )  # fmt: skip
+
+
+def save(P_world: Partition, path: Path, setup: Setup, seed: int = 11) -> None:
+    model, optimizer, _, _ = make(P_world, setup, seed)
+    checkpoint.save(model, path, optimizer)
+
+
+def assert_loads(P_world: Partition, path: Path, setup: Setup, seed: int = 11) -> None:
+    """What was saved with ``seed`` fills another model as the sequential one's state does."""
+    expected, expected_optimizer, _, _ = make(P_world, setup, seed)
+    model, optimizer, _, _ = make(P_world, setup, seed + 1)
+    optimizer = new_optimizer("adam", optimizer)
+    checkpoint.load(model, path, optimizer)
+    assert_same_state(dict(model.state_dict()), dict(expected.state_dict()))
+    assert_same_optimizer(optimizer.state_dict(), expected_optimizer.state_dict())
+
+
+@distributed(ranks=6, transports=("loopback",))
+def test_any_layout_loads_what_any_other_saved(P_world: Partition, shared_path: str) -> None:
+    path = Path(shared_path)
+    for seed, saved in enumerate(SETUPS):
+        save(P_world, path, saved, seed)
+        for loaded in SETUPS:
+            assert_loads(P_world, path, loaded, seed)
+
+
+@distributed(ranks=4, transports=("host", "gloo", "nccl"))
+def test_processes_load_what_processes_saved(P_world: Partition, shared_path: str) -> None:
+    save(P_world, Path(shared_path), (4, "channels"))
+    assert_loads(P_world, Path(shared_path), (2, "features"))
+
+
+@pytest.fixture
+def shared_path(tmp_path: Path) -> str:
+    return str(tmp_path / "run" / "checkpoint")
+
+
+def test_worlds_of_other_sizes_load_it(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    run_distributed(save, 4, path, (4, "channels"))
+    for size, setup in ((2, (2, "features")), (6, (6, "channels")), (5, (2, "channels"))):
+        run_distributed(assert_loads, size, path, setup)
+
+
+def test_plain_torch_loads_it(tmp_path: Path) -> None:
+    run_distributed(save, 4, tmp_path / "checkpoint", (4, "channels"))
+    expected = sequential_model()
+    fill(expected)
+    expected_optimizer = stepped("adam", expected, expected)
+    model = sequential_model()
+    state: dict[str, Any] = {"model": model.state_dict()}
+    state["optimizer"] = {
+        "state": {
+            name: {"exp_avg": torch.zeros_like(p), "step": torch.zeros(())}
+            for name, p in model.named_parameters()
+        }
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.load(state, checkpoint_id=tmp_path / "checkpoint")
+    assert_same_state(dict(model.state_dict()), dict(expected.state_dict()))
+    for name, parameter in expected.named_parameters():
+        read, kept = state["optimizer"]["state"][name], expected_optimizer.state[parameter]
+        assert torch.equal(read["exp_avg"], kept["exp_avg"]) and read["step"] == kept["step"]
+
+
+def test_what_plain_torch_saved_is_loaded(tmp_path: Path) -> None:
+    sequential = sequential_model()
+    fill(sequential)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save({"model": sequential.state_dict()}, checkpoint_id=tmp_path / "checkpoint")
+
+    def check(P_world: Partition) -> None:
+        expected = distributed_model(P_world, 4, "channels")
+        fill_blocks(expected, sequential)
+        model = distributed_model(P_world, 4, "channels")
+        checkpoint.load(model, tmp_path / "checkpoint")
+        assert_same_state(dict(model.state_dict()), dict(expected.state_dict()))
+
+    run_distributed(check, 4)
+
+
+@distributed(ranks=3, transports=("loopback", "host"))
+def test_other_models_are_refused_on_every_rank(P_world: Partition, shared_path: str) -> None:
+    save(P_world, Path(shared_path), (2, "channels"))
+    other = distributed_model(P_world, 2, "features")
+    before = {name: value.clone() for name, value in other.state_dict().items()}
+    other.append(torch.nn.PReLU(3))
+    with pytest.raises(CheckpointError, match=r"it misses 8\.weight"):
+        checkpoint.load(other, shared_path)
+    del other[8]
+    other[2] = torch.nn.PReLU(3)
+    with pytest.raises(CheckpointError, match=r"2\.weight has shape \[5\], not \[3\]"):
+        checkpoint.load(other, shared_path)
+    other[2] = torch.nn.Identity()
+    with pytest.raises(CheckpointError, match=r"the model has no 2\.weight"):
+        checkpoint.load(other, shared_path)
+    del before["2.weight"]
+    assert_same_state(dict(other.state_dict()), before)
+
+
+@distributed(ranks=3, transports=("loopback", "host"))
+def test_interrupted_save_leaves_the_one_before(P_world: Partition, shared_path: str) -> None:
+    path = Path(shared_path)
+    save(P_world, path, (2, "channels"), seed=1)
+    model, optimizer, _, _ = make(P_world, (2, "features"), seed=2)
+    if P_world.rank == 1:
+        broken = torch.nn.Module.state_dict(model)
+        model.state_dict = lambda: {**broken, "0.weight": Unwritable(broken["0.weight"])}
+    with pytest.raises(CheckpointError, match=r"rank 1: OSError: no space"):
+        checkpoint.save(model, path, optimizer)
+    assert_loads(P_world, path, (2, "features"), seed=1)
+    assert sorted(os.listdir(path.parent)) == ["checkpoint"]
+
+
+class Unwritable(torch.Tensor):
+    """A tensor whose cells cannot be had, as on a full disk."""
+
+    @staticmethod
+    def __new__(cls, x: torch.Tensor) -> Unwritable:
+        return torch.Tensor._make_subclass(cls, x)
+
+    def cpu(self, *args: Any, **options: Any) -> torch.Tensor:
+        raise OSError("no space left on device")
+
+
+def test_save_that_ends_between_renames_is_found(tmp_path: Path) -> None:
+    target = tmp_path / "checkpoint"
+    run_distributed(save, 2, target, (2, "features"), 1)
+    target.rename(tmp_path / ".checkpoint.previous")
+    assert folders.find(target) == tmp_path / ".checkpoint.previous"
+    run_distributed(assert_loads, 2, target, (2, "features"), 1)
+    run_distributed(save, 2, target, (2, "features"), 2)
+    run_distributed(assert_loads, 2, target, (2, "features"), 2)
+    assert os.listdir(tmp_path) == ["checkpoint"]
+
+
+def test_what_a_killed_save_left_is_not_read_and_goes(tmp_path: Path) -> None:
+    target, left = tmp_path / "checkpoint", tmp_path / ".checkpoint.saving"
+    run_distributed(save, 2, target, (2, "features"), 1)
+    left.mkdir()
+    (left / METADATA).write_bytes(b"half")
+    run_distributed(assert_loads, 2, target, (2, "features"), 1)
+    run_distributed(save, 2, target, (2, "features"), 2)
+    run_distributed(assert_loads, 2, target, (2, "features"), 2)
+    assert os.listdir(tmp_path) == ["checkpoint"]
+
+
+def test_damaged_file_is_named_on_every_rank(tmp_path: Path) -> None:
+    target = tmp_path / "checkpoint"
+    run_distributed(save, 2, target, (2, "features"))
+    (target / "__1_0.distcp").write_bytes(b"")
+
+    def check(P_world: Partition) -> None:
+        with pytest.raises(CheckpointError, match=r"loading .*checkpoint: rank"):
+            checkpoint.load(distributed_model(P_world, 2, "features"), target)
+
+    run_distributed(check, 2)
+
+
+def test_other_folders_are_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(Exception, match="exists and is not a checkpoint"):
+        run_distributed(save, 2, tmp_path, (2, "features"))
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+class Attack:
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self.path,)
+
+
+def test_loading_runs_no_code(tmp_path: Path) -> None:
+    target, sign = tmp_path / "checkpoint", tmp_path / "was here"
+    run_distributed(save, 2, target, (2, "features"))
+    (target / METADATA).write_bytes(pickle.dumps(Attack(str(sign))))
+    with pytest.raises(Exception, match=r"refers to (posix|os)\.mkdir"):
+        run_distributed(assert_loads, 2, target, (2, "features"))
+    assert not sign.exists()
+
+
+def test_metadata_names_files_of_its_folder_only(tmp_path: Path) -> None:
+    target = tmp_path / "checkpoint"
+    run_distributed(save, 2, target, (2, "features"))
+    metadata = read_pickled((target / METADATA).read_bytes())
+    next(iter(metadata.storage_data.values())).relative_path = "../other.distcp"
+    (target / METADATA).write_bytes(pickle.dumps(metadata))
+    with pytest.raises(Exception, match=r"it names the file '\.\./other\.distcp'"):
+        run_distributed(assert_loads, 2, target, (2, "features"))
+
+
+def test_missing_checkpoint_is_named(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="there is no checkpoint at"):
+        run_distributed(assert_loads, 2, tmp_path / "none", (2, "features"))
