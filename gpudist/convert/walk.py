@@ -56,7 +56,10 @@ class Walk:
         """
         given = [*args, *sorted(kwargs.items())]
         if id(module) in self._done:
-            _, first, earlier, converted, output = self._done[id(module)]
+            original, first, earlier, converted, output = self._done[id(module)]
+            if type(original) in LAYERS and not list(original.parameters()):
+                # It agrees on one shape: calls have a layer each.
+                return self._converted(original, path, args, kwargs)
             if earlier != given:
                 raise ConversionError(
                     f"{path}: called with {given}, but as {first!r} with {earlier}; give each call "
@@ -147,6 +150,10 @@ class Walk:
         output = forward.follow(list(bound.arguments.values()))
         return forward.converted(), output
 
+    def has_made(self, module: torch.nn.Module) -> bool:
+        """Whether ``module`` is what another one has become."""
+        return id(module) in self._done and self._done[id(module)][0] is not module
+
     def note_call(self, path: str, name: str, P_x: Any, P_y: Any, call: Call) -> None:
         """Write down a function that is converted."""
         assert call.module is not None
@@ -207,9 +214,15 @@ class _Forward:
         if node.op == "call_module":
             target = str(node.target)
             child = self._module.get_submodule(target)
-            new, output = self._walk.convert(child, self._below(target), *args, **kwargs)
-            if new is not child:
+            is_repeated = self._walk.has_made(child)
+            path = self._below(node.name if is_repeated else target)
+            new, output = self._walk.convert(child, path, *args, **kwargs)
+            if new is not child and not is_repeated:
                 _put(self._module, target, new)
+            elif new is not child:
+                call = Call(node.args[0])
+                call.instead(new, output)
+                self._replace(node, call, output)
             return output
         try:
             return self._call(node, args, kwargs)
