@@ -1,8 +1,10 @@
 """gpudist: model parallelism for PyTorch, by data movements with exact adjoints."""
 
 from gpudist import nn, ops, recycling
+from gpudist.convert import Plan, distribute, plan_of, sequential
 from gpudist.errors import (
     CollectiveTimeout,
+    ConversionError,
     GpudistError,
     NotBuiltError,
     PartitionError,
@@ -35,12 +37,14 @@ __version__ = "0.1.0"
 __all__ = [
     "CartesianPartition",
     "CollectiveTimeout",
+    "ConversionError",
     "GpudistError",
     "HaloWidths",
     "NotBuiltError",
     "Partition",
     "PartitionError",
     "PeerFailure",
+    "Plan",
     "PlanMismatch",
     "ShapeError",
     "SlidingWindow",
@@ -49,6 +53,7 @@ __all__ = [
     "all_gather",
     "all_sum_reduce",
     "broadcast",
+    "distribute",
     "empty_cache",
     "gather",
     "halo_exchange",
@@ -56,10 +61,12 @@ __all__ = [
     "invariant_sum",
     "nn",
     "ops",
+    "plan_of",
     "recycling",
     "repartition",
     "scatter",
     "send_recv",
+    "sequential",
     "sum_reduce",
     "sum_scatter",
     "zero_volume_tensor",

@@ -75,6 +75,9 @@ def _converted(
     finally:
         # Layers draw initial weights, which are not kept.
         torch.set_rng_state(generator)
+    unknown = wanted.trusted - {row.path for row in walk.plan.rows}
+    if unknown:
+        raise ConversionError(f"the plan trusts {sorted(unknown)}, which no forward calls")
     if not depends_on_tensors(P_y):
         raise ConversionError("the output of the module does not depend on its input")
     _copy_what_is_shared(new, module, P_x.device)

@@ -12,8 +12,17 @@ import torch.nn.functional as F
 
 from gpudist import nn
 from gpudist.convert.inserted import InterpolationLike, RepartitionedFlatten
+from gpudist.convert.layers import pools_to_one
 from gpudist.convert.plan import Shape
-from gpudist.convert.values import Extent, Extents, split_dims, with_shape, without_dims
+from gpudist.convert.values import (
+    Extent,
+    Extents,
+    Pooled,
+    split_dims,
+    unpooled,
+    with_shape,
+    without_dims,
+)
 from gpudist.errors import ConversionError
 from gpudist.partition import CartesianPartition
 
@@ -27,7 +36,7 @@ class Call:
     Attributes:
         node: of the first argument.
         grid: to which the plan moves the input, ``None`` for the choice of the rule.
-        training: of the module whose forward it is.
+        follows_mode: whether its arguments are others in training than in evaluation.
         module: to call instead; ``None`` where the function itself is right on blocks.
         inputs: nodes of the arguments of ``module``, ``node`` alone unless said.
         repartition: shape of the partition to which the input was moved.
@@ -35,7 +44,7 @@ class Call:
 
     node: Any
     grid: Shape | None = None
-    training: bool = True
+    follows_mode: bool = False
     module: torch.nn.Module | None = None
     inputs: tuple[Any, ...] = field(default=())
     repartition: Shape | None = None
@@ -50,7 +59,7 @@ def flattened(call: Call, x: P, start_dim: int = 0, end_dim: int = -1) -> P:
     """``torch.flatten``: of dims that are whole, for which the batch is split if it must."""
     start, end = start_dim % x.dim, end_dim % x.dim
     dims = range(start, end + 1)
-    if all(x.shape[dim] == 1 for dim in dims):
+    if call.grid is None and all(x.shape[dim] == 1 for dim in dims):
         return without_dims(x, dims[1:])
     if start == 0 and call.grid is None:
         raise ConversionError("dims are flattened together with the batch, which is split")
@@ -111,7 +120,8 @@ def _adaptive(name: str) -> Callable[..., P]:
     def rule(call: Call, x: P, output_size: Any, return_indices: bool = False) -> P:
         if return_indices:
             raise ConversionError("return_indices is not supported")
-        return call.instead(getattr(nn, name)(x, output_size), x)
+        output = Pooled.of(x) if pools_to_one(output_size) else unpooled(x)
+        return call.instead(getattr(nn, name)(x, output_size), output)
 
     return rule
 
@@ -133,11 +143,11 @@ def _interpolated(
         if size.dims != tuple(range(2, x.dim)):
             raise ConversionError("the size is of another number of dims")
         like = InterpolationLike(x, size.P, **options)
-        return call.instead(like, x, call.node, size.node)
+        return call.instead(like, unpooled(x), call.node, size.node)
     layer = nn.DistributedUpsample(
         x, size, scale_factor, recompute_scale_factor=recompute_scale_factor, **options
     )
-    return call.instead(layer, x)
+    return call.instead(layer, unpooled(x))
 
 
 _PADS = {
@@ -154,7 +164,8 @@ def _padded(call: Call, x: P, pad: Any, mode: str = "constant", value: float | N
         raise ConversionError(f"padding {list(pad)} of mode {mode!r} is not supported")
     widths = (*pad, *(0,) * (2 * dims - len(pad)))
     arguments = (value or 0.0,) if mode == "constant" else ()
-    return call.instead(getattr(nn, f"Distributed{_PADS[mode]}{dims}d")(x, widths, *arguments), x)
+    layer = getattr(nn, f"Distributed{_PADS[mode]}{dims}d")(x, widths, *arguments)
+    return call.instead(layer, unpooled(x))
 
 
 def _mean(call: Call, x: P, dim: Any = None, keepdim: bool = False) -> P:
@@ -166,7 +177,7 @@ def _mean(call: Call, x: P, dim: Any = None, keepdim: bool = False) -> P:
         raise ConversionError(f"the mean over dims {dims} of {list(x.shape)} is not supported")
     pool = getattr(nn, f"DistributedAdaptiveAvgPool{x.dim - 2}d")(x, 1)
     if keepdim:
-        return call.instead(pool, x)
+        return call.instead(pool, Pooled.of(x))
     output = flattened(call, x, 1)
     assert call.module is not None
     return call.instead(torch.nn.Sequential(pool, call.module), output)
@@ -194,8 +205,8 @@ def _softmax(name: str) -> Callable[..., P]:
 
 def _dropped(name: str) -> Callable[..., P]:
     def rule(call: Call, x: P, p: float = 0.5, training: bool = True, inplace: bool = False) -> P:
-        if training != call.training:
-            raise ConversionError("dropout that does not follow the module's mode is not supported")
+        if not call.follows_mode:
+            raise ConversionError(f"dropout with training={training} in training and evaluation")
         return call.instead(getattr(nn, name)(x, p), x)
 
     return rule
@@ -206,6 +217,8 @@ def _joined(call: Call, tensors: Sequence[P], dim: int = 0) -> P:
     if any(other != x for other in tensors):
         shapes = [list(other.shape) for other in tensors]
         raise ConversionError(f"tensors on different partitions, {shapes}, are concatenated")
+    if len({isinstance(other, Pooled) for other in tensors}) > 1:
+        raise ConversionError("a tensor that was pooled to one cell is concatenated with others")
     if x.shape[dim] > 1:
         raise ConversionError(f"they join along dim {dim % x.dim}, which {list(x.shape)} splits")
     return x
@@ -245,7 +258,8 @@ def _item(call: Call, x: Any, key: Any) -> Any:
         at = keys.index(Ellipsis)
         keys = (*keys[:at], *(slice(None),) * (x.dim - len(keys) + 1), *keys[at + 1 :])
     for dim, k in enumerate(keys):
-        if not isinstance(k, slice | int):
+        bounds = (k.start, k.stop, k.step) if isinstance(k, slice) else (k,)
+        if not all(isinstance(bound, int | None) for bound in bounds) or k is None:
             raise ConversionError(f"the index {k!r} is not supported")
         if x.shape[dim] > 1 and k != slice(None):
             raise ConversionError(f"cells are taken along dim {dim}, which is split")
@@ -304,6 +318,8 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     getattr: _attribute,
     operator.getitem: _item,
 }
+
+DROPOUTS = frozenset({F.dropout, F.dropout1d, F.dropout2d, F.dropout3d})
 
 METHODS: dict[str, Callable[..., Any]] = {
     "flatten": flattened,

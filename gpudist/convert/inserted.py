@@ -7,7 +7,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from gpudist.nn import DistributedUpsample, Repartition, invariant_copy
+from gpudist.nn import Broadcast, DistributedUpsample, Repartition, invariant_copy
+from gpudist.nn.partitions import plane
 from gpudist.ops.agreement import Agreement
 from gpudist.partition import CartesianPartition
 
@@ -39,6 +40,26 @@ class RepartitionedFlatten(torch.nn.Module):
 
     def extra_repr(self) -> str:
         return f"P_x={list(self.P_x.shape)}, P_y={list(self.P_y.shape)}"
+
+
+class SpreadPooled(torch.nn.Module):
+    """Copies of a tensor with one cell per spatial dim, for the blocks of a tensor on ``P_x``.
+
+    Args:
+        P_x: owns the input: the workers at index 0 of its spatial axes have it.
+
+    Cost:
+        A broadcast along the spatial axes; backward a sum-reduce.
+    """
+
+    def __init__(self, P_x: CartesianPartition) -> None:
+        super().__init__()
+        self.P_owner = plane(P_x, (0, 1))
+        self.broadcast = Broadcast(self.P_owner, P_x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        # An empty block becomes the placeholder for none.
+        return self.broadcast(x if self.P_owner.active or x.dim() < 2 else x.flatten(1))
 
 
 class SharedParameter(torch.nn.Module):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from gpudist import nn
+from gpudist.convert.values import Pooled, unpooled
 from gpudist.partition import CartesianPartition
 
 Factory = Callable[[Any, CartesianPartition], torch.nn.Module]
@@ -167,8 +168,36 @@ LAYERS: dict[type[torch.nn.Module], Factory] = {
 }
 
 
+_ADAPTIVE = tuple(
+    getattr(torch.nn, f"Adaptive{kind}Pool{d}d") for kind in ("Avg", "Max") for d in (1, 2, 3)
+)
+_CONVOLUTIONS = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
+# Of layers with cells for outputs.
+_KEEPING = (
+    torch.nn.modules.batchnorm._NormBase,
+    torch.nn.modules.dropout._DropoutNd,
+    torch.nn.GroupNorm,
+    torch.nn.Softmax2d,
+)
+
+
 def output_partition(layer: torch.nn.Module, P_x: CartesianPartition) -> CartesianPartition:
     """The partition of what ``layer`` makes of a tensor on ``P_x``."""
     if isinstance(layer, torch.nn.Embedding):
         return P_x.create_cartesian_topology_partition([*P_x.shape, 1])
-    return P_x
+    if isinstance(layer, _ADAPTIVE):
+        return Pooled.of(P_x) if pools_to_one(layer.output_size) else unpooled(P_x)
+    if isinstance(layer, _KEEPING):
+        return P_x
+    if (
+        isinstance(layer, _CONVOLUTIONS)
+        and not any(layer.padding)
+        and set(layer.kernel_size) == {1}
+    ):
+        return P_x
+    return unpooled(P_x)
+
+
+def pools_to_one(output_size: Any) -> bool:
+    """Whether an adaptive pool has one output per spatial dim."""
+    return output_size == 1 or (isinstance(output_size, Sequence) and set(output_size) == {1})

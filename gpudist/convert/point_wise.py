@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from gpudist.convert.values import Extent, Extents, Whole
+from gpudist.convert.values import Extent, Extents, Pooled, Whole
 from gpudist.errors import ConversionError
 from gpudist.partition import CartesianPartition
 
@@ -53,9 +53,11 @@ def point_wise_output(arguments: Any) -> Any:
     if any(tensor != tensors[0] for tensor in tensors):
         shapes = [list(tensor.shape) for tensor in tensors]
         raise ConversionError(f"it combines tensors on different partitions, of shapes {shapes}")
+    # One that was pooled is spread over the blocks of those that were not.
+    output = next((tensor for tensor in tensors if not isinstance(tensor, Pooled)), tensors[0])
     for whole in wholes:
-        _require_broadcast(whole, tensors[0])
-    return tensors[0]
+        _require_broadcast(whole, output)
+    return output
 
 
 def _require_broadcast(whole: Whole, P_x: CartesianPartition) -> None:

@@ -38,12 +38,16 @@ def traced(
         ConversionError: the forward cannot be traced, or depends on ``training``.
     """
     graphs = [_traced(module, path, is_traced, given, training) for training in (False, True)]
-    evaluation, training = ([(n.op, n.target) for n in graph.nodes] for graph in graphs)
-    if evaluation != training:
+    evaluation, training = (list(graph.nodes) for graph in graphs)
+    if [(n.op, n.target) for n in evaluation] != [(n.op, n.target) for n in training]:
         raise ConversionError(
             f"{path}: its forward takes other steps in training than in evaluation, of which a "
             f"conversion would keep one; {remedy(path)}"
         )
+    for pair in zip(evaluation, training, strict=True):
+        arguments = {str((node.args, node.kwargs)) for node in pair}
+        for node in pair:
+            node.meta["follows_mode"] = len(arguments) > 1
     return graphs[module.training]
 
 

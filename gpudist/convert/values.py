@@ -48,6 +48,22 @@ class Whole:
     requires_grad: bool
 
 
+class Pooled(CartesianPartition):
+    """The partition of a tensor with one cell per spatial dim, on the workers at index 0 there.
+
+    Others hold empty blocks. It is equal to the partition of the tensor that was pooled.
+    """
+
+    @classmethod
+    def of(cls, P: CartesianPartition) -> CartesianPartition:
+        return cls(P.wire, P.ranks, P.shape) if set(P.shape[2:]) - {1} else P
+
+
+def unpooled(P: CartesianPartition) -> CartesianPartition:
+    """The partition of a tensor that may have more cells than one that was pooled."""
+    return CartesianPartition(P.wire, P.ranks, P.shape)
+
+
 def depends_on_tensors(value: Any) -> bool:
     """Whether a value is known only when the forward runs."""
     if isinstance(value, list | tuple):

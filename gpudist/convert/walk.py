@@ -10,8 +10,8 @@ import torch
 import torch.fx
 from torch.fx.node import map_arg
 
-from gpudist.convert.functions import FUNCTIONS, METHODS, Call, flattened
-from gpudist.convert.inserted import DistributedPReLU, SharedParameter
+from gpudist.convert.functions import DROPOUTS, FUNCTIONS, METHODS, Call, flattened
+from gpudist.convert.inserted import DistributedPReLU, SharedParameter, SpreadPooled
 from gpudist.convert.layers import LAYERS, POINT_WISE_LAYERS, output_partition
 from gpudist.convert.plan import Plan, Row
 from gpudist.convert.point_wise import (
@@ -20,7 +20,7 @@ from gpudist.convert.point_wise import (
     point_wise_output,
 )
 from gpudist.convert.trace import line_of, remedy, traced
-from gpudist.convert.values import Whole, depends_on_tensors
+from gpudist.convert.values import Pooled, Whole, depends_on_tensors
 from gpudist.convert.weights import copy_weights
 from gpudist.errors import ConversionError, GpudistError
 from gpudist.partition import CartesianPartition
@@ -95,6 +95,8 @@ class Walk:
         self, layer: torch.nn.Module, path: str, P_x: CartesianPartition
     ) -> tuple[torch.nn.Module, CartesianPartition]:
         call = Call(None, self._wanted.repartition_of(path))
+        if call.grid is not None and not isinstance(layer, torch.nn.Flatten):
+            raise ConversionError(f"{path}: the plan repartitions where nothing is flattened")
         try:
             if isinstance(layer, torch.nn.Flatten):
                 P_y = flattened(call, P_x, layer.start_dim, layer.end_dim)
@@ -236,17 +238,19 @@ class _Forward:
         target = node.target
         if not any(map(depends_on_tensors, (args, kwargs))):
             raise ConversionError("its arguments depend on no input")
+        if node.meta["follows_mode"] and target not in DROPOUTS:
+            raise ConversionError("its arguments are others in training than in evaluation")
         is_method = node.op == "call_method"
         if target in (POINT_WISE_METHODS if is_method else POINT_WISE_FUNCTIONS):
             output = point_wise_output([args, kwargs])
-            self._share_parameters(node, output)
+            self._adapt_arguments(node, output)
             return output
         rule = METHODS.get(str(target)) if is_method else FUNCTIONS.get(target)
         if rule is None:
             raise ConversionError("it is not known to be right on blocks")
         path = self._below(node.name)
         call = Call(node.args[0] if node.args else None, self._walk.grid_for(path))
-        call.training = self._module.training
+        call.follows_mode = node.meta["follows_mode"]
         if "input" in kwargs:
             call.node, args = node.kwargs["input"], (kwargs.pop("input"), *args)
         output = rule(call, *args, **kwargs)
@@ -255,17 +259,25 @@ class _Forward:
             self._replace(node, call, output)
         return output
 
-    def _share_parameters(self, node: torch.fx.Node, P_x: CartesianPartition) -> None:
-        """Have the gradients of parameters that ``node`` uses summed over the workers."""
+    def _adapt_arguments(self, node: torch.fx.Node, P_x: CartesianPartition) -> None:
+        """Give ``node`` parameters whose gradients are summed, and pooled tensors where it is."""
         for used in node.all_input_nodes:
             value = self._values[used]
             if isinstance(value, Whole) and value.requires_grad:
-                with self._graph.inserting_before(node):
-                    call = Call(used)
-                    call.instead(SharedParameter(P_x), None)
-                    shared = self._call_module(call, f"shared_{used.name}")
-                self._values[shared] = value
-                node.replace_input_with(used, shared)
+                self._adapt(node, used, SharedParameter(P_x), f"shared_{used.name}")
+            elif isinstance(value, Pooled) and not isinstance(P_x, Pooled):
+                self._adapt(node, used, SpreadPooled(P_x), f"spread_{used.name}")
+
+    def _adapt(
+        self, node: torch.fx.Node, used: torch.fx.Node, module: torch.nn.Module, name: str
+    ) -> None:
+        """Have ``node`` use what ``module`` makes of an argument."""
+        call = Call(used)
+        value = call.instead(module, self._values[used])
+        with self._graph.inserting_before(node):
+            adapted = self._call_module(call, name)
+        self._values[adapted] = value
+        node.replace_input_with(used, adapted)
 
     def _replace(self, node: torch.fx.Node, call: Call, output: Any) -> None:
         with self._graph.inserting_before(node):
