@@ -24,24 +24,31 @@ _NOT_THE_USERS = (f"{Path(torch.__file__).parent}/", __file__)
 
 
 def traced(
-    module: torch.nn.Module, path: str, is_traced: Callable[[Any], bool], given: Mapping[str, Any]
+    module: torch.nn.Module,
+    path: str,
+    where: str,
+    is_traced: Callable[[Any], bool],
+    given: Mapping[str, Any],
 ) -> torch.fx.Graph:
     """The graph of ``module.forward``, called with these arguments.
 
     Args:
         module: its children become nodes ``call_module``.
-        path: of the module, for errors.
+        path: of the module.
+        where: the same, in words for errors.
         is_traced: whether an argument is one that the graph depends on; others are constants.
         given: the arguments by name. Each has a placeholder, in this order.
 
     Raises:
         ConversionError: the forward cannot be traced, or depends on ``training``.
     """
-    graphs = [_traced(module, path, is_traced, given, training) for training in (False, True)]
+    graphs = [
+        _traced(module, path, where, is_traced, given, training) for training in (False, True)
+    ]
     evaluation, training = (list(graph.nodes) for graph in graphs)
     if [(n.op, n.target) for n in evaluation] != [(n.op, n.target) for n in training]:
         raise ConversionError(
-            f"{path}: its forward takes other steps in training than in evaluation, of which a "
+            f"{where}: its forward takes other steps in training than in evaluation, of which a "
             f"conversion would keep one; {remedy(path)}"
         )
     for pair in zip(evaluation, training, strict=True):
@@ -67,6 +74,7 @@ def line_of(node: torch.fx.Node) -> str:
 def _traced(
     module: torch.nn.Module,
     path: str,
+    where: str,
     is_traced: Callable[[Any], bool],
     given: Mapping[str, Any],
     training: bool,
@@ -85,7 +93,7 @@ def _traced(
         graph.output(tracer.create_arg(output))
     except Exception as error:
         raise ConversionError(
-            f"{path}: the forward of {type(module).__name__} cannot be traced ({error}); "
+            f"{where}: the forward of {type(module).__name__} cannot be traced ({error}); "
             f"{remedy(path)}"
         ) from error
     return graph
@@ -146,7 +154,10 @@ class _Tracer(GraphAppendingTracer):
     def create_arg(self, a: Any) -> Any:
         if isinstance(a, torch.Tensor):
             if id(a) not in self._names:
-                raise TypeError(f"it uses a tensor of shape {list(a.shape)} that is no parameter")
+                raise TypeError(
+                    f"it uses a tensor of shape {list(a.shape)} that is neither a parameter nor a "
+                    "buffer and depends on no input"
+                )
             return self.create_node("get_attr", self._names[id(a)], (), {})
         return super().create_arg(a)
 

@@ -57,17 +57,20 @@ class Walk:
         given = [*args, *sorted(kwargs.items())]
         if id(module) in self._done:
             original, first, earlier, converted, output = self._done[id(module)]
+            if type(original) in POINT_WISE_LAYERS:
+                return original, _only_tensor(path, args, kwargs)
             if type(original) in LAYERS and not list(original.parameters()):
                 # It agrees on one shape: calls have a layer each.
                 return self._converted(original, path, args, kwargs)
-            if earlier != given:
-                raise ConversionError(
-                    f"{path}: called with {given}, but as {first!r} with {earlier}; give each call "
-                    "a module of its own"
+            if earlier != given or [*map(type, earlier)] != [*map(type, given)]:
+                raise _refusal(
+                    path,
+                    f"called with {given}, but as {first!r} with {earlier}; give each call "
+                    "a module of its own",
                 )
             return converted, output
         if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
-            raise ConversionError(f"{path}: it has hooks; register them after the conversion")
+            raise _refusal(path, "it has hooks; register them after the conversion")
         converted, output = self._converted(module, path, args, kwargs)
         # Shared modules are found again as they are and as they have become. The entry keeps them,
         # so that their identities are not given to others.
@@ -88,7 +91,7 @@ class Walk:
         if kind in LAYERS or kind in (torch.nn.PReLU, torch.nn.Flatten):
             return self._layer(module, path, _only_tensor(path, args, kwargs))
         if kind.__module__.startswith("torch.nn.") and kind is not torch.nn.Sequential:
-            raise ConversionError(f"{path}: torch.nn.{kind.__name__} is not supported")
+            raise _refusal(path, f"torch.nn.{kind.__name__} is not supported")
         return self._user_defined(module, path, args, kwargs)
 
     def _layer(
@@ -96,13 +99,13 @@ class Walk:
     ) -> tuple[torch.nn.Module, CartesianPartition]:
         call = Call(None, self._wanted.repartition_of(path))
         if call.grid is not None and not isinstance(layer, torch.nn.Flatten):
-            raise ConversionError(f"{path}: the plan repartitions where nothing is flattened")
+            raise _refusal(path, "the plan repartitions where nothing is flattened")
         try:
             if isinstance(layer, torch.nn.Flatten):
                 P_y = flattened(call, P_x, layer.start_dim, layer.end_dim)
                 new = call.module or layer
             elif isinstance(layer, torch.nn.PReLU):
-                point_wise_output([P_x, Whole((layer.num_parameters, 1, 1)[: P_x.dim - 1], True)])
+                point_wise_output([P_x, Whole((layer.num_parameters, *(1,) * (P_x.dim - 2)), True)])
                 new, P_y = DistributedPReLU(P_x, layer), P_x
             elif getattr(layer, "return_indices", False):
                 raise ConversionError("return_indices is not supported")
@@ -110,7 +113,7 @@ class Walk:
                 new = LAYERS[type(layer)](layer, P_x)
                 P_y = output_partition(layer, P_x)
         except GpudistError as error:
-            raise ConversionError(f"{path}: {error}") from error
+            raise _refusal(path, f"{error}") from error
         copy_weights(layer, new)
         self._note(path, _becomes(type(layer).__name__, new), P_x, P_y, call)
         return new.train(layer.training), P_y
@@ -120,9 +123,10 @@ class Walk:
     ) -> tuple[torch.nn.Module, Any]:
         """A module whose forward is kept, unseen; its children have the partition of its input."""
         if next(module.parameters(recurse=False), None) is not None:
-            raise ConversionError(
-                f"{path}: a trusted module may not have parameters of its own, whose gradients "
-                "would not be summed over the workers"
+            raise _refusal(
+                path,
+                "a trusted module may not have parameters of its own, whose gradients "
+                "would not be summed over the workers",
             )
         P_x = _only_tensor(path, args, kwargs)
         self._note(path, f"{type(module).__name__} (trusted)", P_x, P_x)
@@ -146,8 +150,8 @@ class Walk:
         try:
             bound = inspect.signature(module.forward).bind(*args, **kwargs)
         except TypeError as error:
-            raise ConversionError(f"{path}: {error}") from error
-        graph = traced(module, path or "the module", depends_on_tensors, bound.arguments)
+            raise _refusal(path, f"{error}") from error
+        graph = traced(module, path, _where(path), depends_on_tensors, bound.arguments)
         forward = _Forward(self, module, path, graph)
         output = forward.follow(list(bound.arguments.values()))
         return forward.converted(), output
@@ -228,11 +232,9 @@ class _Forward:
             return output
         try:
             return self._call(node, args, kwargs)
-        except (GpudistError, TypeError, IndexError) as error:
-            path = self._path or "the module"
-            raise ConversionError(
-                f"{path}: {_name_of(node)} at {line_of(node)}: {error}; {remedy(path)}"
-            ) from error
+        except (GpudistError, TypeError, ValueError, LookupError, AttributeError) as error:
+            where = f"{_where(self._path)}: {_name_of(node)} at {line_of(node)}"
+            raise ConversionError(f"{where}: {error}; {remedy(self._path)}") from error
 
     def _call(self, node: torch.fx.Node, args: Any, kwargs: Any) -> Any:
         target = node.target
@@ -248,6 +250,8 @@ class _Forward:
         rule = METHODS.get(str(target)) if is_method else FUNCTIONS.get(target)
         if rule is None:
             raise ConversionError("it is not known to be right on blocks")
+        if isinstance(args[0] if args else None, Whole):
+            raise ConversionError("it is called on a parameter or buffer")
         path = self._below(node.name)
         call = Call(node.args[0] if node.args else None, self._walk.grid_for(path))
         call.follows_mode = node.meta["follows_mode"]
@@ -302,10 +306,18 @@ class _Forward:
         return f"{self._path}.{name}" if self._path else name
 
 
+def _refusal(path: str, text: str) -> ConversionError:
+    return ConversionError(f"{_where(path)}: {text}")
+
+
+def _where(path: str) -> str:
+    return path or "the module"
+
+
 def _only_tensor(path: str, args: Any, kwargs: Any) -> CartesianPartition:
     given = [*args, *kwargs.values()]
     if len(given) != 1 or not isinstance(given[0], CartesianPartition):
-        raise ConversionError(f"{path}: called with {len(given)} arguments; it needs one tensor")
+        raise _refusal(path, f"called with {len(given)} arguments; it needs one tensor")
     return given[0]
 
 

@@ -184,7 +184,7 @@ class VideoDecoder(nn.Module):
 
 # The network, the shape of its input, and of the partitions it is tested on.
 NETWORKS = {
-    "lenet": (LeNet5, (5, 1, 28, 28), ([1, 1, 2, 2], [1, 1, 3, 1])),
+    "lenet": (LeNet5, (5, 1, 28, 28), ([1, 1, 2, 2], [1, 1, 3, 1], [2, 1, 1, 2])),
     "resnet": (ResNet18, (5, 3, 45, 38), ([1, 1, 2, 2], [1, 1, 3, 1])),
     "unet": (UNet3d, (2, 1, 8, 8, 12), ([1, 1, 1, 2, 2], [1, 1, 1, 1, 3])),
     "aspp": (ASPP, (2, 3, 17, 14), ([1, 1, 2, 2], [1, 1, 3, 1])),

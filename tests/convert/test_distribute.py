@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from gpudist.convert import distribute, sequential
+from gpudist.nn import DistributedConv2d
 from gpudist.nn.placement import placements
 from gpudist.partition import Partition
-from tests.convert.networks import NETWORKS
+from tests.convert.networks import NETWORKS, BasicBlock
 from tests.nn.compare import (
     assert_block_of,
     assert_equal_to,
@@ -38,6 +39,50 @@ def test_trains_as_alone(P_world: Partition, name: str, shape: Sequence[int]) ->
 @distributed(ranks=4, transports=["host"], timeout_s=120)
 def test_trains_as_alone_in_processes(P_world: Partition) -> None:
     check_training(P_world, "unet", [1, 1, 1, 2, 2])
+
+
+@distributed(ranks=3, transports=["loopback"])
+def test_goes_back_to_one_worker(P_world: Partition) -> None:
+    """With the weights of now, in the mode of now, and with the original's frozen parameters."""
+    alone = NETWORKS["aspp"][0]().double().eval()
+    alone.convs[0].weight.requires_grad_(False)
+    net = distribute(alone, grid(P_world, [1, 1, 1, 2], [2, 1]))
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.mul_(2)
+    back = sequential(net, root=1)
+    assert (back is not None) == (P_world.rank == 1)
+    if back is not None:
+        assert not back.training
+        for (name, found), expected in zip(
+            back.named_parameters(), alone.parameters(), strict=True
+        ):
+            assert torch.equal(found, expected * 2), name
+            assert found.requires_grad == expected.requires_grad == (name != "convs.0.weight")
+
+
+@distributed(ranks=2, transports=["loopback"])
+def test_original_is_not_changed(P_world: Partition) -> None:
+    """Not its tree, and not its weights when those of the other one are."""
+    alone = NETWORKS["unet"][0]()
+    tree, state = str(alone), {k: v.clone() for k, v in alone.state_dict().items()}
+    net = distribute(alone, grid(P_world, [1, 1, 2, 1, 1]))
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.zero_()
+    assert str(alone) == tree
+    for key, value in alone.state_dict().items():
+        assert torch.equal(value, state[key]), key
+
+
+@distributed(ranks=2, transports=["loopback"])
+def test_module_without_functions_to_replace_is_kept(P_world: Partition) -> None:
+    alone = NETWORKS["unet"][0]()
+    net: Any = distribute(alone, grid(P_world, [1, 1, 2, 1, 1]))
+    assert type(net.down[0]) is torch.nn.Sequential
+    alone = torch.nn.Sequential(BasicBlock(2, 4), torch.nn.ReLU())
+    net = distribute(alone, grid(P_world, [1, 1, 2, 1]))
+    assert type(net[0]) is BasicBlock and type(net[0].conv1) is DistributedConv2d
 
 
 def check_training(P_world: Partition, name: str, shape: Sequence[int]) -> None:

@@ -90,11 +90,17 @@ class Calls(nn.Module):
         super().__init__()
         self.function = function
         self.conv = nn.Conv2d(4, 4, 3, padding=1)
+        self.act = nn.SiLU()
         self.conv2 = nn.Conv2d(4, 4, 1)
         self.register_buffer("shift", torch.tensor(0.25))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.function(self, self.conv(x))
+
+
+def _gated(x: torch.Tensor) -> torch.Tensor:
+    value, gate = x.chunk(2, dim=1)
+    return value * gate.sigmoid()
 
 
 FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
@@ -104,18 +110,19 @@ FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "interpolate": lambda m, x: F.interpolate(x, (5, 9), mode="bilinear", align_corners=True),
     "interpolate like": lambda m, x: F.interpolate(F.max_pool2d(x, 2), x.shape[2:]),
     "interpolate by size": lambda m, x: F.interpolate(F.max_pool2d(x, 2), size=x.size()[2:]),
-    "circular": lambda m, x: F.pad(x, (1, 2), mode="circular"),
+    "circular": lambda m, x: F.pad(x, (1, 2, 0, 3), mode="circular"),
     "pad": lambda m, x: F.pad(x, (1, 2, 0, 1), value=0.5),
     "mean of images": lambda m, x: x.mean((2, 3)),
     "kept mean of images": lambda m, x: x - torch.mean(x, dim=(-1, -2), keepdim=True).sigmoid(),
     "excitation": lambda m, x: x * m.conv2(F.adaptive_avg_pool2d(x, 1)).sigmoid(),
+    "one activation": lambda m, x: m.act(x) * m.act(x.mean((2, 3), True) + 1) + m.act(m.conv2(x)),
     "mean of channels": lambda m, x: x.mean(1, keepdim=True) * x,
     "sum of channels": lambda m, x: x.sum(dim=1),
     "softmax": lambda m, x: F.softmax(x, dim=2),
     "log_softmax": lambda m, x: x.log_softmax(1),
     "reshape": lambda m, x: torch.reshape(F.relu(x), (x.shape[0], -1)),
     "view by features": lambda m, x: x.view(-1, 4 * 8 * 8) + 1,
-    "halves": lambda m, x: (lambda a, b: a * b.sigmoid())(*x.chunk(2, dim=1)),
+    "halves": lambda m, x: _gated(x),
     "channel": lambda m, x: x[:, 1] + x[:, -1, ...] * m.shift,
     "some channels": lambda m, x: x[:, 1:3].clamp(0, 1),
     "dropout": lambda m, x: F.dropout(x, 0.0, m.training) + F.dropout2d(x, 0.0, m.training),
