@@ -11,13 +11,14 @@ import torch
 import torch.nn.functional as F
 
 from gpudist import nn
-from gpudist.convert.inserted import InterpolationLike, RepartitionedFlatten
+from gpudist.convert.inserted import InterpolationLike, PermutedDims, RepartitionedFlatten
 from gpudist.convert.layers import pools_to_one
 from gpudist.convert.plan import Shape
 from gpudist.convert.values import (
     Extent,
     Extents,
     Pooled,
+    permuted,
     split_dims,
     unpooled,
     with_shape,
@@ -230,6 +231,20 @@ def _chunks(call: Call, x: P, chunks: int, dim: int = 0) -> list[P]:
     return [x] * chunks
 
 
+def _permuted(call: Call, x: P, *dims: Any) -> P:
+    given = dims[0] if len(dims) == 1 and isinstance(dims[0], Sequence) else dims
+    order = [dim % x.dim for dim in given]
+    if isinstance(x, Pooled):
+        raise ConversionError("a tensor that was pooled to one cell is permuted")
+    return call.instead(PermutedDims(x, order), permuted(x, order))
+
+
+def _transposed(call: Call, x: P, dim0: int, dim1: int) -> P:
+    order = list(range(x.dim))
+    order[dim0], order[dim1] = order[dim1], order[dim0]
+    return _permuted(call, x, order)
+
+
 def _attribute(call: Call, x: P, name: str) -> Any:
     if name == "shape":
         return Extents(x, call.node, tuple(range(x.dim)))
@@ -315,6 +330,8 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.cat: _joined,
     torch.concat: _joined,
     torch.chunk: _chunks,
+    torch.permute: _permuted,
+    torch.transpose: _transposed,
     getattr: _attribute,
     operator.getitem: _item,
 }
@@ -332,6 +349,8 @@ METHODS: dict[str, Callable[..., Any]] = {
     "softmax": _softmax("DistributedSoftmax"),
     "log_softmax": _softmax("DistributedLogSoftmax"),
     "chunk": _chunks,
+    "permute": _permuted,
+    "transpose": _transposed,
     "size": _size,
     "dim": lambda call, x: x.dim,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -42,6 +43,23 @@ class RepartitionedFlatten(torch.nn.Module):
         return f"P_x={list(self.P_x.shape)}, P_y={list(self.P_y.shape)}"
 
 
+class PermutedDims(torch.nn.Module):
+    """The dims of a tensor on ``P_x`` in another order; a view of the block, no communication.
+
+    Workers outside ``P_x`` keep their placeholder.
+    """
+
+    def __init__(self, P_x: CartesianPartition, dims: Sequence[int]) -> None:
+        super().__init__()
+        self.P_x, self.dims = P_x, tuple(dims)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.permute(self.dims) if self.P_x.active else x
+
+    def extra_repr(self) -> str:
+        return f"dims={self.dims}, P_x={list(self.P_x.shape)}"
+
+
 class SpreadPooled(torch.nn.Module):
     """Copies of a tensor with one cell per spatial dim, for the blocks of a tensor on ``P_x``.
 
@@ -63,7 +81,10 @@ class SpreadPooled(torch.nn.Module):
 
 
 class SharedParameter(torch.nn.Module):
-    """A parameter that every worker of ``P`` holds whole; its gradient is summed over them.
+    """A parameter or buffer that every worker of ``P`` has whole, for functions of its blocks.
+
+    The gradient of a parameter is summed over the workers. Others than those of ``P`` get a number,
+    by which placeholders keep their shapes.
 
     Cost:
         Backward, an all-reduce of the parameter's cells.
@@ -74,7 +95,9 @@ class SharedParameter(torch.nn.Module):
         self.P = P
 
     def forward(self, parameter: torch.Tensor) -> torch.Tensor:
-        return invariant_copy(parameter, self.P) if self.P.active else parameter
+        if not self.P.active:
+            return parameter.sum()
+        return invariant_copy(parameter, self.P) if parameter.requires_grad else parameter
 
 
 class DistributedPReLU(torch.nn.PReLU):

@@ -267,7 +267,7 @@ class _Forward:
         """Give ``node`` parameters whose gradients are summed, and pooled tensors where it is."""
         for used in node.all_input_nodes:
             value = self._values[used]
-            if isinstance(value, Whole) and value.requires_grad:
+            if isinstance(value, Whole) and (value.requires_grad or value.shape):
                 self._adapt(node, used, SharedParameter(P_x), f"shared_{used.name}")
             elif isinstance(value, Pooled) and not isinstance(P_x, Pooled):
                 self._adapt(node, used, SpreadPooled(P_x), f"spread_{used.name}")

@@ -182,11 +182,48 @@ class VideoDecoder(nn.Module):
         return self.conv_out(self.act(self.norm_out(x)))
 
 
+class ConvNeXtBlock(nn.Module):
+    """Liu et al. 2022: channels last for the dense layers, and a learned scale per channel."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.dwconv = nn.Conv2d(channels, channels, 7, padding=3, groups=channels)
+        self.norm = nn.LayerNorm(channels, eps=1e-6)
+        self.pwconv1 = nn.Linear(channels, 4 * channels)
+        self.act = nn.GELU()
+        self.pwconv2 = nn.Linear(4 * channels, channels)
+        self.gamma = nn.Parameter(torch.full((channels,), 0.1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.dwconv(x).permute(0, 2, 3, 1)
+        y = self.gamma * self.pwconv2(self.act(self.pwconv1(self.norm(y))))
+        return x + y.permute(0, 3, 1, 2)
+
+
+class Classifier(nn.Module):
+    """ConvNeXt blocks, squeeze and excitation, and the mean of the image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 2, stride=2)
+        self.blocks = nn.Sequential(ConvNeXtBlock(4), ConvNeXtBlock(4))
+        self.squeeze = nn.AdaptiveAvgPool2d(1)
+        self.excite = nn.Sequential(nn.Conv2d(4, 2, 1), nn.ReLU(), nn.Conv2d(2, 4, 1), nn.Sigmoid())
+        self.norm = nn.LayerNorm(4)
+        self.head = nn.Linear(4, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.blocks(self.stem(x))
+        x = x * self.excite(self.squeeze(x))
+        return self.head(self.norm(x.mean([-2, -1])))
+
+
 # The network, the shape of its input, and of the partitions it is tested on.
 NETWORKS = {
     "lenet": (LeNet5, (5, 1, 28, 28), ([1, 1, 2, 2], [1, 1, 3, 1], [2, 1, 1, 2])),
     "resnet": (ResNet18, (5, 3, 45, 38), ([1, 1, 2, 2], [1, 1, 3, 1])),
     "unet": (UNet3d, (2, 1, 8, 8, 12), ([1, 1, 1, 2, 2], [1, 1, 1, 1, 3])),
     "aspp": (ASPP, (2, 3, 17, 14), ([1, 1, 2, 2], [1, 1, 3, 1])),
+    "convnext": (Classifier, (3, 3, 18, 14), ([1, 1, 2, 2], [1, 1, 3, 1])),
     "video": (VideoDecoder, (2, 2, 4, 5, 6), ([1, 1, 2, 2, 1], [1, 1, 1, 3, 1])),
 }

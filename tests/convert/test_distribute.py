@@ -101,6 +101,7 @@ def check_training(P_world: Partition, name: str, shape: Sequence[int]) -> None:
         whole = random_like_all(input_shape, step).requires_grad_()
         block = own_block(whole, P_x)
         y_whole, y = alone(whole), net(block)
+        assert P_x.active or y.shape == block.shape
         where = own_slices(y_whole.shape, net.P_y)
         assert_block_of(y.detach(), y_whole.detach(), where, f"output of step {step}", TOLERANCE)
         cotangent = random_like_all(y_whole.shape, step + 9) / y_whole.numel()

@@ -44,8 +44,9 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], str]] = {
     "concatenation": (lambda m, x: torch.cat([x, x], 3), "join along dim 3"),
     "concatenation of two": (
         lambda m, x: torch.cat([x, F.pad(x, (1, 1)).permute(0, 1, 3, 2)], 1),
-        "permute at .*: it is not known",
+        r"different partitions, \[\[1, 1, 1, 2\], \[1, 1, 2, 1\]\], are concatenated",
     ),
+    "sum of two": (lambda m, x: x + x.transpose(2, 3), "combines tensors on different part"),
     "matrix product": (lambda m, x: x @ x, "matmul at .*: it is not known to be right on blocks"),
     "convolution": (lambda m, x: F.conv2d(x, m.conv.weight), "it uses conv.weight"),
     "cells": (lambda m, x: x[..., 1:], "cells are taken along dim 3, which is split"),
