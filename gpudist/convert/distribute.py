@@ -68,13 +68,10 @@ def _converted(
     module: torch.nn.Module, P_x: CartesianPartition, wanted: Plan
 ) -> tuple[torch.nn.Module, Plan]:
     _require_own_parameters(module)
-    generator = torch.get_rng_state()
-    try:
-        walk = Walk(wanted)
+    walk = Walk(wanted)
+    # Layers draw initial weights, which are not kept.
+    with torch.random.fork_rng([P_x.device] if P_x.device.type == "cuda" else []):
         new, P_y = walk.convert(_with_same_tensors(module), "", P_x)
-    finally:
-        # Layers draw initial weights, which are not kept.
-        torch.set_rng_state(generator)
     unknown = wanted.trusted - {row.path for row in walk.plan.rows}
     if unknown:
         raise ConversionError(f"the plan trusts {sorted(unknown)}, which no forward calls")
