@@ -30,7 +30,7 @@ def distribute(
     Args:
         module: the network, with the same weights on every rank; it is not changed. Its forward
             takes one tensor.
-        P_x: owns the input, one axis per dim of it; channels whole.
+        P_x: owns the input in balanced blocks, one axis per dim; channels whole.
         plan: as :func:`plan_of` gives it, edited; or ``Plan(trusted={path, ...})``.
 
     Returns:
