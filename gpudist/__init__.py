@@ -1,9 +1,11 @@
 """gpudist: model parallelism for PyTorch, by data movements with exact adjoints."""
 
 from gpudist import nn, ops, recycling
+from gpudist.convert import Plan, distribute, plan_of, sequential
 from gpudist.errors import (
     CheckpointError,
     CollectiveTimeout,
+    ConversionError,
     GpudistError,
     NotBuiltError,
     PartitionError,
@@ -37,12 +39,14 @@ __all__ = [
     "CartesianPartition",
     "CheckpointError",
     "CollectiveTimeout",
+    "ConversionError",
     "GpudistError",
     "HaloWidths",
     "NotBuiltError",
     "Partition",
     "PartitionError",
     "PeerFailure",
+    "Plan",
     "PlanMismatch",
     "ShapeError",
     "SlidingWindow",
@@ -51,6 +55,7 @@ __all__ = [
     "all_gather",
     "all_sum_reduce",
     "broadcast",
+    "distribute",
     "empty_cache",
     "gather",
     "halo_exchange",
@@ -58,10 +63,12 @@ __all__ = [
     "invariant_sum",
     "nn",
     "ops",
+    "plan_of",
     "recycling",
     "repartition",
     "scatter",
     "send_recv",
+    "sequential",
     "sum_reduce",
     "sum_scatter",
     "zero_volume_tensor",

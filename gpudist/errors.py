@@ -19,6 +19,10 @@ class ShapeError(GpudistError, ValueError):
     """A tensor whose shape, dtype or device does not fit the operator."""
 
 
+class ConversionError(GpudistError, ValueError):
+    """A module that cannot be made distributed without changing what it computes."""
+
+
 class PlanMismatch(GpudistError):
     """Ranks disagree about the operation they are carrying out together."""
 

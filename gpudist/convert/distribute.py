@@ -1,0 +1,117 @@
+"""The two entries of the room: convert a tree of modules, or show what that would do."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+from gpudist.convert.plan import Plan
+from gpudist.convert.values import depends_on_tensors
+from gpudist.convert.walk import Walk
+from gpudist.convert.weights import Skeleton
+from gpudist.errors import ConversionError
+from gpudist.partition import CartesianPartition
+
+
+def distribute(
+    module: torch.nn.Module, P_x: CartesianPartition, plan: Plan | None = None
+) -> torch.nn.Module:
+    """The same network over blocks of its input: layers become distributed, weights stay.
+
+    Follows the forward of every module. Layers of ``torch.nn`` become the distributed ones, under
+    the same names and with this worker's blocks of the weights they have now; point-wise layers and
+    functions stay; functions such as ``F.max_pool2d`` become layers. Where features are flattened,
+    the tensor is repartitioned first, so that the batch is split and features are not. Modules of
+    other classes are kept; those whose functions must be replaced become a
+    ``torch.fx.GraphModule``.
+
+    Args:
+        module: the network, with the same weights on every rank; it is not changed. Its forward
+            takes one tensor.
+        P_x: owns the input in balanced blocks, one axis per dim; channels whole.
+        plan: as :func:`plan_of` gives it, edited; or ``Plan(trusted={path, ...})``.
+
+    Returns:
+        The converted network, on the device of ``P_x``. Its attributes ``P_x`` and ``P_y`` are the
+        partitions of input and output; a loss takes the latter. Parameters are those of
+        distributed layers; what is not one, such as the weight of PReLU, is whole on every worker,
+        with the summed gradient.
+
+    Cost:
+        No message. Every layer is built, and its weights are copied once.
+
+    Raises:
+        ConversionError: on every rank alike, if a module or a function is not known to be right on
+            blocks; names its path, and the line of the forward.
+    """
+    return _converted(module, P_x, plan or Plan())[0]
+
+
+def plan_of(module: torch.nn.Module, P_x: CartesianPartition, plan: Plan | None = None) -> Plan:
+    """What :func:`distribute` would do: a table of layers, partitions and repartitions.
+
+    Args:
+        module, P_x, plan: as :func:`distribute`.
+
+    Returns:
+        A plan to print, to edit and to pass to :func:`distribute`.
+
+    Raises:
+        ConversionError: as :func:`distribute`.
+    """
+    return _converted(module, P_x, plan or Plan())[1]
+
+
+def _converted(
+    module: torch.nn.Module, P_x: CartesianPartition, wanted: Plan
+) -> tuple[torch.nn.Module, Plan]:
+    _require_own_parameters(module)
+    walk = Walk(wanted)
+    # Layers draw initial weights, which are not kept.
+    with torch.random.fork_rng([P_x.device] if P_x.device.type == "cuda" else []):
+        new, P_y = walk.convert(_with_same_tensors(module), "", P_x)
+    unknown = wanted.trusted - {row.path for row in walk.plan.rows}
+    if unknown:
+        raise ConversionError(f"the plan trusts {sorted(unknown)}, which no forward calls")
+    if not depends_on_tensors(P_y):
+        raise ConversionError("the output of the module does not depend on its input")
+    _copy_what_is_shared(new, module, P_x.device)
+    facts: dict[str, Any] = {"P_x": P_x, "P_y": P_y, "_gpudist_skeleton": Skeleton(module)}
+    for name, fact in facts.items():
+        setattr(new, name, fact)
+    return new, walk.plan
+
+
+def _require_own_parameters(module: torch.nn.Module) -> None:
+    """Refuse a parameter that two modules share, whose blocks would be two parameters."""
+    owners: dict[int, str] = {}
+    for path, child in module.named_modules():
+        for name, parameter in child.named_parameters(recurse=False):
+            mine = f"{path}.{name}" if path else name
+            first = owners.setdefault(id(parameter), mine)
+            if first != mine:
+                raise ConversionError(f"{mine}: shared with {first}, which is not supported")
+
+
+def _with_same_tensors(module: torch.nn.Module) -> torch.nn.Module:
+    """A copy of the tree whose parameters and buffers are the same tensors."""
+    tensors = (*module.parameters(), *module.buffers())
+    memo: dict[int, Any] = {id(x): x for x in tensors}
+    return copy.deepcopy(module, memo)
+
+
+def _copy_what_is_shared(
+    new: torch.nn.Module, original: torch.nn.Module, device: torch.device
+) -> None:
+    """Give ``new`` its own copy of every tensor that is still the original's."""
+    theirs = {id(x) for x in (*original.parameters(), *original.buffers())}
+    for child in new.modules():
+        for name, x in child._parameters.items():
+            if x is not None and id(x) in theirs:
+                own = x.detach().clone().to(device)
+                child._parameters[name] = torch.nn.Parameter(own, x.requires_grad)
+        for name, x in child._buffers.items():
+            if x is not None and id(x) in theirs:
+                child._buffers[name] = x.detach().clone().to(device)

@@ -1,0 +1,142 @@
+"""The modules that a conversion adds to a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from gpudist.nn import Broadcast, DistributedUpsample, Repartition, invariant_copy
+from gpudist.nn.partitions import plane
+from gpudist.ops.agreement import Agreement
+from gpudist.partition import CartesianPartition
+
+
+class RepartitionedFlatten(torch.nn.Module):
+    """Moves a tensor to a partition that does not split the dims it flattens, and flattens them.
+
+    Args:
+        P_x: owns the input.
+        P_y: the input is moved to; its axes at ``start_dim`` to ``end_dim`` are 1.
+        start_dim, end_dim: as torch's layer.
+
+    Cost:
+        That of :class:`~gpudist.nn.Repartition`, nothing if both partitions are the same.
+    """
+
+    def __init__(
+        self, P_x: CartesianPartition, P_y: CartesianPartition, start_dim: int, end_dim: int
+    ) -> None:
+        super().__init__()
+        self.P_x, self.P_y = P_x, P_y
+        self.start_dim, self.end_dim = start_dim, end_dim
+        self.repartition = Repartition(P_x, P_y) if P_x != P_y else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.repartition is not None:
+            x = self.repartition(x)
+        return x.flatten(self.start_dim, self.end_dim) if self.P_y.active else x
+
+    def extra_repr(self) -> str:
+        return f"P_x={list(self.P_x.shape)}, P_y={list(self.P_y.shape)}"
+
+
+class PermutedDims(torch.nn.Module):
+    """The dims of a tensor on ``P_x`` in another order; a view of the block, no communication.
+
+    Workers outside ``P_x`` keep their placeholder.
+    """
+
+    def __init__(self, P_x: CartesianPartition, dims: Sequence[int]) -> None:
+        super().__init__()
+        self.P_x, self.dims = P_x, tuple(dims)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.permute(self.dims) if self.P_x.active else x
+
+    def extra_repr(self) -> str:
+        return f"dims={self.dims}, P_x={list(self.P_x.shape)}"
+
+
+class SpreadPooled(torch.nn.Module):
+    """Copies of a tensor with one cell per spatial dim, for the blocks of a tensor on ``P_x``.
+
+    Args:
+        P_x: owns the input: the workers at index 0 of its spatial axes have it.
+
+    Cost:
+        A broadcast along the spatial axes; backward a sum-reduce.
+    """
+
+    def __init__(self, P_x: CartesianPartition) -> None:
+        super().__init__()
+        self.P_owner = plane(P_x, (0, 1))
+        self.broadcast = Broadcast(self.P_owner, P_x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        # An empty block becomes the placeholder for none.
+        return self.broadcast(x if self.P_owner.active or x.dim() < 2 else x.flatten(1))
+
+
+class SharedParameter(torch.nn.Module):
+    """A parameter or buffer that every worker of ``P`` has whole, for functions of its blocks.
+
+    The gradient of a parameter is summed over the workers. Others than those of ``P`` get a number,
+    by which placeholders keep their shapes.
+
+    Cost:
+        Backward, an all-reduce of the parameter's cells.
+    """
+
+    def __init__(self, P: CartesianPartition) -> None:
+        super().__init__()
+        self.P = P
+
+    def forward(self, parameter: torch.Tensor) -> torch.Tensor:
+        if not self.P.active:
+            return parameter.sum()
+        return invariant_copy(parameter, self.P) if parameter.requires_grad else parameter
+
+
+class DistributedPReLU(torch.nn.PReLU):
+    """Torch's PReLU on a tensor cut over ``P_x``, whose weight every worker holds whole.
+
+    Cost:
+        Backward, an all-reduce of the weight's cells.
+    """
+
+    def __init__(self, P_x: CartesianPartition, layer: torch.nn.PReLU) -> None:
+        super().__init__(layer.num_parameters, device=P_x.device, dtype=layer.weight.dtype)
+        self.P_x = P_x
+        with torch.no_grad():
+            self.weight.copy_(layer.weight)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if not self.P_x.active:
+            return input.clone()
+        return F.prelu(input, invariant_copy(self.weight, self.P_x))
+
+
+class InterpolationLike(torch.nn.Module):
+    """Interpolation of a tensor on ``P_x`` to the global spatial extents of another one.
+
+    Args:
+        P_x, P_like: own the input, and the other tensor.
+        options: as of :class:`~gpudist.nn.DistributedUpsample`, without a size.
+    """
+
+    def __init__(self, P_x: CartesianPartition, P_like: CartesianPartition, **options: Any) -> None:
+        super().__init__()
+        self.P_x, self._options = P_x, options
+        self._agreement = Agreement("interpolate", P_like, P_like, P_like.dim, None, "static")
+        self._by_size: dict[tuple[int, ...], DistributedUpsample] = {}
+
+    def forward(self, x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        if not self.P_x.active:
+            return x.clone()
+        size = self._agreement(like).decomposition.shape[2:]
+        if size not in self._by_size:
+            self._by_size[size] = DistributedUpsample(self.P_x, size, **self._options)
+        return self._by_size[size](x)

@@ -1,0 +1,229 @@
+"""Networks as their authors write them, in torch alone."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class LeNet5(nn.Module):
+    """LeCun et al. 1998, with functions in the forward, for images [B, 1, 28, 28]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 6, 5, padding=2)
+        self.conv2 = nn.Conv2d(6, 16, 5)
+        self.fc1 = nn.Linear(16 * 5 * 5, 120)
+        self.fc2 = nn.Linear(120, 84)
+        self.fc3 = nn.Linear(84, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
+        x = F.max_pool2d(torch.tanh(self.conv2(x)), (2, 2))
+        x = x.view(x.size(0), -1)
+        x = F.relu(self.fc1(x))
+        x = F.relu(self.fc2(x))
+        return self.fc3(x)
+
+
+class BasicBlock(nn.Module):
+    def __init__(self, channels_in: int, channels: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels_in, channels, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.downsample = None
+        if stride != 1 or channels_in != channels:
+            self.downsample = nn.Sequential(
+                nn.Conv2d(channels_in, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)
+            )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        identity = x
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        if self.downsample is not None:
+            identity = self.downsample(x)
+        out += identity
+        return self.relu(out)
+
+
+class ResNet18(nn.Module):
+    """He et al. 2016; ``width`` channels at first."""
+
+    def __init__(self, width: int = 4, classes: int = 5) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, width, 7, 2, 3, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU(inplace=True)
+        self.maxpool = nn.MaxPool2d(3, 2, 1)
+        channels = [width, width, 2 * width, 4 * width, 8 * width]
+        self.layer1, self.layer2, self.layer3, self.layer4 = (
+            nn.Sequential(
+                BasicBlock(channels[i - 1], channels[i], 1 if i == 1 else 2),
+                BasicBlock(channels[i], channels[i]),
+            )
+            for i in range(1, 5)
+        )
+        self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
+        self.fc = nn.Linear(8 * width, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        x = self.layer1(x)
+        x = self.layer2(x)
+        x = self.layer3(x)
+        x = self.layer4(x)
+        x = self.avgpool(x)
+        x = torch.flatten(x, 1)
+        return self.fc(x)
+
+
+def double_conv(channels_in: int, channels: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv3d(channels_in, channels, 3, padding=1),
+        nn.GroupNorm(2, channels),
+        nn.LeakyReLU(0.1),
+        nn.Conv3d(channels, channels, 3, padding=1),
+        nn.GroupNorm(2, channels),
+        nn.PReLU(channels),
+    )
+
+
+class UNet3d(nn.Module):
+    """Çiçek et al. 2016, with group normalization and skip connections."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.ModuleList([double_conv(1, 2), double_conv(2, 4)])
+        self.pool = nn.MaxPool3d(2)
+        self.bottom = double_conv(4, 4)
+        self.grow = nn.ModuleList(
+            [nn.ConvTranspose3d(4, 4, 2, stride=2), nn.ConvTranspose3d(4, 2, 2, stride=2)]
+        )
+        self.up = nn.ModuleList([double_conv(8, 4), double_conv(4, 2)])
+        self.head = nn.Conv3d(2, 3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        skips: list[torch.Tensor] = []
+        for block in self.down:
+            x = block(x)
+            skips.append(x)
+            x = self.pool(x)
+        x = self.bottom(x)
+        for grow, block in zip(self.grow, self.up, strict=True):
+            x = torch.cat([skips.pop(), grow(x)], dim=1)
+            x = block(x)
+        return self.head(x)
+
+
+class ASPPPooling(nn.Sequential):
+    def __init__(self, channels_in: int, channels: int) -> None:
+        super().__init__(nn.AdaptiveAvgPool2d(1), nn.Conv2d(channels_in, channels, 1), nn.ReLU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        size = x.shape[-2:]
+        for module in self:
+            x = module(x)
+        return F.interpolate(x, size=size, mode="bilinear", align_corners=False)
+
+
+class ASPP(nn.Module):
+    """Chen et al. 2017: dilated convolutions beside each other, and the image's mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        branches: list[nn.Module] = [nn.Conv2d(3, 4, 1)]
+        branches += [nn.Conv2d(3, 4, 3, padding=d, dilation=d) for d in (2, 4, 6)]
+        self.convs = nn.ModuleList([*branches, ASPPPooling(3, 4)])
+        self.project = nn.Sequential(nn.Conv2d(20, 4, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU())
+        self.scale = nn.Parameter(torch.full((4, 1, 1), 0.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.project(torch.cat([conv(x) for conv in self.convs], dim=1))
+        return y * self.scale + 1
+
+
+class ResidualBlock(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm1 = nn.GroupNorm(2, channels)
+        self.conv1 = nn.Conv3d(channels, channels, 3, padding=0)
+        self.norm2 = nn.GroupNorm(2, channels)
+        self.conv2 = nn.Conv3d(channels, channels, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = F.pad(F.silu(self.norm1(x)), (1, 1, 1, 1, 2, 0))
+        h = self.conv1(h)
+        h = self.conv2(F.silu(self.norm2(h)))
+        return x + h
+
+
+class VideoDecoder(nn.Module):
+    """The decoder of a video autoencoder: nearest upsampling, and padding of past frames alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv_in = nn.Conv3d(2, 8, 3, padding=1)
+        self.stages = nn.ModuleList([ResidualBlock(8), ResidualBlock(4)])
+        self.narrow = nn.Conv3d(8, 4, 3, padding=1)
+        self.upsample = nn.Upsample(scale_factor=(1, 2, 2), mode="nearest")
+        self.norm_out = nn.GroupNorm(4, 4)
+        self.act = nn.SiLU()
+        self.conv_out = nn.Conv3d(4, 3, 3, padding=1)
+
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        x = self.stages[0](self.conv_in(z))
+        x = self.narrow(self.upsample(x))
+        x = F.interpolate(self.stages[1](x), scale_factor=2.0, mode="nearest")
+        return self.conv_out(self.act(self.norm_out(x)))
+
+
+class ConvNeXtBlock(nn.Module):
+    """Liu et al. 2022: channels last for the dense layers, and a learned scale per channel."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.dwconv = nn.Conv2d(channels, channels, 7, padding=3, groups=channels)
+        self.norm = nn.LayerNorm(channels, eps=1e-6)
+        self.pwconv1 = nn.Linear(channels, 4 * channels)
+        self.act = nn.GELU()
+        self.pwconv2 = nn.Linear(4 * channels, channels)
+        self.gamma = nn.Parameter(torch.full((channels,), 0.1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.dwconv(x).permute(0, 2, 3, 1)
+        y = self.gamma * self.pwconv2(self.act(self.pwconv1(self.norm(y))))
+        return x + y.permute(0, 3, 1, 2)
+
+
+class Classifier(nn.Module):
+    """ConvNeXt blocks, squeeze and excitation, and the mean of the image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 2, stride=2)
+        self.blocks = nn.Sequential(ConvNeXtBlock(4), ConvNeXtBlock(4))
+        self.squeeze = nn.AdaptiveAvgPool2d(1)
+        self.excite = nn.Sequential(nn.Conv2d(4, 2, 1), nn.ReLU(), nn.Conv2d(2, 4, 1), nn.Sigmoid())
+        self.norm = nn.LayerNorm(4)
+        self.head = nn.Linear(4, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.blocks(self.stem(x))
+        x = x * self.excite(self.squeeze(x))
+        return self.head(self.norm(x.mean([-2, -1])))
+
+
+# The network, the shape of its input, and of the partitions it is tested on.
+NETWORKS = {
+    "lenet": (LeNet5, (5, 1, 28, 28), ([1, 1, 2, 2], [1, 1, 3, 1], [2, 1, 1, 2])),
+    "resnet": (ResNet18, (5, 3, 45, 38), ([1, 1, 2, 2], [1, 1, 3, 1])),
+    "unet": (UNet3d, (2, 1, 8, 8, 12), ([1, 1, 1, 2, 2], [1, 1, 1, 1, 3])),
+    "aspp": (ASPP, (2, 3, 17, 14), ([1, 1, 2, 2], [1, 1, 3, 1])),
+    "convnext": (Classifier, (3, 3, 18, 14), ([1, 1, 2, 2], [1, 1, 3, 1])),
+    "video": (VideoDecoder, (2, 2, 4, 5, 6), ([1, 1, 2, 2, 1], [1, 1, 1, 3, 1])),
+}

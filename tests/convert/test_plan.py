@@ -1,0 +1,104 @@
+"""A plan says what is done, and what it says is done."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from gpudist import ConversionError, Plan, distribute, plan_of
+from gpudist.convert import Row
+from gpudist.partition import Partition
+from tests.convert.networks import LeNet5
+from tests.nn.compare import assert_block_of, grid, own_block, own_slices, random_like_all
+from tests.pool import distributed
+
+LENET = """\
+path          layer                               in            out           repartition
+conv1         Conv2d -> DistributedConv2d         [1, 1, 2, 1]  [1, 1, 2, 1]
+max_pool2d    max_pool2d -> DistributedMaxPool2d  [1, 1, 2, 1]  [1, 1, 2, 1]
+conv2         Conv2d -> DistributedConv2d         [1, 1, 2, 1]  [1, 1, 2, 1]
+max_pool2d_1  max_pool2d -> DistributedMaxPool2d  [1, 1, 2, 1]  [1, 1, 2, 1]
+view          view -> RepartitionedFlatten        [1, 1, 2, 1]  [2, 1]        [2, 1, 1, 1]
+fc1           Linear -> DistributedLinear         [2, 1]        [2, 1]
+fc2           Linear -> DistributedLinear         [2, 1]        [2, 1]
+fc3           Linear -> DistributedLinear         [2, 1]        [2, 1]"""
+
+
+@distributed(ranks=2, transports=["loopback"])
+def test_plan_prints_as_a_table(P_world: Partition) -> None:
+    plan = plan_of(LeNet5(), grid(P_world, [1, 1, 2, 1]))
+    assert str(plan) == LENET
+    assert plan["view"].repartition == (2, 1, 1, 1)
+    with pytest.raises(ConversionError, match="no row 'head'"):
+        plan["head"]
+
+
+def test_plan_prints_by_rich() -> None:
+    rich_console = pytest.importorskip("rich.console")
+    written = io.StringIO()
+    plan = Plan([Row("fc", "Linear", (2, 1), (2, 1))])
+    rich_console.Console(file=written, width=100).print(plan)
+    assert "repartition" in written.getvalue() and "[2, 1]" in written.getvalue()
+
+
+@distributed(ranks=3, transports=["loopback"])
+def test_edited_repartition(P_world: Partition) -> None:
+    """All features on one worker, or the batch over two of three."""
+    alone = LeNet5().double()
+    P_x = grid(P_world, [1, 1, 3, 1])
+    whole = random_like_all((4, 1, 28, 28), 1)
+    for shape in ([1, 1, 1, 1], [2, 1, 1, 1]):
+        plan = plan_of(alone, P_x)
+        plan["view"].repartition = tuple(shape)
+        net: Any = distribute(alone, P_x, plan)
+        assert net.P_y == grid(P_world, shape[:2])
+        y = net(own_block(whole, P_x))
+        expected = alone(whole).detach()
+        assert_block_of(y.detach(), expected, own_slices(expected.shape, net.P_y), "output")
+
+
+@distributed(ranks=2, transports=["loopback"])
+def test_plan_that_cannot_be(P_world: Partition) -> None:
+    P_x = grid(P_world, [1, 1, 2, 1])
+    plan = plan_of(LeNet5(), P_x)
+    plan["view"].repartition = (1, 2, 1, 1)
+    with pytest.raises(ConversionError, match=r"view at .*networks.py:\d+: dims 1 to 3 are flat"):
+        distribute(LeNet5(), P_x, plan)
+    plan = plan_of(LeNet5(), P_x)
+    plan["conv1"].repartition = (2, 1, 1, 1)
+    with pytest.raises(ConversionError, match="conv1: the plan repartitions where"):
+        distribute(LeNet5(), P_x, plan)
+    with pytest.raises(ConversionError, match=r"trusts \['head'\], which no forward calls"):
+        distribute(LeNet5(), P_x, Plan(trusted={"head"}))
+
+
+class _Gated(nn.Module):
+    """Looks at an option that is no number, as a trace cannot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList([nn.Conv1d(2, 2, 3, padding=1), nn.Conv1d(2, 2, 3, padding=1)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for conv in self.convs:
+            if x.shape[1] == 2:
+                x = F.relu(conv(x))
+        return x
+
+
+@distributed(ranks=2, transports=["loopback"])
+def test_trusted_module(P_world: Partition) -> None:
+    P_x, alone = grid(P_world, [1, 1, 2]), nn.Sequential(_Gated(), nn.Conv1d(2, 3, 3)).double()
+    with pytest.raises(ConversionError, match=r"^0: the forward of _Gated cannot be traced"):
+        distribute(alone, P_x)
+    net: Any = distribute(alone, P_x, Plan(trusted={"0"}))
+    assert isinstance(net[0], _Gated)
+    whole = random_like_all((2, 2, 9), 1)
+    expected = alone(whole).detach()
+    y = net(own_block(whole, P_x)).detach()
+    assert_block_of(y, expected, own_slices(expected.shape, net.P_y), "output")
