@@ -9,6 +9,7 @@ from gpudist.exchange import Movement
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.nn.conv_parameters import ConvParameters
 from gpudist.nn.conv_placement import ConvPlacement
+from gpudist.nn.placement import Placement
 from gpudist.nn.region_layer import RegionLayer
 from gpudist.partition import CartesianPartition
 
@@ -43,6 +44,9 @@ class ConvLayer(RegionLayer):
 
     def bind_parameters(self) -> tuple[Movement, ...]:
         return self._parameters_cut.bind(self.weight, self.bias)
+
+    def _placements(self) -> dict[str, Placement]:
+        return self._parameters_cut.placements(self.bias is not None)
 
     def extra_repr(self) -> str:
         return (

@@ -13,6 +13,7 @@ from gpudist.exchange import Movement
 from gpudist.geometry.blocks import Decomposition
 from gpudist.nn.conv_placement import ConvPlacement
 from gpudist.nn.parameter import bias_bound, bind_parameter, kaiming_bound, uniform_parameter
+from gpudist.nn.placement import Placement
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,14 @@ class ConvParameters:
         return weight, uniform_parameter(
             self.bias_cut.shape, bias_bound(fan_in), box, device, dtype
         )
+
+    def placements(self, bias: bool) -> dict[str, Placement]:
+        """Where the weight and, if there is one, the bias are."""
+        placed = self.placed
+        weight = Placement(placed.P_weight, self.weight_cut, self.axes)
+        if not bias:
+            return {"weight": weight}
+        return {"weight": weight, "bias": Placement(placed.P_bias, self.bias_cut, (0,))}
 
     def bind(self, weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[Movement, ...]:
         """The movements of the weight and, if there is one, of the bias."""

@@ -13,6 +13,7 @@ from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.boxes import Box
 from gpudist.library import define, handles_of, thing_of
 from gpudist.nn.call_numbers import CallNumbers
+from gpudist.nn.placement import Placement
 from gpudist.nn.random_cells import kept_by_index, kept_by_torch
 from gpudist.ops.agreement import Agreement, ShapeMode
 from gpudist.ops.bound import Bound
@@ -34,6 +35,8 @@ class _DistributedDropout(torch.nn.Module):
 
     seed: torch.Tensor | None
     calls: torch.Tensor | None
+    # Names that the state dict of the sequential layer does not have.
+    _beyond_sequential = ("seed", "calls")
 
     def __init__(
         self,
@@ -86,6 +89,10 @@ class _DistributedDropout(torch.nn.Module):
             )
         if seed is not None and not 0 <= seed < 1 << 63:
             raise ShapeError(f"{self._name}: seed is {seed} but must be at least 0, below 2^63")
+
+    def _placements(self) -> dict[str, Placement]:
+        placed = Placement.everywhere((), self.P_x.world)
+        return {name: placed for name, _ in self.named_buffers(recurse=False)}
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not self.training or self.p == 0:

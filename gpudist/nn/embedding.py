@@ -17,6 +17,7 @@ from gpudist.geometry.blocks import Decomposition
 from gpudist.library import handles_of
 from gpudist.nn.parameter import bind_parameter, normal_parameter, tied_empty
 from gpudist.nn.partitions import leading_partitions, plane, require_cells
+from gpudist.nn.placement import Placement
 from gpudist.nn.weight_grid import WeightGrid
 from gpudist.ops.agreement import Agreement, ShapeMode
 from gpudist.ops.bound import Bound
@@ -112,6 +113,12 @@ class DistributedEmbedding(torch.nn.Module):
         self._bound = Bound[tuple[Movement, ...]](
             shape if self._grid is not None else "static", self._agreement
         )
+
+    def _placements(self) -> dict[str, Placement]:
+        if self._grid is None:
+            return {"weight": Placement(self.P_w, self._cut, (0, 0))}
+        P_weight = self._grid.P_weight
+        return {"weight": Placement(P_weight, self._cut, (P_weight.dim - 2, P_weight.dim - 1))}
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not self._P_all.active:

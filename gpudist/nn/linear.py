@@ -22,6 +22,7 @@ from gpudist.nn.parameter import (
     zero_bias,
 )
 from gpudist.nn.partitions import leading_partitions, plane, require_cells
+from gpudist.nn.placement import Placement
 from gpudist.nn.weight_grid import WeightGrid
 from gpudist.ops.agreement import Agreement, Layout, ShapeMode
 from gpudist.ops.bound import Bound
@@ -120,6 +121,7 @@ class DistributedLinear(torch.nn.Module):
     ) -> None:
         """This worker's blocks, drawn as torch draws them, or placeholders; all workers draw."""
         outputs, inputs = self.out_features, self.in_features
+        self._P_weight = P_weight
         self._weight_cut = Decomposition.balanced((outputs, inputs), parts)
         self._bias_cut = Decomposition(self._weight_cut.dims[:1])
         # The owner of a whole weight has an index of zeros, of any length.
@@ -173,6 +175,15 @@ class DistributedLinear(torch.nn.Module):
                 bias = zero_bias(bias, weight.shape[0])
             y = F.linear(block, weight, bias)
         return move((reduction,), (y,))[0]
+
+    def _placements(self) -> dict[str, Placement]:
+        P_weight, P_bias = self._P_weight, self._P_bias
+        # The owner of a whole weight is alone on a grid of any number of axes.
+        row, column = (P_weight.dim - 2, P_weight.dim - 1) if self._grid is not None else (0, 0)
+        placed = {"weight": Placement(P_weight, self._weight_cut, (row, column))}
+        if self.bias is not None:
+            placed["bias"] = Placement(P_bias, self._bias_cut, (row,))
+        return placed
 
     def _parameters_that_move(self) -> list[torch.Tensor]:
         return [self.weight] if self.bias is None else [self.weight, self.bias]

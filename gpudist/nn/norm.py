@@ -15,6 +15,7 @@ from gpudist.geometry.overlap import plan_repartition
 from gpudist.nn.normalization import Normalization
 from gpudist.nn.normalization_node import normalize
 from gpudist.nn.partitions import plane
+from gpudist.nn.placement import Placement
 from gpudist.ops.agreement import Agreement, Layout, ShapeMode
 from gpudist.ops.bound import Bound
 from gpudist.ops.broadcast import plan_between
@@ -74,6 +75,10 @@ class Norm(torch.nn.Module):
     @property
     def _parameters_here(self) -> list[torch.Tensor]:
         return [p for p in (self.weight, self.bias) if p is not None]
+
+    def _placements(self) -> dict[str, Placement]:
+        placed = Placement(self._P_owner, self._cut, self._axes)
+        return {name: placed for name, _ in self.named_parameters(recurse=False)}
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not self.P_x.active:

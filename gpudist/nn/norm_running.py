@@ -11,6 +11,7 @@ from gpudist.errors import PartitionError, ShapeError
 from gpudist.nn.norm import Norm
 from gpudist.nn.normalization import Normalization
 from gpudist.nn.parameter import tied_empty
+from gpudist.nn.placement import Placement
 from gpudist.ops.agreement import Layout, ShapeMode
 from gpudist.partition import CartesianPartition
 
@@ -65,6 +66,14 @@ class RunningNorm(Norm):
         names = ("running_mean", "running_var", "num_batches_tracked")
         for name, buffer in zip(names, buffers, strict=True):
             self.register_buffer(name, buffer)
+
+    def _placements(self) -> dict[str, Placement]:
+        placed = super()._placements()
+        if self.track_running_stats:
+            moments = Placement(self.P_x, self._cut, self._axes)
+            placed |= {"running_mean": moments, "running_var": moments}
+            placed["num_batches_tracked"] = Placement.everywhere((), self.P_x.world)
+        return placed
 
     def reset_running_stats(self) -> None:
         """Forget the moments of all inputs."""
