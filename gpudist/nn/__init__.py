@@ -68,6 +68,7 @@ from gpudist.nn.pad import (
     DistributedZeroPad2d,
     DistributedZeroPad3d,
 )
+from gpudist.nn.parameter_layer import fuse_gradient_sums
 from gpudist.nn.pixel_shuffle import (
     DistributedChannelShuffle,
     DistributedPixelShuffle,
@@ -205,6 +206,7 @@ __all__ = [
     "SendRecv",
     "SumReduce",
     "SumScatter",
+    "fuse_gradient_sums",
     "invariant_copy",
     "invariant_sum",
 ]

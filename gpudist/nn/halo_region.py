@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from gpudist.autograd import move
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.exchange import Movement
 from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.composed import ComposedWindow, Read
 from gpudist.geometry.halo import reads_own_cells
 from gpudist.nn.channels_last import channels_last_form, in_form
+from gpudist.nn.parameter_layer import fuse_gradient_sums, move_those
 from gpudist.nn.region_layer import BlockOperation, RegionLayer
 from gpudist.ops.agreement import Agreement, ShapeMode
 from gpudist.ops.bound import Bound
@@ -88,6 +88,8 @@ class HaloRegion(nn.Module):
             _require_part(P_x, name, layer)
             self.add_module(name, layer)
         self._chain = tuple(chain)
+        if any(getattr(layer, "replicate_parameters", False) for layer in chain):
+            fuse_gradient_sums(self)
         self._layers = tuple(layer for layer in self._chain if isinstance(layer, RegionLayer))
         if not self._layers:
             raise ShapeError("HaloRegion: none of the layers is distributed; a Sequential will do")
@@ -101,11 +103,8 @@ class HaloRegion(nn.Module):
             return x.clone()
         bound = self._bound(x, self._bind)
         parameters = [p for layer in self._layers for p in layer.own_parameters()]
-        if bound.has_ghosts:
-            block, *parameters = move((bound.halo, *bound.parameters), (x, *parameters))
-        else:
-            block = x
-            parameters = list(move(bound.parameters, parameters)) if parameters else []
+        halo = bound.halo if bound.has_ghosts else None
+        block, *parameters = move_those((halo, *bound.parameters), [x, *parameters])
         block = in_form(block, channels_last_form(x))
         for layer, operation in zip(self._chain, bound.operations, strict=True):
             if operation is None:
@@ -162,13 +161,14 @@ class _Bound:
     """What a region remembers of one shape of its input.
 
     Attributes:
-        halo, parameters: movements of the input, and of the parameters of all layers.
+        halo, parameters: movements of the input, and of the parameters of all layers, ``None`` for
+            those that are there.
         operations: one per layer, ``None`` for one that maps each cell alone.
         has_ghosts: some worker reads cells of others, so that the input moves.
     """
 
     halo: Movement
-    parameters: tuple[Movement, ...]
+    parameters: tuple[Movement | None, ...]
     operations: tuple[_Operation | None, ...]
     has_ghosts: bool
 

@@ -54,6 +54,7 @@ class DistributedGroupNorm(Norm):
         bias: bool = True,
         global_shape: Sequence[int] | None = None,
         shape: ShapeMode = "static",
+        replicate_parameters: bool = False,
     ) -> None:
         name = type(self).__name__
         if P_x.dim < 2:
@@ -67,8 +68,9 @@ class DistributedGroupNorm(Norm):
                 "one size"
             )
         super().__init__(
-            P_x, (num_channels,), (1,), affine, affine and bias, device, dtype, global_shape, shape
-        )
+            P_x, (num_channels,), (1,), affine, affine and bias, device, dtype, global_shape, shape,
+            replicate_parameters,
+        )  # fmt: skip
         self.num_groups, self.num_channels = num_groups, num_channels
         self.eps, self.affine = eps, affine
 

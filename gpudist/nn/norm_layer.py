@@ -32,6 +32,7 @@ class _DistributedTrailingNorm(Norm):
         dtype: torch.dtype | None,
         global_shape: Sequence[int] | None,
         shape: ShapeMode,
+        replicate_parameters: bool,
     ) -> None:
         name = type(self).__name__
         if isinstance(normalized_shape, int):
@@ -47,6 +48,7 @@ class _DistributedTrailingNorm(Norm):
         super().__init__(
             P_x, self.normalized_shape, self._dims, elementwise_affine,
             elementwise_affine and bias, device, dtype, global_shape, shape,
+            replicate_parameters,
         )  # fmt: skip
         self.eps = eps
         self.elementwise_affine = elementwise_affine
@@ -122,10 +124,11 @@ class DistributedLayerNorm(_DistributedTrailingNorm):
         *,
         global_shape: Sequence[int] | None = None,
         shape: ShapeMode = "static",
+        replicate_parameters: bool = False,
     ) -> None:
         super().__init__(
             P_x, normalized_shape, eps, elementwise_affine, bias, device, dtype,
-            global_shape, shape,
+            global_shape, shape, replicate_parameters,
         )  # fmt: skip
 
     def _normalize_alone(
@@ -176,10 +179,11 @@ class DistributedRMSNorm(_DistributedTrailingNorm):
         *,
         global_shape: Sequence[int] | None = None,
         shape: ShapeMode = "static",
+        replicate_parameters: bool = False,
     ) -> None:
         super().__init__(
             P_x, normalized_shape, eps, elementwise_affine, False, device, dtype,
-            global_shape, shape,
+            global_shape, shape, replicate_parameters,
         )  # fmt: skip
 
     def _normalize_alone(
