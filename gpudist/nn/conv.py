@@ -79,6 +79,9 @@ class _DistributedConv(ConvLayer):
             same but for rounding.
         nested: exchange ghosts dim after dim, with two neighbours each, instead of with all
             neighbours at once. The numbers are the same.
+        replicate_parameters: every worker that uses a block of the parameters holds it. None moves
+            in forward; in backward the gradients are summed over who holds the same cells, those of
+            several layers together with :func:`~gpudist.nn.fuse_gradient_sums`.
 
     Cost:
         Forward, one group of messages carries the ghost cells of the input, and the parameters from

@@ -70,6 +70,9 @@ class _DistributedConvTranspose(ConvLayer):
         in_channels ... dtype: as torch's layer, global sizes. ``padding_mode`` is ``"zeros"``.
         global_shape: of the input, if it is balanced, to save agreeing on its blocks.
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
+        replicate_parameters: every worker that uses a block of the parameters holds it. None moves
+            in forward; in backward the gradients are summed over who holds the same cells, those of
+            several layers together with :func:`~gpudist.nn.fuse_gradient_sums`.
 
     Cost:
         Forward, one group of messages carries the cells of the input that reach each worker's

@@ -62,6 +62,9 @@ class DistributedEmbedding(ParameterLayer):
         max_norm, scale_grad_by_freq, sparse: not supported.
         global_shape: of the indices, to save agreeing on their blocks.
         shape: ``"dynamic"`` agrees on the blocks at every call.
+        replicate_parameters: every worker that uses a block of the parameters holds it. None moves
+            in forward; in backward the gradients are summed over who holds the same cells, those of
+            several layers together with :func:`~gpudist.nn.fuse_gradient_sums`.
 
     Cost:
         A broadcast of the indices and a sum-reduce of the output's blocks; where there are leading

@@ -55,9 +55,10 @@ class HaloRegion(nn.Module):
         nested: exchange ghosts dim after dim instead of with all neighbours at once.
 
     Cost:
-        Forward, one group of messages carries all ghosts and all parameters; backward, one carries
-        the same bytes the other way. A halo wider than a block comes from several workers. Workers
-        at an edge copy their block once for each layer whose padding is on one side of it.
+        Forward, one group of messages carries all ghosts and all parameters that move; backward,
+        one carries the same bytes the other way, and one sums the gradients of replicated
+        parameters. A halo wider than a block comes from several workers. Workers at an edge copy
+        their block once for each layer whose padding is on one side of it.
 
     Raises:
         PartitionError: a layer is on another partition than ``P_x``, or splits channels.

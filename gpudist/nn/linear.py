@@ -61,6 +61,9 @@ class DistributedLinear(ParameterLayer):
         in_features, out_features, bias, device, dtype: as torch's layer, global sizes.
         global_shape: of the input, to save agreeing on its blocks.
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
+        replicate_parameters: every worker that uses a block of the parameters holds it. None moves
+            in forward; in backward the gradients are summed over who holds the same cells, those of
+            several layers together with :func:`~gpudist.nn.fuse_gradient_sums`.
 
     Cost:
         A broadcast of the input's blocks and a sum-reduce of the output's; where leading dims are

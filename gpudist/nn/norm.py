@@ -26,8 +26,8 @@ from gpudist.partition import CartesianPartition
 class Norm(ParameterLayer):
     """A layer that normalizes a tensor cut over ``P_x`` and scales it by parameters cut alike.
 
-    The weight and the bias are cut in balanced blocks along some axes; the worker at index 0 of all
-    other axes owns a block, other workers hold zero-volume parameters.
+    The weight and the bias are cut in balanced blocks along some axes. The worker at index 0 of all
+    other axes owns a block, or every worker that uses it does; others hold zero-volume parameters.
 
     Args:
         P_x: owns the input and the output, one axis per dim.

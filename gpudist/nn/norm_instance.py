@@ -42,6 +42,9 @@ class _DistributedInstanceNorm(RunningNorm):
             layer; the number of channels is global.
         global_shape: of the input, if it is balanced, to save agreeing on its blocks.
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
+        replicate_parameters: every worker that uses a block of the parameters holds it. None moves
+            in forward; in backward the gradients are summed over who holds the same cells, those of
+            several layers together with :func:`~gpudist.nn.fuse_gradient_sums`.
 
     Cost:
         One group of messages: where features are split, an all-reduce over their axes of two

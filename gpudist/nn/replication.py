@@ -28,7 +28,7 @@ from gpudist.nn.placement import Placement
 from gpudist.partition import Partition
 
 # Larger gradients are summed where they are; smaller ones are copied together into one message.
-_COPIED_BYTES = 1 << 20
+COPIED_BYTES = 1 << 20
 
 
 class Place(NamedTuple):
@@ -141,7 +141,7 @@ def sums_of(places: Sequence[Place], gradients: Sequence[torch.Tensor]) -> tuple
         alike.setdefault((place.holders, gradient.dtype), []).append(i)
     sums = list(gradients)
     for (holders, dtype), chosen in alike.items():
-        parts = _messages(chosen, gradients)
+        parts = _messages(chosen, gradients, COPIED_BYTES)
         movements = [
             _bind_sum(holders, dtype, tuple((places[i].number, gradients[i].shape) for i in part))
             for part in parts
@@ -155,7 +155,7 @@ def sums_of(places: Sequence[Place], gradients: Sequence[torch.Tensor]) -> tuple
 
 
 def _messages(
-    chosen: Sequence[int], gradients: Sequence[torch.Tensor], copied_bytes: int = _COPIED_BYTES
+    chosen: Sequence[int], gradients: Sequence[torch.Tensor], copied_bytes: int
 ) -> list[list[int]]:
     """Which of the gradients go together: the small ones, and each large one alone."""
     large = [i for i in chosen if gradients[i].nbytes > copied_bytes]
