@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from gpudist.exchange import all_reduce
 from gpudist.nn import (
     DistributedBatchNorm2d,
     DistributedConv2d,
@@ -374,3 +375,27 @@ def test_halo_region(P_world: Partition) -> None:
     loss.backward()
     assert P_world.wire.recorder.count == before + 1
     assert_same_gradients(region, sequential, P_x)
+
+
+@distributed(ranks=3, transports=["host"])
+def test_transforms(P_world: Partition) -> None:
+    """``torch.func``: gradients, and tangents, of functions of the parameters."""
+    P_x = grid(P_world, [1, 1, 3, 1])
+    model, sequential = network(P_x).eval(), sequential_network().eval()
+    found: list[list[torch.Tensor]] = []
+    for one, x in zip((sequential, model), batches(P_x, 1), strict=True):
+        parameters = {name: p.detach() for name, p in one.named_parameters()}
+
+        def loss(
+            parameters: dict[str, torch.Tensor], one: torch.nn.Module = one, x: torch.Tensor = x
+        ) -> torch.Tensor:
+            return torch.func.functional_call(one, parameters, (x,)).pow(2).sum()
+
+        gradients = torch.func.grad(loss)(parameters)
+        _, tangent = torch.func.jvp(loss, (parameters,), (parameters,))
+        found.append([*gradients.values(), tangent])
+    *expected, total = found[0]
+    *actual, part = found[1]
+    for one, other in zip(actual, expected, strict=True):
+        assert_equal_to(one, other, 1e-10, "gradient")
+    assert_equal_to(all_reduce(part, P_x), total, 1e-10, "tangent")
