@@ -2,12 +2,11 @@
 
 A replicated parameter is one value that counts once, as a loss does: the sum of its gradient over
 the workers that hold it is the gradient on each of them. Its copies come from one node of the
-graph, whose backward is that sum. Autograd runs a node once in each backward, when the gradients
-of all of its outputs have arrived, and of all nodes that are ready the one made last; so where one
-node is made for all layers before any of them runs, its backward comes after theirs, on every rank
-alike, whichever rank is done first. Accumulated gradients, ``torch.autograd.grad`` and gradients of
-gradients need nothing more. Hooks on the parameters, or a callback at the end of backward, would
-have to tell what a backward adds to ``grad``, and see no gradient that goes elsewhere.
+graph, whose backward is that sum. Autograd runs the nodes of a graph in the reverse of the order in
+which they were made; so where one node is made for all layers before any of them runs, its backward
+comes after all of theirs, on every rank alike. Accumulated gradients, ``torch.autograd.grad`` and
+gradients of gradients need nothing more. Hooks on the parameters, or a callback at the end of
+backward, would have to tell what a backward adds to ``grad``, and miss gradients that go elsewhere.
 """
 
 from __future__ import annotations
@@ -177,5 +176,6 @@ def _bind_sum(
     cells = (sum(prod(shape) for _, shape in parts),)
     assert holders.rank is not None
     plan = plan_all_sum_reduce(holders.rank, range(holders.size), cells, ("gradients", parts))
-    label = f"sum of {len(parts)} gradients over {holders.size} workers"
+    which = f"{len(parts)} gradients (parameters {parts[0][0]} to {parts[-1][0]})"
+    label = f"sum of {which} over {holders.size} workers"
     return bind(plan, holders, label, dtype, cells, dtype)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from gpudist.errors import PlanMismatch
 from gpudist.exchange import all_reduce
 from gpudist.nn import (
     DistributedBatchNorm2d,
@@ -183,7 +184,8 @@ def test_one_group_of_messages_for_the_network(P_world: Partition) -> None:
         forward[name] = between - before
         backward[name] = P_world.wire.recorder.count - between
         last = P_world.wire.recorder.lines(last=1)[0]
-        assert ("sum of 6 gradients over 4 workers" in last) == (name == "fused")
+        together = "sum of 6 gradients (parameters 0 to 5) over 4 workers" in last
+        assert together == (name == "fused")
     assert forward == {"fused": 3, "each layer": 3, "owned": 3}
     # The first layer has no gradient of its input to send.
     assert backward == {"fused": 2 + 1, "each layer": 2 + 3, "owned": 3}
@@ -399,3 +401,43 @@ def test_transforms(P_world: Partition) -> None:
     for one, other in zip(actual, expected, strict=True):
         assert_equal_to(one, other, 1e-10, "gradient")
     assert_equal_to(all_reduce(part, P_x), total, 1e-10, "tangent")
+
+
+class _Fails(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("this layer fails")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@distributed(ranks=4, transports=["loopback"])
+def test_copies_end_with_the_forward(P_world: Partition, fails: bool) -> None:
+    """What is frozen afterwards is frozen, and a layer alone sums its own gradients."""
+    P_x = grid(P_world, [1, 1, 2, 2])
+    model, sequential = network(P_x), sequential_network()
+    whole, block = batches(P_x, 1)
+    if fails:
+        last = model.append(_Fails())
+        with pytest.raises(ValueError, match="this layer fails"):
+            last(block)
+        del model[-1]
+    else:
+        model(block)
+    loss_of(model[0], block).backward()
+    loss_of(sequential[0], whole).backward()
+    assert_same_gradients(model[0], sequential[0], P_x)
+    assert not model.requires_grad_(False)(block).requires_grad
+
+
+@distributed(ranks=4, transports=["loopback", "host", "gloo"])
+def test_ranks_that_disagree_about_gradients(P_world: Partition) -> None:
+    """Of one size altogether: the parameters' numbers tell."""
+    P_x = grid(P_world, [2, 1, 2, 1])
+    layer = DistributedBatchNorm2d(P_x, 3, dtype=F64, replicate_parameters=True)
+    frozen = layer.weight if P_world.rank == 2 else layer.bias
+    assert frozen is not None
+    frozen.requires_grad_(False)
+    block = random_like_all((2, 3, 2, 2), 1)
+    weight, bias = "parameters 0 to 0", "parameters 1 to 1"
+    with pytest.raises(PlanMismatch, match=f"{weight}.*{bias}|{bias}.*{weight}"):
+        layer(block).sum().backward()
+        P_world.barrier()
