@@ -1,5 +1,6 @@
 """Drop-in distributed layers, and the primitives as modules."""
 
+from gpudist.nn import utils
 from gpudist.nn.conv import DistributedConv1d, DistributedConv2d, DistributedConv3d
 from gpudist.nn.conv_causal import DistributedCausalConv1d
 from gpudist.nn.conv_transpose import (
@@ -209,4 +210,5 @@ __all__ = [
     "fuse_gradient_sums",
     "invariant_copy",
     "invariant_sum",
+    "utils",
 ]
