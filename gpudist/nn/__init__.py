@@ -17,6 +17,7 @@ from gpudist.nn.dropout import (
     DistributedFeatureAlphaDropout,
 )
 from gpudist.nn.embedding import DistributedEmbedding
+from gpudist.nn.gradient_sums import fuse_gradient_sums
 from gpudist.nn.halo_region import HaloRegion
 from gpudist.nn.invariant import invariant_copy, invariant_sum
 from gpudist.nn.linear import DistributedLinear
@@ -69,7 +70,6 @@ from gpudist.nn.pad import (
     DistributedZeroPad2d,
     DistributedZeroPad3d,
 )
-from gpudist.nn.parameter_layer import fuse_gradient_sums
 from gpudist.nn.pixel_shuffle import (
     DistributedChannelShuffle,
     DistributedPixelShuffle,

@@ -14,7 +14,8 @@ from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.composed import ComposedWindow, Read
 from gpudist.geometry.halo import reads_own_cells
 from gpudist.nn.channels_last import channels_last_form, in_form
-from gpudist.nn.parameter_layer import fuse_gradient_sums, move_those
+from gpudist.nn.gradient_sums import fuse_gradient_sums
+from gpudist.nn.parameter_layer import move_those
 from gpudist.nn.region_layer import BlockOperation, RegionLayer
 from gpudist.ops.agreement import Agreement, ShapeMode
 from gpudist.ops.bound import Bound

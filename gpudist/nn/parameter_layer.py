@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
 from gpudist.autograd import move
 from gpudist.exchange import Movement
@@ -59,49 +58,3 @@ def move_those(
     for i, tensor in zip(moving, moved, strict=True):
         results[i] = tensor
     return results
-
-
-def fuse_gradient_sums(network: torch.nn.Module) -> torch.nn.Module:
-    """Sum the gradients of all replicated parameters of ``network`` together.
-
-    Otherwise each layer sums its own. The sums come last in the backward of each forward of
-    ``network``. Under torch.compile, every gradient is summed on its own.
-
-    Args:
-        network: holds distributed layers made with ``replicate_parameters=True``. All ranks have
-            the same layers, in the same order.
-
-    Returns:
-        ``network``, with hooks on its forward.
-
-    Cost:
-        Backward, one group of messages for each set of workers that hold the same parameters and
-        each dtype, instead of one or more for each layer.
-    """
-    network.register_forward_pre_hook(_hand_out)
-    network.register_forward_hook(_take_back, always_call=True)
-    return network
-
-
-def _hand_out(network: torch.nn.Module, inputs: object) -> None:
-    """Give every layer its share of one node's outputs."""
-    if is_dynamo_compiling() or not torch.is_grad_enabled():
-        return
-    layers = [
-        layer
-        for layer in network.modules()
-        if isinstance(layer, ParameterLayer)
-        and layer.replicate_parameters
-        and layer._copies is None
-    ]
-    parameters = [p for layer in layers for p in layer._own]
-    copies = copies_of(parameters, [P for layer in layers for P in layer._holders])
-    for layer in layers:
-        count = len(layer._holders)
-        layer._copies, copies = copies[:count], copies[count:]
-    network._layers_with_copies = layers  # pyright: ignore
-
-
-def _take_back(network: torch.nn.Module, inputs: object, output: object) -> None:
-    for layer in network.__dict__.pop("_layers_with_copies", ()):
-        layer._copies = None

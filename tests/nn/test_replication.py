@@ -441,3 +441,66 @@ def test_ranks_that_disagree_about_gradients(P_world: Partition) -> None:
     with pytest.raises(PlanMismatch, match=f"{weight}.*{bias}|{bias}.*{weight}"):
         layer(block).sum().backward()
         P_world.barrier()
+
+
+class Scaled(torch.nn.Module):
+    """A module of the user's, with a parameter for each cell of a sample's channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.arange(1.0, 4.0, dtype=F64).view(3, 1, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale
+
+
+def with_modules_between(model: torch.nn.Sequential) -> torch.nn.Sequential:
+    between = torch.nn.Sequential(torch.nn.PReLU(3, dtype=F64), Scaled())
+    return torch.nn.Sequential(model[0], between, model[3])
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@distributed(ranks=5, transports=["loopback", "host"])
+def test_modules_that_are_not_distributed(P_world: Partition, fails: bool) -> None:
+    """Their gradients are summed too, in the same message; rank 4 has no part."""
+    P_x = grid(P_world, [1, 1, 2, 2])
+    model = with_modules_between(network(P_x, fused=False))
+    fuse_gradient_sums(model, P_x)
+    sequential = with_modules_between(sequential_network())
+    names = [name for name, _ in sequential.named_parameters()]
+    if not P_x.active:
+        return
+    whole, block = batches(P_x, 1)
+    if fails:
+        model.append(_Fails())
+        with pytest.raises(ValueError, match="this layer fails"):
+            model(block)
+        del model[-1]
+    parameters = dict(model.named_parameters())
+    for seed in (1, 2):
+        whole, block = batches(P_x, seed)
+        loss_of(sequential, whole).backward()
+        loss = loss_of(model, block)
+        assert list(parameters) == names
+        assert all(p is parameters[name] for name, p in model.named_parameters())
+        loss.backward()
+        assert "sum of 6 gradients" in P_world.wire.recorder.lines(last=1)[0]
+    assert_same_gradients(model, sequential, P_x)
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+@distributed(ranks=4, transports=["host"], timeout_s=120)
+def test_a_graph_does_not_leave_gradients_unsummed(P_world: Partition, fullgraph: bool) -> None:
+    P_x = grid(P_world, [1, 1, 2, 2])
+    model = fuse_gradient_sums(with_modules_between(network(P_x, fused=False)), P_x)
+    sequential = with_modules_between(sequential_network())
+    whole, block = batches(P_x, 1)
+    torch.compiler.reset()
+    compiled: Any = torch.compile(model, fullgraph=fullgraph, backend="aot_eager")
+    if fullgraph:
+        with pytest.raises(Exception, match="cannot be summed in a graph"):
+            compiled(block)
+        return
+    loss_of(compiled, block).backward()
+    loss_of(sequential, whole).backward()
+    assert_same_gradients(model, sequential, P_x)
