@@ -1,4 +1,4 @@
-"""Layers with replicated parameters to test, beside the sequential ones."""
+"""Layers and a network with replicated parameters to test, beside the sequential ones."""
 
 from __future__ import annotations
 
@@ -9,12 +9,22 @@ from typing import Any
 import torch
 
 from gpudist import nn
+from gpudist.nn import DistributedBatchNorm2d, DistributedConv2d, fuse_gradient_sums
 from gpudist.nn.placement import placements
 from gpudist.partition import CartesianPartition, Partition
-from tests.nn.compare import Cut, Slices, grid
+from tests.nn.compare import (
+    Cut,
+    Slices,
+    assert_equal_to,
+    gradient_of,
+    grid,
+    own_block,
+    random_like_all,
+)
 
 F64 = torch.float64
 Shape = Sequence[int]
+BATCH = (4, 2, 9, 6)
 
 
 @dataclass(frozen=True)
@@ -90,3 +100,48 @@ def held_by(layer: Callable[[], torch.nn.Module]) -> Callable[[str, torch.Size],
         return None if placement.own_box is None else placement.own_box.slices
 
     return owned
+
+
+def sequential_network() -> torch.nn.Sequential:
+    torch.manual_seed(3)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(2, 3, 3, padding=1, dtype=F64),
+        torch.nn.Tanh(),
+        torch.nn.BatchNorm2d(3, dtype=F64),
+        torch.nn.Conv2d(3, 2, 3, stride=2, dtype=F64),
+    )
+
+
+def network(P_x: CartesianPartition, fused: bool = True, **options: Any) -> torch.nn.Sequential:
+    torch.manual_seed(3)
+    options = {"dtype": F64, "replicate_parameters": True, **options}
+    made = torch.nn.Sequential(
+        DistributedConv2d(P_x, 2, 3, 3, padding=1, **options),
+        torch.nn.Tanh(),
+        DistributedBatchNorm2d(P_x, 3, **options),
+        DistributedConv2d(P_x, 3, 2, 3, stride=2, **options),
+    )
+    if fused:
+        fuse_gradient_sums(made)
+    return made
+
+
+def loss_of(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """This worker's part of a loss that is a sum over the cells of the output."""
+    return model(x).pow(2).sum()
+
+
+def assert_same_gradients(
+    model: torch.nn.Module, sequential: torch.nn.Module, P_x: CartesianPartition
+) -> None:
+    """Bitwise equal on all workers, too."""
+    others = dict(sequential.named_parameters())
+    for name, parameter in model.named_parameters():
+        assert_equal_to(parameter.grad, gradient_of(others[name]), 1e-10, name)
+        bits = gradient_of(parameter).contiguous().view(-1).view(torch.int64).tolist()
+        assert all(other == bits for other in P_x.allgather_data(bits)), name
+
+
+def batches(P_x: CartesianPartition, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    whole = random_like_all(BATCH, seed)
+    return whole, own_block(whole, P_x, requires_grad=False)
