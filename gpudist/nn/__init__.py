@@ -1,5 +1,6 @@
 """Drop-in distributed layers, and the primitives as modules."""
 
+from gpudist.nn import utils
 from gpudist.nn.conv import DistributedConv1d, DistributedConv2d, DistributedConv3d
 from gpudist.nn.conv_causal import DistributedCausalConv1d
 from gpudist.nn.conv_transpose import (
@@ -16,6 +17,7 @@ from gpudist.nn.dropout import (
     DistributedFeatureAlphaDropout,
 )
 from gpudist.nn.embedding import DistributedEmbedding
+from gpudist.nn.gradient_sums import fuse_gradient_sums
 from gpudist.nn.halo_region import HaloRegion
 from gpudist.nn.invariant import invariant_copy, invariant_sum
 from gpudist.nn.linear import DistributedLinear
@@ -205,6 +207,8 @@ __all__ = [
     "SendRecv",
     "SumReduce",
     "SumScatter",
+    "fuse_gradient_sums",
     "invariant_copy",
     "invariant_sum",
+    "utils",
 ]

@@ -39,6 +39,7 @@ from gpudist.nn.conv_placement import place
 from gpudist.nn.edge_padding import EdgePadding, bind_edge_padding, require_padding_of_input
 from gpudist.nn.in_place import use_in_place
 from gpudist.nn.parameter import tied_empty, zero_bias
+from gpudist.nn.parameter_layer import move_those
 from gpudist.nn.partitions import leading_partitions
 from gpudist.nn.region_layer import BlockOperation, WithPadding, padding_widths
 from gpudist.nn.window import per_dim
@@ -78,6 +79,9 @@ class _DistributedConv(ConvLayer):
             same but for rounding.
         nested: exchange ghosts dim after dim, with two neighbours each, instead of with all
             neighbours at once. The numbers are the same.
+        replicate_parameters: every worker that uses a block of the parameters holds it. None moves
+            in forward; in backward the gradients are summed over who holds the same cells, those of
+            several layers together with :func:`~gpudist.nn.fuse_gradient_sums`.
 
     Cost:
         Forward, one group of messages carries the ghost cells of the input, and the parameters from
@@ -107,6 +111,7 @@ class _DistributedConv(ConvLayer):
         shape: ShapeMode = "static",
         overlap: bool = True,
         nested: bool = False,
+        replicate_parameters: bool = False,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -124,9 +129,8 @@ class _DistributedConv(ConvLayer):
         window = (self.kernel_size, self.stride, self.dilation)
         self.padding = given.paddings(self._name, *window)
         self.padding_mode = given.padding_mode
-        placed = place(
-            self._name, P_x, P_y, P_w, self.in_channels, self.out_channels, self.groups, self._dims
-        )
+        channels = self.in_channels, self.out_channels, self.groups
+        placed = place(self._name, P_x, P_y, P_w, *channels, self._dims, replicate_parameters)
         self._placement = placed
         self.P_x, self.P_y = placed.P_x, placed.P_y
         self.halo_exchange = HaloExchange(
@@ -149,15 +153,17 @@ class _DistributedConv(ConvLayer):
             self._name, placed, weight_shape, self.out_channels
         )
         self.weight, self.bias = self._parameters_cut.draw(given.bias, given.device, given.dtype)
+        self._replicate(replicate_parameters, self._placements())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self._placement.P_all.active:
             return x.clone()
         bound = self._bound(x, self._agree_and_bind)
+        weight, bias = [*self.own_parameters(), None][:2]
         as_composition = not is_eager() or torch.is_autocast_enabled(x.device.type)
         if bound.in_place is not None and not as_composition:
-            return bound.in_place(x, self.weight, self.bias)
-        return self._compose(bound, x, self.weight, self.bias)
+            return bound.in_place(x, weight, bias)
+        return self._compose(bound, x, weight, bias)
 
     def _compose(
         self,
@@ -167,11 +173,9 @@ class _DistributedConv(ConvLayer):
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
         """Move, then convolve: the layer as a composition of differentiable operators."""
-        parameters = (weight,) if bias is None else (weight, bias)
-        if bound.has_ghosts:
-            block, weight, *biases = move((bound.halo, *bound.parameters), (x, *parameters))
-        else:
-            block, (weight, *biases) = x, move(bound.parameters, parameters)
+        parameters = [weight] if bias is None else [weight, bias]
+        halo = bound.halo if bound.has_ghosts else None
+        block, weight, *biases = move_those((halo, *bound.parameters), [x, *parameters])
         bias = biases[0] if biases else None
         if bound.block is None:
             y = tied_empty(block.shape, x.dtype, block, weight, bias)
@@ -279,7 +283,8 @@ class _Bound:
     """What a layer remembers of one shape of its input.
 
     Attributes:
-        halo, parameters: movements of the input, and of the weight and the bias.
+        halo, parameters: movements of the input, and of the weight and the bias, ``None`` for those
+            that are there.
         block: the convolution, on a worker that convolves.
         reduction: movement of its output, if that is summed.
         has_ghosts: some worker reads cells of others, so that the input moves.
@@ -288,7 +293,7 @@ class _Bound:
     """
 
     halo: Movement
-    parameters: tuple[Movement, ...]
+    parameters: tuple[Movement | None, ...]
     block: BlockConvolution | None
     reduction: Movement | None
     has_ghosts: bool = True

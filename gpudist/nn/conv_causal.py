@@ -18,7 +18,7 @@ class DistributedCausalConv1d(DistributedConv1d):
         in_channels, out_channels, kernel_size, stride, dilation, groups, bias, padding_mode,
             device, dtype: in this order. ``padding_mode`` is ``"zeros"`` or ``"replicate"``: others
             would read later inputs.
-        global_shape, shape, overlap, nested: as :class:`DistributedConv1d`.
+        global_shape, shape, overlap, nested, replicate_parameters: as :class:`DistributedConv1d`.
 
     Cost:
         That of :class:`DistributedConv1d`, never in place: padding on one side alone is copied.

@@ -1,4 +1,4 @@
-"""What convolutions and transposed convolutions share: channels, and parameters with one owner."""
+"""What convolutions and transposed convolutions share: channels, and placed parameters."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from gpudist.exchange import Movement
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.nn.conv_parameters import ConvParameters
 from gpudist.nn.conv_placement import ConvPlacement
+from gpudist.nn.parameter_layer import ParameterLayer
 from gpudist.nn.placement import Placement
 from gpudist.nn.region_layer import RegionLayer
 from gpudist.partition import CartesianPartition
 
 
-class ConvLayer(RegionLayer):
+class ConvLayer(ParameterLayer, RegionLayer):
     """A layer from blocks of input channels to blocks of output channels."""
 
     _name: str
@@ -39,10 +40,7 @@ class ConvLayer(RegionLayer):
         batch, _, *features = super().outputs_of(inputs).dims
         return Decomposition((batch, Blocks(self.out_channels, 1), *features))
 
-    def own_parameters(self) -> tuple[torch.Tensor, ...]:
-        return (self.weight,) if self.bias is None else (self.weight, self.bias)
-
-    def bind_parameters(self) -> tuple[Movement, ...]:
+    def bind_parameters(self) -> tuple[Movement | None, ...]:
         return self._parameters_cut.bind(self.weight, self.bias)
 
     def _placements(self) -> dict[str, Placement]:

@@ -26,7 +26,8 @@ class ConvolutionInPlace:
         faces: movements of each face's ghosts, from the block to a slab; the same on all ranks,
             without cells on a rank that has no such face.
         outputs: where in the output block the outputs of each face are.
-        parameters: movements of the weight and, if there is one, of the bias.
+        parameters: movements of the weight and, if there is one, of the bias; ``None`` for those
+            that are there.
         padding: zeros on both sides of the own block.
         stride, dilation, groups: as torch's layer.
         composed: the same as a composition of differentiable operators.
@@ -34,7 +35,7 @@ class ConvolutionInPlace:
 
     faces: tuple[Movement, ...]
     outputs: tuple[tuple[slice, ...], ...]
-    parameters: tuple[Movement, ...]
+    parameters: tuple[Movement | None, ...]
     padding: tuple[int, ...]
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
@@ -65,11 +66,13 @@ class ConvolutionInPlace:
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
         """The output, and the moved weight and slabs that its adjoint needs."""
-        parameters = (weight,) if bias is None else (weight, bias)
         faces = len(self.faces)
-        started = start((*self.faces, *self.parameters), (*(x,) * faces, *parameters))
-        weight = started.wait(faces)
-        bias = started.wait(faces + 1) if bias is not None else None
+        moving = [m for m in self.parameters if m is not None]
+        parameters = [weight, bias][: len(moving)]
+        started = start((*self.faces, *moving), (*(x,) * faces, *parameters))
+        if moving:
+            weight = started.wait(faces)
+            bias = started.wait(faces + 1) if bias is not None else None
         y = self._convolve(x, weight, bias, self.padding)
         slabs = [started.wait(i) for i in range(faces)]
         for slab, cells in zip(slabs, self.outputs, strict=True):
@@ -102,14 +105,20 @@ class ConvolutionInPlace:
         if needs[0]:
             for face, of_slab in zip(self.faces, of_slabs, strict=True):
                 moving.append((face.T, of_slab, of_x))
-        if needs[1]:
-            moving.append((self.parameters[0].T, of_weight, None))
+        of_parameters = [of_weight if needs[1] else None, None]
         if needs[2]:
             channel = [d for d in range(gradient.dim()) if d != 1]
-            moving.append((self.parameters[1].T, gradient.sum(channel), None))
-        arrived = list(add_into(*zip(*moving, strict=True)))
-        of_bias = arrived.pop() if needs[2] else None
-        return [of_x, arrived.pop() if needs[1] else None, of_bias]
+            of_parameters[1] = gradient.sum(channel)
+        owned: list[int] = []
+        for i, movement in enumerate(self.parameters):
+            if movement is not None and needs[1 + i]:
+                moving.append((movement.T, of_parameters[i], None))
+                owned.append(i)
+        if moving:
+            arrived = add_into(*zip(*moving, strict=True))
+            for i, part in zip(owned, arrived[len(moving) - len(owned) :], strict=True):
+                of_parameters[i] = part
+        return [of_x, *of_parameters]
 
     def _convolve(
         self,

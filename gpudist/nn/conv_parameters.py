@@ -92,9 +92,11 @@ class ConvParameters:
             return {"weight": weight}
         return {"weight": weight, "bias": Placement(placed.P_bias, self.bias_cut, (0,))}
 
-    def bind(self, weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[Movement, ...]:
-        """The movements of the weight and, if there is one, of the bias."""
+    def bind(self, weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[Movement | None, ...]:
+        """The movements of the weight and, if there is one, of the bias, to who uses them."""
         placed, name = self.placed, f"weight of {self.name}"
+        if placed.replicates:
+            return (None,) if bias is None else (None, None)
         movement = bind_parameter(
             weight, placed.P_weight, placed.P_c, self.weight_cut, name, self.axes
         )

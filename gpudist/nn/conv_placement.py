@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 
 from gpudist.errors import PartitionError
 from gpudist.nn.partitions import plane, regrid, require_cells, require_shape
@@ -20,9 +21,11 @@ class ConvPlacement:
             the workers that convolve own the input.
         P_sum: ``P_y`` on the grid to which the outputs of ``P_c`` are summed, ``None`` where the
             workers that convolve own the output.
-        P_weight, P_bias: own the blocks of the weight and of the bias.
+        P_weight, P_bias: own the blocks of the weight and of the bias. The first axes cut channels;
+            along the last one, if parameters are replicated, owners hold the same block.
         P_bias_used: the workers of ``P_c`` that add the bias, so that it is added once.
         P_all: everybody who takes part.
+        replicates: whoever uses a block of the parameters owns it.
     """
 
     P_x: CartesianPartition
@@ -34,6 +37,7 @@ class ConvPlacement:
     P_bias: CartesianPartition
     P_bias_used: CartesianPartition
     P_all: Partition
+    replicates: bool = False
 
     @property
     def weight_grid(self) -> tuple[int, int]:
@@ -43,6 +47,16 @@ class ConvPlacement:
     def groups_of_block(self, groups: int) -> int:
         """Of the groups of the layer, those whose channels are in one block of the weight."""
         return groups // self.weight_grid[0] if groups > 1 else 1
+
+    def replicated(self) -> ConvPlacement:
+        """The same with every block of the parameters on all workers that use it."""
+        grid = self.P_weight.shape
+        return replace(
+            self,
+            P_weight=regrid(self.P_c, (*grid, self.P_c.size // prod(grid))),
+            P_bias=regrid(self.P_bias_used, (*self.P_bias.shape, self.P_c.size // prod(grid))),
+            replicates=True,
+        )
 
     @property
     def diagonal(self) -> bool:
@@ -59,8 +73,9 @@ def place(
     out_channels: int,
     groups: int,
     dims: int,
+    replicate_parameters: bool = False,
 ) -> ConvPlacement:
-    """The placement that the partitions given to a layer imply.
+    """The placement that the arguments given to a layer imply.
 
     Raises:
         PartitionError: the partitions do not fit each other, or split channels without saying where
@@ -82,7 +97,8 @@ def place(
         P_y, P_w = P_x, regrid(P_x, [ci, 1, *spatial])
     if P_w is None or P_y is None:
         root = plane(P_x, ())
-        return ConvPlacement(P_x, P_x, P_x, None, None, root, root, P_x, P_x)
+        placed = ConvPlacement(P_x, P_x, P_x, None, None, root, root, P_x, P_x)
+        return placed.replicated() if replicate_parameters else placed
     co = P_y.shape[1] if P_y.dim == dims + 2 else 0
     diagonal = groups > 1 and (ci > 1 or co > 1)
     require_shape(name, "P_x", P_x, (1, None, *spatial))
@@ -97,7 +113,7 @@ def place(
         require_shape(name, "P_w", P_w, (co, ci, *spatial))
     require_cells(name, 1, ci, in_channels, "input channels")
     require_cells(name, 1, co, out_channels, "output channels")
-    return ConvPlacement(
+    placed = ConvPlacement(
         P_x,
         P_y,
         P_c=P_w,
@@ -108,3 +124,4 @@ def place(
         P_bias_used=plane(P_w, [axis for axis in range(P_w.dim) if axis != 1]),
         P_all=P_x.create_partition_union(P_w).create_partition_union(P_y),
     )
+    return placed.replicated() if replicate_parameters else placed

@@ -21,6 +21,7 @@ from gpudist.nn.conv_parameters import ConvParameters, require_groups
 from gpudist.nn.conv_placement import place
 from gpudist.nn.conv_transpose_block import TransposedBlock, transposed_block
 from gpudist.nn.parameter import tied_empty, zero_bias
+from gpudist.nn.parameter_layer import move_those
 from gpudist.nn.partitions import leading_partitions
 from gpudist.nn.region_layer import BlockOperation
 from gpudist.nn.window import per_dim
@@ -69,6 +70,9 @@ class _DistributedConvTranspose(ConvLayer):
         in_channels ... dtype: as torch's layer, global sizes. ``padding_mode`` is ``"zeros"``.
         global_shape: of the input, if it is balanced, to save agreeing on its blocks.
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
+        replicate_parameters: every worker that uses a block of the parameters holds it. None moves
+            in forward; in backward the gradients are summed over who holds the same cells, those of
+            several layers together with :func:`~gpudist.nn.fuse_gradient_sums`.
 
     Cost:
         Forward, one group of messages carries the cells of the input that reach each worker's
@@ -94,6 +98,7 @@ class _DistributedConvTranspose(ConvLayer):
         *arguments: Any,
         global_shape: Sequence[int] | None = None,
         shape: ShapeMode = "static",
+        replicate_parameters: bool = False,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -104,9 +109,8 @@ class _DistributedConvTranspose(ConvLayer):
         self.groups = given.groups
         self._take_windows(given)
         require_groups(self._name, self.in_channels, self.out_channels, self.groups)
-        placed = place(
-            self._name, P_x, P_y, P_w, self.in_channels, self.out_channels, self.groups, self._dims
-        )
+        channels = self.in_channels, self.out_channels, self.groups
+        placed = place(self._name, P_x, P_y, P_w, *channels, self._dims, replicate_parameters)
         self._placement = placed
         self.P_x, self.P_y = placed.P_x, placed.P_y
         self._agreement = Agreement(
@@ -122,6 +126,7 @@ class _DistributedConvTranspose(ConvLayer):
             channel_axes=(0, 1) if placed.diagonal else (1, 0),
         )
         self.weight, self.bias = self._parameters_cut.draw(given.bias, given.device, given.dtype)
+        self._replicate(replicate_parameters, self._placements())
 
     def _take_windows(self, given: _Arguments) -> None:
         if given.padding_mode != "zeros":
@@ -171,11 +176,8 @@ class _DistributedConvTranspose(ConvLayer):
         if not placed.P_all.active:
             return x.clone()
         bound = self._bound(x, self._bind, *self._features_of(output_size))
-        parameters = self.own_parameters()
-        if bound.has_ghosts:
-            x, weight, *biases = move((bound.halo, *bound.parameters), (x, *parameters))
-        else:
-            weight, *biases = move(bound.parameters, parameters)
+        halo = bound.halo if bound.has_ghosts else None
+        x, weight, *biases = move_those((halo, *bound.parameters), [x, *self.own_parameters()])
         bias = biases[0] if biases else None
         if bound.block is None:
             y = tied_empty(x.shape, x.dtype, x, weight, bias)
@@ -290,14 +292,15 @@ class _Bound:
     """What a layer remembers of one shape of its input and one size of its output.
 
     Attributes:
-        halo, parameters: movements of the input, and of the weight and the bias.
+        halo, parameters: movements of the input, and of the weight and the bias, ``None`` for those
+            that are there.
         block: what a worker that convolves computes.
         reduction: movement of its output, if that is summed.
         has_ghosts: some worker needs other cells than its own, so that the input moves.
     """
 
     halo: Movement
-    parameters: tuple[Movement, ...]
+    parameters: tuple[Movement | None, ...]
     block: TransposedBlock | None
     reduction: Movement | None
     has_ghosts: bool

@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch.compiler import is_dynamo_compiling
 
-from gpudist.autograd import move
 from gpudist.errors import ShapeError
 from gpudist.exchange import Movement
 from gpudist.geometry.blocks import Decomposition
 from gpudist.library import handles_of
 from gpudist.nn.parameter import bind_parameter, normal_parameter, tied_empty
-from gpudist.nn.partitions import leading_partitions, plane, require_cells
+from gpudist.nn.parameter_layer import ParameterLayer, move_those
+from gpudist.nn.partitions import leading_partitions, plane, regrid, require_cells
 from gpudist.nn.placement import Placement
 from gpudist.nn.weight_grid import WeightGrid
 from gpudist.ops.agreement import Agreement, ShapeMode
@@ -41,7 +41,7 @@ class _Arguments:
     dtype: torch.dtype | None = None
 
 
-class DistributedEmbedding(torch.nn.Module):
+class DistributedEmbedding(ParameterLayer):
     """Rows of a table ``[num_embeddings, embedding_dim]``, looked up for a tensor of indices.
 
     With ``P_x`` alone, indices of any dims are split over it, and so is the output
@@ -62,6 +62,9 @@ class DistributedEmbedding(torch.nn.Module):
         max_norm, scale_grad_by_freq, sparse: not supported.
         global_shape: of the indices, to save agreeing on their blocks.
         shape: ``"dynamic"`` agrees on the blocks at every call.
+        replicate_parameters: every worker that uses a block of the parameters holds it. None moves
+            in forward; in backward the gradients are summed over who holds the same cells, those of
+            several layers together with :func:`~gpudist.nn.fuse_gradient_sums`.
 
     Cost:
         A broadcast of the indices and a sum-reduce of the output's blocks; where there are leading
@@ -79,6 +82,7 @@ class DistributedEmbedding(torch.nn.Module):
         *arguments: Any,
         global_shape: Sequence[int] | None = None,
         shape: ShapeMode = "static",
+        replicate_parameters: bool = False,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -98,6 +102,9 @@ class DistributedEmbedding(torch.nn.Module):
             P_weight, parts = self._grid.P_weight, self._grid.parts
             require_cells(name, 0, parts[0], self.num_embeddings, "embeddings")
             require_cells(name, 1, parts[1], self.embedding_dim, "dims of an embedding")
+        if replicate_parameters:
+            P_weight = self._grid.P_c if self._grid is not None else regrid(P_x, (P_x.size, 1, 1))
+        self._P_weight = P_weight
         self._cut = Decomposition.balanced((self.num_embeddings, self.embedding_dim), parts)
         index = P_weight.index
         box = None
@@ -109,16 +116,17 @@ class DistributedEmbedding(torch.nn.Module):
             if 0 <= padding < box.shape[0]:
                 self.weight.data[padding] = 0
         self.weight.requires_grad_(not given._freeze)
+        self._replicate(replicate_parameters, self._placements())
         self._agreement = Agreement(name, P_x, self._P_all, None, global_shape, shape)
-        self._bound = Bound[tuple[Movement, ...]](
+        self._bound = Bound[tuple[Movement | None, ...]](
             shape if self._grid is not None else "static", self._agreement
         )
 
     def _placements(self) -> dict[str, Placement]:
-        if self._grid is None:
-            return {"weight": Placement(self.P_w, self._cut, (0, 0))}
-        P_weight = self._grid.P_weight
-        return {"weight": Placement(P_weight, self._cut, (P_weight.dim - 2, P_weight.dim - 1))}
+        P_weight = self._P_weight
+        # The one owner of a whole table is alone on a grid of any number of axes.
+        axes = max(0, P_weight.dim - 2), P_weight.dim - 1
+        return {"weight": Placement(P_weight, self._cut, axes)}
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not self._P_all.active:
@@ -126,25 +134,26 @@ class DistributedEmbedding(torch.nn.Module):
         if self.P_x.active:
             self._require_indices(input)
         if self._grid is None:
-            (movement,) = self._bound(self.weight, self._bind_whole)
-            (weight,) = move((movement,), (self.weight,))
+            movements = self._bound(self.weight, self._bind_whole)
+            (weight,) = move_those(movements, self.own_parameters())
             return F.embedding(input, weight, self.padding_idx)
         return self._forward_split(input, self._grid)
 
-    def _bind_whole(self, weight: torch.Tensor) -> tuple[Movement, ...]:
+    def _bind_whole(self, weight: torch.Tensor) -> tuple[Movement | None, ...]:
+        if self.replicate_parameters:
+            return (None,)
         name = f"weight of {self._name}"
         # The grid of the one owner has axes of 1 alone: any will do.
         return (bind_parameter(weight, self.P_w, self.P_x, self._cut, name, (0, 0)),)
 
     def _forward_split(self, x: torch.Tensor, grid: WeightGrid) -> torch.Tensor:
-        spread, reduction, *parameters = self._bound(x, self._agree_and_bind)
-        block, *copies = move((spread, *parameters), (x, self.weight)[: 1 + len(parameters)])
-        weight = copies[0] if copies else self.weight
+        spread, reduction, parameter = self._bound(x, self._agree_and_bind)
+        block, weight = move_those((spread, parameter), [x, *self.own_parameters()])
         if grid.P_c.active:
             y = self._look_up(block, weight, grid)
         else:
             y = tied_empty(block.shape, weight.dtype, block, weight)
-        return move((reduction,), (y,))[0]
+        return move_those((reduction,), [y])[0]
 
     def _look_up(self, x: torch.Tensor, weight: torch.Tensor, grid: WeightGrid) -> torch.Tensor:
         """The rows that this worker has, and zeros for those of others."""
@@ -158,7 +167,7 @@ class DistributedEmbedding(torch.nn.Module):
         rows = F.embedding((x - first).masked_fill(elsewhere, 0), weight, padding)
         return rows.masked_fill(elsewhere.unsqueeze(-1), 0)
 
-    def _agree_and_bind(self, x: torch.Tensor) -> tuple[Movement, ...]:
+    def _agree_and_bind(self, x: torch.Tensor) -> tuple[Movement | None, ...]:
         grid, layout = self._grid, self._agreement(x)
         assert grid is not None
         if layout.dims < self.P_x.dim:
@@ -170,8 +179,8 @@ class DistributedEmbedding(torch.nn.Module):
         leading, features = layout.decomposition.dims, self._cut.dims[1]
         dtype = self.weight.dtype
         reduction = grid.bind_sum(leading, features, dtype, spread.output_shape, dtype, x)
-        if grid.copies == 1:
-            return spread, reduction
+        if grid.copies == 1 or self.replicate_parameters:
+            return spread, reduction, None
         name = f"weight of {self._name}"
         return spread, reduction, grid.bind_weight(self.weight, self._cut, name)
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from gpudist.autograd import move
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.exchange import Movement
 from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.composed import ComposedWindow, Read
 from gpudist.geometry.halo import reads_own_cells
 from gpudist.nn.channels_last import channels_last_form, in_form
+from gpudist.nn.gradient_sums import fuse_gradient_sums
+from gpudist.nn.parameter_layer import move_those
 from gpudist.nn.region_layer import BlockOperation, RegionLayer
 from gpudist.ops.agreement import Agreement, ShapeMode
 from gpudist.ops.bound import Bound
@@ -55,9 +56,10 @@ class HaloRegion(nn.Module):
         nested: exchange ghosts dim after dim instead of with all neighbours at once.
 
     Cost:
-        Forward, one group of messages carries all ghosts and all parameters; backward, one carries
-        the same bytes the other way. A halo wider than a block comes from several workers. Workers
-        at an edge copy their block once for each layer whose padding is on one side of it.
+        Forward, one group of messages carries all ghosts and all parameters that move; backward,
+        one carries the same bytes the other way, and one sums the gradients of replicated
+        parameters. A halo wider than a block comes from several workers. Workers at an edge copy
+        their block once for each layer whose padding is on one side of it.
 
     Raises:
         PartitionError: a layer is on another partition than ``P_x``, or splits channels.
@@ -88,6 +90,8 @@ class HaloRegion(nn.Module):
             _require_part(P_x, name, layer)
             self.add_module(name, layer)
         self._chain = tuple(chain)
+        if any(getattr(layer, "replicate_parameters", False) for layer in chain):
+            fuse_gradient_sums(self)
         self._layers = tuple(layer for layer in self._chain if isinstance(layer, RegionLayer))
         if not self._layers:
             raise ShapeError("HaloRegion: none of the layers is distributed; a Sequential will do")
@@ -101,11 +105,8 @@ class HaloRegion(nn.Module):
             return x.clone()
         bound = self._bound(x, self._bind)
         parameters = [p for layer in self._layers for p in layer.own_parameters()]
-        if bound.has_ghosts:
-            block, *parameters = move((bound.halo, *bound.parameters), (x, *parameters))
-        else:
-            block = x
-            parameters = list(move(bound.parameters, parameters)) if parameters else []
+        halo = bound.halo if bound.has_ghosts else None
+        block, *parameters = move_those((halo, *bound.parameters), [x, *parameters])
         block = in_form(block, channels_last_form(x))
         for layer, operation in zip(self._chain, bound.operations, strict=True):
             if operation is None:
@@ -162,13 +163,14 @@ class _Bound:
     """What a region remembers of one shape of its input.
 
     Attributes:
-        halo, parameters: movements of the input, and of the parameters of all layers.
+        halo, parameters: movements of the input, and of the parameters of all layers, ``None`` for
+            those that are there.
         operations: one per layer, ``None`` for one that maps each cell alone.
         has_ghosts: some worker reads cells of others, so that the input moves.
     """
 
     halo: Movement
-    parameters: tuple[Movement, ...]
+    parameters: tuple[Movement | None, ...]
     operations: tuple[_Operation | None, ...]
     has_ghosts: bool
 

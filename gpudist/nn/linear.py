@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from gpudist.autograd import move
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.exchange import Movement
 from gpudist.geometry.blocks import Decomposition
@@ -21,7 +20,8 @@ from gpudist.nn.parameter import (
     uniform_parameter,
     zero_bias,
 )
-from gpudist.nn.partitions import leading_partitions, plane, require_cells
+from gpudist.nn.parameter_layer import ParameterLayer, move_those
+from gpudist.nn.partitions import leading_partitions, plane, regrid, require_cells
 from gpudist.nn.placement import Placement
 from gpudist.nn.weight_grid import WeightGrid
 from gpudist.ops.agreement import Agreement, Layout, ShapeMode
@@ -40,7 +40,7 @@ class _Arguments:
     dtype: torch.dtype | None = None
 
 
-class DistributedLinear(torch.nn.Module):
+class DistributedLinear(ParameterLayer):
     """``y = x W^T + b`` for a tensor ``[..., features]`` and a weight cut over a grid of workers.
 
     With ``P_x, P_y, P_w`` of shapes ``[*leading, fi]``, ``[*leading, fo]`` and
@@ -61,6 +61,9 @@ class DistributedLinear(torch.nn.Module):
         in_features, out_features, bias, device, dtype: as torch's layer, global sizes.
         global_shape: of the input, to save agreeing on its blocks.
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
+        replicate_parameters: every worker that uses a block of the parameters holds it. None moves
+            in forward; in backward the gradients are summed over who holds the same cells, those of
+            several layers together with :func:`~gpudist.nn.fuse_gradient_sums`.
 
     Cost:
         A broadcast of the input's blocks and a sum-reduce of the output's; where leading dims are
@@ -81,6 +84,7 @@ class DistributedLinear(torch.nn.Module):
         *arguments: Any,
         global_shape: Sequence[int] | None = None,
         shape: ShapeMode = "static",
+        replicate_parameters: bool = False,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -101,6 +105,8 @@ class DistributedLinear(torch.nn.Module):
             self._P_bias = plane(P_c, (P_c.dim - 2,))
             self._P_bias_used = plane(P_c, range(P_c.dim - 1))
             parts = self._grid.parts
+            if replicate_parameters:
+                P_weight, self._P_bias = P_c, self._P_bias_used
         elif fi > 1:
             raise PartitionError(
                 f"{name}, dim -1: P_x of shape {list(P_x.shape)} splits the features; give P_y "
@@ -110,9 +116,12 @@ class DistributedLinear(torch.nn.Module):
             self.P_w, self._P_all = plane(P_x, ()), P_x
             P_weight = self._P_bias = self.P_w
             self._P_bias_used, parts = P_x, (1, 1)
+            if replicate_parameters:
+                P_weight = self._P_bias = regrid(P_x, (P_x.size, 1, 1))
         self._make_parameters(given, P_weight, parts)
+        self._replicate(replicate_parameters, self._placements())
         self._agreement = Agreement(name, P_x, self._P_all, None, global_shape, shape)
-        self._bound = Bound[tuple[Movement, ...]](
+        self._bound = Bound[tuple[Movement | None, ...]](
             shape if self._grid is not None else "static", self._agreement
         )
 
@@ -158,15 +167,13 @@ class DistributedLinear(torch.nn.Module):
                 f"{x.shape[-1] if x.dim() else 0} features, not {self.in_features}"
             )
         movements = self._bound(self.weight, self._bind_whole)
-        weight, *biases = move(movements, self._parameters_that_move())
+        weight, *biases = move_those(movements, self.own_parameters())
         return F.linear(x, weight, biases[0] if biases else None)
 
     def _forward_split(self, x: torch.Tensor, grid: WeightGrid) -> torch.Tensor:
         """Features split: the blocks of ``x`` come to the parameters, or to copies of them."""
         spread, reduction, *shared = self._bound(x, self._agree_and_bind)
-        parameters = self._parameters_that_move()
-        block, *copies = move((spread, *shared), (x, *parameters) if shared else (x,))
-        weight, *biases = copies or parameters
+        block, weight, *biases = move_those((spread, *shared), [x, *self.own_parameters()])
         bias = biases[0] if biases else None
         if not grid.P_c.active:
             y = tied_empty(block.shape, block.dtype, block, weight, bias)
@@ -174,21 +181,24 @@ class DistributedLinear(torch.nn.Module):
             if bias is not None and bias.numel() == 0:
                 bias = zero_bias(bias, weight.shape[0])
             y = F.linear(block, weight, bias)
-        return move((reduction,), (y,))[0]
+        return move_those((reduction,), [y])[0]
 
     def _placements(self) -> dict[str, Placement]:
         P_weight, P_bias = self._P_weight, self._P_bias
-        # The owner of a whole weight is alone on a grid of any number of axes.
-        row, column = (P_weight.dim - 2, P_weight.dim - 1) if self._grid is not None else (0, 0)
+        # The one owner of a whole weight is alone on a grid of any number of axes.
+        row, column = max(0, P_weight.dim - 2), P_weight.dim - 1
         placed = {"weight": Placement(P_weight, self._weight_cut, (row, column))}
         if self.bias is not None:
             placed["bias"] = Placement(P_bias, self._bias_cut, (row,))
         return placed
 
-    def _parameters_that_move(self) -> list[torch.Tensor]:
-        return [self.weight] if self.bias is None else [self.weight, self.bias]
+    def _nothing_moves(self) -> tuple[None, ...]:
+        """No movement of any parameter."""
+        return (None,) * len(self._own)
 
-    def _bind_whole(self, weight: torch.Tensor) -> tuple[Movement, ...]:
+    def _bind_whole(self, weight: torch.Tensor) -> tuple[Movement | None, ...]:
+        if self.replicate_parameters:
+            return self._nothing_moves()
         # The grid of the one owner has axes of 1 alone: any will do.
         name = f"weight of {self._name}"
         movement = bind_parameter(weight, self.P_w, self.P_x, self._weight_cut, name, (0, 0))
@@ -205,7 +215,7 @@ class DistributedLinear(torch.nn.Module):
             ),
         )
 
-    def _agree_and_bind(self, x: torch.Tensor) -> tuple[Movement, ...]:
+    def _agree_and_bind(self, x: torch.Tensor) -> tuple[Movement | None, ...]:
         grid, layout = self._grid, self._agreement(x)
         assert grid is not None
         self._check(layout)
@@ -214,8 +224,8 @@ class DistributedLinear(torch.nn.Module):
         spread = grid.bind_spread(layout, x)
         placeholder, dtype = spread.output_shape, spread.output_dtype
         reduction = grid.bind_sum(tuple(leading), features, layout.dtype, placeholder, dtype, x)
-        if grid.copies == 1:
-            return spread, reduction
+        if grid.copies == 1 or self.replicate_parameters:
+            return spread, reduction, *self._nothing_moves()
         weight = grid.bind_weight(self.weight, self._weight_cut, f"weight of {self._name}")
         return spread, reduction, weight, *self._bind_bias(grid.P_c.dim - 2)
 

@@ -14,6 +14,7 @@ from gpudist.geometry.cartesian import rank_of
 from gpudist.geometry.overlap import plan_repartition
 from gpudist.nn.normalization import Normalization
 from gpudist.nn.normalization_node import normalize
+from gpudist.nn.parameter_layer import ParameterLayer
 from gpudist.nn.partitions import plane
 from gpudist.nn.placement import Placement
 from gpudist.ops.agreement import Agreement, Layout, ShapeMode
@@ -22,11 +23,11 @@ from gpudist.ops.broadcast import plan_between
 from gpudist.partition import CartesianPartition
 
 
-class Norm(torch.nn.Module):
+class Norm(ParameterLayer):
     """A layer that normalizes a tensor cut over ``P_x`` and scales it by parameters cut alike.
 
-    The weight and the bias are cut in balanced blocks along some axes; the worker at index 0 of all
-    other axes owns a block, other workers hold zero-volume parameters.
+    The weight and the bias are cut in balanced blocks along some axes. The worker at index 0 of all
+    other axes owns a block, or every worker that uses it does; others hold zero-volume parameters.
 
     Args:
         P_x: owns the input and the output, one axis per dim.
@@ -36,6 +37,7 @@ class Norm(torch.nn.Module):
         device, dtype: of the parameters, as torch's factories.
         global_shape: of the input, if it is balanced, to save agreeing on its blocks.
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
+        replicate_parameters: every worker holds the blocks it uses.
     """
 
     def __init__(
@@ -49,16 +51,18 @@ class Norm(torch.nn.Module):
         dtype: torch.dtype | None,
         global_shape: Sequence[int] | None,
         shape: ShapeMode,
+        replicate_parameters: bool,
     ) -> None:
         super().__init__()
         self.P_x = P_x
         self._axes = tuple(parameter_axes)
-        self._P_owner = plane(P_x, self._axes)
+        self._P_owner = P_x if replicate_parameters else plane(P_x, self._axes)
         self._cut = Decomposition.balanced(parameter_shape, [P_x.shape[a] for a in self._axes])
         self.register_parameter("weight", self._parameter(1.0, device, dtype) if weight else None)
         self.register_parameter("bias", self._parameter(0.0, device, dtype) if bias else None)
         self.weight: torch.nn.Parameter | None
         self.bias: torch.nn.Parameter | None
+        self._replicate(replicate_parameters, Norm._placements(self))
         self._agreement = Agreement(type(self).__name__, P_x, P_x, P_x.dim, global_shape, shape)
         self._bound = Bound[Normalization](shape, self._agreement)
 
@@ -72,10 +76,6 @@ class Norm(torch.nn.Module):
         """Shape of the balanced block of a parameter at an index of ``P_x``."""
         return (0,) if index is None else self._cut.block([index[a] for a in self._axes]).shape
 
-    @property
-    def _parameters_here(self) -> list[torch.Tensor]:
-        return [p for p in (self.weight, self.bias) if p is not None]
-
     def _placements(self) -> dict[str, Placement]:
         placed = Placement(self._P_owner, self._cut, self._axes)
         return {name: placed for name, _ in self.named_parameters(recurse=False)}
@@ -88,8 +88,8 @@ class Norm(torch.nn.Module):
     def _normalize(self, x: torch.Tensor, bound: Normalization) -> torch.Tensor:
         """The output by the moments of the input."""
         if bound.total is not None or x.numel() == 0:
-            return normalize(bound, x, self._parameters_here).y
-        weight, bias = self._named(bound.move(None, self._parameters_here)[1])
+            return normalize(bound, x, self.own_parameters()).y
+        weight, bias = self._named(bound.move(None, self.own_parameters())[1])
         return self._normalize_alone(x, weight, bias, bound)
 
     def _named(
@@ -133,7 +133,7 @@ class Norm(torch.nn.Module):
         P_x, P_owner = self.P_x, self._P_owner
         needed = Decomposition(tuple(layout.decomposition.dims[axis] for axis in self._axes))
         if needed == self._cut and P_owner.size == P_x.size:
-            return (None,) * len(self._parameters_here)
+            return (None,) * len(self._own)
 
         def shape_of(rank: int) -> tuple[int, ...]:
             index = P_owner.cartesian_index(rank)
@@ -159,7 +159,7 @@ class Norm(torch.nn.Module):
         own = None if P_owner.index is None else [P_owner.index[axis] for axis in axes]
 
         def rank_at(index: Sequence[int]) -> int:
-            full = [0] * P_x.dim
+            full = list(P_owner.index or [0] * P_x.dim)
             for axis, i in zip(axes, index, strict=True):
                 full[axis] = i
             return rank_of(full, P_x.shape)

@@ -28,6 +28,9 @@ class DistributedBatchNorm(RunningNorm):
             layer; the number of channels is global.
         global_shape: of the input, if it is balanced, to save agreeing on its blocks.
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
+        replicate_parameters: every worker that uses a block of the parameters holds it. None moves
+            in forward; in backward the gradients are summed over who holds the same cells, those of
+            several layers together with :func:`~gpudist.nn.fuse_gradient_sums`.
 
     Cost:
         One group of messages: an all-reduce of two float64 per channel over all axes but that of
@@ -60,6 +63,7 @@ class DistributedBatchNorm(RunningNorm):
         bias: bool = True,
         global_shape: Sequence[int] | None = None,
         shape: ShapeMode = "static",
+        replicate_parameters: bool = False,
     ) -> None:
         name = type(self).__name__
         if self._possible_dims:
@@ -71,7 +75,7 @@ class DistributedBatchNorm(RunningNorm):
             )
         super().__init__(
             P_x, num_features, eps, momentum, affine, track_running_stats, device, dtype, bias,
-            global_shape, shape,
+            global_shape, shape, replicate_parameters,
         )  # fmt: skip
 
     def _bind_layout(
@@ -102,14 +106,14 @@ class DistributedBatchNorm(RunningNorm):
         is_alone = bound.total is None and input.numel() > 0
         if not is_alone or (learns and self.momentum is None):
             return self._normalize_together(input, bound, learns)
-        weight, bias = self._named(bound.move(None, self._parameters_here)[1])
+        weight, bias = self._named(bound.move(None, self.own_parameters())[1])
         running = (self.running_mean, self.running_var) if learns else (None, None)
         return F.batch_norm(input, *running, weight, bias, True, self.momentum or 0.0, self.eps)
 
     def _normalize_together(
         self, x: torch.Tensor, bound: Normalization, learns: bool
     ) -> torch.Tensor:
-        normalized = normalize(bound, x, self._parameters_here)
+        normalized = normalize(bound, x, self.own_parameters())
         if learns and bound.cells > 0:
             assert normalized.mean is not None and self.num_batches_tracked is not None
             factor = self.momentum

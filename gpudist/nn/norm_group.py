@@ -24,6 +24,9 @@ class DistributedGroupNorm(Norm):
             are global.
         global_shape: of the input, if it is balanced, to save agreeing on its blocks.
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
+        replicate_parameters: every worker that uses a block of the parameters holds it. None moves
+            in forward; in backward the gradients are summed over who holds the same cells, those of
+            several layers together with :func:`~gpudist.nn.fuse_gradient_sums`.
 
     Cost:
         One group of messages: where features are split, an all-reduce over their axes of two
@@ -54,6 +57,7 @@ class DistributedGroupNorm(Norm):
         bias: bool = True,
         global_shape: Sequence[int] | None = None,
         shape: ShapeMode = "static",
+        replicate_parameters: bool = False,
     ) -> None:
         name = type(self).__name__
         if P_x.dim < 2:
@@ -67,8 +71,9 @@ class DistributedGroupNorm(Norm):
                 "one size"
             )
         super().__init__(
-            P_x, (num_channels,), (1,), affine, affine and bias, device, dtype, global_shape, shape
-        )
+            P_x, (num_channels,), (1,), affine, affine and bias, device, dtype, global_shape, shape,
+            replicate_parameters,
+        )  # fmt: skip
         self.num_groups, self.num_channels = num_groups, num_channels
         self.eps, self.affine = eps, affine
 

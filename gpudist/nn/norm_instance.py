@@ -42,6 +42,9 @@ class _DistributedInstanceNorm(RunningNorm):
             layer; the number of channels is global.
         global_shape: of the input, if it is balanced, to save agreeing on its blocks.
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
+        replicate_parameters: every worker that uses a block of the parameters holds it. None moves
+            in forward; in backward the gradients are summed over who holds the same cells, those of
+            several layers together with :func:`~gpudist.nn.fuse_gradient_sums`.
 
     Cost:
         One group of messages: where features are split, an all-reduce over their axes of two
@@ -74,11 +77,12 @@ class _DistributedInstanceNorm(RunningNorm):
         bias: bool = True,
         global_shape: Sequence[int] | None = None,
         shape: ShapeMode = "static",
+        replicate_parameters: bool = False,
     ) -> None:
         require_dims(type(self).__name__, P_x, (self._features + 2,))
         super().__init__(
             P_x, num_features, eps, momentum, affine, track_running_stats, device, dtype, bias,
-            global_shape, shape,
+            global_shape, shape, replicate_parameters,
         )  # fmt: skip
 
     def _bind_layout(
@@ -107,7 +111,7 @@ class _DistributedInstanceNorm(RunningNorm):
         self._require_values(bound.cells, "spatial element")
         if not self.track_running_stats:
             return self._normalize(input, bound)
-        normalized = normalize(bound, input, self._parameters_here)
+        normalized = normalize(bound, input, self.own_parameters())
         assert isinstance(bound, _InstanceNormalization) and normalized.mean is not None
         if bound.samples > 0 and bound.cells > 0:
             unbiased = normalized.variance * (bound.cells / (bound.cells - 1))

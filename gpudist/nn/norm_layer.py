@@ -32,6 +32,7 @@ class _DistributedTrailingNorm(Norm):
         dtype: torch.dtype | None,
         global_shape: Sequence[int] | None,
         shape: ShapeMode,
+        replicate_parameters: bool,
     ) -> None:
         name = type(self).__name__
         if isinstance(normalized_shape, int):
@@ -47,6 +48,7 @@ class _DistributedTrailingNorm(Norm):
         super().__init__(
             P_x, self.normalized_shape, self._dims, elementwise_affine,
             elementwise_affine and bias, device, dtype, global_shape, shape,
+            replicate_parameters,
         )  # fmt: skip
         self.eps = eps
         self.elementwise_affine = elementwise_affine
@@ -93,6 +95,9 @@ class DistributedLayerNorm(_DistributedTrailingNorm):
             is global.
         global_shape: of the input, if it is balanced, to save agreeing on its blocks.
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
+        replicate_parameters: every worker that uses a block of the parameters holds it. None moves
+            in forward; in backward the gradients are summed over who holds the same cells, those of
+            several layers together with :func:`~gpudist.nn.fuse_gradient_sums`.
 
     Cost:
         One group of messages: where normalized dims are split, an all-reduce over their axes of two
@@ -122,10 +127,11 @@ class DistributedLayerNorm(_DistributedTrailingNorm):
         *,
         global_shape: Sequence[int] | None = None,
         shape: ShapeMode = "static",
+        replicate_parameters: bool = False,
     ) -> None:
         super().__init__(
             P_x, normalized_shape, eps, elementwise_affine, bias, device, dtype,
-            global_shape, shape,
+            global_shape, shape, replicate_parameters,
         )  # fmt: skip
 
     def _normalize_alone(
@@ -148,6 +154,9 @@ class DistributedRMSNorm(_DistributedTrailingNorm):
             global.
         global_shape: of the input, if it is balanced, to save agreeing on its blocks.
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
+        replicate_parameters: every worker that uses a block of the parameters holds it. None moves
+            in forward; in backward the gradients are summed over who holds the same cells, those of
+            several layers together with :func:`~gpudist.nn.fuse_gradient_sums`.
 
     Cost:
         One group of messages: where normalized dims are split, an all-reduce over their axes of one
@@ -176,10 +185,11 @@ class DistributedRMSNorm(_DistributedTrailingNorm):
         *,
         global_shape: Sequence[int] | None = None,
         shape: ShapeMode = "static",
+        replicate_parameters: bool = False,
     ) -> None:
         super().__init__(
             P_x, normalized_shape, eps, elementwise_affine, False, device, dtype,
-            global_shape, shape,
+            global_shape, shape, replicate_parameters,
         )  # fmt: skip
 
     def _normalize_alone(

@@ -46,10 +46,12 @@ class RunningNorm(Norm):
         bias: bool,
         global_shape: Sequence[int] | None,
         shape: ShapeMode,
+        replicate_parameters: bool,
     ) -> None:
         super().__init__(
-            P_x, (num_features,), (1,), affine, affine and bias, device, dtype, global_shape, shape
-        )
+            P_x, (num_features,), (1,), affine, affine and bias, device, dtype, global_shape, shape,
+            replicate_parameters,
+        )  # fmt: skip
         self.num_features, self.eps, self.momentum = num_features, eps, momentum
         self.affine, self.track_running_stats = affine, track_running_stats
         self.running_mean: torch.Tensor | None
@@ -108,7 +110,7 @@ class RunningNorm(Norm):
 
     def _by_running_moments(self, x: torch.Tensor, bound: Normalization) -> torch.Tensor:
         """The output by moments seen before: none are taken."""
-        weight, bias = self._named(bound.move(None, self._parameters_here)[1])
+        weight, bias = self._named(bound.move(None, self.own_parameters())[1])
         if x.numel() == 0:
             return tied_empty(x.shape, x.dtype, x, weight, bias)
         running = self.running_mean, self.running_var

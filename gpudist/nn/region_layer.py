@@ -56,12 +56,12 @@ class RegionLayer(torch.nn.Module):
         along = zip(self.windows, inputs.dims, strict=True)
         return Decomposition(tuple(window.outputs(blocks) for window, blocks in along))
 
-    def own_parameters(self) -> tuple[torch.Tensor, ...]:
+    def own_parameters(self) -> list[torch.Tensor]:
         """This worker's parameters, or the placeholders for them."""
-        return ()
+        return []
 
-    def bind_parameters(self) -> tuple[Movement, ...]:
-        """Their movements to every worker of ``P_x``."""
+    def bind_parameters(self) -> tuple[Movement | None, ...]:
+        """Their movements to every worker of ``P_x``, ``None`` for those it holds."""
         return ()
 
 

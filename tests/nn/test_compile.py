@@ -113,6 +113,17 @@ def linear_layers(P_world: Partition) -> Made:
     return layers, (own_block(random_like_all((5, 4), 1), P_x),)
 
 
+def replicated_parameters(P_world: Partition) -> Made:
+    """Rank 3 has an empty output, rank 2 no part."""
+    P_x = grid(P_world, [1, 1, 3], [0, 1, 3])
+    layers = torch.nn.Sequential(
+        nn.DistributedConv1d(P_x, 2, 3, 3, padding=1, dtype=F64, replicate_parameters=True),
+        nn.DistributedBatchNorm1d(P_x, 3, dtype=F64, replicate_parameters=True),
+        nn.DistributedConv1d(P_x, 3, 2, 4, stride=2, dtype=F64, replicate_parameters=True),
+    )
+    return nn.fuse_gradient_sums(layers), (own_block(random_like_all((2, 2, 7), 1), P_x),)
+
+
 def norms(P_world: Partition) -> Made:
     """In training, running statistics changing; two ranks have empty blocks."""
     P_x = grid(P_world, [1, 2, 2], [3, 1, 2, 0])
@@ -171,6 +182,7 @@ def losses(P_world: Partition) -> Made:
         pools,
         adaptive_and_power_pools,
         linear_layers,
+        replicated_parameters,
         norms,
         more_norms,
         losses,

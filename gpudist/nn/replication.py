@@ -1,0 +1,181 @@
+"""Parameters that several workers hold, and the sums of their gradients over these workers.
+
+A replicated parameter is one value that counts once, as a loss does: the sum of its gradient over
+the workers that hold it is the gradient on each of them. Its copies come from one node of the
+graph, whose backward is that sum. Autograd runs the nodes of a graph in the reverse of the order in
+which they were made; so where one node is made for all layers before any of them runs, its backward
+comes after all of theirs, on every rank alike. Accumulated gradients, ``torch.autograd.grad`` and
+gradients of gradients need nothing more. Hooks on the parameters, or a callback at the end of
+backward, would have to tell what a backward adds to ``grad``, and miss gradients that go elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from gpudist.autograd import apply, is_eager
+from gpudist.exchange import Movement, bind, carry_out
+from gpudist.geometry.broadcasting import plan_all_sum_reduce
+from gpudist.nn.invariant import invariant_copy
+from gpudist.nn.placement import Placement
+from gpudist.partition import Partition
+
+# Larger gradients are summed where they are; smaller ones are copied together into one message.
+COPIED_BYTES = 1 << 20
+
+
+class Place(NamedTuple):
+    """A parameter's number, the same on all ranks, and the workers that hold the same cells."""
+
+    number: int
+    holders: Partition
+
+
+def holders_of(placement: Placement) -> Partition | None:
+    """The workers that hold the same cells as this one, ``None`` if there is no other."""
+    P = placement.P
+    if not P.active or not placement.is_replicated:
+        return None
+    same = P.along([axis for axis in range(P.dim) if axis not in placement.axes])
+    # In one order whatever the grid, so that layers on different grids are summed together.
+    return P.world.create_partition_inclusive(sorted(same.ranks))
+
+
+def copies_of(
+    parameters: Sequence[torch.Tensor], holders: Sequence[Partition | None]
+) -> list[torch.Tensor]:
+    """The parameters, as one node whose backward sums their gradients over their holders.
+
+    Collective over the holders in backward. No memory is copied.
+
+    Args:
+        parameters: of layers, the same list on all ranks; placeholders included.
+        holders: for each one the workers that hold the same cells, ``None`` for this one alone.
+
+    Adjoint:
+        By declaration the all-sum, and the identity in double backward. A parameter without a
+        gradient has none afterwards, on all of its holders alike.
+
+    Cost:
+        None; backward one group of messages for each set of holders and dtype: an all-reduce of
+        all small gradients together, and one of each large gradient.
+    """
+    copies = list(parameters)
+    held = [(i, P) for i, P in enumerate(holders) if P is not None]
+    if is_dynamo_compiling():
+        for i, P in held:
+            copies[i] = invariant_copy(copies[i], P)
+        return copies
+    learns = torch.is_grad_enabled()
+    places = [
+        Place(i, P) for i, P in held if (learns and copies[i].requires_grad) or not is_eager()
+    ]
+    if places:
+        found = apply(_Copy, tuple(places), *[copies[place.number] for place in places])
+        for place, copy in zip(places, found, strict=True):
+            copies[place.number] = copy
+    return copies
+
+
+class _Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(places: tuple[Place, ...], *parameters: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple([parameter.detach() for parameter in parameters])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        # Nothing is saved, so that checkpointing may find a layer with a node of its own when it
+        # recomputes, outside of the forward that handed out the copies. What uses a copy saves.
+        ctx.places = inputs[0]
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple([tangent.view_as(tangent) for tangent in tangents[1:]])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        given = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        results: list[torch.Tensor | None] = [None] * len(gradients)
+        if given:
+            places = tuple([ctx.places[i] for i in given])
+            sums = apply(_Sum, places, *[gradients[i] for i in given])
+            for i, total in zip(given, sums, strict=True):
+                results[i] = total
+        return None, *results
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(places: tuple[Place, ...], *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return sums_of(places, gradients)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        ctx.places = inputs[0]
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return apply(_Sum, ctx.places, *tangents[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return None, *apply(_Copy, ctx.places, *gradients)
+
+
+def sums_of(places: Sequence[Place], gradients: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The gradients summed over their holders; not differentiable.
+
+    Every rank goes through the sets of holders in the order of the parameters' numbers: no two
+    ranks wait for each other in turn.
+    """
+    alike: dict[tuple[Partition, torch.dtype], list[int]] = {}
+    for i, (place, gradient) in enumerate(zip(places, gradients, strict=True)):
+        alike.setdefault((place.holders, gradient.dtype), []).append(i)
+    sums = list(gradients)
+    for (holders, dtype), chosen in alike.items():
+        parts = _messages(chosen, gradients, COPIED_BYTES)
+        movements = [
+            _bind_sum(holders, dtype, tuple((places[i].number, gradients[i].shape) for i in part))
+            for part in parts
+        ]
+        totals = carry_out(movements, [_joined([gradients[i] for i in part]) for part in parts])
+        for part, total in zip(parts, totals, strict=True):
+            pieces = total.split([gradients[i].numel() for i in part])
+            for i, piece in zip(part, pieces, strict=True):
+                sums[i] = piece.view(gradients[i].shape)
+    return tuple(sums)
+
+
+def _messages(
+    chosen: Sequence[int], gradients: Sequence[torch.Tensor], copied_bytes: int
+) -> list[list[int]]:
+    """Which of the gradients go together: the small ones, and each large one alone."""
+    large = [i for i in chosen if gradients[i].nbytes > copied_bytes]
+    small = [i for i in chosen if gradients[i].nbytes <= copied_bytes]
+    return [*([small] if small else []), *([i] for i in large)]
+
+
+def _joined(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+    if len(gradients) == 1:
+        return gradients[0].reshape(-1)
+    return torch.cat([gradient.reshape(-1) for gradient in gradients])
+
+
+@lru_cache(maxsize=4096)
+def _bind_sum(
+    holders: Partition, dtype: torch.dtype, parts: tuple[tuple[int, tuple[int, ...]], ...]
+) -> Movement:
+    """The all-sum of gradients, one after the other, with these numbers and shapes."""
+    cells = (sum(prod(shape) for _, shape in parts),)
+    assert holders.rank is not None
+    plan = plan_all_sum_reduce(holders.rank, range(holders.size), cells, ("gradients", parts))
+    which = f"{len(parts)} gradients (parameters {parts[0][0]} to {parts[-1][0]})"
+    label = f"sum of {which} over {holders.size} workers"
+    return bind(plan, holders, label, dtype, cells, dtype)
