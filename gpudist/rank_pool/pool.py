@@ -59,7 +59,7 @@ class RankPool:
         self._context: Any = multiprocessing.get_context(start_method)
         if start_method == "forkserver":
             # Imported there once and inherited.
-            preload = ["torch", "torch.distributed", "gpudist", __name__]
+            preload = ["torch", "torch.distributed", "gpudist", "gpudist.checkpoint", __name__]
             self._context.set_forkserver_preload(preload)
 
     def __enter__(self) -> RankPool:

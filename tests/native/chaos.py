@@ -45,7 +45,8 @@ class Ranks:
         self, size: int, body: Callable[..., Any], *args: Any, timeout_s: float = 60.0
     ) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch.distributed", "gpudist", __name__])
+        preload = ["torch", "torch.distributed", "gpudist", "gpudist.checkpoint", __name__]
+        context.set_forkserver_preload(preload)
         self.ends: list[Connection] = []
         self.processes = []
         port = 0
