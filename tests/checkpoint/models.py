@@ -13,7 +13,7 @@ from gpudist.nn.placement import placements
 from gpudist.partition import CartesianPartition, Partition
 from tests.nn.compare import grid
 
-Layout = Literal["features", "channels"]
+Layout = Literal["features", "channels", "replicated"]
 
 
 def sequential_model() -> nn.Sequential:
@@ -30,23 +30,24 @@ def sequential_model() -> nn.Sequential:
 
 
 def distributed_model(P_world: Partition, workers: int, layout: Layout) -> nn.Sequential:
-    """The same on the last ``workers`` ranks, cut along features or along channels."""
+    """The same on the last ``workers`` ranks, cut along features (with or without copies of the
+    parameters on all of them), or along channels."""
     ranks = list(range(P_world.size))[-workers:]
 
     def on(*shape: int, order: Sequence[int] = ranks) -> CartesianPartition:
         return grid(P_world, shape, order if torch.Size(shape).numel() > 1 else order[:1])
 
-    if layout == "features":
-        P_x = on(1, 1, workers)
+    if layout != "channels":
+        P_x, replicate = on(1, 1, workers), layout == "replicated"
         return nn.Sequential(
-            gnn.DistributedConv1d(P_x, 3, 5, 3),
-            gnn.DistributedBatchNorm1d(P_x, 5),
+            gnn.DistributedConv1d(P_x, 3, 5, 3, replicate_parameters=replicate),
+            gnn.DistributedBatchNorm1d(P_x, 5, replicate_parameters=replicate),
             nn.PReLU(5),
             gnn.DistributedDropout(P_x, seed=3),
-            gnn.DistributedConvTranspose1d(P_x, 5, 7, 3),
-            gnn.DistributedLinear(on(workers, 1), 11, 7),
-            gnn.DistributedLayerNorm(P_x, (5, 7)),
-            gnn.DistributedEmbedding(on(1, workers), 9, 5),
+            gnn.DistributedConvTranspose1d(P_x, 5, 7, 3, replicate_parameters=replicate),
+            gnn.DistributedLinear(on(workers, 1), 11, 7, replicate_parameters=replicate),
+            gnn.DistributedLayerNorm(P_x, (5, 7), replicate_parameters=replicate),
+            gnn.DistributedEmbedding(on(1, workers), 9, 5, replicate_parameters=replicate),
         )
     half, two = workers // 2, on(1, 2, 1, order=ranks[-2:])
     P_x, backwards = on(1, half, 2), ranks[::-1]
