@@ -1,0 +1,165 @@
+"""Normalization of contiguous blocks on a CPU by the native core, in as few passes as may be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gpudist import recycling
+from gpudist.autograd import is_eager
+from gpudist.nn.normalization import Normalization
+
+if TYPE_CHECKING:
+    from gpudist._native import NormLines
+
+try:
+    import gpudist._native as _native
+except ImportError:
+    _native = None
+
+_DTYPES = (torch.float32, torch.float64)
+# The native core uses one thread: with more of them, torch's kernels catch up.
+_MOST_THREADS = 4
+# Of shorter lines of channels, what is done for each line takes longer than what for its cells.
+_FEWEST_CELLS = 8
+
+
+def fits(normalization: Normalization, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> bool:
+    """Whether the native core can normalize this block, and quicker than torch."""
+    return (
+        _native is not None
+        and normalization.total is not None
+        and x.device.type == "cpu"
+        and x.dtype in _DTYPES
+        and x.numel() > 0
+        and x.is_contiguous()
+        and all([parameter.dtype == x.dtype for parameter in parameters])
+        and (not normalization.per_channel or prod(x.shape[2:]) >= _FEWEST_CELLS)
+        and torch.get_num_threads() <= _MOST_THREADS
+        and is_eager()
+    )
+
+
+def normalize_lines(
+    normalization: Normalization, x: torch.Tensor, parameters: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The normalized block and, as a constant, the sums over all workers it was normalized by.
+
+    For blocks that fit; as :meth:`Normalization.compose`.
+
+    Adjoint:
+        From the block, the sums and the weight; gradients of gradients are the composition's.
+
+    Cost:
+        Forward and backward two passes over the block each, and no other memory than the output.
+    """
+    if torch.is_grad_enabled() and any([t.requires_grad for t in (x, *parameters)]):
+        return _NormalizeLines.apply(normalization, x, *parameters)  # pyright: ignore
+    return _forward(normalization, x, parameters)[:2]
+
+
+def _forward(
+    normalization: Normalization, x: torch.Tensor, parameters: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+    lines = _lines_of(normalization, x)
+    sums = torch.empty(normalization.sums_shape(x.shape), dtype=torch.float64)
+    lines.sums(x.data_ptr(), sums.data_ptr())
+    totals, moved = normalization.move(sums, parameters)
+    moved = [parameter.contiguous() for parameter in moved]
+    y = recycling.empty(x.shape, x.dtype)
+    weight, bias = [*map(_address, moved), 0, 0][:2]
+    lines.normalize(x.data_ptr(), totals.data_ptr(), weight, bias, y.data_ptr())
+    return y, totals, moved
+
+
+class _NormalizeLines(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, normalization: Normalization, x: torch.Tensor, *parameters: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        y, totals, moved = _forward(normalization, x, parameters)
+        ctx.normalization, ctx.count = normalization, len(parameters)
+        ctx.save_for_backward(x, *parameters, totals, *moved[:1])
+        ctx.mark_non_differentiable(totals)
+        return y, totals
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        # Before communicating: checkpointing recomputes the forward here.
+        x, *others = ctx.saved_tensors
+        parameters, kept = others[: ctx.count], others[ctx.count :]
+        normalization, needs = ctx.normalization, ctx.needs_input_grad[1:]
+        if torch.is_grad_enabled():
+            found = normalization.gradients((x, *parameters), gradients[0], needs)
+        else:
+            found = _backward(normalization, gradients[0].contiguous(), x, *kept, needs=needs)
+        return None, *found
+
+
+def _backward(
+    normalization: Normalization,
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    totals: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    *,
+    needs: Sequence[bool],
+) -> list[torch.Tensor | None]:
+    """Gradients of the block, and of the parameters as their owners hold them."""
+    lines, of_sums = _lines_of(normalization, x), torch.empty_like(totals)
+    found = [torch.empty_like(weight) if needed else None for needed in needs[1:]]
+    at_x, at_totals, at_weight = x.data_ptr(), totals.data_ptr(), _address(weight)
+    of_weight, of_bias = [*map(_address, found), 0, 0][:2]
+    lines.gradient_sums(
+        gradient.data_ptr(), at_x, at_totals, at_weight, of_sums.data_ptr(), of_weight, of_bias
+    )
+    of_totals, of_parameters = normalization.move_gradients(of_sums, found, needs)
+    of_x = None
+    if of_totals is not None:
+        of_x = recycling.empty(x.shape, x.dtype)
+        lines.gradient(
+            gradient.data_ptr(), at_x, at_totals, of_totals.data_ptr(), at_weight, of_x.data_ptr()
+        )
+    return [of_x, *of_parameters]
+
+
+def _address(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _lines_of(normalization: Normalization, x: torch.Tensor) -> NormLines:
+    """The native core's part of a normalization, which is of blocks of one shape and dtype."""
+    found = normalization.native.get(x.dtype)
+    if found is None:
+        found = normalization.native[x.dtype] = _bind_lines(normalization, x)
+    return found
+
+
+def _bind_lines(normalization: Normalization, x: torch.Tensor) -> NormLines:
+    assert _native is not None
+    first = 2 if normalization.per_channel else normalization.dims[0]
+    return _native.NormLines(
+        getattr(_native.Dtype, str(x.dtype).removeprefix("torch.")),
+        lines=prod(x.shape[:first]),
+        channels=x.shape[1] if normalization.per_channel else 1,
+        cells=prod(x.shape[first:]),
+        statistic_of=_statistics_of_lines(normalization, x.shape),
+        statistics=prod(normalization.sums_shape(x.shape)[:-1]),
+        count=max(1, normalization.cells),
+        eps=normalization.eps,
+        subtracts_mean=normalization.subtracts_mean,
+        parameters_of_cells=not normalization.per_channel,
+    )
+
+
+def _statistics_of_lines(normalization: Normalization, shape: Sequence[int]) -> list[int]:
+    """The statistic of each line; nothing if each has its own."""
+    if normalization.groups is not None:
+        groups, count = normalization.groups.tolist(), normalization.group_count
+        return [sample * count + group for sample in range(shape[0]) for group in groups]
+    if normalization.per_channel and 0 in normalization.dims:
+        return list(range(shape[1])) * shape[0]
+    return []
