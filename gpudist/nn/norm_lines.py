@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gpudist import recycling
-from gpudist.autograd import is_eager
+from gpudist.autograd import apply, is_eager
 from gpudist.nn.normalization import Normalization
 
 if TYPE_CHECKING:
@@ -56,47 +56,51 @@ def normalize_lines(
     Cost:
         Forward and backward two passes over the block each, and no other memory than the output.
     """
-    if torch.is_grad_enabled() and any([t.requires_grad for t in (x, *parameters)]):
-        return _NormalizeLines.apply(normalization, x, *parameters)  # pyright: ignore
-    return _forward(normalization, x, parameters)[:2]
-
-
-def _forward(
-    normalization: Normalization, x: torch.Tensor, parameters: Sequence[torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
     lines = _lines_of(normalization, x)
     sums = torch.empty(normalization.sums_shape(x.shape), dtype=torch.float64)
     lines.sums(x.data_ptr(), sums.data_ptr())
-    totals, moved = normalization.move(sums, parameters)
-    moved = [parameter.contiguous() for parameter in moved]
+    with torch.no_grad():
+        totals, moved = normalization.move(sums, parameters)
+    kept = (totals, *(parameter.contiguous() for parameter in moved))
+    if torch.is_grad_enabled() and any([t.requires_grad for t in (x, *parameters)]):
+        return apply(_NormalizeLines, normalization, kept, x, *parameters), totals
+    return _normalized(lines, x, *kept), totals
+
+
+def _normalized(
+    lines: NormLines, x: torch.Tensor, totals: torch.Tensor, *parameters: torch.Tensor
+) -> torch.Tensor:
     y = recycling.empty(x.shape, x.dtype)
-    weight, bias = [*map(_address, moved), 0, 0][:2]
+    weight, bias = [*map(_address, parameters), 0, 0][:2]
     lines.normalize(x.data_ptr(), totals.data_ptr(), weight, bias, y.data_ptr())
-    return y, totals, moved
+    return y
 
 
 class _NormalizeLines(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, normalization: Normalization, x: torch.Tensor, *parameters: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        y, totals, moved = _forward(normalization, x, parameters)
+        ctx: Any,
+        normalization: Normalization,
+        kept: tuple[torch.Tensor, ...],
+        x: torch.Tensor,
+        *parameters: torch.Tensor,
+    ) -> torch.Tensor:
         ctx.normalization, ctx.count = normalization, len(parameters)
-        ctx.save_for_backward(x, *parameters, totals, *moved[:1])
-        ctx.mark_non_differentiable(totals)
-        return y, totals
+        # The totals and the weight; the backward has no use for the bias.
+        ctx.save_for_backward(x, *parameters, *kept[:2])
+        return _normalized(_lines_of(normalization, x), x, *kept)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         # Before communicating: checkpointing recomputes the forward here.
         x, *others = ctx.saved_tensors
         parameters, kept = others[: ctx.count], others[ctx.count :]
-        normalization, needs = ctx.normalization, ctx.needs_input_grad[1:]
+        normalization, needs = ctx.normalization, ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():
-            found = normalization.gradients((x, *parameters), gradients[0], needs)
+            found = normalization.gradients((x, *parameters), gradient, needs)
         else:
-            found = _backward(normalization, gradients[0].contiguous(), x, *kept, needs=needs)
-        return None, *found
+            found = _backward(normalization, gradient.contiguous(), x, *kept, needs=needs)
+        return None, None, *found
 
 
 def _backward(
