@@ -30,7 +30,8 @@ _FEWEST_CELLS = 8
 def fits(normalization: Normalization, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> bool:
     """Whether the native core can normalize this block, and quicker than torch."""
     return (
-        _native is not None
+        is_eager()
+        and _native is not None
         and normalization.total is not None
         and x.device.type == "cpu"
         and x.dtype in _DTYPES
@@ -39,7 +40,6 @@ def fits(normalization: Normalization, x: torch.Tensor, parameters: Sequence[tor
         and all([parameter.dtype == x.dtype for parameter in parameters])
         and (not normalization.per_channel or prod(x.shape[2:]) >= _FEWEST_CELLS)
         and torch.get_num_threads() <= _MOST_THREADS
-        and is_eager()
     )
 
 
@@ -54,7 +54,8 @@ def normalize_lines(
         From the block, the sums and the weight; gradients of gradients are the composition's.
 
     Cost:
-        Forward and backward two passes over the block each, and no other memory than the output.
+        Two passes over the block forward and two backward; no memory of its size but the output,
+        and the gradient in backward.
     """
     lines = _lines_of(normalization, x)
     sums = torch.empty(normalization.sums_shape(x.shape), dtype=torch.float64)
@@ -114,7 +115,9 @@ def _backward(
 ) -> list[torch.Tensor | None]:
     """Gradients of the block, and of the parameters as their owners hold them."""
     lines, of_sums = _lines_of(normalization, x), torch.empty_like(totals)
-    found = [torch.empty_like(weight) if needed else None for needed in needs[1:]]
+    found = [
+        torch.empty_like(weight) if needed and weight is not None else None for needed in needs[1:]
+    ]
     at_x, at_totals, at_weight = x.data_ptr(), totals.data_ptr(), _address(weight)
     of_weight, of_bias = [*map(_address, found), 0, 0][:2]
     lines.gradient_sums(

@@ -1,7 +1,8 @@
 """The normalization of a block as one differentiable node, whose backward reads the block twice.
 
 As a composition, its gradient would be a sum of several tensors of the size of the block. Where
-gradients of gradients, tangents or a graph are wanted, it is the composition.
+gradients of gradients, tangents or a graph are wanted, it is the composition. All ways move the
+same sums: which one it is may differ between workers.
 """
 
 from __future__ import annotations
