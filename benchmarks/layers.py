@@ -22,6 +22,7 @@ ON_IMAGES: tuple[tuple[str, tuple[int, ...]], ...] = (
     ("AvgPool2d", (2,)),
     ("BatchNorm2d", (32,)),
     ("GroupNorm", (8, 32)),
+    ("InstanceNorm2d", (32,)),
 )
 ON_ROWS: tuple[tuple[str, tuple[int, ...]], ...] = (("Linear", (1024, 1024)),)
 

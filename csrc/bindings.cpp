@@ -294,4 +294,5 @@ NB_MODULE(_native, m) {
       "Bytes in use, idle bytes, hits, misses and the limit of idle bytes.");
 
   gpudist::bind_environment(m);
+  gpudist::bind_norm(m);
 }

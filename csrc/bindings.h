@@ -7,6 +7,7 @@ namespace gpudist {
 
 void bind_environment(nanobind::module_& m);
 void bind_nccl(nanobind::module_& m);
+void bind_norm(nanobind::module_& m);
 
 // Calls release the interpreter's lock before they take a communicator's, which this may be under.
 inline void check_signals() {

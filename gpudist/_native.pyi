@@ -213,6 +213,38 @@ class Exchange:
 def run_local(stage: Stage, input: int, output: int) -> None:
     """Carry out a stage that exchanges nothing."""
 
+class NormLines:
+    """The normalization of blocks of one shape, by lines."""
+
+    def __init__(
+        self,
+        dtype: Dtype,
+        lines: int,
+        channels: int,
+        cells: int,
+        statistic_of: Sequence[int],
+        statistics: int,
+        count: float,
+        eps: float,
+        subtracts_mean: bool,
+        parameters_of_cells: bool,
+    ) -> None: ...
+    def sums(self, x: int, sums: int) -> None: ...
+    def normalize(self, x: int, totals: int, weight: int, bias: int, y: int) -> None: ...
+    def gradient_sums(
+        self,
+        gradient: int,
+        x: int,
+        totals: int,
+        weight: int,
+        of_sums: int,
+        of_weight: int,
+        of_bias: int,
+    ) -> None: ...
+    def gradient(
+        self, gradient: int, x: int, totals: int, of_totals: int, weight: int, of_x: int
+    ) -> None: ...
+
 def recycled_tensor(shape: Sequence[int], dtype: Dtype) -> object:
     """A DLPack capsule of a contiguous tensor in recycled memory."""
 

@@ -115,12 +115,13 @@ class DistributedBatchNorm(RunningNorm):
     ) -> torch.Tensor:
         normalized = normalize(bound, x, self.own_parameters())
         if learns and bound.cells > 0:
-            assert normalized.mean is not None and self.num_batches_tracked is not None
+            mean, variance = bound.moments(normalized.totals)
+            assert mean is not None and self.num_batches_tracked is not None
             factor = self.momentum
             if factor is None:
                 factor = self.num_batches_tracked.double().reciprocal()
-            unbiased = normalized.variance * (bound.cells / (bound.cells - 1))
-            self._remember(normalized.mean, unbiased, factor)
+            unbiased = variance * (bound.cells / (bound.cells - 1))
+            self._remember(mean, unbiased, factor)
         return normalized.y
 
 

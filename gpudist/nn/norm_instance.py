@@ -112,10 +112,12 @@ class _DistributedInstanceNorm(RunningNorm):
         if not self.track_running_stats:
             return self._normalize(input, bound)
         normalized = normalize(bound, input, self.own_parameters())
-        assert isinstance(bound, _InstanceNormalization) and normalized.mean is not None
+        assert isinstance(bound, _InstanceNormalization)
         if bound.samples > 0 and bound.cells > 0:
-            unbiased = normalized.variance * (bound.cells / (bound.cells - 1))
-            self._remember_mean(normalized.mean, unbiased, bound)
+            mean, variance = bound.moments(normalized.totals)
+            assert mean is not None
+            unbiased = variance * (bound.cells / (bound.cells - 1))
+            self._remember_mean(mean, unbiased, bound)
         return normalized.y
 
     def _remember_mean(

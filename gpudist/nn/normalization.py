@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -15,6 +15,9 @@ from gpudist.geometry.broadcasting import plan_all_sum_reduce
 from gpudist.ops.agreement import Layout
 from gpudist.partition import CartesianPartition
 
+if TYPE_CHECKING:
+    from gpudist._native import NormLines
+
 
 class Composed(NamedTuple):
     """A normalized block, and what it was normalized by: statistics, in float64.
@@ -23,7 +26,8 @@ class Composed(NamedTuple):
         y: the block, in the dtype of the input.
         own_mean: what was subtracted first, of each line of values that are summed in the block, in
             the dtype of sums over the block; ``None`` here and below where no mean is subtracted.
-        mean, variance: of each statistic.
+        totals: the sums over all workers that it was normalized by, as they move.
+        mean: of each statistic.
         error: of each line, the mean about ``own_mean``.
         inverse: of each line, one over the standard deviation.
         parameters: on this worker.
@@ -31,8 +35,8 @@ class Composed(NamedTuple):
 
     y: torch.Tensor
     own_mean: torch.Tensor | None
+    totals: torch.Tensor
     mean: torch.Tensor | None
-    variance: torch.Tensor
     error: torch.Tensor | None
     inverse: torch.Tensor
     parameters: list[torch.Tensor]
@@ -58,6 +62,7 @@ class Normalization:
         total: the sum over workers of the block's sums, ``None`` where no other worker has a part.
         parameters: movements of the weight and the bias to this worker, ``None`` for those that
             every worker has.
+        native: what the native core knows of it, by the dtype of the block.
     """
 
     dims: tuple[int, ...]
@@ -69,6 +74,7 @@ class Normalization:
     group_count: int = 0
     total: Movement | None = None
     parameters: tuple[Movement | None, ...] = ()
+    native: dict[torch.dtype, NormLines] = field(default_factory=dict)
 
     def compose(
         self,
@@ -86,13 +92,13 @@ class Normalization:
         rest, own_mean = self.centred(x)
         offset = None if own_mean is None else own_mean.double()
         totals, moved = self.move(self._sums(rest, offset), parameters)
-        mean, variance = self._moments(totals)
+        mean, variance = self.moments(totals)
         inverse = self.of_lines(torch.rsqrt(variance + self.eps), x.dim())
         error = None
         if mean is not None and offset is not None:
             error = self.of_lines(mean, x.dim()) - offset
         y = self._scaled(rest, error, inverse, moved).to(x.dtype)
-        return Composed(y, own_mean, mean, variance, error, inverse, moved)
+        return Composed(y, own_mean, totals, mean, error, inverse, moved)
 
     def centred(
         self, x: torch.Tensor, own_mean: torch.Tensor | None = None
@@ -123,6 +129,44 @@ class Normalization:
                 tensors[i] = tensor
         return tensors[0], tensors[1:]  # pyright: ignore
 
+    def gradients(
+        self, inputs: Sequence[torch.Tensor], gradient: torch.Tensor, needs: Sequence[bool]
+    ) -> list[torch.Tensor | None]:
+        """Gradients of the block and the parameters, as differentiable functions of all given."""
+        x, *parameters = inputs
+        y = self.compose(x, parameters).y
+        needed = [t for t, needed in zip(inputs, needs, strict=True) if needed]
+        found = iter(torch.autograd.grad(y, needed, gradient, create_graph=True))
+        return [next(found) if needed else None for needed in needs]
+
+    def move_gradients(
+        self,
+        of_sums: torch.Tensor,
+        of_parameters: Sequence[torch.Tensor | None],
+        needs: Sequence[bool],
+    ) -> tuple[torch.Tensor | None, list[torch.Tensor | None]]:
+        """What all workers' parts are together, where it is needed: one group of messages."""
+        movements = [self.total, *self.parameters]
+        parts = [of_sums, *of_parameters[: len(movements) - 1]]
+        found = [part if needed else None for needed, part in zip(needs, parts, strict=True)]
+        moving = [
+            (i, movement.T, part.to(movement.dtype))
+            for i, (movement, part) in enumerate(zip(movements, found, strict=True))
+            if movement is not None and part is not None
+        ]
+        if moving:
+            moved = move([m for _, m, _ in moving], [part for _, _, part in moving])
+            for (i, _, _), part in zip(moving, moved, strict=True):
+                found[i] = part
+        return found[0], found[1:]
+
+    def sums_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of the sums of a block of ``shape``, as they move."""
+        if self.groups is not None:
+            return shape[0], self.group_count, 2
+        lines = [1 if d in self.dims else extent for d, extent in enumerate(shape)]
+        return *lines, 2 if self.subtracts_mean else 1
+
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """The sum of each line. Without dims, torch would sum over all."""
         return x.sum(self.dims, keepdim=True) if self.dims else x
@@ -137,8 +181,8 @@ class Normalization:
         sums = torch.stack([plain + moved, squares + offset * (2 * plain + moved)], -1)
         return self.of_statistics(sums)
 
-    def _moments(self, totals: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Mean and variance of each statistic."""
+    def moments(self, totals: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """Mean, if it is taken, and variance of each statistic."""
         means = totals / max(1, self.cells)
         if not self.subtracts_mean:
             return None, means[..., 0]

@@ -1,7 +1,8 @@
 """The normalization of a block as one differentiable node, whose backward reads the block twice.
 
 As a composition, its gradient would be a sum of several tensors of the size of the block. Where
-gradients of gradients, tangents or a graph are wanted, it is the composition.
+gradients of gradients, tangents or a graph are wanted, it is the composition. All ways move the
+same sums: which one it is may differ between workers.
 """
 
 from __future__ import annotations
@@ -11,19 +12,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gpudist.autograd import is_eager, move
+from gpudist.autograd import is_eager
+from gpudist.nn.norm_lines import fits, normalize_lines
 from gpudist.nn.normalization import Normalization
 
 
 class Normalized(NamedTuple):
-    """A normalized block ``y``, and of each statistic the mean, if it is taken, and the variance.
-
-    Both are constants, in float64.
-    """
+    """A normalized block ``y``, and the sums over all workers behind it, as a constant."""
 
     y: torch.Tensor
-    mean: torch.Tensor | None
-    variance: torch.Tensor
+    totals: torch.Tensor
 
 
 def normalize(
@@ -36,14 +34,14 @@ def normalize(
     Cost:
         One group of messages: the sums and the parameters; backward one of their adjoints.
     """
+    if fits(normalization, x, parameters):
+        return Normalized(*normalize_lines(normalization, x, parameters))
     learns = torch.is_grad_enabled() and any([t.requires_grad for t in (x, *parameters)])
     # Alone, a block may be one of a few without cells: it does as torch's layer does elsewhere.
     if learns and normalization.total is not None and is_eager():
-        y, mean, variance = _Normalize.apply(normalization, x, *parameters)  # pyright: ignore
-    else:
-        composed = normalization.compose(x, parameters)
-        y, mean, variance = composed.y, composed.mean, composed.variance.detach()
-    return Normalized(y, None if mean is None else mean.detach(), variance)
+        return Normalized(*_Normalize.apply(normalization, x, *parameters))  # pyright: ignore
+    composed = normalization.compose(x, parameters)
+    return Normalized(composed.y, composed.totals.detach())
 
 
 class _Normalize(torch.autograd.Function):
@@ -53,14 +51,14 @@ class _Normalize(torch.autograd.Function):
         normalization: Normalization,
         x: torch.Tensor,
         *parameters: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         found = normalization.compose(x, parameters)
         ctx.normalization, ctx.count = normalization, len(parameters)
         weight = found.parameters[0] if parameters else None
         kept = (found.own_mean, found.mean, found.error, found.inverse, weight)
         ctx.save_for_backward(x, *parameters, *kept)
-        ctx.mark_non_differentiable(*(t for t in (found.mean, found.variance) if t is not None))
-        return found.y, found.mean, found.variance
+        ctx.mark_non_differentiable(found.totals)
+        return found.y, found.totals
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -70,22 +68,8 @@ class _Normalize(torch.autograd.Function):
         needs = ctx.needs_input_grad[1:]
         if torch.is_grad_enabled():
             inputs = (x, *parameters)
-            return None, *_differentiable(ctx.normalization, inputs, gradients[0], needs)
+            return None, *ctx.normalization.gradients(inputs, gradients[0], needs)
         return None, *_Adjoint(ctx.normalization, x, *kept)(gradients[0], needs)
-
-
-def _differentiable(
-    normalization: Normalization,
-    inputs: Sequence[torch.Tensor],
-    gradient: torch.Tensor,
-    needs: Sequence[bool],
-) -> list[torch.Tensor | None]:
-    """The gradients as differentiable functions of the inputs and of ``gradient``."""
-    x, *parameters = inputs
-    y = normalization.compose(x, parameters).y
-    needed = [t for t, needed in zip(inputs, needs, strict=True) if needed]
-    found = iter(torch.autograd.grad(y, needed, gradient, create_graph=True))
-    return [next(found) if needed else None for needed in needs]
 
 
 class _Adjoint:
@@ -120,7 +104,8 @@ class _Adjoint:
             gradient = gradient if weight is None else gradient * weight.to(gradient.dtype)
             first, second = self._sums(gradient)
             scale = self._inverse
-        of_sums, of_parameters = self._move(self._of_totals(first, second), found, needs)
+        of_sums = self._of_totals(first, second)
+        of_sums, of_parameters = by.move_gradients(of_sums, found, needs)
         return [self._of_block(gradient, scale, of_sums), *of_parameters]
 
     def _sums(self, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -154,24 +139,6 @@ class _Adjoint:
         mean = by.of_lines(self._mean, first.dim())
         of_sum = -self._inverse * first / max(1, by.cells) - 2 * mean * of_square
         return by.of_statistics(torch.stack([of_sum, of_square], -1))
-
-    def _move(
-        self, of_sums: torch.Tensor, of_parameters: Sequence[torch.Tensor], needs: Sequence[bool]
-    ) -> tuple[torch.Tensor | None, list[torch.Tensor | None]]:
-        """What all workers' parts are together, where it is needed: one group of messages."""
-        movements = [self._by.total, *self._by.parameters]
-        parts = [of_sums, *of_parameters[: len(movements) - 1]]
-        found = [part if needed else None for needed, part in zip(needs, parts, strict=True)]
-        moving = [
-            (i, movement.T, part.to(movement.dtype))
-            for i, (movement, part) in enumerate(zip(movements, found, strict=True))
-            if movement is not None and part is not None
-        ]
-        if moving:
-            moved = move([m for _, m, _ in moving], [part for _, _, part in moving])
-            for (i, _, _), part in zip(moving, moved, strict=True):
-                found[i] = part
-        return found[0], found[1:]
 
     def _of_block(
         self, gradient: torch.Tensor, scale: torch.Tensor, of_sums: torch.Tensor | None

@@ -9,6 +9,7 @@ void test_half();
 void test_combine();
 void test_device_api();
 void test_messages();
+void test_norm_lines();
 void test_nccl();
 void test_nccl_world();
 void test_failures();
@@ -21,6 +22,7 @@ int main() {
   test_combine();
   test_device_api();
   test_messages();
+  test_norm_lines();
   test_failures();
   test_nccl();
   test_nccl_world();

@@ -1,0 +1,93 @@
+// Two sums over the items of a line at a time, in many lanes: as wide as the function they are
+// inlined into is compiled for.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#define GPUDIST_INLINE [[gnu::always_inline]] inline
+
+namespace gpudist {
+
+struct Sums {
+  double first = 0;
+  double second = 0;
+};
+
+// Items of a line, one or a vector of them.
+template <class Items, class T>
+GPUDIST_INLINE void load(const T* from, Items& items) {
+  std::memcpy(&items, from, sizeof(items));
+}
+
+// Terms of the sums of values about a shift, and of their squares.
+template <class T>
+struct Values {
+  const T* x;
+  T shift;
+
+  template <class Items>
+  GPUDIST_INLINE void at(int64_t i, Items& first, Items& second) const {
+    load(x + i, first);
+    first -= shift;
+    second = first * first;
+  }
+};
+
+// Terms of the sums of a gradient, and of its products with values about a shift.
+template <class T, bool kWeighted>
+struct Products {
+  const T* gradient;
+  const T* x;
+  const T* weight;
+  T shift;
+
+  template <class Items>
+  GPUDIST_INLINE void at(int64_t i, Items& first, Items& second) const {
+    load(x + i, second);
+    load(gradient + i, first);
+    if constexpr (kWeighted) {
+      Items factor;
+      load(weight + i, factor);
+      first *= factor;
+    }
+    second = (second - shift) * first;
+  }
+};
+
+template <class T, class Terms>
+GPUDIST_INLINE Sums sums_of(const Terms& terms, int64_t count) {
+  typedef T Vector __attribute__((vector_size(32)));
+  constexpr int64_t kItems = sizeof(Vector) / sizeof(T);
+  constexpr int kVectors = 4;
+  Vector first[kVectors] = {}, second[kVectors] = {}, a, b;
+  int64_t i = 0;
+  for (; i + kVectors * kItems <= count; i += kVectors * kItems) {
+    for (int v = 0; v < kVectors; ++v) {
+      terms.at(i + v * kItems, a, b);
+      first[v] += a;
+      second[v] += b;
+    }
+  }
+  for (; i + kItems <= count; i += kItems) {
+    terms.at(i, a, b);
+    first[0] += a;
+    second[0] += b;
+  }
+  Sums sums;
+  for (; i < count; ++i) {
+    T one, other;
+    terms.at(i, one, other);
+    sums.first += static_cast<double>(one);
+    sums.second += static_cast<double>(other);
+  }
+  const Vector firsts = (first[0] + first[1]) + (first[2] + first[3]);
+  const Vector seconds = (second[0] + second[1]) + (second[2] + second[3]);
+  for (int64_t item = 0; item < kItems; ++item) {
+    sums.first += static_cast<double>(firsts[item]);
+    sums.second += static_cast<double>(seconds[item]);
+  }
+  return sums;
+}
+
+}  // namespace gpudist
