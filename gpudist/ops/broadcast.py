@@ -11,6 +11,7 @@ from gpudist.exchange import Movement, bind
 from gpudist.geometry.boxes import Plan
 from gpudist.geometry.broadcasting import Pairing, plan_broadcast
 from gpudist.ops.agreement import Layout, ShapeMode
+from gpudist.ops.headers import SourceHeaders
 from gpudist.ops.operator import Operator, remembered
 from gpudist.partition import Partition
 
@@ -31,6 +32,17 @@ class Broadcast(Operator):
     ) -> None:
         self.pairing = Pairing(P_x.shape, P_y.shape, transpose_src, transpose_dest)
         super().__init__(P_x, P_y, None, preserve_batch, global_shape, shape)
+        if shape == "dynamic":
+            source = self.pairing.source_of(P_y.rank) if P_y.rank is not None else None
+            name = type(self).__name__
+            self.agree_by(SourceHeaders(name, P_x, self.P_all, source, self._bind_headers))
+
+    def _bind_headers(self, length: int) -> Movement:
+        plan = plan_between(
+            self.P_x, self.P_y, self.P_all, self.pairing, lambda _: (length,), "headers"
+        )
+        label = f"headers of {type(self).__name__} {list(self.P_x.shape)} -> {list(self.P_y.shape)}"
+        return bind(plan, self.P_all, label, torch.int64, (0,), torch.int64)
 
     def _bind(self, layout: Layout, x: torch.Tensor) -> Movement:
         plan = plan_between(

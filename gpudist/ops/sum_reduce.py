@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from gpudist.arrays import Array, applied
-from gpudist.errors import ShapeError
+from gpudist.errors import PlanMismatch, ShapeError
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.broadcasting import Pairing
 from gpudist.geometry.cartesian import index_of
@@ -57,7 +57,7 @@ class SumReduce(Operator):
                 )
             for rank in others:
                 if layout.shape_of(rank) != layout.shape_of(first):
-                    raise ShapeError(
+                    raise PlanMismatch(
                         f"SumReduce: ranks {first} and {rank} of {list(self.P_x.shape)} are summed "
                         f"but their blocks are {list(layout.shape_of(first))} and "
                         f"{list(layout.shape_of(rank))}"
@@ -104,8 +104,8 @@ def sum_reduce(
 
     Raises:
         PartitionError: on every rank alike, if ``P_y`` does not broadcast to ``P_x``.
-        ShapeError: on every rank alike, if blocks to be summed differ in shape, or the dtype is
-            bool.
+        PlanMismatch: on every rank alike, if blocks to be summed differ in shape.
+        ShapeError: on every rank alike, if the dtype is bool.
 
     Source:
         Hewett & Grady 2020, arXiv:2006.03108, section 3.
