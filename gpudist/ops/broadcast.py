@@ -106,7 +106,9 @@ def broadcast(
             as they are.
         preserve_batch: workers of ``P_x`` alone get ``(batch, 0)`` instead of ``(0,)``.
         global_shape: of the balanced tensor on ``P_x``, to save agreeing on the blocks.
-        shape: ``"dynamic"`` agrees at every call.
+        shape: ``"dynamic"`` has each source tell its receivers at every call; then size, dtype and
+            number of dims may change, placeholders say nothing, and an output requires grad iff its
+            source does. ``"static"`` refuses what a placeholder cannot tell.
 
     Returns:
         New tensor, or array if ``x`` is one: the copy, or a zero-volume one on workers outside
@@ -116,10 +118,13 @@ def broadcast(
         Sum-reduce of the copies into the block.
 
     Cost:
-        One broadcast of the block in each group, all groups at once.
+        One broadcast of the block in each group, all groups at once; with ``"dynamic"`` one of 104
+        bytes before it, which receivers read and sources do not wait for.
 
     Raises:
         PartitionError: on every rank alike, if ``P_x`` does not broadcast to ``P_y``.
+        PlanMismatch: on every rank, if a static block changes in a way that its receivers were not
+            told, or a worker of both partitions sends and gets blocks of different dtype.
 
     Source:
         Hewett & Grady 2020, arXiv:2006.03108, section 3.

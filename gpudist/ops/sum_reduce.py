@@ -89,7 +89,8 @@ def sum_reduce(
             as they are.
         preserve_batch: workers of ``P_x`` alone get ``(batch, 0)`` instead of ``(0,)``.
         global_shape: of the balanced sum on ``P_y``, to save agreeing on the blocks.
-        shape: ``"dynamic"`` agrees at every call.
+        shape: ``"dynamic"`` agrees at every call; then placeholders say nothing, and an output
+            requires grad iff a block of any worker does.
 
     Returns:
         New tensor, or array if ``x`` is one: the sum, or a zero-volume one on workers outside
