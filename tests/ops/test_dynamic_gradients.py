@@ -2,6 +2,8 @@
 
 # In a test body every rank is a member, so that ranks and indices are not None.
 # pyright: reportArgumentType=false
+# pyright: reportCallIssue=false
+# pyright: reportOperatorIssue=false
 # pyright: reportOptionalOperand=false
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
 """Thousands of shapes leave nothing behind: what is remembered of them is bounded."""
 
 # In a test body every rank is a member, so that ranks and indices are not None.
+# pyright: reportArgumentType=false
+# pyright: reportCallIssue=false
 # pyright: reportOperatorIssue=false
+# pyright: reportOptionalOperand=false
 
 from __future__ import annotations
 
