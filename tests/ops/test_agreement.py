@@ -53,8 +53,9 @@ def test_refuses_what_no_placeholder_tells(P_world: Partition, changed: torch.Te
     """Refused by the owner itself: no message of the operator could tell the others in time."""
     P_x = partition_of(P_world, [1], [1, 1])
     agreement = Agreement("Test", P_x, P_world, None)
-    agreement(torch.ones(4, 2) if P_x.active else zero_volume_tensor(4))
+    # All of it: a slow rank may hear of the change while it still agrees.
     with pytest.raises(PlanMismatch, match=r"\[4, 2\] and is now .*shape='dynamic'"):
+        agreement(torch.ones(4, 2) if P_x.active else zero_volume_tensor(4))
         agreement(changed if P_x.active else zero_volume_tensor(4))
         P_world.barrier()
 
