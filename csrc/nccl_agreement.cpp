@@ -28,10 +28,28 @@ struct Partner {
   }
 };
 
+// Of what was compared with a partner, and of runs.
+constexpr size_t kRemembered = 4096;
+
 constexpr uint64_t kHashStart = 1469598103934665603u, kHashFactor = 1099511628211u;  // FNV-1a
 
 void add_to(uint64_t& hash, uint64_t number) {
   hash = (hash ^ number) * kHashFactor;
+}
+
+// What tells one run of stages from others. Two of one digest may differ in sizes and partners,
+// where the shapes are those of one call.
+std::string run_key(const Signature& signature, const std::vector<DeviceCall>& calls) {
+  uint64_t hash = kHashStart;
+  for (const DeviceCall& call : calls) {
+    for (const WireStep& step : call.stage->steps) {
+      add_to(hash, static_cast<uint64_t>(step.kind));
+      add_to(hash, static_cast<uint64_t>(step.peer));
+      add_to(hash, step.count);
+    }
+  }
+  std::string key(signature.digest.begin(), signature.digest.end());
+  return key.append(reinterpret_cast<const char*>(&hash), sizeof(hash));
 }
 
 // Every member of a communicator compares with those beside it: if all agree, all are equal.
@@ -91,6 +109,28 @@ Transfer described(const Signature& signature, int peer, int64_t bytes) {
 
 }  // namespace
 
+bool Compared::add(std::string key) {
+  if (!known_.insert(key).second) return false;
+  order_.push_back(std::move(key));
+  if (order_.size() <= kRemembered) return false;
+  known_.erase(order_.front());
+  order_.pop_front();
+  return true;
+}
+
+void NcclWorld::agree(const Signature& signature, const std::vector<DeviceCall>& calls,
+                      DeviceStream stream) {
+  std::string key = run_key(signature, calls);
+  if (!checks_ && runs_.count(key) != 0) return;
+  std::vector<WireCall> planned;
+  for (const DeviceCall& call : calls) {
+    for (const WireStep& step : call.stage->steps) planned.push_back(step.at({}));
+  }
+  agree(signature, planned, stream);
+  if (runs_.size() >= kRemembered) runs_.clear();
+  runs_.insert(std::move(key));
+}
+
 void NcclWorld::refuse_capture(const Signature& signature, DeviceStream stream) const {
   uint64_t capture = 0;
   check_device(device_api_, device_api_.capture_id(stream, &capture), "asking for a capture");
@@ -110,11 +150,11 @@ void NcclWorld::agree(const Signature& signature, const std::vector<WireCall>& c
                       DeviceStream stream) {
   std::map<int, Partner> partners = partners_of(calls, rank_);
   // Two ranks have the same history of each other, and so agree on whether they have agreed.
-  std::vector<std::string> keys;
+  std::vector<std::pair<int, std::string>> keys;
   for (auto it = partners.begin(); it != partners.end();) {
     std::string key = it->second.key(signature.digest, it->first, rank_);
-    const bool is_known = !checks_ && agreed_.count(key) != 0;
-    if (!is_known) keys.push_back(std::move(key));
+    const bool is_known = !checks_ && compared_[it->first].has(key);
+    if (!is_known) keys.emplace_back(it->first, std::move(key));
     it = is_known ? partners.erase(it) : std::next(it);
   }
   if (partners.empty()) return;
@@ -159,7 +199,9 @@ void NcclWorld::agree(const Signature& signature, const std::vector<WireCall>& c
     verify_header(described(expected, peer, partner.received_bytes), came, rank_);
     came += kHeaderBytes;
   }
-  for (std::string& key : keys) agreed_.insert(std::move(key));
+  bool has_forgotten = false;
+  for (auto& [peer, key] : keys) has_forgotten |= compared_[peer].add(std::move(key));
+  if (has_forgotten) runs_.clear();
 }
 
 }  // namespace gpudist

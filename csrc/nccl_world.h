@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -21,6 +22,19 @@
 #include "watchdog.h"
 
 namespace gpudist {
+
+// What was compared with one partner lately. Two ranks have the same history of each other, and
+// forget the same at the same call.
+class Compared {
+ public:
+  bool has(const std::string& key) const { return known_.count(key) != 0; }
+  // Whether another one was forgotten for it.
+  bool add(std::string key);
+
+ private:
+  std::unordered_set<std::string> known_;
+  std::deque<std::string> order_;
+};
 
 class NcclWorld {
  public:
@@ -90,6 +104,8 @@ class NcclWorld {
   // Compare with partners what this rank means to do with them, unless that is known. Throws
   // PlanMismatch.
   void agree(const Signature& signature, const std::vector<WireCall>& calls, DeviceStream stream);
+  // The same for stages, at little cost where all of it is known.
+  void agree(const Signature& signature, const std::vector<DeviceCall>& calls, DeviceStream stream);
   void refuse_capture(const Signature& signature, DeviceStream stream) const;
   void group(std::vector<WireCall>& calls, DeviceStream stream);
   void call(const WireCall& call, DeviceStream stream);
@@ -122,7 +138,8 @@ class NcclWorld {
   Staging staging_;
   PinnedMemory pinned_;
   std::map<int64_t, std::unique_ptr<DeviceCombine>> guards_;  // by bytes
-  std::unordered_set<std::string> agreed_;  // digests of plans, and what was compared with partners
+  std::map<int, Compared> compared_;                          // by partner
+  std::unordered_set<std::string> runs_;                      // of which all has been compared
   DeviceStream beside_ = nullptr;
   bool has_started_ = false;
   // Complete when the last group is, on the stream it was on.

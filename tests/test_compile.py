@@ -218,6 +218,16 @@ def test_dynamic_operators_agree_at_every_call(P_world: Partition) -> None:
 
 
 @distributed(ranks=2, transports=["host"])
+def test_dynamic_broadcasts_are_told_at_every_call(P_world: Partition) -> None:
+    P_x = P_world.create_partition_inclusive([0])
+    operator = ops.Broadcast(P_x, P_world, shape="dynamic")
+    graph = compiled(lambda x: operator(x))
+    for width in (3, 4, 3):
+        x = random((2, width), 1) if P_x.active else torch.empty(width, 0).double()
+        assert_equal_to_eager(graph, operator, x.requires_grad_())
+
+
+@distributed(ranks=2, transports=["host"])
 def test_blocks_a_graph_was_not_compiled_for_are_refused(P_world: Partition) -> None:
     """One rank's block changes; the other's graph, which cannot see it, says so to both."""
     P_x = partition_of(P_world, [0, 1], [1, 2])

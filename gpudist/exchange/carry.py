@@ -30,7 +30,7 @@ def carry_out(
         ShapeError: an input does not have the shape or dtype its movement was bound to.
         PlanMismatch: ranks carry out different movements.
     """
-    rounds = _rounds(tuple(movements))
+    rounds = _rounds_of(movements)
     results = rounds[0].run(inputs)
     if len(rounds) > 1:
         for later in rounds[1:]:
@@ -60,7 +60,7 @@ def start(
             not fit the tensor it would be added to.
         PlanMismatch: ranks carry out different movements; :meth:`InFlight.wait` may raise it too.
     """
-    only, *later = _rounds(tuple(movements))
+    only, *later = _rounds_of(movements)
     if later:
         labels = " + ".join(movement.label for movement in movements)
         raise ShapeError(f"{labels} has {1 + len(later)} stages; only one can be started")
@@ -94,13 +94,22 @@ def all_reduce(x: torch.Tensor, partition: Partition, op: ReduceOp = "sum") -> t
     return output
 
 
-@lru_cache(maxsize=4096)
-def _rounds(movements: tuple[Movement, ...]) -> tuple[Round, ...]:
+def _rounds_of(movements: Sequence[Movement]) -> tuple[Round, ...]:
+    remembered = _passing_rounds if movements[0].is_passing else _rounds
+    return remembered(tuple(movements))
+
+
+def _make_rounds(movements: tuple[Movement, ...]) -> tuple[Round, ...]:
     wire = movements[0].steps[0].partition.wire
     depths = max(len(movement.steps) for movement in movements)
     return tuple(
         Round(wire, movements, depth, _signature(movements, depth)) for depth in range(depths)
     )
+
+
+# Rounds hold what the transport has bound: a network's for good, those of passing shapes briefly.
+_rounds = lru_cache(maxsize=4096)(_make_rounds)
+_passing_rounds = lru_cache(maxsize=256)(_make_rounds)
 
 
 def _signature(movements: tuple[Movement, ...], depth: int) -> Signature:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
 from typing import NamedTuple
@@ -33,6 +33,8 @@ class Movement:
         dtype: of the data that moves.
         input_dtype, output_dtype: of this rank's tensors; a placeholder keeps its own.
         fill: value of output cells nothing moves to. It is a constant, so adjoints fill with zero.
+        is_passing: its shapes are those of one call and may never come again, so that what the
+            transport makes for it is not kept for long.
     """
 
     label: str
@@ -44,6 +46,7 @@ class Movement:
     input_dtype: torch.dtype
     output_dtype: torch.dtype
     fill: float = 0.0
+    is_passing: bool = False
     _forward: Movement | None = field(default=None, repr=False)
 
     @cached_property
@@ -51,7 +54,7 @@ class Movement:
         """The adjoint movement. ``movement.T.T`` is the linear part of ``movement``."""
         if self._forward is not None:
             return self._forward
-        linear = self if self.fill == 0 else self._with(fill=0.0)
+        linear = self if self.fill == 0 else replace(self, fill=0.0)
         return Movement(
             f"adjoint of {self.label}",
             blake2b(self.identity + b"T", digest_size=16).digest(),
@@ -61,6 +64,7 @@ class Movement:
             self.dtype,
             self.output_dtype,
             self.input_dtype,
+            is_passing=self.is_passing,
             _forward=linear,
         )
 
@@ -76,20 +80,12 @@ class Movement:
             self.input_dtype,
             other.output_dtype,
             self.fill,
+            self.is_passing or other.is_passing,
         )
 
-    def _with(self, fill: float) -> Movement:
-        return Movement(
-            self.label,
-            self.identity,
-            self.steps,
-            self.input_shape,
-            self.output_shape,
-            self.dtype,
-            self.input_dtype,
-            self.output_dtype,
-            fill,
-        )
+    def passing(self) -> Movement:
+        """The same movement, for the shapes of one call."""
+        return replace(self, is_passing=True)
 
 
 def bind(

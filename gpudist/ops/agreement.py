@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from hashlib import blake2b
-from typing import Literal, NoReturn
+from typing import Literal, NamedTuple, NoReturn
 
 import torch
 
@@ -37,14 +37,52 @@ _DTYPES = (
     torch.uint8,
     torch.bool,
 )
-_NO_BLOCK, _BLOCK, _WRONG_DIMS, _WRONG_DEVICE, _WRONG_DTYPE = range(5)
+_NO_BLOCK, BLOCK, _WRONG_DIMS, _WRONG_DEVICE, _WRONG_DTYPE = range(5)
+
+
+class Told(NamedTuple):
+    """What a rank tells of its tensor.
+
+    Attributes:
+        problem: ``BLOCK``, or why there is none that can be moved.
+        requires_grad: whether what is made of the tensor now does.
+        kind: of array that the tensor was given as.
+    """
+
+    problem: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    requires_grad: bool
+    kind: int
+
+    @classmethod
+    def of(cls, row: Sequence[int]) -> Told:
+        """What a row says; of too many dims it has the first ones."""
+        problem, dtype, dims, *shape, requires_grad, kind = row
+        return cls(problem, _DTYPES[dtype], tuple(shape[:dims]), bool(requires_grad), kind)
+
+    @property
+    def row(self) -> list[int]:
+        """As ``ROW_LENGTH`` integers."""
+        shape = self.shape[:_MAX_DIMS]
+        dtype = _DTYPES.index(self.dtype) if self.dtype in _DTYPES else 0
+        room = [0] * (_MAX_DIMS - len(shape))
+        return [self.problem, dtype, len(self.shape), *shape, *room, self.requires_grad, self.kind]
+
+
+ROW_LENGTH = 5 + _MAX_DIMS
 
 
 class Layout:
     """The blocks of a distributed tensor, by rank of the partition that owns them, and their dtype.
 
     Known either as a cut of a global tensor or as a table of shapes, which need not be such a cut.
+
+    Attributes:
+        requires_grad: whether gradients are wanted of it anywhere, if ranks have told each other.
     """
+
+    requires_grad: bool | None = None
 
     def __init__(
         self,
@@ -77,6 +115,11 @@ class Layout:
     def key(self) -> object:
         """What the layout is known by, the same on all ranks."""
         return self._table if self._table is not None else self._cut
+
+    @property
+    def identity(self) -> object:
+        """What this rank tells the layout from others by."""
+        return self.key, self.dtype
 
     def adapted(self, extents: dict[int, int], dtype: torch.dtype) -> Layout:
         """The same cut with other extents in dims that are not partitioned, and another dtype."""
@@ -151,6 +194,7 @@ class Agreement:
         self._name = name
         self._P_x = P_x
         self._P_all = P_all
+        self._is_seen_by_all = set(P_all.ranks) == set(P_x.ranks)
         self._dims = dims
         self._cut = tuple(grid) if grid is not None else P_x.shape
         self._placed = placed
@@ -184,7 +228,7 @@ class Agreement:
         """A digest of the layout agreed on last, the same on all ranks; 0 if there is none."""
         if self._agreed is None:
             return 0
-        key = repr((self._agreed.key, self._agreed.dtype)).encode()
+        key = repr(self._agreed.identity).encode()
         return int.from_bytes(blake2b(key, digest_size=7).digest(), "little")
 
     def confirm(self, x: torch.Tensor, expected: int) -> None:
@@ -211,39 +255,39 @@ class Agreement:
         if x.dtype not in _DTYPES:
             return _WRONG_DTYPE
         wrong = x.dim() != self._dims if self._dims is not None else x.dim() > _MAX_DIMS
-        return _WRONG_DIMS if wrong else _BLOCK
+        return _WRONG_DIMS if wrong else BLOCK
 
     def _given(self, x: torch.Tensor) -> Layout:
         assert self._global_shape is not None
         problem = self._problem(x)
-        if problem > _BLOCK:
+        if problem > BLOCK:
             self.refuse(self._error(problem, self._P_x.rank, tuple(x.shape), str(x.device)))
         grid = self._grid(len(self._global_shape))
         cut = Decomposition.balanced(self._global_shape, grid)
         return Layout(self._name, grid, x.dtype, cut, placed=self._placed)
 
+    def _tell(self, x: torch.Tensor) -> Told:
+        return Told(self._problem(x), x.dtype, tuple(x.shape), wants_gradient(x), self.kind)
+
     def _gathered(self, x: torch.Tensor) -> Layout:
-        problem = self._problem(x)
-        dtype = _DTYPES.index(x.dtype) if x.dtype in _DTYPES else 0
-        shape = tuple(x.shape)[:_MAX_DIMS]
-        row = [problem, dtype, x.dim(), *shape, *(0,) * (_MAX_DIMS - len(shape)), self.kind]
-        rows = self._P_all.allgather_data(row)
-        by_world_rank = dict(zip(self._P_all.ranks, rows, strict=True))
-        for rank, world_rank in enumerate(self._P_all.ranks):
-            problem, _, dims, *shape = by_world_rank[world_rank]
-            if problem > _BLOCK:
-                raise self._error(problem, rank, tuple(shape[:dims]))
+        told = [Told.of(row) for row in self._P_all.allgather_data(self._tell(x).row)]
+        for rank, row in enumerate(told):
+            if row.problem > BLOCK:
+                raise self._error(row.problem, rank, row.shape)
+        by_world_rank = dict(zip(self._P_all.ranks, told, strict=True))
         owners = [by_world_rank[rank] for rank in self._P_x.ranks]
-        self.owners_kind = owners[0][-1]
-        dtypes = {_DTYPES[row[1]] for row in owners}
-        dims = {row[2] for row in owners}
+        self.owners_kind = owners[0].kind
+        dtypes = {row.dtype for row in owners}
+        dims = {len(row.shape) for row in owners}
         if len(dtypes) > 1 or len(dims) > 1:
             raise PlanMismatch(
                 f"{self._name}: the ranks' blocks do not belong to one tensor: dtypes "
                 f"{sorted(map(str, dtypes))}, numbers of dims {sorted(dims)}"
             )
-        shapes = tuple(tuple(row[3 : 3 + row[2]]) for row in owners)
-        return Layout(self._name, self._grid(dims.pop()), dtypes.pop(), table=shapes)
+        shapes = tuple(row.shape for row in owners)
+        layout = Layout(self._name, self._grid(dims.pop()), dtypes.pop(), table=shapes)
+        layout.requires_grad = any(row.requires_grad for row in owners)
+        return layout
 
     def _adapted(self, agreed: Layout, x: torch.Tensor) -> Layout:
         """``agreed`` with what may have changed: dims that are not partitioned, the dtype."""
@@ -253,36 +297,46 @@ class Agreement:
         dtype = agreed.dtype
         if self._P_x.rank is not None:
             problem = self._problem(x)
-            if problem > _BLOCK:
+            if problem > BLOCK:
                 self.refuse(self._error(problem, self._P_x.rank, tuple(x.shape), str(x.device)))
             mine = agreed.shape_of(self._P_x.rank)
             dtype = x.dtype
             if x.dim() != dims or any(x.shape[d] != mine[d] for d in range(dims) if d not in free):
-                self.refuse(
-                    PlanMismatch(
-                        f"{self._name}: the block of rank {self._P_x.rank} of {self._P_x!r} was "
-                        "agreed "
-                        f"on as {list(mine)} and is now {list(x.shape)}, which the other ranks "
-                        "cannot "
-                        f"know; pass global_shape=, or shape='dynamic' to agree at every call"
-                    )
-                )
+                self._refuse_change(f"{list(mine)}", f"{list(x.shape)}")
             changed = {d: x.shape[d] for d in free if x.shape[d] != mine[d]}
+            if not self._is_seen_by_all and (dtype != agreed.dtype or changed.keys() - {0}):
+                # A placeholder can tell a batch and nothing else.
+                self._refuse_change(f"{agreed.dtype} {list(mine)}", f"{x.dtype} {list(x.shape)}")
         elif x.dim() == 2 and x.shape[1] == 0 and 0 in free and x.shape[0] != agreed.shape_of(0)[0]:
             changed = {0: x.shape[0]}
+        before = agreed.shape_of(self._P_x.rank or 0)
+        if any((extent == 0) != (before[d] == 0) for d, extent in changed.items()):
+            # Blocks without cells send nothing: nobody would be told if ranks disagreed.
+            now = [changed.get(d, extent) for d, extent in enumerate(before)]
+            self._refuse_change(f"{list(before)}", f"{now}")
         if not changed and dtype == agreed.dtype:
             return agreed
         return agreed.adapted(changed, dtype)
+
+    def _refuse_change(self, agreed: str, now: str) -> NoReturn:
+        self.refuse(
+            PlanMismatch(
+                f"{self._name}: the block of rank {self._P_x.rank or 0} of {self._P_x!r} was "
+                f"agreed on as {agreed} and is now {now}, which the other ranks cannot know; pass "
+                "global_shape=, or shape='dynamic' to agree at every call"
+            )
+        )
 
     def _error(
         self, problem: int, rank: int | None, shape: tuple[int, ...], device: str = "another device"
     ) -> GpudistError:
         where = f"{self._name}, rank {rank} of {self._P_all!r}"
         if problem == _WRONG_DIMS:
-            wanted = self._dims if self._dims is not None else f"at most {_MAX_DIMS}"
+            if self._dims is None:
+                return ShapeError(f"{where}: the block has more dims than at most {_MAX_DIMS}")
             return ShapeError(
-                f"{where}: the block of shape {list(shape)} has {len(shape)} dims, not {wanted}; "
-                "the partition has one axis per dim of the tensor"
+                f"{where}: the block of shape {list(shape)} has {len(shape)} dims, not "
+                f"{self._dims}; the partition has one axis per dim of the tensor"
             )
         if problem == _WRONG_DEVICE:
             return ShapeError(
@@ -294,6 +348,11 @@ class Agreement:
     def refuse(self, error: GpudistError) -> NoReturn:
         """See :func:`refuse`."""
         refuse(self._P_x, error)
+
+
+def wants_gradient(x: torch.Tensor) -> bool:
+    """Whether what is made from ``x`` now requires grad."""
+    return x.requires_grad and torch.is_grad_enabled()
 
 
 def refuse(P: Partition, error: GpudistError) -> NoReturn:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from gpudist.arrays import Array, applied
-from gpudist.errors import PartitionError, ShapeError
+from gpudist.errors import PartitionError, PlanMismatch
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.boxes import Plan
 from gpudist.geometry.broadcasting import plan_all_sum_reduce
@@ -54,7 +54,7 @@ class AllSumReduce(Operator):
             shape = layout.shape_of(rank)
             expected = first.setdefault(self._group_of(rank), shape)
             if shape != expected:
-                raise ShapeError(
+                raise PlanMismatch(
                     f"AllSumReduce: blocks that are summed over axes {list(self.axes)} of "
                     f"{list(self.P_x.shape)} have different shapes {list(expected)} and "
                     f"{list(shape)}"
@@ -117,7 +117,8 @@ def all_sum_reduce(
 
     Raises:
         PartitionError: on every rank alike, if an axis is out of range.
-        ShapeError: if blocks to be summed differ in shape, or the dtype is bool.
+        PlanMismatch: on every rank alike, if blocks to be summed differ in shape.
+        ShapeError: on every rank alike, if the dtype is bool.
 
     Source:
         Hewett & Grady 2020, arXiv:2006.03108, section 3.

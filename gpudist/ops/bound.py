@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -18,7 +19,31 @@ from gpudist.ops.agreement import Agreement, ShapeMode
 # A layer sees a few shapes: full batches, a last one, perhaps another for evaluation.
 _REMEMBERED_SHAPES = 256
 
+# Run-time shapes: what may come again soon.
+_RECENT_SHAPES = 64
+
 T = TypeVar("T")
+
+
+class Recent(Generic[T]):
+    """What was made last, by keys; the key that was longest not asked for is forgotten."""
+
+    def __init__(self, limit: int = _RECENT_SHAPES) -> None:
+        self._limit = limit
+        self._found: OrderedDict[object, T] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __call__(self, key: object, make: Callable[[], T]) -> T:
+        found = self._found.get(key)
+        if found is None:
+            found = self._found[key] = make()
+            if len(self._found) > self._limit:
+                self._found.popitem(last=False)
+        else:
+            self._found.move_to_end(key)
+        return found
 
 
 class Bound(Generic[T]):

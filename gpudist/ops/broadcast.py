@@ -11,6 +11,7 @@ from gpudist.exchange import Movement, bind
 from gpudist.geometry.boxes import Plan
 from gpudist.geometry.broadcasting import Pairing, plan_broadcast
 from gpudist.ops.agreement import Layout, ShapeMode
+from gpudist.ops.headers import SourceHeaders
 from gpudist.ops.operator import Operator, remembered
 from gpudist.partition import Partition
 
@@ -31,6 +32,17 @@ class Broadcast(Operator):
     ) -> None:
         self.pairing = Pairing(P_x.shape, P_y.shape, transpose_src, transpose_dest)
         super().__init__(P_x, P_y, None, preserve_batch, global_shape, shape)
+        if shape == "dynamic":
+            source = self.pairing.source_of(P_y.rank) if P_y.rank is not None else None
+            name = type(self).__name__
+            self.agree_by(SourceHeaders(name, P_x, self.P_all, source, self._bind_headers))
+
+    def _bind_headers(self, length: int) -> Movement:
+        plan = plan_between(
+            self.P_x, self.P_y, self.P_all, self.pairing, lambda _: (length,), "headers"
+        )
+        label = f"headers of {type(self).__name__} {list(self.P_x.shape)} -> {list(self.P_y.shape)}"
+        return bind(plan, self.P_all, label, torch.int64, (0,), torch.int64)
 
     def _bind(self, layout: Layout, x: torch.Tensor) -> Movement:
         plan = plan_between(
@@ -94,7 +106,9 @@ def broadcast(
             as they are.
         preserve_batch: workers of ``P_x`` alone get ``(batch, 0)`` instead of ``(0,)``.
         global_shape: of the balanced tensor on ``P_x``, to save agreeing on the blocks.
-        shape: ``"dynamic"`` agrees at every call.
+        shape: ``"dynamic"`` has each source tell its receivers at every call; then size, dtype and
+            number of dims may change, placeholders say nothing, and an output requires grad iff its
+            source does. ``"static"`` refuses what a placeholder cannot tell.
 
     Returns:
         New tensor, or array if ``x`` is one: the copy, or a zero-volume one on workers outside
@@ -104,10 +118,13 @@ def broadcast(
         Sum-reduce of the copies into the block.
 
     Cost:
-        One broadcast of the block in each group, all groups at once.
+        One broadcast of the block in each group, all groups at once; with ``"dynamic"`` one of 104
+        bytes before it, which receivers read and sources do not wait for.
 
     Raises:
         PartitionError: on every rank alike, if ``P_x`` does not broadcast to ``P_y``.
+        PlanMismatch: on every rank, if a static block changes in a way that its receivers were not
+            told, or a worker of both partitions sends and gets blocks of different dtype.
 
     Source:
         Hewett & Grady 2020, arXiv:2006.03108, section 3.

@@ -70,10 +70,10 @@ def scatter(
     Collective over ``P_x``.
 
     Args:
-        x: the whole tensor on the root, or a NumPy or CuPy array. Elsewhere only its
-            ``requires_grad`` counts, which must be the root's where gradients are wanted, and
-            whether it is a tensor or an array; ``None`` stands for one like the root's that does
-            not require grad.
+        x: the whole tensor on the root, or a NumPy or CuPy array. Elsewhere only whether it is a
+            tensor or an array counts, and with ``"static"`` its ``requires_grad``, which must be
+            the root's where gradients are wanted; ``None`` stands for one like the root's that
+            does not require grad.
         P_x: one axis per dim of the tensor.
         root: rank in ``P_x`` of the worker that has the tensor.
         preserve_batch: see :func:`~gpudist.repartition`.

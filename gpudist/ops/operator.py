@@ -9,12 +9,12 @@ from typing import TypeVar
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from gpudist.autograd import move
+from gpudist.autograd import is_eager, move
 from gpudist.errors import PartitionError
 from gpudist.exchange import Movement
 from gpudist.library import constant_when_traced, handle_of
 from gpudist.ops.agreement import Agreement, Layout, ShapeMode
-from gpudist.ops.bound import Bound
+from gpudist.ops.bound import Bound, Recent
 from gpudist.partition import CartesianPartition, Partition
 
 
@@ -38,6 +38,18 @@ def placeholder_shape(x: torch.Tensor) -> tuple[int, ...]:
     return (x.shape[0], 0) if x.dim() and x.shape != (0,) else (0,)
 
 
+def _as_told(x: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """``x``, or what requires grad in its place, if the owners of the blocks have told so."""
+    wanted = layout.requires_grad
+    if wanted is None or x.requires_grad == wanted or not torch.is_grad_enabled():
+        return x
+    if not wanted:
+        return x.detach()
+    if x.is_floating_point() or x.is_complex():
+        return x.detach().requires_grad_()
+    return torch.empty(x.shape, dtype=layout.dtype, device=x.device, requires_grad=True)
+
+
 class Operator(torch.nn.Module):
     """A linear operator from a tensor on ``P_x`` to one on ``P_y``, as a module.
 
@@ -50,7 +62,8 @@ class Operator(torch.nn.Module):
         dims: number of dims the input must have, ``None`` for any.
         preserve_batch: zero-volume outputs are ``(batch, 0)`` instead of ``(0,)``.
         global_shape: of the balanced input, to save the agreement.
-        shape: ``"static"``, or ``"dynamic"`` to agree at every call.
+        shape: ``"static"``, or ``"dynamic"`` to agree at every call. Then an output requires grad
+            iff grad mode is on and a block does: placeholders need not.
         grid, placed: how the tensor is cut, where that is not by ``P_x`` itself.
     """
 
@@ -74,11 +87,22 @@ class Operator(torch.nn.Module):
         self.agreement = Agreement(
             type(self).__name__, P_x, self.P_all, dims, global_shape, shape, grid, placed
         )
+        self._is_dynamic = shape == "dynamic"
         self._bound = Bound[tuple[Layout, Movement]](shape, self.agreement)
+        self._recent = Recent[Movement]()
+
+    def agree_by(self, agreement: Agreement) -> None:
+        """Learn of blocks in another way than by an agreement of all ranks."""
+        self.agreement = agreement
+        self._bound = Bound[tuple[Layout, Movement]]("dynamic", agreement)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self._takes_part:
             return x.clone()
+        if self._is_dynamic and is_eager():
+            layout = self.agreement(x)
+            x = _as_told(x, layout)
+            return move((self._bind_recent(layout, x),), (x,))[0]
         return move((self.movement(x),), (x,))[0]
 
     def movement(self, x: torch.Tensor) -> Movement:
@@ -91,7 +115,12 @@ class Operator(torch.nn.Module):
 
     def _agree_and_bind(self, x: torch.Tensor) -> tuple[Layout, Movement]:
         layout = self.agreement(x)
-        return layout, self._bind(layout, x)
+        return layout, (self._bind_recent if self._is_dynamic else self._bind)(layout, x)
+
+    def _bind_recent(self, layout: Layout, x: torch.Tensor) -> Movement:
+        """The movement for what was agreed at this call, or lately."""
+        key = (layout.identity, x.shape, x.dtype)
+        return self._recent(key, lambda: self._bind(layout, x).passing())
 
     def empty_shape(self, x: torch.Tensor) -> tuple[int, ...]:
         """Shape of this rank's output where it gets no block."""

@@ -75,7 +75,8 @@ def repartition(
         preserve_batch: workers of ``P_x`` alone get ``(batch, 0)`` instead of ``(0,)``.
         global_shape: of the tensor, if its blocks on ``P_x`` are balanced, to save agreeing on
             them.
-        shape: ``"dynamic"`` agrees at every call.
+        shape: ``"dynamic"`` agrees at every call; then placeholders say nothing, and an output
+            requires grad iff a block of any worker does.
 
     Returns:
         New tensor, or array if ``x`` is one: the block on ``P_y``, empty if there are fewer cells

@@ -53,7 +53,9 @@ def send_recv(
         P_x, P_y: senders and receivers, of equal shape.
         preserve_batch: workers of ``P_x`` alone get ``(batch, 0)`` instead of ``(0,)``.
         global_shape: of the balanced tensor, to save agreeing on the blocks.
-        shape: ``"dynamic"`` agrees at every call.
+        shape: ``"dynamic"`` has each source tell its receivers at every call; then size, dtype and
+            number of dims may change, placeholders say nothing, and an output requires grad iff its
+            source does. ``"static"`` refuses what a placeholder cannot tell.
 
     Returns:
         New tensor, or array if ``x`` is one: what was received; a zero-volume one on workers of
@@ -63,7 +65,12 @@ def send_recv(
         The gradient goes back to the sender.
 
     Cost:
-        One message per pair of workers.
+        One message per pair of workers; with ``"dynamic"`` one of 104 bytes before it, which
+        receivers read and senders do not wait for.
+
+    Raises:
+        PartitionError: on every rank alike, if the partitions differ in shape.
+        PlanMismatch: as of :func:`~gpudist.broadcast`.
 
     Source:
         Hewett & Grady 2020, arXiv:2006.03108, section 3.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from gpudist.arrays import Array, applied
-from gpudist.errors import ShapeError
+from gpudist.errors import PlanMismatch, ShapeError
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.broadcasting import Pairing
 from gpudist.geometry.cartesian import index_of
@@ -57,7 +57,7 @@ class SumReduce(Operator):
                 )
             for rank in others:
                 if layout.shape_of(rank) != layout.shape_of(first):
-                    raise ShapeError(
+                    raise PlanMismatch(
                         f"SumReduce: ranks {first} and {rank} of {list(self.P_x.shape)} are summed "
                         f"but their blocks are {list(layout.shape_of(first))} and "
                         f"{list(layout.shape_of(rank))}"
@@ -89,7 +89,8 @@ def sum_reduce(
             as they are.
         preserve_batch: workers of ``P_x`` alone get ``(batch, 0)`` instead of ``(0,)``.
         global_shape: of the balanced sum on ``P_y``, to save agreeing on the blocks.
-        shape: ``"dynamic"`` agrees at every call.
+        shape: ``"dynamic"`` agrees at every call; then placeholders say nothing, and an output
+            requires grad iff a block of any worker does.
 
     Returns:
         New tensor, or array if ``x`` is one: the sum, or a zero-volume one on workers outside
@@ -104,8 +105,8 @@ def sum_reduce(
 
     Raises:
         PartitionError: on every rank alike, if ``P_y`` does not broadcast to ``P_x``.
-        ShapeError: on every rank alike, if blocks to be summed differ in shape, or the dtype is
-            bool.
+        PlanMismatch: on every rank alike, if blocks to be summed differ in shape.
+        ShapeError: on every rank alike, if the dtype is bool.
 
     Source:
         Hewett & Grady 2020, arXiv:2006.03108, section 3.

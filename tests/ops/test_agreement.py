@@ -34,8 +34,30 @@ def test_agrees_once_and_adapts_alone(P_world: Partition) -> None:
     assert operations(P_world) - before == 1
     assert [second.shape_of(rank) for rank in range(2)] == [(2, 3), (2, 4)]
     assert agreement(torch.ones(4, 3 + P_world.rank) if P_x.active else torch.empty(0)) is first
-    wide = agreement(smaller.double())
-    assert wide.dtype == (torch.float64 if P_x.active else torch.float32)
+
+
+@distributed(ranks=2)
+def test_every_rank_sees_a_new_dtype_of_its_own_block(P_world: Partition) -> None:
+    agreement = Agreement("Test", P_world, P_world, 1)
+    agreement(torch.ones(3))
+    assert agreement(torch.ones(3).double()).dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [torch.ones(4, 2).double(), torch.ones(4, 3), torch.ones(0, 2)],
+    ids=["dtype", "width", "no cells"],
+)
+@distributed(ranks=3)
+def test_refuses_what_no_placeholder_tells(P_world: Partition, changed: torch.Tensor) -> None:
+    """Refused by the owner itself: no message of the operator could tell the others in time."""
+    P_x = partition_of(P_world, [1], [1, 1])
+    agreement = Agreement("Test", P_x, P_world, None)
+    # All of it: a slow rank may hear of the change while it still agrees.
+    with pytest.raises(PlanMismatch, match=r"\[4, 2\] and is now .*shape='dynamic'"):
+        agreement(torch.ones(4, 2) if P_x.active else zero_volume_tensor(4))
+        agreement(changed if P_x.active else zero_volume_tensor(4))
+        P_world.barrier()
 
 
 @distributed(ranks=2)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gpudist import all_sum_reduce, nn
-from gpudist.errors import ShapeError
+from gpudist.errors import PlanMismatch, ShapeError
 from gpudist.partition import Partition
 from gpudist.testing import assert_adjoint
 from tests.ops.cases import every_dtype
@@ -164,5 +164,5 @@ def test_blocks_of_different_shapes_are_refused_everywhere(P_world: Partition) -
     """Also in the group whose blocks have one shape."""
     P_x = P_world.create_cartesian_topology_partition([2, 2])
     x = torch.ones(2, 4 if P_world.rank == 3 else 3)
-    with pytest.raises(ShapeError, match=r"\[2, 3\].*\[2, 4\]"):
+    with pytest.raises(PlanMismatch, match=r"\[2, 3\].*\[2, 4\]"):
         all_sum_reduce(x, P_x, [0])

@@ -229,5 +229,5 @@ def test_blocks_of_different_shapes_are_refused_everywhere(P_world: Partition) -
     P_x = partition_of(P_world, range(4), [2, 2])
     P_y = partition_of(P_world, [0, 1], [2, 1])
     x = torch.ones(2, 4 if P_world.rank == 3 else 3)
-    with pytest.raises(ShapeError, match=r"ranks 2 and 3 .*\[2, 3\] and \[2, 4\]"):
+    with pytest.raises(PlanMismatch, match=r"ranks 2 and 3 .*\[2, 3\] and \[2, 4\]"):
         sum_reduce(x, P_x, P_y)
