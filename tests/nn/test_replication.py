@@ -13,7 +13,7 @@ from gpudist.nn import (
     DistributedBatchNorm2d,
     DistributedEmbedding,
     DistributedLinear,
-    replication,
+    buckets,
 )
 from gpudist.nn.placement import placements
 from gpudist.partition import Partition
@@ -121,21 +121,12 @@ def test_gradients_accumulate(P_world: Partition, fused: bool) -> None:
     assert_same_gradients(model, sequential, P_x)
 
 
-@pytest.mark.parametrize(
-    ("copied_bytes", "parts"), [(0, [[0], [1]]), (80, [[1], [0]]), (96, [[0, 1]])]
-)
-def test_large_gradients_go_alone(copied_bytes: int, parts: list[list[int]]) -> None:
-    """Of 96 and of 16 bytes."""
-    gradients = [torch.zeros(12, dtype=F64), torch.zeros(2, dtype=F64)]
-    assert replication._messages([0, 1], gradients, copied_bytes) == parts
-
-
 @distributed(ranks=4, transports=["loopback", "host"])
 def test_sums_of_large_and_small_gradients(P_world: Partition) -> None:
     """One group of two messages, of a layer whose weight is too large to be copied."""
     P_x = grid(P_world, [4, 1])
     layer = DistributedLinear(P_x, 400, 400, dtype=F64, replicate_parameters=True)
-    assert layer.weight.nbytes > replication.COPIED_BYTES
+    assert layer.weight.nbytes > buckets.COPIED_BYTES
     torch.manual_seed(1)
     whole = random_like_all((5, 400), 1)
     y = layer(own_block(whole, P_x))
