@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from gpudist.autograd import apply, is_eager
+from gpudist.autograd import apply, has_tangents, is_eager
 from gpudist.exchange import Movement, bind, carry_out, start
 from gpudist.geometry.broadcasting import plan_all_sum_reduce
 from gpudist.nn.buckets import BUCKET_BYTES, joined, messages
@@ -100,7 +100,8 @@ class _Copy(torch.autograd.Function):
         # Nothing is saved, so that checkpointing may find a layer with a node of its own when it
         # recomputes, outside of the forward that handed out the copies. What uses a copy saves.
         ctx.places, ctx.bucket_bytes = inputs[:2]
-        ctx.set_materialize_grads(False)
+        # Of tangents, some parameters may have one and some none.
+        ctx.set_materialize_grads(has_tangents())
 
     @staticmethod
     def jvp(ctx: Any, *tangents: torch.Tensor) -> tuple[torch.Tensor, ...]:

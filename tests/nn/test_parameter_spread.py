@@ -152,7 +152,8 @@ def test_evaluation_without_gradients(P_world: Partition) -> None:
     """New values of the parameters are seen; all move in one group."""
     model, sequential, P_x = both(P_world)
     whole, block = batches(P_x, 1)
-    model.eval(), sequential.eval()
+    for one in (model, sequential):
+        one.eval()
     for _ in range(2):
         with torch.no_grad():
             for one in (model, sequential):
@@ -232,11 +233,13 @@ def test_both_placements_in_one_network(P_world: Partition) -> None:
     assert_same_gradients(model, sequential, P_x)
 
 
+@pytest.mark.parametrize("replicate", [True, False])
 @distributed(ranks=3, transports=["host"])
-def test_transforms(P_world: Partition) -> None:
+def test_transforms(P_world: Partition, replicate: bool) -> None:
     """``torch.func``: gradients, and tangents, of functions of some of the parameters."""
     P_x = grid(P_world, [1, 1, 3, 1])
-    model, sequential = network(P_x, replicate_parameters=False).eval(), sequential_network().eval()
+    model = network(P_x, replicate_parameters=replicate).eval()
+    sequential = sequential_network().eval()
     found: list[list[torch.Tensor]] = []
     for one, x in zip((sequential, model), batches(P_x, 1), strict=True):
         own = {name: p.detach() for name, p in one.named_parameters()}
@@ -258,7 +261,7 @@ def test_transforms(P_world: Partition) -> None:
     *expected, total = found[0]
     *actual, part = found[1]
     for one, other in zip(actual, expected, strict=True):
-        assert_block_of(one, other, () if P_x.rank == 0 else None, "gradient")
+        assert_block_of(one, other, () if P_x.rank == 0 or replicate else None, "gradient")
     assert_equal_to(all_reduce(part, P_x), total, 1e-10, "tangent")
 
 
