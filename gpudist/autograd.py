@@ -69,10 +69,11 @@ def is_eager() -> bool:
 
     Else torch.compile, forward mode and torch.func want a composition of operators.
     """
-    return not (is_dynamo_compiling() or _has_tangents() or _transforms_active())
+    return not (is_dynamo_compiling() or has_tangents() or _transforms_active())
 
 
-def _has_tangents() -> bool:
+def has_tangents() -> bool:
+    """Forward mode is at work."""
     return bool(forward_ad._current_level >= 0)  # pyright: ignore
 
 
@@ -94,7 +95,7 @@ class _Move(torch.autograd.Function):
         ctx.movements = inputs[0]
         # Checkpointing recomputes when saved tensors are read: a rank that saved nothing would not.
         ctx.save_for_backward(inputs[1].new_empty(0))
-        if _has_tangents():
+        if has_tangents():
             return
         ctx.mark_non_differentiable(
             *(y for y, needed in zip(output, ctx.needs_input_grad[1:], strict=True) if not needed)

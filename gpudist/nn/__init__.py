@@ -17,7 +17,6 @@ from gpudist.nn.dropout import (
     DistributedFeatureAlphaDropout,
 )
 from gpudist.nn.embedding import DistributedEmbedding
-from gpudist.nn.gradient_sums import fuse_gradient_sums
 from gpudist.nn.halo_region import HaloRegion
 from gpudist.nn.invariant import invariant_copy, invariant_sum
 from gpudist.nn.linear import DistributedLinear
@@ -70,6 +69,7 @@ from gpudist.nn.pad import (
     DistributedZeroPad2d,
     DistributedZeroPad3d,
 )
+from gpudist.nn.parameter_movements import fuse_gradient_sums, fuse_parameter_movements
 from gpudist.nn.pixel_shuffle import (
     DistributedChannelShuffle,
     DistributedPixelShuffle,
@@ -208,6 +208,7 @@ __all__ = [
     "SumReduce",
     "SumScatter",
     "fuse_gradient_sums",
+    "fuse_parameter_movements",
     "invariant_copy",
     "invariant_sum",
     "utils",

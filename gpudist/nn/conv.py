@@ -81,7 +81,7 @@ class _DistributedConv(ConvLayer):
             neighbours at once. The numbers are the same.
         replicate_parameters: every worker that uses a block of the parameters holds it. None moves
             in forward; in backward the gradients are summed over who holds the same cells, those of
-            several layers together with :func:`~gpudist.nn.fuse_gradient_sums`.
+            several layers together with :func:`~gpudist.nn.fuse_parameter_movements`.
 
     Cost:
         Forward, one group of messages carries the ghost cells of the input, and the parameters from
@@ -153,12 +153,12 @@ class _DistributedConv(ConvLayer):
             self._name, placed, weight_shape, self.out_channels
         )
         self.weight, self.bias = self._parameters_cut.draw(given.bias, given.device, given.dtype)
-        self._replicate(replicate_parameters, self._placements())
+        self._place_parameters(replicate_parameters)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self._placement.P_all.active:
             return x.clone()
-        bound = self._bound(x, self._agree_and_bind)
+        bound = self._bound(x, self._agree_and_bind, self.uses_copies)
         weight, bias = [*self.own_parameters(), None][:2]
         as_composition = not is_eager() or torch.is_autocast_enabled(x.device.type)
         if bound.in_place is not None and not as_composition:
@@ -187,7 +187,7 @@ class _DistributedConv(ConvLayer):
             y = bound.block(in_form(block, channels_last_form(x)), weight, bias)
         return move((bound.reduction,), (y,))[0] if bound.reduction is not None else y
 
-    def _agree_and_bind(self, x: torch.Tensor) -> _Bound:
+    def _agree_and_bind(self, x: torch.Tensor, uses_copies: int) -> _Bound:
         return self._bind(self._agreement(x), x)
 
     def _bind(self, layout: Layout, x: torch.Tensor) -> _Bound:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from gpudist.errors import PartitionError
-from gpudist.exchange import Movement
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.nn.conv_parameters import ConvParameters
 from gpudist.nn.conv_placement import ConvPlacement
@@ -40,8 +39,10 @@ class ConvLayer(ParameterLayer, RegionLayer):
         batch, _, *features = super().outputs_of(inputs).dims
         return Decomposition((batch, Blocks(self.out_channels, 1), *features))
 
-    def bind_parameters(self) -> tuple[Movement | None, ...]:
-        return self._parameters_cut.bind(self.weight, self.bias)
+    def _place_parameters(self, replicate_parameters: bool) -> None:
+        placed = self._placement
+        users = {"weight": placed.P_c, "bias": placed.P_bias_used}
+        self._place(replicate_parameters, self._placements(), users, placed.P_all)
 
     def _placements(self) -> dict[str, Placement]:
         return self._parameters_cut.placements(self.bias is not None)

@@ -1,4 +1,4 @@
-"""Weight and bias of a convolution: how they are cut, drawn, and moved to who convolves."""
+"""Weight and bias of a convolution: how they are cut and drawn."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from math import prod
 import torch
 
 from gpudist.errors import ShapeError
-from gpudist.exchange import Movement
 from gpudist.geometry.blocks import Decomposition
 from gpudist.nn.conv_placement import ConvPlacement
-from gpudist.nn.parameter import bias_bound, bind_parameter, kaiming_bound, uniform_parameter
+from gpudist.nn.parameter import bias_bound, kaiming_bound, uniform_parameter
 from gpudist.nn.placement import Placement
 
 
@@ -91,21 +90,6 @@ class ConvParameters:
         if not bias:
             return {"weight": weight}
         return {"weight": weight, "bias": Placement(placed.P_bias, self.bias_cut, (0,))}
-
-    def bind(self, weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[Movement | None, ...]:
-        """The movements of the weight and, if there is one, of the bias, to who uses them."""
-        placed, name = self.placed, f"weight of {self.name}"
-        if placed.replicates:
-            return (None,) if bias is None else (None, None)
-        movement = bind_parameter(
-            weight, placed.P_weight, placed.P_c, self.weight_cut, name, self.axes
-        )
-        if bias is None:
-            return (movement,)
-        name = f"bias of {self.name}"
-        return movement, bind_parameter(
-            bias, placed.P_bias, placed.P_bias_used, self.bias_cut, name
-        )
 
 
 def require_groups(name: str, in_channels: int, out_channels: int, groups: int) -> None:

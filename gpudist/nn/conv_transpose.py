@@ -72,7 +72,7 @@ class _DistributedConvTranspose(ConvLayer):
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
         replicate_parameters: every worker that uses a block of the parameters holds it. None moves
             in forward; in backward the gradients are summed over who holds the same cells, those of
-            several layers together with :func:`~gpudist.nn.fuse_gradient_sums`.
+            several layers together with :func:`~gpudist.nn.fuse_parameter_movements`.
 
     Cost:
         Forward, one group of messages carries the cells of the input that reach each worker's
@@ -126,7 +126,7 @@ class _DistributedConvTranspose(ConvLayer):
             channel_axes=(0, 1) if placed.diagonal else (1, 0),
         )
         self.weight, self.bias = self._parameters_cut.draw(given.bias, given.device, given.dtype)
-        self._replicate(replicate_parameters, self._placements())
+        self._place_parameters(replicate_parameters)
 
     def _take_windows(self, given: _Arguments) -> None:
         if given.padding_mode != "zeros":
@@ -175,7 +175,8 @@ class _DistributedConvTranspose(ConvLayer):
         placed = self._placement
         if not placed.P_all.active:
             return x.clone()
-        bound = self._bound(x, self._bind, *self._features_of(output_size))
+        output_size = self._features_of(output_size)
+        bound = self._bound(x, self._bind, self.uses_copies, *output_size)
         halo = bound.halo if bound.has_ghosts else None
         x, weight, *biases = move_those((halo, *bound.parameters), [x, *self.own_parameters()])
         bias = biases[0] if biases else None
@@ -229,7 +230,7 @@ class _DistributedConvTranspose(ConvLayer):
             output_padding.append(size - smallest)
         return output_padding
 
-    def _bind(self, x: torch.Tensor, *output_size: int) -> _Bound:
+    def _bind(self, x: torch.Tensor, uses_copies: int, *output_size: int) -> _Bound:
         placed, layout = self._placement, self._agreement(x)
         inputs = layout.decomposition
         require_input_channels(self._name, inputs, self.in_channels)

@@ -14,7 +14,7 @@ from gpudist.errors import ShapeError
 from gpudist.exchange import Movement
 from gpudist.geometry.blocks import Decomposition
 from gpudist.library import handles_of
-from gpudist.nn.parameter import bind_parameter, normal_parameter, tied_empty
+from gpudist.nn.parameter import normal_parameter, tied_empty
 from gpudist.nn.parameter_layer import ParameterLayer, move_those
 from gpudist.nn.partitions import leading_partitions, plane, regrid, require_cells
 from gpudist.nn.placement import Placement
@@ -64,7 +64,7 @@ class DistributedEmbedding(ParameterLayer):
         shape: ``"dynamic"`` agrees on the blocks at every call.
         replicate_parameters: every worker that uses a block of the parameters holds it. None moves
             in forward; in backward the gradients are summed over who holds the same cells, those of
-            several layers together with :func:`~gpudist.nn.fuse_gradient_sums`.
+            several layers together with :func:`~gpudist.nn.fuse_parameter_movements`.
 
     Cost:
         A broadcast of the indices and a sum-reduce of the output's blocks; where there are leading
@@ -116,7 +116,8 @@ class DistributedEmbedding(ParameterLayer):
             if 0 <= padding < box.shape[0]:
                 self.weight.data[padding] = 0
         self.weight.requires_grad_(not given._freeze)
-        self._replicate(replicate_parameters, self._placements())
+        users = {"weight": self._grid.P_c if self._grid is not None else P_x}
+        self._place(replicate_parameters, self._placements(), users, self._P_all)
         self._agreement = Agreement(name, P_x, self._P_all, None, global_shape, shape)
         self._bound = Bound[tuple[Movement | None, ...]](
             shape if self._grid is not None else "static", self._agreement
@@ -134,20 +135,16 @@ class DistributedEmbedding(ParameterLayer):
         if self.P_x.active:
             self._require_indices(input)
         if self._grid is None:
-            movements = self._bound(self.weight, self._bind_whole)
+            movements = self._bound(self.weight, self._bind_whole, self.uses_copies)
             (weight,) = move_those(movements, self.own_parameters())
             return F.embedding(input, weight, self.padding_idx)
         return self._forward_split(input, self._grid)
 
-    def _bind_whole(self, weight: torch.Tensor) -> tuple[Movement | None, ...]:
-        if self.replicate_parameters:
-            return (None,)
-        name = f"weight of {self._name}"
-        # The grid of the one owner has axes of 1 alone: any will do.
-        return (bind_parameter(weight, self.P_w, self.P_x, self._cut, name, (0, 0)),)
+    def _bind_whole(self, weight: torch.Tensor, uses_copies: int) -> tuple[Movement | None, ...]:
+        return self.bind_parameters()
 
     def _forward_split(self, x: torch.Tensor, grid: WeightGrid) -> torch.Tensor:
-        spread, reduction, parameter = self._bound(x, self._agree_and_bind)
+        spread, reduction, parameter = self._bound(x, self._agree_and_bind, self.uses_copies)
         block, weight = move_those((spread, parameter), [x, *self.own_parameters()])
         if grid.P_c.active:
             y = self._look_up(block, weight, grid)
@@ -167,7 +164,7 @@ class DistributedEmbedding(ParameterLayer):
         rows = F.embedding((x - first).masked_fill(elsewhere, 0), weight, padding)
         return rows.masked_fill(elsewhere.unsqueeze(-1), 0)
 
-    def _agree_and_bind(self, x: torch.Tensor) -> tuple[Movement | None, ...]:
+    def _agree_and_bind(self, x: torch.Tensor, uses_copies: int) -> tuple[Movement | None, ...]:
         grid, layout = self._grid, self._agreement(x)
         assert grid is not None
         if layout.dims < self.P_x.dim:
@@ -179,10 +176,7 @@ class DistributedEmbedding(ParameterLayer):
         leading, features = layout.decomposition.dims, self._cut.dims[1]
         dtype = self.weight.dtype
         reduction = grid.bind_sum(leading, features, dtype, spread.output_shape, dtype, x)
-        if grid.copies == 1 or self.replicate_parameters:
-            return spread, reduction, None
-        name = f"weight of {self._name}"
-        return spread, reduction, grid.bind_weight(self.weight, self._cut, name)
+        return spread, reduction, *self.bind_parameters()
 
     def _require_indices(self, x: torch.Tensor) -> None:
         if x.dtype not in (torch.int64, torch.int32):

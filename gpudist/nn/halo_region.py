@@ -14,8 +14,8 @@ from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.composed import ComposedWindow, Read
 from gpudist.geometry.halo import reads_own_cells
 from gpudist.nn.channels_last import channels_last_form, in_form
-from gpudist.nn.gradient_sums import fuse_gradient_sums
-from gpudist.nn.parameter_layer import move_those
+from gpudist.nn.parameter_layer import ParameterLayer, move_those
+from gpudist.nn.parameter_movements import fuse_parameter_movements
 from gpudist.nn.region_layer import BlockOperation, RegionLayer
 from gpudist.ops.agreement import Agreement, ShapeMode
 from gpudist.ops.bound import Bound
@@ -91,7 +91,7 @@ class HaloRegion(nn.Module):
             self.add_module(name, layer)
         self._chain = tuple(chain)
         if any(getattr(layer, "replicate_parameters", False) for layer in chain):
-            fuse_gradient_sums(self)
+            fuse_parameter_movements(self)
         self._layers = tuple(layer for layer in self._chain if isinstance(layer, RegionLayer))
         if not self._layers:
             raise ShapeError("HaloRegion: none of the layers is distributed; a Sequential will do")
@@ -103,7 +103,8 @@ class HaloRegion(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.P_x.active:
             return x.clone()
-        bound = self._bound(x, self._bind)
+        lent = [isinstance(a, ParameterLayer) and a.uses_copies for a in self._layers]
+        bound = self._bound(x, self._bind, *lent)
         parameters = [p for layer in self._layers for p in layer.own_parameters()]
         halo = bound.halo if bound.has_ghosts else None
         block, *parameters = move_those((halo, *bound.parameters), [x, *parameters])
@@ -116,7 +117,7 @@ class HaloRegion(nn.Module):
             parameters = parameters[operation.parameters :]
         return block
 
-    def _bind(self, x: torch.Tensor) -> _Bound:
+    def _bind(self, x: torch.Tensor, *use_copies: int) -> _Bound:
         layout, index = self._agreement(x), self.P_x.index
         assert index is not None
         inputs = [layout.decomposition]
@@ -130,7 +131,7 @@ class HaloRegion(nn.Module):
         found: list[_Operation] = []
         for layer, outputs, read in zip(self._layers, inputs[1:], reads, strict=True):
             block = layer.bind_block(read, _shape(outputs, read, index))
-            found.append(_Operation(block, len(layer.own_parameters())))
+            found.append(_Operation(block, len(layer.bind_parameters())))
         remaining = iter(found)
         operations = tuple(
             next(remaining) if isinstance(layer, RegionLayer) else None for layer in self._chain

@@ -14,7 +14,6 @@ from gpudist.exchange import Movement
 from gpudist.geometry.blocks import Decomposition
 from gpudist.nn.parameter import (
     bias_bound,
-    bind_parameter,
     kaiming_bound,
     tied_empty,
     uniform_parameter,
@@ -63,7 +62,7 @@ class DistributedLinear(ParameterLayer):
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
         replicate_parameters: every worker that uses a block of the parameters holds it. None moves
             in forward; in backward the gradients are summed over who holds the same cells, those of
-            several layers together with :func:`~gpudist.nn.fuse_gradient_sums`.
+            several layers together with :func:`~gpudist.nn.fuse_parameter_movements`.
 
     Cost:
         A broadcast of the input's blocks and a sum-reduce of the output's; where leading dims are
@@ -119,7 +118,10 @@ class DistributedLinear(ParameterLayer):
             if replicate_parameters:
                 P_weight = self._P_bias = regrid(P_x, (P_x.size, 1, 1))
         self._make_parameters(given, P_weight, parts)
-        self._replicate(replicate_parameters, self._placements())
+        users = {"weight": P_x, "bias": P_x}
+        if self._grid is not None:
+            users = {"weight": self._grid.P_c, "bias": self._P_bias_used}
+        self._place(replicate_parameters, self._placements(), users, self._P_all)
         self._agreement = Agreement(name, P_x, self._P_all, None, global_shape, shape)
         self._bound = Bound[tuple[Movement | None, ...]](
             shape if self._grid is not None else "static", self._agreement
@@ -166,13 +168,13 @@ class DistributedLinear(ParameterLayer):
                 f"{self._name}, dim -1: the input of shape {list(x.shape)} has "
                 f"{x.shape[-1] if x.dim() else 0} features, not {self.in_features}"
             )
-        movements = self._bound(self.weight, self._bind_whole)
+        movements = self._bound(self.weight, self._bind_whole, self.uses_copies)
         weight, *biases = move_those(movements, self.own_parameters())
         return F.linear(x, weight, biases[0] if biases else None)
 
     def _forward_split(self, x: torch.Tensor, grid: WeightGrid) -> torch.Tensor:
         """Features split: the blocks of ``x`` come to the parameters, or to copies of them."""
-        spread, reduction, *shared = self._bound(x, self._agree_and_bind)
+        spread, reduction, *shared = self._bound(x, self._agree_and_bind, self.uses_copies)
         block, weight, *biases = move_those((spread, *shared), [x, *self.own_parameters()])
         bias = biases[0] if biases else None
         if not grid.P_c.active:
@@ -192,30 +194,10 @@ class DistributedLinear(ParameterLayer):
             placed["bias"] = Placement(P_bias, self._bias_cut, (row,))
         return placed
 
-    def _nothing_moves(self) -> tuple[None, ...]:
-        """No movement of any parameter."""
-        return (None,) * len(self._own)
+    def _bind_whole(self, weight: torch.Tensor, uses_copies: int) -> tuple[Movement | None, ...]:
+        return self.bind_parameters()
 
-    def _bind_whole(self, weight: torch.Tensor) -> tuple[Movement | None, ...]:
-        if self.replicate_parameters:
-            return self._nothing_moves()
-        # The grid of the one owner has axes of 1 alone: any will do.
-        name = f"weight of {self._name}"
-        movement = bind_parameter(weight, self.P_w, self.P_x, self._weight_cut, name, (0, 0))
-        return movement, *self._bind_bias(0)
-
-    def _bind_bias(self, axis: int) -> tuple[Movement, ...]:
-        """The broadcast of the bias's blocks, cut along ``axis``, to the workers that add them."""
-        if self.bias is None:
-            return ()
-        name = f"bias of {self._name}"
-        return (
-            bind_parameter(
-                self.bias, self._P_bias, self._P_bias_used, self._bias_cut, name, (axis,)
-            ),
-        )
-
-    def _agree_and_bind(self, x: torch.Tensor) -> tuple[Movement | None, ...]:
+    def _agree_and_bind(self, x: torch.Tensor, uses_copies: int) -> tuple[Movement | None, ...]:
         grid, layout = self._grid, self._agreement(x)
         assert grid is not None
         self._check(layout)
@@ -224,10 +206,7 @@ class DistributedLinear(ParameterLayer):
         spread = grid.bind_spread(layout, x)
         placeholder, dtype = spread.output_shape, spread.output_dtype
         reduction = grid.bind_sum(tuple(leading), features, layout.dtype, placeholder, dtype, x)
-        if grid.copies == 1 or self.replicate_parameters:
-            return spread, reduction, *self._nothing_moves()
-        weight = grid.bind_weight(self.weight, self._weight_cut, f"weight of {self._name}")
-        return spread, reduction, weight, *self._bind_bias(grid.P_c.dim - 2)
+        return spread, reduction, *self.bind_parameters()
 
     def _check(self, layout: Layout) -> None:
         if layout.dims < self.P_x.dim:

@@ -62,7 +62,8 @@ class Norm(ParameterLayer):
         self.register_parameter("bias", self._parameter(0.0, device, dtype) if bias else None)
         self.weight: torch.nn.Parameter | None
         self.bias: torch.nn.Parameter | None
-        self._replicate(replicate_parameters, Norm._placements(self))
+        users = {"weight": P_x, "bias": P_x}
+        self._place(replicate_parameters, Norm._placements(self), users, P_x)
         self._agreement = Agreement(type(self).__name__, P_x, P_x, P_x.dim, global_shape, shape)
         self._bound = Bound[Normalization](shape, self._agreement)
 
@@ -83,7 +84,7 @@ class Norm(ParameterLayer):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not self.P_x.active:
             return input.clone()
-        return self._normalize(input, self._bound(input, self._bind))
+        return self._normalize(input, self._bound(input, self._bind, self.uses_copies))
 
     def _normalize(self, x: torch.Tensor, bound: Normalization) -> torch.Tensor:
         """The output by the moments of the input."""
@@ -109,7 +110,7 @@ class Norm(ParameterLayer):
         """The output where no other worker has a part in its statistics, by torch's kernel."""
         raise NotImplementedError
 
-    def _bind(self, x: torch.Tensor) -> Normalization:
+    def _bind(self, x: torch.Tensor, uses_copies: int) -> Normalization:
         layout = self._agreement(x)
         if not layout.dtype.is_floating_point:
             raise ShapeError(
@@ -130,7 +131,7 @@ class Norm(ParameterLayer):
 
     def _bind_parameters(self, layout: Layout) -> tuple[Movement | None, ...]:
         """Movements of the parameters' blocks from their owners to the blocks of the input."""
-        P_x, P_owner = self.P_x, self._P_owner
+        P_x, P_owner = self.P_x, self._P_source
         needed = Decomposition(tuple(layout.decomposition.dims[axis] for axis in self._axes))
         if needed == self._cut and P_owner.size == P_x.size:
             return (None,) * len(self._own)
@@ -142,12 +143,22 @@ class Norm(ParameterLayer):
         pairing = Pairing(P_owner.shape, P_x.shape)
         plan = plan_between(P_owner, P_x, P_x, pairing, shape_of, (self._axes, needed))
         movements: list[Movement] = []
-        for name, parameter in (("weight", self.weight), ("bias", self.bias)):
-            if parameter is not None:
-                shape, dtype = parameter.shape, parameter.dtype
-                spread = bind(plan, P_x, f"broadcast of the {name}", dtype, shape, dtype)
-                movements.append(self._recut(needed, name, parameter, spread))
+        for name, parameter in self._present.items():
+            shape, dtype = parameter.shape, parameter.dtype
+            spread = bind(plan, P_x, f"broadcast of the {name}", dtype, shape, dtype)
+            movements.append(self._recut(needed, name, parameter, spread))
         return tuple(movements)
+
+    @property
+    def _P_source(self) -> CartesianPartition:
+        """The workers from which the parameters come."""
+        return self.P_x if self.uses_copies else self._P_owner
+
+    @property
+    def _present(self) -> dict[str, torch.Tensor]:
+        """The parameters that there are, or the placeholders."""
+        names = [name for name, _ in self.named_parameters(recurse=False)]
+        return dict(zip(names, self._own, strict=True))
 
     def _recut(
         self, needed: Decomposition, name: str, parameter: torch.Tensor, spread: Movement
@@ -155,7 +166,7 @@ class Norm(ParameterLayer):
         """``spread``, of blocks as they are needed instead of balanced ones."""
         if needed == self._cut:
             return spread
-        P_x, P_owner, axes = self.P_x, self._P_owner, self._axes
+        P_x, P_owner, axes = self.P_x, self._P_source, self._axes
         own = None if P_owner.index is None else [P_owner.index[axis] for axis in axes]
 
         def rank_at(index: Sequence[int]) -> int:

@@ -30,7 +30,7 @@ class DistributedBatchNorm(RunningNorm):
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
         replicate_parameters: every worker that uses a block of the parameters holds it. None moves
             in forward; in backward the gradients are summed over who holds the same cells, those of
-            several layers together with :func:`~gpudist.nn.fuse_gradient_sums`.
+            several layers together with :func:`~gpudist.nn.fuse_parameter_movements`.
 
     Cost:
         One group of messages: an all-reduce of two float64 per channel over all axes but that of
@@ -99,7 +99,7 @@ class DistributedBatchNorm(RunningNorm):
             self.num_batches_tracked.add_(1)
         if not self.P_x.active:
             return input.clone()
-        bound = self._bound(input, self._bind)
+        bound = self._bound(input, self._bind, self.uses_copies)
         if not self.training and self.running_mean is not None:
             return self._by_running_moments(input, bound)
         self._require_values(bound.cells, "value per channel")

@@ -26,7 +26,7 @@ class DistributedGroupNorm(Norm):
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
         replicate_parameters: every worker that uses a block of the parameters holds it. None moves
             in forward; in backward the gradients are summed over who holds the same cells, those of
-            several layers together with :func:`~gpudist.nn.fuse_gradient_sums`.
+            several layers together with :func:`~gpudist.nn.fuse_parameter_movements`.
 
     Cost:
         One group of messages: where features are split, an all-reduce over their axes of two

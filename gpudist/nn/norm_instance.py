@@ -44,7 +44,7 @@ class _DistributedInstanceNorm(RunningNorm):
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
         replicate_parameters: every worker that uses a block of the parameters holds it. None moves
             in forward; in backward the gradients are summed over who holds the same cells, those of
-            several layers together with :func:`~gpudist.nn.fuse_gradient_sums`.
+            several layers together with :func:`~gpudist.nn.fuse_parameter_movements`.
 
     Cost:
         One group of messages: where features are split, an all-reduce over their axes of two
@@ -105,7 +105,7 @@ class _DistributedInstanceNorm(RunningNorm):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not self.P_x.active:
             return input.clone()
-        bound = self._bound(input, self._bind)
+        bound = self._bound(input, self._bind, self.uses_copies)
         if not self.training and self.running_mean is not None:
             return self._by_running_moments(input, bound)
         self._require_values(bound.cells, "spatial element")

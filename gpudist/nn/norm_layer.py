@@ -97,7 +97,7 @@ class DistributedLayerNorm(_DistributedTrailingNorm):
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
         replicate_parameters: every worker that uses a block of the parameters holds it. None moves
             in forward; in backward the gradients are summed over who holds the same cells, those of
-            several layers together with :func:`~gpudist.nn.fuse_gradient_sums`.
+            several layers together with :func:`~gpudist.nn.fuse_parameter_movements`.
 
     Cost:
         One group of messages: where normalized dims are split, an all-reduce over their axes of two
@@ -156,7 +156,7 @@ class DistributedRMSNorm(_DistributedTrailingNorm):
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
         replicate_parameters: every worker that uses a block of the parameters holds it. None moves
             in forward; in backward the gradients are summed over who holds the same cells, those of
-            several layers together with :func:`~gpudist.nn.fuse_gradient_sums`.
+            several layers together with :func:`~gpudist.nn.fuse_parameter_movements`.
 
     Cost:
         One group of messages: where normalized dims are split, an all-reduce over their axes of one

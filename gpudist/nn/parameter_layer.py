@@ -1,16 +1,19 @@
-"""What layers with parameters share: these may be on every worker that uses them."""
+"""What layers with parameters share: one worker owns each block, or all that use it do."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from gpudist.autograd import move
 from gpudist.exchange import Movement
+from gpudist.nn.parameter_spread import Spread, copies_of_owned
 from gpudist.nn.placement import Placement
 from gpudist.nn.replication import copies_of, holders_of
-from gpudist.partition import Partition
+from gpudist.partition import CartesianPartition, Partition
 
 _NAMES = ("weight", "bias")
 
@@ -25,13 +28,37 @@ class ParameterLayer(torch.nn.Module):
     weight: Any
     replicate_parameters: bool = False
     _holders: tuple[Partition | None, ...] = ()
+    _spreads: tuple[Spread | None, ...] = ()
     _copies: list[torch.Tensor] | None = None
+    _is_fused: bool = False
 
-    def _replicate(self, replicate_parameters: bool, placed: dict[str, Placement]) -> None:
-        """Take note of who holds the same cells; ``placed`` are the parameters that there are."""
+    def _place(
+        self,
+        replicate_parameters: bool,
+        placed: Mapping[str, Placement],
+        users: Mapping[str, CartesianPartition],
+        P_all: Partition,
+    ) -> None:
+        """Take note of who holds the same cells of a parameter, or of its way to who uses it.
+
+        Args:
+            replicate_parameters: who uses a block of them holds it.
+            placed: where the parameters that there are, are.
+            users: the workers that use each one.
+            P_all: everybody who takes part in the layer.
+        """
         self.replicate_parameters = replicate_parameters
-        if replicate_parameters:
-            self._holders = tuple(holders_of(placed[name]) for name in _NAMES if name in placed)
+        names = [name for name in _NAMES if name in placed]
+        self._holders = tuple(
+            holders_of(placed[name]) if replicate_parameters else None for name in names
+        )
+        of_layer = type(self).__name__
+        self._spreads = tuple(
+            None
+            if replicate_parameters
+            else Spread.between(f"{name} of {of_layer}", placed[name], users[name], P_all)
+            for name in names
+        )
 
     @property
     def _own(self) -> list[torch.Tensor]:
@@ -39,11 +66,37 @@ class ParameterLayer(torch.nn.Module):
         own = [getattr(self, name, None) for name in _NAMES]
         return [parameter for parameter in own if parameter is not None]
 
+    def lend(self, copies: list[torch.Tensor] | None) -> None:
+        """Use these in place of the parameters, until ``None`` ends it.
+
+        Afterwards too, the layer moves its parameters before anything else: checkpointing wants the
+        same tensors when it recomputes, outside of the forward in which there were copies.
+        """
+        self._copies, self._is_fused = copies, True
+
+    @property
+    def uses_copies(self) -> bool:
+        """What :meth:`own_parameters` gives are the blocks that this worker uses."""
+        if self.replicate_parameters:
+            return False
+        return self._copies is not None or (self._is_fused and not is_dynamo_compiling())
+
     def own_parameters(self) -> list[torch.Tensor]:
-        """The same for use in a forward; the gradients of replicated ones are summed."""
-        if not self.replicate_parameters:
-            return self._own
-        return self._copies if self._copies is not None else copies_of(self._own, self._holders)
+        """The same for use in a forward, once; the gradients of replicated ones are summed."""
+        if self._copies is not None:
+            return self._copies
+        if self.replicate_parameters:
+            return copies_of(self._own, self._holders)
+        return copies_of_owned(self._own, self._spreads) if self.uses_copies else self._own
+
+    def bind_parameters(self) -> tuple[Movement | None, ...]:
+        """Their movements to every worker that uses them, ``None`` for those that are there."""
+        if self.uses_copies:
+            return (None,) * len(self._spreads)
+        return tuple(
+            None if spread is None else spread.bind(parameter)
+            for spread, parameter in zip(self._spreads, self._own, strict=True)
+        )
 
 
 def move_those(

@@ -11,7 +11,7 @@ backward, would have to tell what a backward adds to ``grad``, and miss gradient
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
@@ -19,15 +19,13 @@ from typing import Any, NamedTuple
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from gpudist.autograd import apply, is_eager
-from gpudist.exchange import Movement, bind, carry_out
+from gpudist.autograd import apply, has_tangents, is_eager
+from gpudist.exchange import Movement, bind, carry_out, start
 from gpudist.geometry.broadcasting import plan_all_sum_reduce
+from gpudist.nn.buckets import BUCKET_BYTES, joined, messages
 from gpudist.nn.invariant import invariant_copy
 from gpudist.nn.placement import Placement
 from gpudist.partition import Partition
-
-# Larger gradients are summed where they are; smaller ones are copied together into one message.
-COPIED_BYTES = 1 << 20
 
 
 class Place(NamedTuple):
@@ -48,7 +46,9 @@ def holders_of(placement: Placement) -> Partition | None:
 
 
 def copies_of(
-    parameters: Sequence[torch.Tensor], holders: Sequence[Partition | None]
+    parameters: Sequence[torch.Tensor],
+    holders: Sequence[Partition | None],
+    bucket_bytes: int = BUCKET_BYTES,
 ) -> list[torch.Tensor]:
     """The parameters, as one node whose backward sums their gradients over their holders.
 
@@ -57,6 +57,7 @@ def copies_of(
     Args:
         parameters: of layers, the same list on all ranks; placeholders included.
         holders: for each one the workers that hold the same cells, ``None`` for this one alone.
+        bucket_bytes: the most that small gradients are copied together.
 
     Adjoint:
         By declaration the all-sum, and the identity in double backward. A parameter without a
@@ -64,7 +65,9 @@ def copies_of(
 
     Cost:
         None; backward one group of messages for each set of holders and dtype: an all-reduce of
-        all small gradients together, and one of each large gradient.
+        the small gradients of each bucket together, and one of each large gradient. Over NCCL each
+        is a group of its own on a second stream: a bucket is copied together while the one before
+        is summed. On a CPU nothing overlaps.
     """
     copies = list(parameters)
     held = [(i, P) for i, P in enumerate(holders) if P is not None]
@@ -77,7 +80,9 @@ def copies_of(
         Place(i, P) for i, P in held if (learns and copies[i].requires_grad) or not is_eager()
     ]
     if places:
-        found = apply(_Copy, tuple(places), *[copies[place.number] for place in places])
+        found = apply(
+            _Copy, tuple(places), bucket_bytes, *[copies[place.number] for place in places]
+        )
         for place, copy in zip(places, found, strict=True):
             copies[place.number] = copy
     return copies
@@ -85,19 +90,22 @@ def copies_of(
 
 class _Copy(torch.autograd.Function):
     @staticmethod
-    def forward(places: tuple[Place, ...], *parameters: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(
+        places: tuple[Place, ...], bucket_bytes: int, *parameters: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         return tuple([parameter.detach() for parameter in parameters])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
         # Nothing is saved, so that checkpointing may find a layer with a node of its own when it
         # recomputes, outside of the forward that handed out the copies. What uses a copy saves.
-        ctx.places = inputs[0]
-        ctx.set_materialize_grads(False)
+        ctx.places, ctx.bucket_bytes = inputs[:2]
+        # Of tangents, some parameters may have one and some none.
+        ctx.set_materialize_grads(has_tangents())
 
     @staticmethod
     def jvp(ctx: Any, *tangents: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple([tangent.view_as(tangent) for tangent in tangents[1:]])
+        return tuple([tangent.view_as(tangent) for tangent in tangents[2:]])
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
@@ -105,31 +113,35 @@ class _Copy(torch.autograd.Function):
         results: list[torch.Tensor | None] = [None] * len(gradients)
         if given:
             places = tuple([ctx.places[i] for i in given])
-            sums = apply(_Sum, places, *[gradients[i] for i in given])
+            sums = apply(_Sum, places, ctx.bucket_bytes, *[gradients[i] for i in given])
             for i, total in zip(given, sums, strict=True):
                 results[i] = total
-        return None, *results
+        return None, None, *results
 
 
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(places: tuple[Place, ...], *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return sums_of(places, gradients)
+    def forward(
+        places: tuple[Place, ...], bucket_bytes: int, *gradients: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        return sums_of(places, gradients, bucket_bytes)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-        ctx.places = inputs[0]
+        ctx.places, ctx.bucket_bytes = inputs[:2]
 
     @staticmethod
     def jvp(ctx: Any, *tangents: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return apply(_Sum, ctx.places, *tangents[1:])
+        return apply(_Sum, ctx.places, ctx.bucket_bytes, *tangents[2:])
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return None, *apply(_Copy, ctx.places, *gradients)
+        return None, None, *apply(_Copy, ctx.places, ctx.bucket_bytes, *gradients)
 
 
-def sums_of(places: Sequence[Place], gradients: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+def sums_of(
+    places: Sequence[Place], gradients: Sequence[torch.Tensor], bucket_bytes: int = BUCKET_BYTES
+) -> tuple[torch.Tensor, ...]:
     """The gradients summed over their holders; not differentiable.
 
     Every rank goes through the sets of holders in the order of the parameters' numbers: no two
@@ -140,12 +152,12 @@ def sums_of(places: Sequence[Place], gradients: Sequence[torch.Tensor]) -> tuple
         alike.setdefault((place.holders, gradient.dtype), []).append(i)
     sums = list(gradients)
     for (holders, dtype), chosen in alike.items():
-        parts = _messages(chosen, gradients, COPIED_BYTES)
+        parts = messages({i: gradients[i].nbytes for i in chosen}, bucket_bytes)
         movements = [
             _bind_sum(holders, dtype, tuple((places[i].number, gradients[i].shape) for i in part))
             for part in parts
         ]
-        totals = carry_out(movements, [_joined([gradients[i] for i in part]) for part in parts])
+        totals = _carried_out(movements, (joined([gradients[i] for i in part]) for part in parts))
         for part, total in zip(parts, totals, strict=True):
             pieces = total.split([gradients[i].numel() for i in part])
             for i, piece in zip(part, pieces, strict=True):
@@ -153,19 +165,14 @@ def sums_of(places: Sequence[Place], gradients: Sequence[torch.Tensor]) -> tuple
     return tuple(sums)
 
 
-def _messages(
-    chosen: Sequence[int], gradients: Sequence[torch.Tensor], copied_bytes: int
-) -> list[list[int]]:
-    """Which of the gradients go together: the small ones, and each large one alone."""
-    large = [i for i in chosen if gradients[i].nbytes > copied_bytes]
-    small = [i for i in chosen if gradients[i].nbytes <= copied_bytes]
-    return [*([small] if small else []), *([i] for i in large)]
-
-
-def _joined(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-    if len(gradients) == 1:
-        return gradients[0].reshape(-1)
-    return torch.cat([gradient.reshape(-1) for gradient in gradients])
+def _carried_out(
+    movements: Sequence[Movement], blocks: Iterable[torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
+    """The blocks moved; where there are streams, the next is made while one is on its way."""
+    if not movements[0].steps[0].partition.wire.has_streams:
+        return carry_out(movements, list(blocks))
+    started = [start([m], [block]) for m, block in zip(movements, blocks, strict=True)]
+    return tuple([in_flight.wait(0) for in_flight in started])
 
 
 @lru_cache(maxsize=4096)

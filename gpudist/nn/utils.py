@@ -18,6 +18,7 @@ def clip_grad_norm_(
     max_norm: float,
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
 ) -> torch.Tensor:
     """Scale the gradients of ``module`` in place so that their global norm is at most ``max_norm``.
 
@@ -30,6 +31,7 @@ def clip_grad_norm_(
         max_norm: of all gradients together.
         norm_type: of the norm, above 0, or infinity.
         error_if_nonfinite: refuse gradients that are infinite or no number.
+        foreach: scale many gradients in one call; as torch's, where that is possible unless given.
 
     Returns:
         The norm before, bitwise equal on all ranks, in the widest dtype of the parameters.
@@ -57,7 +59,7 @@ def clip_grad_norm_(
             "so it cannot be clipped. To disable this error and scale the gradients by the "
             "non-finite norm anyway, set `error_if_nonfinite=False`"
         )
-    torch.nn.utils.clip_grads_with_norm_(module.parameters(), max_norm, total)
+    torch.nn.utils.clip_grads_with_norm_(module.parameters(), max_norm, total, foreach)
     return total
 
 
@@ -96,7 +98,4 @@ def _counts(placement: Placement | None, P_world: Partition | None) -> bool:
     """This worker is the first of those that hold the same cells."""
     if placement is None:
         return P_world is None or P_world.rank == 0
-    index = placement.P.index
-    return index is not None and not any(
-        i for axis, i in enumerate(index) if axis not in placement.axes
-    )
+    return placement.is_first_copy

@@ -9,10 +9,9 @@ from math import prod
 import torch
 
 from gpudist.exchange import Movement, bind
-from gpudist.geometry.blocks import Blocks, Decomposition
+from gpudist.geometry.blocks import Blocks
 from gpudist.geometry.broadcasting import Pairing
 from gpudist.geometry.cartesian import left_padded
-from gpudist.nn.parameter import bind_parameter
 from gpudist.nn.partitions import plane, regrid, require_shape
 from gpudist.ops.agreement import Layout
 from gpudist.ops.broadcast import plan_between
@@ -83,16 +82,6 @@ class WeightGrid:
     def parts(self) -> tuple[int, int]:
         """Blocks of rows and of columns."""
         return self.P_c.shape[-2], self.P_c.shape[-1]
-
-    @property
-    def copies(self) -> int:
-        """How many workers use each block."""
-        return prod(self.P_c.shape[:-2])
-
-    def bind_weight(self, weight: torch.Tensor, cut: Decomposition, name: str) -> Movement:
-        """The broadcast of the matrix's blocks to the workers that use them."""
-        axes = self.P_c.dim - 2, self.P_c.dim - 1
-        return bind_parameter(weight, self.P_weight, self.P_c, cut, name, axes)
 
     def bind_spread(self, layout: Layout, x: torch.Tensor) -> Movement:
         """The broadcast of the input's blocks to the workers that compute."""

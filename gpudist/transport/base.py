@@ -236,6 +236,7 @@ class Transport(ABC):
         recorder: the flight recorder.
         packs: stages of plans are carried out by the transport itself, in one call.
         keeps_layout: their outputs are channels-last where their inputs are.
+        has_streams: stages that were started run beside what follows, on a stream of their own.
         remembered: operators made for this world, so that functions need not make them at every
             call.
     """
@@ -243,6 +244,7 @@ class Transport(ABC):
     name: str
     packs: bool = False
     keeps_layout: bool = False
+    has_streams: bool = False
 
     def __init__(
         self, rank: int, size: int, device: torch.device, timeout_s: float, failures: FailureChannel

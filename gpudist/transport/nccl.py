@@ -64,6 +64,7 @@ class NcclTransport(Transport):
     name = "nccl"
     packs = True
     keeps_layout = True
+    has_streams = True
     store: Any
 
     def __init__(

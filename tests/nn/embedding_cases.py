@@ -19,6 +19,7 @@ from tests.nn.compare import (
     own_slices,
     random_like_all,
 )
+from tests.nn.placing import Placing
 
 Partitions = tuple[CartesianPartition, CartesianPartition | None, CartesianPartition | None]
 
@@ -52,16 +53,19 @@ def check_embedding(
     sizes: Cut | None = None,
     tolerance: float = 1e-10,
     layer_options: dict[str, Any] | None = None,
+    placing: Placing | None = None,
     **options: Any,
 ) -> None:
     """Both layers, drawn alike, on several tensors of indices; double backward too."""
     P_x, P_y, P_w = partitions
     options = {"dtype": torch.float64, **options}
     others = () if P_y is None else (P_y, P_w)
-    owned = owned_by(partitions)
+    placing = placing or Placing({}, owned_by(partitions))
+    owned = placing.owned
+    given = {**options, **placing.options, **(layer_options or {})}
     sequential, layer = build_both(
         lambda: torch.nn.Embedding(*table, **options),
-        lambda: DistributedEmbedding(P_x, *others, *table, **options, **(layer_options or {})),
+        lambda: placing.around(DistributedEmbedding(P_x, *others, *table, **given)),
         owned,
     )
     if P_y is None:

@@ -12,6 +12,7 @@ from gpudist.nn.halo_region import POINTWISE
 from gpudist.partition import CartesianPartition
 from tests.nn.compare import Cut, Slices, assert_same_as_sequential
 from tests.nn.conv_cases import CausalConv1d
+from tests.nn.placing import Placing
 
 F64 = torch.float64
 # Names without "Distributed", and arguments.
@@ -19,9 +20,11 @@ Chain = Sequence[tuple[str, dict[str, Any]]]
 LOCAL = {module.__name__ for module in POINTWISE}
 
 
-def arguments(name: str, given: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    """With the dtype, for a layer that takes one."""
-    return {**given, "dtype": dtype} if "Conv" in name else given
+def arguments(
+    name: str, given: dict[str, Any], dtype: torch.dtype, **placing: Any
+) -> dict[str, Any]:
+    """With the dtype, for a layer that takes one, and with where its parameters are."""
+    return {**given, "dtype": dtype, **placing} if "Conv" in name else given
 
 
 def sequential(chain: Chain, dtype: torch.dtype = F64) -> torch.nn.Sequential:
@@ -33,12 +36,12 @@ def sequential(chain: Chain, dtype: torch.dtype = F64) -> torch.nn.Sequential:
 
 
 def layers_of(
-    P_x: CartesianPartition, chain: Chain, dtype: torch.dtype = F64
+    P_x: CartesianPartition, chain: Chain, dtype: torch.dtype = F64, **placing: Any
 ) -> list[torch.nn.Module]:
     return [
         getattr(torch.nn, name)(**given)
         if name in LOCAL
-        else getattr(nn, f"Distributed{name}")(P_x, **arguments(name, given, dtype))
+        else getattr(nn, f"Distributed{name}")(P_x, **arguments(name, given, dtype, **placing))
         for name, given in chain
     ]
 
@@ -68,15 +71,22 @@ def check(
     dtype: torch.dtype = F64,
     tolerance: float = 1e-10,
     agreement: dict[str, Any] | None = None,
+    placing: Placing | None = None,
 ) -> None:
     """The region of a chain on ``P_x`` is torch's chain."""
+    placed = placing or Placing({}, owner(P_x))
+
+    def distributed() -> torch.nn.Module:
+        layers = layers_of(P_x, chain, dtype, **placed.options)
+        return placed.around(nn.HaloRegion(P_x, layers, **(agreement or {})))
+
     assert_same_as_sequential(
         lambda: sequential(chain, dtype),
-        lambda: region(P_x, chain, dtype, **(agreement or {})),
+        distributed,
         P_x,
         P_x,
         shape,
-        owner(P_x),
+        placed.owned,
         sizes=sizes,
         output_sizes={d: blocks for d, blocks in (sizes or {}).items() if d < 2},
         x=x,

@@ -1,4 +1,4 @@
-"""Layers and a network with replicated parameters to test, beside the sequential ones."""
+"""Layers and a network with parameters in either placement, beside the sequential ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from gpudist import nn
-from gpudist.nn import DistributedBatchNorm2d, DistributedConv2d, fuse_gradient_sums
+from gpudist.nn import DistributedBatchNorm2d, DistributedConv2d, fuse_parameter_movements
 from gpudist.nn.placement import placements
 from gpudist.partition import CartesianPartition, Partition
 from tests.nn.compare import (
@@ -122,7 +122,7 @@ def network(P_x: CartesianPartition, fused: bool = True, **options: Any) -> torc
         DistributedConv2d(P_x, 3, 2, 3, stride=2, **options),
     )
     if fused:
-        fuse_gradient_sums(made)
+        fuse_parameter_movements(made)
     return made
 
 
@@ -134,12 +134,19 @@ def loss_of(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
 def assert_same_gradients(
     model: torch.nn.Module, sequential: torch.nn.Module, P_x: CartesianPartition
 ) -> None:
-    """Bitwise equal on all workers, too."""
-    others = dict(sequential.named_parameters())
+    """Of the blocks that this worker holds; bitwise equal on all workers, where all hold them."""
+    others, placed = dict(sequential.named_parameters()), placements(model)
     for name, parameter in model.named_parameters():
-        assert_equal_to(parameter.grad, gradient_of(others[name]), 1e-10, name)
-        bits = gradient_of(parameter).contiguous().view(-1).view(torch.int64).tolist()
-        assert all(other == bits for other in P_x.allgather_data(bits)), name
+        expected, placement = gradient_of(others[name]), placed.get(name)
+        if placement is not None and placement.own_box is None:
+            assert parameter.numel() == 0 and gradient_of(parameter).shape == (0,), name
+            continue
+        if placement is not None and placement.own_box is not None:
+            expected = expected[placement.own_box.slices]
+        assert_equal_to(parameter.grad, expected, 1e-10, name)
+        if placement is None or placement.is_replicated:
+            bits = gradient_of(parameter).contiguous().view(-1).view(torch.int64).tolist()
+            assert all(other == bits for other in P_x.allgather_data(bits)), name
 
 
 def batches(P_x: CartesianPartition, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,7 +13,8 @@ from gpudist.nn import (
     DistributedBatchNorm2d,
     DistributedEmbedding,
     DistributedLinear,
-    replication,
+    buckets,
+    fuse_parameter_movements,
 )
 from gpudist.nn.placement import placements
 from gpudist.partition import Partition
@@ -121,31 +122,44 @@ def test_gradients_accumulate(P_world: Partition, fused: bool) -> None:
     assert_same_gradients(model, sequential, P_x)
 
 
-@pytest.mark.parametrize(
-    ("copied_bytes", "parts"), [(0, [[0], [1]]), (80, [[1], [0]]), (96, [[0, 1]])]
-)
-def test_large_gradients_go_alone(copied_bytes: int, parts: list[list[int]]) -> None:
-    """Of 96 and of 16 bytes."""
-    gradients = [torch.zeros(12, dtype=F64), torch.zeros(2, dtype=F64)]
-    assert replication._messages([0, 1], gradients, copied_bytes) == parts
-
-
-@distributed(ranks=4, transports=["loopback", "host"])
+@distributed(ranks=4, transports=["loopback", "host", "nccl"])
 def test_sums_of_large_and_small_gradients(P_world: Partition) -> None:
-    """One group of two messages, of a layer whose weight is too large to be copied."""
+    """Two messages, of a layer whose weight is too large to be copied: where there are streams, the
+    second is on its way before the first has come.
+    """
     P_x = grid(P_world, [4, 1])
     layer = DistributedLinear(P_x, 400, 400, dtype=F64, replicate_parameters=True)
-    assert layer.weight.nbytes > replication.COPIED_BYTES
+    assert layer.weight.nbytes > buckets.COPIED_BYTES
     torch.manual_seed(1)
     whole = random_like_all((5, 400), 1)
     y = layer(own_block(whole, P_x))
     before = P_world.wire.recorder.count
     y.sum().backward()
-    assert P_world.wire.recorder.count == before + 1
+    groups = 2 if P_world.transport == "nccl" else 1
+    assert P_world.wire.recorder.count == before + groups
     expected = whole.sum(0).expand(400, 400)
     assert_equal_to(layer.weight.grad, expected, 1e-10, "weight")
     assert layer.bias is not None
     assert_equal_to(layer.bias.grad, torch.full((400,), 5.0, dtype=F64), 1e-10, "bias")
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 100, 200])
+@distributed(ranks=4, transports=["loopback", "host", "gloo", "nccl"])
+def test_buckets(P_world: Partition, bucket_bytes: int) -> None:
+    """Gradients of 432, 24, 24, 24, 432 and 16 bytes, in buckets of at most so many."""
+    P_x = grid(P_world, [1, 1, 2, 2])
+    model, sequential = network(P_x, fused=False), sequential_network()
+    fuse_parameter_movements(model, bucket_bytes=bucket_bytes)
+    for seed in (1, 2):
+        whole, block = batches(P_x, seed)
+        loss_of(sequential, whole).backward()
+        loss = loss_of(model, block)
+        before = P_world.wire.recorder.count
+        loss.backward()
+        sums = P_world.wire.recorder.count - before - 2
+        messages = {1: 6, 100: 4, 200: 4}[bucket_bytes]
+        assert sums == (messages if P_world.transport == "nccl" else 1)
+    assert_same_gradients(model, sequential, P_x)
 
 
 @pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam])

@@ -12,7 +12,9 @@ from gpudist.errors import ShapeError
 from gpudist.nn import DistributedConv2d, DistributedLinear, utils
 from gpudist.nn.placement import placements
 from gpudist.partition import Partition
+from tests.nn import replicated_cases
 from tests.nn.compare import assert_equal_to, grid, random_like_all
+from tests.nn.replicated_cases import batches, loss_of, network, sequential_network
 from tests.pool import distributed
 
 F64 = torch.float64
@@ -60,17 +62,22 @@ def assert_same_gradients(sequential: torch.nn.Module, model: torch.nn.Module) -
         assert_equal_to(parameter.grad, expected, 1e-12, name)
 
 
+@pytest.mark.parametrize("foreach", [None, True, False])
 @pytest.mark.parametrize("max_norm", [0.5, 1e3])
 @pytest.mark.parametrize("norm_type", [2.0, 1, 3.5, math.inf, "inf"])
 @pytest.mark.parametrize("replicate", [True, False])
 @distributed(ranks=5, transports=["loopback"])
 def test_clip_grad_norm(
-    P_world: Partition, replicate: bool, norm_type: float, max_norm: float
+    P_world: Partition,
+    replicate: bool,
+    norm_type: float,
+    max_norm: float,
+    foreach: bool | None,
 ) -> None:
     """Rank 4 has no part in the distributed layers."""
     sequential, model = both(P_world, replicate)
     expected = torch.nn.utils.clip_grad_norm_(sequential.parameters(), max_norm, norm_type)
-    total = utils.clip_grad_norm_(model, max_norm, norm_type)
+    total = utils.clip_grad_norm_(model, max_norm, norm_type, foreach=foreach)
     assert_equal_to(total, expected, 1e-12, "norm")
     bits = total.view(torch.int64).item()
     assert P_world.allgather_data([int(bits)]) == [[bits]] * 5
@@ -123,3 +130,24 @@ def test_what_is_refused(P_world: Partition) -> None:
     for norm_type in (0.0, -1.0, math.nan):
         with pytest.raises(ShapeError, match="norm_type"):
             utils.clip_grad_norm_(layer, 1.0, norm_type)
+
+
+@pytest.mark.parametrize("replicate", [True, False])
+@distributed(ranks=4, transports=["loopback", "host"])
+def test_after_a_fused_backward(P_world: Partition, replicate: bool) -> None:
+    """Steps of a network whose parameters move together, clipped as the sequential one's."""
+    P_x = grid(P_world, [1, 1, 2, 2])
+    model, sequential = network(P_x, replicate_parameters=replicate), sequential_network()
+    for seed in (1, 2):
+        norms: list[torch.Tensor] = []
+        clips = torch.nn.utils.clip_grad_norm_, utils.clip_grad_norm_
+        for one, clip, x in zip((sequential, model), clips, batches(P_x, seed), strict=True):
+            optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
+            optimizer.zero_grad()
+            loss_of(one, x).backward()
+            given: Any = one.parameters() if one is sequential else one
+            norms.append(clip(given, 0.5))
+            optimizer.step()
+        assert norms[0] > 0.5
+        assert_equal_to(norms[1], norms[0], 1e-10, "norm")
+        replicated_cases.assert_same_gradients(model, sequential, P_x)

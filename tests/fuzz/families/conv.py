@@ -13,6 +13,7 @@ from tests.fuzz.case import TOLERANCE, Case, Feature, torch_refuses
 from tests.fuzz.drawing import draw_dtype, draw_grid, draw_sizes, scattered
 from tests.nn.compare import assert_same_as_sequential, own_block, random_like_all
 from tests.nn.conv_cases import CausalConv1d, owner
+from tests.nn.placing import Placing, draw_placing
 
 LAYERS = ("CausalConv1d", "Conv1d", "Conv2d", "Conv3d")
 Partitions = tuple[CartesianPartition, tuple[CartesianPartition, CartesianPartition] | None]
@@ -58,7 +59,7 @@ def draw(random: random.Random, layer: str, ranks: int) -> Case:
         draw_sizes(random, shape, grid, [0, *range(2, dims + 2)]),
         draw_dtype(random),
         random.randint(0, 99),
-        extra,
+        extra | draw_placing(random),
     )
 
 
@@ -67,6 +68,9 @@ def check(case: Case, P_world: Partition) -> None:
     options = {"in_channels": case.shape[1], **case.options, "dtype": dtype}
     P_x, others = _partitions(case, P_world)
     x = random_like_all(case.shape, case.seed).to(dtype)
+    P_y, P_w = others or (P_x, P_x)
+    parts = (P_w.shape[0], P_w.shape[1]) if others else (1, 1)
+    placing = Placing(case.extra, owner(P_w, parts))
 
     def sequential() -> torch.nn.Module:
         if case.layer == "CausalConv1d":
@@ -76,20 +80,20 @@ def check(case: Case, P_world: Partition) -> None:
     def distributed() -> torch.nn.Module:
         make = getattr(nn, f"Distributed{case.layer}")
         nested = case.extra.get("nested", False)
-        return make(P_x, *(others or ()), **options, nested=nested)
+        layer = make(P_x, *(others or ()), **options, **placing.options, nested=nested)
+        return placing.around(layer)
 
     if torch_refuses(lambda: sequential()(x)):
         # There is nothing to compare with; an error must be ours, or torch's.
         distributed()(own_block(x, P_x, case.sizes))
         return
-    P_y, P_w = others or (P_x, P_x)
     assert_same_as_sequential(
         sequential,
         distributed,
         P_x,
         P_y,
         case.shape,
-        owner(P_w, (P_w.shape[0], P_w.shape[1]) if others else (1, 1)),
+        placing.owned,
         sizes=case.sizes,
         output_sizes={0: case.sizes[0]} if 0 in case.sizes else None,
         x=x,

@@ -13,6 +13,7 @@ from tests.fuzz.case import TOLERANCE, Case, Feature, torch_refuses
 from tests.fuzz.drawing import draw_dtype, draw_grid, draw_sizes, scattered
 from tests.nn.compare import assert_same_as_sequential, own_block, random_like_all
 from tests.nn.conv_transpose_cases import Sized, owner
+from tests.nn.placing import Placing, draw_placing
 
 LAYERS = ("ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d")
 Partitions = tuple[CartesianPartition, tuple[CartesianPartition, CartesianPartition] | None]
@@ -54,9 +55,8 @@ def draw(random: random.Random, layer: str, ranks: int) -> Case:
         ranks //= extra["outputs"]
     grid = draw_grid(random, dims + 2, axes, ranks)
     sizes = draw_sizes(random, shape, grid, [0, *range(2, dims + 2)])
-    return Case(
-        layer, grid, shape, options, sizes, draw_dtype(random), random.randint(0, 99), extra
-    )
+    dtype, seed = draw_dtype(random), random.randint(0, 99)
+    return Case(layer, grid, shape, options, sizes, dtype, seed, extra | draw_placing(random))
 
 
 def _output_size(
@@ -77,28 +77,30 @@ def check(case: Case, P_world: Partition) -> None:
     P_x, others = _partitions(case, P_world)
     x = random_like_all(case.shape, case.seed).to(dtype)
     size = case.extra.get("output_size")
+    P_y, P_w = others or (P_x, P_x)
+    parts = (P_w.shape[0], P_w.shape[1]) if others else (1, 1)
+    owned = owner(P_w, parts, diagonal=case.grid[1] > 1 and parts[1] == 1)
+    placing = Placing(case.extra, lambda name, shape: owned(name.removeprefix("layer."), shape))
 
     def sequential() -> torch.nn.Module:
         return Sized(getattr(torch.nn, case.layer)(**options), size)
 
     def distributed() -> torch.nn.Module:
         make = getattr(nn, f"Distributed{case.layer}")
-        return Sized(make(P_x, *(others or ()), **options), size)
+        layer = make(P_x, *(others or ()), **options, **placing.options)
+        return placing.around(Sized(layer, size))
 
     if torch_refuses(lambda: sequential()(x)):
         # There is nothing to compare with; an error must be ours, or torch's.
         distributed()(own_block(x, P_x, case.sizes))
         return
-    P_y, P_w = others or (P_x, P_x)
-    parts = (P_w.shape[0], P_w.shape[1]) if others else (1, 1)
-    owned = owner(P_w, parts, diagonal=case.grid[1] > 1 and parts[1] == 1)
     assert_same_as_sequential(
         sequential,
         distributed,
         P_x,
         P_y,
         case.shape,
-        lambda name, shape: owned(name.removeprefix("layer."), shape),
+        placing.owned,
         sizes=case.sizes,
         output_sizes={0: case.sizes[0]} if 0 in case.sizes else None,
         x=x,

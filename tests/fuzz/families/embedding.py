@@ -11,7 +11,8 @@ import torch
 from gpudist.partition import Partition
 from tests.fuzz.case import TOLERANCE, Case, Feature
 from tests.fuzz.drawing import draw_dtype, draw_grid, draw_sizes, scattered
-from tests.nn.embedding_cases import Partitions, check_embedding, indices_of
+from tests.nn.embedding_cases import Partitions, check_embedding, indices_of, owned_by
+from tests.nn.placing import Placing, draw_placing
 
 LAYERS = ("Embedding",)
 
@@ -32,9 +33,8 @@ def draw(random: random.Random, layer: str, ranks: int) -> Case:
             extra, free = {"table": table}, ranks // prod(table)
     grid = draw_grid(random, dims, range(dims), free)
     sizes = draw_sizes(random, shape, grid, range(dims))
-    return Case(
-        layer, grid, shape, options, sizes, draw_dtype(random), random.randint(0, 99), extra
-    )
+    dtype, seed = draw_dtype(random), random.randint(0, 99)
+    return Case(layer, grid, shape, options, sizes, dtype, seed, extra | draw_placing(random))
 
 
 def check(case: Case, P_world: Partition) -> None:
@@ -51,7 +51,10 @@ def check(case: Case, P_world: Partition) -> None:
     indices = [indices_of(case.shape, table[0], case.seed)]
     dtype = getattr(torch, case.dtype)
     tolerance = TOLERANCE[case.dtype]
-    check_embedding(partitions, table, indices, case.sizes, tolerance, dtype=dtype, **options)
+    placing = Placing(case.extra, owned_by(partitions))
+    check_embedding(
+        partitions, table, indices, case.sizes, tolerance, placing=placing, dtype=dtype, **options
+    )
 
 
 TABLE = {"num_embeddings": 12, "embedding_dim": 6}

@@ -11,8 +11,9 @@ from gpudist.partition import Partition
 from tests.fuzz.case import TOLERANCE, Case, Feature, torch_refuses
 from tests.fuzz.drawing import draw_dtype, draw_grid, draw_sizes, scattered
 from tests.nn.compare import own_block, random_like_all
-from tests.nn.halo_region_cases import CHAINS_2D, LOCAL, Chain, region, sequential
+from tests.nn.halo_region_cases import CHAINS_2D, LOCAL, Chain, owner, region, sequential
 from tests.nn.halo_region_cases import check as check_chain
+from tests.nn.placing import Placing, draw_placing
 
 LAYERS = ("HaloRegion",)
 WITH_PARAMETERS = ("Conv", "Conv", "ConvTranspose", "CausalConv")
@@ -46,9 +47,8 @@ def draw(random: random.Random, layer: str, ranks: int) -> Case:
     sizes = draw_sizes(random, shape, grid, axes)
     extra = {"nested": True} if random.random() < 0.2 else {}
     options = {"layers": tuple(chain)}
-    return Case(
-        layer, grid, shape, options, sizes, draw_dtype(random), random.randint(0, 99), extra
-    )
+    dtype, seed = draw_dtype(random), random.randint(0, 99)
+    return Case(layer, grid, shape, options, sizes, dtype, seed, extra | draw_placing(random))
 
 
 def _options(random: random.Random, kind: str, dims: int, channels: int) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def check(case: Case, P_world: Partition) -> None:
     agreement = {"nested": case.extra.get("nested", False)}
     check_chain(
         P_x, chain, case.shape, case.sizes, x, dtype=dtype, tolerance=TOLERANCE[case.dtype],
-        agreement=agreement,
+        agreement=agreement, placing=Placing(case.extra, owner(P_x)),
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from gpudist.partition import CartesianPartition, Partition
 from tests.fuzz.case import TOLERANCE, Case, Feature
 from tests.fuzz.drawing import draw_dtype, draw_grid, draw_sizes, scattered
 from tests.nn.compare import Slices, assert_same_as_sequential, own_slices, random_like_all
+from tests.nn.placing import Placing, draw_placing
 
 LAYERS = ("Linear",)
 
@@ -28,9 +29,8 @@ def draw(random: random.Random, layer: str, ranks: int) -> Case:
         grid = draw_grid(random, leading + 1, range(leading + 1), ranks // outputs)
         extra = {"outputs": outputs}
     sizes = draw_sizes(random, shape, grid, range(leading))
-    return Case(
-        layer, grid, shape, options, sizes, draw_dtype(random), random.randint(0, 99), extra
-    )
+    dtype, seed = draw_dtype(random), random.randint(0, 99)
+    return Case(layer, grid, shape, options, sizes, dtype, seed, extra | draw_placing(random))
 
 
 def check(case: Case, P_world: Partition) -> None:
@@ -44,14 +44,19 @@ def check(case: Case, P_world: Partition) -> None:
         P_y = scattered(P_world, (*case.grid[:-1], outputs), seed)
         P_w = scattered(P_world, (*case.grid[:-1], outputs, case.grid[-1]), case.seed)
         others = P_y, P_w
+    placing = Placing(case.extra, lambda name, shape: _owned(P_w, name, shape))
+
+    def distributed() -> torch.nn.Module:
+        return placing.around(nn.DistributedLinear(P_x, *others, **options, **placing.options))
+
     kept = {d: blocks for d, blocks in case.sizes.items() if d < len(case.shape) - 1}
     assert_same_as_sequential(
         lambda: torch.nn.Linear(**options),
-        lambda: nn.DistributedLinear(P_x, *others, **options),
+        distributed,
         P_x,
         P_y,
         case.shape,
-        lambda name, shape: _owned(P_w, name, shape),
+        placing.owned,
         sizes=case.sizes,
         output_sizes=kept,
         x=random_like_all(case.shape, case.seed).to(dtype),

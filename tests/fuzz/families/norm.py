@@ -14,6 +14,7 @@ from tests.fuzz.drawing import draw_grid, draw_sizes, scattered
 from tests.nn.compare import own_block, random_like_all
 from tests.nn.norm_cases import check as check_made
 from tests.nn.norm_cases import make_both, owner
+from tests.nn.placing import Placing, draw_placing
 
 F64 = torch.float64
 BATCH = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d")
@@ -50,30 +51,32 @@ def draw(random: random.Random, layer: str, ranks: int) -> Case:
     grid = draw_grid(random, dims, range(dims), ranks)
     sizes = draw_sizes(random, shape, grid, range(dims))
     extra = {"evaluates": True} if random.random() < 0.3 else {}
-    return Case(layer, grid, shape, options, sizes, "float64", random.randint(0, 99), extra)
+    seed = random.randint(0, 99)
+    return Case(layer, grid, shape, options, sizes, "float64", seed, extra | draw_placing(random))
 
 
 def check(case: Case, P_world: Partition) -> None:
     """In training, and perhaps once more in evaluation, after it."""
     P_x = scattered(P_world, case.grid, case.seed)
     x = random_like_all(case.shape, case.seed)
+    placing = Placing(case.extra, owner(P_x, _parameter_axes(case, P_x)))
 
     def sequential() -> torch.nn.Module:
         return getattr(torch.nn, case.layer)(**case.options, dtype=F64)
 
     def distributed() -> torch.nn.Module:
-        return getattr(nn, f"Distributed{case.layer}")(P_x, **case.options, dtype=F64)
+        make = getattr(nn, f"Distributed{case.layer}")
+        return placing.around(make(P_x, **case.options, **placing.options, dtype=F64))
 
     if torch_refuses(lambda: sequential()(x)):
         # There is nothing to compare with; an error must be ours, or torch's.
         distributed()(own_block(x, P_x, case.sizes))
         return
-    owned = owner(P_x, _parameter_axes(case, P_x))
-    made = make_both(sequential, distributed, owned)
+    made = make_both(sequential, distributed, placing.owned)
     for mode in (True, False) if case.extra.get("evaluates") else (True,):
         for module in made:
             module.train(mode)
-        check_made(made, P_x, case.shape, owned, case.sizes, x=x)
+        check_made(made, P_x, case.shape, placing.owned, case.sizes, x=x)
 
 
 def _parameter_axes(case: Case, P_x: CartesianPartition) -> range:

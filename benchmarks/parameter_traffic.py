@@ -1,0 +1,113 @@
+"""What the networks of the subject ``parameters`` send in a step, and what a rank holds.
+
+``python -m benchmarks.parameter_traffic --ranks 2`` prints a table in markdown. Counted are all
+groups of messages, and those alone, between forward and backward of one step; messages and bytes
+are those of all ranks together. A broadcast or a sum among ``n`` ranks counts as ``n - 1`` messages
+of its block, an all-reduce as twice as many.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.layers import block_of
+from benchmarks.parameters import NETWORKS, SIDES
+from gpudist.exchange import Movement, carry
+from gpudist.exchange.rounds import Part, Round
+from gpudist.partition import Partition
+from gpudist.testing import run_distributed
+
+
+@dataclass
+class Traffic:
+    """What one rank has sent; of a collective, its root counts all messages."""
+
+    groups: int = 0
+    messages: int = 0
+    nbytes: int = 0
+
+    def add(self, part: Part) -> None:
+        """One stage of one movement."""
+        itemsize, rank = part.movement.dtype.itemsize, part.partition.rank
+        for message in part.stage.sends:
+            self.messages += 1
+            self.nbytes += message.volume * itemsize
+        for collective in part.stage.collectives:
+            if rank != collective.root:
+                continue
+            count = len(collective.members) - 1
+            count *= 2 if collective.kind == "all_reduce" else 1
+            shape = part.stage.output_shape or part.stage.input_shape or ()
+            self.messages += count
+            self.nbytes += count * torch.Size(shape).numel() * itemsize
+
+
+@contextmanager
+def counted(P_world: Partition) -> Generator[Traffic]:
+    """Counts what this rank sends inside; one world of one rank at a time."""
+    traffic, rounds_of = Traffic(), carry._rounds
+
+    def counting(movements: tuple[Movement, ...]) -> tuple[Round, ...]:
+        rounds = rounds_of(movements)
+        for part in [part for each in rounds for part in each.parts]:
+            traffic.add(part)
+        return rounds
+
+    before = P_world.wire.recorder.count
+    carry._rounds = counting  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield traffic
+    finally:
+        carry._rounds = rounds_of
+        traffic.groups = P_world.wire.recorder.count - before
+
+
+def measure(P_world: Partition) -> None:
+    """The rows of all networks, printed by rank 0."""
+    for name, network in NETWORKS.items():
+        P_x = P_world.create_cartesian_topology_partition(network.grid(P_world.size))
+        x = block_of(torch.rand(network.shape), P_x)
+        for side, how in SIDES.items():
+            module = network.distributed(P_x, *how)
+            module(x).sum().backward()
+            with counted(P_world) as forward:
+                y = module(x).sum()
+            with counted(P_world) as backward:
+                y.backward()
+            held = sum(parameter.nbytes for parameter in module.parameters())
+            rows = P_world.allgather_data([held, *vars(forward).values(), *vars(backward).values()])
+            if P_world.rank == 0:
+                words = "one owner, fused" if side == "gpudist" else side
+                print(_row(name, words, rows), flush=True)
+
+
+def _row(network: str, side: str, rows: Sequence[Sequence[int]]) -> str:
+    held, *_ = zip(*rows, strict=True)
+    cells = [network, side]
+    for first in (1, 4):
+        groups, messages, nbytes = ([row[first + i] for row in rows] for i in range(3))
+        cells += [str(max(groups)), str(sum(messages)), f"{sum(nbytes) / 1024:.0f}"]
+    cells += [f"{max(held) / 1024:.0f}", f"{min(held) / 1024:.0f}"]
+    return "| " + " | ".join(cells) + " |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.parameter_traffic")
+    parser.add_argument("--ranks", type=int, default=2, help="processes")
+    ranks = parser.parse_args().ranks
+    columns = ["network", "placement"]
+    columns += [f"{way} {what}" for way in ("forward", "backward") for what in _COUNTED]
+    print("| " + " | ".join([*columns, "most KiB held", "least KiB held"]) + " |")
+    print("|---|---|" + "---:|" * (len(columns)))
+    run_distributed(measure, ranks, transport="host")
+
+
+_COUNTED = ("groups", "messages", "KiB")
+
+if __name__ == "__main__":
+    main()
