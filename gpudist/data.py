@@ -6,6 +6,7 @@ A sample has no batch dim: it is cut by the axes behind the first. The batch is 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -36,22 +37,16 @@ class BlockDataset(Dataset[Any]):
     """What :func:`block_of` returns."""
 
     def __init__(self, dataset: Any, P_x: Any) -> None:
-        for P in _partitions(P_x):
-            if P.dim < 2:
-                raise PartitionError(
-                    f"block_of: a partition of shape {list(P.shape)} needs an axis for the batch "
-                    "and one for each dim of a sample"
-                )
         self._dataset = dataset
-        self._P_x = P_x
+        self._places = _places(P_x)
 
     def __len__(self) -> int:
         return len(self._dataset)
 
     def __getitem__(self, index: int) -> Any:
         if isinstance(self._dataset, ReadsRegions):
-            return _cut(_Unread(self._dataset, index), self._P_x)
-        return _cut(self._dataset[index], self._P_x)
+            return _cut(_Unread(self._dataset, index), self._places)
+        return _cut(self._dataset[index], self._places)
 
 
 def block_of(dataset: Any, P_x: Any) -> BlockDataset:
@@ -161,34 +156,58 @@ class _Unread:
         return self._dataset.read(self._index, box)
 
 
-def _cut(sample: Any, P_x: Any) -> Any:
-    """This worker's blocks of the arrays of a sample, in a structure alike."""
+@dataclass(frozen=True)
+class _Place:
+    """A worker's place on a partition: no more than a process that loads data has to know."""
+
+    grid: tuple[int, ...]
+    index: tuple[int, ...] | None
+
+
+def _places(P_x: Any) -> Any:
+    """The places on partitions, in a structure alike."""
+    if isinstance(P_x, Mapping):
+        return {key: _places(P) for key, P in P_x.items()}
+    if isinstance(P_x, list | tuple):
+        return [_places(P) for P in P_x]
     if P_x is None:
+        return None
+    if P_x.dim < 2:
+        raise PartitionError(
+            f"block_of: a partition of shape {list(P_x.shape)} needs an axis for the batch and one "
+            "for each dim of a sample"
+        )
+    return _Place(P_x.shape, P_x.index)
+
+
+def _cut(sample: Any, place: Any) -> Any:
+    """This worker's blocks of the arrays of a sample, in a structure alike."""
+    if place is None:
         return sample
     if isinstance(sample, Mapping):
-        given = P_x if isinstance(P_x, Mapping) else dict.fromkeys(sample, P_x)
+        given = place if isinstance(place, dict) else dict.fromkeys(sample, place)
         return {key: _cut(x, given[key]) for key, x in sample.items()}
     if isinstance(sample, list | tuple):
-        given = P_x if isinstance(P_x, list | tuple) else [P_x] * len(sample)
-        parts = [_cut(x, P) for x, P in zip(sample, given, strict=True)]
+        given = place if isinstance(place, list) else [place] * len(sample)
+        parts = [_cut(x, one) for x, one in zip(sample, given, strict=True)]
         return type(sample)(*parts) if hasattr(sample, "_fields") else type(sample)(parts)
     if len(getattr(sample, "shape", ())) == 0:
         return sample
-    return _block(sample, P_x)
+    return _block(sample, place)
 
 
-def _block(x: Any, P_x: CartesianPartition) -> torch.Tensor:
+def _block(x: Any, place: _Place) -> torch.Tensor:
     shape = tuple(x.shape)
-    if len(shape) != P_x.dim - 1:
+    if len(shape) != len(place.grid) - 1:
         raise ShapeError(
             f"block_of: a part of shape {list(shape)} of a sample does not fit the partition of "
-            f"shape {list(P_x.shape)}, which has an axis for the batch and {P_x.dim - 1} more; "
-            "give each part its partition, or None for one that stays whole"
+            f"shape {list(place.grid)}, which has an axis for the batch and {len(place.grid) - 1} "
+            "more; give each part its partition, or None for one that stays whole"
         )
-    if P_x.index is None:
+    if place.index is None:
         return _as_tensor(x[(slice(0, 0),) * len(shape)]).flatten()
-    cut = Decomposition.balanced(shape, P_x.shape[1:])
-    return _as_tensor(x[cut.block(P_x.index[1:]).slices])
+    cut = Decomposition.balanced(shape, place.grid[1:])
+    return _as_tensor(x[cut.block(place.index[1:]).slices])
 
 
 def _as_tensor(block: Any) -> torch.Tensor:
@@ -196,13 +215,3 @@ def _as_tensor(block: Any) -> torch.Tensor:
     if isinstance(block, torch.Tensor):
         return block.clone()
     return torch.from_numpy(np.array(block))
-
-
-def _partitions(P_x: Any) -> Iterator[CartesianPartition]:
-    if isinstance(P_x, Mapping):
-        P_x = list(P_x.values())
-    if isinstance(P_x, list | tuple):
-        for part in P_x:
-            yield from _partitions(part)
-    elif P_x is not None:
-        yield P_x
