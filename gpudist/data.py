@@ -39,6 +39,11 @@ class BlockDataset(Dataset[Any]):
     def __init__(self, dataset: Any, P_x: Any) -> None:
         self._dataset = dataset
         self._places = _places(P_x)
+        if isinstance(dataset, ReadsRegions) and not isinstance(self._places, _Place):
+            raise PartitionError(
+                "block_of: samples that are read by regions are one array each, and have one "
+                f"partition, not {P_x!r}"
+            )
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -68,7 +73,7 @@ def block_of(dataset: Any, P_x: Any) -> BlockDataset:
         :class:`ReadsRegions`, this worker's cells are read and no others.
 
     Raises:
-        PartitionError: a partition has fewer than two axes.
+        PartitionError: a partition has fewer than two axes; several, for one array.
         ShapeError: for an item, if its dims do not fit its partition.
     """
     return BlockDataset(dataset, P_x)
