@@ -28,7 +28,7 @@ def optimizer_of(kind: str, parameters: Any) -> torch.optim.Optimizer:
 
 @pytest.mark.parametrize("kind", [SGD, ADAM])
 @pytest.mark.parametrize("replicated", [False, True])
-@distributed(ranks=5, transports=["loopback", "host"])
+@distributed(ranks=5, transports=["loopback", "host"], timeout_s=120)
 def test_trains_as_alone_where_steps_are_skipped(
     P_world: Partition, replicated: bool, kind: str
 ) -> None:
