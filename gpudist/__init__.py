@@ -1,6 +1,6 @@
 """gpudist: model parallelism for PyTorch, by data movements with exact adjoints."""
 
-from gpudist import nn, ops, recycling
+from gpudist import amp, data, nn, ops, recycling
 from gpudist.convert import Plan, distribute, plan_of, sequential
 from gpudist.errors import (
     CheckpointError,
@@ -54,7 +54,9 @@ __all__ = [
     "TransposedWindow",
     "all_gather",
     "all_sum_reduce",
+    "amp",
     "broadcast",
+    "data",
     "distribute",
     "empty_cache",
     "gather",

@@ -14,6 +14,7 @@ from math import prod
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from gpudist.errors import PartitionError
@@ -309,6 +310,71 @@ class CartesianPartition(Partition):
         return CartesianPartition(self._wire, ranks, shape)
 
     create_allreduction_partition = along
+
+    def create_device_mesh(
+        self, axes: Sequence[int], names: Sequence[str] | None = None
+    ) -> DeviceMesh | None:
+        """Torch's mesh of the workers that differ from this one only along ``axes``.
+
+        With process groups of torch's own, for what torch offers of data parallelism. Collective
+        over torch's default process group, which the user initialises, and of which every rank is
+        a worker of this world with the same rank.
+
+        Args:
+            axes: of this partition, one for each dim of the mesh.
+            names: of the mesh's dims, needed where there are several.
+
+        Returns:
+            The mesh; ``None`` on workers outside the partition.
+
+        Raises:
+            PartitionError: on every rank alike, if an axis is not one of the partition's, names
+                are missing, world ranks descend along it, or torch's default process group is
+                missing or has other ranks.
+        """
+        ascending = self.check_axes(axes)
+        counted = [axis % self.dim for axis in axes]
+        if len(names or axes) != len(axes) or (names is None and len(axes) != 1):
+            raise PartitionError(f"create_device_mesh: axes {counted} need a name each")
+        lines = [self._lines(axis) for axis in counted]
+        for axis, line in (
+            (a, line) for a, some in zip(counted, lines, strict=True) for line in some
+        ):
+            if line != sorted(line):
+                raise PartitionError(
+                    f"create_device_mesh: along axis {axis} of {self!r} the world ranks {line} are "
+                    "not ascending, as they are in every process group of torch"
+                )
+        if not dist.is_initialized():
+            raise PartitionError(
+                "create_device_mesh: call torch.distributed.init_process_group() first"
+            )
+        torchs, own = (dist.get_rank(), dist.get_world_size()), (self._wire.rank, self._wire.size)
+        if torchs != own:
+            raise PartitionError(
+                f"create_device_mesh: this is rank {own[0]} of {own[1]} workers, but rank "
+                f"{torchs[0]} of {torchs[1]} in torch's default process group"
+            )
+        groups: list[Any] = [
+            dist.new_subgroups_by_enumeration(some)[0]  # pyright: ignore
+            for some in lines
+        ]
+        if not self.active:
+            return None
+        dim_names = None if names is None else tuple(names)
+        if len(groups) == 1:
+            return DeviceMesh.from_group(groups[0], self.device.type, mesh_dim_names=dim_names)
+        grid = torch.tensor(self.along(counted).ranks).view([self.shape[a] for a in ascending])
+        mesh = grid.permute([ascending.index(axis) for axis in counted]).contiguous()
+        return DeviceMesh.from_group(groups, self.device.type, mesh, mesh_dim_names=dim_names)
+
+    def _lines(self, axis: int) -> list[list[int]]:
+        """World ranks of all lines of workers along ``axis``, by rank."""
+        lines: dict[tuple[int, ...], list[int]] = {}
+        for rank, world_rank in enumerate(self.ranks):
+            index = index_of(rank, self.shape)
+            lines.setdefault((*index[:axis], *index[axis + 1 :]), []).append(world_rank)
+        return list(lines.values())
 
     def check_axes(self, axes: Sequence[int]) -> tuple[int, ...]:
         """``axes`` ascending, counted from the front; refuses those out of range or doubled."""

@@ -17,7 +17,7 @@ FLOORS = [
     ["rank_pool"],
     ["convert"],
     ["sbp"],
-    ["nn"],
+    ["nn", "amp", "data"],
     ["ops"],
     ["autograd", "arrays"],
     ["library"],

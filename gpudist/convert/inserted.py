@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from gpudist.nn import Broadcast, DistributedUpsample, Repartition, invariant_copy
 from gpudist.nn.partitions import plane
 from gpudist.ops.agreement import Agreement
+from gpudist.ops.bound import Bound
 from gpudist.partition import CartesianPartition
 
 
@@ -132,11 +133,15 @@ class InterpolationLike(torch.nn.Module):
         self.P_x, self._options = P_x, options
         self._agreement = Agreement("interpolate", P_like, P_like, P_like.dim, None, "static")
         self._by_size: dict[tuple[int, ...], DistributedUpsample] = {}
+        self._bound = Bound[DistributedUpsample]("static")
 
     def forward(self, x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         if not self.P_x.active:
             return x.clone()
+        return self._bound(like, self._layer_like)(x)
+
+    def _layer_like(self, like: torch.Tensor) -> DistributedUpsample:
         size = self._agreement(like).decomposition.shape[2:]
         if size not in self._by_size:
             self._by_size[size] = DistributedUpsample(self.P_x, size, **self._options)
-        return self._by_size[size](x)
+        return self._by_size[size]

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from gpudist.autograd import is_eager, move
+from gpudist.autograd import is_eager
 from gpudist.errors import ShapeError
 from gpudist.exchange import Movement
 from gpudist.geometry.blocks import Decomposition
@@ -17,6 +17,7 @@ from gpudist.geometry.composed import Read
 from gpudist.geometry.faces import have_faces
 from gpudist.geometry.padding import FoldedWindow
 from gpudist.geometry.windows import Window
+from gpudist.nn.autocast import sum_of_products
 from gpudist.nn.channels_last import channels_last_form, in_form
 from gpudist.nn.conv_arguments import (
     PADDING_MODES,
@@ -185,7 +186,7 @@ class _DistributedConv(ConvLayer):
             if bias is not None and not self._placement.P_bias_used.active:
                 bias = zero_bias(bias, weight.shape[0])
             y = bound.block(in_form(block, channels_last_form(x)), weight, bias)
-        return move((bound.reduction,), (y,))[0] if bound.reduction is not None else y
+        return y if bound.reduction is None else sum_of_products(bound.reduction, y)
 
     def _agree_and_bind(self, x: torch.Tensor, uses_copies: int) -> _Bound:
         return self._bind(self._agreement(x), x)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from gpudist.nn.autocast import product_dtype
 from gpudist.nn.parameter import tied_empty
 
 _CONVOLVE: dict[int, Callable[..., torch.Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -34,7 +35,7 @@ class BlockConvolution:
         self, block: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         if 0 in self.shape:
-            return tied_empty(self.shape, block.dtype, block, weight, bias)
+            return tied_empty(self.shape, product_dtype(block), block, weight, bias)
         return _CONVOLVE[len(self.stride)](
             block, weight, bias, self.stride, self.padding, self.dilation, self.groups
         )

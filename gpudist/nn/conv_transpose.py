@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from gpudist.autograd import move
 from gpudist.errors import ShapeError
 from gpudist.exchange import Movement
 from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.composed import Read
 from gpudist.geometry.halo import needed_range, reads_own_cells
 from gpudist.geometry.windows import HaloWidths, TransposedWindow, Window
+from gpudist.nn.autocast import sum_of_products
 from gpudist.nn.conv_channels import bind_spread, bind_sum, output_shapes, require_input_channels
 from gpudist.nn.conv_layer import ConvLayer
 from gpudist.nn.conv_parameters import ConvParameters, require_groups
@@ -186,7 +186,7 @@ class _DistributedConvTranspose(ConvLayer):
             if bias is not None and not placed.P_bias_used.active:
                 bias = zero_bias(bias, bound.block.shape[1])
             y = bound.block(x, weight, bias)
-        return move((bound.reduction,), (y,))[0] if bound.reduction is not None else y
+        return y if bound.reduction is None else sum_of_products(bound.reduction, y)
 
     def _features_of(self, output_size: Sequence[int] | None) -> tuple[int, ...]:
         """The extents of the features in ``output_size``; none if it is not given."""

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.geometry.windows import TransposedWindow
+from gpudist.nn.autocast import product_dtype
 from gpudist.nn.parameter import tied_empty
 
 _CONVOLVE: dict[int, Callable[..., torch.Tensor]] = {
@@ -48,10 +49,10 @@ class TransposedBlock:
     ) -> torch.Tensor:
         """The block of the output, of the needed cells ``[B, C, *needed]``."""
         if 0 in self.shape:
-            return tied_empty(self.shape, _dtype_of_output(x), x, weight, bias)
+            return tied_empty(self.shape, product_dtype(x), x, weight, bias)
         if not self.reads_input:
             zeros = x.new_zeros(self.shape) + tied_empty((0,), x.dtype, x, weight).sum()
-            return _with_bias(zeros, bias).to(_dtype_of_output(x))
+            return _with_bias(zeros, bias).to(product_dtype(x))
         adds_zeros = any(cells > 0 for cells in self.rest)
         y = _CONVOLVE[len(self.stride)](
             x,
@@ -117,10 +118,3 @@ def _with_bias(y: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     if bias is None:
         return y
     return y + bias.to(y.dtype).view(-1, *(1,) * (y.dim() - 2))
-
-
-def _dtype_of_output(x: torch.Tensor) -> torch.dtype:
-    """What torch's convolution of ``x`` gives: autocast does not see a block without one."""
-    device = x.device.type
-    casts = torch.is_autocast_enabled(device) and x.dtype != torch.float64
-    return torch.get_autocast_dtype(device) if casts else x.dtype

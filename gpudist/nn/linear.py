@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.exchange import Movement
 from gpudist.geometry.blocks import Decomposition
+from gpudist.nn.autocast import sum_of_products
 from gpudist.nn.parameter import (
     bias_bound,
     kaiming_bound,
@@ -175,6 +176,7 @@ class DistributedLinear(ParameterLayer):
     def _forward_split(self, x: torch.Tensor, grid: WeightGrid) -> torch.Tensor:
         """Features split: the blocks of ``x`` come to the parameters, or to copies of them."""
         spread, reduction, *shared = self._bound(x, self._agree_and_bind, self.uses_copies)
+        assert reduction is not None
         block, weight, *biases = move_those((spread, *shared), [x, *self.own_parameters()])
         bias = biases[0] if biases else None
         if not grid.P_c.active:
@@ -183,7 +185,7 @@ class DistributedLinear(ParameterLayer):
             if bias is not None and bias.numel() == 0:
                 bias = zero_bias(bias, weight.shape[0])
             y = F.linear(block, weight, bias)
-        return move_those((reduction,), [y])[0]
+        return sum_of_products(reduction, y)
 
     def _placements(self) -> dict[str, Placement]:
         P_weight, P_bias = self._P_weight, self._P_bias

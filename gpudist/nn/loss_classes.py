@@ -8,6 +8,7 @@ import torch
 
 from gpudist.autograd import all_reduce_constant
 from gpudist.errors import ShapeError
+from gpudist.nn.autocast import loss_dtype
 from gpudist.nn.loss import DistributedSampleLoss, Reduction, at_least_float32, no_cells
 from gpudist.ops.agreement import Agreement
 from gpudist.ops.bound import Bound
@@ -81,7 +82,7 @@ class _ClassLoss(DistributedSampleLoss):
 
     def _dtype(self, input: torch.Tensor, target: torch.Tensor) -> torch.dtype:
         """Of the loss."""
-        return input.dtype
+        return loss_dtype(input)
 
     def _losses(
         self, input: torch.Tensor, target: torch.Tensor, classes: _Classes
@@ -198,7 +199,7 @@ class DistributedCrossEntropyLoss(_ClassLoss):
             self._refuse(f"ignore_index={self.ignore_index}, but the targets are probabilities")
 
     def _dtype(self, input: torch.Tensor, target: torch.Tensor) -> torch.dtype:
-        dtype = input.dtype
+        dtype = loss_dtype(input)
         if target.is_floating_point():
             dtype = torch.promote_types(dtype, target.dtype)
             if self.weight is not None:

@@ -1,0 +1,222 @@
+"""Loading data where it is used: every worker reads its own blocks of its own samples.
+
+A sample has no batch dim: it is cut by the axes behind the first. The batch is cut by the sampler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, Sampler
+
+from gpudist.errors import PartitionError, ShapeError
+from gpudist.geometry.blocks import Blocks, Decomposition
+from gpudist.partition import CartesianPartition
+
+
+@runtime_checkable
+class ReadsRegions(Protocol):
+    """A dataset that reads parts of its samples, each of which is one array."""
+
+    def __len__(self) -> int: ...
+
+    def shape_of(self, index: int) -> Sequence[int]:
+        """Shape of the whole sample, without the batch dim."""
+        ...
+
+    def read(self, index: int, box: tuple[slice, ...]) -> Any:
+        """The cells of the sample in ``box``, one slice per dim, as an array or a tensor."""
+        ...
+
+
+class BlockDataset(Dataset[Any]):
+    """What :func:`block_of` returns."""
+
+    def __init__(self, dataset: Any, P_x: Any) -> None:
+        self._dataset = dataset
+        self._places = _places(P_x)
+        if isinstance(dataset, ReadsRegions) and not isinstance(self._places, _Place):
+            raise PartitionError(
+                "block_of: samples that are read by regions are one array each, and have one "
+                f"partition, not {P_x!r}"
+            )
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        if isinstance(self._dataset, ReadsRegions):
+            return _cut(_Unread(self._dataset, index), self._places)
+        return _cut(self._dataset[index], self._places)
+
+
+def block_of(dataset: Any, P_x: Any) -> BlockDataset:
+    """A view of ``dataset`` whose samples are this worker's blocks, for torch's ``DataLoader``.
+
+    Args:
+        dataset: map-style. Its samples are arrays, with the shape and the slices of NumPy's, or
+            tuples, lists or mappings of them; or it is one of :class:`ReadsRegions`.
+        P_x: of the batched tensors, one axis per dim, the batch's first. A tuple, list or mapping
+            gives each part of a sample its own, or ``None`` where the part stays whole.
+
+    Returns:
+        The view. Arrays become tensors: balanced blocks along all axes but the first. Numbers and
+        texts stay. Workers outside ``P_x`` get tensors of shape ``(0,)``, which batch to
+        placeholders.
+
+    Cost:
+        No message. Of arrays that are sliced lazily, such as memory maps and HDF5's, and of
+        :class:`ReadsRegions`, this worker's cells are read and no others.
+
+    Raises:
+        PartitionError: a partition has fewer than two axes; several, for one array.
+        ShapeError: for an item, if its dims do not fit its partition.
+    """
+    return BlockDataset(dataset, P_x)
+
+
+class BlockSampler(Sampler[list[int]]):
+    """The samples of each global batch that this worker's row of ``P_x`` works on.
+
+    For ``DataLoader(..., batch_sampler=...)``. Every worker shuffles alike, as
+    ``torch.utils.data.DistributedSampler`` with one replica: global batches are those of one
+    process. Each is cut in balanced blocks along axis 0.
+
+    Args:
+        length: number of samples of the dataset.
+        P_x: of the batched tensors; axis 0 cuts the batch.
+        batch_size: samples of a global batch.
+        shuffle: in another order each epoch, see :meth:`set_epoch`.
+        seed: of the order, the same on all workers.
+        drop_last: leave out a last batch that is smaller. It is cut in balanced blocks too, which
+            layers follow where axis 0 is not cut, and with ``shape="dynamic"`` where it is.
+
+    Raises:
+        ShapeError: on every worker alike, if a batch has fewer samples than axis 0 has workers.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        P_x: CartesianPartition,
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+    ) -> None:
+        if batch_size < 1:
+            raise ShapeError(f"BlockSampler: batch_size {batch_size} must be at least 1")
+        self._length, self._batch_size = length, batch_size
+        self._rows, self._row = P_x.shape[0], P_x.index[0] if P_x.index is not None else 0
+        self._shuffle, self._seed, self._epoch = shuffle, seed, 0
+        last = length % batch_size
+        self._stop = length - last if drop_last else length
+        smallest = batch_size if drop_last else last or batch_size
+        if smallest < self._rows:
+            remedy = "drop_last=True" if batch_size >= self._rows else "a larger batch_size"
+            raise ShapeError(
+                f"BlockSampler, dim 0: a batch of {smallest} samples for the {self._rows} rows of "
+                f"P_x of shape {list(P_x.shape)}; each needs a sample, use {remedy}"
+            )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Shuffle as in this epoch from now on; call it on every worker."""
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        """Number of batches, the same on all workers."""
+        return -(-self._stop // self._batch_size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = self._order()
+        for start in range(0, self._stop, self._batch_size):
+            batch = order[start : min(start + self._batch_size, self._stop)]
+            first, last = Blocks(len(batch), self._rows).block(self._row)
+            yield batch[first:last]
+
+    def _order(self) -> list[int]:
+        if not self._shuffle:
+            return list(range(self._length))
+        generator = torch.Generator().manual_seed(self._seed + self._epoch)
+        order: list[int] = torch.randperm(self._length, generator=generator).tolist()  # pyright: ignore
+        return order
+
+
+class _Unread:
+    """A sample of a dataset of :class:`ReadsRegions`, to be sliced as an array is."""
+
+    def __init__(self, dataset: ReadsRegions, index: int) -> None:
+        self._dataset, self._index = dataset, index
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self._dataset.shape_of(self._index))
+
+    def __getitem__(self, box: tuple[slice, ...]) -> Any:
+        return self._dataset.read(self._index, box)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A worker's place on a partition: no more than a process that loads data has to know."""
+
+    grid: tuple[int, ...]
+    index: tuple[int, ...] | None
+
+
+def _places(P_x: Any) -> Any:
+    """The places on partitions, in a structure alike."""
+    if isinstance(P_x, Mapping):
+        return {key: _places(P) for key, P in P_x.items()}
+    if isinstance(P_x, list | tuple):
+        return [_places(P) for P in P_x]
+    if P_x is None:
+        return None
+    if P_x.dim < 2:
+        raise PartitionError(
+            f"block_of: a partition of shape {list(P_x.shape)} needs an axis for the batch and one "
+            "for each dim of a sample"
+        )
+    return _Place(P_x.shape, P_x.index)
+
+
+def _cut(sample: Any, place: Any) -> Any:
+    """This worker's blocks of the arrays of a sample, in a structure alike."""
+    if place is None:
+        return sample
+    if isinstance(sample, Mapping):
+        given = place if isinstance(place, dict) else dict.fromkeys(sample, place)
+        return {key: _cut(x, given[key]) for key, x in sample.items()}
+    if isinstance(sample, list | tuple):
+        given = place if isinstance(place, list) else [place] * len(sample)
+        parts = [_cut(x, one) for x, one in zip(sample, given, strict=True)]
+        return type(sample)(*parts) if hasattr(sample, "_fields") else type(sample)(parts)
+    if len(getattr(sample, "shape", ())) == 0:
+        return sample
+    return _block(sample, place)
+
+
+def _block(x: Any, place: _Place) -> torch.Tensor:
+    shape = tuple(x.shape)
+    if len(shape) != len(place.grid) - 1:
+        raise ShapeError(
+            f"block_of: a part of shape {list(shape)} of a sample does not fit the partition of "
+            f"shape {list(place.grid)}, which has an axis for the batch and {len(place.grid) - 1} "
+            "more; give each part its partition, or None for one that stays whole"
+        )
+    if place.index is None:
+        return _as_tensor(x[(slice(0, 0),) * len(shape)]).flatten()
+    cut = Decomposition.balanced(shape, place.grid[1:])
+    return _as_tensor(x[cut.block(place.index[1:]).slices])
+
+
+def _as_tensor(block: Any) -> torch.Tensor:
+    """With memory of its own, so that the rest of the sample is neither kept nor sent."""
+    if isinstance(block, torch.Tensor):
+        return block.clone()
+    return torch.from_numpy(np.array(block))

@@ -1,0 +1,31 @@
+"""What autocast makes of dtypes where torch does not see the whole of a layer."""
+
+from __future__ import annotations
+
+import torch
+
+from gpudist.autograd import move
+from gpudist.exchange import Movement
+
+_LOW = (torch.float16, torch.bfloat16)
+
+
+def product_dtype(x: torch.Tensor) -> torch.dtype:
+    """Of torch's convolution of ``x``, or of its product with a weight."""
+    device = x.device.type
+    casts = torch.is_autocast_enabled(device) and x.dtype != torch.float64
+    return torch.get_autocast_dtype(device) if casts else x.dtype
+
+
+def loss_dtype(x: torch.Tensor) -> torch.dtype:
+    """Of those of torch's losses of ``x`` that autocast takes in single precision."""
+    casts = torch.is_autocast_enabled(x.device.type) and x.dtype in _LOW
+    return torch.float32 if casts else x.dtype
+
+
+def sum_of_products(reduction: Movement, y: torch.Tensor) -> torch.Tensor:
+    """Products summed over workers; under autocast in the dtype of the layer's input."""
+    if not torch.is_autocast_enabled(y.device.type):
+        return move((reduction,), (y,))[0]
+    (total,) = move((reduction,), (y.to(reduction.input_dtype),))
+    return total.to(product_dtype(total))
