@@ -17,7 +17,7 @@ from gpudist.nn import DistributedConv2d, DistributedGroupNorm
 from gpudist.nn.utils import clip_grad_norm_
 from gpudist.partition import Partition
 from tests.convert.networks import NETWORKS
-from tests.convert.test_calls import Block
+from tests.convert.test_calls import Block, OneCell, Pyramid
 from tests.convert.training import assert_gradients
 from tests.nn.compare import assert_block_of, grid, own_block, own_slices, random_like_all
 from tests.pool import distributed
@@ -154,3 +154,23 @@ def test_evaluation(
     assert_block_of(
         with_gradients.detach(), expected, own_slices(expected.shape, net.P_y), "with gradients"
     )
+
+
+@distributed(ranks=2, transports=["host"], timeout_s=120)
+def test_compiled(P_world: Partition) -> None:
+    """In one graph: a repeated block, shared parameters, and a tensor of one cell."""
+    for make, shape in ((Pyramid, (2, 2, 8, 8)), (OneCell, (2, 2, 5, 7))):
+        torch.manual_seed(3)
+        P_x = grid(P_world, [1, 1, 2, 1])
+        net: Any = distribute(make().double().eval(), P_x)
+        block = own_block(random_like_all(shape, 1), P_x)
+        results: list[list[torch.Tensor]] = []
+        torch.compiler.reset()
+        for network in (net, torch.compile(net, backend="aot_eager", fullgraph=True)):
+            net.zero_grad()
+            y = network(block)
+            y = torch.cat([part.flatten() for part in y]) if isinstance(y, list) else y
+            y.square().sum().backward()
+            results.append([y.detach(), *[p.grad.clone() for p in net.parameters()]])
+        for eager, compiled in zip(*results, strict=True):
+            torch.testing.assert_close(compiled, eager)
