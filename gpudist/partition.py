@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from hashlib import blake2b
 from math import prod
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -116,6 +116,10 @@ class Partition:
 
     def __hash__(self) -> int:
         return self._hash
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        # It never changes, and its communicators are the world's: copies of layers share it.
+        return self
 
     def __repr__(self) -> str:
         ranks = list(self.ranks) if self.size <= 8 else f"[{self.ranks[0]}, ..., {self.ranks[-1]}]"
