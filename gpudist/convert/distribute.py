@@ -14,7 +14,7 @@ from gpudist.convert.values import depends_on_tensors, resized
 from gpudist.convert.walk import Walk
 from gpudist.convert.weights import Skeleton
 from gpudist.errors import ConversionError
-from gpudist.nn import fuse_gradient_sums
+from gpudist.nn import fuse_parameter_movements
 from gpudist.partition import CartesianPartition
 
 
@@ -51,7 +51,7 @@ def distribute(
 
     Cost:
         No message. Every layer is built, and its weights are copied once. Backward, the sums of
-        :func:`~gpudist.nn.fuse_gradient_sums`.
+        :func:`~gpudist.nn.fuse_parameter_movements`.
 
     Raises:
         ConversionError: on every rank alike, if a module or a function is not known to be right on
@@ -98,7 +98,7 @@ def _converted(
     for name, fact in facts.items():
         setattr(new, name, fact)
     _keep_defaults(new, module, list(inputs))
-    return fuse_gradient_sums(new), walk.plan
+    return fuse_parameter_movements(new), walk.plan
 
 
 def _tensors_of(module: torch.nn.Module) -> list[str]:

@@ -44,7 +44,7 @@ class SharedTensor(ParameterLayer):
         super().__init__()
         self.P, self.name = P, name
         if is_parameter:
-            self._replicate(True, {"weight": Placement.everywhere(shape, P_all)})
+            self._place(True, {"weight": Placement.everywhere(shape, P_all)}, {}, P_all)
 
     @property
     def owner(self) -> torch.nn.Module:
@@ -82,7 +82,7 @@ class DistributedPReLU(ParameterLayer):
         self.P_x, self._P_all = P_x, P_all
         self.num_parameters = layer.num_parameters
         self.weight = torch.nn.Parameter(layer.weight.detach().clone().to(P_x.device))
-        self._replicate(True, self._placements())
+        self._place(True, self._placements(), {}, P_all)
 
     def _placements(self) -> dict[str, Placement]:
         return {"weight": Placement.everywhere((self.num_parameters,), self._P_all)}
@@ -119,7 +119,7 @@ class FurtherCall(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         layer, twin = self.__dict__["_of"]
         twin.training = layer.training
-        twin._copies = layer._copies
+        twin._copies, twin._is_fused = layer._copies, layer._is_fused
         return twin(x)
 
     def extra_repr(self) -> str:

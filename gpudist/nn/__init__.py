@@ -69,7 +69,7 @@ from gpudist.nn.pad import (
     DistributedZeroPad2d,
     DistributedZeroPad3d,
 )
-from gpudist.nn.parameter_movements import fuse_gradient_sums, fuse_parameter_movements
+from gpudist.nn.parameter_movements import fuse_parameter_movements
 from gpudist.nn.pixel_shuffle import (
     DistributedChannelShuffle,
     DistributedPixelShuffle,
@@ -207,7 +207,6 @@ __all__ = [
     "SendRecv",
     "SumReduce",
     "SumScatter",
-    "fuse_gradient_sums",
     "fuse_parameter_movements",
     "invariant_copy",
     "invariant_sum",

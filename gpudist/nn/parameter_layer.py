@@ -44,7 +44,7 @@ class ParameterLayer(torch.nn.Module):
         Args:
             replicate_parameters: who uses a block of them holds it.
             placed: where the parameters that there are, are.
-            users: the workers that use each one.
+            users: the workers that use each one, where one owns it.
             P_all: everybody who takes part in the layer.
         """
         self.replicate_parameters = replicate_parameters

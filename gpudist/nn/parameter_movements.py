@@ -55,10 +55,6 @@ def fuse_parameter_movements(
     return network
 
 
-# The name for networks of replicated parameters.
-fuse_gradient_sums = fuse_parameter_movements
-
-
 class _Lent(NamedTuple):
     """A parameter of a module, in whose place a copy is."""
 
@@ -87,7 +83,7 @@ def _hand_out(
     layers = [
         layer
         for layer in network.modules()
-        if isinstance(layer, ParameterLayer) and layer._copies is None
+        if isinstance(layer, ParameterLayer) and layer._spreads and layer._copies is None
     ]
     lent = _parameters_of_others(network) if with_others and torch.is_grad_enabled() else []
     own = [*(p for layer in layers for p in layer._own), *(one.parameter for one in lent)]

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gpudist import distribute
 from gpudist.checkpoint import full_state_dict, load_full_state_dict
-from gpudist.nn import DistributedConv2d, DistributedGroupNorm
+from gpudist.nn import DistributedConv2d, DistributedGroupNorm, fuse_parameter_movements
 from gpudist.nn.utils import clip_grad_norm_
 from gpudist.partition import Partition
 from tests.convert.networks import NETWORKS
@@ -133,7 +133,7 @@ def test_evaluation(
         torch.nn.PReLU(4, dtype=torch.float64),
         DistributedConv2d(P_x, 4, 2, 3, **options),
     )
-    plain = torch.nn.Sequential(*by_hand)
+    plain = fuse_parameter_movements(torch.nn.Sequential(*by_hand))
     whole = random_like_all((2, 1, 9, 7), 1)
     block = own_block(whole, P_x, requires_grad=False)
     recorder = P_world.wire.recorder

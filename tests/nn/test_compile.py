@@ -121,7 +121,7 @@ def replicated_parameters(P_world: Partition) -> Made:
         nn.DistributedBatchNorm1d(P_x, 3, dtype=F64, replicate_parameters=True),
         nn.DistributedConv1d(P_x, 3, 2, 4, stride=2, dtype=F64, replicate_parameters=True),
     )
-    return nn.fuse_gradient_sums(layers), (own_block(random_like_all((2, 2, 7), 1), P_x),)
+    return nn.fuse_parameter_movements(layers), (own_block(random_like_all((2, 2, 7), 1), P_x),)
 
 
 def norms(P_world: Partition) -> Made:

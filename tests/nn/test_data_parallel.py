@@ -41,7 +41,7 @@ def torchs_group(P_world: Partition, store_path: str) -> Iterator[None]:
 
 
 def ddp(net: torch.nn.Module, mesh: Any) -> torch.nn.Module:
-    nn.fuse_gradient_sums(net)
+    nn.fuse_parameter_movements(net)
     return torch.nn.parallel.DistributedDataParallel(net, process_group=mesh.get_group())
 
 
@@ -51,7 +51,7 @@ def ddp_of_a_frozen_layer(net: Any, mesh: Any) -> torch.nn.Module:
 
 
 def fsdp(net: Any, mesh: Any) -> Any:
-    nn.fuse_gradient_sums(net)
+    nn.fuse_parameter_movements(net)
     return fully_shard(net, mesh=mesh)
 
 

@@ -33,7 +33,7 @@ LAYERS: dict[str, Make] = {
         P, torch.nn.Sequential(nn.DistributedConv2d(P, 2, 2, 3, dtype=F64), torch.nn.ReLU())
     ),
     "repartition": lambda P: nn.Repartition(P, grid(P.world, [2, 1, 1, 1])),
-    "summed together": lambda P: nn.fuse_gradient_sums(
+    "summed together": lambda P: nn.fuse_parameter_movements(
         torch.nn.Sequential(
             nn.DistributedConv2d(P, 2, 2, 3, dtype=F64, replicate_parameters=True),
             nn.DistributedGroupNorm(P, 1, 2, dtype=F64, replicate_parameters=True),
