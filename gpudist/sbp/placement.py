@@ -10,6 +10,8 @@ import numpy as np
 from gpudist import runtime
 from gpudist.errors import PartitionError
 from gpudist.partition import CartesianPartition, Partition
+from gpudist.sbp.attributes import NdSbp, broadcast
+from gpudist.sbp.layout import Layout
 
 
 class Placement:
@@ -76,6 +78,14 @@ class Placement:
     def along(self, axes: Sequence[int]) -> CartesianPartition:
         """The workers that differ from this one along ``axes`` alone."""
         return self.partition.along(axes)
+
+    def layout(self, sbp: NdSbp, shape: tuple[int, ...]) -> Layout:
+        """That of a tensor of global ``shape`` here."""
+        return Layout(self.partition.ranks, self.shape, sbp, shape)
+
+    def copies(self, shape: tuple[int, ...]) -> Layout:
+        """That of copies everywhere."""
+        return self.layout((broadcast,) * self.axes, shape)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Placement) and self.partition == other.partition

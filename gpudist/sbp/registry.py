@@ -9,7 +9,7 @@ The table is ``signatures``: from a function, as ``__torch_function__`` is given
 ``rule(call, parts)`` that returns the legal one-axis signatures, the preferred ones first. ``call``
 is a :class:`Call`: the function, its arguments with a :class:`Slot` in place of every tensor, and
 shape and dtype of every tensor as the axis sees them. ``parts`` is the number of workers along the
-axis, at least 2. A signature is legal exactly if::
+axis. A signature is legal exactly if::
 
     for every index i of the axis: let x_i be the inputs' blocks by ``signature.inputs``; then
     function(x_i, with the arguments of localize(call, Part(parts, i))) is the i-th block, copy or
@@ -51,6 +51,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import count
 from typing import Any, TypeVar
 
 import torch
@@ -140,12 +141,23 @@ class Call:
         return self.function(*args, **filled(self.kwargs, tensors))
 
     @cached_property
-    def outputs(self) -> tuple[Spec, ...]:
-        """The tensors among the results, from the function run on meta tensors."""
+    def _results(self) -> Any:
         metas = [torch.empty(spec.shape, dtype=spec.dtype, device="meta") for spec in self.tensors]
         with torch.no_grad():
-            result = self(metas)
-        return tuple(Spec(tuple(y.shape), y.dtype) for y in tensors_in(result))
+            return self(metas)
+
+    @cached_property
+    def outputs(self) -> tuple[Spec, ...]:
+        """The tensors among the results, from the function run on meta tensors."""
+        return tuple(Spec(tuple(y.shape), y.dtype) for y in tensors_in(self._results))
+
+    @cached_property
+    def tree(self) -> Any:
+        """The results, with a ``Slot`` for each tensor."""
+        number = count()
+        return mapped(
+            self._results, lambda y: Slot(next(number)) if isinstance(y, torch.Tensor) else y
+        )
 
 
 @dataclass(frozen=True)
@@ -271,7 +283,7 @@ def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
 
 
 def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
-    """``tree`` with its leaves changed; lists, tuples, dicts and named tuples stay what they are."""
+    """``tree`` with its leaves changed; lists, tuples and dicts stay such."""
     if isinstance(tree, (list, tuple)):
         parts = [mapped(part, change) for part in tree]
         if hasattr(tree, "_fields"):
