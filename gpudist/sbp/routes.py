@@ -134,7 +134,7 @@ def _summed_axes(source: Layout, target: Layout) -> tuple[int, ...]:
 
 
 def _between(source: Layout, target: Layout) -> Iterator[Layout]:
-    """Layouts in which sums may be complete: every mixture, then all cells on one rank."""
+    """Layouts in which sums may be complete: every mixture, then each block on one rank."""
     shape = source.shape
     dims = {one.dim for one in (*source.sbp, *target.sbp) if one.is_split}
     if shape:
@@ -143,9 +143,26 @@ def _between(source: Layout, target: Layout) -> Iterator[Layout]:
     for end in (source, target):
         for sbp in product(kinds, repeat=len(end.grid)):
             yield Layout(end.ranks, end.grid, sbp, shape)
-    common = [rank for rank in source.ranks if rank in target.ranks]
-    for rank in (*common[:1], target.ranks[0]):
-        yield Layout((rank,), (1,), (broadcast,), shape)
+    yield _gathered(source, target)
+    yield _gathered(target, source)
+
+
+def _gathered(layout: Layout, other: Layout) -> Layout:
+    """Each block of ``layout`` on one of its ranks: that which has most of its cells in ``other``
+    too."""
+    axes = [axis for axis, one in enumerate(layout.sbp) if one.is_split]
+    chosen: dict[tuple[int, ...], tuple[int, int]] = {}
+    for position, rank in enumerate(layout.ranks):
+        index = index_of(position, layout.grid)
+        key = tuple(index[axis] for axis in axes)
+        common = other.boxes.get(rank)
+        shared = intersection(layout.boxes[rank], common) if common is not None else None
+        cells = shared.volume if shared is not None else 0
+        if key not in chosen or cells > chosen[key][0]:
+            chosen[key] = (cells, rank)
+    ranks = tuple(rank for _, rank in chosen.values())
+    grid = tuple(layout.grid[axis] for axis in axes) or (1,)
+    return Layout(ranks, grid, tuple(layout.sbp[a] for a in axes) or (broadcast,), layout.shape)
 
 
 def plan(source: Layout, target: Layout, rank: int, members: tuple[int, ...]) -> Plan:
