@@ -91,7 +91,7 @@ def _common_placement(
         )
     for x in tensors:
         if not isinstance(x, kind) and (x.dim() or x.requires_grad):
-            raise TypeError(
+            raise PartitionError(
                 f"{name_of(function)}: a plain tensor of shape {list(x.shape)} meets global "
                 "tensors; make it one with gpudist.to_global. Only a tensor without dims, which "
                 "needs no gradient and is alike on all ranks, may stay plain"

@@ -1,10 +1,10 @@
 """The cheapest way from one layout of a global tensor to another, and its plan on a rank.
 
-A step is one set of messages. In a step each term of the source, for each copy of the target, goes
-from one of the ranks that have it to one of the ranks that share the copy, and stays where it is if
-a rank is both. That is the fewest bytes if there is one term or one copy. Sums of several terms
-that are wanted several times are added up first, each cell on one rank: through a layout between
-the two, or by an all-reduce.
+A step is one set of messages: each term of the source goes, for each copy of the target, from one
+of the ranks that have it to one of the ranks that share the copy, and stays where it is if a rank
+is both. That is the fewest bytes if there is one term or one copy. Sums of several terms that are
+wanted several times are added up first, each cell on one rank: through a layout between the two, or
+by an all-reduce.
 """
 
 from __future__ import annotations
@@ -64,8 +64,7 @@ def transfers(source: Layout, target: Layout) -> tuple[Transfer, ...]:
             cells = intersection(owned, wanted)
             if cells is None:
                 continue
-            for receivers, holders in product(copies, holders_of_terms):
-                holder, receiver = _pair(holders, receivers, load)
+            for holder, receiver in _pairs(holders_of_terms, copies, load):
                 if holder != receiver:
                     load[holder] += cells.volume
                     load[receiver] += cells.volume
@@ -73,13 +72,68 @@ def transfers(source: Layout, target: Layout) -> tuple[Transfer, ...]:
     return tuple(found)
 
 
-def _pair(holders: list[int], receivers: list[int], load: dict[int, int]) -> tuple[int, int]:
-    """Who gives to whom: a rank to itself if possible, else those with the least to do so far."""
-    both = set(receivers).intersection(holders)
-    for rank in holders:
-        if rank in both:
-            return rank, rank
-    return min(holders, key=load.__getitem__), min(receivers, key=load.__getitem__)
+def _pairs(
+    terms: list[list[int]], copies: list[list[int]], load: dict[int, int]
+) -> list[tuple[int, int]]:
+    """Who gives each term to whom, for each copy.
+
+    A copy takes all its terms from one position among the ranks that have them, and a term goes to
+    one position in all copies: so copies are alike, and in the adjoint those of gradients are.
+    Among all such choices, one with few messages, then one that shares them out.
+
+    Args:
+        terms: for each term, the ranks that have it.
+        copies: for each copy, the ranks whose values add up to it.
+    """
+    position_of_term = [
+        min(
+            range(len(copies[0])),
+            key=lambda m, term=term: sum(copy[m] not in term for copy in copies),
+        )
+        for term in terms
+    ]
+    starts = [position_of_term, *([m] * len(terms) for m in range(len(copies[0])))]
+    found = [_improved(terms, copies, start, load) for start in starts]
+    return min(found, key=lambda pairs: sum(holder != receiver for holder, receiver in pairs))
+
+
+def _improved(
+    terms: list[list[int]], copies: list[list[int]], positions: list[int], load: dict[int, int]
+) -> list[tuple[int, int]]:
+    """The pairs, from where each term goes first: the best of one choice for the other, in turns.
+
+    Exact if there is one position to choose from on either side.
+    """
+
+    def price(pairs: list[tuple[int, int]]) -> tuple[int, int]:
+        messages = [pair for pair in pairs if pair[0] != pair[1]]
+        return len(messages), sum(load[rank] for pair in messages for rank in pair)
+
+    sources: list[int] = []
+    for _ in range(2):
+        sources = [
+            min(
+                range(len(terms[0])),
+                key=lambda b, copy=copy: price(
+                    [(term[b], copy[m]) for term, m in zip(terms, positions, strict=True)]
+                ),
+            )
+            for copy in copies
+        ]
+        positions = [
+            min(
+                range(len(copies[0])),
+                key=lambda m, term=term: price(
+                    [(term[b], copy[m]) for copy, b in zip(copies, sources, strict=True)]
+                ),
+            )
+            for term in terms
+        ]
+    return [
+        (term[b], copy[m])
+        for term, m in zip(terms, positions, strict=True)
+        for copy, b in zip(copies, sources, strict=True)
+    ]
 
 
 @lru_cache(maxsize=4096)

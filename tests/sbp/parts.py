@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from gpudist.exchange import all_reduce
-from gpudist.geometry.cartesian import index_of
+from gpudist.geometry.cartesian import index_of, rank_of
 from gpudist.partition import Partition
-from gpudist.sbp.attributes import NdSbp, broadcast, partial_sum, split
+from gpudist.sbp.attributes import broadcast, partial_sum, split
 from gpudist.sbp.layout import Layout
 
 S, B, P = split, broadcast, partial_sum
@@ -51,13 +51,15 @@ def whole_of(part: torch.Tensor, layout: Layout, P_world: Partition) -> torch.Te
 def assert_parts(
     part: torch.Tensor, x: torch.Tensor, layout: Layout, P_world: Partition, what: str = ""
 ) -> None:
-    """The parts in ``layout`` make up ``x``: also every copy, not the first alone."""
+    """The parts in ``layout`` make up ``x``, and all copies of a part are alike."""
     torch.testing.assert_close(whole_of(part, layout, P_world), x, msg=lambda m: f"{what}: {m}")
-    copies = Layout(layout.ranks, layout.grid, _no_copies(layout.sbp), layout.shape)
-    count = layout.count("broadcast")
-    summed = whole_of(part, copies, P_world)
-    torch.testing.assert_close(summed, x * count, msg=lambda m: f"{what}, copies: {m}")
-
-
-def _no_copies(sbp: NdSbp) -> NdSbp:
-    return tuple(P if one == B else one for one in sbp)
+    assert P_world.rank is not None
+    parts = torch.zeros((P_world.size, *x.shape), dtype=part.dtype)
+    if P_world.rank in layout.ranks:
+        parts[P_world.rank][layout.boxes[P_world.rank].slices] = part.detach()
+    parts = all_reduce(parts, P_world)
+    for rank in layout.ranks:
+        index = index_in(layout, rank)
+        first = [0 if one == B else i for i, one in zip(index, layout.sbp, strict=True)]
+        copied = layout.ranks[rank_of(first, layout.grid)]
+        torch.testing.assert_close(parts[rank], parts[copied], msg=lambda m: f"{what}, copies: {m}")

@@ -15,6 +15,7 @@ import pytest
 from gpudist.errors import ShapeError
 from gpudist.geometry.boxes import Stage
 from gpudist.sbp.attributes import NdSbp, Sbp, broadcast, partial_sum, split
+from gpudist.sbp.boxing import gradient_layout
 from gpudist.sbp.layout import Layout
 from gpudist.sbp.routes import plan, route, transfers, volume
 
@@ -45,20 +46,22 @@ def closed(masks: Held) -> Held:
         found |= more
 
 
-def is_complete(state: State, copy: tuple[int, ...], full: int) -> bool:
-    """Whether members can choose one of their sums each, or nothing, to make up all terms once."""
+def is_complete(state: State, copies: Groups, full: int) -> bool:
+    """Whether positions can choose one sum each, or nothing, that all copies have there, and that
+    make up all terms once."""
     reached = {0}
-    for rank in copy:
-        reached |= {a | b for a, b in product(reached, state[rank]) if not a & b}
+    for ranks in zip(*copies, strict=True):
+        common = frozenset.intersection(*(state[rank] for rank in ranks))
+        reached |= {a | b for a, b in product(reached, common) if not a & b}
     return full in reached
 
 
 @cache
 def can_finish(state: State, copies: Groups, full: int, budget: int) -> bool:
     """Whether ``budget`` messages are enough."""
-    open_copies = sum(not is_complete(state, copy, full) for copy in copies)
-    if open_copies == 0:
+    if is_complete(state, copies, full):
         return True
+    open_copies = sum(not is_complete(state, (copy,), full) for copy in copies) or 1
     if open_copies > budget:
         return False
     for sender, receiver in product(range(len(state)), repeat=2):
@@ -80,8 +83,13 @@ def fewest_messages(terms: Groups, copies: Groups, ranks: int) -> int:
 
 
 def fewest_cells(source: Layout, target: Layout, ranks: int) -> int:
+    """Of a map, and of its adjoint, which is the boxing of gradients and takes as many."""
+    adjoint = (gradient_layout(target), gradient_layout(source))
     return sum(
-        fewest_messages(holds(source, "broadcast", cell), holds(target, "partial_sum", cell), ranks)
+        max(
+            fewest_messages(holds(a, "broadcast", cell), holds(b, "partial_sum", cell), ranks)
+            for a, b in ((source, target), adjoint)
+        )
         for cell in np.ndindex(source.shape)
     )
 
