@@ -92,7 +92,9 @@ def _pairs(
         )
         for term in terms
     ]
-    starts = [position_of_term, *([m] * len(terms) for m in range(len(copies[0])))]
+    starts = [position_of_term]
+    if len(terms[0]) > 1:
+        starts += [[m] * len(terms) for m in range(len(copies[0]))]
     found = [_improved(terms, copies, start, load) for start in starts]
     return min(found, key=lambda pairs: sum(holder != receiver for holder, receiver in pairs))
 
@@ -152,9 +154,10 @@ def route(source: Layout, target: Layout) -> tuple[Step, ...]:
     if source.count("partial_sum") == 1 or target.count("broadcast") == 1:
         return best
     for between in _between(source, target):
-        steps = (_step(source, between), _step(between, target))
-        if volume(steps) < volume(best):
-            best = steps
+        first = _step(source, between)
+        if first.volume < volume(best):
+            steps = (first, _step(between, target))
+            best = min(best, steps, key=volume)
     return best
 
 
