@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ import torch
 from gpudist.errors import ShapeError
 from gpudist.geometry.blocks import balanced_block
 from gpudist.sbp.attributes import NdSbp, broadcast
-from gpudist.sbp.boxing import boxed_bytes
+from gpudist.sbp.boxing import boxed_bytes, least_bytes
 from gpudist.sbp.layout import Layout
 from gpudist.sbp.registry import Call, Part, Rule, Run, Signature, Slot, mapped, name_of
 
@@ -104,7 +104,9 @@ def legal(rule: Rule, views: Views, parts: int, own: NdSbp | None = None) -> lis
 
 
 def _all(rule: Rule, call: Call, parts: int) -> list[Signature]:
-    found = list(rule.derive(call, parts))
+    if parts in call.memo:
+        return call.memo[parts]
+    found = call.memo[parts] = list(rule.derive(call, parts))
     if rule.replicable:
         copies = (broadcast,) * len(call.tensors), (broadcast,) * len(call.outputs)
         if copies not in _keys(found):
@@ -137,17 +139,29 @@ def _fitting(rule: Rule, call: Call, layouts: Sequence[Layout]) -> _Choice | Non
 
 def _cheapest(rule: Rule, call: Call, layouts: Sequence[Layout]) -> _Choice | None:
     best: _Choice | None = None
-    for signatures in _paths(rule, (call,), layouts, 0):
-        moved = sum(
-            boxed_bytes(layout, Layout(layout.ranks, layout.grid, sbp, layout.shape), spec.dtype)
-            for layout, spec, *sbp in zip(
-                layouts, call.tensors, *(signature.inputs for signature in signatures), strict=True
-            )
-            for sbp in [tuple(sbp)]
-        )
+    paths = list(_paths(rule, (call,), layouts, 0))
+    bounds = [_moved(call, layouts, path, least_bytes) for path in paths]
+    for i in sorted(range(len(paths)), key=bounds.__getitem__):
+        if best is not None and bounds[i] >= best.bytes:
+            break
+        moved = _moved(call, layouts, paths[i], boxed_bytes)
         if best is None or moved < best.bytes:
-            best = _Choice(signatures, moved)
+            best = _Choice(paths[i], moved)
     return best
+
+
+def _moved(
+    call: Call,
+    layouts: Sequence[Layout],
+    path: tuple[Signature, ...],
+    price: Callable[[Layout, Layout, torch.dtype], int],
+) -> int:
+    """The price of all boxings that the signatures of a path ask for."""
+    wanted = zip(*(signature.inputs for signature in path), strict=True)
+    return sum(
+        price(layout, Layout(layout.ranks, layout.grid, sbp, layout.shape), spec.dtype)
+        for layout, spec, sbp in zip(layouts, call.tensors, wanted, strict=True)
+    )
 
 
 def _paths(
@@ -182,15 +196,19 @@ def same(signature: Signature, options: Sequence[Signature]) -> Signature:
 
 def block_call(call: Call, signature: Signature, part: Part) -> Call:
     """The call of one block of an axis."""
+    key = (signature.inputs, signature.outputs, part)
+    if key in call.memo:
+        return call.memo[key]
     local = signature.localize(call, part) if signature.localize is not None else call
     shapes: list[tuple[int, ...]] = []
     for one, shape in zip(signature.inputs, call.shapes, strict=True):
-        block = list(shape)
+        extents = list(shape)
         if one.is_split:
             start, stop = balanced_block(shape[one.dim], part.parts, part.index)
-            block[one.dim] = stop - start
-        shapes.append(tuple(block))
-    return local.with_shapes(shapes)
+            extents[one.dim] = stop - start
+        shapes.append(tuple(extents))
+    block = call.memo[key] = local.with_shapes(shapes)
+    return block
 
 
 def _followed(

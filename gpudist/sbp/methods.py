@@ -285,7 +285,7 @@ def deep_copy(x: GlobalTensor, memo: dict[int, Any]) -> GlobalTensor:
     set_requires_grad(copy, x._local.requires_grad)
     for name in ("_is_param", "_is_buffer", "persistent"):
         if name in x.__dict__:
-            copy.__dict__[name] = x.__dict__[name]
+            setattr(copy, name, x.__dict__[name])
     memo[id(x)] = copy
     return copy
 

@@ -141,6 +141,11 @@ class Call:
         return self.function(*args, **filled(self.kwargs, tensors))
 
     @cached_property
+    def memo(self) -> dict[Any, Any]:
+        """What was derived from this call: a rule is asked once."""
+        return {}
+
+    @cached_property
     def _results(self) -> Any:
         metas = [torch.empty(spec.shape, dtype=spec.dtype, device="meta") for spec in self.tensors]
         with torch.no_grad():

@@ -161,6 +161,16 @@ def route(source: Layout, target: Layout) -> tuple[Step, ...]:
     return best
 
 
+def least_volume(source: Layout, target: Layout) -> int:
+    """A number of cells below which no route is, found without a search."""
+    terms, copies = source.count("partial_sum"), target.count("broadcast")
+    if terms == 1 or copies == 1:
+        return volume(route(source, target))
+    if target.count("partial_sum") > 1:
+        return 0
+    return prod(source.shape) * (terms + copies - 2)
+
+
 def volume(steps: tuple[Step, ...]) -> int:
     """Cells that travel, over all ranks and steps."""
     return sum(step.volume for step in steps)

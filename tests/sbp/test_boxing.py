@@ -102,9 +102,9 @@ def test_equal_layouts_are_no_movement(P_world: Partition) -> None:
 
 @distributed(ranks=2, transports=("loopback",))
 def test_truth_values_have_no_sum(P_world: Partition) -> None:
-    layouts = [Layout((0, 1), (2,), (one,), (3,)) for one in (P, B)]
+    terms, copies = (Layout((0, 1), (2,), (one,), (3,)) for one in (P, B))
     with pytest.raises(ShapeError, match="has no sum"):
-        box(torch.ones(3, dtype=torch.bool), *layouts, P_world)
+        box(torch.ones(3, dtype=torch.bool), terms, copies, P_world)
 
 
 @distributed(ranks=2, transports=("loopback",))

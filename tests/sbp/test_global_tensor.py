@@ -1,5 +1,9 @@
 """Global tensors: from and to local ones, gradients by convention, parameters, texts."""
 
+# Operators of global tensors are typed as torch types them: their results are Tensors.
+# pyright: reportAttributeAccessIssue=false
+# pyright: reportUnusedExpression=false
+
 from __future__ import annotations
 
 import copy

@@ -1,5 +1,9 @@
 """Elementwise arithmetic and matrix products: all attributes of inputs, values and gradients."""
 
+# Operators of global tensors are typed as torch types them: their results are Tensors.
+# pyright: reportAttributeAccessIssue=false
+# pyright: reportUnusedExpression=false
+
 from __future__ import annotations
 
 import random as python_random
@@ -58,7 +62,7 @@ def test_one_axis(P_world: Partition, name: str) -> None:
     placement = Placement("cpu", [0, 1, 2], P_world)
     xs = [random(shape, i) for i, shape in enumerate(shapes)]
     for given in product(*(sbps(1, len(shape)) for shape in shapes)):
-        assert_matches(function, xs, placement, given, double=True)
+        assert_matches(function, xs, placement, given, double=len(xs) < 3)
 
 
 @every_operator
@@ -70,7 +74,7 @@ def test_many_axes(P_world: Partition, name: str, grid: list[Any]) -> None:
     placement = Placement("cpu", grid, P_world)
     chosen = python_random.Random(name)
     xs = [random(shape, i) for i, shape in enumerate(shapes)]
-    for _ in range(6 if placement.axes == 2 else 2):
+    for _ in range(4 if placement.axes == 2 else 2):
         given = [chosen.choice(sbps(placement.axes, len(shape))) for shape in shapes]
         assert_matches(function, xs, placement, given)
 
