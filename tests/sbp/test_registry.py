@@ -53,7 +53,7 @@ def derive_shares(call: Call, parts: int) -> list[Signature]:
 
 
 def padded(x: Any, rows: int) -> Any:
-    """The first ``rows`` rows twice over, side by side: a function with a size among its arguments."""
+    """The first ``rows`` rows twice over, side by side: a size is among the arguments."""
     if has_torch_function((x,)):
         return handle_torch_function(padded, (x,), x, rows)
     return torch.cat([x[:rows], x[:rows]], 1)
@@ -115,8 +115,7 @@ def _wrong(x: Any) -> Any:
 
 
 def test_composite() -> None:
-    P_world = None
-    placement = Placement("cpu", [0], P_world)
+    placement = Placement("cpu", [0])
     with entered(_wrong, Composite(lambda x: x + x)):
         y = _wrong(global_of(random((4,)), placement, (S(0),)))
     torch.testing.assert_close(y.to_local(), 2 * random((4,)))
