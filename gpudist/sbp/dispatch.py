@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from gpudist.sbp.global_tensor import GlobalTensor
 
 
+_REMEMBERED_CALLS = 4096
+
+
 def dispatch(
     kind: type[GlobalTensor], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
@@ -106,15 +109,19 @@ def _layout(kind: type[GlobalTensor], placement: Placement, x: torch.Tensor) -> 
 def _derived(
     rule: Rule, call: Call, layouts: tuple[Layout, ...], placement: Placement
 ) -> Derivation:
-    found = placement.partition.wire.remembered
+    remembered: Any = placement.partition.wire.remembered
+    found: dict[Any, Derivation] = remembered.setdefault("derivations", {})
     try:
         arguments = key_of((call.args, call.kwargs))
-        key = ("derivation", call.function, arguments, call.tensors, layouts)
+        key = (call.function, arguments, call.tensors, layouts)
     except TypeError:
         return derive(rule, call, layouts, placement.index)
     if key not in found:
+        # Numbers among the arguments, such as a learning rate, may be new at every call.
+        if len(found) >= _REMEMBERED_CALLS:
+            found.clear()
         found[key] = derive(rule, call, layouts, placement.index)
-    return found[key]  # type: ignore[return-value]
+    return found[key]
 
 
 def _boxed(
