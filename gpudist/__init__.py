@@ -1,6 +1,6 @@
 """gpudist: model parallelism for PyTorch, by data movements with exact adjoints."""
 
-from gpudist import amp, data, nn, ops, recycling
+from gpudist import amp, data, nn, ops, recycling, sbp
 from gpudist.convert import Plan, distribute, plan_of, sequential
 from gpudist.errors import (
     CheckpointError,
@@ -32,14 +32,18 @@ from gpudist.ops import (
 from gpudist.partition import CartesianPartition, Partition
 from gpudist.recycling import empty_cache
 from gpudist.runtime import init
+from gpudist.sbp import GlobalTensor, to_global
 
 __version__ = "0.1.0"
+
+placement = sbp.Placement
 
 __all__ = [
     "CartesianPartition",
     "CheckpointError",
     "CollectiveTimeout",
     "ConversionError",
+    "GlobalTensor",
     "GpudistError",
     "HaloWidths",
     "NotBuiltError",
@@ -65,13 +69,16 @@ __all__ = [
     "invariant_sum",
     "nn",
     "ops",
+    "placement",
     "plan_of",
     "recycling",
     "repartition",
+    "sbp",
     "scatter",
     "send_recv",
     "sequential",
     "sum_reduce",
     "sum_scatter",
+    "to_global",
     "zero_volume_tensor",
 ]

@@ -1,0 +1,21 @@
+"""Global tensors: tensors that know on which workers they lie, and how."""
+
+from gpudist.sbp import signatures
+from gpudist.sbp.attributes import Sbp, broadcast, partial_sum, split
+from gpudist.sbp.explain import explain
+from gpudist.sbp.global_tensor import GlobalTensor
+from gpudist.sbp.placement import Placement
+from gpudist.sbp.to_global import install_methods, to_global
+
+__all__ = [
+    "GlobalTensor",
+    "Placement",
+    "Sbp",
+    "broadcast",
+    "explain",
+    "install_methods",
+    "partial_sum",
+    "signatures",
+    "split",
+    "to_global",
+]

@@ -1,0 +1,257 @@
+"""From the attributes of an operator's inputs to those of its outputs, axis by axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+
+from gpudist.errors import ShapeError
+from gpudist.geometry.blocks import balanced_block
+from gpudist.sbp.attributes import NdSbp, broadcast
+from gpudist.sbp.boxing import boxed_bytes, least_bytes
+from gpudist.sbp.layout import Layout
+from gpudist.sbp.registry import Call, Part, Rule, Run, Signature, Slot, mapped, name_of
+
+Views = tuple[Call, ...]
+
+
+@dataclass(frozen=True)
+class Derivation:
+    """How an operator is carried out on a grid.
+
+    Attributes:
+        inputs, outputs: layouts of the tensors, inputs as the operator needs them.
+        path: the chosen signature of each axis, of the blocks that this rank is part of.
+        local: the call of this rank's block.
+        run: in place of the function, and the axes it is for.
+        bytes: that boxings move, over all ranks.
+    """
+
+    inputs: tuple[Layout, ...]
+    outputs: tuple[Layout, ...]
+    local: Call
+    run: Run | None
+    run_axes: tuple[int, ...]
+    bytes: int
+
+
+class _Choice(NamedTuple):
+    """One signature an axis, the outer first."""
+
+    signatures: tuple[Signature, ...]
+    bytes: int
+
+
+def derive(
+    rule: Rule, call: Call, layouts: Sequence[Layout], index: tuple[int, ...] | None
+) -> Derivation:
+    """The cheapest way to carry out ``call`` on tensors that lie as ``layouts`` say.
+
+    Args:
+        rule: of the operator.
+        call: with global shapes.
+        layouts: of the tensors, all on one grid of the same ranks.
+        index: of this rank on the grid, ``None`` if it is not there.
+
+    Raises:
+        ShapeError: on every rank alike, if no signature is legal.
+    """
+    first = layouts[0]
+    choice = _fitting(rule, call, layouts) or _cheapest(rule, call, layouts)
+    if choice is None:
+        given = ", ".join(f"{layout.sbp}" for layout in layouts)
+        raise ShapeError(
+            f"{name_of(call.function)}: no signature is legal for inputs {given} of shapes "
+            f"{list(map(list, call.shapes))}; an operator in place cannot box its first tensor"
+        )
+    inputs = zip(*(signature.inputs for signature in choice.signatures), strict=True)
+    outputs = zip(*(signature.outputs for signature in choice.signatures), strict=True)
+    local, run, axes = _followed(rule, call, choice, first.grid, index or (0,) * len(first.grid))
+    return Derivation(
+        tuple(
+            Layout(first.ranks, first.grid, sbp, shape)
+            for sbp, shape in zip(inputs, call.shapes, strict=True)
+        ),
+        tuple(
+            Layout(first.ranks, first.grid, sbp, spec.shape)
+            for sbp, spec in zip(outputs, call.outputs, strict=True)
+        ),
+        local,
+        run,
+        axes,
+        choice.bytes,
+    )
+
+
+def legal(rule: Rule, views: Views, parts: int, own: NdSbp | None = None) -> list[Signature]:
+    """The signatures of one axis that are legal for every one of the calls it sees.
+
+    Args:
+        own: the only attribute that inputs[0] and outputs[0] may have, if the rule is in place.
+    """
+    found: list[Signature] = []
+    others = [_keys(_all(rule, view, parts)) for view in views[1:]]
+    for signature in _all(rule, views[0], parts):
+        key = (signature.inputs, signature.outputs)
+        fixed = own is None or (signature.inputs[0], signature.outputs[0]) == own
+        if fixed and all(key in keys for keys in others):
+            found.append(signature)
+    return found
+
+
+def _all(rule: Rule, call: Call, parts: int) -> list[Signature]:
+    if parts in call.memo:
+        return call.memo[parts]
+    found = call.memo[parts] = list(rule.derive(call, parts))
+    if rule.replicable:
+        copies = (broadcast,) * len(call.tensors), (broadcast,) * len(call.outputs)
+        if copies not in _keys(found):
+            found.append(Signature(*copies))
+    return found
+
+
+def _keys(signatures: Sequence[Signature]) -> set[tuple[NdSbp, NdSbp]]:
+    return {(signature.inputs, signature.outputs) for signature in signatures}
+
+
+def _own(rule: Rule, layouts: Sequence[Layout], axis: int) -> NdSbp | None:
+    return (layouts[0].sbp[axis],) * 2 if rule.in_place else None
+
+
+def _fitting(rule: Rule, call: Call, layouts: Sequence[Layout]) -> _Choice | None:
+    """The first signatures that fit the tensors as they are, if there are any on each axis."""
+    views: Views = (call,)
+    chosen: list[Signature] = []
+    for axis, parts in enumerate(layouts[0].grid):
+        wanted = tuple(layout.sbp[axis] for layout in layouts)
+        options = legal(rule, views, parts, _own(rule, layouts, axis))
+        fitting = next((option for option in options if option.inputs == wanted), None)
+        if fitting is None:
+            return None
+        chosen.append(fitting)
+        views = _blocks(rule, views, fitting, parts)
+    return _Choice(tuple(chosen), 0)
+
+
+def _cheapest(rule: Rule, call: Call, layouts: Sequence[Layout]) -> _Choice | None:
+    best: _Choice | None = None
+    paths = list(_paths(rule, (call,), layouts, 0))
+    bounds = [_moved(call, layouts, path, least_bytes) for path in paths]
+    for i in sorted(range(len(paths)), key=bounds.__getitem__):
+        if best is not None and bounds[i] >= best.bytes:
+            break
+        moved = _moved(call, layouts, paths[i], boxed_bytes)
+        if best is None or moved < best.bytes:
+            best = _Choice(paths[i], moved)
+    return best
+
+
+def _moved(
+    call: Call,
+    layouts: Sequence[Layout],
+    path: tuple[Signature, ...],
+    price: Callable[[Layout, Layout, torch.dtype], int],
+) -> int:
+    """The price of all boxings that the signatures of a path ask for."""
+    wanted = zip(*(signature.inputs for signature in path), strict=True)
+    return sum(
+        price(layout, Layout(layout.ranks, layout.grid, sbp, layout.shape), spec.dtype)
+        for layout, spec, sbp in zip(layouts, call.tensors, wanted, strict=True)
+    )
+
+
+def _paths(
+    rule: Rule, views: Views, layouts: Sequence[Layout], axis: int
+) -> Iterator[tuple[Signature, ...]]:
+    """All choices of one signature for each axis from ``axis`` on."""
+    if axis == len(layouts[0].grid):
+        yield ()
+        return
+    parts = layouts[0].grid[axis]
+    for option in legal(rule, views, parts, _own(rule, layouts, axis)):
+        inner = _blocks(rule, views, option, parts) if axis + 1 < len(layouts[0].grid) else views
+        for rest in _paths(rule, inner, layouts, axis + 1):
+            yield (option, *rest)
+
+
+def _blocks(rule: Rule, views: Views, signature: Signature, parts: int) -> Views:
+    """What the next axis sees: the calls of all blocks, each once."""
+    found: dict[Any, Call] = {}
+    for view, i in product(views, range(parts)):
+        own = same(signature, _all(rule, view, parts))
+        block = block_call(view, own, Part(parts, i))
+        found.setdefault(key_of((block.args, block.kwargs, block.tensors)), block)
+    return tuple(found.values())
+
+
+def same(signature: Signature, options: Sequence[Signature]) -> Signature:
+    """The one of ``options`` with the same attributes."""
+    key = (signature.inputs, signature.outputs)
+    return next(option for option in options if (option.inputs, option.outputs) == key)
+
+
+def block_call(call: Call, signature: Signature, part: Part) -> Call:
+    """The call of one block of an axis."""
+    key = (signature.inputs, signature.outputs, part)
+    if key in call.memo:
+        return call.memo[key]
+    local = signature.localize(call, part) if signature.localize is not None else call
+    shapes: list[tuple[int, ...]] = []
+    for one, shape in zip(signature.inputs, call.shapes, strict=True):
+        extents = list(shape)
+        if one.is_split:
+            start, stop = balanced_block(shape[one.dim], part.parts, part.index)
+            extents[one.dim] = stop - start
+        shapes.append(tuple(extents))
+    block = call.memo[key] = local.with_shapes(shapes)
+    return block
+
+
+def _followed(
+    rule: Rule, call: Call, choice: _Choice, grid: tuple[int, ...], index: tuple[int, ...]
+) -> tuple[Call, Run | None, tuple[int, ...]]:
+    """The call of the block at ``index``, and what is run in place of the function."""
+    run: Run | None = None
+    axes: list[int] = []
+    for axis, (signature, parts) in enumerate(zip(choice.signatures, grid, strict=True)):
+        own = same(signature, _all(rule, call, parts))
+        if own.run is not None:
+            run = own.run
+            axes.append(axis)
+        call = block_call(call, own, Part(parts, index[axis]))
+    return call, run, tuple(axes)
+
+
+def key_of(tree: Any) -> Any:
+    """Arguments as something that can be hashed; equal exactly for equal arguments.
+
+    Raises:
+        TypeError: an argument cannot be hashed.
+    """
+    if isinstance(tree, (list, tuple)):
+        return type(tree), tuple(key_of(part) for part in tree)
+    if isinstance(tree, dict):
+        return dict, tuple((name, key_of(part)) for name, part in sorted(tree.items()))
+    if isinstance(tree, slice):
+        return slice, key_of((tree.start, tree.stop, tree.step))
+    if isinstance(tree, (bool, int, float, complex)):
+        return type(tree), repr(tree)
+    hash(tree)
+    return tree
+
+
+def as_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """The arguments with slots in place of tensors, and the tensors."""
+    tensors: list[torch.Tensor] = []
+
+    def slot(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        tensors.append(leaf)
+        return Slot(len(tensors) - 1)
+
+    return mapped(args, slot), mapped(kwargs, slot), tensors

@@ -1,0 +1,144 @@
+"""The global tensor: a local tensor on each rank, and what all of them are together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpudist.sbp import methods
+from gpudist.sbp.attributes import NdSbp, Sbp, broadcast, nd_sbp
+from gpudist.sbp.boxing import box, declared, gradient_layout
+from gpudist.sbp.dispatch import dispatch
+from gpudist.sbp.layout import Layout
+from gpudist.sbp.placement import Placement
+
+
+class GlobalTensor(torch.Tensor):
+    """A tensor on a placement, one attribute for each of its axes.
+
+    ``shape``, ``dtype`` and operators are those of the whole tensor. Made by
+    :func:`gpudist.to_global`. Operators are collective over the placement; every rank of the world
+    calls them, ranks outside it hold no cells.
+
+    Its parts are ordinary tensors, which carry the graph of autograd; see the room's README.
+
+    Attributes:
+        placement: the ranks it lies on.
+        sbp: how it lies along each axis of the placement.
+    """
+
+    _local: torch.Tensor
+    _placement: Placement
+    _sbp: NdSbp
+
+    @classmethod
+    def _wrap(
+        cls, local: torch.Tensor, placement: Placement, sbp: NdSbp, shape: tuple[int, ...]
+    ) -> GlobalTensor:
+        """The global tensor whose part on this rank is ``local``: nothing is checked or copied."""
+        made: Any = torch.Tensor._make_wrapper_subclass  # pyright: ignore
+        wrapper: GlobalTensor = made(cls, shape, dtype=local.dtype, device=local.device)
+        wrapper._local = local
+        wrapper._placement = placement
+        wrapper._sbp = sbp
+        return wrapper
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in methods.METADATA:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        method = methods.METHODS.get(func)
+        if method is not None:
+            return method(*args, **kwargs)
+        return dispatch(GlobalTensor, func, args, kwargs)
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> torch.Tensor:
+        raise NotImplementedError(
+            f"{func}: reached a global tensor past its operators, which only Python calls; compute "
+            "on its blocks: x.to_local()"
+        )
+
+    @property
+    def placement(self) -> Placement:
+        return self._placement
+
+    @property
+    def sbp(self) -> NdSbp:
+        return self._sbp
+
+    @property
+    def layout(self) -> Layout:
+        """Which cells each rank has."""
+        return self._placement.layout(self._sbp, tuple(self.shape))
+
+    def like(self, local: torch.Tensor) -> GlobalTensor:
+        """A global tensor that lies as this one does, of other parts."""
+        return self._wrap(local, self._placement, self._sbp, tuple(self.shape))
+
+    def to_global(
+        self,
+        placement: Placement | None = None,
+        sbp: Sbp | Sequence[Sbp] | None = None,
+        *,
+        grad_sbp: Sbp | Sequence[Sbp] | None = None,
+    ) -> GlobalTensor:
+        """The same tensor with other attributes, or on another placement; see ``to_global``."""
+        placement = self._placement if placement is None else placement
+        if sbp is None and placement.axes == self._placement.axes:
+            sbp = self._sbp
+        target = placement.layout(nd_sbp(sbp or (), placement.axes, self.dim()), tuple(self.shape))
+        world = placement.partition.world
+        if grad_sbp is None:
+            local = box(self._local, self.layout, target, world)
+        else:
+            passed = self._placement.layout(
+                nd_sbp(grad_sbp, self._placement.axes, self.dim()), tuple(self.shape)
+            )
+            back = [gradient_layout(target), passed, gradient_layout(self.layout)]
+            local = declared(self._local, [self.layout, target], back, world)
+        return self._wrap(local, placement, target.sbp, tuple(self.shape))
+
+    def to_local(self, *, grad_sbp: Sbp | Sequence[Sbp] | None = None) -> torch.Tensor:
+        """This rank's part: a block, a copy or a term; ``(0,)`` outside the placement.
+
+        Args:
+            grad_sbp: what the ranks' gradients of their parts are of the whole gradient; by default
+                the dual of ``sbp``: of a copy, a term.
+
+        Returns:
+            An ordinary tensor with the graph of autograd, which shares memory with this one.
+        """
+        if grad_sbp is None:
+            return self._local.view_as(self._local)
+        given = self._placement.layout(
+            nd_sbp(grad_sbp, self._placement.axes, self.dim()), tuple(self.shape)
+        )
+        back = [given, gradient_layout(self.layout)]
+        return declared(self._local, [self.layout], back, self._placement.partition.world)
+
+    def full_tensor(self, *, grad_sbp: Sbp | Sequence[Sbp] | None = None) -> torch.Tensor:
+        """The whole tensor on each rank of the placement. Collective over it."""
+        copies = (broadcast,) * self._placement.axes
+        return self.to_global(sbp=copies).to_local(grad_sbp=grad_sbp)
+
+    def numpy(self, *, force: bool = False) -> np.ndarray[Any, Any]:
+        """The whole tensor as an array on each rank of the placement. Collective over it.
+
+        Raises:
+            RuntimeError: it requires grad, and ``force`` is not given.
+        """
+        return self.full_tensor().numpy(force=force)

@@ -1,0 +1,70 @@
+"""Which cells of a global tensor each rank has: integers alone."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from gpudist.geometry.blocks import balanced_block
+from gpudist.geometry.boxes import Box
+from gpudist.geometry.cartesian import index_of
+from gpudist.sbp.attributes import NdSbp
+
+Index = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A tensor of global ``shape`` on a grid of ranks, one attribute an axis.
+
+    Attributes:
+        ranks: of the world, row-major on the grid.
+    """
+
+    ranks: tuple[int, ...]
+    grid: tuple[int, ...]
+    sbp: NdSbp
+    shape: tuple[int, ...]
+
+    def box(self, index: Index) -> Box:
+        """The global cells of the rank at ``index``: blocks of blocks, the outer axis first."""
+        start, stop = [0] * len(self.shape), list(self.shape)
+        for one, parts, i in zip(self.sbp, self.grid, index, strict=True):
+            if one.is_split:
+                d = one.dim
+                low, high = balanced_block(stop[d] - start[d], parts, i)
+                start[d], stop[d] = start[d] + low, start[d] + high
+        return Box(tuple(start), tuple(stop))
+
+    @cached_property
+    def boxes(self) -> dict[int, Box]:
+        """The cells of each rank."""
+        return {rank: self.box(index_of(i, self.grid)) for i, rank in enumerate(self.ranks)}
+
+    def groups(self, inner: str) -> dict[Box, list[list[int]]]:
+        """Of each block that has cells, the groups of ranks that have it.
+
+        Args:
+            inner: the ranks of a group differ along the axes of this kind alone: ``"broadcast"``
+                for all copies of each term, ``"partial_sum"`` for all terms of each copy.
+        """
+        found: defaultdict[Box, defaultdict[Index, list[int]]]
+        found = defaultdict(lambda: defaultdict(list))
+        for position, rank in enumerate(self.ranks):
+            index = index_of(position, self.grid)
+            outer = tuple(
+                -1 if one.kind == inner else i for one, i in zip(self.sbp, index, strict=True)
+            )
+            if self.boxes[rank].volume:
+                found[self.boxes[rank]][outer].append(rank)
+        return {box: list(groups.values()) for box, groups in found.items()}
+
+    def count(self, kind: str) -> int:
+        """Workers along the axes of this kind: terms of each cell, or copies."""
+        return prod(n for one, n in zip(self.sbp, self.grid, strict=True) if one.kind == kind)
+
+    def same_workers(self, other: Layout) -> bool:
+        """Whether both lie on the same grid of the same ranks."""
+        return self.ranks == other.ranks and self.grid == other.grid

@@ -1,0 +1,295 @@
+"""What a global tensor does with its parts without an operator: autograd, numbers, texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gpudist.sbp.attributes import broadcast
+from gpudist.sbp.boxing import box, gradient_layout
+from gpudist.sbp.layout import Layout
+
+if TYPE_CHECKING:
+    from gpudist.sbp.global_tensor import GlobalTensor
+
+T = torch.Tensor
+METHODS: dict[Any, Callable[..., Any]] = {}
+
+
+def _getters(*names: str) -> list[Any]:
+    return [getattr(T, name).__get__ for name in names]
+
+
+# Answered by the wrapper, which has the shape and dtype of the whole tensor.
+METADATA = {
+    *_getters("shape", "dtype", "device", "ndim", "layout", "itemsize", "is_cuda", "is_cpu"),
+    *_getters("is_sparse", "is_quantized", "is_meta", "is_nested", "is_mkldnn"),
+    *_getters("is_mps", "is_xpu", "is_mtia", "is_xla", "is_sparse_csr", "nbytes"),
+    T.size, T.dim, T.numel, T.nelement, T.ndimension, T.element_size, T.stride, T.storage_offset,
+    T.is_floating_point, T.is_complex, T.is_contiguous, T.is_signed, T.__len__, T.is_inference,
+    T.is_conj, T.is_neg, torch.is_floating_point, torch.is_complex, torch.numel, torch.is_tensor,
+    torch.is_inference, torch.is_signed, T.get_device, T.is_pinned,
+}  # fmt: skip
+
+
+def entry(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Answer ``functions`` of torch by what is decorated."""
+
+    def enter(method: Callable[..., Any]) -> Callable[..., Any]:
+        for function in functions:
+            METHODS[function] = method
+        return method
+
+    return enter
+
+
+@entry(T.grad_fn.__get__)  # pyright: ignore
+def grad_fn(x: GlobalTensor, *_: object) -> Any:
+    return x._local.grad_fn
+
+
+@entry(T.is_leaf.__get__)  # pyright: ignore
+def is_leaf(x: GlobalTensor, *_: object) -> bool:
+    return x._local.is_leaf
+
+
+@entry(T.requires_grad.__get__)  # pyright: ignore
+def requires_grad(x: GlobalTensor, *_: object) -> bool:
+    return x._local.requires_grad
+
+
+@entry(T.retains_grad.__get__)  # pyright: ignore
+def retains_grad(x: GlobalTensor, *_: object) -> bool:
+    return x._local.retains_grad
+
+
+@entry(T._version.__get__)  # pyright: ignore
+def version(x: GlobalTensor, *_: object) -> int:
+    return x._local._version
+
+
+@entry(T.data_ptr)
+def data_ptr(x: GlobalTensor) -> int:
+    return x._local.data_ptr()
+
+
+@entry(T.requires_grad_, T.requires_grad.__set__)  # pyright: ignore
+def set_requires_grad(x: GlobalTensor, wanted: bool = True) -> GlobalTensor:
+    x._local.requires_grad_(wanted)
+    watch(x)
+    return x
+
+
+def watch(x: GlobalTensor) -> None:
+    """Give the gradient of a leaf the leaf's own attributes, once in every backward.
+
+    The hook of a leaf runs when the gradients of all its uses have been added up.
+    """
+    local, layout = x._local, x.layout
+    if not (local.requires_grad and local.is_leaf) or hasattr(local, "_gpudist_watched"):
+        return
+    if gradient_layout(layout) == layout:
+        return
+    world = x.placement.partition.world
+    local.register_hook(lambda g: box(g, gradient_layout(layout), layout, world))
+    vars(local)["_gpudist_watched"] = True
+
+
+def gradient_of(x: GlobalTensor, local: torch.Tensor) -> GlobalTensor:
+    """A gradient of ``x``, of which this rank has ``local``: the dual, unless ``x`` is a leaf."""
+    layout = x.layout if x._local.is_leaf else gradient_layout(x.layout)
+    return x._wrap(local, x.placement, layout.sbp, layout.shape)
+
+
+@entry(T.grad.__get__)  # pyright: ignore
+def get_grad(x: GlobalTensor, *_: object) -> GlobalTensor | None:
+    local = x._local.grad
+    return None if local is None else gradient_of(x, local)
+
+
+@entry(T.grad.__set__, T.grad.__delete__)  # pyright: ignore
+def set_grad(x: GlobalTensor, value: GlobalTensor | None = None) -> None:
+    if value is not None:
+        layout = gradient_of(x, x._local).layout
+        value = value.to_global(x.placement, layout.sbp)
+    x._local.grad = None if value is None else value._local
+
+
+@entry(T.retain_grad)
+def retain_grad(x: GlobalTensor) -> None:
+    x._local.retain_grad()
+
+
+@entry(T.register_hook)
+def register_hook(x: GlobalTensor, hook: Callable[[GlobalTensor], GlobalTensor | None]) -> Any:
+    """A hook that is given, and may return, a global gradient."""
+
+    def local_hook(gradient: torch.Tensor) -> torch.Tensor | None:
+        given = gradient_of(x, gradient)
+        changed = hook(given)
+        return None if changed is None else changed.to_global(x.placement, given.sbp)._local
+
+    return x._local.register_hook(local_hook)
+
+
+@entry(T.detach, torch.detach)
+def detach(x: GlobalTensor) -> GlobalTensor:
+    return x.like(x._local.detach())
+
+
+@entry(T.detach_)
+def detach_in_place(x: GlobalTensor) -> GlobalTensor:
+    x._local.detach_()
+    return x
+
+
+@entry(T.data.__get__)  # pyright: ignore
+def get_data(x: GlobalTensor, *_: object) -> GlobalTensor:
+    return x.like(x._local.data)
+
+
+@entry(T.data.__set__)  # pyright: ignore
+def set_data(x: GlobalTensor, value: GlobalTensor) -> None:
+    x._local.data = value.to_global(x.placement, x.sbp)._local
+
+
+def seed(x: GlobalTensor, gradient: torch.Tensor | None) -> torch.Tensor:
+    """This rank's part of the gradient with which backward starts at ``x``.
+
+    One of a single cell counts once: of a copy, the first rank has it and the others zero.
+    """
+    target = gradient_layout(x.layout)
+    world = x.placement.partition.world
+    if gradient is None:
+        if x.numel() != 1:
+            raise RuntimeError("grad can be implicitly created only for scalar outputs")
+        index = x.placement.index or ()
+        is_first = not any(i for i, one in zip(index, x.sbp, strict=False) if one == broadcast)
+        return torch.full_like(x._local.detach(), float(is_first))
+    if hasattr(gradient, "_local"):
+        given: Any = gradient
+        return box(given._local, given.layout, target, world)
+    if tuple(gradient.shape) != tuple(x.shape):
+        raise RuntimeError(
+            f"the gradient of a tensor of global shape {list(x.shape)} has shape "
+            f"{list(gradient.shape)}"
+        )
+    copies: Layout = x.placement.copies(tuple(x.shape))
+    if not x.placement.active:
+        gradient = gradient.reshape(-1)[:0]
+    return box(gradient, copies, target, world)
+
+
+@entry(T.backward)
+def backward(
+    x: GlobalTensor,
+    gradient: torch.Tensor | None = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Any = None,
+) -> None:
+    start = seed(x, gradient)
+    if inputs is not None:
+        given = [inputs] if isinstance(inputs, torch.Tensor) else inputs
+        inputs = [getattr(one, "_local", one) for one in given]
+    if not x.placement.active and not x._local.requires_grad:
+        return
+    torch.autograd.backward(x._local, start, retain_graph, create_graph, inputs=inputs)
+
+
+@entry(torch.autograd.grad)
+def grad(
+    outputs: Any,
+    inputs: Any,
+    grad_outputs: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    allow_unused: bool | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor | None, ...]:
+    """``torch.autograd.grad`` of global tensors; a gradient has the dual attributes, of a leaf its
+    own."""
+    ends = _listed(outputs)
+    starts = _listed(inputs)
+    given = _listed(grad_outputs) if grad_outputs is not None else [None] * len(ends)
+    seeds = [
+        seed(end, one) if hasattr(end, "_local") else one
+        for end, one in zip(ends, given, strict=True)
+    ]
+    found = torch.autograd.grad(
+        [getattr(end, "_local", end) for end in ends],
+        [getattr(start, "_local", start) for start in starts],
+        seeds, retain_graph, create_graph, allow_unused=allow_unused, **others,
+    )  # fmt: skip
+    return tuple(
+        gradient_of(x, g) if g is not None and hasattr(x, "_local") else g
+        for x, g in zip(starts, found, strict=True)
+    )
+
+
+def _listed(tensors: Any) -> list[Any]:
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
+@entry(T.item)
+def item(x: GlobalTensor) -> Any:
+    """The value of a single cell, on each rank of the placement. Collective, unless it is a copy
+    already."""
+    return x.full_tensor().detach().item()
+
+
+@entry(T.tolist)
+def tolist(x: GlobalTensor) -> Any:
+    return x.full_tensor().detach().tolist()
+
+
+@entry(T.__bool__)
+def as_bool(x: GlobalTensor) -> bool:
+    return bool(x.full_tensor().detach())
+
+
+@entry(T.__float__)
+def as_float(x: GlobalTensor) -> float:
+    return float(x.full_tensor().detach())
+
+
+@entry(T.__int__, T.__index__)
+def as_int(x: GlobalTensor) -> int:
+    return int(x.full_tensor().detach())
+
+
+@entry(T.__repr__, T.__str__)
+def text(x: GlobalTensor, **_: object) -> str:
+    """This rank's part and what it is part of; nothing is communicated."""
+    kind = "Parameter" if getattr(x, "_is_param", False) else "GlobalTensor"
+    return (
+        f"{kind}(shape={list(x.shape)}, placement={x.placement!r}, sbp={x.sbp!r}, "
+        f"dtype={x.dtype}, local=\n{x._local.detach()!r})"
+    )
+
+
+@entry(T.__format__)
+def formatted(x: GlobalTensor, spec: str) -> str:
+    return format(item(x), spec) if spec and x.dim() == 0 else text(x)
+
+
+@entry(T.__deepcopy__)
+def deep_copy(x: GlobalTensor, memo: dict[int, Any]) -> GlobalTensor:
+    if id(x) in memo:
+        return memo[id(x)]
+    if not x._local.is_leaf:
+        raise RuntimeError("only global tensors that are leaves of the graph can be deep-copied")
+    copy = x.like(x._local.detach().clone())
+    set_requires_grad(copy, x._local.requires_grad)
+    for name in ("_is_param", "_is_buffer", "persistent"):
+        if name in x.__dict__:
+            setattr(copy, name, x.__dict__[name])
+    memo[id(x)] = copy
+    return copy
+
+
+@entry(T.__reduce_ex__)
+def refuse_pickle(x: GlobalTensor, protocol: object) -> Any:
+    raise NotImplementedError("a global tensor cannot be pickled; pickle x.to_local()")

@@ -1,0 +1,304 @@
+"""The one table of operators on global tensors, and the protocol of its entries.
+
+The table is ``signatures``: from a function, as ``__torch_function__`` is given it, to a
+:class:`Rule` or a :class:`Composite`. Both are made by decorators, in modules of
+``gpudist/sbp/signatures``, which its ``__init__`` imports. An operator without an entry raises
+``NotImplementedError``.
+
+**A rule** says how an operator may be carried out on *one* axis of workers. It is a function
+``rule(call, parts)`` that returns the legal one-axis signatures, the preferred ones first. ``call``
+is a :class:`Call`: the function, its arguments with a :class:`Slot` in place of every tensor, and
+shape and dtype of every tensor as the axis sees them. ``parts`` is the number of workers along the
+axis. A signature is legal exactly if::
+
+    for every index i of the axis: let x_i be the inputs' blocks by ``signature.inputs``; then
+    function(x_i, with the arguments of localize(call, Part(parts, i))) is the i-th block, copy or
+    term, by ``signature.outputs``, of function(x)
+
+where blocks are balanced, ``n // parts + (i < n % parts)`` cells, and may be empty. A signature
+with a partial sum among its inputs is legal only if the function is linear in all of the inputs
+that are partial sums together, the others broadcast or split, so that terms need never be complete.
+
+* The signature of broadcast inputs and outputs is legal for every function that computes the same
+  from the same inputs. It is added by the framework, last; rules do not list it. ``register(...,
+  replicable=False)`` leaves it out, for functions that draw random numbers.
+* On N axes each is derived on its own, the outer first. To the next axis the framework shows the
+  call of a block: block shapes, localised arguments. So a rule never knows of other axes, and is
+  asked about every block shape that occurs; a signature counts if it is legal for all of them.
+* Shapes of outputs come from the function itself, run on meta tensors: ``call.outputs``.
+* ``signature.localize``: the call with the arguments of a block, where they differ from those of
+  the whole, such as sizes of a reshape. The tensors' shapes in it are ignored.
+* ``signature.run``: for a function whose blocks are not computed from blocks alone, ``run(call,
+  tensors, where)`` in place of the function: given the local call, the local tensors by slot, and
+  :class:`Where`, with the partition ``where.P`` of the workers to communicate with, by
+  ``gpudist.ops``. One call for all axes whose signature has this ``run``. Its backward must be its
+  adjoint by the library's convention: the gradient of a copy is a term, of a term a copy, so that
+  compositions of ``gpudist.ops`` and torch functions are right as they are.
+* ``register(..., in_place=True)``: the function changes its first tensor and returns it. The
+  tensor is never boxed: signatures whose ``inputs[0]`` and ``outputs[0]`` are not what it has are
+  left out.
+
+**A composite** is a Python function of the same arguments, global tensors among them, that calls
+other operators: ``_foreach_add_`` as a loop of ``add_``.
+
+Of the legal signatures the framework takes the first that fits the inputs as they are; else that
+whose boxings, over all axes and inputs, move the fewest bytes. Local outputs are checked against
+the shapes that the signature says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import count
+from typing import Any, TypeVar
+
+import torch
+
+from gpudist.geometry.boxes import Box
+from gpudist.partition import CartesianPartition
+from gpudist.sbp.attributes import NdSbp
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of tensor ``number`` among the arguments."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a rule knows of a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def dims(self) -> int:
+        return len(self.shape)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the workers along an axis."""
+
+    parts: int
+    index: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function and its arguments, tensors known by shape and dtype alone.
+
+    Attributes:
+        args, kwargs: as given, with a ``Slot`` for each tensor, also within lists and tuples.
+        tensors: by slot, in order of appearance.
+    """
+
+    function: Function
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    tensors: tuple[Spec, ...]
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of the tensors."""
+        return tuple(spec.shape for spec in self.tensors)
+
+    def get(self, position: int, name: str, default: Any = None) -> Any:
+        """The argument at ``position``, or of that name, or the ``default``."""
+        if position < len(self.args):
+            return self.args[position]
+        return self.kwargs.get(name, default)
+
+    def has(self, position: int, name: str) -> bool:
+        """Whether an argument is given."""
+        return position < len(self.args) or name in self.kwargs
+
+    def replaced(self, position: int, name: str, value: Any) -> Call:
+        """The call with another value of one argument, which may be missing so far."""
+        if position < len(self.args):
+            args = (*self.args[:position], value, *self.args[position + 1 :])
+            return replace(self, args=args)
+        return replace(self, kwargs={**self.kwargs, name: value})
+
+    def with_args(self, *args: Any) -> Call:
+        """The call with other positional arguments."""
+        return replace(self, args=args)
+
+    def with_shapes(self, shapes: Sequence[tuple[int, ...]]) -> Call:
+        """The call on tensors of other shapes."""
+        tensors = zip(shapes, self.tensors, strict=True)
+        return replace(self, tensors=tuple(Spec(shape, spec.dtype) for shape, spec in tensors))
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """What the function gives for ``tensors`` in the slots."""
+        args = filled(self.args, tensors)
+        return self.function(*args, **filled(self.kwargs, tensors))
+
+    @cached_property
+    def memo(self) -> dict[Any, Any]:
+        """What was derived from this call: a rule is asked once."""
+        return {}
+
+    @cached_property
+    def _results(self) -> Any:
+        metas = [torch.empty(spec.shape, dtype=spec.dtype, device="meta") for spec in self.tensors]
+        with torch.no_grad():
+            return self(metas)
+
+    @cached_property
+    def outputs(self) -> tuple[Spec, ...]:
+        """The tensors among the results, from the function run on meta tensors."""
+        return tuple(Spec(tuple(y.shape), y.dtype) for y in tensors_in(self._results))
+
+    @cached_property
+    def tree(self) -> Any:
+        """The results, with a ``Slot`` for each tensor."""
+        number = count()
+        return mapped(
+            self._results, lambda y: Slot(next(number)) if isinstance(y, torch.Tensor) else y
+        )
+
+
+@dataclass(frozen=True)
+class Where:
+    """What a ``run`` knows of its surroundings.
+
+    Attributes:
+        P: the workers that differ from this one along the axes whose signature has the ``run``, of
+            shape 1 along the others.
+        call: the call with global shapes and arguments.
+        inputs: the global cells that this rank's block of each tensor has.
+        outputs: the same of each result.
+        sbps: of each tensor, on all axes.
+    """
+
+    P: CartesianPartition
+    call: Call
+    inputs: tuple[Box, ...]
+    outputs: tuple[Box, ...]
+    sbps: tuple[NdSbp, ...]
+
+
+Localize = Callable[[Call, Part], Call]
+Run = Callable[[Call, Sequence[torch.Tensor], Where], Any]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """One way to carry out a function along one axis.
+
+    Attributes:
+        inputs: one ``Sbp`` for each tensor of the call, by slot.
+        outputs: one for each tensor of the results, in order.
+        localize, run: see the module.
+    """
+
+    inputs: NdSbp
+    outputs: NdSbp
+    localize: Localize | None = None
+    run: Run | None = None
+
+
+Derive = Callable[[Call, int], Sequence[Signature]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The entry of an operator: its one-axis signatures; see the module."""
+
+    derive: Derive
+    in_place: bool = False
+    replicable: bool = True
+
+
+@dataclass(frozen=True)
+class Composite:
+    """The entry of a function that is made of other operators."""
+
+    function: Function
+
+
+signatures: dict[Function, Rule | Composite] = {}
+
+_Rule = TypeVar("_Rule", bound=Derive)
+_Function = TypeVar("_Function", bound=Function)
+
+
+def register(
+    *functions: Function, in_place: bool = False, replicable: bool = True
+) -> Callable[[_Rule], _Rule]:
+    """Enter a rule for ``functions``; :func:`forms` finds those of one name."""
+
+    def enter(derive: _Rule) -> _Rule:
+        for function in functions:
+            signatures[function] = Rule(derive, in_place, replicable)
+        return derive
+
+    return enter
+
+
+def compose(*functions: Function) -> Callable[[_Function], _Function]:
+    """Enter a composite for ``functions``."""
+
+    def enter(composite: _Function) -> _Function:
+        for function in functions:
+            signatures[function] = Composite(composite)
+        return composite
+
+    return enter
+
+
+def forms(*names: str) -> list[Function]:
+    """The functions of these names in torch, ``torch.Tensor`` and ``torch.nn.functional``.
+
+    Raises:
+        AttributeError: there is none.
+    """
+    found: list[Function] = []
+    for name in names:
+        rooms = (torch, torch.Tensor, torch.nn.functional, torch.special)
+        here = [getattr(room, name) for room in rooms if hasattr(room, name)]
+        if not here:
+            raise AttributeError(f"torch has no function {name!r}")
+        found += here
+    return found
+
+
+def name_of(function: Function) -> str:
+    """A function of torch by its name."""
+    return torch.overrides.resolve_name(function) or getattr(function, "__name__", repr(function))
+
+
+def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
+    """The tensors within arguments or results, in order."""
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, (list, tuple)):
+        for part in tree:
+            yield from tensors_in(part)
+    elif isinstance(tree, dict):
+        for part in tree.values():
+            yield from tensors_in(part)
+
+
+def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
+    """``tree`` with its leaves changed; lists, tuples and dicts stay such."""
+    if isinstance(tree, (list, tuple)):
+        parts = [mapped(part, change) for part in tree]
+        if hasattr(tree, "_fields"):
+            return type(tree)(*parts)
+        return parts if isinstance(tree, list) else tuple(parts)
+    if isinstance(tree, dict):
+        return {name: mapped(part, change) for name, part in tree.items()}
+    return change(tree)
+
+
+def filled(tree: Any, tensors: Sequence[Any]) -> Any:
+    """``tree`` with tensors in its slots."""
+    return mapped(tree, lambda leaf: tensors[leaf.number] if isinstance(leaf, Slot) else leaf)

@@ -1,0 +1,93 @@
+"""Arithmetic element by element, with broadcasting of shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gpudist.sbp.attributes import Sbp, broadcast, partial_sum, split
+from gpudist.sbp.registry import (
+    Call,
+    Derive,
+    Function,
+    Signature,
+    Slot,
+    forms,
+    register,
+)
+
+
+def aligned(shape: tuple[int, ...], dim: int, result: tuple[int, ...]) -> Sbp:
+    """What ``split(dim)`` of the result is for an input, whose shape broadcasts to the result's."""
+    own = dim - (len(result) - len(shape))
+    return broadcast if own < 0 or shape[own] != result[dim] else split(own)
+
+
+def splits(call: Call) -> Iterator[Signature]:
+    """The signatures that split a dim of the result, and with it that dim of the inputs."""
+    (result,) = {spec.shape for spec in call.outputs}
+    for dim in range(len(result)):
+        inputs = tuple(aligned(shape, dim, result) for shape in call.shapes)
+        yield Signature(inputs, (split(dim),) * len(call.outputs))
+
+
+def linear_in(call: Call, slots: Sequence[int]) -> Signature:
+    """The terms of a sum: the inputs in ``slots`` are such, and the results."""
+    inputs = tuple(partial_sum if i in slots else broadcast for i in range(len(call.tensors)))
+    return Signature(inputs, (partial_sum,) * len(call.outputs))
+
+
+def add(call: Call, parts: int) -> list[Signature]:
+    """Both are terms, or none is: a number has no terms."""
+    found = list(splits(call))
+    if len(call.tensors) == 2:
+        found.append(linear_in(call, (0, 1)))
+    return found
+
+
+def multiply(call: Call, parts: int) -> list[Signature]:
+    """Linear in one factor at a time."""
+    return [*splits(call), *(linear_in(call, (i,)) for i in range(len(call.tensors)))]
+
+
+def divide(call: Call, parts: int) -> list[Signature]:
+    """Linear in the dividend, unless it is rounded."""
+    found = list(splits(call))
+    dividend = call.get(0, "input")
+    if isinstance(dividend, Slot) and call.get(2, "rounding_mode") is None:
+        found.append(linear_in(call, (dividend.number,)))
+    return found
+
+
+def linear(call: Call, parts: int) -> list[Signature]:
+    """Linear in the only input."""
+    return [*splits(call), linear_in(call, (0,))]
+
+
+def point_wise(call: Call, parts: int) -> list[Signature]:
+    """Not linear: splits alone."""
+    return list(splits(call))
+
+
+POINT_WISE = forms(
+    "abs", "absolute", "exp", "expm1", "log", "log1p", "log2", "log10", "sqrt", "rsqrt",
+    "square", "reciprocal", "sin", "cos", "tan", "tanh", "sinh", "cosh", "asin", "acos", "atan",
+    "sigmoid", "erf", "erfc", "floor", "ceil", "round", "trunc", "sign", "pow", "__rpow__",
+    "__rdiv__", "relu", "relu6", "gelu", "silu", "mish", "elu", "selu", "celu", "leaky_relu",
+    "softplus", "softsign", "hardtanh", "hardsigmoid", "hardswish", "logsigmoid", "tanhshrink",
+    "clamp", "clamp_min", "clamp_max", "maximum", "minimum", "fmod", "remainder", "atan2",
+)  # fmt: skip
+
+
+def enter(rule: Derive, functions: Sequence[Function]) -> None:
+    """Enter ``rule``; functions whose name ends with one underscore change their first tensor."""
+    for function in functions:
+        name = function.__name__
+        in_place = name.endswith("_") and not name.endswith("__")
+        register(function, in_place=in_place)(rule)
+
+
+enter(add, forms("add", "sub", "subtract", "rsub", "__rsub__", "add_", "sub_", "subtract_"))
+enter(multiply, forms("mul", "multiply", "mul_", "multiply_"))
+enter(divide, forms("div", "divide", "true_divide", "div_", "divide_", "true_divide_"))
+enter(linear, forms("neg", "negative", "positive", "clone", "neg_", "negative_"))
+enter(point_wise, POINT_WISE)

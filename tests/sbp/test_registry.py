@@ -1,0 +1,132 @@
+"""Entries of the table with arguments of their own for blocks, and with a run that communicates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import handle_torch_function, has_torch_function
+
+from gpudist.ops import all_sum_reduce
+from gpudist.partition import Partition
+from gpudist.sbp import Placement
+from gpudist.sbp.attributes import split
+from gpudist.sbp.derive import key_of
+from gpudist.sbp.registry import (
+    Call,
+    Composite,
+    Part,
+    Rule,
+    Signature,
+    Where,
+    forms,
+    name_of,
+    signatures,
+)
+from tests.pool import distributed
+from tests.sbp.compare import assert_matches, global_of
+from tests.sbp.parts import B, P, S, random
+
+
+def shares(x: Any, dim: int) -> Any:
+    """Each cell's share in the sum along ``dim``."""
+    if has_torch_function((x,)):
+        return handle_torch_function(shares, (x,), x, dim)
+    return x / x.sum(dim, keepdim=True)
+
+
+def run_shares(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
+    (x,) = tensors
+    assert where.inputs[0].shape == tuple(x.shape) and where.call.args[1] == call.args[1]
+    return x / all_sum_reduce(x.sum(call.args[1], keepdim=True), where.P, range(where.P.dim))
+
+
+def derive_shares(call: Call, parts: int) -> list[Signature]:
+    dim = call.args[1]
+    return [
+        Signature((split(d),), (split(d),), run=run_shares if d == dim else None)
+        for d in range(call.tensors[0].dims)
+    ]
+
+
+def padded(x: Any, rows: int) -> Any:
+    """The first ``rows`` rows twice over, side by side: a size is among the arguments."""
+    if has_torch_function((x,)):
+        return handle_torch_function(padded, (x,), x, rows)
+    return torch.cat([x[:rows], x[:rows]], 1)
+
+
+def derive_padded(call: Call, parts: int) -> list[Signature]:
+    def localize(call: Call, part: Part) -> Call:
+        rows = call.args[1]
+        return call.replaced(1, "rows", rows // part.parts + (part.index < rows % part.parts))
+
+    # Only where all rows are kept is a block of the result made from one block.
+    whole = call.args[1] == call.tensors[0].shape[0]
+    return [Signature((split(0),), (split(0),), localize)] if whole else []
+
+
+@contextmanager
+def entered(function: Any, entry: Rule | Composite) -> Iterator[None]:
+    signatures[function] = entry
+    try:
+        yield
+    finally:
+        signatures.pop(function, None)
+
+
+@distributed(ranks=6, transports=("loopback",))
+def test_run_over_all_axes_that_split_a_dim(P_world: Partition) -> None:
+    placement = Placement("cpu", [[0, 1, 2], [3, 4, 5]], P_world)
+    x = random((7, 4)).abs() + 1
+    signatures[shares] = Rule(derive_shares)
+    for sbp in [(S(0), S(0)), (S(0), S(1)), (S(1), S(0)), (S(1), B), (B, S(0)), (P, S(0))]:
+        for dim in (0, 1):
+            assert_matches(lambda t, dim=dim: shares(t, dim), [x], placement, [sbp], double=True)
+
+
+@distributed(ranks=6, transports=("loopback",))
+def test_arguments_of_blocks_of_blocks(P_world: Partition) -> None:
+    placement = Placement("cpu", [[0, 1, 2], [3, 4, 5]], P_world)
+    signatures[padded] = Rule(derive_padded)
+    for sbp in [(S(0), S(0)), (S(0), B), (S(1), S(0))]:
+        (y,) = assert_matches(lambda t: padded(t, 7), [random((7, 2))], placement, [sbp])
+        assert S(1) not in y.sbp
+        (y,) = assert_matches(lambda t: padded(t, 5), [random((7, 2))], placement, [sbp])
+        assert y.sbp == (B, B)
+
+
+@distributed(ranks=2, transports=("loopback",))
+def test_wrong_signature_is_found(P_world: Partition) -> None:
+    """A result of another shape than its signature says is an error, not a wrong number."""
+    placement = Placement("cpu", [0, 1], P_world)
+    signatures[_wrong] = Rule(lambda call, parts: [Signature((split(0),), (split(1),))])
+    with pytest.raises(RuntimeError, match="the signature is wrong"):
+        _wrong(global_of(random((4, 3)), placement, (S(0),)))
+
+
+def _wrong(x: Any) -> Any:
+    if has_torch_function((x,)):
+        return handle_torch_function(_wrong, (x,), x)
+    return x * 2
+
+
+def test_composite() -> None:
+    placement = Placement("cpu", [0])
+    with entered(_wrong, Composite(lambda x: x + x)):
+        y = _wrong(global_of(random((4,)), placement, (S(0),)))
+    torch.testing.assert_close(y.to_local(), 2 * random((4,)))
+
+
+def test_names_and_keys() -> None:
+    assert torch.add in forms("add") and torch.Tensor.add in forms("add")
+    with pytest.raises(AttributeError, match="no function 'no_such'"):
+        forms("no_such")
+    assert name_of(torch.matmul) == "torch.matmul" and name_of(shares) == "shares"
+    assert key_of(1) != key_of(True) and key_of(1) != key_of(1.0) and key_of([1]) != key_of((1,))
+    assert key_of(slice(0, 2)) == key_of(slice(0, 2))
+    with pytest.raises(TypeError):
+        key_of(bytearray())
