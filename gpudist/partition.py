@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from hashlib import blake2b
 from math import prod
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -117,7 +117,7 @@ class Partition:
     def __hash__(self) -> int:
         return self._hash
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Partition:
         # It never changes, and its communicators are the world's: copies of layers share it.
         return self
 

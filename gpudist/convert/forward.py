@@ -13,6 +13,7 @@ from torch.fx.node import map_arg
 from gpudist.convert.aligned import Aligned
 from gpudist.convert.functions import DROPOUTS, FUNCTIONS, JOINING, METHODS, MOVING, Call
 from gpudist.convert.inserted import SpreadPooled
+from gpudist.convert.layers import is_layer
 from gpudist.convert.plan import Shape
 from gpudist.convert.point_wise import (
     POINT_WISE_FUNCTIONS,
@@ -104,6 +105,10 @@ class Forward:
         is_first = target not in self._called
         self._called.add(target)
         path = self._below(target if is_first else node.name)
+        if is_layer(type(child)) and not node.args:
+            # Distributed layers have other names for it.
+            node.args, node.kwargs = tuple(node.kwargs.values()), {}
+            self._is_changed = True
         first = self._values.get(node.args[0]) if node.args else None  # pyright: ignore
         grid = self._walk.grid_before(child, path, first)
         if grid is not None:

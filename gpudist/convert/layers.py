@@ -171,6 +171,11 @@ LAYERS: dict[type[torch.nn.Module], Factory] = {
 }
 
 
+def is_layer(kind: type[torch.nn.Module]) -> bool:
+    """Whether layers of this class are converted as one, from one tensor."""
+    return kind in LAYERS or kind in (torch.nn.PReLU, torch.nn.Flatten)
+
+
 _ADAPTIVE = tuple(
     getattr(torch.nn, f"Adaptive{kind}Pool{d}d") for kind in ("Avg", "Max") for d in (1, 2, 3)
 )

@@ -9,7 +9,7 @@ import torch
 
 from gpudist.convert.forward import Forward
 from gpudist.convert.functions import Call, flattened
-from gpudist.convert.layers import LAYERS, POINT_WISE_LAYERS, output_partition
+from gpudist.convert.layers import LAYERS, POINT_WISE_LAYERS, is_layer, output_partition
 from gpudist.convert.linear import converted_linear, cut_of_weight, grid_of_input
 from gpudist.convert.plan import Plan, Row, Shape
 from gpudist.convert.point_wise import point_wise_output
@@ -28,14 +28,15 @@ class _Done(NamedTuple):
     Attributes:
         module: as it was; the entry keeps it, so that its identity is not given to another.
         untouched: the same before its children were replaced.
-        path, given: of its first call, and the values it was called with.
+        path, args, kwargs: of its first call, and the values it was called with.
         converted, output: what it has become, and the value of its output.
     """
 
     module: torch.nn.Module
     untouched: torch.nn.Module
     path: str
-    given: list[Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
     converted: torch.nn.Module
     output: Any
 
@@ -81,28 +82,25 @@ class Walk:
         Raises:
             ConversionError: it cannot be converted; names the path.
         """
-        given = [*args, *sorted(kwargs.items())]
         if id(module) in self._done:
-            return self._again(self._done[id(module)], path, given, args, kwargs)
+            return self._again(self._done[id(module)], path, args, kwargs)
         if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
             raise refusal(path, "it has hooks; register them after the conversion")
         untouched = _untouched(module)
         converted, output = self._converted(module, path, path, args, kwargs)
         # Shared modules are found again as they are and as they have become.
-        done = _Done(module, untouched, path, given, converted, output)
+        done = _Done(module, untouched, path, args, kwargs, converted, output)
         self._done[id(module)] = self._done[id(converted)] = done
         return converted, output
 
-    def _again(
-        self, done: _Done, path: str, given: list[Any], args: Any, kwargs: Any
-    ) -> tuple[torch.nn.Module, Any]:
+    def _again(self, done: _Done, path: str, args: Any, kwargs: Any) -> tuple[torch.nn.Module, Any]:
         """A further call of a module: agrees by itself, unless its input is known to be alike."""
         kind = type(done.module)
         if kind in POINT_WISE_LAYERS:
             return done.module, _only_tensor(path, args, kwargs)
-        if _are_alike(done.given, given) and not self._repeated:
+        if _are_alike((done.args, done.kwargs), (args, kwargs)) and not self._repeated:
             return done.converted, done.output
-        if _is_layer(kind):
+        if is_layer(kind):
             return self._layer_again(done, path, _only_tensor(path, args, kwargs))
         self._repeated += 1
         new, output = self._converted(_untouched(done.untouched), path, done.path, args, kwargs)
@@ -112,7 +110,7 @@ class Walk:
     def _layer_again(
         self, done: _Done, path: str, P_x: CartesianPartition
     ) -> tuple[torch.nn.Module, CartesianPartition]:
-        (P_first,) = done.given
+        P_first = _only_tensor(done.path, done.args, done.kwargs)
         has_tensors = any(True for _ in (*done.module.parameters(), *done.module.buffers()))
         if has_tensors and P_x != P_first:
             raise refusal(
@@ -138,7 +136,7 @@ class Walk:
             P_x = _only_tensor(path, args, kwargs)
             self._note(path, kind.__name__, P_x, P_x)
             return module, P_x
-        if _is_layer(kind):
+        if is_layer(kind):
             return self._layer(module, path, _only_tensor(path, args, kwargs))
         if kind.__module__.startswith("torch.nn.") and kind is not torch.nn.Sequential:
             raise refusal(path, f"torch.nn.{kind.__name__} is not supported")
@@ -276,14 +274,10 @@ def refusal(path: str, text: str) -> ConversionError:
     return ConversionError(f"{path or 'the module'}: {text}")
 
 
-def _is_layer(kind: type[torch.nn.Module]) -> bool:
-    return kind in LAYERS or kind in (torch.nn.PReLU, torch.nn.Flatten)
-
-
 def _untouched(module: torch.nn.Module) -> torch.nn.Module:
     """A copy of a user's modules, of the same tensors and with the same layers below."""
     kind = type(module)
-    if _is_layer(kind) or kind in POINT_WISE_LAYERS:
+    if is_layer(kind) or kind in POINT_WISE_LAYERS:
         return module
     copied = cast(torch.nn.Module, object.__new__(kind))
     copied.__dict__.update(module.__dict__)

@@ -29,8 +29,8 @@ class Block(nn.Module):
         self.inner = Scaled()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.act(self.norm(self.conv(x)))
-        return x + self.inner(F.dropout(y, 0.0, self.training))
+        y = self.act(self.norm(self.conv(x)))
+        return torch.add(x, self.inner(F.dropout(y, 0.0, self.training)))
 
 
 class Scaled(nn.Module):
@@ -38,6 +38,7 @@ class Scaled(nn.Module):
         super().__init__()
         self.scale = nn.Parameter(torch.full((2, 1, 1), 0.7))
         self.register_buffer("shift", torch.tensor(0.25))
+        self.shift: torch.Tensor
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * self.scale + self.shift
@@ -56,7 +57,7 @@ class Pyramid(nn.Module):
         fine = self.block(self.block(x))
         middle = self.block(self.pool(fine))
         coarse = self.block(self.pool(middle))
-        return [self.head(fine), self.head(middle), self.head(coarse)]
+        return [self.head(fine), self.head(middle), self.head(input=coarse)]
 
 
 @BOTH
