@@ -1,6 +1,7 @@
 """gpudist: model parallelism for PyTorch, by data movements with exact adjoints."""
 
 from gpudist import nn, ops, recycling
+from gpudist.batch import broadcast_batch, stream_batches
 from gpudist.convert import Plan, distribute, plan_of, sequential
 from gpudist.errors import (
     CheckpointError,
@@ -11,6 +12,7 @@ from gpudist.errors import (
     PartitionError,
     PeerFailure,
     PlanMismatch,
+    RemoteError,
     ShapeError,
     TransportError,
 )
@@ -48,6 +50,7 @@ __all__ = [
     "PeerFailure",
     "Plan",
     "PlanMismatch",
+    "RemoteError",
     "ShapeError",
     "SlidingWindow",
     "TransportError",
@@ -55,6 +58,7 @@ __all__ = [
     "all_gather",
     "all_sum_reduce",
     "broadcast",
+    "broadcast_batch",
     "distribute",
     "empty_cache",
     "gather",
@@ -69,6 +73,7 @@ __all__ = [
     "scatter",
     "send_recv",
     "sequential",
+    "stream_batches",
     "sum_reduce",
     "sum_scatter",
     "zero_volume_tensor",

@@ -1,0 +1,44 @@
+"""A partition whose messages the host can read as soon as they have come.
+
+Over shared memory, gloo and loopback that is any partition. Over NCCL it is one of the same workers
+over a wire of its own: shared memory on one node, gloo between nodes. A header goes over it, so
+that nothing waits for the GPU.
+"""
+
+from __future__ import annotations
+
+from gpudist.partition import Partition
+from gpudist.transport.base import Transport
+from gpudist.transport.gloo import GlooTransport
+from gpudist.transport.host import HostTransport
+from gpudist.transport.nccl import NcclTransport
+
+
+def host_partition(P: Partition) -> Partition:
+    """The members of ``P``, in their order, over a wire that carries tensors on the CPU.
+
+    Collective over the members the first time, if ``P`` is over NCCL; ranks over the other wire are
+    positions in ``P``. It ends with ``P``'s wire, when that is closed or aborted.
+    """
+    wire = P.wire
+    if not isinstance(wire, NcclTransport) or P.rank is None or P.size == 1:
+        return P
+    key = ("host partition", P.ranks)
+    found = wire.remembered.get(key)
+    if not isinstance(found, Partition):
+        found = wire.remembered[key] = Partition(_connect(P, wire), range(P.size))
+    return found
+
+
+def _connect(P: Partition, wire: NcclTransport) -> Transport:
+    prefix = f"{wire.prefix}/host/{Partition(wire, P.ranks).digest.hex()}"
+    rank = P.rank
+    assert rank is not None
+    if wire.same_node:
+        made = HostTransport(wire.store, rank, P.size, wire.timeout_s, prefix=prefix)
+    else:
+        made = GlooTransport(
+            wire.store, rank, P.size, wire.timeout_s, prefix=prefix, same_node=False
+        )
+    wire.attach(made)
+    return made
