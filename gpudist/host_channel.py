@@ -23,22 +23,13 @@ def host_partition(P: Partition) -> Partition:
     wire = P.wire
     if not isinstance(wire, NcclTransport) or P.rank is None or P.size == 1:
         return P
-    key = ("host partition", P.ranks)
-    found = wire.remembered.get(key)
-    if not isinstance(found, Partition):
-        found = wire.remembered[key] = Partition(_connect(P, wire), range(P.size))
-    return found
+    if P.ranks not in wire.attached:
+        wire.attached[P.ranks] = _connect(P, wire, P.rank)
+    return Partition(wire.attached[P.ranks], range(P.size))
 
 
-def _connect(P: Partition, wire: NcclTransport) -> Transport:
+def _connect(P: Partition, wire: NcclTransport, rank: int) -> Transport:
     prefix = f"{wire.prefix}/host/{Partition(wire, P.ranks).digest.hex()}"
-    rank = P.rank
-    assert rank is not None
     if wire.same_node:
-        made = HostTransport(wire.store, rank, P.size, wire.timeout_s, prefix=prefix)
-    else:
-        made = GlooTransport(
-            wire.store, rank, P.size, wire.timeout_s, prefix=prefix, same_node=False
-        )
-    wire.attach(made)
-    return made
+        return HostTransport(wire.store, rank, P.size, wire.timeout_s, prefix=prefix)
+    return GlooTransport(wire.store, rank, P.size, wire.timeout_s, prefix=prefix, same_node=False)

@@ -109,7 +109,8 @@ class NcclTransport(Transport):
         self.compares_every_call = checks
         self.stream = stream_of(device)
         self.same_node = True
-        self._attached: list[Transport] = []
+        # Other wires among some of the same ranks, aborted and closed with this one.
+        self.attached: dict[tuple[int, ...], Transport] = {}
         if size == 1:
             return
         try:
@@ -250,12 +251,8 @@ class NcclTransport(Transport):
         except BaseException as error:
             self.end_with(error)
 
-    def attach(self, other: Transport) -> None:
-        """Let ``other``, of some of the same ranks, be aborted and closed with this transport."""
-        self._attached.append(other)
-
     def abort(self, failure: Failure) -> None:
-        for other in self._attached:
+        for other in self.attached.values():
             other.abort(failure)
         if not self._core.failure():
             self._watch.fail(failure)
@@ -273,7 +270,7 @@ class NcclTransport(Transport):
         if self._closed:
             return
         self._closed = True
-        for other in self._attached:
+        for other in self.attached.values():
             other.close()
         self._watch.leave()
         self._core.close(_CLOSING_S)
@@ -285,6 +282,8 @@ class NcclTransport(Transport):
         """Raise what ``error``, which the native core raised, means to this rank and the others."""
         assert _native is not None
         mine = Failure.from_exception(error, self.rank)
+        for other in self.attached.values():
+            other.abort(mine)
         if not self._core.failure():
             self._watch.fail(mine)
         # What was started and is not waited for uses tensors that are about to be freed.
