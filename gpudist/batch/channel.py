@@ -46,6 +46,7 @@ class BatchChannel:
         self.P = P
         self.is_root = P.rank == root
         self._root = root
+        self._differentiable = differentiable
         self._carrier = Carrier(P, root, f"{name}(root={root}, differentiable={differentiable})")
         self._step = 0
         self._known = KnownSchemas()
@@ -86,7 +87,7 @@ class BatchChannel:
             message = self._opened(packet)
             if message.header.kind in (END, ERROR):
                 self._raise_what_root_did(message)
-            schema, parts = understand(message, self._known)
+            schema, parts = understand(message, self._known, self._differentiable)
         except (RemoteError, StopIteration):
             raise
         except GpudistError as error:

@@ -20,7 +20,11 @@ def is_dataclass_instance(value: object) -> bool:
 
 
 def is_named_tuple(value: object) -> bool:
-    return isinstance(value, tuple) and isinstance(getattr(type(value), "_fields", None), tuple)
+    return _makes_named_tuples(type(value))
+
+
+def _makes_named_tuples(cls: type) -> bool:
+    return issubclass(cls, tuple) and isinstance(getattr(cls, "_fields", None), tuple)
 
 
 def name_of(cls: type) -> str:
@@ -28,11 +32,10 @@ def name_of(cls: type) -> str:
 
 
 def fields_of(cls: type) -> tuple[str, ...]:
-    """Names of the fields of a dataclass or a named tuple; empty if it is neither."""
+    """Names of the fields of a dataclass or a named tuple."""
     if dataclasses.is_dataclass(cls):
         return tuple(field.name for field in dataclasses.fields(cls))
-    fields = getattr(cls, "_fields", ())
-    return fields if issubclass(cls, tuple) and isinstance(fields, tuple) else ()
+    return getattr(cls, "_fields", ())
 
 
 def class_named(name: str, fields: Sequence[str], is_tuple: bool) -> type:
@@ -52,7 +55,7 @@ def class_named(name: str, fields: Sequence[str], is_tuple: bool) -> type:
         # Not getattr: a module's own __getattr__ may import.
         found = vars(found).get(part) if hasattr(found, "__dict__") else None
     is_it = isinstance(found, type) and name_of(found) == name
-    is_kind = is_it and (issubclass(found, tuple) if is_tuple else dataclasses.is_dataclass(found))
+    is_kind = is_it and (_makes_named_tuples if is_tuple else dataclasses.is_dataclass)(found)
     if not is_kind or not _can_be_made(found, is_tuple):
         raise TransportError(
             f"the batch has a {name}, which is no {'named tuple' if is_tuple else 'dataclass'} "

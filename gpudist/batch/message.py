@@ -87,8 +87,12 @@ def error_message(error: BaseException) -> Message:
     return Message(Header(ERROR, 0).sealed(values), values)
 
 
-def understand(message: Message, known: KnownSchemas) -> tuple[Schema, list[Any]]:
+def understand(
+    message: Message, known: KnownSchemas, differentiable: bool = False
+) -> tuple[Schema, list[Any]]:
     """The schema and the leaves of a batch, with a ``TensorSpec`` in place of each tensor.
+
+    ``differentiable``: tensors may require grad.
 
     Raises:
         TransportError: these bytes are no message of a batch, or it names a class that this process
@@ -102,6 +106,8 @@ def understand(message: Message, known: KnownSchemas) -> tuple[Schema, list[Any]
             raise malformed("the digest of its schema is wrong")
         known.add(header.digest, schema_of(schema))
     found = known[header.digest]
+    if not differentiable and any([leaf.requires_grad for leaf in found.leaves]):
+        raise malformed("a tensor requires grad, where none was to")
     leaves = read_values(found.leaves, values)
     expected = payload_bytes(constants(found.leaves, leaves))
     if expected != header.payload_bytes:
