@@ -14,18 +14,15 @@ from gpudist.batch.message import (
     KnownSchemas,
     Message,
     batch_message,
-    constants,
     end_message,
     error_message,
-    filled,
     understand,
     values_of,
 )
-from gpudist.batch.payload import new_payload, pack, payload_bytes, spec_of, unpack
+from gpudist.batch.payload import new_payload, pack, unpack
 from gpudist.batch.prepared import Prepared
 from gpudist.batch.reading import malformed
-from gpudist.batch.schema import Schema, schema_of
-from gpudist.batch.values import TENSOR
+from gpudist.batch.schema import Schema
 from gpudist.errors import GpudistError, PartitionError, RemoteError
 from gpudist.ops.agreement import refuse
 from gpudist.ops.operator import require_cartesian
@@ -53,26 +50,20 @@ class BatchChannel:
 
     def send(self, prepared: Prepared) -> Any:
         """Send a batch; returns this rank's copy of it. By the root."""
-        leaves = schema_of(prepared.schema).leaves
-        message = batch_message(
-            prepared.schema, prepared.values, prepared.parts, self._known,
-            on_host=prepared.payload is not None,
-        )  # fmt: skip
+        message = batch_message(prepared, self._known, self._step)
         self._send(message, prepared.payload)
-        tensors = constants(leaves, prepared.parts)
-        payload = self._on_device(prepared.payload, tensors)
+        payload, constants = self._on_device(prepared)
         if payload.numel() and not message.header.is_inline:
             self._carrier.payload(payload, payload.numel())
-        specs = [spec_of(x) for x in tensors]
-        return self._finished(schema_of(prepared.schema), prepared.parts, unpack(specs, payload))
+        return self._finished(prepared.schema, prepared.parts, constants)
 
     def send_end(self) -> None:
         """Say that there are no more batches."""
-        self._send(end_message(), None)
+        self._send(end_message(self._step), None)
 
     def send_error(self, error: BaseException) -> None:
         """Say what this rank raised in place of a batch."""
-        self._send(error_message(error), None)
+        self._send(error_message(error, self._step), None)
 
     def receive(self) -> Any:
         """The root's next batch. By the other ranks.
@@ -93,11 +84,9 @@ class BatchChannel:
         except GpudistError as error:
             refuse(self.P, error)
         payload = self._received_payload(message.header, packet)
-        specs = constants(schema.leaves, parts)
-        return self._finished(schema, parts, unpack(specs, payload))
+        return self._finished(schema, parts, unpack(schema.constants(parts), payload))
 
     def _send(self, message: Message, payload: torch.Tensor | None) -> None:
-        message = message.at_step(self._step)
         self._step += 1
         if self.P.size == 1:
             return
@@ -145,27 +134,24 @@ class BatchChannel:
             return new_payload(0, self.P.device)
         return self._carrier.payload(None, message_bytes(header.payload_bytes))
 
-    def _on_device(self, packed: torch.Tensor | None, tensors: list[torch.Tensor]) -> torch.Tensor:
-        """The payload where the partition's tensors live."""
-        if packed is not None:
-            return packed.to(self.P.device, non_blocking=True)
-        nbytes = message_bytes(payload_bytes([spec_of(x) for x in tensors]))
-        payload = new_payload(nbytes, self.P.device)
-        pack(tensors, payload)
-        return payload
+    def _on_device(self, prepared: Prepared) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """The payload where the partition's tensors live, and the tensors in it."""
+        constants = prepared.schema.constants(prepared.parts)
+        if prepared.payload is None:
+            payload = new_payload(message_bytes(prepared.payload_bytes), self.P.device)
+            return payload, pack(constants, payload)
+        if prepared.payload.device == self.P.device:
+            return prepared.payload, prepared.packed
+        payload = prepared.payload.to(self.P.device, non_blocking=True)
+        return payload, unpack(constants, payload)
 
-    def _finished(self, schema: Schema, parts: list[Any], moved: list[torch.Tensor]) -> Any:
+    def _finished(self, schema: Schema, parts: list[Any], constants: list[torch.Tensor]) -> Any:
         """The batch, once the tensors that autograd moves have come too."""
-        recorded = [
-            part
-            for leaf, part in zip(schema.leaves, parts, strict=True)
-            if leaf.kind == TENSOR and leaf.requires_grad
-        ]
-        if recorded:
-            specs = [spec_of(x) for x in recorded] if self.is_root else recorded
-            tensors = recorded if self.is_root else None
-            recorded = move_differentiable(specs, tensors, self.P, self._root)
-        return schema.build(filled(schema.leaves, parts, moved, recorded))
+        differentiable = schema.differentiable(parts)
+        if differentiable:
+            tensors = differentiable if self.is_root else None
+            differentiable = move_differentiable(differentiable, tensors, self.P, self._root)
+        return schema.build(parts, constants, differentiable)
 
 
 def channel_of(

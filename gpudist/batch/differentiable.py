@@ -16,7 +16,10 @@ from gpudist.partition import Partition
 
 
 def move_differentiable(
-    specs: Sequence[TensorSpec], tensors: Sequence[torch.Tensor] | None, P: Partition, root: int
+    specs: Sequence[TensorSpec | torch.Tensor],
+    tensors: Sequence[torch.Tensor] | None,
+    P: Partition,
+    root: int,
 ) -> list[torch.Tensor]:
     """Broadcast tensors, of the root's ``tensors`` that require grad, as one differentiable node.
 

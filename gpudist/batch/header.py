@@ -78,6 +78,25 @@ class Header:
     def payload_fits(self) -> bool:
         return self.payload_at + self.payload_bytes <= PACKET_BYTES
 
+    @classmethod
+    def of(
+        cls,
+        kind: int,
+        step: int,
+        values: bytes,
+        digest: bytes = bytes(DIGEST_BYTES),
+        schema: bytes = b"",
+        payload_bytes: int = 0,
+        may_be_inline: bool = False,
+    ) -> Header:
+        """The header of these values, of a schema if it is new, and of a payload."""
+        header = cls(
+            kind, step, digest, len(schema), len(values), payload_bytes, zlib.crc32(values)
+        )
+        if may_be_inline and header.payload_fits:
+            header = replace(header, is_inline=True)
+        return header
+
     def pack(self) -> bytes:
         flags = _IS_INLINE * self.is_inline
         packed = bytearray(
@@ -116,10 +135,6 @@ class Header:
         if header.is_inline and not header.payload_fits:
             raise malformed(f"{payload_bytes} bytes of payload have no room in it")
         return header
-
-    def sealed(self, values: bytes) -> Header:
-        """The header of these values."""
-        return replace(self, values_bytes=len(values), values_checksum=zlib.crc32(values))
 
     def check_values(self, values: bytes) -> None:
         if zlib.crc32(values) != self.values_checksum:

@@ -5,17 +5,15 @@ Nothing here communicates: bytes in, values out, and ``TransportError`` for what
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from gpudist.batch.header import BATCH, END, ERROR, Header, pack_error
-from gpudist.batch.payload import payload_bytes, spec_of
+from gpudist.batch.payload import payload_bytes
+from gpudist.batch.prepared import Prepared
 from gpudist.batch.reading import malformed
-from gpudist.batch.schema import Schema, digest_of, schema_of
-from gpudist.batch.values import TENSOR, Leaf, read_values
+from gpudist.batch.schema import Schema, schema_of
+from gpudist.batch.values import read_values
 
 _REMEMBERED = 256
 
@@ -38,10 +36,10 @@ class KnownSchemas:
             raise malformed("its schema has not come before")
         return found
 
-    def add(self, digest: bytes, schema: Schema) -> None:
+    def add(self, schema: Schema) -> None:
         if len(self._schemas) >= _REMEMBERED:
             self._schemas.clear()
-        self._schemas[digest] = schema
+        self._schemas[schema.digest] = schema
 
 
 @dataclass(frozen=True)
@@ -51,40 +49,30 @@ class Message:
     header: Header
     facts: bytes
 
-    def at_step(self, step: int) -> Message:
-        return replace(self, header=replace(self.header, step=step))
+
+def batch_message(prepared: Prepared, known: KnownSchemas, step: int) -> Message:
+    """The message of a batch; its schema is in it if the receivers lack it."""
+    schema = prepared.schema
+    data = b""
+    if schema.digest not in known:
+        known.add(schema)
+        data = schema.data
+    on_host = prepared.payload is not None
+    header = Header.of(
+        BATCH, step, prepared.values, schema.digest, data, prepared.payload_bytes, on_host
+    )
+    return Message(header, data + prepared.values)
 
 
-def batch_message(
-    schema: bytes, values: bytes, parts: Sequence[Any], known: KnownSchemas, on_host: bool
-) -> Message:
-    """The message of a batch with these leaves; its schema is in it if the receivers lack it.
-
-    ``on_host``: the payload is in memory that can go beside the header.
-    """
-    digest = digest_of(schema)
-    leaves = schema_of(schema).leaves
-    specs = [spec_of(x) for x in constants(leaves, parts)]
-    is_new = digest not in known
-    if is_new:
-        known.add(digest, schema_of(schema))
-    header = Header(
-        BATCH, 0, digest, len(schema) if is_new else 0, payload_bytes=payload_bytes(specs)
-    ).sealed(values)
-    if on_host and header.payload_fits:
-        header = replace(header, is_inline=True)
-    return Message(header, schema + values if is_new else values)
-
-
-def end_message() -> Message:
+def end_message(step: int) -> Message:
     """There are no more batches."""
-    return Message(Header(END, 0).sealed(b""), b"")
+    return Message(Header.of(END, step, b""), b"")
 
 
-def error_message(error: BaseException) -> Message:
+def error_message(error: BaseException, step: int) -> Message:
     """The root raised this in place of a batch."""
     values = pack_error(error)
-    return Message(Header(ERROR, 0).sealed(values), values)
+    return Message(Header.of(ERROR, step, values), values)
 
 
 def understand(
@@ -101,18 +89,18 @@ def understand(
     header, facts = message.header, message.facts
     values = values_of(message)
     if header.schema_bytes:
-        schema = facts[: header.schema_bytes]
-        if digest_of(schema) != header.digest:
+        schema = schema_of(facts[: header.schema_bytes])
+        if schema.digest != header.digest:
             raise malformed("the digest of its schema is wrong")
-        known.add(header.digest, schema_of(schema))
-    found = known[header.digest]
-    if not differentiable and any([leaf.requires_grad for leaf in found.leaves]):
+        known.add(schema)
+    schema = known[header.digest]
+    if schema.has_gradients and not differentiable:
         raise malformed("a tensor requires grad, where none was to")
-    leaves = read_values(found.leaves, values)
-    expected = payload_bytes(constants(found.leaves, leaves))
+    parts = read_values(schema.leaves, values)
+    expected = payload_bytes(schema.constants(parts))
     if expected != header.payload_bytes:
         raise malformed(f"its tensors have {expected} bytes, not {header.payload_bytes}")
-    return found, leaves
+    return schema, parts
 
 
 def values_of(message: Message) -> bytes:
@@ -124,26 +112,3 @@ def values_of(message: Message) -> bytes:
     values = message.facts[message.header.schema_bytes :]
     message.header.check_values(values)
     return values
-
-
-def constants(leaves: Sequence[Leaf], parts: Sequence[Any]) -> list[Any]:
-    """Those of ``parts`` that are tensors without gradient: they make up the payload."""
-    return [
-        part
-        for leaf, part in zip(leaves, parts, strict=True)
-        if leaf.kind == TENSOR and not leaf.requires_grad
-    ]
-
-
-def filled(
-    leaves: Sequence[Leaf],
-    parts: Sequence[Any],
-    moved: Sequence[torch.Tensor],
-    differentiable: Sequence[torch.Tensor],
-) -> list[Any]:
-    """``parts`` with the tensors that have come in the places of tensors."""
-    plain, recorded = iter(moved), iter(differentiable)
-    return [
-        part if leaf.kind != TENSOR else next(recorded if leaf.requires_grad else plain)
-        for leaf, part in zip(leaves, parts, strict=True)
-    ]

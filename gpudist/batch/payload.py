@@ -25,9 +25,9 @@ _NATIVE_DIMS = 8
 _CPU = torch.device("cpu")
 
 
-def payload_bytes(specs: Sequence[TensorSpec]) -> int:
+def payload_bytes(tensors: Sequence[torch.Tensor | TensorSpec]) -> int:
     """Of tensors one after the other, each aligned."""
-    return sum([aligned(spec.nbytes) for spec in specs])
+    return sum([aligned(x.nbytes) for x in tensors])
 
 
 def new_payload(nbytes: int, device: torch.device) -> torch.Tensor:
@@ -38,32 +38,29 @@ def new_payload(nbytes: int, device: torch.device) -> torch.Tensor:
 
 
 @torch.no_grad()
-def pack(tensors: Sequence[torch.Tensor], payload: torch.Tensor) -> None:
-    """Copy the tensors into ``payload``, one after the other, each aligned."""
-    for x, target in zip(tensors, unpack([spec_of(x) for x in tensors], payload), strict=True):
-        if x.is_contiguous() or not _gather(x, target):
-            target.copy_(x, non_blocking=True)
+def pack(tensors: Sequence[torch.Tensor], payload: torch.Tensor) -> list[torch.Tensor]:
+    """Copy the tensors into ``payload``, one after the other, each aligned; returns the copies."""
+    copies = unpack(tensors, payload)
+    for x, copy in zip(tensors, copies, strict=True):
+        if x.is_contiguous() or not _gather(x, copy):
+            copy.copy_(x, non_blocking=True)
+    return copies
 
 
-def unpack(specs: Sequence[TensorSpec], payload: torch.Tensor) -> list[torch.Tensor]:
-    """Tensors in the memory of ``payload``.
+def unpack(like: Sequence[torch.Tensor | TensorSpec], payload: torch.Tensor) -> list[torch.Tensor]:
+    """Tensors in the memory of ``payload``, of the same dtypes and shapes.
 
     They are no views for torch, so that one may be changed in place while autograd keeps another.
     """
-    storage = payload.untyped_storage()
+    storage, device = payload.untyped_storage(), payload.device
     at = payload.storage_offset()
     tensors: list[torch.Tensor] = []
-    for dtype, shape in specs:
-        strides = _contiguous_strides(shape)
-        empty = torch.empty(0, dtype=dtype, device=payload.device)
-        x = empty.set_(storage, at // dtype.itemsize, shape, strides)  # pyright: ignore
-        at += aligned(x.numel() * dtype.itemsize)
+    for each in like:
+        x = torch.empty(0, dtype=each.dtype, device=device)
+        x.set_(storage, at // each.dtype.itemsize, each.shape)  # pyright: ignore
+        at += aligned(each.nbytes)
         tensors.append(x)
     return tensors
-
-
-def spec_of(x: torch.Tensor) -> TensorSpec:
-    return TensorSpec(x.dtype, tuple(x.shape))
 
 
 def _contiguous_strides(shape: Sequence[int]) -> list[int]:
@@ -71,7 +68,7 @@ def _contiguous_strides(shape: Sequence[int]) -> list[int]:
     stride = 1
     for extent in reversed(shape):
         strides.append(stride)
-        stride *= max(extent, 1)
+        stride *= extent
     return strides[::-1]
 
 

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from gpudist.batch.carrier import message_bytes
-from gpudist.batch.message import constants
-from gpudist.batch.payload import new_payload, pack, payload_bytes, spec_of
-from gpudist.batch.schema import flatten, schema_of
+from gpudist.batch.payload import new_payload, pack, payload_bytes
+from gpudist.batch.schema import Schema, flatten, schema_of
 from gpudist.batch.values import write_values
 
 
@@ -19,15 +18,19 @@ class Prepared:
     """A batch ready to be sent.
 
     Attributes:
-        schema, values: its structure, and what of it changes at every step, as they are sent.
+        schema, values: its structure, and what of it changes at every step.
         parts: its leaves.
-        payload: its tensors in one piece, if they were all on the CPU.
+        payload_bytes: of the tensors that autograd does not move.
+        payload: those tensors in one piece, if they were all on the CPU.
+        packed: the same as tensors in that memory.
     """
 
-    schema: bytes
+    schema: Schema
     values: bytes
     parts: list[Any]
+    payload_bytes: int
     payload: torch.Tensor | None
+    packed: list[torch.Tensor]
 
 
 def prepare(batch: Any, device: torch.device, differentiable: bool = False) -> Prepared:
@@ -41,16 +44,16 @@ def prepare(batch: Any, device: torch.device, differentiable: bool = False) -> P
     Raises:
         ShapeError, TransportError: something in it cannot be sent.
     """
-    schema, parts = flatten(batch, differentiable)
-    leaves = schema_of(schema).leaves
-    tensors = constants(leaves, parts)
-    payload = None
-    if all([x.device.type == "cpu" for x in tensors]):
-        nbytes = message_bytes(payload_bytes([spec_of(x) for x in tensors]))
+    data, parts = flatten(batch, differentiable)
+    schema = schema_of(data)
+    tensors = schema.constants(parts)
+    nbytes = payload_bytes(tensors)
+    payload, packed = None, []
+    if all([x.is_cpu for x in tensors]):
         if device.type == "cuda":
             # So that the copy to the GPU need not be waited for.
-            payload = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+            payload = torch.empty(message_bytes(nbytes), dtype=torch.uint8, pin_memory=True)
         else:
-            payload = new_payload(nbytes, device)
-        pack(tensors, payload)
-    return Prepared(schema, write_values(leaves, parts), parts, payload)
+            payload = new_payload(message_bytes(nbytes), device)
+        packed = pack(tensors, payload)
+    return Prepared(schema, write_values(schema.leaves, parts), parts, nbytes, payload, packed)

@@ -47,7 +47,10 @@ class Schema:
     """A structure, ready to be filled.
 
     Attributes:
+        data: its bytes.
+        digest: 16 bytes that no other schema has.
         leaves: in the order of their values.
+        has_gradients: whether there are tensors that autograd moves.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -56,14 +59,38 @@ class Schema:
         Raises:
             TransportError: these bytes are no schema, or name a class this process does not have.
         """
+        self.data = data
+        self.digest = blake2b(data, digest_size=DIGEST_BYTES).digest()
         self.leaves: list[Leaf] = []
         reader = Reader(data)
         self._tree = self._read(reader, 0)
         reader.finish()
+        tensors = [i for i, leaf in enumerate(self.leaves) if leaf.kind == TENSOR]
+        self._constants = [i for i in tensors if not self.leaves[i].requires_grad]
+        self._differentiable = [i for i in tensors if self.leaves[i].requires_grad]
+        self.has_gradients = bool(self._differentiable)
 
-    def build(self, values: Sequence[Any]) -> Any:
-        """The batch with these leaves."""
-        return _build(self._tree, iter(values))
+    def constants(self, parts: Sequence[Any]) -> list[Any]:
+        """The tensors among the leaves that make up the payload."""
+        return [parts[i] for i in self._constants]
+
+    def differentiable(self, parts: Sequence[Any]) -> list[Any]:
+        """The tensors among the leaves that autograd moves."""
+        return [parts[i] for i in self._differentiable]
+
+    def build(
+        self,
+        parts: Sequence[Any],
+        constants: Sequence[Any],
+        differentiable: Sequence[Any] = (),
+    ) -> Any:
+        """The batch with these leaves, its tensors replaced by those that have come."""
+        parts = list(parts)
+        for i, x in zip(self._constants, constants, strict=True):
+            parts[i] = x
+        for i, x in zip(self._differentiable, differentiable, strict=True):
+            parts[i] = x
+        return _build(self._tree, iter(parts))
 
     def _read(self, reader: Reader, depth: int) -> Any:
         """A leaf as ``None``, a container as its kind, what makes it, and its children."""
@@ -94,11 +121,6 @@ class Schema:
 def schema_of(data: bytes) -> Schema:
     """The schema these bytes are, read once."""
     return Schema(data)
-
-
-@lru_cache(maxsize=_REMEMBERED)
-def digest_of(data: bytes) -> bytes:
-    return blake2b(data, digest_size=DIGEST_BYTES).digest()
 
 
 def flatten(batch: Any, differentiable: bool = False) -> tuple[bytes, list[Any]]:

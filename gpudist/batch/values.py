@@ -103,11 +103,11 @@ def read_value(reader: Reader, leaf: Leaf) -> Any:
 
 
 def _read_spec(reader: Reader, leaf: Leaf) -> TensorSpec:
-    spec = TensorSpec(leaf.dtype, tuple([reader.varint() for _ in range(leaf.dims)]))
+    shape = tuple([reader.varint() for _ in range(leaf.dims)])
     # An empty tensor too has strides, which must be numbers of 64 bits.
-    if prod([max(extent, 1) for extent in spec.shape]) > _MAX_ITEMS:
-        raise malformed(f"a tensor has the shape {list(spec.shape)}")
-    return spec
+    if prod([extent or 1 for extent in shape]) > _MAX_ITEMS:
+        raise malformed(f"a tensor has the shape {list(shape)}")
+    return TensorSpec(leaf.dtype, shape)
 
 
 def write_values(leaves: Sequence[Leaf], values: Sequence[Any]) -> bytes:

@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections import Counter
 from dataclasses import replace
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -20,15 +21,15 @@ from gpudist.batch.message import (
     KnownSchemas,
     Message,
     batch_message,
-    constants,
     end_message,
     error_message,
     understand,
     values_of,
 )
 from gpudist.batch.payload import payload_bytes
-from gpudist.batch.schema import digest_of, flatten, schema_of
-from gpudist.batch.values import PLAIN, TensorSpec, read_values, write_values
+from gpudist.batch.prepared import prepare
+from gpudist.batch.schema import DIGEST_BYTES, schema_of
+from gpudist.batch.values import PLAIN, TensorSpec, read_values
 from gpudist.errors import TransportError
 from tests.batch.nests import nest
 
@@ -39,12 +40,10 @@ RESEALED_SHARE = 0.8
 def message_of(draw: random.Random) -> Message:
     kind = draw.randrange(20)
     if kind == 0:
-        return end_message()
+        return end_message(0)
     if kind == 1:
-        return error_message(ValueError("text" * draw.randrange(5)))
-    schema, parts = flatten(nest(draw))
-    values = write_values(schema_of(schema).leaves, parts)
-    return batch_message(schema, values, parts, KnownSchemas(), on_host=draw.random() < 0.5)
+        return error_message(ValueError("text" * draw.randrange(5)), 0)
+    return batch_message(prepare(nest(draw), torch.device("cpu")), KnownSchemas(), 0)
 
 
 def damaged(draw: random.Random, data: bytes) -> bytes:
@@ -76,20 +75,17 @@ def damaged_message(draw: random.Random) -> tuple[bytes, bytes]:
         return data[:HEADER_BYTES], data[HEADER_BYTES:]
     cut = message.header.schema_bytes
     schema, values = damaged(draw, message.facts[:cut]), damaged(draw, message.facts[cut:])
-    header = replace(
-        message.header.sealed(values),
-        schema_bytes=len(schema),
-        digest=digest_of(schema) if schema else bytes(16),
-    )
+    digest = blake2b(schema, digest_size=DIGEST_BYTES).digest()
+    header = Header.of(message.header.kind, 0, values, digest, schema)
     if draw.random() < 0.1:
         field = draw.choice(["payload_bytes", "schema_bytes", "values_bytes", "step", "kind"])
         most = {"payload_bytes": 2**64, "step": 2**64, "kind": 256}.get(field, 2**32)
         header = replace(header, **{field: draw.choice([0, 1, 2, most - 1, draw.randrange(most)])})
     else:
         try:  # the size that fits, to get past its check
-            leaves = schema_of(schema).leaves
-            parts = read_values(leaves, values)
-            header = replace(header, payload_bytes=payload_bytes(constants(leaves, parts)))
+            read = schema_of(schema)
+            constants = read.constants(read_values(read.leaves, values))
+            header = replace(header, payload_bytes=payload_bytes(constants))
         except TransportError:
             pass
     return header.pack(), schema + values
@@ -109,7 +105,7 @@ def receive(header_bytes: bytes, facts: bytes) -> str:
         schema, parts = understand(message, KnownSchemas())
     except TransportError:
         return "refused"
-    assert_harmless(schema.build(parts), header.payload_bytes)
+    assert_harmless(schema.build(parts, schema.constants(parts)), header.payload_bytes)
     return "taken"
 
 

@@ -18,7 +18,7 @@ from gpudist.batch.carrier import message_bytes
 from gpudist.batch.classes import class_named, name_of, rebuild
 from gpudist.batch.header import ALIGNMENT_BYTES, HEADER_BYTES, PACKET_BYTES, Header
 from gpudist.batch.message import KnownSchemas, Message, batch_message, understand
-from gpudist.batch.payload import pack, payload_bytes, spec_of, unpack
+from gpudist.batch.payload import pack, payload_bytes, unpack
 from gpudist.batch.prepared import prepare
 from gpudist.batch.reading import Reader, write_varint
 from gpudist.errors import TransportError
@@ -32,8 +32,7 @@ CPU = torch.device("cpu")
 
 
 def message_of(batch: Any, known: KnownSchemas) -> Message:
-    prepared = prepare(batch, CPU)
-    return batch_message(prepared.schema, prepared.values, prepared.parts, known, on_host=True)
+    return batch_message(prepare(batch, CPU), known, 0)
 
 
 def broadcast_twice(P_world: Partition, batch: Any) -> tuple[Any, Any]:
@@ -58,7 +57,7 @@ def test_structure_goes_once_whatever_the_lengths() -> None:
         message = message_of(batch, root)
         assert (message.header.schema_bytes > 0) == (step == 0)
         schema, parts = understand(message, receiver)
-        built = schema.build(parts)
+        built = schema.build(parts, schema.constants(parts))
         assert (built["x"].shape, built["n"], built["text"]) == (
             (step, 100 - step),
             10**step,
@@ -94,10 +93,9 @@ def test_payload_is_in_the_packet_exactly_while_it_fits() -> None:
 def test_tensors_are_aligned() -> None:
     draw = random.Random(3)
     tensors = [nests.tensor(draw) for _ in range(50)]
-    specs = [spec_of(x) for x in tensors]
-    payload = torch.empty(payload_bytes(specs), dtype=torch.uint8)
+    payload = torch.empty(payload_bytes(tensors), dtype=torch.uint8)
     pack(tensors, payload)
-    for x, y in zip(tensors, unpack(specs, payload), strict=True):
+    for x, y in zip(tensors, unpack(tensors, payload), strict=True):
         assert_same(y, x)
         assert y.numel() == 0 or y.data_ptr() % ALIGNMENT_BYTES == 0
         assert y._base is None
@@ -111,9 +109,9 @@ def test_what_is_not_contiguous_is_packed(shape: tuple[int, ...]) -> None:
         x = torch.randint(0, 2, (*shape, dtype.itemsize), dtype=torch.uint8).view(dtype)[..., 0]
         turned = x.permute(*reversed(range(x.dim())))
         assert not turned.is_contiguous()
-        payload = torch.empty(payload_bytes([spec_of(turned)]), dtype=torch.uint8)
+        payload = torch.empty(payload_bytes([turned]), dtype=torch.uint8)
         pack([turned], payload)
-        assert_same(unpack([spec_of(turned)], payload)[0], turned)
+        assert_same(unpack([turned], payload)[0], turned)
 
 
 def test_sizes_of_messages() -> None:
@@ -125,11 +123,11 @@ def test_sizes_of_messages() -> None:
 
 def test_conjugated_views_are_sent_as_they_read() -> None:
     z = torch.tensor([1 + 2j, 3 - 4j])
-    payload = torch.empty(payload_bytes([spec_of(z)]), dtype=torch.uint8)
+    payload = torch.empty(payload_bytes([z]), dtype=torch.uint8)
     for x in (z.conj(), z.conj().imag, torch.stack([z, z]).t().conj()):
-        large = torch.empty(payload_bytes([spec_of(x)]), dtype=torch.uint8)
+        large = torch.empty(payload_bytes([x]), dtype=torch.uint8)
         pack([x], large)
-        assert torch.equal(unpack([spec_of(x)], large)[0], x)
+        assert torch.equal(unpack([x], large)[0], x)
     assert payload.numel() == ALIGNMENT_BYTES
 
 
