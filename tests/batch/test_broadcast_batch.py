@@ -20,12 +20,14 @@ from gpudist import broadcast_batch
 from gpudist.errors import (
     GpudistError,
     PartitionError,
+    PeerFailure,
     PlanMismatch,
     RemoteError,
     ShapeError,
     TransportError,
 )
 from gpudist.partition import Partition
+from gpudist.transport.base import Failure
 from tests.batch import nests
 from tests.batch.nests import Point, Sample, assert_same, nest
 from tests.pool import distributed
@@ -194,6 +196,16 @@ def test_nothing_is_imported(P_world: Partition) -> None:
     finally:
         assert (name in sys.modules) == (P_world.rank == 0)
         sys.modules.pop(name, None)
+
+
+@distributed(ranks=3)
+def test_failure_elsewhere_ends_the_wait_for_a_batch(P_world: Partition) -> None:
+    assert broadcast_batch(7, P_world, root=1) == 7
+    if P_world.rank == 1:
+        P_world.wire.abort(Failure("PeerFailure", 1, "rank 1 gave up"))
+    else:
+        with pytest.raises(PeerFailure, match="gave up"):
+            broadcast_batch(None, P_world, root=1)
 
 
 @distributed(ranks=2)
