@@ -37,7 +37,7 @@ def move_differentiable(
     movements = [_broadcast(n, dtype, P, root) for n, dtype in zip(counts, dtypes, strict=True)]
     inputs = [
         torch.empty(0, dtype=dtype, device=P.device, requires_grad=True) if tensors is None
-        else torch.cat([x.reshape(-1) for x in tensors if x.dtype == dtype])
+        else torch.cat([x.reshape(-1).to(P.device) for x in tensors if x.dtype == dtype])
         for dtype in dtypes
     ]  # fmt: skip
     flat = dict(zip(dtypes, move(movements, inputs), strict=True))

@@ -43,7 +43,7 @@ def pack(tensors: Sequence[torch.Tensor], payload: torch.Tensor) -> list[torch.T
     copies = unpack(tensors, payload)
     for x, copy in zip(tensors, copies, strict=True):
         if x.is_contiguous() or not _gather(x, copy):
-            copy.copy_(x, non_blocking=True)
+            copy.copy_(x)
     return copies
 
 

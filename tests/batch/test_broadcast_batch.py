@@ -172,7 +172,8 @@ def test_class_that_a_receiver_does_not_have(P_world: Partition) -> None:
         del nests.Sample
     try:
         with pytest.raises(GpudistError, match="Sample"):
-            broadcast_batch(Sample(1, torch.ones(3)), P_world)
+            # A structure that no test before has let this process read.
+            broadcast_batch({"only here": Sample(1, torch.ones(3))}, P_world)
             P_world.barrier()  # where the root learns of it
             complete(P_world)
     finally:
