@@ -61,7 +61,7 @@ def broadcast_batch(
     if not channel.is_root:
         return channel.receive()
     try:
-        prepared = prepare(_loaded(batch), P.device, differentiable)
+        prepared = prepare(_loaded(batch), P.device, differentiable, ahead=False)
     except StopIteration:
         channel.send_end()
         raise
