@@ -25,7 +25,7 @@ GPU_TESTS := -m pytest tests/gpu -q -rs
 # Many ranks share few cores here: one thread for each.
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test fuzz lint types check format sanitize bench clean
+.PHONY: demo test fuzz fuzz-batch lint types check format sanitize bench clean
 .PHONY: gpu-build gpu-test gpu-bench gpu-sanitize gpu-rehearsal
 
 demo: $(INSTALLED)
@@ -38,6 +38,10 @@ test: $(INSTALLED)
 # Random configurations of every layer against torch's; N=2000 SEED=1 takes about two minutes.
 fuzz: $(INSTALLED)
 	$(PYTHON) -m tests.fuzz --count $(N) --seed $(SEED)
+
+# Batches with damaged bytes, as a receiver reads them: refused, or harmless.
+fuzz-batch: $(INSTALLED)
+	$(PYTHON) -m tests.batch.mutation --count 100000 --seed $(SEED)
 
 # The native core with its CUDA half, in place. Installs nothing and needs no network.
 gpu-build:

@@ -1,6 +1,7 @@
 """gpudist: model parallelism for PyTorch, by data movements with exact adjoints."""
 
 from gpudist import amp, data, nn, ops, recycling, sbp
+from gpudist.batch import broadcast_batch, stream_batches
 from gpudist.convert import Plan, distribute, plan_of, sequential
 from gpudist.errors import (
     CheckpointError,
@@ -11,6 +12,7 @@ from gpudist.errors import (
     PartitionError,
     PeerFailure,
     PlanMismatch,
+    RemoteError,
     ShapeError,
     TransportError,
 )
@@ -52,6 +54,7 @@ __all__ = [
     "PeerFailure",
     "Plan",
     "PlanMismatch",
+    "RemoteError",
     "ShapeError",
     "SlidingWindow",
     "TransportError",
@@ -60,6 +63,7 @@ __all__ = [
     "all_sum_reduce",
     "amp",
     "broadcast",
+    "broadcast_batch",
     "data",
     "distribute",
     "empty_cache",
@@ -77,6 +81,7 @@ __all__ = [
     "scatter",
     "send_recv",
     "sequential",
+    "stream_batches",
     "sum_reduce",
     "sum_scatter",
     "to_global",

@@ -53,3 +53,17 @@ class NotBuiltError(GpudistError):
 
 class CheckpointError(GpudistError):
     """A state dict or checkpoint that does not fit the model, or cannot be written or read."""
+
+
+class RemoteError(TransportError):
+    """Another rank raised where all ranks depended on it; the world can go on.
+
+    Attributes:
+        rank: position, in the partition of the operation, of the rank that raised.
+        kind: name of the exception's type there.
+    """
+
+    def __init__(self, message: str, rank: int | None = None, kind: str = "") -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.kind = kind

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from hashlib import blake2b
 from typing import Any, NoReturn
 
@@ -22,7 +22,7 @@ from gpudist.transport.base import (
 )
 from gpudist.transport.host import what_is_missing
 from gpudist.transport.nccl_library import wheel_libraries
-from gpudist.transport.nccl_program import native_call
+from gpudist.transport.nccl_program import native_call, native_signature
 from gpudist.transport.nccl_rendezvous import Rendezvous
 from gpudist.transport.nccl_stages import Strategy, collectives_by_nccl, lower
 from gpudist.transport.nccl_verbs import Call, NcclCommunicator, run_alone
@@ -55,6 +55,9 @@ class NcclTransport(Transport):
         checks: compare plans between ranks at every call, not only at their first.
         strategy: how the collectives of a stage are carried out.
         adopt: address of a communicator of all ranks that stays somebody else's.
+
+    Attributes:
+        same_node: all ranks are on one node.
 
     Raises:
         NotBuiltError: this installation has no CUDA half, or there is no NCCL.
@@ -106,6 +109,9 @@ class NcclTransport(Transport):
         self._rendezvous = Rendezvous(store, prefix, rank, size, timeout_s, self._look)
         self.compares_every_call = checks
         self.stream = stream_of(device)
+        self.same_node = True
+        # Other wires among some of the same ranks, aborted and closed with this one.
+        self.attached: dict[tuple[int, ...], Transport] = {}
         if size == 1:
             return
         try:
@@ -247,6 +253,8 @@ class NcclTransport(Transport):
             self.end_with(error)
 
     def abort(self, failure: Failure) -> None:
+        for other in self.attached.values():
+            other.abort(failure)
         if not self._core.failure():
             self._watch.fail(failure)
         self._core.settle(self.stream())
@@ -263,6 +271,8 @@ class NcclTransport(Transport):
         if self._closed:
             return
         self._closed = True
+        for other in self.attached.values():
+            other.close()
         self._watch.leave()
         self._core.close(_CLOSING_S)
         self._watch.stop()
@@ -273,6 +283,8 @@ class NcclTransport(Transport):
         """Raise what ``error``, which the native core raised, means to this rank and the others."""
         assert _native is not None
         mine = Failure.from_exception(error, self.rank)
+        for other in self.attached.values():
+            other.abort(mine)
         if not self._core.failure():
             self._watch.fail(mine)
         # What was started and is not waited for uses tensors that are about to be freed.
@@ -337,7 +349,9 @@ class NcclTransport(Transport):
         """Meet the others, watch those on this node, and make the world's communicator."""
         world = tuple(range(self.size))
         try:
-            for rank, pid in self._rendezvous.arrive().items():
+            here = self._rendezvous.arrive()
+            self.same_node = len(here) == self.size - 1
+            for rank, pid in here.items():
                 self._core.watch_process(rank, pid)
             if adopt:
                 self._native[world] = self._core.adopt(adopt, world)
@@ -384,9 +398,3 @@ def stream_of(device: torch.device) -> Callable[[], int]:
         return lambda: 0
     current = torch._C._cuda_getCurrentRawStream
     return partial(current, device.index)
-
-
-@lru_cache(maxsize=4096)
-def native_signature(signature: Signature) -> Any:
-    assert _native is not None
-    return _native.Signature(signature.label, signature.digest)

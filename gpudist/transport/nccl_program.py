@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
 
+from gpudist.transport.base import Signature
 from gpudist.transport.nccl_verbs import Call
 
 try:
@@ -155,3 +157,10 @@ def native_call(call: Call, communicator: Any) -> tuple[Any, ...]:
         NCCL_DTYPES[call.dtype],
         NCCL_OPS[call.op],
     )
+
+
+@lru_cache(maxsize=4096)
+def native_signature(signature: Signature) -> Any:
+    """The native core's own of a signature."""
+    assert _native is not None
+    return _native.Signature(signature.label, signature.digest)

@@ -1,0 +1,103 @@
+"""The tensors of a batch in one piece of memory, each aligned; results are tensors in that memory.
+
+They share their memory with one another and with nothing else: it is new, or recycled, at every
+call, and goes when the last of them does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from gpudist import recycling
+from gpudist.batch.header import aligned
+from gpudist.batch.values import TensorSpec
+
+try:
+    import gpudist._native as _native
+except ImportError:
+    _native = None
+
+_NATIVE_DIMS = 8
+_CPU = torch.device("cpu")
+
+
+def payload_bytes(tensors: Sequence[torch.Tensor | TensorSpec]) -> int:
+    """Of tensors one after the other, each aligned."""
+    return sum([aligned(x.nbytes) for x in tensors])
+
+
+def new_payload(nbytes: int, device: torch.device) -> torch.Tensor:
+    """Memory of undefined content for a payload; recycled where it is on the CPU and large."""
+    if device.type == "cpu":
+        return recycling.empty((nbytes,), torch.uint8)
+    return torch.empty(nbytes, dtype=torch.uint8, device=device)
+
+
+@torch.no_grad()
+def pack(tensors: Sequence[torch.Tensor], payload: torch.Tensor) -> list[torch.Tensor]:
+    """Copy the tensors into ``payload``, one after the other, each aligned; returns the copies."""
+    copies = unpack(tensors, payload)
+    for x, copy in zip(tensors, copies, strict=True):
+        if x.is_contiguous() or not _gather(x, copy):
+            copy.copy_(x)
+    return copies
+
+
+def unpack(like: Sequence[torch.Tensor | TensorSpec], payload: torch.Tensor) -> list[torch.Tensor]:
+    """Tensors in the memory of ``payload``, of the same dtypes and shapes.
+
+    They are no views for torch, so that one may be changed in place while autograd keeps another.
+    """
+    storage, device = payload.untyped_storage(), payload.device
+    at = payload.storage_offset()
+    tensors: list[torch.Tensor] = []
+    for each in like:
+        x = torch.empty(0, dtype=each.dtype, device=device)
+        x.set_(storage, at // each.dtype.itemsize, each.shape)  # pyright: ignore
+        at += aligned(each.nbytes)
+        tensors.append(x)
+    return tensors
+
+
+def _contiguous_strides(shape: Sequence[int]) -> list[int]:
+    strides: list[int] = []
+    stride = 1
+    for extent in reversed(shape):
+        strides.append(stride)
+        stride *= extent
+    return strides[::-1]
+
+
+def _gather(x: torch.Tensor, target: torch.Tensor) -> bool:
+    """Copy ``x``, which is not contiguous, by the native core; whether it could."""
+    fits = x.device == target.device == _CPU and 0 < x.dim() <= _NATIVE_DIMS and x.numel()
+    if _native is None or not fits or x.is_conj() or x.is_neg():
+        return False
+    stage = _copy_of(tuple(x.shape), x.stride(), x.dtype.itemsize)
+    _native.run_local(stage, x.data_ptr(), target.data_ptr())
+    return True
+
+
+@lru_cache(maxsize=256)
+def _copy_of(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Any:
+    """The stage that copies items of this size from such strides to contiguous memory."""
+    assert _native is not None
+    dtypes = {
+        1: _native.Dtype.uint8, 2: _native.Dtype.int16, 4: _native.Dtype.int32,
+        8: _native.Dtype.int64, 16: _native.Dtype.complex128,
+    }  # fmt: skip
+    whole = [0] * len(shape) + list(shape)
+    count = 1
+    for extent in shape:
+        count *= extent
+    return _native.Stage(
+        dtype=dtypes[itemsize], input_strides=list(strides),
+        output_strides=_contiguous_strides(shape), output_items=count, fill=0.0,
+        starts_with_copy=False, same_cells=False, accumulates=False, fills=[],
+        move_sources=[whole], move_destinations=[whole], sends=[], receives=[], sums=[],
+        own_sources=[], relays=[], relayed=[],
+    )  # fmt: skip

@@ -1,0 +1,79 @@
+"""A loader on one rank, its batches on all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from gpudist.batch.channel import BatchChannel, channel_of
+from gpudist.batch.prefetching import Loaded, Prefetched, Raised
+from gpudist.partition import Partition
+
+
+class BatchStream(Iterator[Any]):
+    """Every worker's view of one worker's loader; see :func:`stream_batches`."""
+
+    def __init__(self, channel: BatchChannel | None, source: Loaded | None) -> None:
+        self._channel = channel
+        self._source = source
+
+    def __next__(self) -> Any:
+        """The next batch. Collective over the workers of the stream."""
+        channel = self._channel
+        if channel is None:
+            raise StopIteration
+        try:
+            return self._send(channel, self._source) if self._source else channel.receive()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Load no more: by all workers after the same number of batches. Communicates nothing."""
+        self._channel = None
+        if self._source is not None:
+            self._source.close()
+
+    def _send(self, channel: BatchChannel, source: Loaded) -> Any:
+        loaded = source.take(channel.P.wire.check)
+        if not isinstance(loaded, Raised):
+            return channel.send(loaded)
+        if isinstance(loaded.error, StopIteration):
+            channel.send_end()
+        else:
+            channel.send_error(loaded.error)
+        raise loaded.error
+
+
+def stream_batches(
+    loader: Iterable[Any] | None,
+    P: Partition,
+    root: int = 0,
+    *,
+    axes: Sequence[int] | None = None,
+    prefetch: int = 1,
+) -> BatchStream:
+    """Iterate on every worker of ``P`` over the batches of the root's ``loader``.
+
+    Each step is one :func:`gpudist.broadcast_batch`, made in the caller's thread and in its order;
+    a thread on the root loads and packs the next batches meanwhile. Ends on all workers together.
+
+    Args:
+        loader: on the root, anything that can be iterated over; ignored elsewhere.
+        P, root, axes: as of ``broadcast_batch``.
+        prefetch: batches loaded ahead. With 0 they are loaded in the caller's thread, as a loader
+            needs that draws from torch's default generator at every batch.
+
+    Returns:
+        An iterator; empty on workers outside ``P``.
+
+    Raises:
+        RemoteError: while iterating, if the loader raised on the root; its own exception there.
+        PartitionError: ``root`` or ``axes`` are not of ``P``; while iterating, on the root, if it
+            has no loader.
+    """
+    channel = channel_of("stream_batches", P, root, axes)
+    if channel is None or not channel.is_root:
+        return BatchStream(channel, None)
+    source = Prefetched(loader, P.device, prefetch) if prefetch else Loaded(loader, P.device)
+    return BatchStream(channel, source)

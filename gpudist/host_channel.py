@@ -1,0 +1,35 @@
+"""A partition whose messages the host can read as soon as they have come.
+
+Over shared memory, gloo and loopback that is any partition. Over NCCL it is one of the same workers
+over a wire of its own: shared memory on one node, gloo between nodes. A header goes over it, so
+that nothing waits for the GPU.
+"""
+
+from __future__ import annotations
+
+from gpudist.partition import Partition
+from gpudist.transport.base import Transport
+from gpudist.transport.gloo import GlooTransport
+from gpudist.transport.host import HostTransport
+from gpudist.transport.nccl import NcclTransport
+
+
+def host_partition(P: Partition) -> Partition:
+    """The members of ``P``, in their order, over a wire that carries tensors on the CPU.
+
+    Collective over the members the first time, if ``P`` is over NCCL; ranks over the other wire are
+    positions in ``P``. It ends with ``P``'s wire, when that is closed or aborted.
+    """
+    wire = P.wire
+    if not isinstance(wire, NcclTransport) or P.rank is None or P.size == 1:
+        return P
+    if P.ranks not in wire.attached:
+        wire.attached[P.ranks] = _connect(P, wire, P.rank)
+    return Partition(wire.attached[P.ranks], range(P.size))
+
+
+def _connect(P: Partition, wire: NcclTransport, rank: int) -> Transport:
+    prefix = f"{wire.prefix}/host/{Partition(wire, P.ranks).digest.hex()}"
+    if wire.same_node:
+        return HostTransport(wire.store, rank, P.size, wire.timeout_s, prefix=prefix)
+    return GlooTransport(wire.store, rank, P.size, wire.timeout_s, prefix=prefix, same_node=False)
