@@ -20,7 +20,8 @@ from benchmarks.worlds import ROOT, Pages, WorldFailed, started
 
 SUBJECTS = (
     *("messages", "halo", "broadcast", "sum_reduce", "all_sum_reduce"),
-    *("repartition", "conv", "linear", "layers", "halo_region", "planning"),
+    *("repartition", "conv", "linear", "layers", "halo_region", "networks"),
+    "planning",
 )
 RANKS = (2, 4)
 LEAST_ITERATIONS = 20
