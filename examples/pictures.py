@@ -21,12 +21,12 @@ def draw_slices(
     P_x: CartesianPartition,
     cells: tuple[slice, ...],
 ) -> None:
-    """Write ``slices.png``: image, classes and prediction of the test's middle crop, cut twice.
+    """Write ``slices.png``: image, classes and prediction in the middle of the test's region.
 
     Collective; lines are where the blocks of the workers meet.
     """
-    corners = training.volume.corners("test", training.size)
-    x, classes = training.volume.read("test", corners[len(corners) // 2], cells)
+    corner = [(lo + hi - training.size) // 2 for lo, hi in training.volume.regions["test"]]
+    x, classes = training.volume.read("test", corner, cells)
     found = network(x.to(training.dtype)).argmax(1, keepdim=True)
     blocks = (x, classes[:, None].float(), found.float())
     wholes = [gpudist.gather(block, P_x) for block in blocks]
