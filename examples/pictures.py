@@ -33,8 +33,10 @@ def draw_slices(
     if P_x.rank != 0:
         return
     folder.mkdir(parents=True, exist_ok=True)
+    from matplotlib import colormaps  # pyright: ignore
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # pyright: ignore
     from matplotlib.figure import Figure  # pyright: ignore
+    from matplotlib.patches import Patch  # pyright: ignore
 
     size, middle = training.size, training.size // 2
     cut = Decomposition.balanced((size,) * 3, P_x.shape[2:])
@@ -45,14 +47,18 @@ def draw_slices(
         for axis, whole, title in zip(axes[row], wholes, ("image", "truth", "found"), strict=True):
             volume = whole[0, 0].numpy()
             plane = volume[:, :, middle] if name == "z" else volume[:, middle, :]
-            colours: dict[str, Any] = {"cmap": "gray"}
+            shown: dict[str, Any] = {"cmap": "gray"}
             if title != "image":
-                colours = {"cmap": "viridis", "vmin": 0, "vmax": len(training.volume.classes) - 1}
-            axis.imshow(plane.T, origin="lower", interpolation="nearest", **colours)
+                shown = {"cmap": "viridis", "vmin": 0, "vmax": len(training.volume.classes) - 1}
+            axis.imshow(plane.T, origin="lower", interpolation="nearest", **shown)
             for dim, line in zip(kept, (axis.axvline, axis.axhline), strict=True):
                 for i in range(1, P_x.shape[2 + dim]):
                     line(cut.dims[dim].block(i)[0] - 0.5, color="red", linewidth=1)
             axis.set_title(f"{title}, {name} = {middle}")
             axis.set_xlabel("xyz"[kept[0]] + " in cells")
             axis.set_ylabel("xyz"[kept[1]] + " in cells")
+    colours = colormaps["viridis"](torch.linspace(0, 1, len(training.volume.classes)).numpy())
+    names = zip(colours, training.volume.classes, strict=True)
+    patches = [Patch(color=colour, label=name) for colour, name in names]
+    figure.legend(handles=patches, loc="outside lower center", ncols=len(patches))
     figure.savefig(folder / "slices.png", dpi=120)

@@ -44,6 +44,7 @@ from gpudist.nn import DistributedCrossEntropyLoss
 from gpudist.partition import CartesianPartition, Partition
 
 LEVELS = 4
+TEST_CROPS = 24
 TOLERANCES = {"float64": 1e-8, "float32": 0.05}
 # The other workers wait this long for rank 0, which trains the sequential network alone.
 TIMEOUT_S = 3600.0
@@ -104,7 +105,7 @@ class Training:
         """Over the block of all crops of the test, of each class: cells in both, and in either."""
         both = torch.zeros(len(self.volume.classes), dtype=torch.int64)
         either = both.clone()
-        for corner in self.volume.corners("test", self.size):
+        for corner in self.volume.corners("test", self.size, TEST_CROPS):
             x, classes = self.volume.read("test", corner, cells)
             found = network(x.to(self.dtype)).argmax(1)
             both += classes[found == classes].bincount(minlength=len(both))

@@ -63,7 +63,7 @@ class Volume:
             return np.pad(np.asarray(file[taken], np.int16), margins)
 
         shares = [block(share) for share in self.shares]
-        classes = np.argmax([255 - sum(shares), *shares], axis=0)
+        classes = np.argmax(np.stack([255 - np.sum(shares, axis=0), *shares]), axis=0)
         image = torch.from_numpy(block(self.image).astype(np.float32) / 128)
         return image[None, None], torch.from_numpy(classes)[None]
 
@@ -76,8 +76,8 @@ class Volume:
             for lo, hi in self.regions[part]
         )
 
-    def corners(self, part: str, size: int) -> list[tuple[int, ...]]:
-        """Of as few crops as cover the region, evenly spread."""
+    def corners(self, part: str, size: int, most: int) -> list[tuple[int, ...]]:
+        """Of as few crops as cover the region, evenly spread, but ``most`` at most."""
         along: list[list[int]] = []
         for lo, hi in self.regions[part]:
             count = -(-(hi - lo) // size)
@@ -87,7 +87,8 @@ class Volume:
                 if count > 1
                 else [lo + room // 2]
             )
-        return [(x, y, z) for x in along[0] for y in along[1] for z in along[2]]
+        found = [(x, y, z) for x in along[0] for y in along[1] for z in along[2]]
+        return found[:: -(-len(found) // most)]
 
 
 def brain() -> Volume:

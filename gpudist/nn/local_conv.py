@@ -21,7 +21,8 @@ from gpudist.autograd import is_eager
 # fast at 16384.
 SMALLEST_INPUT = 4096
 _FUNCTIONS: dict[int, Callable[..., torch.Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-_SLOW = (torch._C._ConvBackend.Slow3d, torch._C._ConvBackend.SlowDilated3d)
+_Backend: Any = torch._C._ConvBackend  # pyright: ignore
+_SLOW = (_Backend.Slow3d, _Backend.SlowDilated3d)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch.autograd import forward_ad
@@ -33,6 +35,10 @@ def tensors(*shape: int, kernel: int = 3, dtype: torch.dtype = torch.float32) ->
     return [x.requires_grad_() for x in made]
 
 
+def sum_of_squares(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.stack([t.square().sum() for t in tensors]).sum()
+
+
 def is_replaced(convolution: LocalConvolution, x: torch.Tensor, weight: torch.Tensor) -> bool:
     name = type(convolution(x, weight).grad_fn).__name__
     assert name in ("_ConvolveBackward", "ConvolutionBackward0")
@@ -56,8 +62,8 @@ def test_output_and_gradients_are_those_of_torch(convolution: LocalConvolution) 
     plain = torch.autograd.grad(convolution(*mine).square().sum(), mine)
     for a, b in zip(plain, expected, strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4 * b.abs().max().item())
-    second = torch.autograd.grad(sum(g.square().sum() for g in first), mine)
-    expected = torch.autograd.grad(sum(g.square().sum() for g in expected), wide)
+    second = torch.autograd.grad(sum_of_squares(first), mine)
+    expected = torch.autograd.grad(sum_of_squares(expected), wide)
     for a, b in zip(second, expected, strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-3, atol=1e-4 * b.abs().max().item())
 
