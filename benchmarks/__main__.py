@@ -21,7 +21,7 @@ from benchmarks.worlds import ROOT, Pages, WorldFailed, started
 SUBJECTS = (
     *("messages", "halo", "broadcast", "sum_reduce", "all_sum_reduce"),
     *("dynamic", "repartition", "conv", "linear", "layers", "halo_region", "parameters"),
-    *("planning", "batch"),
+    *("networks", "planning", "batch"),
 )
 RANKS = (2, 4)
 LEAST_ITERATIONS = 20

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from gpudist.nn.autocast import product_dtype
+from gpudist.nn.local_conv import LocalConvolution
 from gpudist.nn.parameter import tied_empty
-
-_CONVOLVE: dict[int, Callable[..., torch.Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
 @dataclass(frozen=True)
@@ -36,6 +33,5 @@ class BlockConvolution:
     ) -> torch.Tensor:
         if 0 in self.shape:
             return tied_empty(self.shape, product_dtype(block), block, weight, bias)
-        return _CONVOLVE[len(self.stride)](
-            block, weight, bias, self.stride, self.padding, self.dilation, self.groups
-        )
+        convolve = LocalConvolution(self.stride, self.padding, self.dilation, self.groups)
+        return convolve(block, weight, bias)

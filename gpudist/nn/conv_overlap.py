@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from gpudist.exchange import Movement, add_into, start
+from gpudist.nn.local_conv import LocalConvolution
 
 Convolution = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None"], torch.Tensor]
 
@@ -73,11 +74,12 @@ class ConvolutionInPlace:
         if moving:
             weight = started.wait(faces)
             bias = started.wait(faces + 1) if bias is not None else None
-        y = self._convolve(x, weight, bias, self.padding)
+        of_own, of_slab = self._by(self.padding), self._by(_none(self.padding))
+        y = of_own(x, weight, bias)
         slabs = [started.wait(i) for i in range(faces)]
         for slab, cells in zip(slabs, self.outputs, strict=True):
             if slab.numel():
-                y[cells].add_(self._convolve(slab, weight, None, _none(self.padding)))
+                y[cells].add_(of_slab(slab, weight))
         return y, weight, slabs
 
     def backward(
@@ -93,12 +95,11 @@ class ConvolutionInPlace:
         of_weight: Any = None
         of_slabs = list(slabs)
         if needs[0] or needs[1]:
-            of_x, of_weight = self._adjoint(gradient, x, weight, self.padding, needs)
+            of_own, of_slab = self._by(self.padding), self._by(_none(self.padding))
+            of_x, of_weight = of_own.gradients(gradient, x, weight, needs)
             for i, (slab, cells) in enumerate(zip(slabs, self.outputs, strict=True)):
                 if slab.numel():
-                    of_slabs[i], part = self._adjoint(
-                        gradient[cells], slab, weight, _none(self.padding), needs
-                    )
+                    of_slabs[i], part = of_slab.gradients(gradient[cells], slab, weight, needs)
                     if needs[1]:
                         of_weight.add_(part)
         moving: list[tuple[Movement, torch.Tensor, torch.Tensor | None]] = []
@@ -120,29 +121,8 @@ class ConvolutionInPlace:
                 of_parameters[i] = part
         return [of_x, *of_parameters]
 
-    def _convolve(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        padding: tuple[int, ...],
-    ) -> torch.Tensor:
-        return torch.convolution(
-            x, weight, bias, self.stride, padding, self.dilation, False, _none(padding), self.groups
-        )
-
-    def _adjoint(
-        self,
-        gradient: torch.Tensor,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        padding: tuple[int, ...],
-        needs: Sequence[bool],
-    ) -> Any:
-        return torch.ops.aten.convolution_backward(
-            gradient, x, weight, None, self.stride, padding, self.dilation, False, _none(padding),
-            self.groups, [needs[0], needs[1], False],
-        )[:2]  # fmt: skip
+    def _by(self, padding: tuple[int, ...]) -> LocalConvolution:
+        return LocalConvolution(self.stride, padding, self.dilation, self.groups)
 
 
 def _none(padding: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,0 +1,126 @@
+"""Peak memory of one training step of a U-Net: the sequential network beside every rank's part.
+
+``python -m benchmarks.network_memory --size 128 --ranks 4 --json FILE``. Each side is measured in
+new processes, which give freed blocks from 64 KiB on back to the system, so that what is measured
+is what tensors hold. What is resident after the network is made is subtracted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import gpudist
+from benchmarks.halo import grid_of
+from benchmarks.worlds import NEW, ROOT
+from examples.networks import UNet3d
+from gpudist.nn import DistributedCrossEntropyLoss
+from gpudist.partition import Partition
+from gpudist.testing import run_distributed
+
+CLASSES = 3
+RUN_S = 500.0
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Of one rank, in MiB.
+
+    Attributes:
+        before_mib: resident before the step, network and libraries included.
+        peak_mib: more at the highest, over the step.
+    """
+
+    before_mib: float
+    peak_mib: float
+
+
+def step(P_world: Partition, size: int, width: int) -> Peak:
+    """Forward, backward and an update, of the sequential network if the world has one rank."""
+    torch.set_num_threads(1)
+    grid = grid_of(P_world.size, 5) if P_world.size > 1 else (1,) * 5
+    P_x = P_world.create_cartesian_topology_partition(grid)
+    torch.manual_seed(0)
+    network: nn.Module = UNet3d(1, CLASSES, width)
+    criterion: nn.Module = nn.CrossEntropyLoss()
+    if P_world.size > 1:
+        network = gpudist.distribute(network, P_x)
+        criterion = DistributedCrossEntropyLoss(P_x)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
+    cells = [size // n for n in P_x.shape[2:]]
+    before_mib = status_mib("VmRSS")
+    # The peak so far is forgotten.
+    Path("/proc/self/clear_refs").write_text("5")
+    x, target = torch.randn(1, 1, *cells), torch.randint(CLASSES, (1, *cells))
+    criterion(network(x), target).backward()
+    optimizer.step()
+    return Peak(before_mib, status_mib("VmHWM") - before_mib)
+
+
+def status_mib(name: str) -> float:
+    """A number of the kernel's about this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = [line for line in lines if line.startswith(f"{name}:")]
+    return int(line.split()[1]) * 1024 / MIB
+
+
+def measured(ranks: int, size: int, width: int) -> list[Peak]:
+    """Of every rank of a new world in new processes."""
+    command = [sys.executable, "-m", "benchmarks.network_memory"]
+    command += ["--size", str(size), "--width", str(width), "--world", str(ranks)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **NEW.environment}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
+    return [Peak(**peak) for peak in json.loads(done.stdout.splitlines()[-1])]
+
+
+def main() -> int:
+    options = _options()
+    if options.world is not None:
+        arguments = (options.world, options.size, options.width)
+        peaks = run_distributed(step, *arguments, transport="host", timeout=RUN_S)
+        print(json.dumps([asdict(peak) for peak in peaks]))
+        return 0
+    (alone,), ours = (measured(n, options.size, options.width) for n in (1, options.ranks))
+    highest = max(ours, key=lambda peak: peak.peak_mib)
+    ratio = highest.peak_mib / alone.peak_mib
+    print(
+        f"U-Net of width {options.width} on {options.size}^3 cells, one training step: "
+        f"{alone.peak_mib:.0f} MiB sequential, at most {highest.peak_mib:.0f} MiB on each of "
+        f"{options.ranks} ranks, ratio {ratio:.3f}"
+    )
+    if options.json:
+        record = {
+            "size": options.size, "width": options.width, "ranks": options.ranks, "ratio": ratio,
+            "sequential": asdict(alone), "distributed": [asdict(peak) for peak in ours],
+        }  # fmt: skip
+        options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.network_memory",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--size", type=int, default=128, help="cells a side")
+    parser.add_argument("--width", type=int, default=8, help="channels of the first level")
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--world", type=int, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""Training steps of whole networks, converted, beside the sequential network on one rank alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import nn
+
+import gpudist
+from benchmarks.case import Case, Side
+from benchmarks.halo import grid_of
+from benchmarks.layers import block_of
+from benchmarks.resnet import ResNet18
+from examples.networks import UNet3d
+from gpudist.nn import DistributedCrossEntropyLoss
+from gpudist.partition import Partition
+
+LR = 0.01
+# What rounding in float32 leaves of the gradients.
+TOLERANCE = 0.01
+# The network, its arguments, the shape of its input, the number of classes.
+NETWORKS: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...], tuple[int, ...], int]] = {
+    "U-Net 64^3": (UNet3d, (1, 3, 8), (1, 1, 64, 64, 64), 3),
+    "U-Net 96^3": (UNet3d, (1, 3, 8), (1, 1, 96, 96, 96), 3),
+    "ResNet-18 256^2": (ResNet18, (64, 1000), (8, 3, 256, 256), 1000),
+}
+
+
+def cases(ranks: int) -> list[Case]:
+    """Shapes are global. Bytes are those of a rank's block of the input."""
+    found: list[Case] = []
+    for name, (_, _, shape, _) in NETWORKS.items():
+        grid = grid_of(ranks, len(shape))
+        words = [",".join(map(str, numbers)) for numbers in (shape, grid)]
+        parameters = {"network": name, "shape": shape, "grid": grid}
+        name = f"{name}, global [{words[0]}] on [{words[1]}]"
+        found.append(Case("networks", name, ranks, prod(shape) * 4 // ranks, parameters))
+    return found
+
+
+@dataclass(frozen=True)
+class Step:
+    """The loss of a training step, and the gradients by the names of their parameters."""
+
+    loss: float
+    gradients: dict[str, torch.Tensor]
+
+
+class Training:
+    """A network, what it is trained on, and the optimizer."""
+
+    def __init__(
+        self, network: nn.Module, criterion: nn.Module, x: torch.Tensor, target: torch.Tensor
+    ) -> None:
+        self._network, self._criterion = network, criterion
+        self._x, self._target = x, target
+        self._optimizer = torch.optim.SGD(network.parameters(), lr=LR)
+        self._initial = {name: t.detach().clone() for name, t in network.state_dict().items()}
+
+    @torch.enable_grad()
+    def step(self) -> Step:
+        self._optimizer.zero_grad()
+        loss = self._criterion(self._network(self._x), self._target)
+        loss.backward()
+        self._optimizer.step()
+        found = {n: p.grad for n, p in self._network.named_parameters() if p.grad is not None}
+        return Step(loss.item(), found)
+
+    @torch.no_grad()
+    def start_again(self) -> None:
+        """From the first weights."""
+        for name, t in self._network.state_dict().items():
+            t.copy_(self._initial[name])
+
+
+def sides(case: Case, P_world: Partition) -> dict[str, Side]:
+    """Results are the loss and the gradients. Other ranks sleep while the first is alone."""
+    make, arguments, _, classes = NETWORKS[case.parameters["network"]]
+    shape, grid = case.parameters["shape"], case.parameters["grid"]
+    P_x = P_world.create_cartesian_topology_partition(grid)
+    torch.manual_seed(0)
+    network = make(*arguments)
+    x = torch.randn(shape)
+    scores = shape[:1] if isinstance(network, ResNet18) else (shape[0], *shape[2:])
+    target = torch.randint(classes, scores)
+    expected = Training(deepcopy(network), nn.CrossEntropyLoss(), x, target).step()
+    converted = gpudist.distribute(network, P_x)
+    P_y = converted.P_y
+    assert isinstance(P_y, gpudist.CartesianPartition)
+    target_grid = (P_y.shape[0], *P_y.shape[2:])
+    P_t = P_world.create_cartesian_topology_partition(target_grid)
+    ours = Training(
+        converted, DistributedCrossEntropyLoss(P_y), block_of(x, P_x), block_of(target, P_t)
+    )
+    found = {"gpudist": Side(ours.step, lambda r: is_right(r, expected), ours.start_again)}
+    if P_world.rank == 0:
+        alone = Training(network, nn.CrossEntropyLoss(), x, target)
+        side = Side(alone.step, lambda r: is_right(r, expected), alone.start_again)
+    else:
+        side = Side(lambda: None, lambda nothing: nothing is None)
+    return found | {"sequential": side}
+
+
+def is_right(result: Step, expected: Step) -> bool:
+    """A parameter's gradient may be on another rank."""
+    return abs(result.loss - expected.loss) <= TOLERANCE * expected.loss and all(
+        gradient.numel() == 0 or is_close(gradient, expected.gradients[name])
+        for name, gradient in result.gradients.items()
+    )
+
+
+def is_close(gradient: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Different by little, of the norm."""
+    error = torch.linalg.vector_norm(gradient - expected)
+    return bool(error <= TOLERANCE * torch.linalg.vector_norm(expected))
