@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+import gpudist
 from gpudist import nn
 from gpudist.errors import PartitionError
 from gpudist.partition import CartesianPartition, Partition
@@ -55,6 +56,15 @@ def fsdp(net: Any, mesh: Any) -> Any:
     return fully_shard(net, mesh=mesh)
 
 
+def ddp_converted(net: Any, mesh: Any) -> torch.nn.Module:
+    """Of a network whose parameters already move together."""
+    return torch.nn.parallel.DistributedDataParallel(net, process_group=mesh.get_group())
+
+
+def fsdp_converted(net: Any, mesh: Any) -> Any:
+    return fully_shard(net, mesh=mesh)
+
+
 def fsdp_of_every_layer(net: Any, mesh: Any) -> Any:
     """Each frees its whole parameters behind its forward, and sums its own gradients."""
     for layer in (net[0], net[3]):
@@ -62,7 +72,10 @@ def fsdp_of_every_layer(net: Any, mesh: Any) -> Any:
     return fully_shard(net, mesh=mesh)
 
 
-WRAPPERS = {f.__name__: f for f in (ddp, ddp_of_a_frozen_layer, fsdp, fsdp_of_every_layer)}
+WRAPPERS = {
+    f.__name__: f
+    for f in (ddp, ddp_of_a_frozen_layer, ddp_converted, fsdp, fsdp_of_every_layer, fsdp_converted)
+}
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
@@ -73,8 +86,12 @@ def test_trains_as_alone(P_world: Partition, wrapper: str, store_path: str) -> N
     P_row = P_x.along([1, 2, 3])
     with torchs_group(P_world, store_path):
         mesh: Any = P_x.create_device_mesh([0])
-        model = WRAPPERS[wrapper](without_batch_norm(network(P_row, fused=False)), mesh)
         alone = without_batch_norm(sequential_network())
+        if wrapper.endswith("converted"):
+            net = gpudist.distribute(alone, P_row)
+        else:
+            net = without_batch_norm(network(P_row, fused=False))
+        model = WRAPPERS[wrapper](net, mesh)
         if wrapper == "ddp_of_a_frozen_layer":
             alone[0].requires_grad_(False)
         train(model, alone, P_x, nn.DistributedMSELoss(P_row, P_loss=P_row))
