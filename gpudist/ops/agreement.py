@@ -310,8 +310,9 @@ class Agreement:
         elif x.dim() == 2 and x.shape[1] == 0 and 0 in free and x.shape[0] != agreed.shape_of(0)[0]:
             changed = {0: x.shape[0]}
         before = agreed.shape_of(self._P_x.rank or 0)
-        if any((extent == 0) != (before[d] == 0) for d, extent in changed.items()):
-            # Blocks without cells send nothing: nobody would be told if ranks disagreed.
+        fills_or_empties = any((extent == 0) != (before[d] == 0) for d, extent in changed.items())
+        if fills_or_empties and not self._is_seen_by_all:
+            # Blocks without cells send nothing: a receiver would not be told.
             now = [changed.get(d, extent) for d, extent in enumerate(before)]
             self._refuse_change(f"{list(before)}", f"{now}")
         if not changed and dtype == agreed.dtype:
