@@ -2,6 +2,7 @@
 
 from gpudist.sbp import signatures
 from gpudist.sbp.attributes import Sbp, broadcast, partial_sum, split
+from gpudist.sbp.dtensor import from_dtensor, to_dtensor
 from gpudist.sbp.explain import explain
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.placement import Placement
@@ -13,9 +14,11 @@ __all__ = [
     "Sbp",
     "broadcast",
     "explain",
+    "from_dtensor",
     "install_methods",
     "partial_sum",
     "signatures",
     "split",
+    "to_dtensor",
     "to_global",
 ]
