@@ -8,6 +8,7 @@ import torch
 
 from gpudist.autograd import move
 from gpudist.exchange import Movement
+from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.placement import Placement
 from gpudist.nn.replication import copies_of, holders_of
 from gpudist.partition import Partition
@@ -15,7 +16,7 @@ from gpudist.partition import Partition
 _NAMES = ("weight", "bias")
 
 
-class ParameterLayer(torch.nn.Module):
+class ParameterLayer(DistributedModule):
     """A layer with a weight and perhaps a bias.
 
     Attributes:

@@ -5,6 +5,7 @@ from gpudist.sbp.attributes import Sbp, broadcast, partial_sum, split
 from gpudist.sbp.dtensor import from_dtensor, to_dtensor
 from gpudist.sbp.explain import explain
 from gpudist.sbp.global_tensor import GlobalTensor
+from gpudist.sbp.layers import call_layer
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.to_global import install_methods, to_global
 
@@ -13,6 +14,7 @@ __all__ = [
     "Placement",
     "Sbp",
     "broadcast",
+    "call_layer",
     "explain",
     "from_dtensor",
     "install_methods",
