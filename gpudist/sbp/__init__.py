@@ -8,6 +8,7 @@ from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.layers import call_layer
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.to_global import install_methods, to_global
+from gpudist.sbp.typed import to_typed_local
 
 __all__ = [
     "GlobalTensor",
@@ -23,4 +24,5 @@ __all__ = [
     "split",
     "to_dtensor",
     "to_global",
+    "to_typed_local",
 ]
