@@ -7,7 +7,10 @@ from typing import Any
 
 import torch
 
+from gpudist.autograd import move
 from gpudist.errors import PartitionError
+from gpudist.nn.distributed_module import DistributedModule
+from gpudist.ops.operator import Operator
 from gpudist.sbp.attributes import NdSbp
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.placement import Placement
@@ -33,6 +36,17 @@ def mesh_axes(placement: Placement) -> tuple[Any, ...]:
     return tuple(found)
 
 
+def exempt_movements() -> None:
+    """Keep the checker out of movements and layers, which look at tensors as no formula does.
+
+    What they return has no type until ``spmd_types.assert_type`` gives it one. ``to_typed_local``
+    calls this.
+    """
+    register = import_module("spmd_types").register_no_typecheck
+    for function in (move, Operator.forward, DistributedModule.__call__):
+        register(function)
+
+
 def to_typed_local(x: GlobalTensor) -> torch.Tensor:
     """``x.to_local()``, typed on every axis of the placement with more than one rank.
 
@@ -44,6 +58,7 @@ def to_typed_local(x: GlobalTensor) -> torch.Tensor:
         PartitionError: see ``mesh_axes``.
     """
     types = import_module("spmd_types")
+    exempt_movements()
     with types.no_typecheck():
         local = x.to_local()
     if not x.placement.active:

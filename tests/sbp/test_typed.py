@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from gpudist import all_sum_reduce
 from gpudist.errors import PartitionError
 from gpudist.partition import Partition
 from gpudist.sbp import Placement, to_typed_local
@@ -62,3 +63,24 @@ def test_the_checker_finds_the_types_of_the_table(P_world: Partition) -> None:
     terms = to_typed_local(global_of(a, placement, (P,)))
     with checker.typecheck("strict"), pytest.raises(t.SpmdTypeError):
         terms.tanh()
+
+
+@distributed(ranks=2, transports=("host",), timeout_s=240.0)
+def test_movements_pass_the_checker(P_world: Partition) -> None:
+    """It does not look into them: what they return is typed by hand, as the operator says."""
+    t = types()
+    checker: Any = pytest.importorskip("spmd_types.checker", reason=REASON)
+    placement = Placement("cpu", [0, 1], P_world)
+    (axis,) = mesh_axes(placement)
+    x = random((4, 6))
+    terms = global_of(x, placement, (P,), True)
+    with checker.typecheck("strict"):
+        local = to_typed_local(terms)
+        total = t.assert_type(all_sum_reduce(local, placement.partition, [0]), {axis: t.R})
+        doubled = total + total
+        assert t.get_axis_local_type(doubled, axis) is t.R
+        y: Any = terms.to_global(sbp=B) * 3
+        y.backward(torch.ones_like(x))
+    torch.testing.assert_close(doubled, 2 * x)
+    assert terms.grad is not None
+    assert_global(terms.grad, torch.full_like(x, 3.0))
