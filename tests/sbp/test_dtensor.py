@@ -44,7 +44,7 @@ def test_partitions_and_placements(P_world: Partition) -> None:
         placement.to_mesh()
 
 
-@distributed(ranks=4, transports=("gloo",))
+@distributed(ranks=4, transports=("gloo",), timeout_s=240.0)
 def test_there_and_back_shares_memory(P_world: Partition, tmp_path: Path) -> None:
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
@@ -69,7 +69,7 @@ def test_there_and_back_shares_memory(P_world: Partition, tmp_path: Path) -> Non
             assert_global(back, x)
 
 
-@distributed(ranks=4, transports=("gloo",))
+@distributed(ranks=4, transports=("gloo",), timeout_s=240.0)
 def test_gradients_by_the_rules_of_both(P_world: Partition, tmp_path: Path) -> None:
     """A product begun by one and ended by the other: both leaves get the sequential gradient."""
     from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
@@ -106,7 +106,7 @@ def test_gradients_by_the_rules_of_both(P_world: Partition, tmp_path: Path) -> N
         assert_global(terms.grad, torch.full_like(x, 3.0))
 
 
-@distributed(ranks=4, transports=("gloo",))
+@distributed(ranks=4, transports=("gloo",), timeout_s=240.0)
 def test_what_does_not_fit(P_world: Partition, tmp_path: Path) -> None:
     from torch.distributed.tensor import Partial, Shard, distribute_tensor
 
@@ -131,7 +131,7 @@ def test_what_does_not_fit(P_world: Partition, tmp_path: Path) -> None:
             from_dtensor(means, P_world)
 
 
-@distributed(ranks=4, transports=("gloo",))
+@distributed(ranks=4, transports=("gloo",), timeout_s=240.0)
 def test_a_mesh_of_some_ranks(P_world: Partition, tmp_path: Path) -> None:
     """Ranks outside have no cells, on either side; a pending collective is waited for."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
