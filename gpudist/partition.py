@@ -7,11 +7,11 @@ not in a partition still knows its members and shape, so that every rank can pla
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from hashlib import blake2b
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -258,6 +258,16 @@ class Partition:
 
 class CartesianPartition(Partition):
     """Workers on a Cartesian process grid; ``rank`` is row-major in ``index``."""
+
+    # Placements belong to global tensors, far above: that room enters itself here.
+    _placement: ClassVar[Callable[[CartesianPartition], Any]]
+
+    def to_placement(self) -> Any:
+        """The :class:`gpudist.sbp.Placement` of global tensors on the same workers.
+
+        Its axes are the partition's; ``to_partition()`` leads back.
+        """
+        return type(self)._placement(self)
 
     def cartesian_index(self, rank: int) -> tuple[int, ...]:
         """Index on the process grid of the worker ``rank``."""

@@ -13,6 +13,7 @@ from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.boxes import Box
 from gpudist.library import define, handles_of, thing_of
 from gpudist.nn.call_numbers import CallNumbers
+from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.placement import Placement
 from gpudist.nn.random_cells import kept_by_index, kept_by_torch
 from gpudist.ops.agreement import Agreement, ShapeMode
@@ -26,7 +27,7 @@ _NO_SEED = -1
 _ALPHA = 1.7580993408473766
 
 
-class _DistributedDropout(torch.nn.Module):
+class _DistributedDropout(DistributedModule):
     """Drops cells of a tensor on ``P_x`` at random, each with all cells of the dims behind.
 
     Args:

@@ -14,6 +14,7 @@ from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.composed import ComposedWindow, Read
 from gpudist.geometry.halo import reads_own_cells
 from gpudist.nn.channels_last import channels_last_form, in_form
+from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.parameter_layer import ParameterLayer, move_those
 from gpudist.nn.parameter_movements import fuse_parameter_movements
 from gpudist.nn.region_layer import BlockOperation, RegionLayer
@@ -30,7 +31,7 @@ POINTWISE: tuple[type[nn.Module], ...] = (
 )  # fmt: skip
 
 
-class HaloRegion(nn.Module):
+class HaloRegion(DistributedModule):
     """A chain of layers that exchanges one wide halo instead of one for each layer.
 
     Each worker gets at once every cell of the input that its block of the last output follows from,

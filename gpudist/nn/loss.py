@@ -9,6 +9,7 @@ from torch.compiler import is_dynamo_compiling
 
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.library import handles_of
+from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.invariant import invariant_sum
 from gpudist.ops.agreement import refuse
 from gpudist.ops.all_sum_reduce import AllSumReduce
@@ -18,7 +19,7 @@ from gpudist.partition import CartesianPartition, Partition
 Reduction = Literal["mean", "sum", "none"]
 
 
-class DistributedLoss(torch.nn.Module):
+class DistributedLoss(DistributedModule):
     """A loss over blocks on ``P_x``.
 
     Every worker of ``P_loss`` calls it and gets the same value, bit by bit; calling ``backward()``

@@ -10,6 +10,7 @@ from torch.compiler import is_dynamo_compiling
 
 from gpudist.autograd import move
 from gpudist.exchange import Movement
+from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.parameter_spread import Spread, copies_of_owned
 from gpudist.nn.placement import Placement
 from gpudist.nn.replication import copies_of, holders_of
@@ -18,7 +19,7 @@ from gpudist.partition import CartesianPartition, Partition
 _NAMES = ("weight", "bias")
 
 
-class ParameterLayer(torch.nn.Module):
+class ParameterLayer(DistributedModule):
     """A layer with a weight and perhaps a bias.
 
     Attributes:

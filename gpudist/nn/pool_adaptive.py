@@ -12,6 +12,7 @@ import torch
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.adaptive import AdaptiveWindow
 from gpudist.geometry.parts import PartsWindow
+from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.local_pool import coordinates, flattened
 from gpudist.nn.pool_sliding import refuse_empty
 from gpudist.nn.pool_steps import MaximumStep, ReducedAxis, SumStep, maximum_step, sum_step
@@ -44,7 +45,7 @@ class _Bound:
     steps: tuple[Any, ...]
 
 
-class _DistributedAdaptivePool(torch.nn.Module):
+class _DistributedAdaptivePool(DistributedModule):
     _dims: int
 
     def __init__(

@@ -14,13 +14,14 @@ from gpudist.exchange import Movement
 from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.composed import Read
 from gpudist.geometry.windows import Window
+from gpudist.nn.distributed_module import DistributedModule
 from gpudist.partition import CartesianPartition
 
 # From a block of the input and the parameters, all of them on this worker, to one of the output.
 BlockOperation = Callable[..., torch.Tensor]
 
 
-class RegionLayer(torch.nn.Module):
+class RegionLayer(DistributedModule):
     """A layer over a tensor ``[B, C, *spatial]`` whose outputs read a window of cells per dim."""
 
     P_x: CartesianPartition

@@ -9,12 +9,13 @@ from gpudist.autograd import all_reduce_constant, move
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.broadcasting import plan_all_sum_reduce
+from gpudist.nn.distributed_module import DistributedModule
 from gpudist.ops.agreement import Agreement
 from gpudist.ops.bound import Bound
 from gpudist.partition import CartesianPartition
 
 
-class _AlongDim(torch.nn.Module):
+class _AlongDim(DistributedModule):
     """What the layers share: the largest cell and a sum along one dim of a tensor on ``P_x``."""
 
     def __init__(self, P_x: CartesianPartition, dim: int | None) -> None:

@@ -14,6 +14,7 @@ from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.boxes import Box
 from gpudist.geometry.halo import needed_range
 from gpudist.geometry.windows import Window
+from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.parameter import tied_empty
 from gpudist.ops.agreement import Agreement, Layout, ShapeMode
 from gpudist.ops.halo_exchange import HaloExchange
@@ -38,7 +39,7 @@ class _Bound:
     compute: Compute
 
 
-class DistributedWindowed(torch.nn.Module):
+class DistributedWindowed(DistributedModule):
     """A layer on one partition without parameters, whose windows follow from its input's shape."""
 
     def __init__(

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from gpudist import runtime
 from gpudist.errors import PartitionError
@@ -56,6 +58,33 @@ class Placement:
         ranks = np.asarray(partition.ranks).reshape(partition.shape)
         return cls(partition.device.type, ranks, partition.world)
 
+    @classmethod
+    def of_mesh(cls, mesh: DeviceMesh, P_world: Partition | None = None) -> Placement:
+        """The placement of the ranks of torch's ``mesh``; its axes are the mesh's dims."""
+        P_world = runtime.init() if P_world is None else P_world
+        return cls.of(P_world.create_mesh_partition(mesh))
+
+    def to_partition(self) -> CartesianPartition:
+        """The workers as a partition; the inverse of ``CartesianPartition.to_placement``."""
+        return self.partition
+
+    def to_mesh(self, names: Sequence[str] | None = None) -> DeviceMesh:
+        """The ranks as torch's mesh, with its process groups. Collective over torch's world.
+
+        Args:
+            names: of the mesh's dims.
+
+        Raises:
+            PartitionError: torch's process group is missing, or numbers the ranks otherwise.
+        """
+        own = self.partition.world.rank
+        if not dist.is_initialized() or dist.get_rank() != own:
+            raise PartitionError(
+                "to_mesh: a mesh needs torch.distributed.init_process_group with the ranks of "
+                f"this world, in which this process is {own}"
+            )
+        return DeviceMesh(self.type, self.ranks, mesh_dim_names=tuple(names) if names else None)
+
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the array of ranks."""
@@ -95,3 +124,6 @@ class Placement:
 
     def __repr__(self) -> str:
         return f"placement(type={self.type!r}, ranks={self.ranks.tolist()})"
+
+
+CartesianPartition._placement = Placement.of

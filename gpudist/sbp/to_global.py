@@ -93,7 +93,7 @@ def to_global(
 def _from_local(
     x: torch.Tensor, placement: Placement, sbp: NdSbp, grad_sbp: Attributes | None
 ) -> GlobalTensor:
-    shape, dtype, needs_grad = _agreed(x, placement, sbp)
+    shape, dtype, needs_grad = agreed(x, placement, sbp)
     nd_sbp(sbp, placement.axes, len(shape))
     layout = placement.layout(sbp, shape)
     if not placement.active:
@@ -132,7 +132,7 @@ def _first_copies(layout: Layout) -> Layout:
     return Layout(tuple(ranks), grid, layout.sbp, layout.shape)
 
 
-def _agreed(
+def agreed(
     x: torch.Tensor, placement: Placement, sbp: NdSbp
 ) -> tuple[tuple[int, ...], torch.dtype, bool]:
     """Global shape, dtype and need of a gradient, of all blocks; all ranks see the same."""

@@ -3,6 +3,24 @@
 See :mod:`gpudist.sbp.registry` for the protocol.
 """
 
-from gpudist.sbp.signatures import elementwise, matmul
+from gpudist.sbp.signatures import (
+    elementwise,
+    factories,
+    foreach,
+    in_place,
+    joining,
+    matmul,
+    reshape,
+    transposes,
+)
 
-__all__ = ["elementwise", "matmul"]
+__all__ = [
+    "elementwise",
+    "factories",
+    "foreach",
+    "in_place",
+    "joining",
+    "matmul",
+    "reshape",
+    "transposes",
+]

@@ -1,0 +1,174 @@
+"""Global tensors from torch's DTensor, and back, without a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from gpudist.errors import PartitionError, ShapeError
+from gpudist.geometry.boxes import Box
+from gpudist.geometry.cartesian import index_of
+from gpudist.partition import Partition
+from gpudist.sbp.attributes import NdSbp, Sbp, broadcast, partial_sum, split
+from gpudist.sbp.boxing import declared, gradient_layout
+from gpudist.sbp.global_tensor import GlobalTensor
+from gpudist.sbp.layout import Layout
+from gpudist.sbp.placement import Placement
+
+# torch.distributed.tensor takes most of a second to import: who has no DTensor does not wait.
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import placement_types as words
+
+
+def from_dtensor(x: DTensor, P_world: Partition | None = None) -> GlobalTensor:
+    """The global tensor that ``x`` is, on the ranks of its mesh.
+
+    Every rank of the world calls it. ``Shard(d)`` becomes ``split(d)``, ``Replicate()`` becomes
+    ``broadcast`` and ``Partial("sum")`` becomes ``partial_sum``.
+
+    Args:
+        x: on a mesh whose ranks are those of the world.
+        P_world: the world, by default the one of :func:`gpudist.init`.
+
+    Returns:
+        A global tensor whose parts share memory with those of ``x``, unless that is the result of
+        ``redistribute(async_op=True)``.
+
+    Adjoint:
+        The gradient that DTensor expects: of copies and of terms, copies. It is summed over the
+        axes of copies, where it consists of terms here.
+
+    Cost:
+        No message; backward an all-reduce where there are copies.
+
+    Raises:
+        PartitionError: a placement is none of the three.
+        ShapeError: on every rank alike, if the blocks are not balanced: DTensor cuts as
+            ``torch.chunk`` does.
+    """
+    placement = Placement.of_mesh(x.device_mesh, P_world)
+    layout = placement.layout(_attributes(x.placements), tuple(x.shape))
+    _require_alike(layout, "DTensor's", "use x.redistribute to make that dim Replicate()")
+    local = _waited(x.to_local())
+    local = local if placement.active else local.reshape(-1)[:0]
+    back = [gradient_layout(layout), _gradient_of_dtensor(layout)]
+    local = declared(local, [layout], back, placement.partition.world)
+    return GlobalTensor._wrap(local, placement, layout.sbp, layout.shape)
+
+
+def to_dtensor(x: GlobalTensor, mesh: DeviceMesh | None = None) -> DTensor:
+    """The DTensor that ``x`` is; the inverse of :func:`from_dtensor`.
+
+    Args:
+        x: a global tensor.
+        mesh: of the ranks of its placement, in its shape; made anew unless given, which is
+            collective over torch's world.
+
+    Returns:
+        A DTensor whose local tensor shares memory with that of ``x``. Ranks outside the mesh are
+        not reached by its backward.
+
+    Raises:
+        PartitionError: the mesh has other ranks.
+        ShapeError: on every rank alike, if ``torch.chunk`` cuts in other blocks.
+    """
+    from torch.distributed.tensor import DTensor
+
+    mesh = x.placement.to_mesh() if mesh is None else mesh
+    if mesh.mesh.tolist() != x.placement.ranks.tolist():
+        raise PartitionError(
+            f"to_dtensor: the mesh has ranks {mesh.mesh.tolist()}, but the tensor is on "
+            f"{x.placement!r}; bring it there first: x.to_global(Placement.of_mesh(mesh), sbp)"
+        )
+    layout = x.layout
+    _require_alike(layout, "this tensor's", "make that dim broadcast by x.to_global")
+    local = x.to_local(grad_sbp=_gradient_of_dtensor(layout).sbp)
+    strides = _strides(layout.shape, local)
+    placements = _placements(x.sbp)
+    return DTensor.from_local(local, mesh, placements, shape=x.shape, stride=strides)
+
+
+def _attributes(placements: Sequence[words.Placement]) -> NdSbp:
+    """Attributes from DTensor's placements, mesh dim by mesh dim."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    found: list[Sbp] = []
+    for one in placements:
+        if type(one) is Shard:
+            found.append(split(one.dim))
+        elif isinstance(one, Replicate):
+            found.append(broadcast)
+        elif isinstance(one, Partial) and one.reduce_op == "sum":
+            found.append(partial_sum)
+        else:
+            raise PartitionError(
+                f"from_dtensor: {one} is neither Shard(dim), Replicate() nor Partial('sum'), the "
+                "only ones that global tensors have too; use x.redistribute first"
+            )
+    return tuple(found)
+
+
+def _placements(sbp: NdSbp) -> list[words.Placement]:
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    others = {broadcast: Replicate(), partial_sum: Partial("sum")}
+    return [Shard(one.dim) if one.is_split else others[one] for one in sbp]
+
+
+def _gradient_of_dtensor(layout: Layout) -> Layout:
+    """What DTensor takes for the gradient of such a tensor."""
+    sbp = tuple(one if one.is_split else broadcast for one in layout.sbp)
+    return Layout(layout.ranks, layout.grid, sbp, layout.shape)
+
+
+def _require_alike(layout: Layout, whose: str, remedy: str) -> None:
+    """Refuse blocks that are balanced here and others by the rule of ``torch.chunk``."""
+    for i, rank in enumerate(layout.ranks):
+        index = index_of(i, layout.grid)
+        balanced, chunk = layout.box(index), _chunk(layout, index)
+        if balanced != chunk:
+            raise ShapeError(
+                f"{whose} blocks of shape {list(layout.shape)} by {layout.sbp} on a grid of "
+                f"{list(layout.grid)} differ: rank {rank} has {list(balanced.shape)} of a global "
+                f"tensor, whose blocks are balanced, but {list(chunk.shape)} of a DTensor, cut "
+                f"like torch.chunk in ceil(n / p) cells and what is left; {remedy}, convert, and "
+                "split again"
+            )
+
+
+def _chunk(layout: Layout, index: tuple[int, ...]) -> Box:
+    """The cells of the rank at ``index`` of a DTensor: as ``layout.box``, cut by torch.chunk."""
+    start, stop = [0] * len(layout.shape), list(layout.shape)
+    for one, parts, i in zip(layout.sbp, layout.grid, index, strict=True):
+        if one.is_split:
+            low, high = start[one.dim], stop[one.dim]
+            size = -(-(high - low) // parts)
+            start[one.dim] = min(low + i * size, high)
+            stop[one.dim] = min(low + (i + 1) * size, high)
+    return Box(tuple(start), tuple(stop))
+
+
+def _strides(shape: tuple[int, ...], local: torch.Tensor) -> tuple[int, ...]:
+    """Of a dense tensor with its dims in memory in the order of ``local``'s."""
+    dims = list(range(len(shape)))
+    if local.dim() == len(shape):
+        dims.sort(key=lambda d: -local.stride(d))
+    strides, step = [1] * len(shape), 1
+    for d in reversed(dims):
+        strides[d] = step
+        step *= max(shape[d], 1)
+    return tuple(strides)
+
+
+def _waited(local: torch.Tensor) -> torch.Tensor:
+    """``local``, or a copy if a collective of DTensor's may still be under way.
+
+    Its own way of waiting would cut the graph.
+    """
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    return local.clone() if isinstance(local, AsyncCollectiveTensor) else local

@@ -1,0 +1,88 @@
+"""Parts of global tensors that carry the types of ``spmd_types``, where that is installed."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from gpudist.autograd import move
+from gpudist.errors import PartitionError
+from gpudist.nn.distributed_module import DistributedModule
+from gpudist.ops.operator import Operator
+from gpudist.sbp.attributes import NdSbp
+from gpudist.sbp.global_tensor import GlobalTensor
+from gpudist.sbp.placement import Placement
+
+
+def mesh_axes(placement: Placement) -> tuple[Any, ...]:
+    """The axes of a placement as ``spmd_types.MeshAxis``: sizes and strides of ranks.
+
+    Raises:
+        PartitionError: ranks along an axis are not evenly spaced, which such an axis cannot say.
+    """
+    MeshAxis, ranks = import_module("spmd_types").MeshAxis, placement.ranks
+    found: list[Any] = []
+    for axis, size in enumerate(placement.shape):
+        steps = (ranks.take(range(1, size), axis) - ranks.take(range(size - 1), axis)).flatten()
+        distinct = {int(step) for step in steps}
+        if len(distinct) > 1 or any(step < 1 for step in distinct):
+            raise PartitionError(
+                f"{placement!r}, axis {axis}: spmd_types knows axes of evenly spaced ascending "
+                "ranks alone"
+            )
+        found.append(MeshAxis.of(size, distinct.pop() if distinct else 1))
+    return tuple(found)
+
+
+def exempt_movements() -> None:
+    """Keep the checker out of movements and layers, which look at tensors as no formula does.
+
+    What they return has no type until ``spmd_types.assert_type`` gives it one. ``to_typed_local``
+    calls this.
+    """
+    register = import_module("spmd_types").register_no_typecheck
+    for function in (move, Operator.forward, DistributedModule.__call__):
+        register(function)
+
+
+def to_typed_local(x: GlobalTensor) -> torch.Tensor:
+    """``x.to_local()``, typed on every axis of the placement with more than one rank.
+
+    A copy is R: its gradient is a term, as here. Terms are P, and blocks V with the dim that is
+    split.
+
+    Raises:
+        ModuleNotFoundError: ``spmd_types`` is not installed.
+        PartitionError: see ``mesh_axes``.
+    """
+    types = import_module("spmd_types")
+    exempt_movements()
+    with types.no_typecheck():
+        local = x.to_local()
+    if not x.placement.active:
+        return local
+    axes = mesh_axes(x.placement)
+    words = {"broadcast": types.R, "partial_sum": types.P, "split": types.V}
+    local_types = {
+        axis: words[one.kind]
+        for axis, one, size in zip(axes, x.sbp, x.placement.shape, strict=True)
+        if size > 1
+    }
+    dims = _split_dims(x.sbp, x.placement.shape, axes, x.dim())
+    if not any(dims):
+        return types.assert_type(local, local_types)
+    return types.assert_type(local, local_types, partition_spec=types.PartitionSpec(*dims))
+
+
+def _split_dims(
+    sbp: NdSbp, grid: tuple[int, ...], axes: tuple[Any, ...], dims: int
+) -> list[tuple[Any, ...] | None]:
+    """Of each dim, the axes that split it, the outer first."""
+    found: list[tuple[Any, ...] | None] = []
+    for dim in range(dims):
+        along = zip(axes, sbp, grid, strict=True)
+        own = tuple(axis for axis, one, size in along if one.dim == dim and size > 1)
+        found.append(own or None)
+    return found
