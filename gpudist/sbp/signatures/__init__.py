@@ -4,6 +4,7 @@ See :mod:`gpudist.sbp.registry` for the protocol.
 """
 
 from gpudist.sbp.signatures import (
+    comparisons,
     elementwise,
     factories,
     foreach,
@@ -15,6 +16,7 @@ from gpudist.sbp.signatures import (
 )
 
 __all__ = [
+    "comparisons",
     "elementwise",
     "factories",
     "foreach",
