@@ -34,7 +34,8 @@ def model(placement: Placement | None, sbp: NdSbp) -> torch.nn.Module:
     made = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3))
     made = made.double()
     if placement is not None:
-        for layer in (made[0], made[2]):
+        layers: list[Any] = [made[0], made[2]]
+        for layer in layers:
             weight, bias = layer.weight.detach(), layer.bias.detach()
             layer.weight = torch.nn.Parameter(global_of(weight, placement, sbp))
             own = tuple(B if one == S(1) else one for one in sbp)

@@ -43,7 +43,7 @@ def to(x: Tensor, *args: Any, copy: bool = False, **kwargs: Any) -> Tensor:
     """Another dtype; the device of a global tensor is that of its placement."""
     if args and isinstance(args[0], Tensor):
         args = (args[0].device, args[0].dtype, *args[1:])
-    device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+    device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)  # pyright: ignore
     if device is not None and device.type != x.device.type:
         raise NotImplementedError(
             f"x.to({device}): a global tensor is on {x.device.type!r}, the device of its placement;"
