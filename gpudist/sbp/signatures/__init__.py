@@ -12,6 +12,7 @@ from gpudist.sbp.signatures import (
     joining,
     matmul,
     reshape,
+    slicing,
     transposes,
 )
 
@@ -24,5 +25,6 @@ __all__ = [
     "joining",
     "matmul",
     "reshape",
+    "slicing",
     "transposes",
 ]
