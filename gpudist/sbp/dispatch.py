@@ -48,9 +48,21 @@ def dispatch(
             "gpudist.sbp.registry.register, or compute on blocks: x.to_local(), then "
             "gpudist.to_global"
         )
+    if kwargs.get("out") is not None:
+        return _into(function, args, **kwargs)
     if isinstance(entry, Composite):
         return entry.function(*args, **kwargs)
     return _carry_out(kind, entry, function, args, kwargs)
+
+
+def _into(function: Any, args: tuple[Any, ...], out: Any, **kwargs: Any) -> Any:
+    """``out=``: computed apart, then copied to where ``out`` lies."""
+    result = function(*args, **kwargs)
+    if not isinstance(result, torch.Tensor) or result.shape != out.shape:
+        raise NotImplementedError(
+            f"{name_of(function)}: out= of global tensors is one tensor of the result's shape"
+        )
+    return out.copy_(result)
 
 
 def _carry_out(
@@ -60,8 +72,6 @@ def _carry_out(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    if kwargs.get("out") is not None:
-        raise NotImplementedError(f"{name_of(function)}: out= is not supported by global tensors")
     slots, named, tensors = as_call(function, args, kwargs)
     placement = _common_placement(kind, function, tensors)
     layouts = tuple(_layout(kind, placement, x) for x in tensors)

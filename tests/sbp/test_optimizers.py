@@ -17,7 +17,7 @@ from tests.sbp.parts import B, P, S, random
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "sgd": (torch.optim.SGD, {"momentum": 0.9, "dampening": 0.1, "weight_decay": 0.01}),
     "nesterov": (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
-    "adam": (torch.optim.Adam, {"weight_decay": 0.01}),
+    "adam": (torch.optim.Adam, {"weight_decay": 0.01, "amsgrad": True}),
     "adamw": (torch.optim.AdamW, {"maximize": True}),
     "rmsprop": (torch.optim.RMSprop, {"momentum": 0.9, "centered": True}),
     "adagrad": (torch.optim.Adagrad, {"lr_decay": 0.1, "initial_accumulator_value": 0.1}),

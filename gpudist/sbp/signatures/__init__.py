@@ -5,6 +5,7 @@ See :mod:`gpudist.sbp.registry` for the protocol.
 
 from gpudist.sbp.signatures import (
     comparisons,
+    contractions,
     elementwise,
     factories,
     foreach,
@@ -18,6 +19,7 @@ from gpudist.sbp.signatures import (
 
 __all__ = [
     "comparisons",
+    "contractions",
     "elementwise",
     "factories",
     "foreach",
