@@ -3,6 +3,6 @@
 See :mod:`gpudist.sbp.registry` for the protocol.
 """
 
-from gpudist.sbp.signatures import elementwise, matmul
+from gpudist.sbp.signatures import elementwise, matmul, reduce
 
-__all__ = ["elementwise", "matmul"]
+__all__ = ["elementwise", "matmul", "reduce"]
