@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from gpudist.geometry.blocks import balanced_block
 from gpudist.sbp.attributes import NdSbp, broadcast
 from gpudist.sbp.boxing import boxed_bytes, least_bytes
 from gpudist.sbp.layout import Layout
-from gpudist.sbp.registry import Call, Part, Rule, Run, Signature, Slot, mapped, name_of
+from gpudist.sbp.registry import Call, Part, Rule, Run, Signature, Slot, Spec, mapped, name_of
 
 Views = tuple[Call, ...]
 
@@ -25,6 +25,8 @@ class Derivation:
 
     Attributes:
         inputs, outputs: layouts of the tensors, inputs as the operator needs them.
+        results: shapes and dtypes of the global outputs.
+        tree: the results, with a ``Slot`` for each output.
         path: the chosen signature of each axis, of the blocks that this rank is part of.
         local: the call of this rank's block.
         run: in place of the function, and the axes it is for.
@@ -33,10 +35,16 @@ class Derivation:
 
     inputs: tuple[Layout, ...]
     outputs: tuple[Layout, ...]
+    results: tuple[Spec, ...]
+    tree: Any
     local: Call
     run: Run | None
     run_axes: tuple[int, ...]
     bytes: int
+
+    def with_arguments(self, call: Call) -> Derivation:
+        """The same for a call that differs in floats alone, where no signature localizes."""
+        return replace(self, local=replace(self.local, args=call.args, kwargs=call.kwargs))
 
 
 class _Choice(NamedTuple):
@@ -80,6 +88,8 @@ def derive(
             Layout(first.ranks, first.grid, sbp, spec.shape)
             for sbp, spec in zip(outputs, call.outputs, strict=True)
         ),
+        call.outputs,
+        call.tree,
         local,
         run,
         axes,
@@ -228,18 +238,23 @@ def _followed(
     return call, run, tuple(axes)
 
 
-def key_of(tree: Any) -> Any:
+def key_of(tree: Any, any_float: bool = False) -> Any:
     """Arguments as something that can be hashed; equal exactly for equal arguments.
+
+    Args:
+        any_float: all floats are equal.
 
     Raises:
         TypeError: an argument cannot be hashed.
     """
     if isinstance(tree, (list, tuple)):
-        return type(tree), tuple(key_of(part) for part in tree)
+        return type(tree), tuple(key_of(part, any_float) for part in tree)
     if isinstance(tree, dict):
-        return dict, tuple((name, key_of(part)) for name, part in sorted(tree.items()))
+        return dict, tuple((name, key_of(part, any_float)) for name, part in sorted(tree.items()))
     if isinstance(tree, slice):
         return slice, key_of((tree.start, tree.stop, tree.step))
+    if any_float and isinstance(tree, (float, complex)):
+        return type(tree)
     if isinstance(tree, (bool, int, float, complex)):
         return type(tree), repr(tree)
     hash(tree)

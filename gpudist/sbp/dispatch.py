@@ -79,7 +79,7 @@ def _carry_out(
         kind._wrap(y, placement, layout.sbp, layout.shape)
         for y, layout in zip(results, derivation.outputs, strict=True)
     ]
-    return filled(call.tree, wrapped)
+    return filled(derivation.tree, wrapped)
 
 
 def _common_placement(
@@ -112,16 +112,16 @@ def _derived(
     remembered: Any = placement.partition.wire.remembered
     found: dict[Any, Derivation] = remembered.setdefault("derivations", {})
     try:
-        arguments = key_of((call.args, call.kwargs))
+        arguments = key_of((call.args, call.kwargs), rule.any_float)
         key = (call.function, arguments, call.tensors, layouts)
     except TypeError:
         return derive(rule, call, layouts, placement.index)
     if key not in found:
-        # Numbers among the arguments, such as a learning rate, may be new at every call.
+        # Arguments may be new at every call.
         if len(found) >= _REMEMBERED_CALLS:
             found.clear()
         found[key] = derive(rule, call, layouts, placement.index)
-    return found[key]
+    return found[key].with_arguments(call) if rule.any_float else found[key]
 
 
 def _boxed(
@@ -150,13 +150,13 @@ def _computed(
     call: Call, derivation: Derivation, local: list[torch.Tensor], placement: Placement
 ) -> list[torch.Tensor]:
     if not placement.active:
-        return [_placeholder(local, spec) for spec in call.outputs]
+        return [_placeholder(local, spec) for spec in derivation.results]
     if derivation.run is None:
         result = derivation.local(local)
     else:
         result = derivation.run(derivation.local, local, _where(call, derivation, placement))
     results = list(tensors_in(result))
-    if not call.outputs:
+    if not derivation.outputs:
         return results
     assert placement.index is not None
     for y, layout in zip(results, derivation.outputs, strict=True):

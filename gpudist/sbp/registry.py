@@ -37,6 +37,9 @@ that are partial sums together, the others broadcast or split, so that terms nee
 * ``register(..., in_place=True)``: the function changes its first tensor and returns it. The
   tensor is never boxed: signatures whose ``inputs[0]`` and ``outputs[0]`` are not what it has are
   left out.
+* ``register(..., any_float=True)``: the values of floats among the arguments change neither
+  signatures nor results' shapes and dtypes, and no signature has a ``localize``. So a step size
+  that is new at every call derives nothing anew.
 
 **A composite** is a Python function of the same arguments, global tensors among them, that calls
 other operators: ``_foreach_add_`` as a loop of ``add_``.
@@ -215,6 +218,7 @@ class Rule:
     derive: Derive
     in_place: bool = False
     replicable: bool = True
+    any_float: bool = False
 
 
 @dataclass(frozen=True)
@@ -231,13 +235,16 @@ _Function = TypeVar("_Function", bound=Function)
 
 
 def register(
-    *functions: Function, in_place: bool = False, replicable: bool = True
+    *functions: Function,
+    in_place: bool = False,
+    replicable: bool = True,
+    any_float: bool = False,
 ) -> Callable[[_Rule], _Rule]:
     """Enter a rule for ``functions``; :func:`forms` finds those of one name."""
 
     def enter(derive: _Rule) -> _Rule:
         for function in functions:
-            signatures[function] = Rule(derive, in_place, replicable)
+            signatures[function] = Rule(derive, in_place, replicable, any_float)
         return derive
 
     return enter

@@ -3,6 +3,26 @@
 See :mod:`gpudist.sbp.registry` for the protocol.
 """
 
-from gpudist.sbp.signatures import elementwise, matmul, reduce
+from gpudist.sbp.signatures import (
+    elementwise,
+    factories,
+    foreach,
+    in_place,
+    joining,
+    matmul,
+    reduce,
+    reshape,
+    transposes,
+)
 
-__all__ = ["elementwise", "matmul", "reduce"]
+__all__ = [
+    "elementwise",
+    "factories",
+    "foreach",
+    "in_place",
+    "joining",
+    "matmul",
+    "reduce",
+    "reshape",
+    "transposes",
+]

@@ -83,7 +83,7 @@ def enter(rule: Derive, functions: Sequence[Function]) -> None:
     for function in functions:
         name = function.__name__
         in_place = name.endswith("_") and not name.endswith("__")
-        register(function, in_place=in_place)(rule)
+        register(function, in_place=in_place, any_float=True)(rule)
 
 
 enter(add, forms("add", "sub", "subtract", "rsub", "__rsub__", "add_", "sub_", "subtract_"))

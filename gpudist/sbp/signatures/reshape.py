@@ -1,0 +1,153 @@
+"""Other shapes: ``reshape``, ``view``, ``flatten``, ``squeeze``, ``expand``, ``repeat``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import torch
+
+from gpudist.geometry.blocks import balanced_block
+from gpudist.sbp.attributes import partial_sum, split
+from gpudist.sbp.registry import (
+    Call,
+    Function,
+    Localize,
+    Part,
+    Signature,
+    Slot,
+    compose,
+    forms,
+    name_of,
+    register,
+)
+
+Shape = tuple[int, ...]
+
+
+def groups(source: Shape, target: Shape) -> Iterator[tuple[range, range]]:
+    """The fewest neighbouring dims of both shapes that have equally many cells, in order."""
+    i = k = 0
+    while i < len(source) and k < len(target):
+        first, cells, wanted = (i, k), source[i], target[k]
+        i, k = i + 1, k + 1
+        while cells != wanted and (i < len(source) or k < len(target)):
+            if i < len(source) and (cells < wanted or k == len(target)):
+                cells, i = cells * source[i], i + 1
+            else:
+                wanted, k = wanted * target[k], k + 1
+        yield range(first[0], i), range(first[1], k)
+
+
+def leading(shape: Shape, dims: range) -> Iterator[int]:
+    """The dims of a group whose blocks are in one piece: nothing but ones is before them."""
+    for dim in dims:
+        yield dim
+        if shape[dim] != 1:
+            return
+
+
+def starts(shape: Shape, dim: int, dims: range, parts: int) -> list[int]:
+    """Where in its group each block of ``dim`` starts, in cells."""
+    inner = prod(shape[d] for d in dims if d > dim)
+    return [balanced_block(shape[dim], parts, i)[0] * inner for i in range(parts)]
+
+
+def block_shape(dim: int) -> Localize:
+    """The function's arguments are a tensor and the shape of a block of the result's ``dim``."""
+
+    def localize(call: Call, part: Part) -> Call:
+        shape = list(call.outputs[0].shape)
+        start, stop = balanced_block(shape[dim], part.parts, part.index)
+        shape[dim] = stop - start
+        return replace(call, args=(Slot(0), tuple(shape)), kwargs={})
+
+    return localize
+
+
+@register(torch.reshape)
+def reshape(call: Call, parts: int) -> list[Signature]:
+    """Dims whose blocks are the same cells in the same order."""
+    source, target = call.shapes[0], call.outputs[0].shape
+    found: list[Signature] = []
+    for dims, others in groups(source, target):
+        for dim in leading(source, dims):
+            for other in leading(target, others):
+                if starts(source, dim, dims, parts) == starts(target, other, others, parts):
+                    localize = block_shape(other)
+                    found.append(Signature((split(dim),), (split(other),), localize))
+    return [*found, Signature((partial_sum,), (partial_sum,))]
+
+
+@register(torch.broadcast_to)
+def expand(call: Call, parts: int) -> list[Signature]:
+    """Dims that are not expanded."""
+    source, target = call.shapes[0], call.outputs[0].shape
+    new = len(target) - len(source)
+    found = [
+        Signature((split(dim),), (split(dim + new),), block_shape(dim + new))
+        for dim in range(len(source))
+        if source[dim] == target[dim + new]
+    ]
+    return [*found, Signature((partial_sum,), (partial_sum,))]
+
+
+@register(torch.tile)
+def tile(call: Call, parts: int) -> list[Signature]:
+    """Dims that are there once."""
+    times = tuple(call.get(1, "dims"))
+    new = max(len(times) - call.tensors[0].dims, 0)
+    times = (1,) * (call.outputs[0].dims - len(times)) + times
+    found = [
+        Signature((split(dim),), (split(dim + new),))
+        for dim in range(call.tensors[0].dims)
+        if times[dim + new] == 1
+    ]
+    return [*found, Signature((partial_sum,), (partial_sum,))]
+
+
+def shape_by(function: Function, x: torch.Tensor, args: Any, kwargs: Any) -> Shape:
+    """That of the result of ``function``."""
+    given = [*args, *kwargs.values()]
+    if any(isinstance(one, (torch.dtype, torch.Tensor)) for one in given):
+        raise NotImplementedError(
+            f"{name_of(function)} of a global tensor takes sizes and dims, neither dtypes nor "
+            "tensors; for another dtype use x.to(dtype)"
+        )
+    with torch.no_grad():
+        return tuple(function(torch.empty(x.shape, device="meta"), *args, **kwargs).shape)
+
+
+def enter(function: Function, target: Function) -> None:
+    """``function`` is ``target``, a function of a tensor and the shape of its result."""
+
+    @compose(function)
+    def shaped(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return target(x, shape_by(function, x, args, kwargs))
+
+
+for function in [
+    torch.Tensor.reshape,
+    *forms("view", "flatten", "unflatten", "squeeze", "unsqueeze", "ravel"),
+]:
+    enter(function, torch.reshape)
+for function in [torch.Tensor.expand, torch.Tensor.broadcast_to]:
+    enter(function, torch.broadcast_to)
+
+
+@compose(*forms("view_as", "reshape_as"))
+def reshape_as(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return torch.reshape(x, tuple(other.shape))
+
+
+@compose(torch.Tensor.expand_as)
+def expand_as(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return torch.broadcast_to(x, tuple(other.shape))
+
+
+@compose(torch.Tensor.repeat, torch.Tensor.tile)
+def repeat(x: torch.Tensor, *times: Any) -> torch.Tensor:
+    given = times[0] if len(times) == 1 and not isinstance(times[0], int) else times
+    return torch.tile(x, tuple(given))

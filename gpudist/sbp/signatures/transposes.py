@@ -1,0 +1,27 @@
+"""Dims in another order: ``transpose``, ``permute``, ``movedim``, ``t``, ``x.T`` and the like."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from gpudist.sbp.attributes import partial_sum, split
+from gpudist.sbp.registry import Call, Function, Signature, forms, register
+
+
+def order(call: Call) -> list[int]:
+    """For each dim of the result, the dim of the input that it is."""
+    extents = tuple(range(2, 2 + call.tensors[0].dims))
+    return [extent - 2 for extent in call.with_shapes([extents]).outputs[0].shape]
+
+
+PROPERTIES: list[Function] = [getattr(Tensor, name).__get__ for name in ("T", "mT", "H", "mH")]
+
+
+@register(
+    *forms("transpose", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "t", "adjoint"),
+    *PROPERTIES,
+)
+def transpose(call: Call, parts: int) -> list[Signature]:
+    """A split goes along with its dim."""
+    found = [Signature((split(own),), (split(dim),)) for dim, own in enumerate(order(call))]
+    return [*found, Signature((partial_sum,), (partial_sum,))]

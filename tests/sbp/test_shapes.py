@@ -1,0 +1,104 @@
+"""Operators that move dims, reshape, join and cut: attributes, values and gradients."""
+
+# pyright: reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+
+from gpudist.partition import Partition
+from gpudist.sbp import Placement, explain
+from gpudist.sbp.attributes import NdSbp
+from gpudist.sbp.signatures.reshape import groups
+from tests.pool import distributed
+from tests.sbp.compare import assert_matches, global_of
+from tests.sbp.parts import B, P, S, random
+
+# Function, shape, and what the splits of each dim become; None is boxed.
+OPERATORS: dict[str, tuple[Any, tuple[int, ...], list[Any]]] = {
+    "transpose": (lambda x: x.transpose(0, -1), (5, 2, 4), [S(2), S(1), S(0)]),
+    "t": (lambda x: x.t(), (5, 4), [S(1), S(0)]),
+    "T": (lambda x: x.T, (5, 4), [S(1), S(0)]),
+    "mT": (lambda x: x.mT, (3, 5, 4), [S(0), S(2), S(1)]),
+    "permute": (lambda x: x.permute(2, 0, 1), (5, 2, 4), [S(1), S(2), S(0)]),
+    "movedim": (lambda x: torch.movedim(x, 0, 1), (5, 2, 4), [S(1), S(0), S(2)]),
+    "flatten": (lambda x: x.flatten(1), (5, 4, 3), [S(0), S(1), None]),
+    "flatten even": (lambda x: x.flatten(), (8, 3), [S(0), None]),
+    "unflatten": (lambda x: x.unflatten(0, (-1, 2)), (16, 3), [S(0), S(2)]),
+    "unflatten uneven": (lambda x: x.unflatten(0, (3, 2)), (6, 3), [None, S(2)]),
+    "reshape": (lambda x: x.reshape(5, -1, 2), (5, 8), [S(0), S(1)]),
+    "view": (lambda x: x.view(-1, 4), (5, 2, 4), [None, None, S(1)]),
+    "view_as": (lambda x: x.view_as(x.flatten(1)), (5, 2, 3), [S(0), None, None]),
+    "squeeze": (lambda x: x.squeeze(), (5, 1, 4), [S(0), None, S(1)]),
+    "unsqueeze": (lambda x: x.unsqueeze(1), (5, 4), [S(0), S(2)]),
+    "expand": (lambda x: x.expand(3, -1, 4), (5, 1), [S(1), None]),
+    "repeat": (lambda x: x.repeat(2, 1, 3), (5, 2), [S(1), None]),
+    "stack": (lambda x: torch.stack([x, 2 * x], 1), (5, 4), [S(0), S(2)]),
+    "cat": (lambda x: torch.cat([x, x, 3 * x], -1), (5, 4), [S(0), None]),
+    "split": (lambda x: x.split(2, 1), (5, 4), [S(0), None]),
+    "split by sizes": (lambda x: torch.split(x, [1, 3], dim=-1), (5, 4), [S(0), None]),
+    "chunk": (lambda x: x.chunk(3), (5, 4), [None, S(1)]),
+    "unbind": (lambda x: x.unbind(1), (5, 3, 4), [S(0), None, S(1)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@distributed(ranks=4, transports=("loopback",))
+def test_one_axis(P_world: Partition, name: str) -> None:
+    """Splits become what the table says, without boxing unless it says so."""
+    function, shape, expected = OPERATORS[name]
+    placement = Placement("cpu", range(4), P_world)
+    rows = [*zip(map(S, range(len(shape))), expected, strict=True), (B, B), (P, P)]
+    for given, result in rows:
+        with explain() as lines:
+            outputs = assert_matches(function, [random(shape)], placement, [(given,)], double=True)
+        boxed = [line for line in lines if "boxed to" in line]
+        assert bool(boxed) == (result is None), lines
+        if result is not None:
+            assert {y.sbp for y in outputs} == {(result,)}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@distributed(ranks=6, transports=("loopback",))
+def test_two_axes(P_world: Partition, name: str) -> None:
+    """Blocks of blocks of uneven size, some of them of one cell or none."""
+    function, shape, _ = OPERATORS[name]
+    placement = Placement("cpu", [[0, 1, 2], [3, 4, 5]], P_world)
+    last = S(len(shape) - 1)
+    sbps: list[NdSbp] = [(S(0), S(0)), (S(0), last), (last, S(0)), (P, S(0)), (last, B)]
+    for given in sbps:
+        assert_matches(function, [random(shape)], placement, [given])
+
+
+@distributed(ranks=8, transports=("loopback",))
+def test_three_axes(P_world: Partition) -> None:
+    placement = Placement("cpu", [[[0, 1], [2, 3]], [[4, 5], [6, 7]]], P_world)
+    x = random((6, 3, 4))
+    for sbp in product((S(0), S(2), P), repeat=3):
+        (y,) = assert_matches(lambda t: t.transpose(0, 2).unsqueeze(1), [x], placement, [sbp])
+        moved = {S(0): S(3), S(2): S(0), P: P}
+        assert y.sbp == tuple(moved[one] for one in sbp)
+
+
+@distributed(ranks=2, transports=("loopback",))
+def test_join_of_different_attributes(P_world: Partition) -> None:
+    """Whatever each has, the cheapest common one is taken."""
+    placement = Placement("cpu", [0, 1], P_world)
+    xs = [random((5, 3), i) for i in range(2)]
+    for given in product([(S(0),), (S(1),), (B,), (P,)], repeat=2):
+        assert_matches(lambda *x: torch.stack(x), xs, placement, given)
+        assert_matches(lambda *x: torch.cat(x), xs, placement, given)
+    x = global_of(xs[0], placement, (S(1),))
+    with pytest.raises(NotImplementedError, match="takes sizes and dims"):
+        x.view(torch.int64)
+
+
+def test_groups() -> None:
+    found = [(list(a), list(b)) for a, b in groups((2, 3, 4, 5), (6, 2, 10))]
+    assert found == [([0, 1], [0]), ([2, 3], [1, 2])]
+    assert [(list(a), list(b)) for a, b in groups((1, 2, 3), (2, 3))] == [([0, 1], [0]), ([2], [1])]
+    assert [(list(a), list(b)) for a, b in groups((0, 4), (0, 2, 2))] == [([0], [0]), ([1], [1, 2])]
