@@ -300,6 +300,9 @@ def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
         parts = [mapped(part, change) for part in tree]
         if hasattr(tree, "_fields"):
             return type(tree)(*parts)
+        if hasattr(tree, "n_fields"):
+            # What torch returns where results have names.
+            return type(tree)(parts)  # pyright: ignore
         return parts if isinstance(tree, list) else tuple(parts)
     if isinstance(tree, dict):
         return {name: mapped(part, change) for name, part in tree.items()}
