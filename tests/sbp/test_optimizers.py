@@ -133,3 +133,25 @@ def test_each_of_lists(P_world: Partition) -> None:
         x = torch.nn.Parameter(global_of(random((4,)), placement, (S(0),)))
         x.grad = global_of(random((4,)), placement, (S(0),))
         torch.optim.SGD([x], fused=True).step()
+
+
+@pytest.mark.parametrize("foreach", [None, True])
+@distributed(ranks=4, transports=("loopback",))
+def test_clip_by_norm(P_world: Partition, foreach: bool | None) -> None:
+    """The norm is that of the whole gradients, of any attributes, and so are the clipped ones."""
+    placement = Placement("cpu", [[0, 1], [2, 3]], P_world)
+    x = random((7, 5))
+    parameters, data = SBPS["mixed"]
+    nets = [model(None, ()), model(placement, parameters)]
+    for net, given in zip(nets, [x, global_of(x, placement, data)], strict=True):
+        y = net(given)
+        (y * y).flatten().dot(torch.ones_like(y).flatten()).backward()
+    for kind, bound in ((2.0, 0.1), (float("inf"), 0.01)):
+        expected, found = (
+            torch.nn.utils.clip_grad_norm_(net.parameters(), bound, kind, foreach=foreach)
+            for net in nets
+        )
+        assert_global(found, expected)
+        for a, b in zip(*(net.parameters() for net in nets), strict=True):
+            assert a.grad is not None and b.grad is not None
+            assert_global(b.grad, a.grad)
