@@ -74,6 +74,12 @@ def _carry_out(
 ) -> Any:
     slots, named, tensors = as_call(function, args, kwargs)
     placement = _common_placement(kind, function, tensors)
+    if rule.in_place and _is_copy_of_view(tensors[0]):
+        raise RuntimeError(
+            f"{name_of(function)}: the tensor is a copy, because the one of which it would be a "
+            "view had to be boxed; what is changed in it would be missing there. Box that one "
+            "before, or clone this one"
+        )
     layouts = tuple(_layout(kind, placement, x) for x in tensors)
     specs = tuple(Spec(tuple(x.shape), x.dtype) for x in tensors)
     call = Call(function, slots, named, specs)
@@ -89,7 +95,16 @@ def _carry_out(
         kind._wrap(y, placement, layout.sbp, layout.shape)
         for y, layout in zip(results, derivation.outputs, strict=True)
     ]
+    is_copy = derivation.inputs != layouts or derivation.run is not None
+    if rule.view and (is_copy or _is_copy_of_view(tensors[0])):
+        for y in wrapped:
+            vars(y)["_is_copy_of_view"] = True
     return filled(derivation.tree, wrapped)
+
+
+def _is_copy_of_view(x: torch.Tensor) -> bool:
+    """Whether ``x`` would share memory with another tensor, had that not been boxed."""
+    return vars(x).get("_is_copy_of_view", False)
 
 
 def _common_placement(

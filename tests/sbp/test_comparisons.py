@@ -57,7 +57,9 @@ def test_attributes_of_results(P_world: Partition) -> None:
     placement = Placement("cpu", [0, 1], P_world)
     terms = global_of(random((4, 3)), placement, (P,))
     mask = global_of(random((4, 3)) > 0, placement, (B,))
-    assert torch.where(mask, terms, terms).sbp == (P,)
+    assert torch.where(mask, terms, terms).sbp == terms.where(mask, terms).sbp == (P,)
+    whole = random((4, 3))
+    assert_global(terms.where(mask, -terms), whole.where(whole > 0, -whole))
     assert terms.to(torch.float64).sbp == terms.contiguous().sbp == (P,)
     assert torch.zeros_like(terms).sbp == (P,) and torch.ones_like(terms).sbp == (B,)
     for y in ((terms > 0), terms.int(), torch.where(mask, terms, 1.0)):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from gpudist.partition import Partition
 from gpudist.sbp import Placement, explain
 from tests.pool import distributed
-from tests.sbp.compare import assert_matches, global_of
+from tests.sbp.compare import assert_global, assert_matches, global_of
 from tests.sbp.parts import B, P, S, random
 
 # What the splits of each dim of [5, 4, 2] become on two ranks; None is boxed.
@@ -56,6 +56,26 @@ def test_two_and_three_axes(P_world: Partition) -> None:
     placement = Placement("cpu", [[[0, 1], [2, 3]], [[4, 5], [6, 7]]], P_world)
     (y,) = assert_matches(lambda t: t[2, :, 0], [x], placement, [(S(0), S(2), S(1))])
     assert y.sbp == (P, P, S(0))
+
+
+@distributed(ranks=2, transports=("loopback",))
+def test_views_share_memory_or_refuse(P_world: Partition) -> None:
+    """What is changed in a view is changed in the tensor, and never silently not."""
+    placement = Placement("cpu", [0, 1], P_world)
+    x = random((4, 3))
+    y = global_of(x, placement, (S(1),))
+    y[1:3].zero_()
+    y.t()[:, 0].fill_(1.0)
+    y.flatten(1).unbind(0)[3].mul_(2)
+    x[1:3], x[0] = 0, 1
+    x[3] *= 2
+    assert_global(y, x)
+    z = global_of(x, placement, (S(0),))
+    for view in (z[1:3], z[1:3].t(), z[0], z.flatten().narrow(0, 0, 2), z.split(3)[0]):
+        with pytest.raises(RuntimeError, match="Box that one before, or clone this one"):
+            view.zero_()
+        view.clone().zero_()
+    assert_global(z, x)
 
 
 @distributed(ranks=2, transports=("loopback",))

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
-from gpudist.sbp.registry import Call, Signature, Slot, forms
-from gpudist.sbp.signatures.elementwise import enter, linear_in, point_wise, splits
+from gpudist.sbp.registry import Call, Signature, compose, forms
+from gpudist.sbp.signatures.elementwise import enter, in_order, linear_in, point_wise, splits
 
 
 def where(call: Call, parts: int) -> list[Signature]:
     """Linear in both alternatives together; a number has no terms."""
+    in_order(call, "condition", "input", "other")
     found = list(splits(call))
-    choices = [call.get(i, name) for i, name in ((1, "input"), (2, "other"))]
-    if all(isinstance(one, Slot) for one in choices) and len(call.tensors) == 3:
-        found.append(linear_in(call, [one.number for one in choices]))
+    if len(call.tensors) == 3:
+        found.append(linear_in(call, (1, 2)))
     return found
 
 
-enter(where, forms("where"))
+@compose(Tensor.where)
+def where_method(x: Tensor, condition: Tensor, other: Any) -> Tensor:
+    """As ``torch.where``, which has the condition first."""
+    return torch.where(condition, x, other)
+
+
+enter(where, [torch.where])
 enter(point_wise, [Tensor.__eq__, Tensor.__ne__])
 enter(
     point_wise,

@@ -8,7 +8,7 @@ from torch import Tensor
 from gpudist.errors import ShapeError
 from gpudist.sbp.attributes import Sbp, broadcast, partial_sum, split
 from gpudist.sbp.registry import Call, Signature, compose, forms, register
-from gpudist.sbp.signatures.elementwise import aligned, linear_in
+from gpudist.sbp.signatures.elementwise import aligned, in_order, linear_in
 
 Names = tuple[str, ...]
 
@@ -63,6 +63,8 @@ def einsum(call: Call, parts: int) -> list[Signature]:
 @register(*forms("addmm", "baddbmm"), any_float=True)
 def add_product(call: Call, parts: int) -> list[Signature]:
     """As the product has it; what is added goes along, as terms with terms."""
+    batched = call.function.__name__.startswith("baddbmm")
+    in_order(call, "input", *(("batch1", "batch2") if batched else ("mat1", "mat2")))
     added, left, _ = call.shapes
     result = call.outputs[0].shape
     row, column = len(left) - 2, len(left) - 1

@@ -68,7 +68,7 @@ def run_index(call: Call, tensors: Sequence[Tensor], where: Where) -> Tensor:
     return x[tuple(local)]
 
 
-@register(Tensor.__getitem__)
+@register(Tensor.__getitem__, view=True)
 def index(call: Call, parts: int) -> list[Signature]:
     """Dims of which all is taken; and an int's dim: terms, all but one of them zero."""
     shape = call.shapes[0]
@@ -92,7 +92,7 @@ def select(x: Tensor, dim: int, index: int) -> Tensor:
     return x[(*[slice(None)] * (dim % x.dim()), index)]
 
 
-@register(*forms("narrow"))
+@register(*forms("narrow"), view=True)
 def narrow(call: Call, parts: int) -> list[Signature]:
     """Other dims than that of the range."""
     dims = call.tensors[0].dims
