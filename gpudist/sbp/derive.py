@@ -118,7 +118,9 @@ def _all(rule: Rule, call: Call, parts: int) -> list[Signature]:
         return call.memo[parts]
     found = call.memo[parts] = list(rule.derive(call, parts))
     if rule.replicable:
-        copies = (broadcast,) * len(call.tensors), (broadcast,) * len(call.outputs)
+        # Torch refuses to say what some functions make of empty blocks.
+        results = len(found[0].outputs) if found else len(call.outputs)
+        copies = (broadcast,) * len(call.tensors), (broadcast,) * results
         if copies not in _keys(found):
             found.append(Signature(*copies))
     return found

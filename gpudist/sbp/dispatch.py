@@ -48,9 +48,21 @@ def dispatch(
             "gpudist.sbp.registry.register, or compute on blocks: x.to_local(), then "
             "gpudist.to_global"
         )
+    if kwargs.get("out") is not None:
+        return _into(function, args, **kwargs)
     if isinstance(entry, Composite):
         return entry.function(*args, **kwargs)
     return _carry_out(kind, entry, function, args, kwargs)
+
+
+def _into(function: Any, args: tuple[Any, ...], out: Any, **kwargs: Any) -> Any:
+    """``out=``: computed apart, then copied to where ``out`` lies."""
+    result = function(*args, **kwargs)
+    if not isinstance(result, torch.Tensor) or result.shape != out.shape:
+        raise NotImplementedError(
+            f"{name_of(function)}: out= of global tensors is one tensor of the result's shape"
+        )
+    return out.copy_(result)
 
 
 def _carry_out(
@@ -60,10 +72,14 @@ def _carry_out(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    if kwargs.get("out") is not None:
-        raise NotImplementedError(f"{name_of(function)}: out= is not supported by global tensors")
     slots, named, tensors = as_call(function, args, kwargs)
     placement = _common_placement(kind, function, tensors)
+    if rule.in_place and _is_copy_of_view(tensors[0]):
+        raise RuntimeError(
+            f"{name_of(function)}: the tensor is a copy, because the one of which it would be a "
+            "view had to be boxed; what is changed in it would be missing there. Box that one "
+            "before, or clone this one"
+        )
     layouts = tuple(_layout(kind, placement, x) for x in tensors)
     specs = tuple(Spec(tuple(x.shape), x.dtype) for x in tensors)
     call = Call(function, slots, named, specs)
@@ -79,7 +95,16 @@ def _carry_out(
         kind._wrap(y, placement, layout.sbp, layout.shape)
         for y, layout in zip(results, derivation.outputs, strict=True)
     ]
+    is_copy = derivation.inputs != layouts or derivation.run is not None
+    if rule.view and (is_copy or _is_copy_of_view(tensors[0])):
+        for y in wrapped:
+            vars(y)["_is_copy_of_view"] = True
     return filled(derivation.tree, wrapped)
+
+
+def _is_copy_of_view(x: torch.Tensor) -> bool:
+    """Whether ``x`` would share memory with another tensor, had that not been boxed."""
+    return vars(x).get("_is_copy_of_view", False)
 
 
 def _common_placement(

@@ -40,6 +40,8 @@ that are partial sums together, the others broadcast or split, so that terms nee
 * ``register(..., any_float=True)``: the values of floats among the arguments change neither
   signatures nor results' shapes and dtypes, and no signature has a ``localize``. So a step size
   that is new at every call derives nothing anew.
+* ``register(..., view=True)``: the result shares its input's memory. If the input is boxed, or the
+  signature has a ``run``, it does not, and functions in place on it raise.
 
 **A composite** is a Python function of the same arguments, global tensors among them, that calls
 other operators: ``_foreach_add_`` as a loop of ``add_``.
@@ -219,6 +221,7 @@ class Rule:
     in_place: bool = False
     replicable: bool = True
     any_float: bool = False
+    view: bool = False
 
 
 @dataclass(frozen=True)
@@ -239,12 +242,13 @@ def register(
     in_place: bool = False,
     replicable: bool = True,
     any_float: bool = False,
+    view: bool = False,
 ) -> Callable[[_Rule], _Rule]:
     """Enter a rule for ``functions``; :func:`forms` finds those of one name."""
 
     def enter(derive: _Rule) -> _Rule:
         for function in functions:
-            signatures[function] = Rule(derive, in_place, replicable, any_float)
+            signatures[function] = Rule(derive, in_place, replicable, any_float, view)
         return derive
 
     return enter
@@ -300,6 +304,9 @@ def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
         parts = [mapped(part, change) for part in tree]
         if hasattr(tree, "_fields"):
             return type(tree)(*parts)
+        if hasattr(tree, "n_fields"):
+            # What torch returns where results have names.
+            return type(tree)(parts)  # pyright: ignore
         return parts if isinstance(tree, list) else tuple(parts)
     if isinstance(tree, dict):
         return {name: mapped(part, change) for name, part in tree.items()}

@@ -17,7 +17,7 @@ from tests.sbp.parts import B, P, S, random
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "sgd": (torch.optim.SGD, {"momentum": 0.9, "dampening": 0.1, "weight_decay": 0.01}),
     "nesterov": (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
-    "adam": (torch.optim.Adam, {"weight_decay": 0.01}),
+    "adam": (torch.optim.Adam, {"weight_decay": 0.01, "amsgrad": True}),
     "adamw": (torch.optim.AdamW, {"maximize": True}),
     "rmsprop": (torch.optim.RMSprop, {"momentum": 0.9, "centered": True}),
     "adagrad": (torch.optim.Adagrad, {"lr_decay": 0.1, "initial_accumulator_value": 0.1}),
@@ -34,7 +34,8 @@ def model(placement: Placement | None, sbp: NdSbp) -> torch.nn.Module:
     made = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3))
     made = made.double()
     if placement is not None:
-        for layer in (made[0], made[2]):
+        layers: list[Any] = [made[0], made[2]]
+        for layer in layers:
             weight, bias = layer.weight.detach(), layer.bias.detach()
             layer.weight = torch.nn.Parameter(global_of(weight, placement, sbp))
             own = tuple(B if one == S(1) else one for one in sbp)
@@ -58,7 +59,8 @@ def test_steps(P_world: Partition, name: str, foreach: bool) -> None:
     kind, options = OPTIMIZERS[name]
     placement = Placement("cpu", [[0, 1], [2, 3]], P_world)
     x = random((7, 5))
-    for parameters, data in SBPS.values():
+    for layout in SBPS if name == "adam" else ("mixed",):
+        parameters, data = SBPS[layout]
         nets = [model(None, ()), model(placement, parameters)]
         xs = [x, global_of(x, placement, data)]
         for net, given in zip(nets, xs, strict=True):
@@ -107,6 +109,15 @@ def test_linear_in_several_tensors(P_world: Partition) -> None:
 
 
 @distributed(ranks=2, transports=("loopback",))
+def test_tensors_named_in_another_order(P_world: Partition) -> None:
+    placement = Placement("cpu", [0, 1], P_world)
+    x = global_of(random((4,)), placement, (S(0),))
+    with pytest.raises(NotImplementedError, match="in the order input, tensor1, tensor2"):
+        torch.addcdiv(x, tensor2=x, tensor1=x)
+    assert_global(torch.addcdiv(x, tensor1=x, tensor2=x), random((4,)) + 1)
+
+
+@distributed(ranks=2, transports=("loopback",))
 def test_each_of_lists(P_world: Partition) -> None:
     """``torch._foreach_*`` with a number, a list of numbers, a tensor, and lists of tensors."""
     placement = Placement("cpu", [0, 1], P_world)
@@ -131,3 +142,25 @@ def test_each_of_lists(P_world: Partition) -> None:
         x = torch.nn.Parameter(global_of(random((4,)), placement, (S(0),)))
         x.grad = global_of(random((4,)), placement, (S(0),))
         torch.optim.SGD([x], fused=True).step()
+
+
+@pytest.mark.parametrize("foreach", [None, True])
+@distributed(ranks=4, transports=("loopback",))
+def test_clip_by_norm(P_world: Partition, foreach: bool | None) -> None:
+    """The norm is that of the whole gradients, of any attributes, and so are the clipped ones."""
+    placement = Placement("cpu", [[0, 1], [2, 3]], P_world)
+    x = random((7, 5))
+    parameters, data = SBPS["mixed"]
+    nets = [model(None, ()), model(placement, parameters)]
+    for net, given in zip(nets, [x, global_of(x, placement, data)], strict=True):
+        y = net(given)
+        (y * y).flatten().dot(torch.ones_like(y).flatten()).backward()
+    for kind, bound in ((2.0, 0.1), (float("inf"), 0.01)):
+        expected, found = (
+            torch.nn.utils.clip_grad_norm_(net.parameters(), bound, kind, foreach=foreach)
+            for net in nets
+        )
+        assert_global(found, expected)
+        for a, b in zip(*(net.parameters() for net in nets), strict=True):
+            assert a.grad is not None and b.grad is not None
+            assert_global(b.grad, a.grad)

@@ -12,6 +12,7 @@ from gpudist.sbp.registry import (
     Signature,
     Slot,
     forms,
+    name_of,
     register,
 )
 
@@ -34,6 +35,20 @@ def linear_in(call: Call, slots: Sequence[int]) -> Signature:
     """The terms of a sum: the inputs in ``slots`` are such, and the results."""
     inputs = tuple(partial_sum if i in slots else broadcast for i in range(len(call.tensors)))
     return Signature(inputs, (partial_sum,) * len(call.outputs))
+
+
+def in_order(call: Call, *names: str) -> None:
+    """Make sure that slots are in the order of the function's arguments.
+
+    Raises:
+        NotImplementedError: on every rank alike, if tensors are named in another order.
+    """
+    given = [call.get(i, name) for i, name in enumerate(names)]
+    slots = [one.number for one in given if isinstance(one, Slot)]
+    if slots != sorted(slots):
+        raise NotImplementedError(
+            f"{name_of(call.function)}: give the tensors in the order {', '.join(names)}"
+        )
 
 
 def add(call: Call, parts: int) -> list[Signature]:

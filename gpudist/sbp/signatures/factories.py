@@ -1,21 +1,121 @@
-"""New tensors of the shape of another: ``zeros_like``, ``ones_like``, ``full_like``."""
+"""New tensors like another: its shape with other values, or its values with another dtype."""
 
 from __future__ import annotations
 
-import torch
+from typing import Any
 
-from gpudist.sbp.attributes import broadcast, partial_sum
-from gpudist.sbp.registry import Call, Signature, register
-from gpudist.sbp.signatures.elementwise import splits
+import torch
+from torch import Tensor
+
+from gpudist.sbp.attributes import NdSbp, broadcast, partial_sum
+from gpudist.sbp.registry import Call, Function, Signature, compose, forms, name_of, register
+from gpudist.sbp.signatures.elementwise import linear_in, splits
 
 
 @register(torch.zeros_like, torch.empty_like, any_float=True)
 def zeros(call: Call, parts: int) -> list[Signature]:
     """As the other lies; terms of zero are zeros."""
-    return [*splits(call), Signature((partial_sum,), (partial_sum,))]
+    return [*splits(call), linear_in(call, (0,))]
 
 
 @register(torch.ones_like, torch.full_like, any_float=True)
 def numbers(call: Call, parts: int) -> list[Signature]:
     """As the other lies, whose values do not matter: copies, if it is terms."""
     return [*splits(call), Signature((partial_sum,), (broadcast,))]
+
+
+@register(Tensor.type)
+def cast(call: Call, parts: int) -> list[Signature]:
+    """Rounding to integers is not linear, and that of terms is no rounding of their sum."""
+    found = list(splits(call))
+    if torch.promote_types(call.tensors[0].dtype, call.outputs[0].dtype) == call.outputs[0].dtype:
+        found.append(linear_in(call, (0,)))
+    return found
+
+
+@register(*forms("contiguous"))
+def contiguous(call: Call, parts: int) -> list[Signature]:
+    return [*splits(call), linear_in(call, (0,))]
+
+
+@compose(Tensor.to)
+def to(x: Tensor, *args: Any, copy: bool = False, **kwargs: Any) -> Tensor:
+    """Another dtype; the device of a global tensor is that of its placement."""
+    if args and isinstance(args[0], Tensor):
+        args = (args[0].device, args[0].dtype, *args[1:])
+    device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)  # pyright: ignore
+    if device is not None and device.type != x.device.type:
+        raise NotImplementedError(
+            f"x.to({device}): a global tensor is on {x.device.type!r}, the device of its placement;"
+            " move it with x.to_global(placement)"
+        )
+    if dtype is not None and dtype != x.dtype:
+        return x.type(dtype)
+    return x.clone() if copy else x
+
+
+@compose(Tensor.type_as)
+def type_as(x: Tensor, other: Tensor) -> Tensor:
+    return to(x, other.dtype)
+
+
+def enter_cast(name: str, dtype: torch.dtype) -> None:
+    """``x.float()`` and the like."""
+    compose(getattr(Tensor, name))(lambda x: to(x, dtype))
+
+
+for name in ("float", "double", "half", "bfloat16", "int", "long", "bool"):
+    enter_cast(name, getattr(torch, name))
+
+
+def block(x: Any, whole: Tensor, sbp: NdSbp) -> Tensor:
+    """This rank's part of ``whole`` on the placement of ``x``."""
+    shape = tuple(whole.shape)
+    index = x.placement.index
+    if index is None:
+        return x._wrap(whole.new_empty(0), x.placement, sbp, shape)
+    cells = x.placement.layout(sbp, shape).box(index).slices
+    return x._wrap(whole[cells].clone(), x.placement, sbp, shape)
+
+
+def enter_drawn(function: Function, is_in_place: bool) -> None:
+    """Values as torch draws them for the whole tensor, whatever the layout.
+
+    Every rank draws all of them, so that generators that were alike stay so: torch must have been
+    given the same seed on all ranks. In place of terms there are copies.
+    """
+
+    @compose(function)
+    def drawn(tensor: Any, *args: Any, **kwargs: Any) -> Tensor:
+        if any(isinstance(one, Tensor) for one in (*args, *kwargs.values())):
+            raise NotImplementedError(f"{name_of(function)} of a global tensor takes numbers alone")
+        whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        whole = function(whole, *args, **kwargs)
+        sbp = tuple(broadcast if one == partial_sum else one for one in tensor.sbp)
+        if not is_in_place:
+            return block(tensor, whole, sbp)
+        with torch.no_grad():
+            return tensor.copy_(block(tensor, whole, sbp))
+
+
+for function in (torch.rand_like, torch.randn_like, torch.randint_like):
+    enter_drawn(function, False)
+init = torch.nn.init
+for function in (
+    *(Tensor.normal_, Tensor.uniform_),
+    *(init.normal_, init.uniform_, init.constant_, init.kaiming_uniform_, init.kaiming_normal_),
+):
+    enter_drawn(function, True)
+
+
+def enter_new(function: Function) -> None:
+    """A new tensor of a shape of its own: copies."""
+
+    @compose(function)
+    def made(x: Any, *args: Any, **kwargs: Any) -> Tensor:
+        plain = torch.empty(0, dtype=x.dtype, device=x.device)
+        return block(x, function(plain, *args, **kwargs), (broadcast,) * x.placement.axes)
+
+
+for function in (Tensor.new_zeros, Tensor.new_ones, Tensor.new_full):
+    enter_new(function)

@@ -40,7 +40,7 @@ def stack(call: Call, parts: int) -> list[Signature]:
     return [*found, _all_alike(call, partial_sum, partial_sum)]
 
 
-@register(*forms("split", "split_with_sizes", "chunk", "tensor_split"))
+@register(*forms("split", "split_with_sizes", "chunk", "tensor_split"), view=True)
 def cut(call: Call, parts: int) -> list[Signature]:
     """Splits along other dims than that of the cuts."""
     dims = call.tensors[0].dims
@@ -49,7 +49,7 @@ def cut(call: Call, parts: int) -> list[Signature]:
     return [*found, _all_alike(call, partial_sum, partial_sum)]
 
 
-@register(*forms("unbind"))
+@register(*forms("unbind"), view=True)
 def unbind(call: Call, parts: int) -> list[Signature]:
     """As ``split``; dims after that of the cuts move down."""
     dims = call.tensors[0].dims

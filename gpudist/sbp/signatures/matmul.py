@@ -6,7 +6,7 @@ import torch
 
 from gpudist.sbp.attributes import Sbp, broadcast, partial_sum, split
 from gpudist.sbp.registry import Call, Signature, compose, forms, register
-from gpudist.sbp.signatures.elementwise import aligned
+from gpudist.sbp.signatures.elementwise import aligned, in_order
 
 
 def _batch(call: Call) -> list[Signature]:
@@ -53,6 +53,7 @@ def matmul(call: Call, parts: int) -> list[Signature]:
 @register(torch.nn.functional.linear)
 def linear(call: Call, parts: int) -> list[Signature]:
     """``x @ weight.T + bias``; a bias forbids a split of the summed dim, unless it is terms too."""
+    in_order(call, "input", "weight", "bias")
     x = call.tensors[0].dims
     dims = call.outputs[0].dims
     out: Sbp = split(dims - 1)

@@ -67,7 +67,7 @@ def block_shape(dim: int) -> Localize:
     return localize
 
 
-@register(torch.reshape)
+@register(torch.reshape, view=True)
 def reshape(call: Call, parts: int) -> list[Signature]:
     """Dims whose blocks are the same cells in the same order."""
     source, target = call.shapes[0], call.outputs[0].shape
@@ -81,7 +81,7 @@ def reshape(call: Call, parts: int) -> list[Signature]:
     return [*found, Signature((partial_sum,), (partial_sum,))]
 
 
-@register(torch.broadcast_to)
+@register(torch.broadcast_to, view=True)
 def expand(call: Call, parts: int) -> list[Signature]:
     """Dims that are not expanded."""
     source, target = call.shapes[0], call.outputs[0].shape

@@ -20,6 +20,7 @@ PROPERTIES: list[Function] = [getattr(Tensor, name).__get__ for name in ("T", "m
 @register(
     *forms("transpose", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "t", "adjoint"),
     *PROPERTIES,
+    view=True,
 )
 def transpose(call: Call, parts: int) -> list[Signature]:
     """A split goes along with its dim."""

@@ -1,0 +1,76 @@
+"""What the blocks of an operator tell each other: sums, largest cells, and numbers side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import torch
+
+from gpudist.autograd import all_reduce_constant
+from gpudist.partition import CartesianPartition
+from gpudist.sbp.attributes import NdSbp, broadcast, partial_sum, split
+from gpudist.sbp.boxing import box
+from gpudist.sbp.layout import Layout
+from gpudist.sbp.registry import Call, Part, Signature, Where
+
+
+def axes_that_split(where: Where, slot: int, dims: Collection[int]) -> list[int]:
+    """The axes of the placement along which one of ``dims`` of a tensor is split."""
+    return [axis for axis, one in enumerate(where.sbps[slot]) if one.is_split and one.dim in dims]
+
+
+def total(x: torch.Tensor, where: Where, axes: Iterable[int]) -> torch.Tensor:
+    """The sum of blocks of one shape over ``axes``, on each worker. Its own adjoint."""
+    P = _workers(where, axes)
+    return _boxed(x, P, x.shape, (partial_sum,)) if P.size > 1 and x.numel() else x
+
+
+def largest(x: torch.Tensor, where: Where, axes: Iterable[int]) -> torch.Tensor:
+    """The largest cells of blocks of one shape over ``axes``, as a constant."""
+    P = _workers(where, axes)
+    return all_reduce_constant(x.detach(), P, "max") if P.size > 1 and x.numel() else x.detach()
+
+
+def stacked(x: torch.Tensor, where: Where, axes: Iterable[int]) -> torch.Tensor:
+    """Blocks of one shape over ``axes`` along a new dim in front, in the order of the blocks.
+
+    Adjoint:
+        Each worker gets the sum of the gradients of its block.
+    """
+    P = _workers(where, axes)
+    if P.size == 1 or not x.numel():
+        return x.expand(P.size, *x.shape)
+    return _boxed(x.unsqueeze(0), P, (P.size, *x.shape), (split(0),))
+
+
+def place(where: Where, axes: Iterable[int]) -> int:
+    """The number of this worker's block in what is ``stacked``."""
+    rank = _workers(where, axes).rank
+    assert rank is not None
+    return rank
+
+
+def _workers(where: Where, axes: Iterable[int]) -> CartesianPartition:
+    return where.P.along(list(axes))
+
+
+def _boxed(
+    x: torch.Tensor, P: CartesianPartition, shape: Iterable[int], sbp: NdSbp
+) -> torch.Tensor:
+    """Copies of a tensor that lies on the workers of ``P`` as ``sbp`` says."""
+    source = Layout(P.ranks, (P.size,), sbp, tuple(shape))
+    target = Layout(P.ranks, (P.size,), (broadcast,), source.shape)
+    return box(x.contiguous(), source, target, P.world)
+
+
+def extent(whole: int, part: Part) -> int:
+    """Cells of one block of a dim."""
+    return whole // part.parts + (part.index < whole % part.parts)
+
+
+def terms(call: Call, *slots: int) -> list[Signature]:
+    """The signature of a function that is linear in the tensors in ``slots`` together."""
+    if any(call.tensors[i].dtype == torch.bool for i in slots):
+        return []
+    inputs = tuple(partial_sum if i in slots else broadcast for i in range(len(call.tensors)))
+    return [Signature(inputs, (partial_sum,))]

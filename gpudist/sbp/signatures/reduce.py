@@ -1,0 +1,304 @@
+"""Reductions: a block is reduced by torch, and the blocks of a line with each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import torch
+
+from gpudist.sbp.attributes import broadcast, partial_sum, split
+from gpudist.sbp.registry import Call, Run, Signature, Where, compose, forms, register
+from gpudist.sbp.signatures.across import axes_that_split, largest, place, stacked, terms, total
+
+_WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+
+def dims_of(call: Call, position: int = 1) -> tuple[int, ...]:
+    """The dims that a reduction is over, from the front; all of them where none is given."""
+    given = call.get(position, "dim", call.kwargs.get("axis"))
+    count = call.tensors[0].dims
+    if given is None or isinstance(given, bool) or given == ():
+        return tuple(range(count))
+    dims = (given,) if isinstance(given, int) else tuple(given)
+    return tuple(sorted(d % count for d in dims)) if count else ()
+
+
+def keeps_dims(call: Call, position: int = 2) -> bool:
+    return bool(call.get(position, "keepdim", call.kwargs.get("keepdims", False)))
+
+
+def kept(call: Call, dims: Sequence[int], keeps: bool, results: int = 1) -> list[Signature]:
+    """Splits of the dims that are not reduced."""
+    found: list[Signature] = []
+    for d in range(call.tensors[0].dims):
+        if d not in dims:
+            own = d if keeps else d - sum(e < d for e in dims)
+            found.append(Signature((split(d),), (split(own),) * results))
+    return found
+
+
+def together(dims: Sequence[int], run: Run, results: int = 1) -> list[Signature]:
+    """Splits of dims that are reduced, of which all workers have the result."""
+    return [Signature((split(d),), (broadcast,) * results, run=run) for d in dims]
+
+
+def in_terms(dims: Sequence[int], run: Run | None = None) -> list[Signature]:
+    """Splits of dims that are reduced, where each block has a term of the result."""
+    return [Signature((split(d),), (partial_sum,), run=run) for d in dims]
+
+
+def reduced(x: torch.Tensor, dims: Sequence[int], like: int) -> torch.Tensor:
+    """A sum over ``dims``, with ``like`` dims: as many as before, or those that are left."""
+    return x.sum(dims, keepdim=like == x.dim()) if dims else x
+
+
+@register(*forms("sum"))
+def sums(call: Call, parts: int) -> list[Signature]:
+    """Of a reduced dim that is split, each block has a term."""
+    dims = dims_of(call)
+    return [*kept(call, dims, keeps_dims(call)), *in_terms(dims), *terms(call, 0)]
+
+
+@register(*forms("count_nonzero"))
+def counts(call: Call, parts: int) -> list[Signature]:
+    dims = dims_of(call)
+    return [*kept(call, dims, False), *in_terms(dims)]
+
+
+@register(*forms("mean"))
+def mean(call: Call, parts: int) -> list[Signature]:
+    """As a sum; the divisor is global."""
+    dims = dims_of(call)
+    return [*kept(call, dims, keeps_dims(call)), *in_terms(dims, _mean), *terms(call, 0)]
+
+
+def _mean(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
+    (x,), dims = tensors, dims_of(where.call)
+    dtype = call.kwargs.get("dtype") or x.dtype
+    cells = prod(where.call.tensors[0].shape[d] for d in dims)
+    wide = x.to(_WIDE.get(dtype, dtype))
+    return (reduced(wide, dims, len(where.outputs[0].shape)) / cells).to(dtype)
+
+
+@register(*forms("var", "std", "var_mean", "std_mean"))
+def moments(call: Call, parts: int) -> list[Signature]:
+    """Two sums along the line: the mean, and then squares about it."""
+    dims = dims_of(call)
+    if call.tensors[0].dtype.is_complex:
+        return []
+    results = 2 if call.function.__name__.endswith("_mean") else 1
+    keeps = keeps_dims(call, 3)
+    # Torch warns of blocks without cells.
+    splits = [replace(s, run=_moments) for s in kept(call, dims, keeps, results)]
+    return [*splits, *together(dims, _moments, results)]
+
+
+def _moments(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> Any:
+    (x,), dims = tensors, dims_of(where.call)
+    axes = axes_that_split(where, 0, dims)
+    if not axes and x.numel():
+        return call(tensors)
+    wide = x.to(_WIDE.get(x.dtype, x.dtype))
+    cells = prod(where.call.tensors[0].shape[d] for d in dims)
+    center = total(wide.sum(dims, keepdim=True), where, axes) / cells
+    squares = total((wide - center).square().sum(dims, keepdim=True), where, axes)
+    variance = squares / max(cells - _correction(where.call), 0)
+    name = call.function.__name__
+    results = [_root(variance) if name.startswith("std") else variance]
+    if name.endswith("_mean"):
+        results.append(center)
+    shaped = [reduced(y, dims, len(where.outputs[0].shape)).to(x.dtype) for y in results]
+    return tuple(shaped) if len(shaped) > 1 else shaped[0]
+
+
+def _root(x: torch.Tensor) -> torch.Tensor:
+    """The square root, whose gradient at zero is zero, as that of a deviation is to torch."""
+    is_zero = x == 0
+    return x.masked_fill(is_zero, 1).sqrt().masked_fill(is_zero, 0)
+
+
+def _correction(call: Call) -> float:
+    if "correction" in call.kwargs:
+        given = call.kwargs["correction"]
+        return 1 if given is None else given
+    dim = call.get(1, "dim")
+    return int(dim if isinstance(dim, bool) else call.get(2, "unbiased", True))
+
+
+@register(*forms("amax", "amin"))
+def extremes(call: Call, parts: int) -> list[Signature]:
+    """The gradient is shared by the cells that are largest, as torch does it."""
+    dims = dims_of(call)
+    return [*kept(call, dims, keeps_dims(call)), *together(dims, _extremes)]
+
+
+def _extremes(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
+    x, dims = tensors[0], dims_of(where.call)
+    axes = axes_that_split(where, 0, dims)
+    is_least = call.function.__name__ in ("amin", "min")
+    blocks = stacked(_extreme(x.detach(), dims, is_least), where, axes)
+    found = blocks.amin(0) if is_least else blocks.amax(0)
+    chosen = x == found
+    if x.is_floating_point():
+        count = total(chosen.sum(dims, keepdim=True), where, axes)
+        shared = total((x.where(chosen, 0) / count).sum(dims, keepdim=True), where, axes)
+        # The value is a cell of x to the last digit, the gradient that of a mean of such cells.
+        found = torch.where(found.isfinite(), found + (shared - shared.detach()), shared)
+    return found if len(where.outputs[0].shape) == x.dim() else found.squeeze(dims)
+
+
+def _extreme(x: torch.Tensor, dims: Sequence[int], is_least: bool) -> torch.Tensor:
+    """That of a block, which may be empty."""
+    if all(x.shape[d] for d in dims):
+        return x.amin(dims, keepdim=True) if is_least else x.amax(dims, keepdim=True)
+    shape = [1 if d in dims else n for d, n in enumerate(x.shape)]
+    return x.new_full(shape, _worst(x.dtype, is_least))
+
+
+def _worst(dtype: torch.dtype, is_least: bool) -> float | int:
+    """What no cell is worse than."""
+    if dtype == torch.bool:
+        return is_least
+    if dtype.is_floating_point:
+        return torch.inf if is_least else -torch.inf
+    limits = torch.iinfo(dtype)
+    return limits.max if is_least else limits.min
+
+
+@register(*forms("max", "min"))
+def extreme_or_larger(call: Call, parts: int) -> list[Signature]:
+    """Three functions of one name: of all cells, of lines with their places, of two tensors."""
+    if len(call.tensors) == 2:
+        return []
+    dims = dims_of(call)
+    if call.get(1, "dim") is None:
+        return together(dims, _extremes)
+    return [*kept(call, dims, keeps_dims(call), 2), *together(dims, _places, 2)]
+
+
+@register(*forms("argmax", "argmin"))
+def places(call: Call, parts: int) -> list[Signature]:
+    """The first place where a line, or the tensor, has its largest cell."""
+    dims = dims_of(call)
+    if call.get(1, "dim") is None and call.tensors[0].dims != 1:
+        return []
+    return [*kept(call, dims, keeps_dims(call)), *together(dims, _places)]
+
+
+def _places(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> Any:
+    (x,), (dim,) = tensors, dims_of(where.call)
+    axes = axes_that_split(where, 0, (dim,))
+    name = call.function.__name__
+    is_least = name.endswith("min")
+    if x.shape[dim]:
+        own = x.detach().min(dim, True) if is_least else x.detach().max(dim, True)
+        values, indices = own.values, own.indices + where.inputs[0].start[dim]
+    else:
+        values = _extreme(x.detach(), (dim,), is_least)
+        indices = torch.full(values.shape, where.call.tensors[0].shape[dim], device=x.device)
+    blocks = stacked(values, where, axes)
+    found = blocks.amin(0) if is_least else blocks.amax(0)
+    # Of equal cells the first is meant, and an empty block has none.
+    far = indices.new_full((), where.call.tensors[0].shape[dim])
+    chosen = stacked(indices, where, axes).where(blocks == found, far).amin(0)
+    keeps = len(where.outputs[0].shape) == x.dim()
+    index = chosen if keeps else chosen.squeeze(dim)
+    if name.startswith("arg"):
+        return index
+    if x.is_floating_point():
+        found = _picked(x, dim, chosen, where, axes)
+    return found if keeps else found.squeeze(dim), index
+
+
+def _picked(
+    x: torch.Tensor, dim: int, index: torch.Tensor, where: Where, axes: Sequence[int]
+) -> torch.Tensor:
+    """The cells at global places, of whom one worker along the line has each."""
+    local = index - where.inputs[0].start[dim]
+    is_own = (local >= 0) & (local < x.shape[dim])
+    if not x.shape[dim]:
+        return total(x.sum(dim, keepdim=True), where, axes)
+    cells = x.gather(dim, local.clamp(0, x.shape[dim] - 1))
+    return total(cells.where(is_own, 0), where, axes)
+
+
+@register(*forms("any", "all"))
+def truths(call: Call, parts: int) -> list[Signature]:
+    dims = dims_of(call)
+    return [*kept(call, dims, keeps_dims(call)), *together(dims, _truths)]
+
+
+def _truths(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
+    axes = axes_that_split(where, 0, dims_of(where.call))
+    own = call(tensors)
+    number = own.to(torch.uint8)
+    is_any = call.function.__name__ == "any"
+    found = largest(number, where, axes) if is_any else 1 - largest(1 - number, where, axes)
+    return found.to(own.dtype)
+
+
+@register(*forms("prod", "logsumexp"))
+def in_two_steps(call: Call, parts: int) -> list[Signature]:
+    """Of what blocks are reduced to, the same again."""
+    dims = dims_of(call)
+    return [*kept(call, dims, keeps_dims(call)), *together(dims, _in_two_steps)]
+
+
+def _in_two_steps(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
+    blocks = stacked(call(tensors), where, axes_that_split(where, 0, dims_of(where.call)))
+    return call.function(blocks, 0)
+
+
+@register(torch.linalg.vector_norm)
+def vector_norm(call: Call, parts: int) -> list[Signature]:
+    """The norm of the norms of blocks."""
+    dims = dims_of(call, 2)
+    return [*kept(call, dims, keeps_dims(call, 3)), *together(dims, _vector_norm)]
+
+
+def _vector_norm(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
+    (x,), order, dims = tensors, call.get(1, "ord", 2), dims_of(where.call, 2)
+    axes = axes_that_split(where, 0, dims)
+    if order == 0:
+        return total(call(tensors), where, axes)
+    if all(x.shape[d] for d in dims):
+        own = call(tensors)
+    else:
+        sizes = x.abs()
+        wide = sizes.to(call.kwargs.get("dtype") or sizes.dtype)
+        own = reduced(wide, dims, len(where.outputs[0].shape)) + (torch.inf if order < 0 else 0)
+    return torch.linalg.vector_norm(stacked(own, where, axes), order, 0)
+
+
+@compose(torch.norm, torch.Tensor.norm)
+def norm(
+    input: torch.Tensor,
+    p: float | str | None = "fro",
+    dim: Any = None,
+    keepdim: bool = False,
+    out: None = None,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    if p not in ("fro", None) and isinstance(p, str):
+        raise NotImplementedError(f"norm: p={p!r} has no signatures for global tensors")
+    order = 2 if p is None or isinstance(p, str) else p
+    return torch.linalg.vector_norm(input, order, dim, keepdim, dtype=dtype)
+
+
+@register(*forms("cumsum"))
+def cumsum(call: Call, parts: int) -> list[Signature]:
+    """Linear; of a dim that is split, blocks add what is in front of them."""
+    dims = dims_of(call)
+    found = [Signature((split(d),), (split(d),), run=_cumsum) for d in dims]
+    return [*kept(call, dims, True), *found, *terms(call, 0)]
+
+
+def _cumsum(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
+    (dim,) = dims_of(where.call)
+    axes = axes_that_split(where, 0, (dim,))
+    own = call(tensors)
+    sums = stacked(tensors[0].sum(dim, keepdim=True, dtype=own.dtype), where, axes)
+    return own + sums[: place(where, axes)].sum(0)

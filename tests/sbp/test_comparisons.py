@@ -1,0 +1,92 @@
+"""Comparisons, choices and new tensors like others."""
+
+# pyright: reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+
+from gpudist.partition import Partition
+from gpudist.sbp import Placement
+from tests.pool import distributed
+from tests.sbp.compare import assert_global, assert_matches, global_of
+from tests.sbp.parts import B, P, S, random
+
+OPERATORS: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
+    "eq": (lambda x, y: x == y, [(5, 3), (3,)]),
+    "less": (lambda x, y: (x < y) & ~(x >= 0.5) | (x != y), [(5, 1), (5, 3)]),
+    "where": (lambda x, y: torch.where(x > y, x, 2 * y), [(5, 3), (5, 3)]),
+    "where number": (lambda x, y: torch.where(x > 0, x * y, 0.5), [(5, 3), (3,)]),
+    "masked_fill": (lambda x, y: (x * y).masked_fill(y > 0, 1.5), [(5, 3), (5, 3)]),
+    "clamp": (lambda x, y: x.clamp(-0.5, 0.5) + y.clip(max=0.1), [(5, 3), (5, 3)]),
+    "cast": (lambda x, y: x.float().to(y) * y + y.int(), [(5, 3), (5, 3)]),
+    "like": (
+        lambda x, y: x * torch.ones_like(y) + torch.full_like(x, 2.5) * y + torch.zeros_like(y),
+        [(5, 3), (5, 3)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@distributed(ranks=3, transports=("loopback",))
+def test_all_attributes(P_world: Partition, name: str) -> None:
+    function, shapes = OPERATORS[name]
+    placement = Placement("cpu", [0, 1, 2], P_world)
+    xs = [random(shape, i) for i, shape in enumerate(shapes)]
+    for given in product([*map(S, range(len(shapes[0]))), B, P], [S(0), P]):
+        assert_matches(function, xs, placement, [(one,) for one in given])
+
+
+@distributed(ranks=8, transports=("loopback",))
+def test_two_and_three_axes(P_world: Partition) -> None:
+    xs = [random((5, 3)), random((5, 3), 1)]
+    for grid in ([[0, 1, 2], [3, 4, 5]], [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]):
+        placement = Placement("cpu", grid, P_world)
+        last = (S(0),) * (placement.axes - 1)
+        for name in ("where", "less"):
+            assert_matches(OPERATORS[name][0], xs, placement, [(P, *last), (S(1), *last)])
+
+
+@distributed(ranks=2, transports=("loopback",))
+def test_attributes_of_results(P_world: Partition) -> None:
+    """Terms stay terms through linear functions alone, and values that do not matter stay."""
+    placement = Placement("cpu", [0, 1], P_world)
+    terms = global_of(random((4, 3)), placement, (P,))
+    mask = global_of(random((4, 3)) > 0, placement, (B,))
+    assert torch.where(mask, terms, terms).sbp == terms.where(mask, terms).sbp == (P,)
+    whole = random((4, 3))
+    assert_global(terms.where(mask, -terms), whole.where(whole > 0, -whole))
+    assert terms.to(torch.float64).sbp == terms.contiguous().sbp == (P,)
+    assert torch.zeros_like(terms).sbp == (P,) and torch.ones_like(terms).sbp == (B,)
+    for y in ((terms > 0), terms.int(), torch.where(mask, terms, 1.0)):
+        assert y.sbp != (P,)
+    assert terms.to("cpu") is terms
+    with pytest.raises(NotImplementedError, match="the device of its placement"):
+        terms.to("meta")
+    assert_global(terms.new_full((3, 2), 1.5), torch.full((3, 2), 1.5, dtype=torch.float64))
+
+
+@distributed(ranks=4, transports=("loopback",))
+def test_random_values_do_not_depend_on_the_layout(P_world: Partition) -> None:
+    """They are those that torch draws for the whole tensor, on some of the ranks too."""
+    x = random((5, 3))
+    for grid in ([[0, 1], [2, 3]], [[3, 1]]):
+        placement = Placement("cpu", grid, P_world)
+        for sbp in ((S(0), S(1)), (S(0), S(0)), (B, S(1)), (P, B)):
+            given = global_of(x, placement, sbp)
+            for draw in (torch.randn_like, torch.rand_like, _initial):
+                torch.manual_seed(5)
+                expected = draw(x.clone()), torch.rand(())
+                torch.manual_seed(5)
+                if draw is not _initial or P not in sbp:
+                    assert_global(draw(given), expected[0])
+                    assert torch.rand(()) == expected[1]
+
+
+def _initial(x: torch.Tensor) -> torch.Tensor:
+    torch.nn.init.kaiming_uniform_(x)
+    return torch.nn.init.xavier_normal_(x.clone()) + x

@@ -1,0 +1,91 @@
+"""Parts of global tensors: attributes, values and gradients."""
+
+# pyright: reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gpudist.partition import Partition
+from gpudist.sbp import Placement, explain
+from tests.pool import distributed
+from tests.sbp.compare import assert_global, assert_matches, global_of
+from tests.sbp.parts import B, P, S, random
+
+# What the splits of each dim of [5, 4, 2] become on two ranks; None is boxed.
+OPERATORS: dict[str, tuple[Any, list[Any]]] = {
+    "rows": (lambda x: x[1:3], [None, S(1), S(2)]),
+    "all": (lambda x: x[:, 0:9, None], [S(0), S(1), S(3)]),
+    "int": (lambda x: x[-2], [P, S(0), S(1)]),
+    "ints": (lambda x: x[..., 3, 1], [S(0), P, P]),
+    "mixed": (lambda x: x[4, None, ::2], [P, None, S(2)]),
+    "select": (lambda x: x.select(1, 2), [S(0), P, S(1)]),
+    "narrow": (lambda x: x.narrow(-2, 1, 2), [S(0), None, S(2)]),
+    "flip": (lambda x: x.flip(0, -1), [None, S(1), None]),
+    "roll": (lambda x: x.roll((1, 2), (0, 1)), [None, None, S(2)]),
+    "pad": (lambda x: F.pad(x, (1, 2, 0, 0)), [S(0), S(1), None]),
+    "pad circular": (lambda x: F.pad(x, (1, 1), mode="circular"), [S(0), S(1), None]),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@distributed(ranks=2, transports=("loopback",))
+def test_one_axis(P_world: Partition, name: str) -> None:
+    function, expected = OPERATORS[name]
+    placement = Placement("cpu", range(2), P_world)
+    rows = [*zip((S(0), S(1), S(2)), expected, strict=True), (B, B), (P, P)]
+    for given, result in rows:
+        with explain() as lines:
+            (y,) = assert_matches(function, [random((5, 4, 2))], placement, [(given,)], double=True)
+        assert any("boxed to" in line for line in lines) == (result is None), lines
+        assert result is None or y.sbp == (result,)
+
+
+@distributed(ranks=8, transports=("loopback",))
+def test_two_and_three_axes(P_world: Partition) -> None:
+    """Some blocks have the int's cells and some have none; on uneven axes, and on three."""
+    x = random((5, 4, 2))
+    placement = Placement("cpu", [[0, 1, 2], [3, 4, 5]], P_world)
+    for sbp in ((S(0), S(0)), (S(0), S(1)), (S(1), P), (S(2), S(0))):
+        assert_matches(lambda t: t[3, ..., 1], [x], placement, [sbp])
+        assert_matches(lambda t: t[1:, 2], [x], placement, [sbp])
+    placement = Placement("cpu", [[[0, 1], [2, 3]], [[4, 5], [6, 7]]], P_world)
+    (y,) = assert_matches(lambda t: t[2, :, 0], [x], placement, [(S(0), S(2), S(1))])
+    assert y.sbp == (P, P, S(0))
+
+
+@distributed(ranks=2, transports=("loopback",))
+def test_views_share_memory_or_refuse(P_world: Partition) -> None:
+    """What is changed in a view is changed in the tensor, and never silently not."""
+    placement = Placement("cpu", [0, 1], P_world)
+    x = random((4, 3))
+    y = global_of(x, placement, (S(1),))
+    y[1:3].zero_()
+    y.t()[:, 0].fill_(1.0)
+    y.flatten(1).unbind(0)[3].mul_(2)
+    x[1:3], x[0] = 0, 1
+    x[3] *= 2
+    assert_global(y, x)
+    z = global_of(x, placement, (S(0),))
+    for view in (z[1:3], z[1:3].t(), z[0], z.flatten().narrow(0, 0, 2), z.split(3)[0]):
+        with pytest.raises(RuntimeError, match="Box that one before, or clone this one"):
+            view.zero_()
+        view.clone().zero_()
+    assert_global(z, x)
+
+
+@distributed(ranks=2, transports=("loopback",))
+def test_refusals(P_world: Partition) -> None:
+    placement = Placement("cpu", [0, 1], P_world)
+    x = global_of(random((4, 3)), placement, (S(0),))
+    for wrong in ([0, 1], x > 0, torch.tensor(1), True):
+        with pytest.raises(NotImplementedError, match=r"takes ints, slices, None and \.\.\."):
+            x[wrong]
+    with pytest.raises(IndexError):
+        x[4]
+    y = F.pad(global_of(random((4, 3)), placement, (P,)), (1, 1), value=2.0)
+    assert y.sbp != (P,)
