@@ -4,25 +4,39 @@ See :mod:`gpudist.sbp.registry` for the protocol.
 """
 
 from gpudist.sbp.signatures import (
+    activations,
+    choosing,
+    classes,
+    dropout,
     elementwise,
     factories,
     foreach,
     in_place,
     joining,
+    losses,
     matmul,
+    norms,
     reduce,
     reshape,
+    softmax,
     transposes,
 )
 
 __all__ = [
+    "activations",
+    "choosing",
+    "classes",
+    "dropout",
     "elementwise",
     "factories",
     "foreach",
     "in_place",
     "joining",
+    "losses",
     "matmul",
+    "norms",
     "reduce",
     "reshape",
+    "softmax",
     "transposes",
 ]
