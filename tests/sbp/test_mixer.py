@@ -42,7 +42,8 @@ class Mixer(nn.Module):
         self.score, self.head = nn.Linear(CHANNELS, 1), nn.Linear(CHANNELS, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for tokens, channels in zip(self.tokens, self.channels, strict=True):
+        layers: Any = zip(self.tokens, self.channels, strict=True)
+        for tokens, channels in layers:
             x = x + tokens.mix(tokens.norm(x).transpose(1, 2)).transpose(1, 2)
             x = x + channels.mix(channels.norm(x))
         return self.head((x * self.score(x).softmax(1)).sum(1))
@@ -81,7 +82,7 @@ def trained(made: Mixer, x: Any, target: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("name", ["data", "model", "mixed"])
-@distributed(ranks=4, transports=("loopback",))
+@distributed(ranks=4, transports=("loopback",), timeout_s=300)
 def test_trains_as_the_sequential_mixer(P_world: Partition, name: str) -> None:
     placement = Placement("cpu", [[0, 1], [2, 3]], P_world)
     whole, parts = model(), model()

@@ -28,7 +28,7 @@ _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 def normalized(
     x: torch.Tensor,
-    dims: Sequence[int],
+    dims: tuple[int, ...],
     cells: int,
     eps: float,
     where: Where,
@@ -86,7 +86,7 @@ def _block_of(dim: int) -> Localize:
 def _layer_norm(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
     x, is_layer_norm = tensors[0], call.function is F.layer_norm
     shape = where.call.get(1, "normalized_shape")
-    dims = list(range(x.dim() - len(shape), x.dim()))
+    dims = tuple(range(x.dim() - len(shape), x.dim()))
     eps = call.get(4 if is_layer_norm else 3, "eps", 1e-5 if is_layer_norm else None)
     if eps is None:
         eps = torch.finfo(x.dtype).eps
@@ -141,7 +141,7 @@ def batch_norm_of_moments(call: Call, parts: int) -> list[Signature]:
 
 def _batch_norm(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
     x = tensors[0]
-    dims = [d for d in range(x.dim()) if d != 1]
+    dims = tuple(d for d in range(x.dim()) if d != 1)
     axes = axes_that_split(where, 0, dims)
     if not axes and x.numel():
         return call(tensors)
