@@ -30,7 +30,7 @@ def keeps_dims(call: Call, position: int = 2) -> bool:
     return bool(call.get(position, "keepdim", call.kwargs.get("keepdims", False)))
 
 
-def kept(call: Call, dims: Sequence[int], keeps: bool, results: int = 1) -> list[Signature]:
+def kept(call: Call, dims: tuple[int, ...], keeps: bool, results: int = 1) -> list[Signature]:
     """Splits of the dims that are not reduced."""
     found: list[Signature] = []
     for d in range(call.tensors[0].dims):
@@ -40,17 +40,17 @@ def kept(call: Call, dims: Sequence[int], keeps: bool, results: int = 1) -> list
     return found
 
 
-def together(dims: Sequence[int], run: Run, results: int = 1) -> list[Signature]:
+def together(dims: tuple[int, ...], run: Run, results: int = 1) -> list[Signature]:
     """Splits of dims that are reduced, of which all workers have the result."""
     return [Signature((split(d),), (broadcast,) * results, run=run) for d in dims]
 
 
-def in_terms(dims: Sequence[int], run: Run | None = None) -> list[Signature]:
+def in_terms(dims: tuple[int, ...], run: Run | None = None) -> list[Signature]:
     """Splits of dims that are reduced, where each block has a term of the result."""
     return [Signature((split(d),), (partial_sum,), run=run) for d in dims]
 
 
-def reduced(x: torch.Tensor, dims: Sequence[int], like: int) -> torch.Tensor:
+def reduced(x: torch.Tensor, dims: tuple[int, ...], like: int) -> torch.Tensor:
     """A sum over ``dims``, with ``like`` dims: as many as before, or those that are left."""
     return x.sum(dims, keepdim=like == x.dim()) if dims else x
 
@@ -150,7 +150,7 @@ def _extremes(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torc
     return found if len(where.outputs[0].shape) == x.dim() else found.squeeze(dims)
 
 
-def _extreme(x: torch.Tensor, dims: Sequence[int], is_least: bool) -> torch.Tensor:
+def _extreme(x: torch.Tensor, dims: tuple[int, ...], is_least: bool) -> torch.Tensor:
     """That of a block, which may be empty."""
     if all(x.shape[d] for d in dims):
         return x.amin(dims, keepdim=True) if is_least else x.amax(dims, keepdim=True)

@@ -1,0 +1,38 @@
+"""Activations that are more than a function of one cell."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from gpudist.sbp.attributes import broadcast, split
+from gpudist.sbp.registry import Call, Signature, compose, forms, register
+from gpudist.sbp.signatures.elementwise import enter, point_wise
+
+enter(point_wise, forms("threshold", "hardshrink", "softshrink"))
+
+
+@register(*forms("prelu"))
+def prelu(call: Call, parts: int) -> list[Signature]:
+    """Channels are split with their slopes, unless there is one slope for all."""
+    x, slopes = call.shapes
+    of_channels = split(0) if len(slopes) and slopes[0] > 1 else broadcast
+    return [
+        Signature((split(d), of_channels if d == 1 else broadcast), (split(d),))
+        for d in range(len(x))
+    ]
+
+
+@register(F.glu)
+def glu(call: Call, parts: int) -> list[Signature]:
+    """All splits but that of the dim whose halves are multiplied."""
+    dims = call.tensors[0].dims
+    dim = call.get(1, "dim", -1) % max(dims, 1)
+    return [Signature((split(d),), (split(d),)) for d in range(dims) if d != dim]
+
+
+@compose(F.normalize)
+def normalize(
+    input: torch.Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: None = None
+) -> torch.Tensor:
+    return input / torch.linalg.vector_norm(input, p, dim, True).clamp_min(eps)

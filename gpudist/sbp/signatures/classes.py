@@ -1,0 +1,142 @@
+"""Losses of classes, which may be split: each worker counts the targets among its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from gpudist.sbp.attributes import Sbp, broadcast, partial_sum, split
+from gpudist.sbp.registry import Call, Signature, Slot, Where, compose, register
+from gpudist.sbp.signatures.across import axes_that_split, total
+from gpudist.sbp.signatures.losses import reduction_of
+
+
+def _slot(call: Call, position: int, name: str) -> int | None:
+    given = call.get(position, name)
+    return given.number if isinstance(given, Slot) else None
+
+
+def _signature(call: Call, x: Sbp, target: Sbp, weight: Sbp, y: Sbp, run: Any = None) -> Signature:
+    given = {_slot(call, 0, "input"): x, _slot(call, 1, "target"): target}
+    given[_slot(call, 2, "weight")] = weight
+    return Signature(tuple(given[i] for i in range(len(call.tensors))), (y,), run=run)
+
+
+@register(F.nll_loss)
+def nll_loss(call: Call, parts: int) -> list[Signature]:
+    """Splits of samples and of classes; linear in the log-probabilities."""
+    reduction = reduction_of(call)
+    x = call.tensors[_slot(call, 0, "input") or 0]
+    classes = min(x.dims - 1, 1)
+    if reduction is None:
+        return []
+    samples = [d for d in range(x.dims) if d != classes]
+    found: list[Signature] = []
+    for target, d in enumerate(samples):
+        y = split(target) if reduction == "none" else partial_sum
+        found.append(_signature(call, split(d), split(target), broadcast, y, _run))
+    found.append(_signature(call, split(classes), broadcast, split(0), partial_sum, _run))
+    found.append(_signature(call, partial_sum, broadcast, broadcast, partial_sum))
+    return found
+
+
+def _run(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
+    slot = _slot(call, 0, "input") or 0
+    x, target = tensors[slot], tensors[_slot(call, 1, "target") or 0]
+    number = _slot(call, 2, "weight")
+    weight = None if number is None else tensors[number]
+    classes = min(x.dim() - 1, 1)
+    reduction = reduction_of(where.call)
+    ignored = call.kwargs.get("ignore_index", -100)
+    first, extent = where.inputs[slot].start[classes], where.call.tensors[slot].shape[classes]
+    is_ignored = target == ignored
+    target = target.long()
+    is_class = (target >= 0) & (target < extent)
+    torch._assert_async((is_ignored | is_class).all(), "nll_loss: a target is no class")
+    losses, weights = _of_samples(x, target - first, is_ignored, weight, classes)
+    if reduction == "none":
+        return losses
+    loss = losses.sum()
+    if reduction == "sum":
+        return loss
+    axes = axes_that_split(where, slot, [d for d in range(x.dim()) if d != classes])
+    if weight is not None:
+        axes += axes_that_split(where, slot, [classes])
+    return loss / total(weights.sum(), where, axes)
+
+
+def _of_samples(
+    x: torch.Tensor,
+    target: torch.Tensor,
+    is_ignored: torch.Tensor,
+    weight: torch.Tensor | None,
+    classes: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss of each sample as far as it is due to this block, and its weight."""
+    count = x.shape[classes]
+    if not count:
+        nothing = x.sum(classes)
+        return nothing, nothing.detach() + ~is_ignored
+    is_own = (target >= 0) & (target < count) & ~is_ignored
+    index = target.clamp(0, count - 1)
+    picked = x.gather(classes, index.unsqueeze(classes)).squeeze(classes)
+    weights = (~is_ignored).to(x.dtype)
+    if weight is not None:
+        weights = weight[index].where(is_own, 0)
+        picked = picked * weights
+    return -picked.where(is_own, 0), weights
+
+
+@compose(F.cross_entropy)
+def cross_entropy(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    size_average: None = None,
+    ignore_index: int = -100,
+    reduce: None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> torch.Tensor:
+    """A log-softmax, and the likelihood."""
+    if size_average is not None or reduce is not None:
+        raise NotImplementedError(
+            "cross_entropy: of global tensors give reduction in place of size_average and reduce"
+        )
+    classes = min(input.dim() - 1, 1)
+    logs = F.log_softmax(input, classes)
+    if target.is_floating_point():
+        target = target * (1 - label_smoothing) + label_smoothing / logs.shape[classes]
+        return _reduced(_of_probabilities(logs, target, weight), None, reduction)
+    options: dict[str, Any] = {"ignore_index": ignore_index}
+    loss = F.nll_loss(logs, target, weight, reduction=reduction, **options)
+    if not label_smoothing:
+        return loss
+    # The likelihood of certain classes: the weight of each sample, zero if it is ignored.
+    certain, options["reduction"] = -torch.ones_like(logs), "none"
+    counted = F.nll_loss(certain, target, None, **options)
+    weights = F.nll_loss(certain, target, weight, **options)
+    uniform = torch.ones_like(logs) / logs.shape[classes]
+    smooth = _reduced(_of_probabilities(logs, uniform, weight) * counted, weights, reduction)
+    return (1 - label_smoothing) * loss + label_smoothing * smooth
+
+
+def _of_probabilities(
+    logs: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None
+) -> torch.Tensor:
+    """The loss of each sample."""
+    classes = min(logs.dim() - 1, 1)
+    if weight is not None:
+        target = target * weight.reshape(-1, *(1,) * (logs.dim() - classes - 1))
+    return -(logs * target).sum(classes)
+
+
+def _reduced(losses: torch.Tensor, weights: torch.Tensor | None, reduction: str) -> torch.Tensor:
+    if reduction == "none":
+        return losses
+    if reduction == "sum":
+        return losses.sum()
+    return losses.sum() / (losses.numel() if weights is None else weights.sum())

@@ -1,0 +1,57 @@
+"""Losses that compare two tensors cell by cell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+import torch.nn.functional as F
+
+from gpudist.sbp.attributes import broadcast, partial_sum
+from gpudist.sbp.registry import Call, Signature, Where, register
+from gpudist.sbp.signatures.elementwise import aligned, splits
+
+LOSSES = (
+    F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy,
+    F.binary_cross_entropy_with_logits, F.kl_div, F.soft_margin_loss, F.poisson_nll_loss,
+    F.hinge_embedding_loss,
+)  # fmt: skip
+
+
+def reduction_of(call: Call) -> str | None:
+    """``"none"``, ``"sum"`` or ``"mean"``; ``None`` if it is said in a way torch has given up."""
+    if call.kwargs.get("size_average") is not None or call.kwargs.get("reduce") is not None:
+        return None
+    return call.kwargs.get("reduction", "mean")
+
+
+def result_shape(call: Call) -> tuple[int, ...]:
+    """Of the loss of each cell."""
+    return tuple(torch.broadcast_shapes(*call.shapes))
+
+
+@register(*LOSSES)
+def loss_of_cells(call: Call, parts: int) -> list[Signature]:
+    """Splits of the cells, each block with a term of the sum or of the mean."""
+    reduction = reduction_of(call)
+    if reduction is None:
+        return []
+    if reduction == "none":
+        return list(splits(call))
+    shape = result_shape(call)
+    found: list[Signature] = []
+    for d in range(len(shape)):
+        inputs = tuple(aligned(given, d, shape) for given in call.shapes)
+        if any(one != broadcast for one in inputs):
+            found.append(Signature(inputs, (partial_sum,), run=_run))
+    return found
+
+
+def _run(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
+    reduction = reduction_of(where.call)
+    loss = call.replaced(99, "reduction", "sum")(tensors)
+    if reduction == "sum":
+        return loss
+    shape = result_shape(where.call)
+    return loss / (shape[0] if reduction == "batchmean" else prod(shape))

@@ -1,0 +1,58 @@
+"""Softmax along a dim, which may be split: a maximum and a sum of one number for each line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from gpudist.sbp.attributes import split
+from gpudist.sbp.registry import Call, Signature, Where, compose, forms, register
+from gpudist.sbp.signatures.across import axes_that_split, largest, total
+
+_WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+
+def _dim(call: Call) -> int:
+    dims = call.tensors[0].dims
+    given = call.get(1, "dim")
+    if given is None:
+        # What torch guesses, with a warning.
+        return 0 if dims in (0, 1, 3) else 1
+    return given % max(dims, 1)
+
+
+@register(*forms("softmax", "log_softmax"))
+def softmax(call: Call, parts: int) -> list[Signature]:
+    """All splits; that of the line communicates."""
+    dim = _dim(call)
+    dims = range(call.tensors[0].dims)
+    return [Signature((split(d),), (split(d),), run=_run if d == dim else None) for d in dims]
+
+
+def _run(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
+    (x,), dim = tensors, _dim(where.call)
+    axes = axes_that_split(where, 0, (dim,))
+    dtype = call.get(2, "dtype", call.kwargs.get("dtype"))
+    dtype = dtype if isinstance(dtype, torch.dtype) else x.dtype
+    x = x.to(_WIDE.get(dtype, dtype))
+    if x.shape[dim]:
+        own = x.detach().amax(dim, keepdim=True)
+    else:
+        own = x.detach().sum(dim, keepdim=True).fill_(-torch.inf)
+    shifted = x - largest(own, where, axes)
+    exponentials = shifted.exp()
+    sums = total(exponentials.sum(dim, keepdim=True), where, axes)
+    is_log = call.function.__name__ == "log_softmax"
+    return (shifted - sums.log() if is_log else exponentials / sums).to(dtype)
+
+
+@compose(F.softmin)
+def softmin(
+    input: torch.Tensor,
+    dim: int | None = None,
+    _stacklevel: int = 3,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    return F.softmax(-input, dim, _stacklevel, dtype)

@@ -1,0 +1,99 @@
+"""Normalizations and activations against torch, with gradients, and their tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gpudist.partition import Partition
+from gpudist.sbp import Placement
+from tests.pool import distributed
+from tests.sbp.compare import assert_global, assert_matches, global_of
+from tests.sbp.parts import B, P, S, random
+from tests.sbp.tables import Row, assert_everywhere, assert_table
+
+X = random((5, 2, 7))
+GROUPS = random((2, 6, 5))
+NUMBERS, MORE = random((7,), 1), random((7,), 2)
+PAIRS, MORE_PAIRS = random((2, 7), 1), random((2, 7), 2)
+CHANNELS, SHIFTS = random((6,), 3), random((6,), 4)
+
+LEADING: list[Row] = [([S(0), B, B], S(0)), ([S(1), B, B], S(1)), ([B, B, B], B)]
+CHANNEL: list[Row] = [([S(1), S(0), S(0)], S(1)), ([B, B, B], B)]
+
+OPERATORS: dict[str, tuple[Any, list[torch.Tensor], list[Row]]] = {
+    "layer": (
+        lambda x, w, b: F.layer_norm(x, (7,), w, b),
+        [X, NUMBERS, MORE],
+        [*LEADING, ([S(2), S(0), S(0)], S(2))],
+    ),
+    "layer of two dims": (
+        lambda x, w, b: F.layer_norm(x, (2, 7), bias=b, weight=w, eps=0.1),
+        [X, PAIRS, MORE_PAIRS],
+        [LEADING[0], ([S(1), S(0), S(0)], S(1)), ([S(2), S(1), S(1)], S(2))],
+    ),
+    "plain layer": (lambda x: F.layer_norm(x, (7,)), [X], [([S(2)], S(2))]),
+    "rms": (
+        lambda x, w: F.rms_norm(x, (7,), w), [X, NUMBERS], [([S(2), S(0)], S(2)), ([B, B], B)],
+    ),
+    "batch": (
+        lambda x, w, b: F.batch_norm(x, None, None, w, b, True),
+        [GROUPS, CHANNELS, SHIFTS],
+        [*CHANNEL, ([S(0), B, B], S(0)), ([S(2), B, B], S(2))],
+    ),
+    "group": (
+        lambda x, w, b: F.group_norm(x, 3, w, b),
+        [GROUPS, CHANNELS, SHIFTS],
+        [*CHANNEL, ([S(0), B, B], S(0)), ([S(2), B, B], S(2))],
+    ),
+    "prelu": (F.prelu, [GROUPS, CHANNELS], [([S(1), S(0)], S(1)), ([S(0), B], S(0))]),
+    "glu": (F.glu, [GROUPS[..., :4]], [([S(0)], S(0)), ([S(1)], S(1))]),
+    "normalize": (F.normalize, [GROUPS], [([S(0)], S(0)), ([S(2)], S(2)), ([S(1)], S(1))]),
+    "softshrink": (F.softshrink, [GROUPS], [([S(0)], S(0)), ([S(1)], S(1)), ([B], B)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@distributed(ranks=8, transports=("loopback",))
+def test_operators(P_world: Partition, name: str) -> None:
+    function, xs, rows = OPERATORS[name]
+    assert_table(P_world, function, xs, rows)
+    assert_everywhere(P_world, function, xs, (1, 2, 1), double=False)
+
+
+@distributed(ranks=4, transports=("loopback",))
+def test_running_moments(P_world: Partition) -> None:
+    """They lie as they like, and follow what all ranks see; evaluation uses them."""
+    placement = Placement("cpu", [[0, 1], [2, 3]], P_world)
+    for x_sbp, own in (((S(0), S(1)), (B, S(0))), ((S(2), B), (S(0), B)), ((B, P), (B, B))):
+        mean, variance = CHANNELS.clone(), SHIFTS.abs()
+        means: Any = global_of(mean, placement, own)
+        variances: Any = global_of(variance, placement, own)
+        for _ in range(2):
+            y: Any = global_of(GROUPS, placement, x_sbp)
+            expected = F.batch_norm(GROUPS, mean, variance, training=True, momentum=0.3)
+            assert_global(F.batch_norm(y, means, variances, training=True, momentum=0.3), expected)
+        assert means.sbp == own and variances.sbp == own
+        assert_global(means, mean)
+        assert_global(variances, variance)
+
+    def evaluated(x: Any, m: Any, v: Any) -> Any:
+        return F.batch_norm(x, m.detach(), v.detach().abs()) + m.sum() + v.sum()
+
+    sbps = [(S(0), S(1)), (B, B), (S(0), B)]
+    assert_matches(evaluated, [GROUPS, CHANNELS, SHIFTS], placement, sbps)
+    with pytest.raises(NotImplementedError, match="running moments are kept"):
+        torch.batch_norm(y, None, None, means, variances, True, 0.1, 1e-5, False)
+
+
+@distributed(ranks=2, transports=("loopback",))
+def test_large_mean(P_world: Partition) -> None:
+    """Squares are about the mean, so that the digits of float32 last."""
+    placement = Placement("cpu", [0, 1], P_world)
+    x = (X + 1e3).float()
+    y: Any = F.layer_norm(global_of(x, placement, (S(2),)), (7,))
+    whole = F.layer_norm(x.double(), (7,)).float()
+    torch.testing.assert_close(y.full_tensor(), whole, atol=1e-3, rtol=1e-3)
