@@ -188,7 +188,8 @@ REASON = {
 changes_in_examples = pytest.mark.parametrize(
     "number, change",
     [(1, change) for change in CHANGES]
-    + [(n, list(CHANGES)[n % len(CHANGES)]) for n in EXAMPLES if n != 1],
+    # Without cells nothing is sent: further from the owner, only the deadline tells.
+    + [(n, list(CHANGES)[n % 4]) for n in EXAMPLES if n != 1],
 )
 
 

@@ -4,7 +4,6 @@ See :mod:`gpudist.sbp.registry` for the protocol.
 """
 
 from gpudist.sbp.signatures import (
-    across,
     activations,
     choosing,
     classes,
@@ -27,7 +26,6 @@ from gpudist.sbp.signatures import (
 )
 
 __all__ = [
-    "across",
     "activations",
     "choosing",
     "classes",
