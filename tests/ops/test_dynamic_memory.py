@@ -30,8 +30,8 @@ from tests.pool import distributed
 SHAPES = 10_000
 CALLS = 1_600
 WARM = 800
-# Eight hundred calls that keep 80 bytes each are found.
-ALLOWED_BYTES = 64 << 10
+# Eight hundred calls that keep 52 bytes each are found.
+ALLOWED_BYTES = 40 << 10
 # What is kept for more calls than these is kept for fewer here, so that it is full when warm.
 MOST_REMEMBERED = 256
 DEFAULT_REMEMBERED = 4096
