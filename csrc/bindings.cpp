@@ -14,6 +14,7 @@
 #include "check.h"
 #include "dlpack.h"
 #include "host_communicator.h"
+#include "pieces.h"
 #include "plan.h"
 #include "recycling.h"
 #include "round.h"
@@ -28,6 +29,7 @@ using Messages = gpudist::StageBoxes::Messages;
 using gpudist::BoundStage;
 using gpudist::Exchange;
 using gpudist::HostCommunicator;
+using gpudist::Pieces;
 using gpudist::Signature;
 using gpudist::StageCall;
 using gpudist::Transfer;
@@ -91,14 +93,30 @@ void delete_capsule(PyObject* capsule) {
   tensor->deleter(tensor);
 }
 
-nb::object recycled_tensor(const std::vector<int64_t>& shape, gpudist::Dtype dtype) {
-  auto* tensor = gpudist::recycled_tensor(shape, dtype);
+nb::object capsule_of(gpudist::dlpack::ManagedTensorVersioned* tensor) {
   PyObject* capsule = PyCapsule_New(tensor, gpudist::dlpack::kCapsuleName, delete_capsule);
   if (capsule == nullptr) {
     tensor->deleter(tensor);
     nb::raise_python_error();
   }
   return nb::steal(capsule);
+}
+
+nb::object recycled_tensor(const std::vector<int64_t>& shape, gpudist::Dtype dtype) {
+  return capsule_of(gpudist::recycled_tensor(shape, dtype));
+}
+
+nb::list tensors_in(const gpudist::SharedMemory& memory, const std::vector<gpudist::Dtype>& dtypes,
+                    const std::vector<std::vector<int64_t>>& shapes,
+                    const std::vector<size_t>& offsets) {
+  if (shapes.size() != dtypes.size() || offsets.size() != dtypes.size()) {
+    throw std::invalid_argument("every tensor has a dtype, a shape and an offset");
+  }
+  nb::list capsules;
+  for (size_t i = 0; i < dtypes.size(); ++i) {
+    capsules.append(capsule_of(gpudist::tensor_in(memory, offsets[i], shapes[i], dtypes[i])));
+  }
+  return capsules;
 }
 
 std::vector<StageCall> stage_calls(const Calls& calls) {
@@ -262,6 +280,20 @@ NB_MODULE(_native, m) {
       .def("wait", nb::overload_cast<size_t>(&Exchange::wait), "call"_a,
            nb::call_guard<nb::gil_scoped_release>());
 
+  nb::class_<Pieces>(m, "Pieces", "One message that lies in several pieces of memory, in flight.")
+      .def(
+          "__init__",
+          [](Pieces* self, HostCommunicator& communicator, const Signature& signature, bool sends,
+             const std::vector<int>& peers, const std::vector<gpudist::Piece>& pieces) {
+            nb::gil_scoped_release release;
+            new (self)
+                Pieces(communicator, signature,
+                       sends ? Transfer::Kind::kSend : Transfer::Kind::kReceive, peers, pieces);
+          },
+          "communicator"_a, "signature"_a, "sends"_a, "peers"_a, "pieces"_a, nb::keep_alive<1, 2>(),
+          nb::keep_alive<1, 3>())
+      .def("wait", &Pieces::wait, nb::call_guard<nb::gil_scoped_release>());
+
   m.def(
       "run_local",
       [](const BoundStage& stage, uintptr_t input, uintptr_t output) {
@@ -278,6 +310,14 @@ NB_MODULE(_native, m) {
   gpudist::recycling_pool();
   m.def("recycled_tensor", recycled_tensor, "shape"_a, "dtype"_a,
         "A DLPack capsule of a contiguous tensor in recycled memory.");
+  nb::class_<gpudist::SharedMemory>(m, "SharedMemory", "Memory that several tensors share.")
+      .def(nb::init<size_t, bool>(), "bytes"_a, "recycles"_a)
+      .def_prop_ro("address",
+                   [](const gpudist::SharedMemory& self) {
+                     return reinterpret_cast<uintptr_t>(self.data.get());
+                   })
+      .def("tensors", tensors_in, "dtypes"_a, "shapes"_a, "offsets"_a,
+           "DLPack capsules of contiguous tensors in it.");
   m.def(
       "empty_recycling_pool", [] { gpudist::recycling_pool().empty(); },
       nb::call_guard<nb::gil_scoped_release>(), "Give idle memory back to the system.");

@@ -244,6 +244,7 @@ void bind_nccl(nb::module_& m) {
       .def("rounds", &NcclWorld::rounds)
       .def("checks", &NcclWorld::checks)
       .def("set_checks", &NcclWorld::set_checks, "checks"_a)
+      .def("set_remembered", &NcclWorld::set_remembered, "most"_a)
       .def("staging_bytes", &NcclWorld::staging_bytes)
       .def("close", &NcclWorld::close, "seconds"_a, nb::call_guard<nb::gil_scoped_release>());
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "packing.h"
@@ -52,5 +53,18 @@ constexpr const char* kCapsuleName = "dltensor_versioned";
 // A contiguous tensor of undefined content. Its deleter, which any thread may call at any time,
 // gives the memory back to the process's pool. Throws std::invalid_argument, std::bad_alloc.
 dlpack::ManagedTensorVersioned* recycled_tensor(const std::vector<int64_t>& shape, Dtype dtype);
+
+// Memory that several tensors share, of undefined content and aligned to 64 bytes; `recycles`: from
+// the process's pool, and back to it with the last of them. Throws std::bad_alloc.
+struct SharedMemory {
+  SharedMemory(size_t bytes, bool recycles);
+
+  std::shared_ptr<char> data;
+  size_t bytes;
+};
+
+// A contiguous tensor in that memory. Throws std::invalid_argument unless it lies there.
+dlpack::ManagedTensorVersioned* tensor_in(const SharedMemory& memory, size_t offset,
+                                          const std::vector<int64_t>& shape, Dtype dtype);
 
 }  // namespace gpudist

@@ -28,9 +28,6 @@ struct Partner {
   }
 };
 
-// Of what was compared with a partner, and of runs.
-constexpr size_t kRemembered = 4096;
-
 constexpr uint64_t kHashStart = 1469598103934665603u, kHashFactor = 1099511628211u;  // FNV-1a
 
 void add_to(uint64_t& hash, uint64_t number) {
@@ -109,12 +106,14 @@ Transfer described(const Signature& signature, int peer, int64_t bytes) {
 
 }  // namespace
 
-bool Compared::add(std::string key) {
+bool Compared::add(std::string key, size_t most) {
   if (!known_.insert(key).second) return false;
   order_.push_back(std::move(key));
-  if (order_.size() <= kRemembered) return false;
-  known_.erase(order_.front());
-  order_.pop_front();
+  if (order_.size() <= most) return false;
+  while (order_.size() > most) {
+    known_.erase(order_.front());
+    order_.pop_front();
+  }
   return true;
 }
 
@@ -127,7 +126,7 @@ void NcclWorld::agree(const Signature& signature, const std::vector<DeviceCall>&
     for (const WireStep& step : call.stage->steps) planned.push_back(step.at({}));
   }
   agree(signature, planned, stream);
-  if (runs_.size() >= kRemembered) runs_.clear();
+  if (runs_.size() >= remembered_) runs_.clear();
   runs_.insert(std::move(key));
 }
 
@@ -200,7 +199,7 @@ void NcclWorld::agree(const Signature& signature, const std::vector<WireCall>& c
     came += kHeaderBytes;
   }
   bool has_forgotten = false;
-  for (auto& [peer, key] : keys) has_forgotten |= compared_[peer].add(std::move(key));
+  for (auto& [peer, key] : keys) has_forgotten |= compared_[peer].add(std::move(key), remembered_);
   if (has_forgotten) runs_.clear();
 }
 

@@ -28,8 +28,8 @@ namespace gpudist {
 class Compared {
  public:
   bool has(const std::string& key) const { return known_.count(key) != 0; }
-  // Whether another one was forgotten for it.
-  bool add(std::string key);
+  // Whether others were forgotten for it, so that no more than `most` are known.
+  bool add(std::string key, size_t most);
 
  private:
   std::unordered_set<std::string> known_;
@@ -81,6 +81,8 @@ class NcclWorld {
   // Whether to compare what ranks mean at every call, not only at the first of its kind.
   bool checks() const { return checks_; }
   void set_checks(bool checks) { checks_ = checks; }
+  // How much is remembered of what was compared: the same on all ranks.
+  void set_remembered(size_t most) { remembered_ = most; }
   // How many times stages were put on a stream.
   uint64_t rounds() const { return rounds_; }
   size_t staging_bytes() const { return staging_.bytes(); }
@@ -133,6 +135,7 @@ class NcclWorld {
   std::vector<Registration> registrations_;
   std::atomic<bool> is_closed_{false};
   std::atomic<bool> checks_{false};
+  std::atomic<size_t> remembered_{4096};  // with each partner, and of runs
   std::atomic<uint64_t> rounds_{0};
 
   Staging staging_;

@@ -135,6 +135,7 @@ class NcclWorld:
     def rounds(self) -> int: ...
     def checks(self) -> bool: ...
     def set_checks(self, checks: bool) -> None: ...
+    def set_remembered(self, most: int) -> None: ...
     def staging_bytes(self) -> int: ...
     def close(self, seconds: float) -> None: ...
 
@@ -209,6 +210,33 @@ class Exchange:
         calls: Sequence[tuple[Stage, int, int]],
     ) -> None: ...
     def wait(self, call: int) -> None: ...
+
+class Pieces:
+    """One message that lies in several pieces of memory, in flight."""
+
+    def __init__(
+        self,
+        communicator: HostCommunicator,
+        signature: Signature,
+        sends: bool,
+        peers: Sequence[int],
+        pieces: Sequence[tuple[int, int]],
+    ) -> None: ...
+    def wait(self) -> None: ...
+
+class SharedMemory:
+    """Memory that several tensors share."""
+
+    def __init__(self, bytes: int, recycles: bool) -> None: ...
+    @property
+    def address(self) -> int: ...
+    def tensors(
+        self,
+        dtypes: Sequence[Dtype],
+        shapes: Sequence[Sequence[int]],
+        offsets: Sequence[int],
+    ) -> list[object]:
+        """DLPack capsules of contiguous tensors in it."""
 
 def run_local(stage: Stage, input: int, output: int) -> None:
     """Carry out a stage that exchanges nothing."""

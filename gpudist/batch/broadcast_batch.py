@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpudist.batch.channel import channel_of
-from gpudist.batch.prepared import prepare
 from gpudist.partition import Partition
 
 
@@ -61,7 +60,7 @@ def broadcast_batch(
     if not channel.is_root:
         return channel.receive()
     try:
-        prepared = prepare(_loaded(batch), P.device, differentiable, ahead=False)
+        prepared = channel.prepare(_loaded(batch))
     except StopIteration:
         channel.send_end()
         raise

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 
 import torch
 
-from gpudist.batch.header import ALIGNMENT_BYTES, PACKET_BYTES
-from gpudist.batch.payload import new_payload
+from gpudist.batch.header import HEADER_BYTES, PACKET_BYTES, Header
+from gpudist.batch.message import Message
+from gpudist.batch.payload import message_bytes, new_payload, pack
+from gpudist.batch.places import tensors_in
+from gpudist.batch.prepared import Prepared
+from gpudist.batch.values import TensorSpec
 from gpudist.errors import GpudistError, PeerFailure
 from gpudist.exchange import Movement, bind, carry_out
 from gpudist.geometry.broadcasting import Pairing
@@ -19,15 +23,12 @@ from gpudist.partition import Partition
 from gpudist.transport.base import Failure, Signature
 
 _REMEMBERED = 256
-# Payloads are rounded up to one of this many sizes between a power of two and the next, each of
-# which is planned once, however the lengths change.
-_SIZES_PER_OCTAVE = 8
 
 
 class Carrier:
-    """Broadcasts of bytes from rank ``root`` of ``P``. Making it is collective over NCCL.
+    """Messages from rank ``root`` of ``P`` to all others; tensors are packed into one.
 
-    Every method takes the bytes on the root and ``None`` elsewhere, and returns them everywhere.
+    Making it is collective over NCCL.
 
     Args:
         P: this worker is a member.
@@ -35,26 +36,77 @@ class Carrier:
         name: the operation, on which ranks must agree.
     """
 
+    sends_packed = True
+
     def __init__(self, P: Partition, root: int, name: str) -> None:
         self._P = P
         self._root = root
         self._name = name
+        self._packet = torch.empty(0, dtype=torch.uint8)
         self._movements: dict[tuple[Partition, int], Movement] = {}
         self._host = host_partition(P)
 
-    def packet(self, data: torch.Tensor | None) -> torch.Tensor:
-        """The first message, of ``PACKET_BYTES`` bytes, for the host to read."""
-        return self._broadcast(self._host, data, PACKET_BYTES)
+    def send(self, message: Message, prepared: Prepared) -> list[torch.Tensor]:
+        """Send a batch; returns this rank's copies of its tensors. By the root."""
+        self.say(message, prepared.payload)
+        payload, tensors = self._on_device(prepared)
+        if payload.numel() and not message.header.is_inline:
+            self._broadcast(self._P, payload, payload.numel())
+        return tensors
 
-    def payload(self, data: torch.Tensor | None, nbytes: int) -> torch.Tensor:
-        """Tensors, where ``P``'s live; over NCCL in stream order."""
-        return self._broadcast(self._P, data, nbytes)
+    def say(self, message: Message, payload: torch.Tensor | None = None) -> None:
+        """Send what comes before the payload, and that too if it is in the packet. By the root."""
+        if self._P.size == 1:
+            return
+        header, facts = message.header, message.facts
+        packet = torch.zeros(PACKET_BYTES, dtype=torch.uint8)
+        first = header.pack() + facts[: PACKET_BYTES - HEADER_BYTES]
+        packet[: len(first)] = torch.frombuffer(bytearray(first), dtype=torch.uint8)
+        if header.is_inline and payload is not None:
+            start, count = header.payload_at, header.payload_bytes
+            packet[start : start + count] = payload[:count]
+        self._broadcast(self._host, packet, PACKET_BYTES)
+        if header.tail_bytes:
+            rest = bytearray(facts[-header.tail_bytes :])
+            self._broadcast_rest(torch.frombuffer(rest, dtype=torch.uint8))
 
-    def tail(self, tail: torch.Tensor) -> None:
-        """What of a message has no room in its packet; received in place."""
-        signature = self._signature(self._host, f"rest of {tail.numel()} bytes")
+    def receive_packet(self) -> bytes:
+        """The first ``PACKET_BYTES`` bytes of the message. By the others, as what follows."""
+        self._packet = self._broadcast(self._host, None, PACKET_BYTES)
+        return self._packet.numpy().tobytes()
+
+    def receive_rest(self, nbytes: int) -> bytes:
+        """What of schema and values has no room in the packet."""
+        rest = torch.empty(nbytes, dtype=torch.uint8)
+        self._broadcast_rest(rest)
+        return rest.numpy().tobytes()
+
+    def receive_tensors(self, header: Header, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
+        """The tensors, where ``P``'s live; over NCCL in stream order."""
+        device = self._P.device
+        if header.is_inline:
+            payload = self._packet[header.payload_at :].to(device, non_blocking=True)
+        elif header.payload_bytes:
+            payload = self._broadcast(self._P, None, message_bytes(header.payload_bytes))
+        else:
+            payload = new_payload(0, device)
+        return tensors_in(specs, payload)
+
+    def _on_device(self, prepared: Prepared) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """The payload where the partition's tensors live, and the tensors in it."""
+        device = self._P.device
+        if prepared.payload is None:
+            payload = new_payload(message_bytes(prepared.payload_bytes), device)
+            return payload, pack(prepared.tensors, payload)
+        if prepared.payload.device == device:
+            return prepared.payload, prepared.packed
+        payload = prepared.payload.to(device, non_blocking=True)
+        return payload, tensors_in(prepared.tensors, payload)
+
+    def _broadcast_rest(self, rest: torch.Tensor) -> None:
+        signature = self._signature(self._host, f"rest of {rest.numel()} bytes")
         with self._failing_together(self._host), self._host.wire.group(signature):
-            self._host.communicator.broadcast(tail, self._root)
+            self._host.communicator.broadcast(rest, self._root)
 
     def _broadcast(self, P: Partition, data: torch.Tensor | None, nbytes: int) -> torch.Tensor:
         """The root's ``nbytes`` bytes, on every rank; ``data`` is ``None`` on the others."""
@@ -113,10 +165,3 @@ class Carrier:
                 error = PeerFailure(f"world rank {rank}: {error}", rank)
             self._P.wire.abort(Failure.from_exception(error, self._P.wire.rank))
             raise error from None
-
-
-def message_bytes(nbytes: int) -> int:
-    """The size of the message that carries ``nbytes`` bytes of payload, at most 1/8 more."""
-    octave = 1 << max(0, nbytes.bit_length() - 1)
-    step = max(ALIGNMENT_BYTES, octave // _SIZES_PER_OCTAVE)
-    return -(-nbytes // step) * step

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from gpudist.batch.carrier import Carrier, message_bytes
+from gpudist.batch.carrier import Carrier
 from gpudist.batch.differentiable import move_differentiable
-from gpudist.batch.header import END, ERROR, HEADER_BYTES, PACKET_BYTES, Header, unpack_error
+from gpudist.batch.flattener import Flattener
+from gpudist.batch.header import END, ERROR, HEADER_BYTES, Header, unpack_error
 from gpudist.batch.message import (
     KnownSchemas,
     Message,
@@ -19,8 +20,8 @@ from gpudist.batch.message import (
     understand,
     values_of,
 )
-from gpudist.batch.payload import new_payload, pack, unpack
-from gpudist.batch.prepared import Prepared
+from gpudist.batch.piece_carrier import PieceCarrier, can_carry_pieces
+from gpudist.batch.prepared import Prepared, prepare
 from gpudist.batch.reading import malformed
 from gpudist.batch.schema import Schema
 from gpudist.errors import GpudistError, PartitionError, RemoteError
@@ -44,26 +45,36 @@ class BatchChannel:
         self.is_root = P.rank == root
         self._root = root
         self._differentiable = differentiable
-        self._carrier = Carrier(P, root, f"{name}(root={root}, differentiable={differentiable})")
+        make_carrier = PieceCarrier if can_carry_pieces(P) else Carrier
+        name = f"{name}(root={root}, differentiable={differentiable})"
+        self._carrier = make_carrier(P, root, name)
+        self._flattener = Flattener(differentiable)
         self._step = 0
         self._known = KnownSchemas()
+
+    def prepare(self, batch: Any) -> Prepared:
+        """Make ``batch`` ready to be sent at once. By the root.
+
+        Raises:
+            ShapeError, TransportError: something in it cannot be sent.
+        """
+        packs = self._carrier.sends_packed
+        return prepare(batch, self.P.device, self._flattener, ahead=False, packs=packs)
 
     def send(self, prepared: Prepared) -> Any:
         """Send a batch; returns this rank's copy of it. By the root."""
         message = batch_message(prepared, self._known, self._step)
-        self._send(message, prepared.payload)
-        payload, constants = self._on_device(prepared)
-        if payload.numel() and not message.header.is_inline:
-            self._carrier.payload(payload, payload.numel())
+        self._step += 1
+        constants = self._carrier.send(message, prepared)
         return self._finished(prepared.schema, prepared.parts, constants)
 
     def send_end(self) -> None:
         """Say that there are no more batches."""
-        self._send(end_message(self._step), None)
+        self._say(end_message(self._step))
 
     def send_error(self, error: BaseException) -> None:
         """Say what this rank raised in place of a batch."""
-        self._send(error_message(error, self._step), None)
+        self._say(error_message(error, self._step))
 
     def receive(self) -> Any:
         """The root's next batch. By the other ranks.
@@ -73,7 +84,7 @@ class BatchChannel:
             RemoteError: the root raised in place of it.
             TransportError: what came is no batch, or has a class that this process does not have.
         """
-        packet = self._carrier.packet(None)
+        packet = self._carrier.receive_packet()
         try:
             message = self._opened(packet)
             if message.header.kind in (END, ERROR):
@@ -83,37 +94,22 @@ class BatchChannel:
             raise
         except GpudistError as error:
             refuse(self.P, error)
-        payload = self._received_payload(message.header, packet)
-        return self._finished(schema, parts, unpack(schema.constants(parts), payload))
+        constants = self._carrier.receive_tensors(message.header, schema.constants(parts))
+        return self._finished(schema, parts, constants)
 
-    def _send(self, message: Message, payload: torch.Tensor | None) -> None:
+    def _say(self, message: Message) -> None:
         self._step += 1
-        if self.P.size == 1:
-            return
-        header, facts = message.header, message.facts
-        packet = torch.zeros(PACKET_BYTES, dtype=torch.uint8)
-        first = header.pack() + facts[: PACKET_BYTES - HEADER_BYTES]
-        packet[: len(first)] = torch.frombuffer(bytearray(first), dtype=torch.uint8)
-        if header.is_inline and payload is not None:
-            start, count = header.payload_at, header.payload_bytes
-            packet[start : start + count] = payload[:count]
-        self._carrier.packet(packet)
-        if header.tail_bytes:
-            tail = torch.frombuffer(bytearray(facts[-header.tail_bytes :]), dtype=torch.uint8)
-            self._carrier.tail(tail)
+        self._carrier.say(message)
 
-    def _opened(self, packet: torch.Tensor) -> Message:
+    def _opened(self, packet: bytes) -> Message:
         """The message that begins in ``packet``."""
-        data = packet.numpy().tobytes()
-        header = Header.unpack(data)
+        header = Header.unpack(packet)
         if header.step != self._step:
             raise malformed(f"it is number {header.step}, where {self._step} was due")
         self._step += 1
-        facts = data[HEADER_BYTES : HEADER_BYTES + header.facts_bytes]
+        facts = packet[HEADER_BYTES : HEADER_BYTES + header.facts_bytes]
         if header.tail_bytes:
-            tail = torch.empty(header.tail_bytes, dtype=torch.uint8)
-            self._carrier.tail(tail)
-            facts += tail.numpy().tobytes()
+            facts += self._carrier.receive_rest(header.tail_bytes)
         return Message(header, facts)
 
     def _raise_what_root_did(self, message: Message) -> None:
@@ -126,24 +122,6 @@ class BatchChannel:
             self._root,
             kind,
         )
-
-    def _received_payload(self, header: Header, packet: torch.Tensor) -> torch.Tensor:
-        if header.is_inline:
-            return packet[header.payload_at :].to(self.P.device, non_blocking=True)
-        if not header.payload_bytes:
-            return new_payload(0, self.P.device)
-        return self._carrier.payload(None, message_bytes(header.payload_bytes))
-
-    def _on_device(self, prepared: Prepared) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """The payload where the partition's tensors live, and the tensors in it."""
-        constants = prepared.schema.constants(prepared.parts)
-        if prepared.payload is None:
-            payload = new_payload(message_bytes(prepared.payload_bytes), self.P.device)
-            return payload, pack(constants, payload)
-        if prepared.payload.device == self.P.device:
-            return prepared.payload, prepared.packed
-        payload = prepared.payload.to(self.P.device, non_blocking=True)
-        return payload, unpack(constants, payload)
 
     def _finished(self, schema: Schema, parts: list[Any], constants: list[torch.Tensor]) -> Any:
         """The batch, once the tensors that autograd moves have come too."""

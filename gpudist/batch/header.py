@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from gpudist.batch.reading import Reader, malformed, write_text
 from gpudist.batch.schema import DIGEST_BYTES
@@ -36,8 +36,7 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-@dataclass(frozen=True)
-class Header:
+class Header(NamedTuple):
     """What a packet says of itself.
 
     Attributes:
@@ -94,7 +93,7 @@ class Header:
             kind, step, digest, len(schema), len(values), payload_bytes, zlib.crc32(values)
         )
         if may_be_inline and header.payload_fits:
-            header = replace(header, is_inline=True)
+            header = header._replace(is_inline=True)
         return header
 
     def pack(self) -> bytes:

@@ -5,15 +5,13 @@ Nothing here communicates: bytes in, values out, and ``TransportError`` for what
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpudist.batch.header import BATCH, END, ERROR, Header, pack_error
 from gpudist.batch.payload import payload_bytes
 from gpudist.batch.prepared import Prepared
 from gpudist.batch.reading import malformed
 from gpudist.batch.schema import Schema, schema_of
-from gpudist.batch.values import read_values
 
 _REMEMBERED = 256
 
@@ -42,8 +40,7 @@ class KnownSchemas:
         self._schemas[schema.digest] = schema
 
 
-@dataclass(frozen=True)
-class Message:
+class Message(NamedTuple):
     """A header, and the bytes of schema and values that belong to it."""
 
     header: Header
@@ -57,10 +54,10 @@ def batch_message(prepared: Prepared, known: KnownSchemas, step: int) -> Message
     if schema.digest not in known:
         known.add(schema)
         data = schema.data
-    on_host = prepared.payload is not None
     header = Header.of(
-        BATCH, step, prepared.values, schema.digest, data, prepared.payload_bytes, on_host
-    )
+        BATCH, step, prepared.values, schema.digest, data, prepared.payload_bytes,
+        prepared.is_on_host,
+    )  # fmt: skip
     return Message(header, data + prepared.values)
 
 
@@ -96,7 +93,7 @@ def understand(
     schema = known[header.digest]
     if schema.has_gradients and not differentiable:
         raise malformed("a tensor requires grad, where none was to")
-    parts = read_values(schema.leaves, values)
+    parts = schema.values.read(values)
     expected = payload_bytes(schema.constants(parts))
     if expected != header.payload_bytes:
         raise malformed(f"its tensors have {expected} bytes, not {header.payload_bytes}")

@@ -1,8 +1,4 @@
-"""The tensors of a batch in one piece of memory, each aligned; results are tensors in that memory.
-
-They share their memory with one another and with nothing else: it is new, or recycled, at every
-call, and goes when the last of them does.
-"""
+"""The tensors of a batch packed into one piece of memory, each aligned."""
 
 from __future__ import annotations
 
@@ -13,7 +9,8 @@ from typing import Any
 import torch
 
 from gpudist import recycling
-from gpudist.batch.header import aligned
+from gpudist.batch.header import ALIGNMENT_BYTES, aligned
+from gpudist.batch.places import tensors_in
 from gpudist.batch.values import TensorSpec
 
 try:
@@ -21,6 +18,9 @@ try:
 except ImportError:
     _native = None
 
+# Payloads are rounded up to one of this many sizes between a power of two and the next, each of
+# which is planned once, however the lengths change.
+_SIZES_PER_OCTAVE = 8
 _NATIVE_DIMS = 8
 _CPU = torch.device("cpu")
 
@@ -30,6 +30,13 @@ def payload_bytes(tensors: Sequence[torch.Tensor | TensorSpec]) -> int:
     return sum([aligned(x.nbytes) for x in tensors])
 
 
+def message_bytes(nbytes: int) -> int:
+    """The size of the message that carries ``nbytes`` bytes of payload, at most 1/8 more."""
+    octave = 1 << max(0, nbytes.bit_length() - 1)
+    step = max(ALIGNMENT_BYTES, octave // _SIZES_PER_OCTAVE)
+    return -(-nbytes // step) * step
+
+
 def new_payload(nbytes: int, device: torch.device) -> torch.Tensor:
     """Memory of undefined content for a payload; recycled where it is on the CPU and large."""
     if device.type == "cpu":
@@ -37,30 +44,23 @@ def new_payload(nbytes: int, device: torch.device) -> torch.Tensor:
     return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
 
-@torch.no_grad()
 def pack(tensors: Sequence[torch.Tensor], payload: torch.Tensor) -> list[torch.Tensor]:
     """Copy the tensors into ``payload``, one after the other, each aligned; returns the copies."""
-    copies = unpack(tensors, payload)
-    for x, copy in zip(tensors, copies, strict=True):
-        if x.is_contiguous() or not _gather(x, copy):
-            copy.copy_(x)
+    copies = tensors_in(tensors, payload)
+    copy_into(copies, tensors)
     return copies
 
 
-def unpack(like: Sequence[torch.Tensor | TensorSpec], payload: torch.Tensor) -> list[torch.Tensor]:
-    """Tensors in the memory of ``payload``, of the same dtypes and shapes.
-
-    They are no views for torch, so that one may be changed in place while autograd keeps another.
-    """
-    storage, device = payload.untyped_storage(), payload.device
-    at = payload.storage_offset()
-    tensors: list[torch.Tensor] = []
-    for each in like:
-        x = torch.empty(0, dtype=each.dtype, device=device)
-        x.set_(storage, at // each.dtype.itemsize, each.shape)  # pyright: ignore
-        at += aligned(each.nbytes)
-        tensors.append(x)
-    return tensors
+@torch.no_grad()
+def copy_into(copies: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
+    """Overwrite each of ``copies``, which are contiguous, by the tensor in its place."""
+    if all([x.is_contiguous() for x in tensors]):
+        if copies:
+            torch._foreach_copy_(list(copies), list(tensors))
+        return
+    for x, copy in zip(tensors, copies, strict=True):
+        if x.is_contiguous() or not _gather(x, copy):
+            copy.copy_(x)
 
 
 def _contiguous_strides(shape: Sequence[int]) -> list[int]:

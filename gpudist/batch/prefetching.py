@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from gpudist.batch.flattener import Flattener
 from gpudist.batch.prepared import Prepared, prepare
 from gpudist.errors import PartitionError
 
@@ -32,6 +33,7 @@ class Loaded:
         self._loader = loader
         self._device = device
         self._batches: Iterator[Any] | None = None
+        self._flattener = Flattener()
 
     def take(self, look: Callable[[], None]) -> Prepared | Raised:
         """The next one. ``look`` is called now and then while there is none; it may raise."""
@@ -41,7 +43,7 @@ class Loaded:
         try:
             self.open()
             assert self._batches is not None
-            return prepare(next(self._batches), self._device)
+            return prepare(next(self._batches), self._device, self._flattener)
         except BaseException as error:
             return Raised(error)
 

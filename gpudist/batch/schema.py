@@ -32,6 +32,7 @@ from gpudist.batch.values import (
     SUMMED,
     TENSOR,
     Leaf,
+    Values,
     read_value,
     write_value,
 )
@@ -50,6 +51,7 @@ class Schema:
         data: its bytes.
         digest: 16 bytes that no other schema has.
         leaves: in the order of their values.
+        values: how these are written.
         has_gradients: whether there are tensors that autograd moves.
     """
 
@@ -65,10 +67,16 @@ class Schema:
         reader = Reader(data)
         self._tree = self._read(reader, 0)
         reader.finish()
+        self.values = Values(self.leaves)
         tensors = [i for i, leaf in enumerate(self.leaves) if leaf.kind == TENSOR]
         self._constants = [i for i in tensors if not self.leaves[i].requires_grad]
         self._differentiable = [i for i in tensors if self.leaves[i].requires_grad]
         self.has_gradients = bool(self._differentiable)
+
+    @property
+    def tree(self) -> Any:
+        """``None`` for a leaf; else the kind, what makes it, and such a tree for each child."""
+        return self._tree
 
     def constants(self, parts: Sequence[Any]) -> list[Any]:
         """The tensors among the leaves that make up the payload."""

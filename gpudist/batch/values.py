@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gpudist.batch.reading import Reader, malformed, write_counted, write_text, write_varint
+from gpudist.batch.reading import Reader, malformed, write_counted, write_text
 
 # Numbers on the wire; only ever add at the end.
 _DTYPE_NAMES = (
@@ -31,6 +31,7 @@ PLAIN = {
 
 MAX_DIMS = 64
 _MAX_ITEMS = 1 << 60
+_MAX_NARROW = (1 << 32) - 1
 _FLOAT = struct.Struct("<d")
 _COMPLEX = struct.Struct("<dd")
 
@@ -56,18 +57,12 @@ class TensorSpec(NamedTuple):
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        return prod(self.shape) * self.dtype.itemsize
+    nbytes: int
 
 
 def write_value(out: bytearray, kind: int, value: Any) -> None:
-    """Append a plain value, or the extents of a tensor."""
-    if kind == TENSOR:
-        for extent in value.shape:
-            write_varint(out, extent)
-    elif kind == BOOL:
+    """Append a plain value."""
+    if kind == BOOL:
         out.append(value)
     elif kind == INT:
         write_counted(out, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
@@ -82,10 +77,8 @@ def write_value(out: bytearray, kind: int, value: Any) -> None:
 
 
 def read_value(reader: Reader, leaf: Leaf) -> Any:
-    """What :func:`write_value` wrote; a ``TensorSpec`` for a tensor."""
+    """What :func:`write_value` wrote."""
     kind = leaf.kind
-    if kind == TENSOR:
-        return _read_spec(reader, leaf)
     if kind == BOOL:
         byte = reader.byte()
         if byte > 1:
@@ -102,29 +95,68 @@ def read_value(reader: Reader, leaf: Leaf) -> Any:
     return reader.counted() if kind == BYTES else None
 
 
-def _read_spec(reader: Reader, leaf: Leaf) -> TensorSpec:
-    shape = tuple([reader.varint() for _ in range(leaf.dims)])
+class Values:
+    """What changes from step to step: extents of tensors, then plain values.
+
+    All extents are whole numbers of one size, which goes before them: 4 bytes, or 8 if any needs
+    them.
+
+    Args:
+        leaves: of a schema.
+    """
+
+    def __init__(self, leaves: Sequence[Leaf]) -> None:
+        self._count = len(leaves)
+        self._tensors = [
+            (i, leaf.dtype, leaf.dims, leaf.dtype.itemsize)
+            for i, leaf in enumerate(leaves)
+            if leaf.kind == TENSOR
+        ]
+        self._plain = [(i, leaf) for i, leaf in enumerate(leaves) if leaf.kind != TENSOR]
+        dims = sum(leaf.dims for leaf in leaves)
+        self._extents = {4: struct.Struct(f"<B{dims}I"), 8: struct.Struct(f"<B{dims}Q")}
+
+    def write(self, values: Sequence[Any]) -> bytes:
+        """The values of these leaves, of tensors the extents, as bytes."""
+        extents: list[int] = []
+        for i, _, _, _ in self._tensors:
+            extents += values[i].shape
+        size = 4 if max(extents, default=0) <= _MAX_NARROW else 8
+        out = self._extents[size].pack(size, *extents)
+        if not self._plain:
+            return out
+        rest = bytearray()
+        for i, leaf in self._plain:
+            write_value(rest, leaf.kind, values[i])
+        return out + rest
+
+    def read(self, data: bytes) -> list[Any]:
+        """What :meth:`write` wrote, with a ``TensorSpec`` in place of each tensor.
+
+        Raises:
+            TransportError: these bytes are no values of these leaves.
+        """
+        form = self._extents.get(data[0]) if data else None
+        if form is None or len(data) < form.size:
+            raise malformed(f"its {len(data)} bytes of values have no extents")
+        _, *extents = form.unpack_from(data)
+        values: list[Any] = [None] * self._count
+        at = 0
+        for i, dtype, dims, itemsize in self._tensors:
+            shape = tuple(extents[at : at + dims])
+            at += dims
+            items = prod(shape)
+            if not 0 < items <= _MAX_ITEMS:
+                _check_extents(shape)
+            values[i] = TensorSpec(dtype, shape, items * itemsize)
+        reader = Reader(data[form.size :])
+        for i, leaf in self._plain:
+            values[i] = read_value(reader, leaf)
+        reader.finish()
+        return values
+
+
+def _check_extents(shape: Sequence[int]) -> None:
     # An empty tensor too has strides, which must be numbers of 64 bits.
     if prod([extent or 1 for extent in shape]) > _MAX_ITEMS:
         raise malformed(f"a tensor has the shape {list(shape)}")
-    return TensorSpec(leaf.dtype, shape)
-
-
-def write_values(leaves: Sequence[Leaf], values: Sequence[Any]) -> bytes:
-    """What changes from step to step: the plain values, and the extents of tensors."""
-    out = bytearray()
-    for leaf, value in zip(leaves, values, strict=True):
-        write_value(out, leaf.kind, value)
-    return bytes(out)
-
-
-def read_values(leaves: Sequence[Leaf], data: bytes) -> list[Any]:
-    """What :func:`write_values` wrote, with a ``TensorSpec`` in place of each tensor.
-
-    Raises:
-        TransportError: these bytes are no values of these leaves.
-    """
-    reader = Reader(data)
-    values = [read_value(reader, leaf) for leaf in leaves]
-    reader.finish()
-    return values

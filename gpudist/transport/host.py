@@ -200,6 +200,34 @@ class HostTransport(PointToPointTransport):
             self.end_with(error)
         return _StagesInFlight(self, exchange, operation, len(calls))
 
+    def start_pieces(
+        self,
+        signature: Signature,
+        sends: bool,
+        peers: Sequence[int],
+        pieces: Sequence[tuple[int, int]],
+    ) -> PiecesInFlight:
+        """Send one message to each of some ranks, or receive it from one, without a plan.
+
+        It lies in pieces of memory, which may be cut in other places on the other side. They are
+        read or filled until the end of the ``with`` statement that this begins; so long they must
+        live, and what is sent must not change.
+
+        Args:
+            signature: of the message, the same on both sides.
+            sends: whether it is sent.
+            peers: world ranks.
+            pieces: addresses and numbers of bytes, which add up to the same on both sides.
+        """
+        assert _native is not None
+        operation = self.recorder.begin(signature.label)
+        native_signature = _native_signature(signature)
+        try:
+            message = _native.Pieces(self._core, native_signature, sends, peers, pieces)
+        except BaseException as error:
+            self.end_with(error)
+        return PiecesInFlight(self, message, operation)
+
     def error(self) -> Any:
         failure = self._failure or self.failures.peek()
         return failure.to_exception() if failure is not None else super().error()
@@ -285,6 +313,27 @@ class _StagesInFlight:
             self._wire.end_with(error)
         self._left -= 1
         self._operation.finished = self._left == 0
+
+
+class PiecesInFlight:
+    """A message on its way until the end of a ``with`` statement; an error there ends the world."""
+
+    def __init__(self, wire: HostTransport, message: Any, operation: Operation) -> None:
+        self._wire = wire
+        self._message = message
+        self._operation = operation
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None:
+            self._wire.end_with(error)
+        try:
+            self._message.wait()
+        except BaseException as failure:
+            self._wire.end_with(failure)
+        self._operation.finished = True
 
 
 @lru_cache(maxsize=4096)

@@ -10,7 +10,6 @@ import random
 import sys
 import warnings
 from collections import Counter
-from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
@@ -29,7 +28,7 @@ from gpudist.batch.message import (
 from gpudist.batch.payload import payload_bytes
 from gpudist.batch.prepared import prepare
 from gpudist.batch.schema import DIGEST_BYTES, schema_of
-from gpudist.batch.values import PLAIN, TensorSpec, read_values
+from gpudist.batch.values import PLAIN, TensorSpec
 from gpudist.errors import TransportError
 from tests.batch.nests import nest
 
@@ -80,12 +79,13 @@ def damaged_message(draw: random.Random) -> tuple[bytes, bytes]:
     if draw.random() < 0.1:
         field = draw.choice(["payload_bytes", "schema_bytes", "values_bytes", "step", "kind"])
         most = {"payload_bytes": 2**64, "step": 2**64, "kind": 256}.get(field, 2**32)
-        header = replace(header, **{field: draw.choice([0, 1, 2, most - 1, draw.randrange(most)])})
+        value = draw.choice([0, 1, 2, most - 1, draw.randrange(most)])
+        header = header._replace(**{field: value})
     else:
         try:  # the size that fits, to get past its check
             read = schema_of(schema)
-            constants = read.constants(read_values(read.leaves, values))
-            header = replace(header, payload_bytes=payload_bytes(constants))
+            constants = read.constants(read.values.read(values))
+            header = header._replace(payload_bytes=payload_bytes(constants))
         except TransportError:
             pass
     return header.pack(), schema + values

@@ -122,6 +122,42 @@ def test_results_own_their_memory(P_world: Partition) -> None:
 
 
 @distributed(ranks=3)
+def test_tensors_from_where_they_lie(P_world: Partition) -> None:
+    """Many, large beside small and empty ones, and some whose bytes cannot be read as they lie."""
+    generator = torch.Generator().manual_seed(4)
+    whole = torch.randn(300, 400, generator=generator)
+    z = torch.complex(whole[:90], whole[-90:])
+    batches = [
+        [whole, whole[:0], whole[1:7], whole[0, 0]],
+        [whole.t(), whole, torch.empty(0, 3)],
+        [z, z.conj(), z.conj().imag, whole],
+        [whole[i // 2, : i % 9].clone() for i in range(500)],
+        {"a": [whole, (whole, 3)], "b": whole.to(torch.float8_e4m3fn)},
+    ]
+    for batch in batches:
+        for _ in range(2):
+            got = broadcast_batch(on_root(batch, P_world, 1), P_world, 1)
+            complete(P_world)
+            assert_same(got, batch)
+
+
+@distributed(ranks=2)
+def test_structures_alike_but_not_the_same(P_world: Partition) -> None:
+    x = torch.ones(3)
+    batches = [
+        {"a": x, 1: [x]}, {"a": x, 1: [x]}, {"a": x, True: [x]}, {1: [x], "a": x},
+        {"a": x, 1: (x,)}, {"a": x.double(), 1: [x]}, {"a": x[None], 1: [x]},
+        {"a": x, 1: [x, x]}, {"a": x, 1: [None]},
+        {"a": 1, 1: [x]}, {"a": True, 1: [x]}, {"a": 1.0, 1: [x]}, {(1,): x}, {(True,): x},
+        Point(x, 1), Point(x, True), Sample(1, x), Sample(x, 1), x, None, [], {},
+    ]  # fmt: skip
+    for batch in [*batches, *reversed(batches)]:
+        got = broadcast_batch(on_root(batch, P_world), P_world)
+        complete(P_world)
+        assert_same(got, batch)
+
+
+@distributed(ranks=3)
 def test_constants_do_not_require_grad(P_world: Partition) -> None:
     x = torch.ones(3, requires_grad=True)
     (got,) = broadcast_batch(on_root([x], P_world), P_world)

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpudist import broadcast_batch
-from gpudist.batch.carrier import message_bytes
 from gpudist.batch.classes import class_named, name_of, rebuild
 from gpudist.batch.header import ALIGNMENT_BYTES, HEADER_BYTES, PACKET_BYTES, Header
 from gpudist.batch.message import KnownSchemas, Message, batch_message, understand
-from gpudist.batch.payload import pack, payload_bytes, unpack
+from gpudist.batch.payload import message_bytes, pack, payload_bytes
+from gpudist.batch.places import tensors_in
 from gpudist.batch.prepared import prepare
 from gpudist.batch.reading import Reader, write_varint
 from gpudist.errors import TransportError
@@ -95,7 +95,7 @@ def test_tensors_are_aligned() -> None:
     tensors = [nests.tensor(draw) for _ in range(50)]
     payload = torch.empty(payload_bytes(tensors), dtype=torch.uint8)
     pack(tensors, payload)
-    for x, y in zip(tensors, unpack(tensors, payload), strict=True):
+    for x, y in zip(tensors, tensors_in(tensors, payload), strict=True):
         assert_same(y, x)
         assert y.numel() == 0 or y.data_ptr() % ALIGNMENT_BYTES == 0
         assert y._base is None
@@ -111,7 +111,7 @@ def test_what_is_not_contiguous_is_packed(shape: tuple[int, ...]) -> None:
         assert not turned.is_contiguous()
         payload = torch.empty(payload_bytes([turned]), dtype=torch.uint8)
         pack([turned], payload)
-        assert_same(unpack([turned], payload)[0], turned)
+        assert_same(tensors_in([turned], payload)[0], turned)
 
 
 def test_sizes_of_messages() -> None:
@@ -127,7 +127,7 @@ def test_conjugated_views_are_sent_as_they_read() -> None:
     for x in (z.conj(), z.conj().imag, torch.stack([z, z]).t().conj()):
         large = torch.empty(payload_bytes([x]), dtype=torch.uint8)
         pack([x], large)
-        assert torch.equal(unpack([x], large)[0], x)
+        assert torch.equal(tensors_in([x], large)[0], x)
     assert payload.numel() == ALIGNMENT_BYTES
 
 

@@ -1,11 +1,13 @@
 // Messages between ranks: every size, both ways at once, in order, among many.
 #include <dirent.h>
 
+#include <algorithm>
 #include <list>
 #include <numeric>
 #include <random>
 
 #include "mailbox.h"
+#include "pieces.h"
 #include "test.h"
 #include "world.h"
 
@@ -119,6 +121,48 @@ void eight_ranks_talk_at_random() {
   CHECK(all_fine(errors));
 }
 
+// One message to two ranks, cut in other places by each.
+void pieces_are_cut_anywhere(bool pulls) {
+  World world(3, 60, pulls);
+  const Signature signature = signature_of("pieces");
+  for (const int64_t bytes : {int64_t{1}, int64_t{5000}, int64_t{100'000}, int64_t{3} << 20}) {
+    const std::vector<char> expected = numbered(bytes, 3);
+    const auto errors = world.run([&](HostCommunicator& me, int rank) {
+      std::vector<char> data = rank == 0 ? expected : std::vector<char>(bytes);
+      const auto start = reinterpret_cast<uintptr_t>(data.data());
+      const int64_t count = rank == 2 ? 400 : 1 + 6 * rank, step = bytes / count + 1;
+      std::vector<Piece> cuts;
+      for (int64_t at = 0; at < bytes; at += step) {
+        cuts.emplace_back(start + at, std::min(step, bytes - at));
+        cuts.emplace_back(start, 0);
+      }
+      const Kind kind = rank == 0 ? Kind::kSend : Kind::kReceive;
+      Pieces pieces(me, signature, kind, rank == 0 ? std::vector<int>{2, 1} : std::vector<int>{0},
+                    cuts);
+      pieces.wait();
+      CHECK(data == expected);
+    });
+    CHECK(all_fine(errors));
+  }
+}
+
+void pieces_that_nobody_waits_for_end_the_world() {
+  World world(2);
+  const Signature signature = signature_of("pieces");
+  char byte = 0;
+  {
+    Pieces forgotten(world[0], signature, Kind::kReceive, {1},
+                     {{reinterpret_cast<uintptr_t>(&byte), 1}});
+  }
+  std::string text;
+  try {
+    world[0].begin(signature);
+  } catch (const TransportError& error) {
+    text = error.what();
+  }
+  CHECK(text.find("did not finish") != std::string::npos);
+}
+
 int open_descriptors() {
   DIR* folder = opendir("/proc/self/fd");
   int count = 0;
@@ -169,5 +213,8 @@ void test_messages() {
   exchanges_every_size_both_ways(false);
   many_messages_keep_their_order();
   eight_ranks_talk_at_random();
+  pieces_are_cut_anywhere(true);
+  pieces_are_cut_anywhere(false);
+  pieces_that_nobody_waits_for_end_the_world();
   closing_lets_go_of_everything();
 }

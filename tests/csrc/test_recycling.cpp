@@ -25,6 +25,7 @@ using gpudist::Dtype;
 using gpudist::recycled_tensor;
 using gpudist::recycling_pool;
 using gpudist::RecyclingPool;
+using gpudist::tensor_in;
 
 constexpr size_t kMiB = size_t{1} << 20;
 
@@ -254,6 +255,30 @@ void tensors() {
   auto* scalar = recycled_tensor({}, Dtype::kBool);
   CHECK(scalar->dl_tensor.ndim == 0 && scalar->dl_tensor.dtype.code == 6);
   scalar->deleter(scalar);
+
+  for (const bool recycles : {false, true}) {
+    std::vector<gpudist::dlpack::ManagedTensorVersioned*> both;
+    {
+      const gpudist::SharedMemory memory(100, recycles);
+      CHECK(reinterpret_cast<uintptr_t>(memory.data.get()) % 64 == 0);
+      both = {tensor_in(memory, 0, {2, 3}, Dtype::kFloat64),
+              tensor_in(memory, 64, {36}, Dtype::kInt8)};
+      CHECK(both[1]->dl_tensor.data == memory.data.get() + 64);
+      int outside = 0;
+      for (const size_t offset : {size_t{65}, size_t{101}}) {
+        try {
+          tensor_in(memory, offset, {36}, Dtype::kInt8);
+        } catch (const std::invalid_argument&) {
+          ++outside;
+        }
+      }
+      CHECK(outside == 2);
+    }
+    both[0]->deleter(both[0]);
+    static_cast<char*>(both[1]->dl_tensor.data)[35] = 1;  // still there
+    both[1]->deleter(both[1]);
+    CHECK(recycling_pool().statistics().in_use_bytes == 0);
+  }
 
   int refused = 0;
   const int64_t much = int64_t{1} << 40;

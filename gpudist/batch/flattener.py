@@ -1,0 +1,134 @@
+"""A batch of the structure of the one before is not walked in full: it is compared, and taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from gpudist.batch.schema import (
+    DATACLASS,
+    DICT,
+    LIST,
+    NAMED_TUPLE,
+    TUPLE,
+    Schema,
+    flatten,
+    schema_of,
+)
+from gpudist.batch.values import PLAIN, TENSOR, Leaf
+
+# Appends the leaves of a value, in order; ``False`` where its structure is another.
+_Take = Callable[[Any, list[Any]], bool]
+
+_TYPES = {kind: cls for cls, kind in PLAIN.items()}
+_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
+# Equal only if they are the same, among those of one type.
+_KEYS = frozenset((str, bytes, int, bool, type(None)))
+
+
+class Flattener:
+    """Schemas and leaves of batches, one after the other; most often they are alike.
+
+    Args:
+        differentiable: tensors that require grad are marked so.
+    """
+
+    def __init__(self, differentiable: bool = False) -> None:
+        self._differentiable = differentiable
+        self._schema: Schema | None = None
+        self._take: _Take = _take_nothing
+
+    def flatten(self, batch: Any) -> tuple[Schema, list[Any]]:
+        """The schema of ``batch`` and its leaves.
+
+        Raises:
+            ShapeError: as :func:`~gpudist.batch.schema.flatten`.
+        """
+        parts: list[Any] = []
+        if self._schema is not None and self._take(batch, parts):
+            return self._schema, parts
+        data, parts = flatten(batch, self._differentiable)
+        self._schema = schema_of(data)
+        self._take = _taker(self._schema.tree, iter(self._schema.leaves), self._differentiable)
+        return self._schema, parts
+
+
+def _take_nothing(value: Any, parts: list[Any]) -> bool:
+    return False
+
+
+def _taker(node: Any, leaves: Iterator[Leaf], differentiable: bool) -> _Take:
+    """What takes the leaves of a value of this structure."""
+    if node is None:
+        leaf = next(leaves)
+        return _tensor_taker(leaf, differentiable) if leaf.kind == TENSOR else _plain_taker(leaf)
+    kind, made_of, children = node
+    takers = [_taker(child, leaves, differentiable) for child in children]
+    if kind == DICT:
+        return _dict_taker(made_of, takers)
+    if kind in (LIST, TUPLE):
+        return _sequence_taker(list if kind == LIST else tuple, takers)
+    assert kind in (DATACLASS, NAMED_TUPLE)
+    cls, fields = made_of
+    return _object_taker(cls, fields, takers)
+
+
+def _plain_taker(leaf: Leaf) -> _Take:
+    cls = _TYPES[leaf.kind]
+
+    def take(value: Any, parts: list[Any]) -> bool:
+        parts.append(value)
+        return type(value) is cls
+
+    return take
+
+
+def _tensor_taker(leaf: Leaf, differentiable: bool) -> _Take:
+    dtype, dims, requires_grad = leaf.dtype, leaf.dims, leaf.requires_grad
+
+    def take(x: Any, parts: list[Any]) -> bool:
+        parts.append(x)
+        return (
+            type(x) in _TENSORS
+            and x.dtype is dtype
+            and x.dim() == dims
+            and x.layout is torch.strided
+            and (not differentiable or x.requires_grad is requires_grad)
+        )
+
+    return take
+
+
+def _sequence_taker(cls: type, takers: list[_Take]) -> _Take:
+    count = len(takers)
+
+    def take(value: Any, parts: list[Any]) -> bool:
+        if type(value) is not cls or len(value) != count:
+            return False
+        return all([take(part, parts) for take, part in zip(takers, value, strict=True)])
+
+    return take
+
+
+def _dict_taker(keys: list[Any], takers: list[_Take]) -> _Take:
+    types = list(map(type, keys))
+    if not _KEYS.issuperset(types):
+        return _take_nothing
+
+    def take(value: Any, parts: list[Any]) -> bool:
+        if type(value) is not dict or list(map(type, value)) != types or list(value) != keys:
+            return False
+        return all([take(part, parts) for take, part in zip(takers, value.values(), strict=True)])
+
+    return take
+
+
+def _object_taker(cls: type, fields: list[str], takers: list[_Take]) -> _Take:
+    def take(value: Any, parts: list[Any]) -> bool:
+        if type(value) is not cls:
+            return False
+        return all([take(getattr(value, f), parts) for take, f in zip(takers, fields, strict=True)])
+
+    return take

@@ -1,0 +1,137 @@
+"""The messages of a batch between processes of one node: tensors go from where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import numpy as np
+import torch
+
+from gpudist.batch.header import PACKET_BYTES, Header
+from gpudist.batch.message import Message
+from gpudist.batch.payload import copy_into
+from gpudist.batch.places import Places
+from gpudist.batch.prepared import Prepared
+from gpudist.batch.values import TensorSpec
+from gpudist.partition import Partition
+from gpudist.transport.base import Signature
+from gpudist.transport.host import HostTransport, PiecesInFlight
+
+
+def can_carry_pieces(P: Partition) -> bool:
+    """Whether messages between the ranks of ``P`` may lie in pieces, and there are any."""
+    return isinstance(P.wire, HostTransport) and P.size > 1
+
+
+class PieceCarrier:
+    """Messages from rank ``root`` of ``P`` to all others, like those of a ``Carrier``.
+
+    Args:
+        P: one that :func:`can_carry_pieces`; this worker is a member.
+        root: position in ``P``.
+        name: the operation, on which ranks must agree.
+    """
+
+    sends_packed = False
+
+    def __init__(self, P: Partition, root: int, name: str) -> None:
+        assert isinstance(P.wire, HostTransport)
+        self._wire = P.wire
+        self._is_root = P.rank == root
+        others = [rank for position, rank in enumerate(P.ranks) if position != root]
+        self._peers = others if self._is_root else [P.ranks[root]]
+        self._packet = torch.zeros(PACKET_BYTES, dtype=torch.uint8)
+        self._packet_bytes = self._packet.numpy()
+        self._packet_at = self._packet.data_ptr()
+        self._of_packet, self._of_rest, self._of_payload = [
+            _signature(f"{name}: {what}", P) for what in ("packet", "rest of the packet", "payload")
+        ]
+
+    def send(self, message: Message, prepared: Prepared) -> list[torch.Tensor]:
+        """Send a batch; returns this rank's copies of its tensors. By the root."""
+        places, copies = prepared.places, prepared.packed
+        if prepared.payload is None and not all([_can_be_read(x) for x in prepared.tensors]):
+            copies = _copied(prepared)
+        sources = copies or prepared.tensors
+        with self._started_packet(message, places, sources):
+            self._send_rest(message)
+            if message.header.is_inline or not places.nbytes:
+                return copies or _copied(prepared)
+            addresses = [x.data_ptr() for x in sources]
+            with self._started(self._of_payload, places.pieces(addresses)):
+                return copies or _copied(prepared)
+
+    def say(self, message: Message) -> None:
+        """Send a message without tensors. By the root."""
+        with self._started_packet(message, Places(()), ()):
+            self._send_rest(message)
+
+    def receive_packet(self) -> bytes:
+        """The first ``PACKET_BYTES`` bytes of the message. By the others, as what follows."""
+        with self._started(self._of_packet, [(self._packet_at, PACKET_BYTES)]):
+            pass
+        return self._packet_bytes.tobytes()
+
+    def receive_rest(self, nbytes: int) -> bytes:
+        """What of schema and values has no room in the packet."""
+        rest = torch.empty(nbytes, dtype=torch.uint8)
+        with self._started(self._of_rest, [(rest.data_ptr(), nbytes)]):
+            pass
+        return rest.numpy().tobytes()
+
+    def receive_tensors(self, header: Header, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
+        """The tensors, in new memory."""
+        places = Places(specs)
+        payload, tensors = places.new_tensors(places.nbytes)
+        if header.is_inline:
+            start = header.payload_at
+            payload.copy_(self._packet[start : start + header.payload_bytes])
+            return tensors
+        if places.nbytes:
+            start = payload.data_ptr()
+            addresses = [start + offset for offset in places.offsets]
+            with self._started(self._of_payload, places.pieces(addresses)):
+                pass
+        return tensors
+
+    def _started_packet(
+        self, message: Message, places: Places, sources: Sequence[torch.Tensor]
+    ) -> PiecesInFlight:
+        header = message.header
+        first = (header.pack() + message.facts)[:PACKET_BYTES]
+        self._packet_bytes[: len(first)] = np.frombuffer(first, np.uint8)
+        if not header.is_inline:
+            return self._started(self._of_packet, [(self._packet_at, PACKET_BYTES)])
+        pieces = [(self._packet_at, header.payload_at)]
+        for x, size, room in zip(sources, places.sizes, places.rooms, strict=True):
+            # What lies between tensors may be anything.
+            pieces += (x.data_ptr(), size), (self._packet_at, room - size)
+        pieces.append((self._packet_at, PACKET_BYTES - header.payload_at - places.nbytes))
+        return self._started(self._of_packet, pieces)
+
+    def _send_rest(self, message: Message) -> None:
+        nbytes = message.header.tail_bytes
+        if nbytes:
+            rest = torch.frombuffer(bytearray(message.facts[-nbytes:]), dtype=torch.uint8)
+            with self._started(self._of_rest, [(rest.data_ptr(), nbytes)]):
+                pass
+
+    def _started(self, signature: Signature, pieces: list[tuple[int, int]]) -> PiecesInFlight:
+        return self._wire.start_pieces(signature, self._is_root, self._peers, pieces)
+
+
+def _copied(prepared: Prepared) -> list[torch.Tensor]:
+    """The tensors in new memory: made while the others read the message."""
+    _, copies = prepared.places.new_tensors(prepared.places.nbytes)
+    copy_into(copies, prepared.tensors)
+    return copies
+
+
+def _can_be_read(x: torch.Tensor) -> bool:
+    """Whether the bytes of ``x`` are its values, one after the other, in host memory."""
+    return x.is_contiguous() and x.is_cpu and not x.is_neg() and not x.is_conj()
+
+
+def _signature(label: str, P: Partition) -> Signature:
+    return Signature(label, blake2b(label.encode() + P.digest, digest_size=16).digest())
