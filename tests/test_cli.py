@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpudist import cli
-from gpudist.cli import main
+from gpudist.cli import env, main
 from gpudist.environment import Cuda, Device, Environment, Nccl
 from gpudist.transport.host import is_built
 from gpudist.transport.nccl_library import wheel_libraries
@@ -63,7 +62,7 @@ NOTHING = Environment(
 
 
 def test_env(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(cli, "describe", lambda: FOUND)
+    monkeypatch.setattr(env, "describe", lambda: FOUND)
     assert main(["env"]) == 0
     assert capsys.readouterr().out == TEXT
 
@@ -71,7 +70,7 @@ def test_env(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 def test_env_where_there_is_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "describe", lambda: NOTHING)
+    monkeypatch.setattr(env, "describe", lambda: NOTHING)
     assert main(["env"]) == 0
     assert capsys.readouterr().out.splitlines()[2:] == [
         "torch        2.13.0+cpu, without CUDA",
@@ -84,7 +83,7 @@ def test_env_where_there_is_nothing(
 
 
 def test_env_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(cli, "describe", lambda: FOUND)
+    monkeypatch.setattr(env, "describe", lambda: FOUND)
     assert main(["env", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["nccl"] == {
@@ -103,7 +102,7 @@ class Terminal(io.StringIO):
 
 
 def test_on_a_terminal_without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "describe", lambda: FOUND)
+    monkeypatch.setattr(env, "describe", lambda: FOUND)
     monkeypatch.setitem(sys.modules, "rich.console", None)
     monkeypatch.setattr(sys, "stdout", terminal := Terminal())
     main(["env"])
@@ -112,7 +111,7 @@ def test_on_a_terminal_without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_on_a_terminal_with_rich(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("rich")
-    monkeypatch.setattr(cli, "describe", lambda: FOUND)
+    monkeypatch.setattr(env, "describe", lambda: FOUND)
     monkeypatch.setattr(sys, "stdout", terminal := Terminal())
     monkeypatch.setenv("TERM", "xterm")
     main(["env"])
