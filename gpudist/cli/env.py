@@ -7,7 +7,8 @@ from dataclasses import asdict
 
 from gpudist.cli.command import Command, print_json
 from gpudist.cli.tables import print_table
-from gpudist.environment import Environment, describe
+from gpudist.environment import Environment, TransportState, describe
+from gpudist.links import Link
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -33,7 +34,12 @@ def rows(environment: Environment) -> list[tuple[str, str]]:
         ("CUDA half", _cuda(environment)),
         ("GPUs", _devices(environment)),
         ("NCCL", _nccl(environment)),
+        *[("link", _link(link)) for link in environment.links],
         ("transport", f"{environment.transport}: {environment.transport_reason}"),
+        *[
+            (f"  {state.name}", _state(state, environment.nccl_missing))
+            for state in environment.transports
+        ],
     ]
 
 
@@ -49,6 +55,19 @@ def _cuda(environment: Environment) -> str:
 def _devices(environment: Environment) -> str:
     found = [f"{gpu.name}, {gpu.memory_bytes / 2**30:.1f} GiB" for gpu in environment.devices]
     return "; ".join(found) or "none that torch sees"
+
+
+def _link(link: Link) -> str:
+    words = f" ({link.words})" if link.words else ""
+    return f"GPU {link.first} to GPU {link.second}: {link.kind}{words}"
+
+
+def _state(state: TransportState, nccl_missing: str) -> str:
+    if state.works:
+        return f"works, {state.reason}"
+    # Said at length a few lines above.
+    reason = "there is no NCCL, see above" if state.reason == nccl_missing else state.reason
+    return f"does not work: {reason}"
 
 
 def _nccl(environment: Environment) -> str:
