@@ -27,7 +27,11 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         report, speaks = _report(arguments)
     except TransportError as error:
-        print(f"verdict: Ranks could not exchange data: {error}")
+        words = f"Ranks could not exchange data: {error}"
+        if arguments.json:
+            print_json({"passed": False, "verdict": words})
+        else:
+            print(f"verdict: {words}")
         return 1
     if speaks:
         _show(report, arguments.json)
@@ -36,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _report(arguments: argparse.Namespace) -> tuple[Report, bool]:
     """What was found, and whether this process is the one that says so."""
-    if runtime.launch().size > 1:
+    if runtime.launch().launcher != "none":
         P_world = runtime.init(timeout=TIMEOUT_S)
         return check(P_world, arguments.mib, Progress(P_world.rank == 0)), P_world.rank == 0
     reports = run_distributed(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from gpudist.cli.command import Command, print_json
 from gpudist.cli.tables import print_table
@@ -73,7 +74,7 @@ def _each(values: list[int], dims: int, name: str) -> list[int]:
     return values
 
 
-def _found(scene: Scene, arguments: argparse.Namespace) -> dict[str, object | list]:
+def _found(scene: Scene, arguments: argparse.Namespace) -> dict[str, Any]:
     stages = [
         {
             "messages": moved.messages,
@@ -95,7 +96,7 @@ def _found(scene: Scene, arguments: argparse.Namespace) -> dict[str, object | li
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    several = dict(type=int, nargs="+", metavar="N")
+    several: dict[str, Any] = dict(type=int, nargs="+", metavar="N")
     add = parser.add_argument
     add("--shape", required=True, help="of the global tensor", **several)
     add("--grid", required=True, help="workers along each dim", **several)

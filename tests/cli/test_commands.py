@@ -52,8 +52,8 @@ def test_check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
         "operator  exact  dot test  time us  GB/s  of a copy",
         "gather      yes     1e-16       10  5.00        50%",
         "",
-        "verdict: All 1 operators are right on 4 ranks over loopback, and every one is about as "
-        "fast as this machine's memory lets it be.",
+        "verdict: All 1 operators are right on 4 ranks over loopback, and fast enough: the "
+        "slowest, gather, reaches 50% of a plain copy's speed.",
         "note: these ranks were threads of one process that take turns. To check the transport "
         "that training would use: torchrun --standalone --nproc-per-node 4 -m gpudist check",
     ]
@@ -82,7 +82,10 @@ def test_check_where_ranks_cannot_talk(
 
     monkeypatch.setattr(check, "run_distributed", fails)
     assert main(["check"]) == 1
-    assert "Ranks could not exchange data: no route" in capsys.readouterr().out
+    words = "Ranks could not exchange data: no route"
+    assert capsys.readouterr().out == f"verdict: {words}\n"
+    assert main(["check", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out) == {"passed": False, "verdict": words}
 
 
 def test_check_under_a_launcher() -> None:
