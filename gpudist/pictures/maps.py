@@ -19,12 +19,12 @@ WIDEST_MAP_IN = 13.4
 # Shares of a slot that the largest block fills, and one with hardly a cell.
 FILLED, LEAST_FILLED = 0.92, 0.4
 WHOLE_IN = (SLOT_IN[0] * FILLED, SLOT_IN[1] * FILLED)
-# Neighbours along any axis have different ones.
+# Neighbours, diagonal ones too, have different ones.
 COLORS = (
     *("#8dd3c7", "#ffffb3", "#bebada", "#fb8072", "#80b1d3", "#fdb462"),
     *("#b3de69", "#fccde5", "#d9d9d9", "#d8a0d8", "#ccebc5", "#ffed6f"),
 )
-_COLOR_STEPS = (1, 5, 7, 3, 2)
+_COLOR_STEPS = (1, 5, 3, 7, 2)
 
 
 def color_at(index: Sequence[int]) -> str:

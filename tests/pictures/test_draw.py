@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from itertools import combinations
+from itertools import combinations, product
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from matplotlib.transforms import Bbox
 import gpudist
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry import SlidingWindow
+from gpudist.pictures.maps import color_at
 from tests.pool import distributed
 
 SMALLEST_PT = 4.5
@@ -93,6 +94,11 @@ def test_overlap_is_found() -> None:
     figure.text(0.5, 0.5, "one")
     figure.text(0.51, 0.5, "two")
     assert overlapping(labels(figure)) == [("one", "two")]
+
+
+def test_neighbours_differ_in_colour() -> None:
+    steps = [step for step in product((-1, 0, 1), repeat=3) if any(step)]
+    assert all(color_at(step) != color_at((0, 0, 0)) for step in steps)
 
 
 def test_what_is_written() -> None:
