@@ -10,6 +10,9 @@ CPP := $(wildcard csrc/*.h csrc/*.cpp csrc/*.cu tests/csrc/*.h tests/csrc/*.cpp 
 
 EPOCHS ?= 20
 
+# Test files that run at a time, each with up to 16 ranks of its own.
+JOBS ?= 2
+
 # Of `make fuzz`: how many configurations, and which.
 N ?= 200
 SEED ?= 1
@@ -33,7 +36,7 @@ demo: $(INSTALLED)
 		examples/lenet5.py --data digits --compare --epochs $(EPOCHS)
 
 test: $(INSTALLED)
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest -n $(JOBS) --dist loadfile
 
 # Random configurations of every layer against torch's; N=2000 SEED=1 takes about two minutes.
 fuzz: $(INSTALLED)

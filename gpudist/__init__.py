@@ -32,6 +32,7 @@ from gpudist.ops import (
     zero_volume_tensor,
 )
 from gpudist.partition import CartesianPartition, Partition
+from gpudist.pictures import draw
 from gpudist.recycling import empty_cache
 from gpudist.runtime import init
 from gpudist.sbp import GlobalTensor, to_global
@@ -66,6 +67,7 @@ __all__ = [
     "broadcast_batch",
     "data",
     "distribute",
+    "draw",
     "empty_cache",
     "gather",
     "halo_exchange",

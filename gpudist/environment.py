@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
+import torch.distributed as dist
 
 from gpudist.errors import NotBuiltError
-from gpudist.launch import Settings
-from gpudist.runtime import settings
+from gpudist.launch import Built, Settings
+from gpudist.links import Link, gpu_links
+from gpudist.runtime import built, settings
 from gpudist.transport.host import is_built, what_is_missing
 from gpudist.transport.nccl_library import installed_wheels, wheel_libraries, wheel_warnings
 
@@ -18,6 +20,13 @@ try:
     import gpudist._native as _native
 except ImportError:
     _native = None
+
+_USES = {
+    "nccl": "between GPUs",
+    "host": "between processes of one node",
+    "gloo": "between nodes without GPUs",
+    "loopback": "threads of one process",
+}
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,15 @@ class Nccl:
 
 
 @dataclass(frozen=True)
+class TransportState:
+    """Whether a transport works here; ``reason`` says why not, or what it is for."""
+
+    name: str
+    works: bool
+    reason: str
+
+
+@dataclass(frozen=True)
 class Environment:
     """What ``describe()`` found.
 
@@ -75,6 +93,8 @@ class Environment:
         devices: the GPUs that torch sees.
         nccl: ``None`` where there is none, or none that will do; ``nccl_missing`` says why.
         transport: what ``gpudist.init()`` would use; ``transport_reason`` says why.
+        transports: all of them, and whether each works on this machine.
+        links: between the GPUs.
         warnings: what does not go together, each with the remedy.
     """
 
@@ -90,6 +110,8 @@ class Environment:
     nccl_missing: str
     transport: str
     transport_reason: str
+    transports: tuple[TransportState, ...]
+    links: tuple[Link, ...]
     warnings: tuple[str, ...]
 
 
@@ -116,8 +138,17 @@ def describe(asked: Settings | None = None) -> Environment:
         nccl_missing=nccl_missing,
         transport=asked.transport,
         transport_reason=asked.reason,
+        transports=_transports(built(), nccl_missing),
+        links=gpu_links(),
         warnings=tuple(wheel_warnings(installed_wheels(), torch.version.cuda)),
     )
+
+
+def _transports(found: Built, nccl_missing: str) -> tuple[TransportState, ...]:
+    no_gpus = found.nccl_missing or nccl_missing or ("" if found.gpus else "torch sees no GPU")
+    no_gloo = "" if dist.is_gloo_available() else "this torch is built without gloo"
+    missing = {"nccl": no_gpus, "host": found.host_missing, "gloo": no_gloo, "loopback": ""}
+    return tuple(TransportState(name, not why, why or _USES[name]) for name, why in missing.items())
 
 
 def cuda_version(number: int) -> str:

@@ -36,6 +36,15 @@ def settings() -> Settings:
     return settings_of(os.environ, built())
 
 
+def launch() -> Launch:
+    """What the launcher says about this process.
+
+    Raises:
+        TransportError: a variable is missing or is no number.
+    """
+    return launch_of(os.environ)
+
+
 def built() -> Built:
     """What this installation and this machine have."""
     return Built(

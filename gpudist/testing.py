@@ -6,6 +6,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -82,6 +83,47 @@ def assert_adjoint(
         AssertionError: on every rank alike, with both inner products, or naming a rank whose
             gradient does not have the shape and dtype of its input.
     """
+    test = dot_test(operator, x, P)
+    wrong = test.misfits
+    assert not wrong, f"ranks {wrong}: the gradient does not have the input's shape and dtype"
+    assert test.error <= tolerance, (
+        f"<Fx,y> = {test.forward!r} but <x,F*y> = {test.adjoint!r}: relative difference "
+        f"{test.error:.2e}, allowed {tolerance:.0e}"
+    )
+
+
+@dataclass(frozen=True)
+class DotTest:
+    """Two inner products that are equal if a backward is the adjoint of its forward.
+
+    Attributes:
+        forward, adjoint: ``<Fx, y>`` and ``<x, F*y>``.
+        scale: the larger of ``|Fx||y|`` and ``|x||F*y|``.
+        misfits: ranks whose gradient does not have the shape and dtype of their input.
+    """
+
+    forward: float
+    adjoint: float
+    scale: float
+    misfits: tuple[int, ...]
+
+    @property
+    def error(self) -> float:
+        """The relative difference."""
+        difference = abs(self.forward - self.adjoint)
+        return difference / self.scale if difference else 0.0
+
+
+def dot_test(
+    operator: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, P: Partition
+) -> DotTest:
+    """The inner products that :func:`assert_adjoint` compares; the same on every rank.
+
+    Collective over ``P``.
+
+    Args:
+        operator, x, P: as of :func:`assert_adjoint`.
+    """
     x = x.detach().clone().requires_grad_()
     image = operator(x)
     y = torch.randn_like(image)
@@ -100,15 +142,10 @@ def assert_adjoint(
     products = [dot(image, y), dot(x, adjoint)]
     norms = [dot(t, t) for t in (image, y, x, adjoint)]
     sums = all_reduce(torch.cat([torch.stack(products + norms), misfits]), P)
-    wrong = sums[6:].nonzero().flatten().tolist()
-    assert not wrong, f"ranks {wrong}: the gradient does not have the input's shape and dtype"
     forward, backward = sums[0].item(), sums[1].item()
     image_norm, y_norm, x_norm, adjoint_norm = sums[2:6].sqrt().tolist()
     scale = max(image_norm * y_norm, x_norm * adjoint_norm)
-    assert abs(forward - backward) <= tolerance * scale, (
-        f"<Fx,y> = {forward!r} but <x,F*y> = {backward!r}: relative difference "
-        f"{abs(forward - backward) / scale:.2e}, allowed {tolerance:.0e}"
-    )
+    return DotTest(forward, backward, scale, tuple(sums[6:].nonzero().flatten().tolist()))
 
 
 def _run_threads(

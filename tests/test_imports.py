@@ -13,7 +13,9 @@ PACKAGE = Path(__file__).resolve().parents[1] / "gpudist"
 FLOORS = [
     ["__main__"],
     ["cli"],
+    ["self_check"],
     ["planning", "testing", "checkpoint"],
+    ["pictures"],
     ["rank_pool"],
     ["convert"],
     ["sbp"],
@@ -24,6 +26,7 @@ FLOORS = [
     ["library"],
     ["exchange"],
     ["environment"],
+    ["links"],
     ["runtime"],
     ["launch", "host_channel"],
     ["partition"],

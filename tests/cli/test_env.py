@@ -1,4 +1,4 @@
-"""The command line, as users run it."""
+"""``gpudist env``, as users run it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from gpudist import cli
-from gpudist.cli import main
-from gpudist.environment import Cuda, Device, Environment, Nccl
+from gpudist.cli import env, main
+from gpudist.environment import Cuda, Device, Environment, Nccl, TransportState
+from gpudist.links import Link
 from gpudist.transport.host import is_built
 from gpudist.transport.nccl_library import wheel_libraries
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FOUND = Environment(
     gpudist="0.1.0",
     python="3.11.7",
@@ -32,6 +32,11 @@ FOUND = Environment(
     nccl_missing="",
     transport="host",
     transport_reason="2 processes on one node",
+    transports=(
+        TransportState("nccl", True, "between GPUs"),
+        TransportState("host", False, "no compiler"),
+    ),
+    links=(Link(0, 1, "NV18", "18 NVLinks"),),
     warnings=("two wheels",),
 )
 TEXT = """\
@@ -42,7 +47,10 @@ native core  built
 CUDA half    built with CUDA 13.0, driver for CUDA up to 13.1, GPUs: 2
 GPUs         H200, 141.0 GiB; H200, 141.0 GiB
 NCCL         2.30.7, /site/libnccl.so.2 (nvidia-nccl wheel); windows, others
+link         GPU 0 to GPU 1: NV18 (18 NVLinks)
 transport    host: 2 processes on one node
+  nccl       works, between GPUs
+  host       does not work: no compiler
 warning: two wheels
 """
 NOTHING = Environment(
@@ -58,12 +66,14 @@ NOTHING = Environment(
     nccl_missing="there is no NCCL",
     transport="none",
     transport_reason="RANK is 8",
+    transports=(),
+    links=(),
     warnings=(),
 )
 
 
 def test_env(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(cli, "describe", lambda: FOUND)
+    monkeypatch.setattr(env, "describe", lambda: FOUND)
     assert main(["env"]) == 0
     assert capsys.readouterr().out == TEXT
 
@@ -71,7 +81,7 @@ def test_env(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 def test_env_where_there_is_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "describe", lambda: NOTHING)
+    monkeypatch.setattr(env, "describe", lambda: NOTHING)
     assert main(["env"]) == 0
     assert capsys.readouterr().out.splitlines()[2:] == [
         "torch        2.13.0+cpu, without CUDA",
@@ -84,7 +94,7 @@ def test_env_where_there_is_nothing(
 
 
 def test_env_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(cli, "describe", lambda: FOUND)
+    monkeypatch.setattr(env, "describe", lambda: FOUND)
     assert main(["env", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["nccl"] == {
@@ -103,7 +113,7 @@ class Terminal(io.StringIO):
 
 
 def test_on_a_terminal_without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "describe", lambda: FOUND)
+    monkeypatch.setattr(env, "describe", lambda: FOUND)
     monkeypatch.setitem(sys.modules, "rich.console", None)
     monkeypatch.setattr(sys, "stdout", terminal := Terminal())
     main(["env"])
@@ -112,17 +122,11 @@ def test_on_a_terminal_without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_on_a_terminal_with_rich(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("rich")
-    monkeypatch.setattr(cli, "describe", lambda: FOUND)
+    monkeypatch.setattr(env, "describe", lambda: FOUND)
     monkeypatch.setattr(sys, "stdout", terminal := Terminal())
     monkeypatch.setenv("TERM", "xterm")
     main(["env"])
     assert "\x1b[1;36mNCCL       \x1b[0m  2.30.7, /site/libnccl.so.2" in terminal.getvalue()
-
-
-def test_no_command(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main([])
-    assert "usage: gpudist" in capsys.readouterr().err
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

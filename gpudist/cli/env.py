@@ -1,33 +1,21 @@
-"""The command ``gpudist``, also ``python -m gpudist``."""
+"""``gpudist env``: what this installation and this machine can do."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 
-from gpudist.environment import Environment, describe
+from gpudist.cli.command import Command, print_json
+from gpudist.cli.tables import print_table
+from gpudist.environment import Environment, TransportState, describe
+from gpudist.links import Link
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a subcommand and return the exit status."""
-    parser = argparse.ArgumentParser(
-        "gpudist", description="Model parallelism for PyTorch, by data movements."
-    )
-    commands = parser.add_subparsers(title="commands", required=True)
-    env = commands.add_parser("env", help="show what this installation and machine can do")
-    env.add_argument("--json", action="store_true", help="for programs")
-    env.set_defaults(run=show_environment)
-    parsed = parser.parse_args(arguments)
-    return parsed.run(parsed)
-
-
-def show_environment(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
+    """Print it."""
     environment = describe()
     if arguments.json:
-        print(json.dumps(asdict(environment), indent=2))
+        print_json(asdict(environment))
         return 0
     print_table(rows(environment))
     for warning in environment.warnings:
@@ -46,26 +34,13 @@ def rows(environment: Environment) -> list[tuple[str, str]]:
         ("CUDA half", _cuda(environment)),
         ("GPUs", _devices(environment)),
         ("NCCL", _nccl(environment)),
+        *[("link", _link(link)) for link in environment.links],
         ("transport", f"{environment.transport}: {environment.transport_reason}"),
+        *[
+            (f"  {state.name}", _state(state, environment.nccl_missing))
+            for state in environment.transports
+        ],
     ]
-
-
-def print_table(lines: Sequence[tuple[str, str]]) -> None:
-    """In colour on a terminal, where rich is installed."""
-    width = max(len(name) for name, _ in lines)
-    if sys.stdout.isatty():
-        try:
-            from rich.console import Console
-            from rich.text import Text
-        except ImportError:
-            pass
-        else:
-            for name, text in lines:
-                styled = Text.assemble((name.ljust(width), "bold cyan"), "  ", text)
-                Console(soft_wrap=True).print(styled)
-            return
-    for name, text in lines:
-        print(f"{name:<{width}}  {text}")
 
 
 def _cuda(environment: Environment) -> str:
@@ -82,9 +57,33 @@ def _devices(environment: Environment) -> str:
     return "; ".join(found) or "none that torch sees"
 
 
+def _link(link: Link) -> str:
+    words = f" ({link.words})" if link.words else ""
+    return f"GPU {link.first} to GPU {link.second}: {link.kind}{words}"
+
+
+def _state(state: TransportState, nccl_missing: str) -> str:
+    if state.works:
+        return f"works, {state.reason}"
+    # Said at length a few lines above.
+    reason = "there is no NCCL, see above" if state.reason == nccl_missing else state.reason
+    return f"does not work: {reason}"
+
+
 def _nccl(environment: Environment) -> str:
     nccl = environment.nccl
     if nccl is None:
         return f"none: {environment.nccl_missing}"
     features = f"; {', '.join(nccl.features)}" if nccl.features else ""
     return f"{nccl.version}, {nccl.path} ({nccl.found}){features}"
+
+
+ENV = Command(
+    "env",
+    "show what this installation and machine can do",
+    "Show versions, GPUs and how they are linked, NCCL, and the transports that work here and why "
+    "the others do not. Joins nothing; run it as your program is run to see what "
+    "gpudist.init() would choose there.",
+    lambda parser: None,
+    run,
+)

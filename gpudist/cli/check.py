@@ -1,0 +1,110 @@
+"""``gpudist check``: every operator on this machine, and a verdict in plain words."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+
+from gpudist import runtime
+from gpudist.cli.command import Command, print_json
+from gpudist.cli.progress import Progress
+from gpudist.cli.tables import print_columns, print_table
+from gpudist.errors import PartitionError, TransportError
+from gpudist.partition import Partition
+from gpudist.self_check import Report, Result, check, verdict
+from gpudist.testing import run_distributed
+
+RANKS_ALONE = 4
+TIMEOUT_S = 120.0
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit status 0 if every operator is right, else 1."""
+    if arguments.ranks < 1 or arguments.mib < 1:
+        raise PartitionError(
+            f"--ranks is {arguments.ranks} and --mib {arguments.mib}; both must be at least 1"
+        )
+    try:
+        report, speaks = _report(arguments)
+    except TransportError as error:
+        words = f"Ranks could not exchange data: {error}"
+        if arguments.json:
+            print_json({"passed": False, "verdict": words})
+        else:
+            print(f"verdict: {words}")
+        return 1
+    if speaks:
+        _show(report, arguments.json)
+    return 0 if report.passed else 1
+
+
+def _report(arguments: argparse.Namespace) -> tuple[Report, bool]:
+    """What was found, and whether this process is the one that says so."""
+    if runtime.launch().launcher != "none":
+        P_world = runtime.init(timeout=TIMEOUT_S)
+        return check(P_world, arguments.mib, Progress(P_world.rank == 0)), P_world.rank == 0
+    reports = run_distributed(
+        _check_rank, arguments.ranks, arguments.mib, arguments.json, timeout=TIMEOUT_S
+    )
+    return reports[0], True
+
+
+def _check_rank(P_world: Partition, mebibytes: int, quiet: bool) -> Report:
+    return check(P_world, mebibytes, Progress(P_world.rank == 0 and not quiet))
+
+
+def _show(report: Report, as_json: bool) -> None:
+    if as_json:
+        results = [{**asdict(r), "passed": r.passed, "is_slow": r.is_slow} for r in report.results]
+        found = {**asdict(report), "results": results}
+        print_json({**found, "passed": report.passed, "verdict": verdict(report)})
+        return
+    print_table(
+        [
+            ("ranks", str(report.ranks)),
+            ("transport", f"{report.transport}, on {report.device}"),
+            ("plain copy", f"{report.copy_gbps:.2f} GB/s a rank, all ranks at once"),
+        ]
+    )
+    print()
+    print_columns(
+        ("operator", "exact", "dot test", "time us", "GB/s", "of a copy"),
+        [_line(result) for result in report.results],
+    )
+    print()
+    print(f"verdict: {verdict(report)}")
+    if report.transport == "loopback":
+        print(
+            "note: these ranks were threads of one process that take turns. To check the transport "
+            "that training would use: torchrun --standalone --nproc-per-node 4 -m gpudist check"
+        )
+
+
+def _line(result: Result) -> tuple[str, ...]:
+    return (
+        result.name,
+        "yes" if result.exact else "NO",
+        f"{result.adjoint_error:.0e}" + ("" if result.passed or not result.exact else " WRONG"),
+        f"{result.time_us:.0f}",
+        f"{result.gbps:.2f}",
+        f"{result.share:.0%}" + (" slow" if result.is_slow else ""),
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--ranks", type=int, default=RANKS_ALONE, help="threads to check with, unless launched"
+    )
+    parser.add_argument("--mib", type=int, default=4, help="of each rank's block, for the speed")
+
+
+CHECK = Command(
+    "check",
+    "check every operator on this machine",
+    "Check that every operator is exact, that its backward is its adjoint (the dot test), and how "
+    "fast it is beside a plain copy of the same bytes. Start it as a program is started (torchrun "
+    "--standalone --nproc-per-node 4 -m gpudist check), or alone, where threads of one process are "
+    "the ranks. Exit status 1 if an operator is wrong.",
+    add_arguments,
+    run,
+)

@@ -1,0 +1,132 @@
+"""``gpudist draw``: a picture of a partition, and of a movement on it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from gpudist.cli.command import Command, print_json
+from gpudist.cli.tables import print_table
+from gpudist.errors import ShapeError
+from gpudist.geometry import SlidingWindow
+from gpudist.pictures import Scene, draw_scene, save, traffic
+from gpudist.pictures.draw import chosen_rank, scene_of
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the picture, and say what it shows."""
+    scene = _scene(arguments)
+    save(draw_scene(scene, arguments.rank, arguments.dims, arguments.itemsize), arguments.output)
+    found = _found(scene, arguments)
+    if arguments.json:
+        print_json(found)
+        return 0
+    lines = [("picture", str(arguments.output)), ("ranks", str(len(scene.names)))]
+    for number, stage in enumerate(found["stages"]):
+        text = f"{stage['messages']} messages, {stage['bytes']} bytes"
+        lines.append((f"stage {number + 1}", text))
+    print_table(lines)
+    return 0
+
+
+def _scene(arguments: argparse.Namespace) -> Scene:
+    halo = window = None
+    dims = _moved_dims(arguments)
+    if arguments.halo is not None:
+        halo = [(width, width) for width in _each(arguments.halo, dims, "--halo")]
+    elif arguments.kernel is not None:
+        window = _windows(arguments, dims)
+    return scene_of(
+        arguments.shape, arguments.grid, arguments.to, window, halo, arguments.periodic,
+        arguments.nested,
+    )  # fmt: skip
+
+
+def _moved_dims(arguments: argparse.Namespace) -> int:
+    """How many dims, counted from the last, one number stands for: back to the first cut one."""
+    cut = [dim for dim, parts in enumerate(arguments.grid) if parts > 1]
+    return len(arguments.grid) - min(cut, default=len(arguments.grid) - 1)
+
+
+def _windows(arguments: argparse.Namespace, dims: int) -> list[SlidingWindow]:
+    kernels = _each(arguments.kernel, dims, "--kernel")
+    options = [
+        _each(values, len(kernels), name)
+        for values, name in (
+            (arguments.stride, "--stride"),
+            (arguments.dilation, "--dilation"),
+            (arguments.padding, "--padding"),
+        )
+    ]
+    return [
+        SlidingWindow(kernel, stride, dilation, (padding, padding))
+        for kernel, stride, dilation, padding in zip(kernels, *options, strict=True)
+    ]
+
+
+def _each(values: list[int], dims: int, name: str) -> list[int]:
+    """One number stands for all dims."""
+    if len(values) == 1:
+        return values * dims
+    if name not in ("--kernel", "--halo") and len(values) != dims:
+        raise ShapeError(f"{name} has {len(values)} numbers, but --kernel has {dims}")
+    return values
+
+
+def _found(scene: Scene, arguments: argparse.Namespace) -> dict[str, Any]:
+    stages = [
+        {
+            "messages": moved.messages,
+            "bytes": moved.total_cells * arguments.itemsize,
+            "matrix": [
+                [scene.names[sender], scene.names[receiver], cells * arguments.itemsize]
+                for (sender, receiver), cells in sorted(moved.cells.items())
+            ],
+        }
+        for moved in traffic(scene)
+    ]
+    return {
+        "picture": str(arguments.output),
+        "ranks": list(scene.names),
+        "shown_rank": scene.names[chosen_rank(scene, arguments.rank)],
+        "stages": stages,
+    }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    several: dict[str, Any] = dict(type=int, nargs="+", metavar="N")
+    add = parser.add_argument
+    add("--shape", required=True, help="of the global tensor", **several)
+    add("--grid", required=True, help="workers along each dim", **several)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--kernel", help="a convolution's, per dim from the last", **several)
+    what.add_argument("--halo", help="cells needed on both sides, per dim", **several)
+    what.add_argument("--to", help="the grid to repartition to", **several)
+    add("--stride", default=[1], help="of the kernel (1)", **several)
+    add("--dilation", default=[1], help="of the kernel (1)", **several)
+    add("--padding", default=[0], help="of the kernel (0)", **several)
+    add("--periodic", action="store_true", help="the halo wraps at the edges")
+    add("--nested", action="store_true", help="the halo goes dim after dim")
+    add("--rank", type=int, help="whose ghosts and messages are shown (the busiest)")
+    add("--dims", help="of the tensor, that are drawn (those that are cut)", **several)
+    add("--itemsize", type=int, default=4, help="bytes of a cell (4)")
+    add("--output", "-o", type=Path, default=Path("partition.svg"), help=".svg, .png or .pdf")
+
+
+DRAW = Command(
+    "draw",
+    "draw a partition, its ghosts and its messages",
+    """\
+Draw who owns which box of a tensor, one rank's ghosts, its messages in each stage, and the matrix
+of all messages, from the plans that programs run. Needs no launcher and no ranks.
+
+  gpudist draw --shape 64 64 --grid 2 2 --kernel 3 --padding 1 -o conv.svg
+  gpudist draw --shape 64 64 --grid 4 1 --to 1 4 -o repartition.png
+
+One number for --kernel, --halo and what goes with them stands for every dim from the first that is
+cut to the last.""",
+    add_arguments,
+    run,
+)

@@ -1,0 +1,58 @@
+"""Parse the command line, run the subcommand, and say a user's mistake in one line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from gpudist.cli.bench import BENCH
+from gpudist.cli.check import CHECK
+from gpudist.cli.command import Command
+from gpudist.cli.draw import DRAW
+from gpudist.cli.env import ENV
+from gpudist.errors import GpudistError
+
+COMMANDS: tuple[Command, ...] = (ENV, CHECK, BENCH, DRAW)
+MISTAKE, INTERRUPTED = 2, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a subcommand and return the exit status.
+
+    0: all is well. 1: the command found something wrong. 2: a mistake in how it was called. 130:
+    interrupted.
+    """
+    parsed = parser().parse_args(arguments)
+    try:
+        return parsed.run(parsed)
+    except (GpudistError, OSError) as error:
+        print(f"gpudist {parsed.command}: error: {error}", file=sys.stderr)
+        return MISTAKE
+    except KeyboardInterrupt:
+        print(f"gpudist {parsed.command}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands and their arguments."""
+    top = argparse.ArgumentParser(
+        "gpudist",
+        description="Model parallelism for PyTorch, by data movements.",
+        epilog="gpudist COMMAND --help says what a command does and takes. Exit status: 0 fine, 1 "
+        "something is wrong, 2 called wrongly.",
+    )
+    commands = top.add_subparsers(
+        title="commands", required=True, dest="command", metavar="COMMAND"
+    )
+    for command in COMMANDS:
+        added = commands.add_parser(
+            command.name,
+            help=command.help,
+            description=command.description,
+            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        )
+        command.add_arguments(added)
+        added.add_argument("--json", action="store_true", help="print for programs")
+        added.set_defaults(run=command.run)
+    return top

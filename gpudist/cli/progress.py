@@ -1,0 +1,23 @@
+"""How far a command is, on the terminal that its errors go to; nothing where there is none."""
+
+from __future__ import annotations
+
+import sys
+
+_WIDTH = 30
+
+
+class Progress:
+    """A line with a bar that is written over and over, and wiped at the end."""
+
+    def __init__(self, is_shown: bool = True) -> None:
+        self._is_shown = is_shown and sys.stderr.isatty()
+
+    def __call__(self, name: str, done: int, total: int) -> None:
+        if not self._is_shown:
+            return
+        filled = _WIDTH * done // max(total, 1)
+        bar = "#" * filled + "." * (_WIDTH - filled)
+        line = f"[{bar}] {done}/{total} {name}" if done < total else ""
+        # Wipe to the end of the line: the name before may have been longer.
+        print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)

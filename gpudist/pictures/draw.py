@@ -1,0 +1,214 @@
+"""``gpudist.draw``: a picture of a partition, and of a movement on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpudist.errors import PartitionError, ShapeError
+from gpudist.geometry.windows import HaloWidths, Window
+from gpudist.partition import Partition
+from gpudist.pictures.ghosts import ghosts_panel
+from gpudist.pictures.maps import messages_panel, owners_panel
+from gpudist.pictures.matrix import matrix_panel
+from gpudist.pictures.page import Panel, bytes_text, figure_of, require_matplotlib
+from gpudist.pictures.scene import (
+    Scene,
+    StageTraffic,
+    busiest,
+    halo_scene,
+    partition_scene,
+    repartition_scene,
+    traffic,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Grid = Partition | Sequence[int]
+
+
+def draw(
+    shape: Sequence[int],
+    P_x: Grid,
+    P_y: Grid | None = None,
+    *,
+    window: Sequence[Window] | None = None,
+    halo: Sequence[tuple[int, int]] | None = None,
+    periodic: Sequence[bool] | bool = False,
+    nested: bool = False,
+    rank: int | None = None,
+    dims: Sequence[int] | None = None,
+    itemsize: int = 4,
+    path: str | Path | None = None,
+) -> Figure:
+    """Draw who owns which box of a tensor, and what a movement of it sends.
+
+    Local: needs no other rank, and as many of them as the picture shows need not exist.
+
+    Args:
+        shape: of the global tensor, cut into balanced blocks.
+        P_x: a partition, or the shape of a grid, whose ranks are then numbered from 0.
+        P_y: the same, for a repartition to it.
+        window: of a halo exchange: kernel, stride, dilation and padding per dim, in cells, counted
+            from the last, or
+        halo: its widths ``(left, right)`` per dim, in cells.
+        periodic: whether the halo wraps at the edges, per dim of ``window`` or ``halo``.
+        nested: the halo exchange goes dim after dim.
+        rank: in the world, whose ghosts and messages are shown; the busiest, if ``None``.
+        dims: of the tensor, one to three, that are drawn; ``None`` for those that are partitioned.
+        itemsize: bytes of a cell.
+        path: file to write, as its suffix says: ``.png``, ``.svg`` or ``.pdf``.
+
+    Returns:
+        Matplotlib's figure.
+
+    Raises:
+        NotBuiltError: there is no matplotlib.
+        PartitionError: the grid does not fit, has too many partitioned axes, or lacks the rank.
+        ShapeError: the window does not fit the tensor, or both kinds of halo are given.
+    """
+    scene = scene_of(shape, P_x, P_y, window, halo, periodic, nested)
+    figure = draw_scene(scene, rank, dims, itemsize)
+    if path is not None:
+        save(figure, path)
+    return figure
+
+
+def scene_of(
+    shape: Sequence[int],
+    P_x: Grid,
+    P_y: Grid | None = None,
+    window: Sequence[Window] | None = None,
+    halo: Sequence[tuple[int, int]] | None = None,
+    periodic: Sequence[bool] | bool = False,
+    nested: bool = False,
+) -> Scene:
+    """What :func:`draw` draws, from the same arguments."""
+    given = [value for value in (P_y, window, halo) if value is not None]
+    if len(given) > 1:
+        raise ShapeError("draw: give one of P_y, window and halo: a picture shows one movement")
+    grid, ranks = _grid(P_x)
+    if P_y is not None:
+        target, target_ranks = _grid(P_y)
+        return repartition_scene(shape, grid, target, ranks, target_ranks)
+    windows = window if halo is None else [HaloWidths(*widths) for widths in halo]
+    if windows is None:
+        return partition_scene(shape, grid, ranks)
+    return halo_scene(shape, grid, windows, periodic, nested, ranks)
+
+
+def draw_scene(
+    scene: Scene, rank: int | None = None, dims: Sequence[int] | None = None, itemsize: int = 4
+) -> Figure:
+    """Draw it; the arguments are those of :func:`draw`."""
+    require_matplotlib()
+    drawn = _drawn_dims(scene, dims)
+    panels = _owners(scene, drawn)
+    if scene.plans:
+        shown = chosen_rank(scene, rank)
+        if scene.ghosts:
+            panels.append(ghosts_panel(scene, drawn, shown))
+        for number, moved in enumerate(traffic(scene)):
+            panels += _stage_panels(scene, drawn, shown, number, moved, itemsize)
+    return figure_of(panels, _title(scene))
+
+
+def save(figure: Figure, path: str | Path) -> None:
+    """Write it; the same picture is the same file, byte for byte.
+
+    Raises:
+        ShapeError: the suffix is of no format that can be written.
+        OSError: the file cannot be written.
+    """
+    import matplotlib
+
+    suffix = Path(path).suffix.lower()
+    if suffix not in (".png", ".svg", ".pdf"):
+        raise ShapeError(f"{path}: a picture is a .png, an .svg or a .pdf file")
+    undated = {".png": None, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}[suffix]
+    with matplotlib.rc_context({"svg.hashsalt": "gpudist"}):
+        figure.savefig(path, dpi=120, metadata=undated)
+
+
+def chosen_rank(scene: Scene, name: int | None) -> int:
+    """The rank in the scene of the world rank ``name``."""
+    if name is None:
+        return busiest(scene)
+    if name not in scene.names:
+        raise PartitionError(f"rank {name} is not among the ranks {list(scene.names)}")
+    return scene.names.index(name)
+
+
+def _grid(given: Grid) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    if isinstance(given, Partition):
+        return tuple(given.shape), tuple(given.ranks)
+    if not given or min(given) < 1:
+        raise PartitionError(f"a grid of shape {list(given)} has no workers")
+    return tuple(given), None
+
+
+def _drawn_dims(scene: Scene, asked: Sequence[int] | None) -> tuple[int, ...]:
+    both = list(zip(scene.source.grid, scene.target.grid, strict=True))
+    partitioned = [d for d, parts in enumerate(both) if max(parts) > 1]
+    dims = sorted({d % len(both) for d in asked}) if asked else partitioned or [len(both) - 1]
+    missing = sorted(set(partitioned) - set(dims))
+    if missing or len(dims) > 3:
+        raise PartitionError(
+            f"dims {partitioned} are partitioned, and a picture shows all of them and at most "
+            f"three; asked for {dims}"
+        )
+    return tuple(dims)
+
+
+def _owners(scene: Scene, dims: tuple[int, ...]) -> list[Panel]:
+    if scene.movement != "repartition":
+        title = "Who owns which box"
+        return [owners_panel(scene.source, dims, scene.source_ranks, scene.names, title)]
+    return [
+        owners_panel(cut, dims, ranks, scene.names, title)
+        for cut, ranks, title in (
+            (scene.source, scene.source_ranks, "Who owns which box before"),
+            (scene.target, scene.target_ranks, "Who owns which box after"),
+        )
+    ]
+
+
+def _stage_panels(
+    scene: Scene,
+    dims: tuple[int, ...],
+    rank: int,
+    number: int,
+    moved: StageTraffic,
+    itemsize: int,
+) -> list[Panel]:
+    words = f"Stage {number + 1} of {scene.stages}"
+    total = bytes_text(moved.total_cells * itemsize)
+    matrix = matrix_panel(
+        moved, scene.names, itemsize,
+        f"{words}: bytes from whom to whom; {moved.messages} messages, {total} in all",
+    )  # fmt: skip
+    if number >= len(scene.plans[rank].stages):
+        return [matrix]
+    stage = scene.plans[rank].stages[number]
+    of_rank = f"{words}: what rank {scene.names[rank]}"
+    maps = [("exchanges, in cells", scene.source, scene.source_ranks, stage)]
+    if scene.movement == "repartition":
+        maps = [
+            ("receives, in cells", scene.source, scene.source_ranks, replace(stage, sends=())),
+            ("sends, in cells", scene.target, scene.target_ranks, replace(stage, receives=())),
+        ]
+    return [
+        messages_panel(cut, dims, ranks, scene.names, rank, part, f"{of_rank} {verb}")
+        for verb, cut, ranks, part in maps
+    ] + [matrix]
+
+
+def _title(scene: Scene) -> str:
+    shape, grid = list(scene.source.shape), list(scene.source.grid)
+    if scene.movement == "repartition":
+        return f"Repartition of {shape} from {grid} to {list(scene.target.grid)}"
+    movement = f"{scene.movement.capitalize()} of" if scene.movement else "A tensor of shape"
+    return f"{movement} {shape} over {grid}"

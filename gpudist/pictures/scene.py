@@ -1,0 +1,200 @@
+"""What a picture shows: how a tensor is cut, and the plans of all ranks. Integers only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpudist.errors import PartitionError, ShapeError
+from gpudist.geometry.blocks import Decomposition
+from gpudist.geometry.boxes import Plan
+from gpudist.geometry.cartesian import index_of, rank_of, size_of
+from gpudist.geometry.halo import needed_range, plan_halo
+from gpudist.geometry.overlap import plan_repartition
+from gpudist.geometry.windows import HaloWidths, Window
+
+MAX_RANKS = 512
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A tensor's cut, and a movement of it.
+
+    Ranks are numbers from 0, the same in ``plans`` and in ``source_ranks`` and ``target_ranks``.
+
+    Attributes:
+        source, target: how input and output are cut; the same for a halo exchange.
+        source_ranks, target_ranks: the rank at each place of either grid, row-major.
+        names: what each rank is called in the picture: its rank in the world.
+        plans: of the movement, by rank; empty without a movement.
+        ghosts: the plans, in a single stage, whose output is the block with its ghosts, by rank;
+            empty where there are none.
+        needed: first global cell, per dim, of each rank's block with its ghosts.
+        movement: what it is called.
+    """
+
+    source: Decomposition
+    target: Decomposition
+    source_ranks: tuple[int, ...]
+    target_ranks: tuple[int, ...]
+    names: tuple[int, ...]
+    plans: tuple[Plan, ...] = ()
+    ghosts: tuple[Plan, ...] = ()
+    needed: tuple[tuple[int, ...], ...] = ()
+    movement: str = ""
+
+    @property
+    def stages(self) -> int:
+        """The most stages that a rank's plan has."""
+        return max((len(plan.stages) for plan in self.plans), default=0)
+
+
+@dataclass(frozen=True)
+class StageTraffic:
+    """What all ranks send in one stage.
+
+    Attributes:
+        cells: by sender and receiver; only pairs that exchange a message.
+    """
+
+    cells: dict[tuple[int, int], int]
+
+    @property
+    def messages(self) -> int:
+        return len(self.cells)
+
+    @property
+    def total_cells(self) -> int:
+        return sum(self.cells.values())
+
+
+def partition_scene(
+    shape: Sequence[int], grid: Sequence[int], ranks: Sequence[int] | None = None
+) -> Scene:
+    """Who owns which balanced block of a tensor of ``shape``; nothing moves.
+
+    Args:
+        shape: of the global tensor.
+        grid: workers along each dim.
+        ranks: world ranks of the workers, row-major; ``None`` numbers them from 0.
+    """
+    cut = Decomposition.balanced(shape, grid)
+    places = tuple(range(size_of(grid)))
+    names = tuple(ranks) if ranks is not None else places
+    _require_size(len(names))
+    return Scene(cut, cut, places, places, names)
+
+
+def halo_scene(
+    shape: Sequence[int],
+    grid: Sequence[int],
+    windows: Sequence[Window],
+    periodic: Sequence[bool] | bool = False,
+    nested: bool = False,
+    ranks: Sequence[int] | None = None,
+) -> Scene:
+    """A halo exchange of a balanced tensor.
+
+    Args:
+        shape, grid, ranks: as of :func:`partition_scene`.
+        windows: one per dim, counted from the last.
+        periodic: whether ranges beyond the edge wrap, per window.
+        nested: dim after dim, instead of all neighbours at once.
+
+    Raises:
+        ShapeError: if a window does not fit the tensor.
+    """
+    still = partition_scene(shape, grid, ranks)
+    leading = len(still.source.dims) - len(windows)
+    if leading < 0:
+        raise ShapeError(f"{len(windows)} windows for a tensor with {len(shape)} dims")
+    wraps = (periodic,) * len(windows) if isinstance(periodic, bool) else tuple(periodic)
+    if len(wraps) != len(windows):
+        raise ShapeError(f"periodic has {len(wraps)} entries for {len(windows)} windows")
+    all_windows = (HaloWidths(),) * leading + tuple(windows)
+    all_wraps = (False,) * leading + wraps
+    indices = [index_of(rank, still.source.grid) for rank in still.source_ranks]
+    direct, plans = (
+        tuple(plan_halo(still.source, all_windows, i, all_wraps, way) for i in indices)
+        for way in (False, nested)
+    )
+    return Scene(
+        still.source, still.target, still.source_ranks, still.target_ranks, still.names,
+        plans, direct, _first_needed(still.source, all_windows, indices), "halo exchange",
+    )  # fmt: skip
+
+
+def repartition_scene(
+    shape: Sequence[int],
+    source_grid: Sequence[int],
+    target_grid: Sequence[int],
+    source_ranks: Sequence[int] | None = None,
+    target_ranks: Sequence[int] | None = None,
+) -> Scene:
+    """A balanced tensor that moves from one grid to another.
+
+    Args:
+        shape: of the global tensor.
+        source_grid, target_grid: workers along each dim, before and after.
+        source_ranks, target_ranks: their world ranks, row-major; ``None`` numbers them from 0.
+    """
+    source = Decomposition.balanced(shape, source_grid)
+    target = Decomposition.balanced(shape, target_grid)
+    of_source = tuple(source_ranks) if source_ranks is not None else range(size_of(source_grid))
+    of_target = tuple(target_ranks) if target_ranks is not None else range(size_of(target_grid))
+    names = tuple(sorted({*of_source, *of_target}))
+    _require_size(len(names))
+    number = {name: rank for rank, name in enumerate(names)}
+    sources = tuple(number[name] for name in of_source)
+    targets = tuple(number[name] for name in of_target)
+    source_index = {rank: index_of(place, source.grid) for place, rank in enumerate(sources)}
+    target_index = {rank: index_of(place, target.grid) for place, rank in enumerate(targets)}
+    plans = tuple(
+        plan_repartition(
+            source, target, rank, source_index.get(rank), target_index.get(rank),
+            lambda index: sources[rank_of(index, source.grid)],
+            lambda index: targets[rank_of(index, target.grid)],
+        )
+        for rank in range(len(names))
+    )  # fmt: skip
+    return Scene(source, target, sources, targets, names, plans, movement="repartition")
+
+
+def traffic(scene: Scene) -> tuple[StageTraffic, ...]:
+    """What moves between ranks in each stage, from the plans' sends."""
+    found: list[dict[tuple[int, int], int]] = [{} for _ in range(scene.stages)]
+    for plan in scene.plans:
+        for number, stage in enumerate(plan.stages):
+            for message in stage.sends:
+                found[number][plan.rank, message.peer] = message.volume
+    return tuple(StageTraffic(cells) for cells in found)
+
+
+def busiest(scene: Scene) -> int:
+    """The rank that receives the most messages; of several, the one in the middle of them."""
+    received = [
+        sum(len(stage.receives) for stage in scene.plans[rank].stages) if scene.plans else 0
+        for rank in range(len(scene.names))
+    ]
+    most = [rank for rank, count in enumerate(received) if count == max(received)]
+    return most[len(most) // 2] if scene.plans else 0
+
+
+def _first_needed(
+    cut: Decomposition, windows: Sequence[Window], indices: Sequence[tuple[int, ...]]
+) -> tuple[tuple[int, ...], ...]:
+    return tuple(
+        tuple(
+            needed_range(blocks, window, i)[0]
+            for blocks, window, i in zip(cut.dims, windows, index, strict=True)
+        )
+        for index in indices
+    )
+
+
+def _require_size(ranks: int) -> None:
+    if ranks > MAX_RANKS:
+        raise PartitionError(
+            f"a picture of {ranks} ranks cannot be read; draw at most {MAX_RANKS}, such as one "
+            f"corner of the grid and of the tensor"
+        )

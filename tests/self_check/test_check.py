@@ -1,0 +1,84 @@
+"""The check passes on every transport, and finds what is wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gpudist import Partition
+from gpudist.self_check import Report, Result, cases, check, verdict
+from gpudist.self_check.cases import Case
+from gpudist.self_check.check import SLOW_SHARE
+from tests.pool import distributed
+
+OPERATORS = {
+    *("halo_exchange", "halo_exchange, dim after dim", "halo_exchange, periodic", "repartition"),
+    *("broadcast", "sum_reduce", "all_sum_reduce", "scatter", "gather", "all_gather"),
+    *("sum_scatter", "send_recv"),
+}
+
+
+@distributed(ranks=[1, 3, 4], transports=("loopback", "host", "gloo"))
+def test_all_operators_pass(P_world: Partition) -> None:
+    calls: list[tuple[str, int, int]] = []
+    report = check(P_world, 1, lambda *call: calls.append(call))
+    assert {result.name for result in report.results} == OPERATORS
+    assert report.passed and all(result.exact for result in report.results)
+    assert max(result.adjoint_error for result in report.results) < 1e-14
+    assert min(result.gbps for result in report.results) > 0 and report.copy_gbps > 0
+    assert (report.ranks, report.transport) == (P_world.size, P_world.transport)
+    assert calls[0] == ("halo_exchange", 0, 12) and calls[-1] == ("done", 12, 12)
+    mine = [int(result.time_us * 1e3) for result in report.results]
+    assert P_world.allreduce_data(mine, "max") == mine
+
+
+@distributed(ranks=2, transports=("loopback",))
+def test_cases_expect_what_they_say(P_world: Partition) -> None:
+    made = {name: make() for name, make in cases(P_world, 1, 3)}
+    first = P_world.rank == 0
+    halo = made["halo_exchange"].expected
+    assert halo is not None
+    # Cells 1 2 3 and 4 5 6, cut by columns: 2 and 1 of them.
+    own = [[0, 1, 2, 3], [0, 4, 5, 6]] if first else [[2, 3, 0], [5, 6, 0]]
+    assert halo[1:-1].tolist() == own and halo[0].abs().sum() == 0
+    gathered = made["gather"].expected
+    assert (gathered is None) != first
+    total = made["sum_reduce"].expected
+    assert (total is not None) == first
+    if total is not None:
+        assert total.tolist() == [[3, 5, 7]]
+
+
+def test_a_wrong_cell_is_found() -> None:
+    expected = torch.ones(2, 2)
+    case = Case("broadcast", torch.clone, expected, expected)
+    assert case.is_exact(expected.clone())
+    assert not case.is_exact(expected + torch.eye(2))
+    assert not case.is_exact(torch.ones(2, 1))
+    assert not Case("gather", torch.clone, expected, None).is_exact(expected)
+
+
+def report(*results: Result, transport: str = "host") -> Report:
+    return Report(4, transport, "cpu", 10.0, results)
+
+
+GOOD = Result("gather", True, 1e-16, 10.0, 5.0, 0.5)
+INEXACT = Result("scatter", False, 1e-16, 10.0, 5.0, 0.5)
+NO_ADJOINT = Result("broadcast", True, 1e-3, 10.0, 5.0, 0.5)
+SLOW = Result("repartition", True, 1e-16, 10.0, 5.0, SLOW_SHARE / 2)
+
+
+@pytest.mark.parametrize(
+    ("found", "passed", "words"),
+    [
+        (report(GOOD), True, "All 1 operators are right on 4 ranks over host, and fast enough"),
+        (report(GOOD, INEXACT), False, "1 of 2 operators are wrong: scatter."),
+        (report(NO_ADJOINT, GOOD), False, "1 of 2 operators are wrong: broadcast."),
+        (report(GOOD, SLOW), True, "less than 10% of a plain copy's speed: repartition. Another"),
+        (report(SLOW, transport="gloo"), True, "gloo goes through the network's sockets"),
+        (report(SLOW, transport="nccl"), True, "`gpudist env` shows how the GPUs are linked"),
+    ],
+)
+def test_verdict(found: Report, passed: bool, words: str) -> None:
+    assert found.passed is passed
+    assert words in verdict(found)
