@@ -4,6 +4,7 @@ PYTHON := $(VENV)/bin/python
 PIP := $(PYTHON) -m pip install --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
 TOOLS := $(VENV)/.tools
+comma := ,
 SOURCES := pyproject.toml setup.py constraints.txt CMakeLists.txt $(wildcard cmake/* csrc/*)
 
 CPP := $(wildcard csrc/*.h csrc/*.cpp csrc/*.cu tests/csrc/*.h tests/csrc/*.cpp tests/doubles/*.h tests/doubles/*.cpp)
@@ -103,15 +104,20 @@ bench: $(INSTALLED) .bench/openmpi/.installed .bench/mpich/.installed
 	touch $@
 
 # torch comes first and by its pin: left to the package's own `torch>=2.10`, pip takes the newest, CUDA and all.
-$(INSTALLED): $(SOURCES)
+define install
 	test -x $(PYTHON) || python3 -m venv $(VENV)
 	$(PIP) $$(grep '^torch==' constraints.txt)
-	$(PIP) -c constraints.txt -e '.[test,examples]'
+	$(PIP) -c constraints.txt -e '.[$(1)]'
+endef
+
+$(INSTALLED): $(SOURCES)
+	$(call install,test$(comma)examples)
 	touch $@
 
-$(TOOLS): $(INSTALLED)
-	$(PIP) -c constraints.txt -e '.[test,examples,dev]'
-	touch $@
+# With all of the above, so that what comes first in `make check` builds the core once.
+$(TOOLS): $(SOURCES)
+	$(call install,test$(comma)examples$(comma)dev)
+	touch $(INSTALLED) $@
 
 clean:
 	rm -rf $(VENV) .bench build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
