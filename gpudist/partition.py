@@ -303,14 +303,11 @@ class CartesianPartition(Partition):
         axes = self.check_axes(axes)
         index = self.index or (0,) * self.dim
         shape = [extent if axis in axes else 1 for axis, extent in enumerate(self.shape)]
-        ranks: list[int] = []
-        for position in range(prod(shape)):
-            offset = index_of(position, shape)
-            member = tuple(
-                o if axis in axes else i
-                for axis, (o, i) in enumerate(zip(offset, index, strict=True))
-            )
-            ranks.append(self.ranks[rank_of(member, self.shape)])
+        positions = [rank_of([0 if a in axes else i for a, i in enumerate(index)], self.shape)]
+        for axis in axes:
+            step = prod(self.shape[axis + 1 :])
+            positions = [p + i * step for p in positions for i in range(self.shape[axis])]
+        ranks = [self.ranks[position] for position in positions]
         return CartesianPartition(self._wire, ranks, shape)
 
     create_allreduction_partition = along

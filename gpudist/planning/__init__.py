@@ -1,0 +1,1 @@
+"""Which partition is best: predicted from the plans, before any worker is started."""
