@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import nn
 
 from gpudist.errors import GpudistError, ShapeError
-from gpudist.planning.grids import Grid, estimate_s, grids, spread_ranks
+from gpudist.planning.grids import Grid, estimate_s, grids, imbalance, spread_ranks
 from gpudist.planning.hardware import Profile, profile_of
 from gpudist.planning.rehearsal import Memory, Rehearsal, Stage
 
@@ -25,7 +25,7 @@ class Advice:
         rehearsed: all of them.
         overlaps: whether the machine carries messages beside kernels.
         memory_bytes: of the rank that holds most.
-        imbalance: kernels' time of the busiest rank over the mean of those rehearsed.
+        imbalance: cells of layers' inputs on the rank that has most, over the mean of all ranks.
         fits: whether the memory is that of the profile or less; ``None`` where it has none.
     """
 
@@ -79,7 +79,7 @@ def plan(
         At most ``best`` of them; those that need more memory than the profile has, last.
 
     Cost:
-        Of each partition, three steps of one rank (of all ranks up to 4), without the cells.
+        Of each partition, a step of one or two ranks (of all, up to 4), without the cells.
 
     Raises:
         ShapeError: on no partition can the network be converted; says why.
@@ -120,16 +120,14 @@ def advice_on(stage: Stage, grid: Sequence[int]) -> Advice:
         GpudistError: the network cannot be converted for it.
     """
     grid = tuple(grid)
-    rehearsed = tuple(stage.rehearse(grid, rank) for rank in spread_ranks(grid))
+    rehearsed = tuple(stage.rehearse(grid, rank) for rank in spread_ranks(stage, grid))
     overlaps = stage.profile.overlaps
     slowest = max(rehearsed, key=lambda r: r.seconds(overlaps))
-    busy = [r.forward.compute_s + r.backward.compute_s for r in rehearsed]
     memory_bytes = max(r.memory.total for r in rehearsed)
     limit = stage.profile.memory_gib * 2**30
     fits = memory_bytes <= limit if limit else None
-    mean = sum(busy) / len(busy)
-    imbalance = max(busy) / mean if mean else 1.0
-    return Advice(grid, slowest, rehearsed, overlaps, memory_bytes, imbalance, fits)
+    uneven = imbalance(stage, grid)
+    return Advice(grid, slowest, rehearsed, overlaps, memory_bytes, uneven, fits)
 
 
 def _axes(stage: Stage, refusals: dict[int, str]) -> list[int]:

@@ -34,23 +34,27 @@ def estimate_s(stage: Stage, grid: Grid) -> float:
     link = profile.node if prod(grid) <= profile.ranks_per_node else profile.network
     neighbours = prod(min(parts, 3) for parts in grid) - 1
     latency_s = (link.latency_us + max(0, neighbours - 1) * link.message_us) * 1e-6
-    owned = whole = 0
     messages_s = 0.0
+    cut = [d for d, parts in enumerate(grid) if parts > 1]
     for width, shape in stage.layers:
-        if len(shape) != len(grid):
-            continue
-        block = [-(-n // parts) for n, parts in zip(shape, grid, strict=True)]
-        owned, whole = owned + prod(block), whole + prod(shape)
-        cut = [d for d, parts in enumerate(grid) if parts > 1]
-        if width and cut:
+        if width and cut and len(shape) == len(grid):
+            block = _largest(shape, grid)
             cells = sum(min(width, block[d]) * prod(block) // block[d] for d in cut)
             messages_s += 2 * (latency_s + cells * stage.itemsize / link.bytes_per_s)
-    share = owned / whole if whole else 1 / prod(grid)
+    share = imbalance(stage, grid) / prod(grid)
     return 3 * stage.sequential.compute_s * share + messages_s
 
 
-def spread_ranks(grid: Grid) -> list[int]:
-    """Of a few workers all; of many the first, whose block is largest, one amid others, the last.
+def imbalance(stage: Stage, grid: Grid) -> float:
+    """Cells that the first rank, which has most, gives to layers, over the mean of all ranks."""
+    shapes = [shape for _, shape in stage.layers if len(shape) == len(grid)]
+    whole = sum(map(prod, shapes))
+    owned = sum(prod(_largest(shape, grid)) for shape in shapes)
+    return owned * prod(grid) / whole if whole else 1.0
+
+
+def spread_ranks(stage: Stage, grid: Grid) -> list[int]:
+    """Of a few workers all; of many one amid others, and the first, where its blocks are larger.
 
     The one in the middle has the most neighbours.
     """
@@ -60,4 +64,8 @@ def spread_ranks(grid: Grid) -> list[int]:
     middle = 0
     for parts in grid:
         middle = middle * parts + parts // 2
-    return sorted({0, middle, size - 1})
+    return [middle] if imbalance(stage, grid) == 1 else [0, middle]
+
+
+def _largest(shape: Sequence[int], grid: Grid) -> list[int]:
+    return [-(-n // parts) for n, parts in zip(shape, grid, strict=True)]

@@ -1,0 +1,101 @@
+"""A profile of the machine that ranks run on, measured while all of them work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+
+from gpudist.partition import Partition
+from gpudist.planning.hardware import Link, Profile
+
+_TIMES = 20
+_SMALL_CELLS = 16
+_LARGE_CELLS = 1 << 20
+_CHANNELS = 16
+_SIDE = 32
+
+
+def measured_profile(P_world: Partition, name: str = "measured") -> Profile:
+    """What this machine does a second, in a profile for :func:`gpudist.planning.plan`.
+
+    Collective over the world, of at least two ranks. What is between nodes is taken to be what is
+    between ranks of one, unless the world's first and last rank are told apart by the user, who may
+    edit the profile.
+
+    Args:
+        P_world: all workers, all of which compute at the same time.
+        name: of the profile.
+    """
+    small_s = _exchange_s(P_world, _SMALL_CELLS)
+    large_s = _exchange_s(P_world, _LARGE_CELLS)
+    size_bytes = 4 * (_LARGE_CELLS - _SMALL_CELLS)
+    copy_bytes_per_s, kernel_s = _copying(P_world)
+    # Packing and unpacking are counted apart.
+    wire_s = max(large_s - small_s - 4 * size_bytes / copy_bytes_per_s, 0.1 * (large_s - small_s))
+    link = Link(small_s * 1e6, small_s * 1e6 / 4, size_bytes / wire_s / 1e9)
+    wire = P_world.transport if P_world.transport in ("nccl", "host") else "gloo"
+    return Profile(
+        name,
+        f"measured over {P_world.transport} on {P_world.size} ranks of {P_world.device.type}",
+        wire,  # pyright: ignore[reportArgumentType]
+        P_world.size,
+        link,
+        link,
+        _flops_per_s(P_world) / 1e12,
+        copy_bytes_per_s / 1e9,
+        kernel_s * 1e6,
+    )
+
+
+def _exchange_s(P_world: Partition, cells: int) -> float:
+    """Of a message from every even rank to the next, and then back."""
+    size, rank = P_world.size, P_world.rank
+    assert rank is not None
+    peer = rank ^ 1
+    block = torch.zeros(cells, device=P_world.device)
+    came = torch.empty_like(block)
+    if peer >= size:
+        return _slowest_s(P_world, lambda: None)
+    pair = P_world.create_partition_inclusive(sorted((rank, peer)))
+    communicator, signature = pair.communicator, pair._signature(f"exchange of {cells} cells")
+
+    def exchange() -> None:
+        with pair.wire.group(signature):
+            communicator.send(block, 1 - pair.rank)  # pyright: ignore[reportOptionalOperand]
+            communicator.recv(came, 1 - pair.rank)  # pyright: ignore[reportOptionalOperand]
+
+    return _slowest_s(P_world, exchange)
+
+
+def _copying(P_world: Partition) -> tuple[float, float]:
+    """Bytes a second read and written by large kernels, and the seconds of a small one."""
+    block = torch.zeros(_LARGE_CELLS * 8, device=P_world.device)
+    few = torch.zeros(_SMALL_CELLS, device=P_world.device)
+    kernel_s = _slowest_s(P_world, lambda: few.add_(1))
+    return 2 * block.nbytes / _slowest_s(P_world, lambda: block.add_(1)), kernel_s
+
+
+def _flops_per_s(P_world: Partition) -> float:
+    """Of a convolution in three dims."""
+    x = torch.zeros(1, _CHANNELS, _SIDE, _SIDE, _SIDE, device=P_world.device)
+    weight = torch.zeros(_CHANNELS, _CHANNELS, 3, 3, 3, device=P_world.device)
+    flops = 2 * _CHANNELS * _CHANNELS * 27 * _SIDE**3
+    with torch.no_grad():
+        return flops / _slowest_s(P_world, lambda: torch.conv3d(x, weight, padding=1))
+
+
+def _slowest_s(P_world: Partition, work: Callable[[], object]) -> float:
+    """The median time of ``work`` on the rank that takes longest, all starting together."""
+    seconds: list[float] = []
+    for _ in range(_TIMES):
+        P_world.barrier()
+        start_s = time.perf_counter()
+        work()
+        if P_world.device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start_s)
+    nanoseconds = int(median(seconds[_TIMES // 4 :]) * 1e9)
+    return P_world.allreduce_data([nanoseconds], "max")[0] * 1e-9
