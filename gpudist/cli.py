@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from gpudist.environment import Environment, describe
+from gpudist.planning.command import add_plan_parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,6 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     env = commands.add_parser("env", help="show what this installation and machine can do")
     env.add_argument("--json", action="store_true", help="for programs")
     env.set_defaults(run=show_environment)
+    add_plan_parser(commands)
     parsed = parser.parse_args(arguments)
     return parsed.run(parsed)
 
