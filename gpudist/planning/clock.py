@@ -16,7 +16,15 @@ from gpudist.planning.dry import Posted, Shared, Traffic
 from gpudist.planning.hardware import Link, Profile
 
 # Allocation takes no kernel.
-_FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "alias"}
+_FREE = {
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "detach",
+    "alias",
+}
 
 
 @dataclass

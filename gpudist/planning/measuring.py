@@ -10,20 +10,21 @@ import torch
 
 from gpudist.partition import Partition
 from gpudist.planning.hardware import Link, Profile
+from gpudist.transport.base import Signature
 
 _TIMES = 20
 _SMALL_CELLS = 16
 _LARGE_CELLS = 1 << 20
 _CHANNELS = 16
 _SIDE = 32
+_ROWS = 1 << 16
 
 
 def measured_profile(P_world: Partition, name: str = "measured") -> Profile:
     """What this machine does a second, in a profile for :func:`gpudist.planning.plan`.
 
-    Collective over the world, of at least two ranks. What is between nodes is taken to be what is
-    between ranks of one, unless the world's first and last rank are told apart by the user, who may
-    edit the profile.
+    Collective over the world, of at least two ranks, which are taken to share one node: the link
+    between nodes is given the same figures. Of a world of several nodes, edit what is saved.
 
     Args:
         P_world: all workers, all of which compute at the same time.
@@ -47,6 +48,7 @@ def measured_profile(P_world: Partition, name: str = "measured") -> Profile:
         _flops_per_s(P_world) / 1e12,
         copy_bytes_per_s / 1e9,
         kernel_s * 1e6,
+        _row_s(P_world) * 1e9,
     )
 
 
@@ -60,12 +62,13 @@ def _exchange_s(P_world: Partition, cells: int) -> float:
     if peer >= size:
         return _slowest_s(P_world, lambda: None)
     pair = P_world.create_partition_inclusive(sorted((rank, peer)))
-    communicator, signature = pair.communicator, pair._signature(f"exchange of {cells} cells")
+    communicator, other = pair.communicator, int(rank < peer)
+    signature = Signature(f"exchange of {cells} cells", cells.to_bytes(16, "little"))
 
     def exchange() -> None:
         with pair.wire.group(signature):
-            communicator.send(block, 1 - pair.rank)  # pyright: ignore[reportOptionalOperand]
-            communicator.recv(came, 1 - pair.rank)  # pyright: ignore[reportOptionalOperand]
+            communicator.send(block, other)
+            communicator.recv(came, other)
 
     return _slowest_s(P_world, exchange)
 
@@ -76,6 +79,12 @@ def _copying(P_world: Partition) -> tuple[float, float]:
     few = torch.zeros(_SMALL_CELLS, device=P_world.device)
     kernel_s = _slowest_s(P_world, lambda: few.add_(1))
     return 2 * block.nbytes / _slowest_s(P_world, lambda: block.add_(1)), kernel_s
+
+
+def _row_s(P_world: Partition) -> float:
+    """Of a row of one cell that is packed, beside others at a distance."""
+    cells = torch.zeros(_ROWS, _CHANNELS, device=P_world.device)
+    return _slowest_s(P_world, lambda: cells[:, :1].clone()) / _ROWS
 
 
 def _flops_per_s(P_world: Partition) -> float:

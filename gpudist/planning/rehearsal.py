@@ -14,11 +14,11 @@ from torch.utils._pytree import tree_leaves
 
 from gpudist.convert import distribute
 from gpudist.geometry.blocks import Decomposition
+from gpudist.partition import Partition
 from gpudist.planning.clock import Clock, Kernels, Phase
 from gpudist.planning.dry import META, DryTransport
 from gpudist.planning.hardware import Profile
 from gpudist.planning.shapes import GlobalShapes
-from gpudist.partition import Partition
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,9 @@ class GlobalShapes:
             for handle in handles:
                 handle.remove()
 
-    def global_shape_of(self, shape: Sequence[int], grid: Sequence[int], index: Sequence[int]) -> Shape:
+    def global_shape_of(
+        self, shape: Sequence[int], grid: Sequence[int], index: Sequence[int]
+    ) -> Shape:
         """The global shape of the tensor of which the block at ``index`` of ``grid`` has ``shape``.
 
         Raises:
