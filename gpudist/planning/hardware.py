@@ -94,8 +94,8 @@ def profile_of(name: str | Path) -> Profile:
         )
     try:
         fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        links = {which: Link(**fields.pop(which)) for which in ("node", "network")}
-        return Profile(**fields, **links)
+        fields |= {which: Link(**fields[which]) for which in ("node", "network")}
+        return Profile(**fields)
     except (KeyError, TypeError, ValueError) as error:
         raise ShapeError(f"{path} holds no profile: {error}") from error
 
