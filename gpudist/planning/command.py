@@ -110,7 +110,14 @@ def _network(name: str) -> Any:
         raise ShapeError(f"--network {name}: {error}; give it as MODULE:NAME") from error
     finally:
         sys.path.remove("")
-    return found if isinstance(found, nn.Module | list | tuple) else found()
+    if isinstance(found, nn.Module | list | tuple):
+        return found
+    try:
+        return found()
+    except TypeError as error:
+        raise ShapeError(
+            f"--network {name}: called without arguments, it fails: {error}"
+        ) from error
 
 
 def _without_traceback(command: str, body: Callable[[], None]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
 from dataclasses import replace
@@ -17,11 +18,13 @@ from gpudist.cli import main
 from gpudist.errors import ShapeError
 from gpudist.planning import Link, Profile, plan, profile_of
 from gpudist.planning.clock import Clock
+from gpudist.planning.command import run_profile
 from gpudist.planning.dry import Posted, Shared, Traffic
 from gpudist.planning.grids import grids, imbalance
 from gpudist.planning.measuring import measured_profile
 from gpudist.planning.rehearsal import Stage, without_cells
 from gpudist.testing import run_distributed
+from gpudist.transport.host import is_built, what_is_missing
 
 # Of processor time, on one core; the machine that a test runs on may be busy with others.
 PLANNING_LIMIT_S = 20.0
@@ -168,3 +171,19 @@ def test_the_command_prints_a_table_or_json(capsys: pytest.CaptureFixture[str]):
 def test_the_command_says_a_mistake_without_a_traceback(capsys: pytest.CaptureFixture[str]):
     assert main([*COMMAND, "--shape", "1", "1", "1", "1"]) == 2
     assert capsys.readouterr().err.startswith("gpudist plan: error: no partition of")
+
+
+@pytest.mark.skipif(not is_built(), reason=what_is_missing())
+def test_the_command_measures_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "here.json"
+    assert run_profile(argparse.Namespace(ranks=2, output=path)) == 0
+    assert "measured over host on 2 ranks" in capsys.readouterr().out
+    assert profile_of(path).wire == "host"
+    assert run_profile(argparse.Namespace(ranks=1, output=path)) == 2
+    assert "at least 2 ranks" in capsys.readouterr().err
+
+
+def test_a_network_that_needs_arguments_is_a_mistake(capsys: pytest.CaptureFixture[str]):
+    words = ["plan", "--network", "torch.nn:Conv2d", "--ranks", "2", "--shape", "1", "1", "4", "4"]
+    assert main(words) == 2
+    assert "called without arguments" in capsys.readouterr().err
