@@ -7,6 +7,7 @@ not in a partition still knows its members and shape, so that every rank can pla
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from hashlib import blake2b
@@ -141,14 +142,16 @@ class Partition:
             PartitionError: a rank is listed twice or is not one of ``0 .. size - 1``.
         """
         ranks = [int(rank) for rank in ranks]
-        outside = sorted({rank for rank in ranks if not 0 <= rank < self.size})
+        size = self.size
+        outside = sorted({rank for rank in ranks if not 0 <= rank < size})
         if outside:
             raise PartitionError(
                 f"ranks {outside} are not in a partition of {self.size} workers (0 to "
                 f"{self.size - 1})"
             )
-        seen: set[int] = set()
-        twice = sorted({rank for rank in ranks if rank in seen or seen.add(rank)})
+        twice: list[int] = []
+        if len(set(ranks)) < len(ranks):
+            twice = sorted(rank for rank, times in Counter(ranks).items() if times > 1)
         if twice:
             raise PartitionError(f"ranks {twice} are listed more than once in {ranks}")
         if not ranks:
@@ -313,14 +316,11 @@ class CartesianPartition(Partition):
         axes = self.check_axes(axes)
         index = self.index or (0,) * self.dim
         shape = [extent if axis in axes else 1 for axis, extent in enumerate(self.shape)]
-        ranks: list[int] = []
-        for position in range(prod(shape)):
-            offset = index_of(position, shape)
-            member = tuple(
-                o if axis in axes else i
-                for axis, (o, i) in enumerate(zip(offset, index, strict=True))
-            )
-            ranks.append(self.ranks[rank_of(member, self.shape)])
+        positions = [rank_of([0 if a in axes else i for a, i in enumerate(index)], self.shape)]
+        for axis in axes:
+            step = prod(self.shape[axis + 1 :])
+            positions = [p + i * step for p in positions for i in range(self.shape[axis])]
+        ranks = [self.ranks[position] for position in positions]
         return CartesianPartition(self._wire, ranks, shape)
 
     create_allreduction_partition = along

@@ -6,17 +6,21 @@ import argparse
 import subprocess
 import sys
 import tempfile
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 
 import gpudist.errors
-from gpudist.cli.command import Command
+from gpudist.cli.command import Command, print_json
+from gpudist.cli.profile import measure
 
 CHECKOUT = Path(gpudist.errors.__file__).resolve().parents[1]
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run them, and return their exit status."""
+    if arguments.subject == "profile":
+        return _profile(arguments)
     checkout = require_benchmarks()
     command = [sys.executable, "-m", "benchmarks"]
     command += ["--all"] if arguments.subject == "all" else ["--subject", arguments.subject]
@@ -34,6 +38,15 @@ def run(arguments: argparse.Namespace) -> int:
         if rows.exists():
             print(rows.read_text(encoding="utf-8"), end="")
         return ended.returncode
+
+
+def _profile(arguments: argparse.Namespace) -> int:
+    profile = measure((arguments.ranks or [2])[-1], arguments.output)
+    if arguments.json:
+        print_json(asdict(profile))
+    else:
+        print(f"{arguments.output}: {profile.source}")
+    return 0
 
 
 def require_benchmarks() -> Path:
@@ -55,8 +68,11 @@ def require_benchmarks() -> Path:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("subject", help="such as halo, repartition or conv; or all")
+    parser.add_argument("subject", help="such as halo, repartition or conv; all; or profile")
     parser.add_argument("--ranks", type=int, action="append", help="processes; may be repeated")
+    parser.add_argument(
+        "--output", type=Path, default=Path("profile.json"), help="of profile: the file it writes"
+    )
     parser.add_argument("--iterations", type=int, help="timed, after warm-up")
 
 
@@ -64,7 +80,8 @@ BENCH = Command(
     "bench",
     "measure operators and layers beside their peers",
     "Measure a subject of the benchmarks in a checkout of the repository; docs/benchmarks.md there "
-    "says what is measured and how. Exit status 1 if a result was wrong.",
+    "says what is measured and how. Exit status 1 if a result was wrong. The subject profile "
+    "measures the rates of this machine for gpudist plan, and needs no checkout.",
     add_arguments,
     run,
 )

@@ -11,9 +11,10 @@ from gpudist.cli.check import CHECK
 from gpudist.cli.command import Command
 from gpudist.cli.draw import DRAW
 from gpudist.cli.env import ENV
+from gpudist.cli.plan import PLAN
 from gpudist.errors import GpudistError
 
-COMMANDS: tuple[Command, ...] = (ENV, CHECK, BENCH, DRAW)
+COMMANDS: tuple[Command, ...] = (ENV, CHECK, BENCH, PLAN, DRAW)
 MISTAKE, INTERRUPTED = 2, 130
 
 

@@ -10,22 +10,26 @@ from gpudist.exchange import Movement
 _LOW = (torch.float16, torch.bfloat16)
 
 
+def autocast_is_on(device: torch.device) -> bool:
+    """Whether autocast is, for tensors on ``device``; torch does not answer for ``meta``."""
+    return device.type != "meta" and torch.is_autocast_enabled(device.type)
+
+
 def product_dtype(x: torch.Tensor) -> torch.dtype:
     """Of torch's convolution of ``x``, or of its product with a weight."""
-    device = x.device.type
-    casts = torch.is_autocast_enabled(device) and x.dtype != torch.float64
-    return torch.get_autocast_dtype(device) if casts else x.dtype
+    casts = autocast_is_on(x.device) and x.dtype != torch.float64
+    return torch.get_autocast_dtype(x.device.type) if casts else x.dtype
 
 
 def loss_dtype(x: torch.Tensor) -> torch.dtype:
     """Of those of torch's losses of ``x`` that autocast takes in single precision."""
-    casts = torch.is_autocast_enabled(x.device.type) and x.dtype in _LOW
+    casts = autocast_is_on(x.device) and x.dtype in _LOW
     return torch.float32 if casts else x.dtype
 
 
 def sum_of_products(reduction: Movement, y: torch.Tensor) -> torch.Tensor:
     """Products summed over workers; under autocast in the dtype of the layer's input."""
-    if not torch.is_autocast_enabled(y.device.type):
+    if not autocast_is_on(y.device):
         return move((reduction,), (y,))[0]
     (total,) = move((reduction,), (y.to(reduction.input_dtype),))
     return total.to(product_dtype(total))

@@ -17,7 +17,7 @@ from gpudist.geometry.composed import Read
 from gpudist.geometry.faces import have_faces
 from gpudist.geometry.padding import FoldedWindow
 from gpudist.geometry.windows import Window
-from gpudist.nn.autocast import sum_of_products
+from gpudist.nn.autocast import autocast_is_on, sum_of_products
 from gpudist.nn.channels_last import channels_last_form, in_form
 from gpudist.nn.conv_arguments import (
     PADDING_MODES,
@@ -161,7 +161,7 @@ class _DistributedConv(ConvLayer):
             return x.clone()
         bound = self._bound(x, self._agree_and_bind, self.uses_copies)
         weight, bias = [*self.own_parameters(), None][:2]
-        as_composition = not is_eager() or torch.is_autocast_enabled(x.device.type)
+        as_composition = not is_eager() or autocast_is_on(x.device)
         if bound.in_place is not None and not as_composition:
             return bound.in_place(x, weight, bias)
         return self._compose(bound, x, weight, bias)

@@ -270,6 +270,9 @@ class Agreement:
         return Told(self._problem(x), x.dtype, tuple(x.shape), wants_gradient(x), self.kind)
 
     def _gathered(self, x: torch.Tensor) -> Layout:
+        known = self._known(x)
+        if known is not None:
+            return known
         told = [Told.of(row) for row in self._P_all.allgather_data(self._tell(x).row)]
         for rank, row in enumerate(told):
             if row.problem > BLOCK:
@@ -288,6 +291,22 @@ class Agreement:
         layout = Layout(self._name, self._grid(dims.pop()), dtypes.pop(), table=shapes)
         layout.requires_grad = any(row.requires_grad for row in owners)
         return layout
+
+    def _known(self, x: torch.Tensor) -> Layout | None:
+        """What the wire knows without asking, which only one without other ranks does."""
+        if self._P_x.rank is None or self._problem(x) > BLOCK:
+            return None
+        grid = self._grid(x.dim())
+        index = (
+            self._placed(self._P_x.rank)
+            if self._placed is not None
+            else index_of(self._P_x.rank, self._cut)
+        )
+        shape = self._P_x.wire.known_global_shape(x.shape, grid, left_padded(index, len(grid), 0))
+        if shape is None:
+            return None
+        cut = Decomposition.balanced(shape, grid)
+        return Layout(self._name, grid, x.dtype, cut, placed=self._placed)
 
     def _adapted(self, agreed: Layout, x: torch.Tensor) -> Layout:
         """``agreed`` with what may have changed: dims that are not partitioned, the dtype."""

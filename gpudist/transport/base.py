@@ -349,6 +349,15 @@ class Transport(ABC):
         """Send bound stages on their way together; each call must be waited for."""
         raise NotImplementedError(f"the {self.name} transport does not pack")
 
+    def known_global_shape(
+        self, shape: Sequence[int], grid: Sequence[int], index: Sequence[int]
+    ) -> tuple[int, ...] | None:
+        """Of the tensor in balanced blocks over ``grid`` of which that at ``index`` has ``shape``.
+
+        ``None`` where ranks have to tell each other, as over every wire with others on it.
+        """
+        return None
+
     def wait(self) -> None:  # noqa: B027
         """Return when all that was posted is complete, so that the host may read it.
 

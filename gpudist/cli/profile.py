@@ -1,0 +1,36 @@
+"""``gpudist bench profile``: the rates of this machine, for ``gpudist plan``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpudist.errors import ShapeError
+from gpudist.planning.hardware import Profile
+from gpudist.planning.measuring import measured_profile
+from gpudist.rank_pool import RankPool
+from gpudist.runtime import init
+
+_LIMIT_S = 300.0
+
+
+def measure(ranks: int, output: Path) -> Profile:
+    """Measure this machine and write the profile; under torchrun, of all its ranks.
+
+    Args:
+        ranks: processes to measure between, unless torchrun started some.
+        output: the file, which rank 0 writes.
+
+    Raises:
+        ShapeError: there are fewer than two ranks.
+    """
+    P_world = init()
+    if P_world.size > 1:
+        profile = measured_profile(P_world)
+    elif ranks < 2:
+        raise ShapeError(f"a profile is measured between at least 2 ranks, not {ranks}")
+    else:
+        with RankPool(ranks, _LIMIT_S) as pool:
+            profile, *_ = pool.run(ranks, measured_profile, limit_s=_LIMIT_S, transport="host")
+    if P_world.rank == 0:
+        profile.save(output)
+    return profile

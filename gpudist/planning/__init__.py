@@ -1,0 +1,20 @@
+"""Which partition is best: predicted from the plans, before any worker is started."""
+
+from gpudist.planning.advice import Advice, plan
+from gpudist.planning.clock import Phase
+from gpudist.planning.hardware import BUILT_IN, Link, Profile, profile_of
+from gpudist.planning.measuring import measured_profile
+from gpudist.planning.rehearsal import Memory, Rehearsal
+
+__all__ = [
+    "BUILT_IN",
+    "Advice",
+    "Link",
+    "Memory",
+    "Phase",
+    "Profile",
+    "Rehearsal",
+    "measured_profile",
+    "plan",
+    "profile_of",
+]

@@ -1,0 +1,179 @@
+"""The time of one rank's step as it passes in a rehearsal, and what was computed and moved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import ceil, log2
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from gpudist.planning.dry import Posted, Shared, Traffic
+from gpudist.planning.hardware import Link, Profile
+
+# Allocation takes no kernel.
+_FREE = {
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "detach",
+    "alias",
+}
+
+
+@dataclass
+class Phase:
+    """What one rank does in a forward, or in a backward.
+
+    Attributes:
+        messages, message_bytes: sent, and collectives that are messages included.
+        received, received_bytes: the same of messages that come in.
+        collectives, collective_bytes: the wire's own, and the cells this rank gives or gets.
+        flops: of convolutions and matrix products, an addition and a multiplication being two.
+        compute_s: of kernels.
+        message_s: of packing, messages and unpacking, one after the other.
+        serial_s: of both, nothing beside anything else.
+        overlapped_s: with what is started early on its way while kernels run.
+    """
+
+    messages: int = 0
+    message_bytes: int = 0
+    received: int = 0
+    received_bytes: int = 0
+    collectives: int = 0
+    collective_bytes: int = 0
+    flops: int = 0
+    compute_s: float = 0.0
+    message_s: float = 0.0
+    overlapped_s: float = 0.0
+
+    @property
+    def serial_s(self) -> float:
+        return self.compute_s + self.message_s
+
+
+@dataclass
+class Clock:
+    """Listens to a dry wire and to torch's operations; adds them up in the phase that is on.
+
+    Args:
+        profile: of the machine.
+        rank: world rank of this rank.
+        ranks: of the world.
+    """
+
+    profile: Profile
+    rank: int
+    phase: Phase = field(default_factory=Phase)
+    _wire_free_s: float = 0.0
+
+    def begin(self) -> Phase:
+        """Count in a new phase from now on."""
+        self.phase, self._wire_free_s = Phase(), 0.0
+        return self.phase
+
+    def computed(self, flops: int, size_bytes: int, dtype: torch.dtype) -> None:
+        """A kernel that does so many operations, and reads and writes so many bytes."""
+        name = str(dtype).removeprefix("torch.")
+        by_flops = flops / self.profile.flops_per_s(name)
+        by_bytes = size_bytes / (self.profile.memory_gbps * 1e9)
+        self.phase.flops += flops
+        self._compute(self.profile.kernel_us * 1e-6 + max(by_flops, by_bytes))
+
+    def exchanged(self, traffic: Traffic) -> None:
+        self.waited(self.started(traffic))
+
+    def started(self, traffic: Traffic) -> float:
+        phase = self.phase
+        phase.messages += len(traffic.sends)
+        phase.message_bytes += sum(message.size_bytes for message in traffic.sends)
+        phase.received += len(traffic.receives)
+        phase.received_bytes += sum(message.size_bytes for message in traffic.receives)
+        phase.collectives += len(traffic.collectives)
+        phase.collective_bytes += sum(shared.size_bytes for shared in traffic.collectives)
+        copies_s, transfer_s = self._copies(traffic), self._transfer(traffic)
+        phase.message_s += copies_s + transfer_s
+        phase.overlapped_s += copies_s
+        self._wire_free_s = max(self._wire_free_s, phase.overlapped_s) + transfer_s
+        return self._wire_free_s
+
+    def waited(self, started: Any) -> None:
+        self.phase.overlapped_s = max(self.phase.overlapped_s, started)
+
+    def _compute(self, seconds: float) -> None:
+        self.phase.compute_s += seconds
+        self.phase.overlapped_s += seconds
+
+    def _copies(self, traffic: Traffic) -> float:
+        """Of packing, unpacking and moving on this rank: each byte is read and written."""
+        messages = (*traffic.sends, *traffic.receives)
+        size_bytes = sum(message.size_bytes for message in messages) + traffic.copied_bytes
+        rows = sum(message.rows for message in messages)
+        kernels = (bool(messages) + bool(traffic.receives)) * self.profile.kernel_us * 1e-6
+        moving_s = 2 * size_bytes / (self.profile.memory_gbps * 1e9)
+        return kernels + moving_s + rows * self.profile.row_ns * 1e-9
+
+    def _transfer(self, traffic: Traffic) -> float:
+        levels = [
+            _messages_s(
+                link,
+                [m for m in traffic.sends if self._is_near(m.peer) == near],
+                [m for m in traffic.receives if self._is_near(m.peer) == near],
+            )
+            for near, link in ((True, self.profile.node), (False, self.profile.network))
+        ]
+        return max(levels) + sum(map(self._collective_s, traffic.collectives))
+
+    def _is_near(self, peer: int) -> bool:
+        per_node = self.profile.ranks_per_node
+        return peer // per_node == self.rank // per_node
+
+    def _collective_s(self, shared: Shared) -> float:
+        """A ring of messages for the bytes, a tree of them for the latency."""
+        near = all(map(self._is_near, shared.members))
+        link = self.profile.node if near else self.profile.network
+        size = len(shared.members)
+        depth = ceil(log2(max(2, size)))
+        passes = 2 * (size - 1) / size if shared.kind == "all_reduce" else 1.0
+        both_ways = 2 if shared.kind == "all_reduce" else 1
+        latency_s = (link.latency_us + both_ways * depth * link.message_us) * 1e-6
+        return latency_s + passes * shared.size_bytes / link.bytes_per_s
+
+
+def _messages_s(link: Link, sends: Sequence[Posted], receives: Sequence[Posted]) -> float:
+    count = max(len(sends), len(receives))
+    if not count:
+        return 0.0
+    size_bytes = max(sum(m.size_bytes for m in side) for side in (sends, receives))
+    return (link.latency_us + (count - 1) * link.message_us) * 1e-6 + size_bytes / link.bytes_per_s
+
+
+class Kernels(TorchDispatchMode):
+    """Tells a clock of every operation of torch that runs a kernel."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        packet = func._overloadpacket
+        outputs = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
+        if not outputs or func.is_view or packet.__name__ in _FREE:
+            return result
+        flops_of: Callable[..., int] | None = flop_registry.get(packet)
+        flops = flops_of(*args, **kwargs, out_val=result) if flops_of is not None else 0
+        inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        size_bytes = sum(t.numel() * t.element_size() for t in (*inputs, *outputs))
+        if size_bytes:
+            self._clock.computed(flops, size_bytes, outputs[0].dtype)
+        return result

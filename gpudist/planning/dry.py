@@ -1,0 +1,235 @@
+"""A wire of a world that is not there: one rank posts its messages, which are counted and dropped.
+
+Tensors are torch's on the device ``meta``, which have shapes and no cells, so that a network of any
+size is rehearsed on one processor: the messages are those of the plans that would move the cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, Literal, Protocol
+
+import torch
+
+from gpudist import errors
+from gpudist.geometry.boxes import Box, CollectiveKind, Message, Stage
+from gpudist.geometry.messages import MessageStage, as_messages
+from gpudist.transport.base import Failure, FailureChannel, RoundPart, RoundRunner, Signature
+from gpudist.transport.message import Header
+from gpudist.transport.nccl_stages import collectives_by_nccl
+from gpudist.transport.point_to_point import PointToPointTransport
+
+META = torch.device("meta")
+
+Wire = Literal["nccl", "host", "gloo"]
+
+
+@dataclass(frozen=True)
+class Posted:
+    """One message, as one side sees it.
+
+    Attributes:
+        peer: world rank of the other side.
+        size_bytes: of its cells.
+        rows: contiguous pieces that it is packed from, or unpacked to.
+    """
+
+    peer: int
+    size_bytes: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A collective that the wire has a verb for, with what one rank gives or takes.
+
+    Attributes:
+        members: world ranks.
+    """
+
+    kind: CollectiveKind
+    members: tuple[int, ...]
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one rank moves in a stage: messages, collectives, and copies from itself to itself."""
+
+    sends: tuple[Posted, ...] = ()
+    receives: tuple[Posted, ...] = ()
+    collectives: tuple[Shared, ...] = ()
+    copied_bytes: int = 0
+
+
+class Listener(Protocol):
+    """Hears of what a dry wire would carry."""
+
+    def exchanged(self, traffic: Traffic) -> None:
+        """A group of messages, complete before anything else happens."""
+        ...
+
+    def started(self, traffic: Traffic) -> object:
+        """A group of messages on its way; what is returned comes back to :meth:`waited`."""
+        ...
+
+    def waited(self, started: object) -> None:
+        """Something of that group is needed."""
+        ...
+
+
+class DryFailures(FailureChannel):
+    """Nobody else is there to fail."""
+
+    def __init__(self) -> None:
+        self._failure: Failure | None = None
+
+    def post(self, failure: Failure) -> None:
+        self._failure = self._failure or failure
+
+    def peek(self) -> Failure | None:
+        return self._failure
+
+
+class DryTransport(PointToPointTransport):
+    """One rank of a world without the others.
+
+    Args:
+        rank, size: this rank in the world.
+        listener: hears of every group of messages.
+        global_shape_of: the global shape of the tensor of which a block has this shape, on this
+            grid at this index. Ranks would agree on it.
+        wire: post what this transport would: collectives are NCCL's own, or messages.
+    """
+
+    name = "dry"
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        listener: Listener,
+        global_shape_of: Callable[[Sequence[int], Sequence[int], Sequence[int]], tuple[int, ...]],
+        wire: Wire = "nccl",
+    ) -> None:
+        super().__init__(rank, size, META, float("inf"), DryFailures())
+        self._wire = wire
+        self.packs = wire != "gloo"
+        self.keeps_layout = self.has_streams = wire == "nccl"
+        self._listener = listener
+        self._global_shape_of = global_shape_of
+        self._sends: list[Posted] = []
+        self._receives: list[Posted] = []
+
+    def known_global_shape(
+        self, shape: Sequence[int], grid: Sequence[int], index: Sequence[int]
+    ) -> tuple[int, ...]:
+        return self._global_shape_of(shape, grid, index)
+
+    def bind_stage(
+        self,
+        stage: Stage,
+        ranks: Sequence[int],
+        rank: int,
+        input_strides: Sequence[int],
+        dtype: torch.dtype,
+        fill: float,
+        accumulates: bool = False,
+        output_strides: Sequence[int] | None = None,
+    ) -> Traffic:
+        if self._wire == "nccl":
+            own = tuple(c for c in stage.collectives if collectives_by_nccl(c, dtype))
+            rest = tuple(c for c in stage.collectives if c not in own)
+            messages = as_messages(
+                replace(stage, collectives=rest), rank, dtype.itemsize,
+                accumulates=accumulates, scatters=False,
+            )  # fmt: skip
+            cells = prod(stage.output_shape or stage.input_shape or (0,))
+            shared = tuple(
+                Shared(c.kind, tuple(ranks[member] for member in c.members), cells * dtype.itemsize)
+                for c in own
+            )
+            return replace(traffic_of(messages, ranks, dtype), collectives=shared)
+        narrow = dtype in (torch.float16, torch.bfloat16)
+        messages = as_messages(stage, rank, dtype.itemsize, narrow, accumulates)
+        return traffic_of(messages, ranks, dtype)
+
+    def bind_round(self, signature: Signature | None, parts: Sequence[RoundPart]) -> RoundRunner:
+        def run(blocks: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+            found: list[Traffic] = []
+            outputs = [_carried(part, blocks[part.index], found) for part in parts]
+            if found:
+                self._listener.exchanged(_together(found))
+            return outputs
+
+        return run
+
+    def start_stages(self, signature: Signature, calls: Sequence[Any]) -> _DryStages:
+        traffic = _together([stage for stage, _, _ in calls])
+        return _DryStages(self._listener, self._listener.started(traffic))
+
+    def _post_send(self, payload: torch.Tensor, peer: int, header: Header) -> None:
+        self._sends.append(Posted(peer, payload.numel(), 1))
+
+    def _post_recv(self, payload: torch.Tensor, peer: int, header: Header) -> None:
+        self._receives.append(Posted(peer, payload.numel(), 1))
+
+    def _wait(self, handles: Sequence[Any]) -> None:
+        if self._sends or self._receives:
+            self._listener.exchanged(Traffic(tuple(self._sends), tuple(self._receives)))
+        self._sends, self._receives = [], []
+
+
+class _DryStages:
+    def __init__(self, listener: Listener, started: object) -> None:
+        self._listener = listener
+        self._started = started
+
+    def wait(self, call: int) -> None:
+        self._listener.waited(self._started)
+
+
+def traffic_of(stage: MessageStage, ranks: Sequence[int], dtype: torch.dtype) -> Traffic:
+    """What the messages of a stage are, between world ``ranks``."""
+
+    def posted(message: Message) -> Posted:
+        size_bytes = message.volume * dtype.itemsize
+        return Posted(ranks[message.peer], size_bytes, sum(map(rows_of, message.boxes)))
+
+    own = [contribution for contribution in stage.sums if contribution.peer is None]
+    copied = [move.source for move in stage.moves]
+    copied += [box for contribution in own for box in contribution.sources]
+    return Traffic(
+        tuple(map(posted, (*stage.sends, *stage.relays))),
+        tuple(map(posted, (*stage.incoming, *stage.relayed))),
+        copied_bytes=sum(box.volume for box in copied) * dtype.itemsize,
+    )
+
+
+def rows_of(box: Box) -> int:
+    """Pieces along the last dim."""
+    return box.volume // max(1, box.shape[-1]) if box.shape else 1
+
+
+def _carried(
+    part: RoundPart, block: torch.Tensor | None, found: list[Traffic]
+) -> torch.Tensor | None:
+    x = part.block(block) if part.comes_from_outside and block is not None else block
+    if part.takes and x is None:
+        raise errors.TransportError("a stage without the input it needs")
+    strides = x.stride() if part.takes and x is not None else ()
+    if part.takes or part.gives:
+        stage: Any = part.bound.get(strides) or part.bind(strides)
+        found.append(stage)
+    return part.make_output()
+
+
+def _together(parts: Sequence[Traffic]) -> Traffic:
+    return Traffic(
+        tuple(message for part in parts for message in part.sends),
+        tuple(message for part in parts for message in part.receives),
+        tuple(shared for part in parts for shared in part.collectives),
+        sum(part.copied_bytes for part in parts),
+    )

@@ -1,0 +1,162 @@
+"""One rank's training step of a converted network, with plans and without cells."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from gpudist.convert import distribute
+from gpudist.geometry.blocks import Decomposition
+from gpudist.partition import Partition
+from gpudist.planning.clock import Clock, Kernels, Phase
+from gpudist.planning.dry import META, DryTransport
+from gpudist.planning.hardware import Profile
+from gpudist.planning.shapes import GlobalShapes
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that a rank holds at the end of a forward, before its backward.
+
+    Attributes:
+        parameters: its own; gradients are as many.
+        optimizer: of what the optimizer remembers of them.
+        activations: saved for backward, the input and ghosts included.
+    """
+
+    parameters: int
+    optimizer: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        return 2 * self.parameters + self.optimizer + self.activations
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What one rank of a partition does in a step."""
+
+    rank: int
+    forward: Phase
+    backward: Phase
+    memory: Memory
+
+    def seconds(self, overlapped: bool) -> float:
+        """Of forward and backward."""
+        phases = (self.forward, self.backward)
+        return sum(p.overlapped_s if overlapped else p.serial_s for p in phases)
+
+
+class Stage:
+    """A network without cells, ready to be rehearsed on any partition.
+
+    Args:
+        network: of torch's modules; it is not changed, and its weights are not copied.
+        global_shape: of its input.
+        profile: of the machine.
+        replicate_parameters: as of :func:`gpudist.distribute`.
+        optimizer_slots: tensors that the optimizer keeps of each parameter, 2 of Adam.
+
+    Attributes:
+        sequential: what a forward of the whole network computes on one rank.
+        layers: of every call of a layer, how many cells beyond its own an output reads at most, and
+            the global shape of the input.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        global_shape: Sequence[int],
+        profile: Profile,
+        replicate_parameters: bool = True,
+        optimizer_slots: int = 2,
+    ) -> None:
+        self.network = without_cells(network)
+        self.global_shape = tuple(global_shape)
+        self.profile = profile
+        self._replicates = replicate_parameters
+        self._slots = optimizer_slots
+        self._dtype = next((p.dtype for p in network.parameters()), torch.float32)
+        x = torch.empty(self.global_shape, dtype=self._dtype, device=META)
+        clock = Clock(profile, 0)
+        with Kernels(clock):
+            self.shapes = GlobalShapes(self.network, [x])
+        self.sequential = clock.phase
+        self.itemsize = self._dtype.itemsize
+        self.layers = self._layers()
+
+    def rehearse(self, grid: Sequence[int], rank: int) -> Rehearsal:
+        """A forward and a backward of ``rank``, its input on ``grid``, as a training step has them.
+
+        The loss, which has one cell, is left out.
+
+        Raises:
+            GpudistError: the network cannot be converted for this partition, or the planner cannot
+                follow it.
+        """
+        clock = Clock(self.profile, rank)
+        known = self.shapes.global_shape_of
+        wire = DryTransport(rank, prod(grid), clock, known, self.profile.wire)
+        P_x = Partition(wire, range(prod(grid))).create_cartesian_topology_partition(grid)
+        network = distribute(self.network, P_x, replicate_parameters=self._replicates)
+        assert P_x.index is not None
+        block = Decomposition.balanced(self.global_shape, grid).block(P_x.index)
+        x = torch.empty(block.shape, dtype=self._dtype, device=META)
+        saved = _Saved(network)
+        with Kernels(clock), self.shapes.followed(network):
+            forward = clock.begin()
+            with torch.autograd.graph.saved_tensors_hooks(saved.keep, lambda t: t):
+                y = network(x)
+            activations = saved.nbytes
+            backward = clock.begin()
+            outputs = [t for t in tree_leaves(y) if isinstance(t, torch.Tensor) and t.requires_grad]
+            torch.autograd.backward(outputs, [torch.empty_like(t) for t in outputs])
+        parameters = sum(p.numel() * p.element_size() for p in network.parameters())
+        memory = Memory(parameters, self._slots * parameters, activations)
+        return Rehearsal(rank, forward, backward, memory)
+
+    def _layers(self) -> list[tuple[int, tuple[int, ...]]]:
+        found: list[tuple[int, tuple[int, ...]]] = []
+        for path, module in self.network.named_modules():
+            kernel = getattr(module, "kernel_size", 1)
+            widest = max(kernel) if isinstance(kernel, tuple) else int(kernel)
+            if not any(module.children()):
+                calls = self.shapes.calls.get(path, ())
+                found += [(widest - 1, call.inputs[0]) for call in calls if call.inputs]
+        return found
+
+
+def without_cells(network: nn.Module) -> nn.Module:
+    """A copy of the tree whose parameters and buffers have shapes and no cells."""
+    memo: dict[int, Any] = {
+        id(p): nn.Parameter(torch.empty_like(p, device=META), p.requires_grad)
+        for p in network.parameters()
+    }
+    memo |= {id(b): torch.empty_like(b, device=META) for b in network.buffers()}
+    return copy.deepcopy(network, memo)
+
+
+class _Saved:
+    """Bytes of the storages that autograd keeps, those of parameters left out."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self._parameters = {p.untyped_storage()._cdata for p in network.parameters()}
+        self._kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(self, x: torch.Tensor) -> torch.Tensor:
+        storage = x.untyped_storage()
+        if storage._cdata not in self._parameters:
+            self._kept[storage._cdata] = storage
+        return x
+
+    @property
+    def nbytes(self) -> int:
+        return sum(storage.nbytes() for storage in self._kept.values())

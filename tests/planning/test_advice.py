@@ -1,0 +1,188 @@
+"""What the planner advises, and how long it takes."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from examples.networks import UNet3d
+from gpudist.cli import main
+from gpudist.errors import ShapeError
+from gpudist.planning import Link, Profile, plan, profile_of
+from gpudist.planning.clock import Clock
+from gpudist.planning.dry import Posted, Shared, Traffic
+from gpudist.planning.grids import grids, imbalance
+from gpudist.planning.measuring import measured_profile
+from gpudist.planning.rehearsal import Stage, without_cells
+from gpudist.testing import run_distributed
+from gpudist.transport.host import is_built, what_is_missing
+
+# Of processor time, on one core; the machine that a test runs on may be busy with others.
+PLANNING_LIMIT_S = 20.0
+
+
+def two_convolutions() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 3, padding=1))
+
+
+def test_grids_are_all_products_on_the_axes_given():
+    found = list(grids(8, (1, 3, 4, 8), axes=(2, 3)))
+    assert sorted(found) == [(1, 1, 1, 8), (1, 1, 2, 4), (1, 1, 4, 2)]
+    assert all(prod(grid) == 8 for grid in found)
+
+
+def test_unet_on_4096_ranks_is_planned_in_time():
+    start_s = time.process_time()
+    advice = plan(UNet3d(1, 3, 8), (1, 1, 512, 512, 512), 4096, "h100")
+    assert time.process_time() - start_s < PLANNING_LIMIT_S
+    assert len(advice) == 8
+    assert all(prod(one.grid) == 4096 for one in advice)
+    assert [one.seconds for one in advice] == sorted(one.seconds for one in advice)
+    assert all(one.slowest.forward.messages > 0 for one in advice)
+
+
+def test_long_dims_are_cut_before_short_ones():
+    best = plan(two_convolutions(), (1, 1, 64, 4096), 4, "a100")[0]
+    assert best.grid == (1, 1, 1, 4)
+
+
+def test_a_batch_is_cut_where_no_message_is_needed():
+    best = plan(two_convolutions(), (4, 1, 64, 64), 4, "a100")[0]
+    assert best.grid == (4, 1, 1, 1)
+    assert best.slowest.forward.messages == best.slowest.forward.collectives == 0
+    assert best.slowest.backward.collectives == 1  # the gradients of the weights
+
+
+def test_uneven_blocks_show_as_imbalance():
+    stage = Stage(two_convolutions(), (1, 1, 9, 8), profile_of("h100"))
+    assert imbalance(stage, (1, 1, 2, 1)) == pytest.approx(5 / 4.5)
+    assert imbalance(stage, (1, 1, 1, 2)) == 1
+
+
+def test_a_network_that_cannot_be_cut_says_why():
+    with pytest.raises(ShapeError, match="dim 1 cannot be cut"):
+        plan([nn.Conv2d(2, 2, 1)], (1, 2, 1, 1), 2)
+
+
+def test_flops_of_both_ranks_are_those_of_the_network():
+    network, shape = two_convolutions(), (1, 1, 16, 16)
+    whole = 2 * 9 * 4 * 256 * 2
+    (one,) = [a for a in plan(network, shape, 2) if a.grid == (1, 1, 2, 1)]
+    assert sum(r.forward.flops for r in one.rehearsed) >= whole
+    assert sum(r.forward.flops for r in one.rehearsed) < 1.5 * whole
+
+
+def test_memory_counts_parameters_and_what_is_saved():
+    network = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1))
+    (one,) = [a for a in plan(network, (1, 1, 16, 16), 2) if a.grid == (1, 1, 2, 1)]
+    assert one.memory.parameters == 4 * (36 + 4)
+    assert one.memory.optimizer == 2 * one.memory.parameters
+    ghosts = 16
+    assert 4 * 128 <= one.memory.activations <= 2 * 4 * (128 + ghosts)
+
+
+def test_too_much_memory_comes_last():
+    small = replace(profile_of("h100"), memory_gib=1e-6)
+    assert all(one.fits is False for one in plan(two_convolutions(), (1, 1, 16, 16), 2, small))
+
+
+def test_a_copy_without_cells_leaves_the_network_as_it_is():
+    network = two_convolutions()
+    weight = next(network.parameters())
+    copy = without_cells(network)
+    assert next(copy.parameters()).is_meta
+    assert next(network.parameters()) is weight
+    assert not weight.is_meta
+
+
+PROFILE = Profile(
+    "test", "made up", "nccl", 2, Link(10, 1, 1.0), Link(100, 2, 0.1), 1.0, 1000.0, 0.0
+)  # fmt: skip
+
+
+def test_messages_between_nodes_take_the_network():
+    near, far = Clock(PROFILE, rank=0), Clock(PROFILE, rank=0)
+    near.exchanged(Traffic(sends=(Posted(1, 1000, 1),)))
+    far.exchanged(Traffic(sends=(Posted(2, 1000, 1), Posted(3, 1000, 1))))
+    copies_s = 2 * 1000 / 1e12
+    assert near.phase.message_s == pytest.approx(10e-6 + 1e-6 + copies_s)
+    assert far.phase.message_s == pytest.approx(102e-6 + 20e-6 + 2 * copies_s)
+
+
+def test_shared_links_are_slower():
+    shared = replace(PROFILE, node=Link(10, 1, 1.0, shared_by=4))
+    clock = Clock(shared, rank=0)
+    clock.exchanged(Traffic(receives=(Posted(1, 1000, 1),)))
+    assert clock.phase.message_s == pytest.approx(10e-6 + 4e-6 + 2 * 1000 / 1e12)
+
+
+def test_what_is_started_hides_behind_kernels():
+    clock = Clock(PROFILE, rank=0)
+    started = clock.started(Traffic(collectives=(Shared("broadcast", (0, 1), 1_000_000),)))
+    clock.computed(10**9, 0, torch.float32)  # 1 ms, as long as the broadcast
+    clock.waited(started)
+    assert clock.phase.overlapped_s == pytest.approx(1e-3 + 11e-6)
+    assert clock.phase.serial_s == pytest.approx(2e-3 + 11e-6)
+
+
+def test_profiles_are_saved_and_read(tmp_path: Path):
+    path = tmp_path / "profile.json"
+    PROFILE.save(path)
+    assert profile_of(path) == PROFILE
+    path.write_text("{}")
+    with pytest.raises(ShapeError, match="holds no profile"):
+        profile_of(path)
+    with pytest.raises(ShapeError, match="neither built in"):
+        profile_of("v100")
+
+
+def test_a_measured_profile_can_be_planned_with():
+    profile = run_distributed(measured_profile, 2)[0]
+    assert profile.wire == "gloo"
+    assert min(profile.tflops, profile.memory_gbps, profile.kernel_us, profile.node.gbps) > 0
+    assert plan(two_convolutions(), (1, 1, 16, 16), 2, profile)[0].seconds > 0
+
+
+COMMAND = ["plan", "--network", "tests.planning.test_advice:two_convolutions", "--ranks", "2"]
+
+
+def test_the_command_prints_a_table_or_json(capsys: pytest.CaptureFixture[str]):
+    shape = ["--shape", "1", "1", "16", "16"]
+    assert main([*COMMAND, *shape]) == 0
+    printed = capsys.readouterr().out
+    assert "[1, 1, 2, 1]" in printed
+    assert "predictions" in printed
+    assert main([*COMMAND, *shape, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert sorted(one["grid"] for one in facts) == [[1, 1, 1, 2], [1, 1, 2, 1]]
+    assert facts[0]["ranks"][0]["forward"]["messages"] == 2
+    assert facts[0]["memory_bytes"] > 0
+
+
+def test_the_command_says_a_mistake_without_a_traceback(capsys: pytest.CaptureFixture[str]):
+    assert main([*COMMAND, "--shape", "1", "1", "1", "1"]) == 2
+    assert capsys.readouterr().err.startswith("gpudist plan: error: no partition of")
+
+
+@pytest.mark.skipif(not is_built(), reason=what_is_missing())
+def test_the_command_measures_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "here.json"
+    command = ["bench", "profile", "--output", str(path)]
+    assert main(command) == 0
+    assert "measured over host on 2 ranks" in capsys.readouterr().out
+    assert profile_of(path).wire == "host"
+    assert main([*command, "--ranks", "1"]) == 2
+    assert "at least 2 ranks" in capsys.readouterr().err
+
+
+def test_a_network_that_needs_arguments_is_a_mistake(capsys: pytest.CaptureFixture[str]):
+    words = ["plan", "--network", "torch.nn:Conv2d", "--ranks", "2", "--shape", "1", "1", "4", "4"]
+    assert main(words) == 2
+    assert "called without arguments" in capsys.readouterr().err

@@ -1,0 +1,150 @@
+"""Messages and bytes of a rehearsal are those that every rank sends in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import gpudist
+from gpudist.geometry.messages import as_messages
+from gpudist.partition import Partition
+from gpudist.planning.hardware import profile_of
+from gpudist.planning.rehearsal import Stage
+from tests.pool import distributed
+
+Counts = tuple[int, int]
+
+
+def with_norms() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1),
+        nn.GroupNorm(2, 4),
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2, padding=1),
+        nn.Conv2d(4, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ConvTranspose2d(4, 2, 2, stride=2),
+    )
+
+
+def with_linear() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 3, 5, stride=2), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(3 * 2 * 3, 5)
+    )
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "norms": (with_norms, (2, 2, 13, 18)),
+    "linear": (with_linear, (2, 2, 13, 17)),
+}
+GRIDS = {2: [(1, 1, 2, 1), (2, 1, 1, 1)], 4: [(1, 1, 2, 2), (1, 1, 4, 1), (2, 1, 1, 2)]}
+
+
+class Sent:
+    """What one rank sends from now on."""
+
+    def __init__(self, wire: Any) -> None:
+        self.messages = self.size_bytes = 0
+        post_send, bind_round, start_stages = wire._post_send, wire.bind_round, wire.start_stages
+
+        def count_payload(payload: torch.Tensor, *rest: Any) -> Any:
+            self._add(payload.numel())
+            return post_send(payload, *rest)
+
+        def count_round(signature: Any, parts: Sequence[Any]) -> Any:
+            run = bind_round(signature, parts)
+
+            def counted(blocks: Any) -> Any:
+                for part in parts:
+                    self._add_stage(part.stage, part.partition, part.movement.dtype)
+                return run(blocks)
+
+            return counted
+
+        wire._post_send = count_payload
+        if wire.packs:
+            of_stage: dict[int, Any] = {}
+            bind_stage = wire.bind_stage
+
+            def bound(stage: Any, ranks: Any, rank: int, strides: Any, dtype: Any, *rest: Any):
+                found = bind_stage(stage, ranks, rank, strides, dtype, *rest)
+                of_stage[id(found)] = (found, stage, rank, dtype)
+                return found
+
+            def count_started(signature: Any, calls: Sequence[Any]) -> Any:
+                for native, _, _ in calls:
+                    _, stage, rank, dtype = of_stage[id(native)]
+                    self._add_messages(stage, rank, dtype)
+                return start_stages(signature, calls)
+
+            wire.bind_stage, wire.bind_round, wire.start_stages = bound, count_round, count_started
+
+    def since(self, before: Counts) -> Counts:
+        return self.messages - before[0], self.size_bytes - before[1]
+
+    @property
+    def now(self) -> Counts:
+        return self.messages, self.size_bytes
+
+    def _add(self, size_bytes: int) -> None:
+        self.messages += 1
+        self.size_bytes += size_bytes
+
+    def _add_stage(self, stage: Any, partition: Partition, dtype: torch.dtype) -> None:
+        if partition.rank is not None:
+            self._add_messages(stage, partition.rank, dtype)
+
+    def _add_messages(self, stage: Any, rank: int, dtype: torch.dtype) -> None:
+        boxes = as_messages(stage, rank, dtype.itemsize)
+        for message in (*boxes.sends, *boxes.relays):
+            self._add(message.volume * dtype.itemsize)
+
+
+def counted_step(
+    P_world: Partition, sent: Sent, network: nn.Module, shape: tuple[int, ...],
+    grid: tuple[int, ...], replicates: bool,
+) -> tuple[Counts, Counts]:  # fmt: skip
+    """Of the second step: in the first one ranks agree on shapes."""
+    P_x = P_world.create_cartesian_topology_partition(grid)
+    converted = gpudist.distribute(network, P_x, replicate_parameters=replicates)
+    x = gpudist.scatter(torch.randn(shape) if P_world.rank == 0 else torch.empty(0), P_x)
+    converted(x).sum().backward()
+    before = sent.now
+    y = converted(x)
+    forward = sent.since(before)
+    before = sent.now
+    y.sum().backward()
+    return forward, sent.since(before)
+
+
+def check(P_world: Partition, name: str, wire: str, replicates: bool) -> None:
+    make, shape = NETWORKS[name]
+    network = make()
+    profile = replace(profile_of("h100"), wire=wire)
+    stage = Stage(network, shape, profile, replicates)
+    moved = 0
+    sent = Sent(P_world.wire)
+    for grid in GRIDS[P_world.size]:
+        counted = counted_step(P_world, sent, network, shape, grid, replicates)
+        assert P_world.rank is not None
+        rehearsed = stage.rehearse(grid, P_world.rank)
+        phases = (rehearsed.forward, rehearsed.backward)
+        predicted = tuple((phase.messages, phase.message_bytes) for phase in phases)
+        assert counted == predicted, f"{grid}: {counted} sent, {predicted} predicted"
+        moved += sum(messages for messages, _ in counted)
+    assert moved
+
+
+@pytest.mark.parametrize("replicates", [True, False])
+@pytest.mark.parametrize("name", NETWORKS)
+@distributed(ranks=(2, 4), transports=("host", "loopback"))
+def test_messages_and_bytes_are_those_of_a_step(
+    P_world: Partition, name: str, replicates: bool
+) -> None:
+    wire = "host" if P_world.transport == "host" else "gloo"
+    check(P_world, name, wire, replicates)
