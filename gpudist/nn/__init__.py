@@ -20,6 +20,7 @@ from gpudist.nn.embedding import DistributedEmbedding
 from gpudist.nn.gradient_sums import fuse_gradient_sums
 from gpudist.nn.halo_region import HaloRegion
 from gpudist.nn.invariant import invariant_copy, invariant_sum
+from gpudist.nn.invariant_blocks import invariant_gather, invariant_scatter, invariant_share
 from gpudist.nn.linear import DistributedLinear
 from gpudist.nn.loss_binary import (
     DistributedBCELoss,
@@ -70,6 +71,7 @@ from gpudist.nn.pad import (
     DistributedZeroPad2d,
     DistributedZeroPad3d,
 )
+from gpudist.nn.parallel_linear import ColumnParallelLinear, RowParallelLinear
 from gpudist.nn.pixel_shuffle import (
     DistributedChannelShuffle,
     DistributedPixelShuffle,
@@ -98,6 +100,7 @@ from gpudist.nn.softmax import (
     DistributedSoftmax2d,
     DistributedSoftmin,
 )
+from gpudist.nn.tensor_region import sequence_lengths
 from gpudist.nn.upsample import (
     DistributedUpsample,
     DistributedUpsamplingBilinear2d,
@@ -120,6 +123,7 @@ __all__ = [
     "AllGather",
     "AllSumReduce",
     "Broadcast",
+    "ColumnParallelLinear",
     "DistributedAdaptiveAvgPool1d",
     "DistributedAdaptiveAvgPool2d",
     "DistributedAdaptiveAvgPool3d",
@@ -203,12 +207,17 @@ __all__ = [
     "HaloExchange",
     "HaloRegion",
     "Repartition",
+    "RowParallelLinear",
     "Scatter",
     "SendRecv",
     "SumReduce",
     "SumScatter",
     "fuse_gradient_sums",
     "invariant_copy",
+    "invariant_gather",
+    "invariant_scatter",
+    "invariant_share",
     "invariant_sum",
+    "sequence_lengths",
     "utils",
 ]
