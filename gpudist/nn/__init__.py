@@ -71,7 +71,9 @@ from gpudist.nn.pad import (
     DistributedZeroPad2d,
     DistributedZeroPad3d,
 )
+from gpudist.nn.parallel_embedding import VocabParallelEmbedding
 from gpudist.nn.parallel_linear import ColumnParallelLinear, RowParallelLinear
+from gpudist.nn.parallel_loss import VocabParallelCrossEntropyLoss
 from gpudist.nn.pixel_shuffle import (
     DistributedChannelShuffle,
     DistributedPixelShuffle,
@@ -212,6 +214,8 @@ __all__ = [
     "SendRecv",
     "SumReduce",
     "SumScatter",
+    "VocabParallelCrossEntropyLoss",
+    "VocabParallelEmbedding",
     "fuse_gradient_sums",
     "invariant_copy",
     "invariant_gather",

@@ -9,28 +9,12 @@ import torch.nn.functional as F
 
 from gpudist.errors import ShapeError
 from gpudist.nn.line_blocks import balanced_lengths
+from gpudist.nn.parallel_layer import ParallelLayer
 from gpudist.nn.parameter import bias_bound, kaiming_bound, uniform_parameter
-from gpudist.nn.parameter_layer import ParameterLayer
-from gpudist.nn.placement import Placement
 from gpudist.nn.replication import holders_of
 from gpudist.nn.tensor_region import Convention, Lengths, TensorRegion
 from gpudist.ops.agreement import ShapeMode, refuse
 from gpudist.partition import Partition
-
-
-class ParallelLayer(ParameterLayer):
-    """A layer whose parameters are blocks on the workers of a region, each beside its use."""
-
-    region: TensorRegion
-    _placed: dict[str, Placement]
-
-    def _place(self, **placed: Placement) -> None:
-        """Take note of where the parameters are; none of them moves."""
-        self._placed = placed
-        self._replicate(True, placed)
-
-    def _placements(self) -> dict[str, Placement]:
-        return self._placed
 
 
 class _ParallelLinear(ParallelLayer):
@@ -43,10 +27,8 @@ class _ParallelLinear(ParallelLayer):
         out_features: int,
         sequence_dim: int | None,
     ) -> None:
-        super().__init__()
-        self._name, self.region = type(self).__name__, region
+        super().__init__(region, sequence_dim)
         self.in_features, self.out_features = in_features, out_features
-        self.sequence_dim = sequence_dim
 
     def _make_parameters(
         self,
@@ -86,26 +68,11 @@ class _ParallelLinear(ParallelLayer):
                 ),
             )
 
-    def _sequence(self, x: torch.Tensor) -> int:
-        """The sequence's dim, counted from the front."""
-        return sequence_dim_of(self._name, x, self.sequence_dim or 0)
-
     def extra_repr(self) -> str:
-        sequence = f", sequence_dim={self.sequence_dim}" if self.sequence_dim is not None else ""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
-            f"workers={self.region.size}, convention={self.region.convention!r}{sequence}"
+            f"{super().extra_repr()}"
         )
-
-
-def sequence_dim_of(name: str, x: torch.Tensor, dim: int) -> int:
-    """``dim`` counted from the front; the features' dim, the last, is no sequence."""
-    if not -x.dim() <= dim < x.dim() or dim % x.dim() == x.dim() - 1:
-        raise ShapeError(
-            f"{name}: sequence_dim {dim} is none of the dims in front of the features of a tensor "
-            f"of shape {list(x.shape)}"
-        )
-    return dim % x.dim()
 
 
 class ColumnParallelLinear(_ParallelLinear):
@@ -181,7 +148,7 @@ class ColumnParallelLinear(_ParallelLinear):
         if self.sequence_dim is None:
             x = self.region.copy(x)
         else:
-            dim = self._sequence(x)
+            dim = self._sequence_of(x)
             x = self.region.gather(x, dim, self.region.lengths(x, dim, lengths))
         weight, *biases = self.own_parameters()
         y = F.linear(x, weight, biases[0] if biases else None)
@@ -261,8 +228,5 @@ class RowParallelLinear(_ParallelLinear):
         self._require_features(x, self.in_sizes[region.rank])
         weight, *biases = self.own_parameters()
         y = F.linear(x, weight)
-        if self.sequence_dim is None:
-            y = region.total(y)
-        else:
-            y = region.sum_scatter(y, self._sequence(y), lengths)
+        y = self._sum(y, lengths)
         return y + biases[0] if biases else y
