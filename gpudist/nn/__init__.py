@@ -71,9 +71,11 @@ from gpudist.nn.pad import (
     DistributedZeroPad2d,
     DistributedZeroPad3d,
 )
+from gpudist.nn.parallel_attention import ParallelAttention
 from gpudist.nn.parallel_embedding import VocabParallelEmbedding
 from gpudist.nn.parallel_linear import ColumnParallelLinear, RowParallelLinear
 from gpudist.nn.parallel_loss import VocabParallelCrossEntropyLoss
+from gpudist.nn.parallel_qkv import ParallelQKV
 from gpudist.nn.pixel_shuffle import (
     DistributedChannelShuffle,
     DistributedPixelShuffle,
@@ -208,6 +210,8 @@ __all__ = [
     "Gather",
     "HaloExchange",
     "HaloRegion",
+    "ParallelAttention",
+    "ParallelQKV",
     "Repartition",
     "RowParallelLinear",
     "Scatter",

@@ -17,7 +17,9 @@ from gpudist.ops.agreement import ShapeMode, refuse
 from gpudist.partition import Partition
 
 
-class _ParallelLinear(ParallelLayer):
+class ParallelLinear(ParallelLayer):
+    """A layer with the parameters of a linear one, in blocks of rows or of columns."""
+
     bias: torch.nn.Parameter | None
 
     def __init__(
@@ -37,25 +39,26 @@ class _ParallelLinear(ParallelLayer):
         bias: bool,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
+        parts: int | None = None,
     ) -> None:
         """Blocks of the weight along ``dim``; the bias is cut with its rows, or whole."""
         shape, region = (self.out_features, self.in_features), self.region
-        self._require_sizes(sizes, shape[dim])
-        placed = {"weight": region.placement(sizes, shape, dim)}
+        self._require_sizes(sizes, shape[dim], parts or region.size)
+        placed = {"weight": region.placement(sizes, shape, dim, parts)}
         bound = kaiming_bound(self.in_features)
         self.weight = uniform_parameter(shape, bound, placed["weight"].own_box, device, dtype)
         self.bias = None
         if bias:
-            placed["bias"] = region.placement(None if dim else sizes, shape[:1], 0)
+            placed["bias"] = region.placement(None if dim else sizes, shape[:1], 0, parts)
             bound, box = bias_bound(self.in_features), placed["bias"].own_box
             self.bias = uniform_parameter(shape[:1], bound, box, device, dtype)
         self._place(**placed)
 
-    def _require_sizes(self, sizes: Sequence[int], features: int) -> None:
-        if len(sizes) != self.region.size or sum(sizes) != features or min(sizes) < 0:
+    def _require_sizes(self, sizes: Sequence[int], features: int, parts: int) -> None:
+        if len(sizes) != parts or sum(sizes) != features or min(sizes) < 0:
             raise ShapeError(
                 f"{self._name}: blocks of {list(sizes)} features do not cut {features} features "
-                f"over {self.region.size} workers"
+                f"over {parts} workers"
             )
 
     def _require_features(self, x: torch.Tensor, features: int) -> None:
@@ -68,6 +71,14 @@ class _ParallelLinear(ParallelLayer):
                 ),
             )
 
+    def enter(self, x: torch.Tensor, lengths: Lengths | None) -> torch.Tensor:
+        """The whole input for this worker's part of the output."""
+        self._require_features(x, self.in_features)
+        if self.sequence_dim is None:
+            return self.region.copy(x)
+        dim = self._sequence_of(x)
+        return self.region.gather(x, dim, self.region.lengths(x, dim, lengths))
+
     def extra_repr(self) -> str:
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
@@ -75,7 +86,7 @@ class _ParallelLinear(ParallelLayer):
         )
 
 
-class ColumnParallelLinear(_ParallelLinear):
+class ColumnParallelLinear(ParallelLinear):
     """``y = x W^T + b`` with the rows of ``W``, the output's features, cut over workers.
 
     Every worker has the whole input, and computes a block of the output's features from it; a
@@ -144,18 +155,13 @@ class ColumnParallelLinear(_ParallelLinear):
         """
         if not self.region.P.active:
             return x.clone()
-        self._require_features(x, self.in_features)
-        if self.sequence_dim is None:
-            x = self.region.copy(x)
-        else:
-            dim = self._sequence_of(x)
-            x = self.region.gather(x, dim, self.region.lengths(x, dim, lengths))
+        x = self.enter(x, lengths)
         weight, *biases = self.own_parameters()
         y = F.linear(x, weight, biases[0] if biases else None)
         return self.region.whole(y, y.dim() - 1, self.out_sizes) if self.gather_output else y
 
 
-class RowParallelLinear(_ParallelLinear):
+class RowParallelLinear(ParallelLinear):
     """``y = x W^T + b`` with the columns of ``W``, the input's features, cut over workers.
 
     Every worker multiplies its block of the input's features; the sum of these products, and the

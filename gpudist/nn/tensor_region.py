@@ -74,12 +74,23 @@ class TensorRegion:
     def is_invariant(self) -> bool:
         return self.convention == "invariant"
 
-    def placement(self, sizes: Sequence[int] | None, shape: Sequence[int], dim: int) -> Placement:
-        """Of a parameter of this shape: blocks of ``sizes`` along ``dim``, or whole on every
-        worker."""
-        grid = self.P.create_cartesian_topology_partition([*self.P.shape, 1])
+    def placement(
+        self, sizes: Sequence[int] | None, shape: Sequence[int], dim: int, parts: int | None = None
+    ) -> Placement:
+        """Where a parameter of this shape is: whole on every worker, or in blocks along ``dim``.
+
+        Args:
+            sizes: of the blocks, if there are any.
+            shape: of the whole parameter.
+            dim: that is cut.
+            parts: blocks, a divisor of the number of workers, of which as many after one another
+                hold the same block; as many as workers unless given.
+        """
+        parts = parts or self.size
+        copies = self.P.shape[0]
+        grid = self.P.create_cartesian_topology_partition([copies, parts, self.size // parts, 1])
         dims = [Blocks(extent, 1) for extent in shape]
-        axes = [2] * len(dims)
+        axes = [3] * len(dims)
         if sizes is not None:
             dims[dim], axes[dim] = Blocks.of_sizes(sizes), 1
         return Placement(grid, Decomposition(tuple(dims)), tuple(axes))
