@@ -10,7 +10,7 @@ from gpudist.errors import ShapeError
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.broadcasting import plan_all_sum_reduce
-from gpudist.geometry.overlap import plan_all_gather
+from gpudist.geometry.overlap import plan_all_gather, plan_to_others
 from gpudist.ops.agreement import refuse
 from gpudist.ops.bound import Bound
 from gpudist.partition import Partition
@@ -39,6 +39,7 @@ class LineBlocks:
         self._gathers = Bound[Movement]("static")
         self._sums = Bound[Movement]("static")
         self._totals = Bound[Movement]("static")
+        self._pieces = Bound[tuple[Movement, ...]]("static")
 
     def gather(self, block: torch.Tensor, dim: int, lengths: Sequence[int]) -> Movement:
         """The all-gather along ``dim`` of blocks of these lengths."""
@@ -51,6 +52,13 @@ class LineBlocks:
     def total(self, x: torch.Tensor) -> Movement:
         """The sum of equally shaped tensors, on every worker."""
         return self._totals(x, self._bind_total)
+
+    def pieces(self, block: torch.Tensor, dim: int, lengths: Sequence[int]) -> tuple[Movement, ...]:
+        """The parts of an all-gather, each the block of one worker to all others.
+
+        Others pass a tensor without cells, and the source gets one.
+        """
+        return self._pieces(block, self._bind_pieces, dim, *lengths)
 
     def given(
         self, x: torch.Tensor, dim: int, lengths: int | Sequence[int] | None, is_whole: bool
@@ -88,6 +96,15 @@ class LineBlocks:
         label = f"{self._name}: all_gather along dim {dim} of blocks {list(lengths)}"
         plan = plan_all_gather(cut, [dim], index)
         return bind(plan, self.P, label, x.dtype, cut.block(index).shape, x.dtype)
+
+    def _bind_pieces(self, x: torch.Tensor, dim: int, *lengths: int) -> tuple[Movement, ...]:
+        pieces: list[Movement] = []
+        for source, length in enumerate(lengths):
+            shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
+            plan = plan_to_others(source, self._rank, self.P.size, shape)
+            label = f"{self._name}: block {list(shape)} of worker {source} to all others"
+            pieces.append(bind(plan, self.P, label, x.dtype, (0,), x.dtype))
+        return tuple(pieces)
 
     def _bind_sum_scatter(self, x: torch.Tensor, dim: int, *lengths: int) -> Movement:
         return self._bind_gather(x, dim, *lengths).T

@@ -28,8 +28,10 @@ class ParallelLinear(ParallelLayer):
         in_features: int,
         out_features: int,
         sequence_dim: int | None,
+        overlap: bool,
     ) -> None:
         super().__init__(region, sequence_dim)
+        self.overlap = overlap and sequence_dim is not None and region.size > 1
         self.in_features, self.out_features = in_features, out_features
 
     def _make_parameters(
@@ -71,13 +73,35 @@ class ParallelLinear(ParallelLayer):
                 ),
             )
 
-    def enter(self, x: torch.Tensor, lengths: Lengths | None) -> torch.Tensor:
-        """The whole input for this worker's part of the output."""
+    def multiply_whole(
+        self,
+        x: torch.Tensor,
+        lengths: Lengths | None,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """The product of the whole input with this worker's rows."""
         self._require_features(x, self.in_features)
         if self.sequence_dim is None:
-            return self.region.copy(x)
+            return F.linear(self.region.copy(x), weight, bias)
         dim = self._sequence_of(x)
-        return self.region.gather(x, dim, self.region.lengths(x, dim, lengths))
+        known = self.region.lengths(x, dim, lengths)
+        if self.overlap:
+            return self.region.products(x, dim, known).of_gathered(x, weight, bias)
+        return F.linear(self.region.gather(x, dim, known), weight, bias)
+
+    def multiply_own(
+        self, x: torch.Tensor, lengths: Lengths | None, weight: torch.Tensor
+    ) -> torch.Tensor:
+        """The sum of the products of the workers' blocks with their columns."""
+        if not self.overlap:
+            return self._sum(F.linear(x, weight), lengths)
+        dim = self._sequence_of(x)
+        known = self.region.lengths_of_whole(x, dim, lengths)
+        shape = [*x.shape[:-1], self.out_features]
+        shape[dim] = known[self.region.rank]
+        block = x.new_empty(()).expand(shape)
+        return self.region.products(block, dim, known).scattered(x, weight)
 
     def extra_repr(self) -> str:
         return (
@@ -109,6 +133,8 @@ class ColumnParallelLinear(ParallelLinear):
             each copy has the whole gradient, and those of the input are summed.
         shape: of blocks of the sequence: agreed on once (``"static"``), or at every call
             (``"dynamic"``), where ``forward`` is not given their lengths.
+        overlap: with ``sequence_dim``, multiply each block of the sequence while the others are on
+            their way; in backward likewise. Not in a graph of torch.compile.
 
     Cost:
         With ``sequence_dim`` an all-gather of the input; backward a sum-scatter of its gradient.
@@ -138,9 +164,10 @@ class ColumnParallelLinear(ParallelLinear):
         out_sizes: Sequence[int] | None = None,
         convention: Convention = "dual",
         shape: ShapeMode = "static",
+        overlap: bool = False,
     ) -> None:
         region = TensorRegion(type(self).__name__, P, axis, convention, shape)
-        super().__init__(region, in_features, out_features, sequence_dim)
+        super().__init__(region, in_features, out_features, sequence_dim, overlap)
         self.gather_output = gather_output
         sizes = out_sizes if out_sizes is not None else balanced_lengths(out_features, region.size)
         self.out_sizes = tuple(sizes)
@@ -155,9 +182,8 @@ class ColumnParallelLinear(ParallelLinear):
         """
         if not self.region.P.active:
             return x.clone()
-        x = self.enter(x, lengths)
         weight, *biases = self.own_parameters()
-        y = F.linear(x, weight, biases[0] if biases else None)
+        y = self.multiply_whole(x, lengths, weight, biases[0] if biases else None)
         return self.region.whole(y, y.dim() - 1, self.out_sizes) if self.gather_output else y
 
 
@@ -181,6 +207,7 @@ class RowParallelLinear(ParallelLinear):
         convention: as of :class:`ColumnParallelLinear`; here of the output, and of an input that is
             not parallel. ``"dual"``: the gradients that the workers give to their copies of the
             output are summed. ``"invariant"``: they are the same, and taken once.
+        overlap: as of :class:`ColumnParallelLinear`.
 
     Cost:
         An all-reduce of the output; backward another with ``"dual"``, none with ``"invariant"``.
@@ -207,9 +234,10 @@ class RowParallelLinear(ParallelLinear):
         sequence_dim: int | None = None,
         in_sizes: Sequence[int] | None = None,
         convention: Convention = "dual",
+        overlap: bool = False,
     ) -> None:
         region = TensorRegion(type(self).__name__, P, axis, convention)
-        super().__init__(region, in_features, out_features, sequence_dim)
+        super().__init__(region, in_features, out_features, sequence_dim, overlap)
         self.input_is_parallel = input_is_parallel
         sizes = in_sizes if in_sizes is not None else balanced_lengths(in_features, region.size)
         self.in_sizes = tuple(sizes)
@@ -233,6 +261,5 @@ class RowParallelLinear(ParallelLinear):
             x = region.own_block(x, x.dim() - 1, self.in_sizes)
         self._require_features(x, self.in_sizes[region.rank])
         weight, *biases = self.own_parameters()
-        y = F.linear(x, weight)
-        y = self._sum(y, lengths)
+        y = self.multiply_own(x, lengths, weight)
         return y + biases[0] if biases else y

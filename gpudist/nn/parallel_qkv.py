@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 
 from gpudist.errors import ShapeError
 from gpudist.nn.head_cut import HeadCut
@@ -28,8 +27,9 @@ class HeadProjection(ParallelLinear):
         bias: bool,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
+        overlap: bool,
     ) -> None:
-        super().__init__(region, embed_dim, sum(heads) * head_dim, sequence_dim)
+        super().__init__(region, embed_dim, sum(heads) * head_dim, sequence_dim, overlap)
         self._name = ParallelQKV.__name__
         rows = [count * head_dim for count in heads]
         self._make_parameters(rows, 0, bias, device, dtype, len(rows))
@@ -52,7 +52,8 @@ class ParallelQKV(torch.nn.Module):
             unless given.
         bias, device, dtype: as of :class:`torch.nn.Linear`.
         head_dim: features of a head, ``embed_dim / num_heads`` unless given.
-        axis, sequence_dim, convention, shape: as of :class:`~gpudist.nn.ColumnParallelLinear`.
+        axis, sequence_dim, convention, shape, overlap: as of
+            :class:`~gpudist.nn.ColumnParallelLinear`.
 
     Attributes:
         heads: whose heads are whose.
@@ -84,6 +85,7 @@ class ParallelQKV(torch.nn.Module):
         sequence_dim: int | None = None,
         convention: Convention = "dual",
         shape: ShapeMode = "static",
+        overlap: bool = False,
     ) -> None:
         super().__init__()
         name = type(self).__name__
@@ -96,7 +98,7 @@ class ParallelQKV(torch.nn.Module):
         self.head_dim = head_dim if head_dim is not None else embed_dim // num_heads
         self.heads = HeadCut.of(name, num_heads, num_kv_heads or num_heads, region.size)
         self.sequence_dim = sequence_dim
-        given = self.head_dim, sequence_dim, bias, device, dtype
+        given = self.head_dim, sequence_dim, bias, device, dtype, overlap
         self.q_proj = HeadProjection(region, embed_dim, self.heads.queries, *given)
         self.k_proj = HeadProjection(region, embed_dim, self.heads.keys, *given)
         self.v_proj = HeadProjection(region, embed_dim, self.heads.keys, *given)
@@ -116,7 +118,6 @@ class ParallelQKV(torch.nn.Module):
         """
         if not self.region.P.active:
             return x.clone(), x.clone(), x.clone()
-        x = self.q_proj.enter(x, lengths)
         queries = self.heads.queries[self.region.rank]
         first, last = self.heads.used_keys(self.region.rank)
         counts = [queries, last - first, last - first]
@@ -128,7 +129,8 @@ class ParallelQKV(torch.nn.Module):
             cells = start * self.head_dim, count * self.head_dim
             weights.append(weight.narrow(0, *cells))
             biases += [b.narrow(0, *cells) for b in bias]
-        y = F.linear(x, torch.cat(weights), torch.cat(biases) if biases else None)
+        bias = torch.cat(biases) if biases else None
+        y = self.q_proj.multiply_whole(x, lengths, torch.cat(weights), bias)
         q, k, v = y.unflatten(-1, (sum(counts), self.head_dim)).split(counts, -2)
         return q, k, v
 

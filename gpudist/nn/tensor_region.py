@@ -16,6 +16,7 @@ from gpudist.geometry.cartesian import rank_of
 from gpudist.nn.invariant import invariant_copy, invariant_sum
 from gpudist.nn.invariant_blocks import cut_once, gather_once
 from gpudist.nn.line_blocks import LineBlocks
+from gpudist.nn.linear_overlap import BlockProducts
 from gpudist.nn.placement import Placement
 from gpudist.ops.agreement import ShapeMode, refuse
 from gpudist.ops.bound import Bound
@@ -113,6 +114,10 @@ class TensorRegion:
             raise ShapeError(f"{self._name}: under torch.compile give lengths, or shape='static'")
         return self._learnt(x, self._learn, dim)
 
+    def lengths_of_whole(self, x: torch.Tensor, dim: int, given: Lengths | None) -> tuple[int, ...]:
+        """The lengths of blocks into which to cut ``x``, balanced unless they are given."""
+        return self._line_blocks.given(x, dim, given, True)
+
     def _learn(self, x: torch.Tensor, dim: int) -> tuple[int, ...]:
         own = x.shape[dim]
         if self._agreed is None or self._dynamic:
@@ -153,6 +158,12 @@ class TensorRegion:
         if self.size == 1:
             return x
         return move((self._line_blocks.gather(x, dim, lengths),), (x,))[0]
+
+    def products(self, block: torch.Tensor, dim: int, lengths: Sequence[int]) -> BlockProducts:
+        """Products of the workers' blocks like ``block``, while others of them are on their way."""
+        blocks = self._line_blocks
+        pieces, gather = blocks.pieces(block, dim, lengths), blocks.gather(block, dim, lengths)
+        return BlockProducts(pieces, gather, self.rank, dim, tuple(lengths))
 
     def sum_scatter(self, x: torch.Tensor, dim: int, given: Lengths | None) -> torch.Tensor:
         """This worker's block of the sum of the workers' tensors; blocks are balanced unless their

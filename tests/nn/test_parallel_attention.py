@@ -69,13 +69,14 @@ def check(
     shape: Sequence[int] = (2, 4),
     lengths: Sequence[int] | None = None,
     fused: bool = False,
+    overlap: bool = False,
     **given: Any,
 ) -> None:
     sequential, layer = drawn_alike(
         lambda: Attention(*heads),
         lambda: ParallelAttention(
             P, EMBED, *heads, head_dim=HEAD, dtype=F64, convention=convention,
-            split_sequence=lengths is not None,
+            split_sequence=lengths is not None, overlap=overlap,
         ),
     )  # fmt: skip
     if fused:
@@ -135,7 +136,7 @@ def test_split_sequence(P_world: Partition) -> None:
 @distributed(ranks=3, transports=["host", "gloo"])
 def test_on_other_transports(P_world: Partition) -> None:
     check(P_world, "dual", (5, 1), fused=True)
-    check(P_world, "invariant", (4, 2), (2, 6), [1, 0, 5], fused=True)
+    check(P_world, "invariant", (4, 2), (2, 6), [1, 0, 5], fused=True, overlap=True)
 
 
 @distributed(ranks=3, transports=["loopback"])

@@ -153,15 +153,29 @@ class Two(torch.nn.Module):
 
 
 def check_sequence(
-    P: Partition, dim: int, convention: Convention, steps: Sequence[Sequence[int]], **options: Any
+    P: Partition,
+    dim: int,
+    convention: Convention,
+    steps: Sequence[Sequence[int]],
+    overlap: bool = False,
+    **options: Any,
 ) -> None:
     sequential, layer = drawn_alike(
         lambda: Two(torch.nn.Linear(3, 7, dtype=F64), torch.nn.Linear(7, 2, dtype=F64)),
         lambda: Two(
             ColumnParallelLinear(
-                P, 3, 7, dtype=F64, sequence_dim=dim, convention=convention, **options
+                P,
+                3,
+                7,
+                dtype=F64,
+                sequence_dim=dim,
+                convention=convention,
+                overlap=overlap,
+                **options,
             ),
-            RowParallelLinear(P, 7, 2, dtype=F64, sequence_dim=dim, convention=convention),
+            RowParallelLinear(
+                P, 7, 2, dtype=F64, sequence_dim=dim, convention=convention, overlap=overlap
+            ),
         ),
     )
     assert P.rank is not None
@@ -199,9 +213,16 @@ def test_split_sequence_of_changing_lengths(P_world: Partition, dim: int) -> Non
         check_sequence(P_world, dim, convention, STEPS[P_world.size])
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+@distributed(ranks=[1, 2, 3, 4], transports=["loopback"])
+def test_products_while_blocks_are_on_their_way(P_world: Partition, dim: int) -> None:
+    check_sequence(P_world, dim, "dual", STEPS[P_world.size], overlap=True)
+
+
 @distributed(ranks=3, transports=["host", "gloo"])
 def test_split_sequence_on_other_transports(P_world: Partition) -> None:
-    check_sequence(P_world, 1, "dual", STEPS[3])
+    for overlap in (False, True):
+        check_sequence(P_world, 1, "dual", STEPS[3], overlap=overlap)
 
 
 @distributed(ranks=3, transports=["loopback"])
@@ -311,6 +332,40 @@ def test_the_dual_convention_is_the_adjoint(P_world: Partition) -> None:
         assert_adjoint(layer, given, P_world)
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+@distributed(ranks=2, transports=["loopback"])
+def test_double_backward_of_split_sequences(P_world: Partition, overlap: bool) -> None:
+    assert P_world.rank is not None
+    options: dict[str, Any] = {"dtype": F64, "sequence_dim": 0, "overlap": overlap}
+    sequential, layer = drawn_alike(
+        lambda: Two(torch.nn.Linear(3, 4, dtype=F64), torch.nn.Linear(4, 2, dtype=F64)),
+        lambda: Two(
+            ColumnParallelLinear(P_world, 3, 4, **options),
+            RowParallelLinear(P_world, 4, 2, **options),
+        ),
+    )
+    whole = leaf(random_like_all((4, 3), 1))
+    x = leaf(block_of(whole, 0, [2, 2], P_world.rank))
+    gradient, direction = random_like_all((4, 2), 2), random_like_all((4, 3), 3)
+    (expected,) = torch.autograd.grad(sequential(whole), whole, gradient, create_graph=True)
+    own = block_of(gradient, 0, [2, 2], P_world.rank)
+    (found,) = torch.autograd.grad(layer(x), x, own, create_graph=True)
+    expected.backward(direction)
+    found.backward(block_of(direction, 0, [2, 2], P_world.rank))
+    expected = block_of(gradient_of(whole), 0, [2, 2], P_world.rank)
+    assert_equal_to(gradient_of(x), expected, 1e-10, "gradient of the gradient")
+    assert_gradients_or_none(sequential, layer)
+
+
+def assert_gradients_or_none(sequential: torch.nn.Module, layer: torch.nn.Module) -> None:
+    """Where no gradient has reached a parameter, it is zero."""
+    for module in (sequential, layer):
+        for parameter in module.parameters():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+    assert_parameter_gradients(sequential, layer)
+
+
 @distributed(ranks=2, transports=["loopback"])
 def test_double_backward(P_world: Partition) -> None:
     assert P_world.rank is not None
@@ -332,8 +387,4 @@ def test_double_backward(P_world: Partition) -> None:
         found.backward(direction)
         total = gradient_of_copies(x, convention, P_world)
         assert_equal_to(total, gradient_of(whole), 1e-10, "gradient of the gradient")
-        for module in (sequential, layer):
-            for parameter in module.parameters():
-                if parameter.grad is None:  # the last bias, in which all is linear
-                    parameter.grad = torch.zeros_like(parameter)
-        assert_parameter_gradients(sequential, layer)
+        assert_gradients_or_none(sequential, layer)
