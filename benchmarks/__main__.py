@@ -20,7 +20,7 @@ from benchmarks.worlds import ROOT, Pages, WorldFailed, started
 
 SUBJECTS = (
     *("messages", "halo", "broadcast", "sum_reduce", "all_sum_reduce"),
-    *("repartition", "conv", "linear", "layers", "halo_region", "planning"),
+    *("repartition", "conv", "linear", "tensor_parallel", "layers", "halo_region", "planning"),
 )
 RANKS = (2, 4)
 LEAST_ITERATIONS = 20
