@@ -19,6 +19,7 @@ from gpudist.nn.dropout import (
 from gpudist.nn.embedding import DistributedEmbedding
 from gpudist.nn.halo_region import HaloRegion
 from gpudist.nn.invariant import invariant_copy, invariant_sum
+from gpudist.nn.invariant_blocks import invariant_gather, invariant_scatter, invariant_share
 from gpudist.nn.linear import DistributedLinear
 from gpudist.nn.loss_binary import (
     DistributedBCELoss,
@@ -69,6 +70,11 @@ from gpudist.nn.pad import (
     DistributedZeroPad2d,
     DistributedZeroPad3d,
 )
+from gpudist.nn.parallel_attention import ParallelAttention
+from gpudist.nn.parallel_embedding import VocabParallelEmbedding
+from gpudist.nn.parallel_linear import ColumnParallelLinear, RowParallelLinear
+from gpudist.nn.parallel_loss import VocabParallelCrossEntropyLoss
+from gpudist.nn.parallel_qkv import ParallelQKV
 from gpudist.nn.parameter_movements import fuse_parameter_movements
 from gpudist.nn.pixel_shuffle import (
     DistributedChannelShuffle,
@@ -98,6 +104,7 @@ from gpudist.nn.softmax import (
     DistributedSoftmax2d,
     DistributedSoftmin,
 )
+from gpudist.nn.tensor_region import sequence_lengths
 from gpudist.nn.upsample import (
     DistributedUpsample,
     DistributedUpsamplingBilinear2d,
@@ -120,6 +127,7 @@ __all__ = [
     "AllGather",
     "AllSumReduce",
     "Broadcast",
+    "ColumnParallelLinear",
     "DistributedAdaptiveAvgPool1d",
     "DistributedAdaptiveAvgPool2d",
     "DistributedAdaptiveAvgPool3d",
@@ -202,13 +210,22 @@ __all__ = [
     "Gather",
     "HaloExchange",
     "HaloRegion",
+    "ParallelAttention",
+    "ParallelQKV",
     "Repartition",
+    "RowParallelLinear",
     "Scatter",
     "SendRecv",
     "SumReduce",
     "SumScatter",
+    "VocabParallelCrossEntropyLoss",
+    "VocabParallelEmbedding",
     "fuse_parameter_movements",
     "invariant_copy",
+    "invariant_gather",
+    "invariant_scatter",
+    "invariant_share",
     "invariant_sum",
+    "sequence_lengths",
     "utils",
 ]
