@@ -116,6 +116,10 @@ class Partition:
     def __hash__(self) -> int:
         return self._hash
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Partition:
+        # It never changes, and its communicators are the world's: copies of layers share it.
+        return self
+
     def __repr__(self) -> str:
         ranks = list(self.ranks) if self.size <= 8 else f"[{self.ranks[0]}, ..., {self.ranks[-1]}]"
         where = f"rank {self.rank}" if self.active else "inactive"

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import copy
+import inspect
+from functools import partial
 from typing import Any
 
 import torch
 
 from gpudist.convert.plan import Plan
-from gpudist.convert.values import depends_on_tensors
+from gpudist.convert.values import depends_on_tensors, resized
 from gpudist.convert.walk import Walk
 from gpudist.convert.weights import Skeleton
 from gpudist.errors import ConversionError
+from gpudist.nn import fuse_gradient_sums
 from gpudist.partition import CartesianPartition
 
 
 def distribute(
-    module: torch.nn.Module, P_x: CartesianPartition, plan: Plan | None = None
+    module: torch.nn.Module,
+    P_x: CartesianPartition,
+    plan: Plan | None = None,
+    *,
+    replicate_parameters: bool = True,
 ) -> torch.nn.Module:
     """The same network over blocks of its input: layers become distributed, weights stay.
 
@@ -28,32 +35,42 @@ def distribute(
     ``torch.fx.GraphModule``.
 
     Args:
-        module: the network, with the same weights on every rank; it is not changed. Its forward
-            takes one tensor.
-        P_x: owns the input in balanced blocks, one axis per dim; channels whole.
+        module: the network, with the same weights on every rank; it is not changed. The arguments
+            without a default of its forward are tensors; others keep their defaults.
+        P_x: owns each of these in balanced blocks, one axis per dim; channels whole.
         plan: as :func:`plan_of` gives it, edited; or ``Plan(trusted={path, ...})``.
+        replicate_parameters: every worker that uses a parameter of a layer holds it, and all
+            gradients are summed together at the end of backward. Otherwise one worker owns each
+            block, as in the paper: less memory, and messages in every forward.
 
     Returns:
         The converted network, on the device of ``P_x``. Its attributes ``P_x`` and ``P_y`` are the
-        partitions of input and output; a loss takes the latter. Parameters are those of
-        distributed layers; what is not one, such as the weight of PReLU, is whole on every worker,
-        with the summed gradient.
+        partitions of input and output; a loss takes the latter. Of several outputs, ``P_y`` is the
+        same tuple, list or dict of partitions. Parameters are those of distributed layers; those of
+        PReLU and of modules of other classes are whole on every worker, with the summed gradient.
 
     Cost:
-        No message. Every layer is built, and its weights are copied once.
+        No message. Every layer is built, and its weights are copied once. Backward, the sums of
+        :func:`~gpudist.nn.fuse_gradient_sums`.
 
     Raises:
         ConversionError: on every rank alike, if a module or a function is not known to be right on
             blocks; names its path, and the line of the forward.
     """
-    return _converted(module, P_x, plan or Plan())[0]
+    return _converted(module, P_x, plan or Plan(), replicate_parameters)[0]
 
 
-def plan_of(module: torch.nn.Module, P_x: CartesianPartition, plan: Plan | None = None) -> Plan:
+def plan_of(
+    module: torch.nn.Module,
+    P_x: CartesianPartition,
+    plan: Plan | None = None,
+    *,
+    replicate_parameters: bool = True,
+) -> Plan:
     """What :func:`distribute` would do: a table of layers, partitions and repartitions.
 
     Args:
-        module, P_x, plan: as :func:`distribute`.
+        module, P_x, plan, replicate_parameters: as :func:`distribute`.
 
     Returns:
         A plan to print, to edit and to pass to :func:`distribute`.
@@ -61,27 +78,69 @@ def plan_of(module: torch.nn.Module, P_x: CartesianPartition, plan: Plan | None 
     Raises:
         ConversionError: as :func:`distribute`.
     """
-    return _converted(module, P_x, plan or Plan())[1]
+    return _converted(module, P_x, plan or Plan(), replicate_parameters)[1]
 
 
 def _converted(
-    module: torch.nn.Module, P_x: CartesianPartition, wanted: Plan
+    module: torch.nn.Module, P_x: CartesianPartition, wanted: Plan, replicate_parameters: bool
 ) -> tuple[torch.nn.Module, Plan]:
     _require_own_parameters(module)
-    walk = Walk(wanted)
+    walk = Walk(wanted, P_x, replicate_parameters)
+    inputs = {name: resized(P_x) for name in _tensors_of(module)}
     # Layers draw initial weights, which are not kept.
     with torch.random.fork_rng([P_x.device] if P_x.device.type == "cuda" else []):
-        new, P_y = walk.convert(_with_same_tensors(module), "", P_x)
-    unknown = wanted.trusted - {row.path for row in walk.plan.rows}
-    if unknown:
-        raise ConversionError(f"the plan trusts {sorted(unknown)}, which no forward calls")
+        new, P_y = walk.convert(_with_same_tensors(module), "", **inputs)
+    walk.wanted.require_followed()
     if not depends_on_tensors(P_y):
         raise ConversionError("the output of the module does not depend on its input")
     _copy_what_is_shared(new, module, P_x.device)
     facts: dict[str, Any] = {"P_x": P_x, "P_y": P_y, "_gpudist_skeleton": Skeleton(module)}
     for name, fact in facts.items():
         setattr(new, name, fact)
-    return new, walk.plan
+    _keep_defaults(new, module, list(inputs))
+    return fuse_gradient_sums(new), walk.plan
+
+
+def _tensors_of(module: torch.nn.Module) -> list[str]:
+    """The arguments of the forward that are tensors: those without a default.
+
+    Raises:
+        ConversionError: there is none, or one that has no name for the caller.
+    """
+    names: list[str] = []
+    for name, argument in inspect.signature(module.forward).parameters.items():
+        if argument.kind in (argument.VAR_POSITIONAL, argument.POSITIONAL_ONLY):
+            raise ConversionError(
+                f"the module: its forward takes {argument}, which has no name to be given by"
+            )
+        if argument.kind is not argument.VAR_KEYWORD and argument.default is argument.empty:
+            names.append(name)
+    if not names:
+        raise ConversionError("the module: no argument of its forward is without a default")
+    return names
+
+
+def _keep_defaults(new: torch.nn.Module, module: torch.nn.Module, names: list[str]) -> None:
+    """Have calls of ``new`` with arguments that were taken at their defaults refused."""
+    arguments = list(inspect.signature(module.forward).parameters.values())
+    if len(arguments) == len(names):
+        return
+    positional = 0
+    while arguments[positional].name in names and arguments[positional].kind in (
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    ):
+        positional += 1
+    new.register_forward_pre_hook(partial(_refuse_others, names, positional), with_kwargs=True)
+
+
+def _refuse_others(
+    names: list[str], positional: int, network: torch.nn.Module, args: Any, kwargs: Any
+) -> None:
+    if len(args) > positional or not set(kwargs) <= set(names):
+        raise ConversionError(
+            f"called with {len(args)} arguments and {sorted(kwargs)} by name, but converted for "
+            f"{names}; others have kept their defaults"
+        )
 
 
 def _require_own_parameters(module: torch.nn.Module) -> None:

@@ -19,8 +19,8 @@ from gpudist.convert.values import (
     Extents,
     Pooled,
     permuted,
+    resized,
     split_dims,
-    unpooled,
     with_shape,
     without_dims,
 )
@@ -44,7 +44,7 @@ class Call:
     """
 
     node: Any
-    grid: Shape | None = None
+    grid: CartesianPartition | None = None
     follows_mode: bool = False
     module: torch.nn.Module | None = None
     inputs: tuple[Any, ...] = field(default=())
@@ -64,8 +64,8 @@ def flattened(call: Call, x: P, start_dim: int = 0, end_dim: int = -1) -> P:
         return without_dims(x, dims[1:])
     if start == 0 and call.grid is None:
         raise ConversionError("dims are flattened together with the batch, which is split")
-    P_y = with_shape(x, call.grid or (x.size, *(1,) * (x.dim - 1)))
-    if P_y.dim != x.dim or any(P_y.shape[dim] > 1 for dim in dims):
+    P_y = call.grid or with_shape(x, (x.size, *(1,) * (x.dim - 1)))
+    if any(P_y.shape[dim] > 1 for dim in dims):
         raise ConversionError(
             f"dims {start} to {end} are flattened, which a partition of shape {list(P_y.shape)} "
             "splits"
@@ -93,7 +93,7 @@ def _sliding(name: str) -> Callable[..., P]:
         if options.pop("return_indices", False):
             raise ConversionError("return_indices is not supported")
         module = getattr(nn, name)(x, kernel_size, stride or None, *args, **options)
-        return call.instead(module, x)
+        return call.instead(module, resized(x))
 
     return rule
 
@@ -121,7 +121,7 @@ def _adaptive(name: str) -> Callable[..., P]:
     def rule(call: Call, x: P, output_size: Any, return_indices: bool = False) -> P:
         if return_indices:
             raise ConversionError("return_indices is not supported")
-        output = Pooled.of(x) if pools_to_one(output_size) else unpooled(x)
+        output = Pooled.of(x) if pools_to_one(output_size) else resized(x)
         return call.instead(getattr(nn, name)(x, output_size), output)
 
     return rule
@@ -144,11 +144,11 @@ def _interpolated(
         if size.dims != tuple(range(2, x.dim)):
             raise ConversionError("the size is of another number of dims")
         like = InterpolationLike(x, size.P, **options)
-        return call.instead(like, unpooled(x), call.node, size.node)
+        return call.instead(like, resized(x), call.node, size.node)
     layer = nn.DistributedUpsample(
         x, size, scale_factor, recompute_scale_factor=recompute_scale_factor, **options
     )
-    return call.instead(layer, unpooled(x))
+    return call.instead(layer, resized(x))
 
 
 _PADS = {
@@ -166,7 +166,7 @@ def _padded(call: Call, x: P, pad: Any, mode: str = "constant", value: float | N
     widths = (*pad, *(0,) * (2 * dims - len(pad)))
     arguments = (value or 0.0,) if mode == "constant" else ()
     layer = getattr(nn, f"Distributed{_PADS[mode]}{dims}d")(x, widths, *arguments)
-    return call.instead(layer, unpooled(x))
+    return call.instead(layer, resized(x))
 
 
 def _mean(call: Call, x: P, dim: Any = None, keepdim: bool = False) -> P:
@@ -278,7 +278,8 @@ def _item(call: Call, x: Any, key: Any) -> Any:
             raise ConversionError(f"the index {k!r} is not supported")
         if x.shape[dim] > 1 and k != slice(None):
             raise ConversionError(f"cells are taken along dim {dim}, which is split")
-    return without_dims(x, [dim for dim, k in enumerate(keys) if isinstance(k, int)])
+    lost = [dim for dim, k in enumerate(keys) if isinstance(k, int)]
+    return without_dims(x, lost) if lost else x
 
 
 def _named(stem: str, rule_of: Callable[[str], Any], *functions: Any) -> dict[Any, Any]:
@@ -335,6 +336,11 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     getattr: _attribute,
     operator.getitem: _item,
 }
+
+# These move their input themselves.
+MOVING = frozenset({flattened, _reshaped, _mean})
+# The blocks of these lie beside each other, so that none is spread over those of others.
+JOINING = frozenset({torch.cat, torch.concat})
 
 DROPOUTS = frozenset({F.dropout, F.dropout1d, F.dropout2d, F.dropout3d})
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
-from gpudist.nn import Broadcast, DistributedUpsample, Repartition, invariant_copy
+from gpudist.nn import Broadcast, DistributedUpsample, Repartition
 from gpudist.nn.partitions import plane
 from gpudist.ops.agreement import Agreement
 from gpudist.partition import CartesianPartition
@@ -78,45 +77,6 @@ class SpreadPooled(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         # An empty block becomes the placeholder for none.
         return self.broadcast(x if self.P_owner.active or x.dim() < 2 else x.flatten(1))
-
-
-class SharedParameter(torch.nn.Module):
-    """A parameter or buffer that every worker of ``P`` has whole, for functions of its blocks.
-
-    The gradient of a parameter is summed over the workers. Others than those of ``P`` get a number,
-    by which placeholders keep their shapes.
-
-    Cost:
-        Backward, an all-reduce of the parameter's cells.
-    """
-
-    def __init__(self, P: CartesianPartition) -> None:
-        super().__init__()
-        self.P = P
-
-    def forward(self, parameter: torch.Tensor) -> torch.Tensor:
-        if not self.P.active:
-            return parameter.sum()
-        return invariant_copy(parameter, self.P) if parameter.requires_grad else parameter
-
-
-class DistributedPReLU(torch.nn.PReLU):
-    """Torch's PReLU on a tensor cut over ``P_x``, whose weight every worker holds whole.
-
-    Cost:
-        Backward, an all-reduce of the weight's cells.
-    """
-
-    def __init__(self, P_x: CartesianPartition, layer: torch.nn.PReLU) -> None:
-        super().__init__(layer.num_parameters, device=P_x.device, dtype=layer.weight.dtype)
-        self.P_x = P_x
-        with torch.no_grad():
-            self.weight.copy_(layer.weight)
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if not self.P_x.active:
-            return input.clone()
-        return F.prelu(input, invariant_copy(self.weight, self.P_x))
 
 
 class InterpolationLike(torch.nn.Module):

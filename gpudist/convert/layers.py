@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from gpudist import nn
-from gpudist.convert.values import Pooled, unpooled
+from gpudist.convert.values import Pooled, resized
 from gpudist.partition import CartesianPartition
 
-Factory = Callable[[Any, CartesianPartition], torch.nn.Module]
+# From a layer of torch.nn, the partition of its input, and whether all users hold the parameters.
+Factory = Callable[[Any, CartesianPartition, bool], torch.nn.Module]
 
 # These compute every cell from the same cell alone, and have no parameters.
 POINT_WISE_LAYERS: frozenset[type[torch.nn.Module]] = frozenset(
@@ -46,11 +47,13 @@ def _with_weight(*names: str, **fixed: str) -> Callable[[str], Factory]:
     """Factories of layers with a weight, from a layer's attributes of these names."""
 
     def factory_of(name: str) -> Factory:
-        def make(layer: Any, P_x: CartesianPartition) -> torch.nn.Module:
+        def make(layer: Any, P_x: CartesianPartition, replicate: bool) -> torch.nn.Module:
             options = {argument: getattr(layer, argument) for argument in names}
             options |= {argument: getattr(layer, own) for argument, own in fixed.items()}
             dtype = next((p.dtype for p in (*layer.parameters(), *layer.buffers())), None)
-            return getattr(nn, name)(P_x, **options, device=P_x.device, dtype=dtype)
+            return getattr(nn, name)(
+                P_x, **options, device=P_x.device, dtype=dtype, replicate_parameters=replicate
+            )
 
         return make
 
@@ -61,7 +64,7 @@ def _without_weight(*names: str) -> Callable[[str], Factory]:
     """Factories of layers without parameters, from a layer's attributes of these names."""
 
     def factory_of(name: str) -> Factory:
-        def make(layer: Any, P_x: CartesianPartition) -> torch.nn.Module:
+        def make(layer: Any, P_x: CartesianPartition, replicate: bool) -> torch.nn.Module:
             options = {argument: getattr(layer, argument) for argument in names}
             return getattr(nn, name)(P_x, **options)
 
@@ -74,8 +77,8 @@ def _with_bias(factory_of: Callable[[str], Factory]) -> Callable[[str], Factory]
     """As ``factory_of``, told whether there is a bias: torch's layers do not keep the argument."""
 
     def with_bias(name: str) -> Factory:
-        def make(layer: Any, P_x: CartesianPartition) -> torch.nn.Module:
-            return factory_of(name)(_HasBias(layer), P_x)
+        def make(layer: Any, P_x: CartesianPartition, replicate: bool) -> torch.nn.Module:
+            return factory_of(name)(_HasBias(layer), P_x, replicate)
 
         return make
 
@@ -168,15 +171,25 @@ LAYERS: dict[type[torch.nn.Module], Factory] = {
 }
 
 
+def is_layer(kind: type[torch.nn.Module]) -> bool:
+    """Whether layers of this class are converted as one, from one tensor."""
+    return kind in LAYERS or kind in (torch.nn.PReLU, torch.nn.Flatten)
+
+
 _ADAPTIVE = tuple(
     getattr(torch.nn, f"Adaptive{kind}Pool{d}d") for kind in ("Avg", "Max") for d in (1, 2, 3)
 )
 _CONVOLUTIONS = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
-# Of layers with cells for outputs.
+# Of layers whose outputs have the extents of their inputs, in dims that are split.
 _KEEPING = (
     torch.nn.modules.batchnorm._NormBase,
     torch.nn.modules.dropout._DropoutNd,
     torch.nn.GroupNorm,
+    torch.nn.LayerNorm,
+    torch.nn.RMSNorm,
+    torch.nn.Softmax,
+    torch.nn.Softmin,
+    torch.nn.LogSoftmax,
     torch.nn.Softmax2d,
 )
 
@@ -186,16 +199,22 @@ def output_partition(layer: torch.nn.Module, P_x: CartesianPartition) -> Cartesi
     if isinstance(layer, torch.nn.Embedding):
         return P_x.create_cartesian_topology_partition([*P_x.shape, 1])
     if isinstance(layer, _ADAPTIVE):
-        return Pooled.of(P_x) if pools_to_one(layer.output_size) else unpooled(P_x)
+        return Pooled.of(P_x) if pools_to_one(layer.output_size) else resized(P_x)
     if isinstance(layer, _KEEPING):
         return P_x
-    if (
-        isinstance(layer, _CONVOLUTIONS)
-        and not any(layer.padding)
-        and set(layer.kernel_size) == {1}
-    ):
+    if isinstance(layer, _CONVOLUTIONS) and _keeps_extents(layer):
         return P_x
-    return unpooled(P_x)
+    return resized(P_x)
+
+
+def _keeps_extents(layer: Any) -> bool:
+    """Whether every cell of the input has one of the output."""
+    if set(layer.stride) != {1}:
+        return False
+    if isinstance(layer.padding, str):
+        return layer.padding == "same"
+    along = zip(layer.kernel_size, layer.dilation, layer.padding, strict=True)
+    return all(dilation * (kernel - 1) == 2 * padding for kernel, dilation, padding in along)
 
 
 def pools_to_one(output_size: Any) -> bool:

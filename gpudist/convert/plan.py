@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gpudist.errors import ConversionError
 
 Shape = tuple[int, ...]
-_TITLES = ("path", "layer", "in", "out", "repartition")
+_TITLES = ("path", "layer", "in", "out", "repartition", "weight")
 
 
 @dataclass
 class Row:
-    """One layer, or one function that a forward calls.
+    """One layer, one function that a forward calls, or a tensor that is moved before a module.
 
     Attributes:
         path: of the module in the tree; a function's is its name behind that of its module.
         layer: name of what is converted, and of what it becomes.
         source, target: shapes of the partitions of input and output.
         repartition: shape of the partition to which the input is moved first; may be edited. Its
-            workers are the first ones of the input's.
+            workers are the first ones of the network's.
+        weight: of a linear layer, the shape of the grid that cuts its weight, ``[*leading, rows,
+            columns]``; may be edited. The input is moved to ``[*leading, columns]`` where it is
+            not there, and the output is on ``[*leading, rows]``.
     """
 
     path: str
@@ -29,11 +32,12 @@ class Row:
     source: Shape
     target: Shape
     repartition: Shape | None = None
+    weight: Shape | None = None
 
     @property
     def cells(self) -> tuple[str, ...]:
         """The row as it is printed."""
-        shapes = (self.source, self.target, self.repartition)
+        shapes = (self.source, self.target, self.repartition, self.weight)
         return (self.path, self.layer, *("" if s is None else str(list(s)) for s in shapes))
 
 
@@ -42,7 +46,8 @@ class Plan:
     """The rows of a conversion in the order of the forward; prints as a table, also by rich.
 
     Attributes:
-        rows: one per layer or converted function.
+        rows: one per layer or converted function, and one per module before which a tensor is
+            moved.
         trusted: paths of modules whose forward is right on blocks, of shapes as given, without
             being looked at. Their children are converted for the partition of their input.
     """
@@ -51,16 +56,43 @@ class Plan:
     trusted: set[str] = field(default_factory=set[str])
 
     def __getitem__(self, path: str) -> Row:
-        for row in self.rows:
-            if row.path == path:
-                return row
-        paths = [row.path for row in self.rows]
-        raise ConversionError(f"the plan has no row {path!r}, only {paths}")
+        row = self.find(path)
+        if row is None:
+            paths = [row.path for row in self.rows]
+            raise ConversionError(f"the plan has no row {path!r}, only {paths}")
+        return row
 
-    def repartition_of(self, path: str) -> Shape | None:
-        """The partition chosen for the input of a row; ``None`` leaves the choice."""
-        found = [row.repartition for row in self.rows if row.path == path]
-        return found[0] if found else None
+    def find(self, path: str) -> Row | None:
+        """The row of a path, if there is one."""
+        return next((row for row in self.rows if row.path == path), None)
+
+    def repartition(self, path: str, shape: Sequence[int]) -> None:
+        """Move the first argument of a module, or of a converted function, before it is called.
+
+        Args:
+            path: of any module that a forward calls, also of one that is no layer.
+            shape: of the partition, of the first workers of the network's; one axis per dim. What
+                follows is on that partition, up to another repartition.
+        """
+        row = self.find(path)
+        if row is None:
+            self.rows.append(Row(path, "Repartition", (), (), tuple(shape)))
+        else:
+            row.repartition = tuple(shape)
+
+    def split_weight(self, path: str, shape: Sequence[int]) -> None:
+        """Cut the weight of a linear layer.
+
+        Args:
+            path: of the layer.
+            shape: ``[*leading, rows, columns]``: over how many workers each leading dim of the
+                input, the output features and the input features are split.
+        """
+        row = self.find(path)
+        if row is None:
+            self.rows.append(Row(path, "Linear", (), (), weight=tuple(shape)))
+        else:
+            row.weight = tuple(shape)
 
     def __str__(self) -> str:
         return _table([_TITLES, *(row.cells for row in self.rows)])

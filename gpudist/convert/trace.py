@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ from torch.fx.proxy import GraphAppendingTracer
 
 from gpudist.errors import ConversionError
 
-# Of these, children are called one by one, and the containers themselves are not calls.
+# Of these, children are called one by one; the containers themselves are calls where a plan says.
 CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
 _NOT_THE_USERS = (f"{Path(torch.__file__).parent}/", __file__)
 
@@ -26,24 +26,25 @@ _NOT_THE_USERS = (f"{Path(torch.__file__).parent}/", __file__)
 def traced(
     module: torch.nn.Module,
     path: str,
-    where: str,
     is_traced: Callable[[Any], bool],
     given: Mapping[str, Any],
+    called: Collection[str] = (),
 ) -> torch.fx.Graph:
     """The graph of ``module.forward``, called with these arguments.
 
     Args:
         module: its children become nodes ``call_module``.
         path: of the module.
-        where: the same, in words for errors.
         is_traced: whether an argument is one that the graph depends on; others are constants.
         given: the arguments by name. Each has a placeholder, in this order.
+        called: paths below the module's of ``torch.nn.Sequential`` that are calls themselves.
 
     Raises:
         ConversionError: the forward cannot be traced, or depends on ``training``.
     """
+    where = path or "the module"
     graphs = [
-        _traced(module, path, where, is_traced, given, training) for training in (False, True)
+        _traced(module, path, is_traced, given, called, training) for training in (False, True)
     ]
     evaluation, training = (list(graph.nodes) for graph in graphs)
     if [(n.op, n.target) for n in evaluation] != [(n.op, n.target) for n in training]:
@@ -74,9 +75,9 @@ def line_of(node: torch.fx.Node) -> str:
 def _traced(
     module: torch.nn.Module,
     path: str,
-    where: str,
     is_traced: Callable[[Any], bool],
     given: Mapping[str, Any],
+    called: Collection[str],
     training: bool,
 ) -> torch.fx.Graph:
     graph = torch.fx.Graph()
@@ -86,29 +87,32 @@ def _traced(
         proxy = torch.fx.Proxy(graph.placeholder(name), tracer)
         if is_traced(value):
             arguments[name] = proxy
-    recording = _with_recorders(module, "", tracer)
+    recording = _with_recorders(module, "", tracer, called)
     recording.training = training
     try:
         output = recording.forward(**arguments)
         graph.output(tracer.create_arg(output))
     except Exception as error:
         raise ConversionError(
-            f"{where}: the forward of {type(module).__name__} cannot be traced ({error}); "
-            f"{remedy(path)}"
+            f"{path or 'the module'}: the forward of {type(module).__name__} cannot be traced "
+            f"({error}); {remedy(path)}"
         ) from error
     return graph
 
 
-def _with_recorders(module: torch.nn.Module, path: str, tracer: _Tracer) -> torch.nn.Module:
+def _with_recorders(
+    module: torch.nn.Module, path: str, tracer: _Tracer, called: Collection[str]
+) -> torch.nn.Module:
     """A shallow copy of ``module`` whose children record their calls."""
     copy = cast(torch.nn.Module, object.__new__(type(module)))
     copy.__dict__.update(module.__dict__)
     children: dict[str, torch.nn.Module | None] = {}
     for name, child in module._modules.items():
         target = f"{path}.{name}" if path else name
-        if type(child) in CONTAINERS:
+        is_called = type(child) is torch.nn.Sequential and target in called
+        if type(child) in CONTAINERS and not is_called:
             assert child is not None
-            children[name] = _with_recorders(child, target, tracer)
+            children[name] = _with_recorders(child, target, tracer, called)
         else:
             children[name] = None if child is None else _Recorder(child, target, tracer)
     copy.__dict__["_modules"] = children

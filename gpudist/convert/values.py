@@ -45,10 +45,30 @@ class Whole:
     """A parameter or buffer, which every worker has whole."""
 
     shape: tuple[int, ...]
-    requires_grad: bool
+    is_parameter: bool
 
 
-class Pooled(CartesianPartition):
+class Sized(CartesianPartition):
+    """The partition of a tensor whose extents have a name. It is equal to any other of its workers.
+
+    Attributes:
+        extents: along the dims that are split. Tensors of one name have the same; those of two may.
+    """
+
+    extents: object
+
+    @classmethod
+    def anew(cls, P: CartesianPartition) -> CartesianPartition:
+        """The partition of a tensor on ``P`` whose extents are those of no other one."""
+        new = cls(P.wire, P.ranks, P.shape)
+        new.extents = object()
+        return new
+
+    def __repr__(self) -> str:
+        return repr(CartesianPartition(self.wire, self.ranks, self.shape))
+
+
+class Pooled(Sized):
     """The partition of a tensor with one cell per spatial dim, on the workers at index 0 there.
 
     Others hold empty blocks. It is equal to the partition of the tensor that was pooled.
@@ -56,12 +76,18 @@ class Pooled(CartesianPartition):
 
     @classmethod
     def of(cls, P: CartesianPartition) -> CartesianPartition:
-        return cls(P.wire, P.ranks, P.shape) if set(P.shape[2:]) - {1} else P
+        return cls.anew(P) if set(P.shape[2:]) - {1} else resized(P)
 
 
-def unpooled(P: CartesianPartition) -> CartesianPartition:
-    """The partition of a tensor that may have more cells than one that was pooled."""
-    return CartesianPartition(P.wire, P.ranks, P.shape)
+def resized(P: CartesianPartition) -> CartesianPartition:
+    """The partition of a tensor that may have other extents than any known one on ``P``."""
+    return Sized.anew(P)
+
+
+def are_of_one_size(tensors: Sequence[CartesianPartition]) -> bool:
+    """Whether the tensors are known to have the same extents in the dims that are split."""
+    names = {getattr(P, "extents", id(P)) for P in tensors}
+    return len(names) == 1 or all(max(P.shape, default=1) == 1 for P in tensors)
 
 
 def depends_on_tensors(value: Any) -> bool:

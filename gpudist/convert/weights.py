@@ -101,15 +101,9 @@ def _whole_of(
     """The whole tensor from the first of the owners of every cell; zeros off the root."""
     whole = torch.zeros(placement.shape, dtype=block.dtype, device=block.device)
     box = placement.own_box
-    if box is not None and _is_first_owner(placement):
+    if box is not None and placement.is_first_copy:
         whole[box.slices] = block
     P_line = with_shape(P_x, (P_x.size,))
     if root is None:
         return AllSumReduce(P_line, (0,))(whole)
     return SumReduce(P_line, P_x.create_partition_inclusive([root]))(whole)
-
-
-def _is_first_owner(placement: Placement) -> bool:
-    index = placement.P.index
-    assert index is not None
-    return all(i == 0 for axis, i in enumerate(index) if axis not in placement.axes)

@@ -6,7 +6,9 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.errors import ShapeError
+from gpudist.geometry.cartesian import left_padded
 from gpudist.nn.loss import DistributedElementLoss, Reduction, no_cells
+from gpudist.nn.placement import Placement
 from gpudist.ops.agreement import Agreement
 from gpudist.ops.bound import Bound
 from gpudist.ops.operator import require_cartesian
@@ -24,8 +26,16 @@ class _WeightedElementLoss(DistributedElementLoss):
         P_loss: Partition | None,
     ) -> None:
         super().__init__(P_x, reduction, P_loss=P_loss)
-        self.register_buffer("weight", weight)
+        # Where it is of this worker's cells alone, nobody knows its place in the whole.
+        self.register_buffer("weight", weight, persistent=_is_whole(weight, P_x))
         self.weight: torch.Tensor | None
+
+    def _placements(self) -> dict[str, Placement]:
+        return {
+            name: Placement.everywhere(buffer.shape, self.P_loss)
+            for name, buffer in self.named_buffers(recurse=False)
+            if name not in self._non_persistent_buffers_set
+        }
 
     def _own_weight(self, shape: torch.Size) -> torch.Tensor | None:
         """The weight of this worker's cells, to be broadcast to them."""
@@ -47,7 +57,8 @@ class DistributedBCELoss(_WeightedElementLoss):
 
     Args:
         P_x: owns input and target, cut alike.
-        weight: of this worker's cells: a block that can be broadcast to the input's.
+        weight: of this worker's cells: a block that can be broadcast to the input's. Where it has
+            cells of its own along a dim that is split, it is not in the state dict.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         P_loss: as in the base class.
 
@@ -82,7 +93,8 @@ class DistributedBCEWithLogitsLoss(_WeightedElementLoss):
     Args:
         P_x: owns input and target, cut alike; with a ``pos_weight`` that has dims, one axis per
             dim.
-        weight: of this worker's cells: a block that can be broadcast to the input's.
+        weight: of this worker's cells: a block that can be broadcast to the input's. Where it has
+            cells of its own along a dim that is split, it is not in the state dict.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         pos_weight: of positive targets: whole, on every worker, to be broadcast to the global
             input, such as ``[C]`` where the last dim is that of the classes.
@@ -190,6 +202,14 @@ class DistributedHingeEmbeddingLoss(DistributedElementLoss):
 
     def _losses(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return F.hinge_embedding_loss(input, target, self.margin, reduction="none")
+
+
+def _is_whole(weight: torch.Tensor | None, P_x: Partition) -> bool:
+    """Whether a weight of a worker's cells is that of all cells: broadcast where these are cut."""
+    if weight is None or weight.numel() == 1:
+        return True
+    parts = left_padded(P_x.shape, max(P_x.dim, weight.dim()), 1)[-weight.dim() :]
+    return all(n == 1 or cut == 1 for n, cut in zip(weight.shape, parts, strict=True))
 
 
 def _broadcasts(shape: torch.Size, to: tuple[int, ...]) -> bool:

@@ -9,6 +9,7 @@ import torch
 from gpudist.autograd import all_reduce_constant
 from gpudist.errors import ShapeError
 from gpudist.nn.loss import DistributedSampleLoss, Reduction, at_least_float32, no_cells
+from gpudist.nn.placement import Placement
 from gpudist.ops.agreement import Agreement
 from gpudist.ops.bound import Bound
 from gpudist.partition import CartesianPartition, Partition
@@ -43,6 +44,11 @@ class _ClassLoss(DistributedSampleLoss):
         self.weight: torch.Tensor | None
         self._agreement = Agreement(self._name, self._line, self._line, P_x.dim)
         self._bound = Bound[_Classes]("static", self._agreement)
+
+    def _placements(self) -> dict[str, Placement]:
+        if self.weight is None:
+            return {}
+        return {"weight": Placement.everywhere(self.weight.shape, self.P_loss)}
 
     def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         if self.P_x.active:

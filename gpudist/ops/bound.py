@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 import re
 from collections.abc import Callable
@@ -33,6 +34,11 @@ class Bound(Generic[T]):
         self._remembers = shape != "dynamic"
         self._agreement = agreement
         self._found: dict[tuple[object, ...], T] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Bound[T]:
+        # What was bound is of the original: the copy binds anew, of what was agreed already.
+        shape: ShapeMode = "static" if self._remembers else "dynamic"
+        return Bound(shape, copy.deepcopy(self._agreement, memo))
 
     def __call__(self, x: torch.Tensor, make: Callable[..., T], *numbers: int) -> T:
         """What ``make(x, *numbers)`` gave for a tensor like ``x`` and the same numbers."""

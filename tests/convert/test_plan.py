@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from tests.nn.compare import assert_block_of, grid, own_block, own_slices, rando
 from tests.pool import distributed
 
 LENET = """\
-path          layer                               in            out           repartition
+path          layer                               in            out           repartition   weight
 conv1         Conv2d -> DistributedConv2d         [1, 1, 2, 1]  [1, 1, 2, 1]
 max_pool2d    max_pool2d -> DistributedMaxPool2d  [1, 1, 2, 1]  [1, 1, 2, 1]
 conv2         Conv2d -> DistributedConv2d         [1, 1, 2, 1]  [1, 1, 2, 1]
@@ -69,12 +70,68 @@ def test_plan_that_cannot_be(P_world: Partition) -> None:
     plan["view"].repartition = (1, 2, 1, 1)
     with pytest.raises(ConversionError, match=r"view at .*networks.py:\d+: dims 1 to 3 are flat"):
         distribute(LeNet5(), P_x, plan)
-    plan = plan_of(LeNet5(), P_x)
-    plan["conv1"].repartition = (2, 1, 1, 1)
-    with pytest.raises(ConversionError, match="conv1: the plan repartitions where"):
-        distribute(LeNet5(), P_x, plan)
     with pytest.raises(ConversionError, match=r"trusts \['head'\], which no forward calls"):
         distribute(LeNet5(), P_x, Plan(trusted={"head"}))
+
+
+EDITS: dict[str, tuple[Callable[[Plan], None], str]] = {
+    "too few axes": (
+        lambda plan: plan.repartition("conv2", (2, 1)),
+        r"conv2: the plan has \(2, 1\) for a partition of 4 axes",
+    ),
+    "no numbers": (
+        lambda plan: setattr(plan["conv2"], "repartition", "2111"),
+        "conv2: the plan has 2111 for a partition of 4 axes",
+    ),
+    "too many workers": (
+        lambda plan: plan.repartition("fc1", (3, 1)),
+        r"fc1: the plan has \[3, 1\], of 3 workers, but the network is on 2",
+    ),
+    "channels": (
+        lambda plan: plan.repartition("conv2", (1, 2, 1, 1)),
+        r"conv2: DistributedConv2d, dim 1: P_x of shape \[1, 2, 1, 1\] splits",
+    ),
+    "unknown module": (
+        lambda plan: plan.repartition("head", (2, 1, 1, 1)),
+        "head: the plan repartitions before it, but no forward calls",
+    ),
+    "kept function": (
+        lambda plan: plan.repartition("relu", (2, 1, 1, 1)),
+        "relu: the plan repartitions before it, but no forward calls",
+    ),
+    "weight of another layer": (
+        lambda plan: plan.split_weight("conv2", (2, 1)),
+        "conv2: the plan cuts its weight, but no forward calls a linear",
+    ),
+    "weight of too few axes": (
+        lambda plan: plan.split_weight("fc2", (2, 1)),
+        r"fc2: the plan cuts the weight by \[2, 1\]; for an input on \[2, 1\], give 3 numbers",
+    ),
+    "weight on too many workers": (
+        lambda plan: plan.split_weight("fc2", (2, 2, 1)),
+        r"fc2: the plan has \[2, 2, 1\], of 4 workers, but the network is on 2",
+    ),
+    "weight and input": (
+        lambda plan: (plan.split_weight("fc2", (1, 2, 1)), plan.repartition("fc2", (2, 1)))[0],
+        r"fc2: the plan cuts the weight by \[1, 2, 1\], for an input on \[1, 1\], but moves the",
+    ),
+    "features left split": (
+        lambda plan: plan.split_weight("fc1", (1, 2, 1)),
+        r"fc2: its input on \[1, 2\] is split along the features; cut the weight too",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", EDITS)
+@distributed(ranks=2, transports=["loopback"])
+def test_edit_that_is_refused(P_world: Partition, case: str) -> None:
+    """By the path of the row, before anything is converted."""
+    P_x = grid(P_world, [1, 1, 2, 1])
+    edit, message = EDITS[case]
+    plan = plan_of(LeNet5(), P_x)
+    edit(plan)
+    with pytest.raises(ConversionError, match=f"^{message}"):
+        distribute(LeNet5(), P_x, plan)
 
 
 class _Gated(nn.Module):

@@ -72,7 +72,10 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "unknown": (lambda: nn.LSTM(6, 6), "inner: torch.nn.LSTM is not supported"),
     "norm of a neighbourhood": (lambda: nn.LocalResponseNorm(2), "LocalResponseNorm is not"),
     "pool with indices": (lambda: nn.MaxPool2d(2, return_indices=True), "return_indices"),
-    "features split": (lambda: nn.Linear(6, 6), "inner: DistributedLinear, dim -1"),
+    "features split": (
+        lambda: nn.Linear(6, 6),
+        "inner: its input on .* is split along",
+    ),
     "wrong dims": (lambda: nn.Conv1d(4, 4, 1), "inner: DistributedConv1d: P_x has shape"),
     "flatten with batch": (lambda: nn.Flatten(0), "inner: dims are flattened together"),
 }
