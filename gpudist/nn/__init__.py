@@ -1,6 +1,9 @@
 """Drop-in distributed layers, and the primitives as modules."""
 
 from gpudist.nn import utils
+from gpudist.nn.attention import DistributedMultiheadAttention
+from gpudist.nn.attention_all_to_all import AllToAllAttention, all_to_all_attention
+from gpudist.nn.attention_ring import RingAttention, ring_attention
 from gpudist.nn.conv import DistributedConv1d, DistributedConv2d, DistributedConv3d
 from gpudist.nn.conv_causal import DistributedCausalConv1d
 from gpudist.nn.conv_transpose import (
@@ -119,6 +122,7 @@ from gpudist.ops import (
 __all__ = [
     "AllGather",
     "AllSumReduce",
+    "AllToAllAttention",
     "Broadcast",
     "DistributedAdaptiveAvgPool1d",
     "DistributedAdaptiveAvgPool2d",
@@ -177,6 +181,7 @@ __all__ = [
     "DistributedMaxPool1d",
     "DistributedMaxPool2d",
     "DistributedMaxPool3d",
+    "DistributedMultiheadAttention",
     "DistributedNLLLoss",
     "DistributedPixelShuffle",
     "DistributedPixelUnshuffle",
@@ -203,12 +208,15 @@ __all__ = [
     "HaloExchange",
     "HaloRegion",
     "Repartition",
+    "RingAttention",
     "Scatter",
     "SendRecv",
     "SumReduce",
     "SumScatter",
+    "all_to_all_attention",
     "fuse_gradient_sums",
     "invariant_copy",
     "invariant_sum",
+    "ring_attention",
     "utils",
 ]
