@@ -176,7 +176,7 @@ class DistributedMultiheadAttention(ParameterLayer):
         if attn_mask is not None and not is_causal:
             raise ShapeError(f"{self._name}: of masks, only is_causal=True is supported")
         if not self.P_x.active:
-            return query.clone(), None
+            return self.attention(query, key, value), None
         heads = self._heads(query, key, value)
         y = self.attention(*heads, key_padding_mask, is_causal=is_causal)
         y = y.transpose(1, 2)

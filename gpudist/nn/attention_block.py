@@ -63,6 +63,9 @@ class AttentionDropout(DistributedDropout):
         """Those of the next call, ``None`` if nothing is dropped. Collective at first."""
         if not self.training or self.p == 0:
             return None
+        if not self.P_x.active:
+            self._number()
+            return None
         box, shape = self._bound(query, self._agree)
         call = self._number()
         assert self.seed is not None and call is not None

@@ -38,6 +38,7 @@ class SequenceAttention(torch.nn.Module):
 
     Raises:
         PartitionError: ``P_x`` has other axes.
+        ShapeError: ``dropout_p`` is not at least 0 and below 1.
     """
 
     def __init__(
@@ -61,6 +62,8 @@ class SequenceAttention(torch.nn.Module):
         self._P_line = line = P_x.along([SEQUENCE])
         self._query_agreement = Agreement(name, line, line, 4, None, shape)
         self._key_agreement = Agreement(name, line, line, 4, None, shape)
+        if not 0 <= dropout_p < 1:
+            raise ShapeError(f"{name}: dropout_p is {dropout_p}; it must be from 0 to below 1")
         self.dropout = None
         if dropout_p > 0:
             self.dropout = AttentionDropout(P_x, dropout_p, seed=seed, shape=shape)
@@ -93,7 +96,10 @@ class SequenceAttention(torch.nn.Module):
             ShapeError: the tensors do not fit each other.
         """
         if not self.P_x.active:
-            return query.clone()
+            if self.dropout is not None:
+                self.dropout.drops(query)
+            # As on other workers, all inputs have a gradient.
+            return query + key.sum() + value.sum()
         self._require(query, key, value, key_padding_mask)
         cuts = self._cuts(query, key)
         line = self._P_line.rank
