@@ -87,10 +87,17 @@ def reshaped_blocks(call: Any, x: P, sizes: Sequence[Any]) -> P:
         places = sorted((*places, *(i for i, size in enumerate(sizes) if size == -1)))
     kept = list(zip(split, places, strict=False))
     parts = [_parts_of(sizes[place]) or x.shape[dim] for dim, place in kept]
-    if len(places) != len(split) or parts != [x.shape[dim] for dim in split]:
+    keeps = len(places) == len(split) and parts == [x.shape[dim] for dim in split]
+    bounds = [(-1, -1), *kept, (x.dim, len(sizes))]
+    # Dims beside those that are kept cannot come of none, nor be lost.
+    keeps = keeps and all(
+        (after - before == 1) == (last - first == 1)
+        for (before, first), (after, last) in pairwise(bounds)
+    )
+    if not keeps:
         raise ConversionError(
-            f"dims {split} are split; a reshape must keep them, as sizes that are read off the "
-            "tensor's shape, or be to (batch, -1)"
+            "only a reshape to (batch, -1), or one that keeps the dims which are split, "
+            f"{split}, is known to be right on blocks; give these as sizes read off the shape"
         )
     shape = [1] * len(sizes)
     for dim, place in kept:

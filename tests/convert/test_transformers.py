@@ -146,7 +146,8 @@ class _Calls(nn.Module):
 REFUSALS: dict[str, tuple[Callable[[Any, torch.Tensor], Any], str]] = {
     "weights": (lambda m, x: m.attention(x, x, x, need_weights=True)[0], "need_weights=False"),
     "mask": (lambda m, x: m.attention(x, x, x, attn_mask=m.mask)[0], "pass is_causal=True"),
-    "length": (lambda m, x: x.view(2, 6, 2, 4), "a reshape must keep them"),
+    "length": (lambda m, x: x.view(2, 6, 2, 4), "one that keeps the dims which are split"),
+    "joined": (lambda m, x: x.reshape(2, -1), "one that keeps the dims which are split"),
     "product": (lambda m, x: x @ x.transpose(1, 2), "matmul at .*: it is not known"),
     "dropped": (
         lambda m, x: nn.functional.scaled_dot_product_attention(
@@ -168,6 +169,6 @@ def test_refusals(P_world: Partition, case: str) -> None:
 @distributed(ranks=2, transports=["loopback"])
 def test_a_reshape_that_joins_a_split_dim_is_refused_when_it_runs(P_world: Partition) -> None:
     P_x = grid(P_world, (1, 2, 1))
-    net = distribute(_Calls(lambda m, x: x.reshape(2, -1)), P_x)
+    net = distribute(_Calls(lambda m, x: x.reshape(4, -1, 4)), P_x)
     with pytest.raises(ShapeError, match="does not keep dim"):
         net(torch.zeros(2, 3, 8))

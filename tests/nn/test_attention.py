@@ -12,7 +12,13 @@ import torch.utils.checkpoint
 from gpudist import nn
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.partition import Partition
-from tests.nn.attention_cases import CASES, assert_as_torch, assert_double_backward
+from gpudist.testing import assert_adjoint
+from tests.nn.attention_cases import (
+    CASES,
+    assert_as_torch,
+    assert_double_backward,
+    tensors_of,
+)
 from tests.nn.compare import assert_equal_to, grid, own_block, own_slices, random_like_all
 from tests.pool import distributed
 
@@ -138,3 +144,30 @@ def test_split_heads_are_not_shared(P_world: Partition) -> None:
     x = torch.zeros(1, 2, 3, 4)
     with pytest.raises(ShapeError, match="heads are split"):
         layer(x, x[:, :1], x[:, :1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@distributed(ranks=4, transports=["loopback"])
+def test_adjoint_of_the_values(P_world: Partition, kind: str) -> None:
+    given = CASES["shared heads"]
+    P_x = grid(P_world, given.grid)
+    query, key, value = (own_block(x.detach(), P_x, requires_grad=False) for x in tensors_of(given))
+    layer = KINDS[kind](P_x, True)
+    assert_adjoint(lambda v: layer(query, key, v), value, P_x)
+
+
+@distributed(ranks=4, transports=["loopback"])
+def test_the_ring_keeps_only_own_blocks(P_world: Partition) -> None:
+    P_x = grid(P_world, (1, 1, 4, 1))
+    blocks = [own_block(random_like_all((1, 2, 32, 8), seed), P_x) for seed in range(3)]
+    kept: list[int] = []
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        kept.append(x.numel())
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        y = nn.RingAttention(P_x)(*blocks)
+    # Query, key, value, output, and a number for each row.
+    assert sum(kept) == 4 * blocks[0].numel() + 2 * 8
+    y.sum().backward()
