@@ -1,6 +1,9 @@
 """Drop-in distributed layers, and the primitives as modules."""
 
 from gpudist.nn import utils
+from gpudist.nn.attention import DistributedMultiheadAttention
+from gpudist.nn.attention_all_to_all import AllToAllAttention, all_to_all_attention
+from gpudist.nn.attention_ring import RingAttention, ring_attention
 from gpudist.nn.conv import DistributedConv1d, DistributedConv2d, DistributedConv3d
 from gpudist.nn.conv_causal import DistributedCausalConv1d
 from gpudist.nn.conv_transpose import (
@@ -126,6 +129,7 @@ from gpudist.ops import (
 __all__ = [
     "AllGather",
     "AllSumReduce",
+    "AllToAllAttention",
     "Broadcast",
     "ColumnParallelLinear",
     "DistributedAdaptiveAvgPool1d",
@@ -185,6 +189,7 @@ __all__ = [
     "DistributedMaxPool1d",
     "DistributedMaxPool2d",
     "DistributedMaxPool3d",
+    "DistributedMultiheadAttention",
     "DistributedNLLLoss",
     "DistributedPixelShuffle",
     "DistributedPixelUnshuffle",
@@ -213,6 +218,7 @@ __all__ = [
     "ParallelAttention",
     "ParallelQKV",
     "Repartition",
+    "RingAttention",
     "RowParallelLinear",
     "Scatter",
     "SendRecv",
@@ -220,12 +226,14 @@ __all__ = [
     "SumScatter",
     "VocabParallelCrossEntropyLoss",
     "VocabParallelEmbedding",
+    "all_to_all_attention",
     "fuse_parameter_movements",
     "invariant_copy",
     "invariant_gather",
     "invariant_scatter",
     "invariant_share",
     "invariant_sum",
+    "ring_attention",
     "sequence_lengths",
     "utils",
 ]
