@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from gpudist.errors import ShapeError
-from gpudist.nn import ParallelAttention, ParallelQKV, fuse_parameter_movements
+from gpudist.nn import ParallelAttention, ParallelQKV
 from gpudist.nn.line_blocks import balanced_lengths
 from gpudist.nn.tensor_region import Convention
 from gpudist.nn.utils import clip_grad_norm_
 from gpudist.partition import Partition
 from gpudist.testing import assert_adjoint
 from tests.nn.compare import assert_equal_to, gradient_of, random_like_all
+from tests.nn.parallel_attention_cases import EMBED, HEAD, QKV, check_attention
 from tests.nn.parallel_cases import (
     CONVENTIONS,
     F64,
-    assert_parameter_gradients,
     block_of,
     cotangent_of_copies,
     drawn_alike,
@@ -29,99 +27,26 @@ from tests.nn.parallel_cases import (
 )
 from tests.pool import distributed
 
-EMBED, HEAD = 6, 2
-
-
-class QKV(torch.nn.Module):
-    """Three projections, as torch has them."""
-
-    def __init__(self, num_heads: int, num_kv_heads: int) -> None:
-        super().__init__()
-        self.q_proj = torch.nn.Linear(EMBED, num_heads * HEAD, dtype=F64)
-        self.k_proj = torch.nn.Linear(EMBED, num_kv_heads * HEAD, dtype=F64)
-        self.v_proj = torch.nn.Linear(EMBED, num_kv_heads * HEAD, dtype=F64)
-
-    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
-        layers = self.q_proj, self.k_proj, self.v_proj
-        return [layer(x).unflatten(-1, (-1, HEAD)) for layer in layers]
-
-
-class Attention(torch.nn.Module):
-    def __init__(self, num_heads: int, num_kv_heads: int) -> None:
-        super().__init__()
-        self.qkv = QKV(num_heads, num_kv_heads)
-        self.out_proj = torch.nn.Linear(num_heads * HEAD, EMBED, dtype=F64)
-
-    def forward(
-        self, x: torch.Tensor, attn_mask: torch.Tensor | None = None, is_causal: bool = False
-    ) -> torch.Tensor:
-        q, k, v = (part.transpose(-3, -2) for part in self.qkv(x))
-        group = q.shape[-3] // k.shape[-3]
-        k, v = k.repeat_interleave(group, -3), v.repeat_interleave(group, -3)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask, is_causal=is_causal)
-        return self.out_proj(y.transpose(-3, -2).flatten(-2))
-
-
-def check(
-    P: Partition,
-    convention: Convention,
-    heads: tuple[int, int],
-    shape: Sequence[int] = (2, 4),
-    lengths: Sequence[int] | None = None,
-    fused: bool = False,
-    overlap: bool = False,
-    **given: Any,
-) -> None:
-    sequential, layer = drawn_alike(
-        lambda: Attention(*heads),
-        lambda: ParallelAttention(
-            P, EMBED, *heads, head_dim=HEAD, dtype=F64, convention=convention,
-            split_sequence=lengths is not None, overlap=overlap,
-        ),
-    )  # fmt: skip
-    if fused:
-        fuse_parameter_movements(layer)
-    assert P.rank is not None
-    whole = leaf(random_like_all((*shape, EMBED), 3))
-    dim = len(shape) - 1
-    x = leaf(whole if lengths is None else block_of(whole, dim, lengths, P.rank))
-    y_whole = sequential(whole, **given)
-    y = layer(x, **given) if lengths is None else layer(x, **given, lengths=lengths)
-    gradient = random_like_all(y_whole.shape, 1)
-    y_whole.backward(gradient)
-    if lengths is None:
-        assert_equal_to(y.detach(), y_whole.detach(), 1e-10, "output")
-        y.backward(cotangent_of_copies(gradient, convention, P, 9))
-        found = gradient_of_copies(x, convention, P)
-        assert_equal_to(found, gradient_of(whole), 1e-10, "input gradient")
-    else:
-        own = block_of(y_whole, dim, lengths, P.rank).detach()
-        assert_equal_to(y.detach(), own, 1e-10, "output")
-        y.backward(block_of(gradient, dim, lengths, P.rank))
-        expected = block_of(gradient_of(whole), dim, lengths, P.rank)
-        assert_equal_to(gradient_of(x), expected, 1e-10, "input gradient")
-    assert_parameter_gradients(sequential, layer)
-    norm = torch.nn.utils.clip_grad_norm_(sequential.parameters(), 0.5)
-    assert_equal_to(clip_grad_norm_(layer, 0.5).to(F64), norm, 1e-10, "norm")
-
 
 @pytest.mark.parametrize("convention", CONVENTIONS)
 @pytest.mark.parametrize("heads", [(3, 3), (4, 2), (6, 3), (5, 1), (2, 1)])
 @distributed(ranks=[1, 2, 3, 4], transports=["loopback"])
 def test_heads(P_world: Partition, heads: tuple[int, int], convention: Convention) -> None:
     """Uneven heads, shared keys, keys on several workers, workers without heads."""
-    check(P_world, convention, heads)
+    sequential, layer = check_attention(P_world, convention, heads)
+    norm = torch.nn.utils.clip_grad_norm_(sequential.parameters(), 0.5)
+    assert_equal_to(clip_grad_norm_(layer, 0.5).to(F64), norm, 1e-10, "norm")
 
 
 @distributed(ranks=3, transports=["loopback"])
 def test_masks(P_world: Partition) -> None:
     per_head = random_like_all((4, 4, 4), 5)
-    check(P_world, "dual", (4, 2), is_causal=True)
-    check(P_world, "dual", (4, 2), (4,), is_causal=True)
-    check(P_world, "invariant", (4, 2), attn_mask=per_head[0] > -0.5)
-    check(P_world, "dual", (4, 2), attn_mask=per_head)
-    check(P_world, "dual", (4, 2), attn_mask=per_head[:1].expand(2, 1, 4, 4))
-    check(P_world, "dual", (2, 1), attn_mask=per_head[:2].expand(2, 2, 4, 4))
+    check_attention(P_world, "dual", (4, 2), is_causal=True)
+    check_attention(P_world, "dual", (4, 2), (4,), is_causal=True)
+    check_attention(P_world, "invariant", (4, 2), attn_mask=per_head[0] > -0.5)
+    check_attention(P_world, "dual", (4, 2), attn_mask=per_head)
+    check_attention(P_world, "dual", (4, 2), attn_mask=per_head[:1].expand(2, 1, 4, 4))
+    check_attention(P_world, "dual", (2, 1), attn_mask=per_head[:2].expand(2, 2, 4, 4))
 
 
 @distributed(ranks=[2, 3], transports=["loopback"])
@@ -130,13 +55,13 @@ def test_split_sequence(P_world: Partition) -> None:
         for convention in CONVENTIONS:
             for shape in ((2, 6), (6,)):
                 given = lengths if P_world.size == 3 else [lengths[0] + lengths[1], lengths[2]]
-                check(P_world, convention, (4, 2), shape, given, is_causal=True)
+                check_attention(P_world, convention, (4, 2), shape, given, is_causal=True)
 
 
 @distributed(ranks=3, transports=["host", "gloo"])
 def test_on_other_transports(P_world: Partition) -> None:
-    check(P_world, "dual", (5, 1), fused=True)
-    check(P_world, "invariant", (4, 2), (2, 6), [1, 0, 5], fused=True, overlap=True)
+    check_attention(P_world, "dual", (5, 1), fused=True)
+    check_attention(P_world, "invariant", (4, 2), (2, 6), [1, 0, 5], fused=True, overlap=True)
 
 
 @distributed(ranks=3, transports=["loopback"])
