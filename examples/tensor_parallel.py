@@ -23,7 +23,7 @@ import shlex
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ class Training:
         self.sizes = Sizes(
             VOCABULARY, options.longest, options.width, options.heads, options.layers
         )
-        torch.set_default_dtype(getattr(torch, options.dtype))
+        self.dtype: torch.dtype = getattr(torch, options.dtype)
 
     def documentation(self) -> Documentation:
         options = self.options
@@ -99,7 +99,7 @@ class Training:
         options = self.options
         cut = Cut(P, options.sequence_parallel or options.attention != "heads", options.attention)
         torch.manual_seed(options.seed)
-        network = ParallelGPT(self.sizes, cut)
+        network = ParallelGPT(self.sizes, cut).to(self.dtype)
         assert P.index is not None
         row, column = P.index
         texts = self.documentation() if column == 0 else None
@@ -116,7 +116,7 @@ class Training:
         """Train the sequential network on the samples of all rows."""
         options, texts = self.options, self.documentation()
         torch.manual_seed(options.seed)
-        network = GPT(self.sizes)
+        network = GPT(self.sizes).to(self.dtype)
 
         def criterion(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             loss = nn.functional.cross_entropy
@@ -173,7 +173,7 @@ def run(P_world: Partition, options: argparse.Namespace) -> int:
         "command": shlex.join(sys.argv), "ranks": P_world.size, "grid": grid,
         "transport": P_world.transport, "dtype": options.dtype, "torch": torch.__version__,
         "loss": ours.loss, "seconds_per_step": ours.seconds_per_step, "lengths": ours.lengths,
-        "parameters": list(numbers),
+        "parameters": list(numbers), "all_parameters": sum(p.numel() for p in whole.values()),
     }  # fmt: skip
     found: list[str] = []
     if P_world.rank == 0:
@@ -189,7 +189,7 @@ def run(P_world: Partition, options: argparse.Namespace) -> int:
                 "sequential_seconds_per_step": theirs.seconds_per_step,
                 "loss_difference": loss, "parameter_difference": parameters,
             }  # fmt: skip
-        show(ours, theirs, list(numbers), sum(p.numel() for p in whole.values()))
+        show(ours, theirs, facts["parameters"], facts["all_parameters"])
         if theirs is not None:
             print(
                 f"{grid[0]} x {grid[1]} workers against one, after {options.steps} steps: a loss "
@@ -209,7 +209,7 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def read_options() -> argparse.Namespace:
+def read_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -231,7 +231,7 @@ def read_options() -> argparse.Namespace:
     add("--compare", action="store_true", help="train the sequential network too, on rank 0")
     add("--tolerance", type=float, help="of the comparison, relative")
     add("--json", type=Path, metavar="FILE", help="write losses, lengths and times")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.width % options.heads or options.shortest > options.longest:
         parser.error("--width must be a multiple of --heads, and --shortest at most --longest")
     if options.tolerance is None:
