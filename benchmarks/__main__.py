@@ -20,8 +20,8 @@ from benchmarks.worlds import ROOT, Pages, WorldFailed, started
 
 SUBJECTS = (
     *("messages", "halo", "broadcast", "sum_reduce", "all_sum_reduce"),
-    *("dynamic", "repartition", "conv", "linear", "layers", "halo_region", "parameters"),
-    *("networks", "planning", "batch"),
+    *("dynamic", "repartition", "conv", "linear", "tensor_parallel", "layers", "halo_region"),
+    *("parameters", "networks", "planning", "batch"),
 )
 RANKS = (2, 4)
 LEAST_ITERATIONS = 20

@@ -17,6 +17,8 @@ from gpudist.errors import (
     TransportError,
 )
 from gpudist.geometry import HaloWidths, SlidingWindow, TransposedWindow
+from gpudist.nn.attention_all_to_all import all_to_all_attention
+from gpudist.nn.attention_ring import ring_attention
 from gpudist.nn.invariant import invariant_sum
 from gpudist.ops import (
     all_gather,
@@ -62,6 +64,7 @@ __all__ = [
     "TransposedWindow",
     "all_gather",
     "all_sum_reduce",
+    "all_to_all_attention",
     "amp",
     "broadcast",
     "broadcast_batch",
@@ -79,6 +82,7 @@ __all__ = [
     "plan_of",
     "recycling",
     "repartition",
+    "ring_attention",
     "sbp",
     "scatter",
     "send_recv",

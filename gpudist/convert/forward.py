@@ -151,7 +151,8 @@ class Forward:
         call = Call(node.args[0] if node.args else None)
         if grid is not None:
             call.grid = self._walk.wanted.partition(grid, args[0].dim)
-        call.follows_mode = node.meta["follows_mode"]
+        call.follows_mode, call.training = node.meta["follows_mode"], self._module.training
+        call.arguments = tuple(node.args)
         if "input" in kwargs:
             call.node, args = node.kwargs["input"], (kwargs.pop("input"), *args)
         output = rule(call, *args, **kwargs)

@@ -14,6 +14,9 @@ from gpudist import nn
 from gpudist.convert.inserted import InterpolationLike, PermutedDims, RepartitionedFlatten
 from gpudist.convert.layers import pools_to_one
 from gpudist.convert.plan import Shape
+from gpudist.convert.reshaping import FUNCTIONS as RESHAPING_FUNCTIONS
+from gpudist.convert.reshaping import METHODS as RESHAPING_METHODS
+from gpudist.convert.reshaping import reshaped_blocks
 from gpudist.convert.values import (
     Extent,
     Extents,
@@ -36,8 +39,10 @@ class Call:
 
     Attributes:
         node: of the first argument.
+        arguments: nodes of those given by position.
         grid: to which the plan moves the input, ``None`` for the choice of the rule.
         follows_mode: whether its arguments are others in training than in evaluation.
+        training: whether they are those of training.
         module: to call instead; ``None`` where the function itself is right on blocks.
         inputs: nodes of the arguments of ``module``, ``node`` alone unless said.
         repartition: shape of the partition to which the input was moved.
@@ -46,6 +51,8 @@ class Call:
     node: Any
     grid: CartesianPartition | None = None
     follows_mode: bool = False
+    training: bool = True
+    arguments: tuple[Any, ...] = ()
     module: torch.nn.Module | None = None
     inputs: tuple[Any, ...] = field(default=())
     repartition: Shape | None = None
@@ -75,14 +82,16 @@ def flattened(call: Call, x: P, start_dim: int = 0, end_dim: int = -1) -> P:
 
 
 def _reshaped(call: Call, x: P, *shape: Any) -> P:
-    """``view`` and ``reshape`` to ``(batch, -1)``, which flattens."""
+    """``view`` and ``reshape`` to ``(batch, -1)``, which flattens, or that keep split dims."""
     sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
     keeps_batch = len(sizes) == 2 and (
         (isinstance(sizes[0], Extent) and sizes[0].dim == 0 and isinstance(sizes[1], int))
         or (sizes[0] == -1 and isinstance(sizes[1], int))
     )
+    if not keeps_batch and call.grid is None:
+        return reshaped_blocks(call, x, sizes)
     if not keeps_batch:
-        raise ConversionError("only a reshape to (batch, -1) is known to be right on blocks")
+        raise ConversionError("only a reshape to (batch, -1) moves its input")
     return flattened(call, x, 1)
 
 
@@ -292,6 +301,7 @@ def _named(stem: str, rule_of: Callable[[str], Any], *functions: Any) -> dict[An
 
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    **RESHAPING_FUNCTIONS,
     **_named(
         "MaxPool",
         _max_pool,
@@ -342,9 +352,12 @@ MOVING = frozenset({flattened, _reshaped, _mean})
 # The blocks of these lie beside each other, so that none is spread over those of others.
 JOINING = frozenset({torch.cat, torch.concat})
 
-DROPOUTS = frozenset({F.dropout, F.dropout1d, F.dropout2d, F.dropout3d})
+DROPOUTS = frozenset(
+    {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.scaled_dot_product_attention}
+)
 
 METHODS: dict[str, Callable[..., Any]] = {
+    **RESHAPING_METHODS,
     "flatten": flattened,
     "view": _reshaped,
     "reshape": _reshaped,

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from gpudist.convert.values import Extent, Extents, Pooled, Whole
+from gpudist.convert.reshaping import joined_sizes
+from gpudist.convert.values import Count, Extent, Extents, Pooled, Whole
 from gpudist.errors import ConversionError
 from gpudist.partition import CartesianPartition
 
@@ -43,11 +44,17 @@ def point_wise_output(arguments: Any) -> Any:
     Raises:
         ConversionError: tensors are on different partitions, or a size of a block is used.
     """
+    joined = joined_sizes(arguments[0])
+    if joined is not None:
+        return joined
     values = list(_leaves(arguments))
-    if any(isinstance(value, Extent | Extents) for value in values):
+    sizes = [value for value in values if isinstance(value, Extent | Extents | Count)]
+    if any(_is_of_block(size) for size in sizes):
         raise ConversionError("the size of a block is used as a number")
     tensors = [value for value in values if isinstance(value, CartesianPartition)]
     wholes = [value for value in values if isinstance(value, Whole)]
+    if sizes and not tensors and not wholes:
+        return Count()
     if not tensors:
         raise ConversionError("it computes with parameters or buffers alone")
     if any(tensor != tensors[0] for tensor in tensors):
@@ -58,6 +65,13 @@ def point_wise_output(arguments: Any) -> Any:
     for whole in wholes:
         _require_broadcast(whole, output)
     return output
+
+
+def _is_of_block(size: Extent | Extents | Count) -> bool:
+    """Whether it is another number on another worker."""
+    if isinstance(size, Count):
+        return False
+    return isinstance(size, Extents) or size.P.shape[size.dim] > 1
 
 
 def _require_broadcast(whole: Whole, P_x: CartesianPartition) -> None:

@@ -41,6 +41,11 @@ class Extent:
 
 
 @dataclass(frozen=True)
+class Count:
+    """A number that follows from extents along dims that are whole: the same on all workers."""
+
+
+@dataclass(frozen=True)
 class Whole:
     """A parameter or buffer, which every worker has whole."""
 
@@ -96,7 +101,7 @@ def depends_on_tensors(value: Any) -> bool:
         return any(map(depends_on_tensors, value))
     if isinstance(value, dict):
         return any(map(depends_on_tensors, value.values()))
-    return isinstance(value, CartesianPartition | Extents | Extent | Whole)
+    return isinstance(value, CartesianPartition | Extents | Extent | Count | Whole)
 
 
 def with_shape(P: CartesianPartition, shape: Sequence[int]) -> CartesianPartition:

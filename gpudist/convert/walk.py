@@ -15,6 +15,7 @@ from gpudist.convert.plan import Plan, Row, Shape
 from gpudist.convert.point_wise import point_wise_output
 from gpudist.convert.shared import DistributedPReLU, FurtherCall
 from gpudist.convert.trace import traced
+from gpudist.convert.transformer import COMPOSITIONS, converted_attention
 from gpudist.convert.values import Pooled, Whole, are_of_one_size, depends_on_tensors, resized
 from gpudist.convert.wanted import Wanted
 from gpudist.convert.weights import copy_weights
@@ -138,6 +139,10 @@ class Walk:
             return module, P_x
         if is_layer(kind):
             return self._layer(module, path, _only_tensor(path, args, kwargs))
+        if kind in COMPOSITIONS:
+            return self._user_defined(COMPOSITIONS[kind](module), path, args, kwargs)
+        if isinstance(module, torch.nn.MultiheadAttention):
+            return self._attention(module, path, args, kwargs)
         if kind.__module__.startswith("torch.nn.") and kind is not torch.nn.Sequential:
             raise refusal(path, f"torch.nn.{kind.__name__} is not supported")
         return self._user_defined(module, path, args, kwargs)
@@ -171,6 +176,21 @@ class Walk:
             raise ConversionError("return_indices is not supported")
         new = LAYERS[type(layer)](layer, P_x, self._replicate)
         return new, output_partition(layer, P_x)
+
+    def _attention(
+        self, layer: torch.nn.MultiheadAttention, path: str, args: Any, kwargs: Any
+    ) -> tuple[torch.nn.Module, Any]:
+        """Multi-head attention, which gives its output and, in place of the weights, ``None``."""
+        own = layer._parameters
+        if id(own) in self._owners:
+            raise refusal(path, "called again with other tensors; give each call its own module")
+        try:
+            new, P_y = converted_attention(layer, self._replicate, args, kwargs)
+        except (GpudistError, TypeError, LookupError) as error:
+            raise refusal(path, f"{error}") from error
+        self._owners[id(own)] = own, new
+        self._note(path, _becomes(type(layer).__name__, new), P_y, P_y)
+        return new, (P_y, None)
 
     def _trusted(
         self, module: torch.nn.Module, path: str, args: Any, kwargs: Any

@@ -120,3 +120,19 @@ def plan_all_gather(inputs: Decomposition, axes: Sequence[int], index: Sequence[
         sources_overlap=len(members) > 1,
     )
     return Plan(("all_gather", inputs, tuple(axes)), rank, (stage,))
+
+
+def plan_to_others(source: int, rank: int, size: int, shape: tuple[int, ...]) -> Plan:
+    """Plan of the worker ``rank`` of ``size``: the block of ``source`` in, out on all others.
+
+    The adjoint sums tensors of all others on ``source``, which adds them to its own.
+    """
+    block = Box.whole(shape)
+    peers = [peer for peer in range(size) if peer != source] if block.volume else []
+    if rank == source:
+        sends = messages_by_peer((peer, block) for peer in peers)
+        stage = Stage(shape, None, (), sends, (), sources_overlap=len(peers) > 1)
+    else:
+        receives = messages_by_peer([(source, block)] if peers else [])
+        stage = Stage(None, shape, (), (), receives)
+    return Plan(("to_others", source, size, shape), rank, (stage,))

@@ -1,6 +1,9 @@
 """Drop-in distributed layers, and the primitives as modules."""
 
 from gpudist.nn import utils
+from gpudist.nn.attention import DistributedMultiheadAttention
+from gpudist.nn.attention_all_to_all import AllToAllAttention, all_to_all_attention
+from gpudist.nn.attention_ring import RingAttention, ring_attention
 from gpudist.nn.conv import DistributedConv1d, DistributedConv2d, DistributedConv3d
 from gpudist.nn.conv_causal import DistributedCausalConv1d
 from gpudist.nn.conv_transpose import (
@@ -19,6 +22,7 @@ from gpudist.nn.dropout import (
 from gpudist.nn.embedding import DistributedEmbedding
 from gpudist.nn.halo_region import HaloRegion
 from gpudist.nn.invariant import invariant_copy, invariant_sum
+from gpudist.nn.invariant_blocks import invariant_gather, invariant_scatter, invariant_share
 from gpudist.nn.linear import DistributedLinear
 from gpudist.nn.loss_binary import (
     DistributedBCELoss,
@@ -69,6 +73,11 @@ from gpudist.nn.pad import (
     DistributedZeroPad2d,
     DistributedZeroPad3d,
 )
+from gpudist.nn.parallel_attention import ParallelAttention
+from gpudist.nn.parallel_embedding import VocabParallelEmbedding
+from gpudist.nn.parallel_linear import ColumnParallelLinear, RowParallelLinear
+from gpudist.nn.parallel_loss import VocabParallelCrossEntropyLoss
+from gpudist.nn.parallel_qkv import ParallelQKV
 from gpudist.nn.parameter_movements import fuse_parameter_movements
 from gpudist.nn.pixel_shuffle import (
     DistributedChannelShuffle,
@@ -98,6 +107,7 @@ from gpudist.nn.softmax import (
     DistributedSoftmax2d,
     DistributedSoftmin,
 )
+from gpudist.nn.tensor_region import sequence_lengths
 from gpudist.nn.upsample import (
     DistributedUpsample,
     DistributedUpsamplingBilinear2d,
@@ -119,7 +129,9 @@ from gpudist.ops import (
 __all__ = [
     "AllGather",
     "AllSumReduce",
+    "AllToAllAttention",
     "Broadcast",
+    "ColumnParallelLinear",
     "DistributedAdaptiveAvgPool1d",
     "DistributedAdaptiveAvgPool2d",
     "DistributedAdaptiveAvgPool3d",
@@ -177,6 +189,7 @@ __all__ = [
     "DistributedMaxPool1d",
     "DistributedMaxPool2d",
     "DistributedMaxPool3d",
+    "DistributedMultiheadAttention",
     "DistributedNLLLoss",
     "DistributedPixelShuffle",
     "DistributedPixelUnshuffle",
@@ -202,13 +215,25 @@ __all__ = [
     "Gather",
     "HaloExchange",
     "HaloRegion",
+    "ParallelAttention",
+    "ParallelQKV",
     "Repartition",
+    "RingAttention",
+    "RowParallelLinear",
     "Scatter",
     "SendRecv",
     "SumReduce",
     "SumScatter",
+    "VocabParallelCrossEntropyLoss",
+    "VocabParallelEmbedding",
+    "all_to_all_attention",
     "fuse_parameter_movements",
     "invariant_copy",
+    "invariant_gather",
+    "invariant_scatter",
+    "invariant_share",
     "invariant_sum",
+    "ring_attention",
+    "sequence_lengths",
     "utils",
 ]

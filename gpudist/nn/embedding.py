@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -41,7 +41,56 @@ class _Arguments:
     dtype: torch.dtype | None = None
 
 
-class DistributedEmbedding(ParameterLayer):
+class TableLayer(ParameterLayer):
+    """A layer that looks up rows of a table, which is its weight."""
+
+    _name: str
+    num_embeddings: int
+    padding_idx: int | None
+
+    def _refuse(self, error: ShapeError) -> NoReturn:
+        """Raise here, and where the peers wait."""
+        raise NotImplementedError
+
+    def _require_indices(self, x: torch.Tensor) -> None:
+        if x.dtype not in (torch.int64, torch.int32):
+            raise ShapeError(f"{self._name}: indices are {x.dtype} but must be int64 or int32")
+        if is_dynamo_compiling():
+            (layer,) = handles_of(self)
+            torch.ops.gpudist.check(layer, x, "_check_range", [], None)
+        else:
+            self._check_range(x)
+
+    def _check_range(self, x: torch.Tensor) -> None:
+        """Refuse indices that are no row. On a GPU that would wait for the host: not checked."""
+        if x.device.type != "cpu":
+            return
+        wrong = x[(x < 0) | (x >= self.num_embeddings)]
+        if wrong.numel():
+            self._refuse(
+                ShapeError(
+                    f"{self._name}: index {wrong[0].item()} is none of the embeddings 0 to "
+                    f"{self.num_embeddings - 1}"
+                )
+            )
+
+    def _clear_padding(self, first: int) -> None:
+        """Set the row that has no gradient to zero, in a block of rows from ``first`` on."""
+        row = -1 if self.padding_idx is None else self.padding_idx - first
+        if 0 <= row < len(self.weight):
+            self.weight.data[row] = 0
+
+    def _rows(self, x: torch.Tensor, weight: torch.Tensor, first: int, last: int) -> torch.Tensor:
+        """The rows of a block of the table, ``first`` to ``last``, and zeros for other rows."""
+        padding = None
+        if self.padding_idx is not None and first <= self.padding_idx < last:
+            padding = self.padding_idx - first
+        elsewhere = (x < first) | (x >= last)
+        rows = F.embedding((x - first).masked_fill(elsewhere, 0), weight, padding)
+        return rows.masked_fill(elsewhere.unsqueeze(-1), 0)
+
+
+class DistributedEmbedding(TableLayer):
     """Rows of a table ``[num_embeddings, embedding_dim]``, looked up for a tensor of indices.
 
     With ``P_x`` alone, indices of any dims are split over it, and so is the output
@@ -111,10 +160,8 @@ class DistributedEmbedding(ParameterLayer):
         if index is not None:
             box = self._cut.block(index[-2:] if self._grid is not None else (0, 0))
         self.weight = normal_parameter(self._cut.shape, box, given.device, given.dtype)
-        if box is not None and self.padding_idx is not None:
-            padding = self.padding_idx - box.start[0]
-            if 0 <= padding < box.shape[0]:
-                self.weight.data[padding] = 0
+        if box is not None:
+            self._clear_padding(box.start[0])
         self.weight.requires_grad_(not given._freeze)
         users = {"weight": self._grid.P_c if self._grid is not None else P_x}
         self._place(replicate_parameters, self._placements(), users, self._P_all)
@@ -156,13 +203,7 @@ class DistributedEmbedding(ParameterLayer):
         """The rows that this worker has, and zeros for those of others."""
         index = grid.P_c.index
         assert index is not None
-        first, last = self._cut.dims[0].block(index[-2])
-        padding = None
-        if self.padding_idx is not None and first <= self.padding_idx < last:
-            padding = self.padding_idx - first
-        elsewhere = (x < first) | (x >= last)
-        rows = F.embedding((x - first).masked_fill(elsewhere, 0), weight, padding)
-        return rows.masked_fill(elsewhere.unsqueeze(-1), 0)
+        return self._rows(x, weight, *self._cut.dims[0].block(index[-2]))
 
     def _agree_and_bind(self, x: torch.Tensor, uses_copies: int) -> tuple[Movement | None, ...]:
         grid, layout = self._grid, self._agreement(x)
@@ -178,27 +219,8 @@ class DistributedEmbedding(ParameterLayer):
         reduction = grid.bind_sum(leading, features, dtype, spread.output_shape, dtype, x)
         return spread, reduction, *self.bind_parameters()
 
-    def _require_indices(self, x: torch.Tensor) -> None:
-        if x.dtype not in (torch.int64, torch.int32):
-            raise ShapeError(f"{self._name}: indices are {x.dtype} but must be int64 or int32")
-        if is_dynamo_compiling():
-            (layer,) = handles_of(self)
-            torch.ops.gpudist.check(layer, x, "_check_range", [], None)
-        else:
-            self._check_range(x)
-
-    def _check_range(self, x: torch.Tensor) -> None:
-        """Refuse indices that are no row. On a GPU that would wait for the host: not checked."""
-        if x.device.type != "cpu":
-            return
-        wrong = x[(x < 0) | (x >= self.num_embeddings)]
-        if wrong.numel():
-            self._agreement.refuse(
-                ShapeError(
-                    f"{self._name}: index {wrong[0].item()} is none of the embeddings 0 to "
-                    f"{self.num_embeddings - 1}"
-                )
-            )
+    def _refuse(self, error: ShapeError) -> NoReturn:
+        self._agreement.refuse(error)
 
     def extra_repr(self) -> str:
         padding = f"padding_idx={self.padding_idx}, " if self.padding_idx is not None else ""
@@ -214,7 +236,11 @@ def _require(name: str, given: _Arguments) -> int | None:
         value = getattr(given, argument)
         if value is not None and value is not False:
             raise ShapeError(f"{name}: {argument} is not supported")
-    padding, rows = given.padding_idx, given.num_embeddings
+    return padding_row(name, given.padding_idx, given.num_embeddings)
+
+
+def padding_row(name: str, padding: int | None, rows: int) -> int | None:
+    """The row that has no gradient, counted from the front; refuses one that is none."""
     if padding is not None and not -rows <= padding < rows:
         raise ShapeError(
             f"{name}: padding_idx {padding} is none of the embeddings {-rows} to {rows - 1}"

@@ -1,8 +1,8 @@
 """The invariant regions: replicated values whose gradient is taken once, not once per worker.
 
 Everywhere else a replicated value has a gradient that is summed over its copies. A loss is the same
-number
-on every worker, and so is its gradient: the two operators here say so, by name.
+number on every worker, and so is its gradient: the two operators here say so, by name. They are
+Megatron's "reduce from" and "copy to" regions.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def invariant_sum(x: torch.Tensor, P: Partition) -> torch.Tensor:
     Raises:
         PartitionError: this worker is not in ``P``.
     """
-    _require_active("invariant_sum", P)
+    require_active("invariant_sum", P)
     if is_dynamo_compiling():
         (partition,) = handles_of(P)
         return torch.ops.gpudist.invariant_sum(partition, x, None)[0]
@@ -150,13 +150,14 @@ def invariant_copy(x: torch.Tensor, P: Partition) -> torch.Tensor:
     Raises:
         PartitionError: this worker is not in ``P``.
     """
-    _require_active("invariant_copy", P)
+    require_active("invariant_copy", P)
     if is_dynamo_compiling():
         (partition,) = handles_of(P)
         return torch.ops.gpudist.invariant_copy(partition, x, None)[0]
     return apply(_Identity, x, P)
 
 
-def _require_active(name: str, P: Partition) -> None:
+def require_active(name: str, P: Partition) -> None:
+    """Refuse a worker that is not in ``P``."""
     if not P.active:
         raise PartitionError(f"{name}: this worker is not a member of {P!r}")

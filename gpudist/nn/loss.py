@@ -54,6 +54,7 @@ class DistributedLoss(DistributedModule):
             )
         self.P_x = P_x
         self.P_loss = P_loss if P_loss is not None else P_x.world
+        self._P_total = self.P_loss
         outside = sorted(set(P_x.ranks) - set(self.P_loss.ranks))
         if outside:
             raise PartitionError(f"{self._name}: world ranks {outside} of P_x are not in P_loss")
@@ -77,7 +78,7 @@ class DistributedLoss(DistributedModule):
         # Half precision counts to 2048, or 256.
         wide = at_least_float32(losses.dtype)
         parts = torch.stack([losses.sum(dtype=wide), weights.sum(dtype=wide)])
-        total = invariant_sum(parts, self.P_loss)
+        total = invariant_sum(parts, self._P_total)
         value = total[0] if self.reduction == "sum" else total[0] / total[1].detach()
         return value.to(dtype)
 

@@ -16,17 +16,16 @@ from gpudist.nn.placement import Placement
 from gpudist.nn.replication import copies_of, holders_of
 from gpudist.partition import CartesianPartition, Partition
 
-_NAMES = ("weight", "bias")
-
 
 class ParameterLayer(DistributedModule):
-    """A layer with a weight and perhaps a bias.
+    """A layer with a weight and perhaps a bias, or with parameters of other names.
 
     Attributes:
         replicate_parameters: every worker that uses a block of them holds it; else one does.
     """
 
     weight: Any
+    _names: tuple[str, ...] = ("weight", "bias")
     replicate_parameters: bool = False
     _holders: tuple[Partition | None, ...] = ()
     _spreads: tuple[Spread | None, ...] = ()
@@ -49,7 +48,7 @@ class ParameterLayer(DistributedModule):
             P_all: everybody who takes part in the layer.
         """
         self.replicate_parameters = replicate_parameters
-        names = [name for name in _NAMES if name in placed]
+        names = [name for name in self._names if name in placed]
         self._holders = tuple(
             holders_of(placed[name]) if replicate_parameters else None for name in names
         )
@@ -64,7 +63,7 @@ class ParameterLayer(DistributedModule):
     @property
     def _own(self) -> list[torch.Tensor]:
         """The parameters that there are, as this worker holds them."""
-        own = [getattr(self, name, None) for name in _NAMES]
+        own = [getattr(self, name, None) for name in self._names]
         return [parameter for parameter in own if parameter is not None]
 
     def lend(self, copies: list[torch.Tensor] | None) -> None:

@@ -133,7 +133,7 @@ class Operator(torch.nn.Module):
         return f"{list(self.P_x.shape)} -> {list(self.P_y.shape)}"
 
 
-_Operator = TypeVar("_Operator", bound=torch.nn.Module)
+_Operator = TypeVar("_Operator")
 
 
 def remembered(
@@ -154,7 +154,7 @@ def remembered(
 
 @constant_when_traced
 def _remember_while_tracing(
-    make: Callable[..., torch.nn.Module], P_x: Partition, *args: object, **kwargs: object
+    make: Callable[..., object], P_x: Partition, *args: object, **kwargs: object
 ) -> str:
     """Where ``P_x`` keeps the operator of a function."""
     found = remembered(make, P_x, *args, **kwargs)

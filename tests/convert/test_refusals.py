@@ -50,7 +50,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], str]] = {
     "matrix product": (lambda m, x: x @ x, "matmul at .*: it is not known to be right on blocks"),
     "convolution": (lambda m, x: F.conv2d(x, m.conv.weight), "it uses conv.weight"),
     "cells": (lambda m, x: x[..., 1:], "cells are taken along dim 3, which is split"),
-    "number of cells": (lambda m, x: x / x.shape[2], "size of a block is used as a number"),
+    "number of cells": (lambda m, x: x / x.shape[3], "size of a block is used as a number"),
     "own random numbers": (lambda m, x: x + torch.randn_like(x), "randn_like at .*: it is not"),
     "parameter with cells": (lambda m, x: x * m.scale, r"of shape \[6\] is whole on every worker"),
     "concatenation with a mean": (

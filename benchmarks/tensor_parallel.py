@@ -1,0 +1,56 @@
+"""Tensor-parallel linear layers over a split sequence, beside their products block by block."""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.case import Case, Side
+from benchmarks.conv import close
+from benchmarks.layers import both_ways, in_double
+from gpudist.nn import ColumnParallelLinear, RowParallelLinear
+from gpudist.partition import Partition
+
+SIZES = ((256, 256), (1024, 1024))
+LAYERS = {"column": ColumnParallelLinear, "row": RowParallelLinear}
+
+
+def cases(ranks: int) -> list[Case]:
+    """Tokens are those of all ranks; as many features out as in."""
+    found: list[Case] = []
+    for tokens, features in SIZES:
+        block = tokens * features * 4 // ranks
+        for layer in LAYERS:
+            name = f"{layer}-parallel, {tokens} tokens, {features} features"
+            parameters = {"layer": layer, "tokens": tokens, "features": features}
+            found.append(Case("tensor_parallel", name, ranks, block, parameters, block))
+    return found
+
+
+def sides(case: Case, P_world: Partition) -> dict[str, Side]:
+    """Results are the output and the gradients of input and weight; no bias."""
+    features, size, rank = case.parameters["features"], P_world.size, P_world.rank or 0
+    by_columns = case.parameters["layer"] == "column"
+    torch.manual_seed(0)
+    sequential = torch.nn.Linear(features, features, bias=False)
+    x, gy = (torch.rand(case.parameters["tokens"], features) - 0.5 for _ in range(2))
+    y, gx, gw = in_double(sequential, x, gy)
+    # Of columns the input is cut by tokens and the output by features; of rows the other way.
+    x_dim, y_dim, w_dim = (0, 1, 0) if by_columns else (1, 0, 1)
+
+    def own(whole: torch.Tensor, dim: int) -> torch.Tensor:
+        return whole.chunk(size, dim)[rank].clone()
+
+    expected = own(y, y_dim), own(gx, x_dim), own(gw, w_dim)
+    x, gy = own(x, x_dim), own(gy, y_dim)
+
+    def side(overlap: bool) -> Side:
+        torch.manual_seed(0)
+        layer = LAYERS[case.parameters["layer"]](
+            P_world, features, features, bias=False, sequence_dim=0, overlap=overlap
+        )
+        return Side(
+            lambda: both_ways(layer, x, gy),
+            lambda results: all(close(a, b) for a, b in zip(results, expected, strict=True)),
+        )
+
+    return {"gpudist": side(False), "block by block": side(True)}
