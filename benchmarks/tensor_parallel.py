@@ -1,9 +1,10 @@
-"""Tensor-parallel linear layers over a split sequence, beside their products block by block."""
+"""Tensor-parallel layers: a network beside DTensor's, and linear layers block by block."""
 
 from __future__ import annotations
 
 import torch
 
+from benchmarks import transformer
 from benchmarks.case import Case, Side
 from benchmarks.conv import close
 from benchmarks.layers import both_ways, in_double
@@ -15,8 +16,8 @@ LAYERS = {"column": ColumnParallelLinear, "row": RowParallelLinear}
 
 
 def cases(ranks: int) -> list[Case]:
-    """Tokens are those of all ranks; as many features out as in."""
-    found: list[Case] = []
+    """Tokens are those of all ranks; of linear layers, as many features out as in."""
+    found = transformer.cases(ranks)
     for tokens, features in SIZES:
         block = tokens * features * 4 // ranks
         for layer in LAYERS:
@@ -27,7 +28,9 @@ def cases(ranks: int) -> list[Case]:
 
 
 def sides(case: Case, P_world: Partition) -> dict[str, Side]:
-    """Results are the output and the gradients of input and weight; no bias."""
+    """Of a linear layer, the output and the gradients of input and weight; no bias."""
+    if "network" in case.parameters:
+        return transformer.sides(case, P_world)
     features, size, rank = case.parameters["features"], P_world.size, P_world.rank or 0
     by_columns = case.parameters["layer"] == "column"
     torch.manual_seed(0)

@@ -1,12 +1,25 @@
-"""A small GPT in plain torch: it knows of no other worker."""
+"""A small GPT, in plain torch and cut over rows of workers: the same parameters, by name."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from gpudist.geometry import Decomposition
+from gpudist.nn import (
+    AllToAllAttention,
+    ColumnParallelLinear,
+    ParallelAttention,
+    RingAttention,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    fuse_parameter_movements,
+)
+from gpudist.partition import CartesianPartition
 
 
 @dataclass(frozen=True)
@@ -87,3 +100,100 @@ class GPT(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How the network is cut.
+
+    Attributes:
+        P: the workers: copies of the network, and those who share one.
+        split_sequence: tensors between layers are blocks of the sequence.
+        attention: ``"heads"`` gives each worker some heads and all tokens; the others keep the
+            sequence split.
+    """
+
+    P: CartesianPartition
+    split_sequence: bool
+    attention: Literal["heads", "ring", "all-to-all"]
+
+    @property
+    def sequence_dim(self) -> int | None:
+        return 1 if self.split_sequence else None
+
+    def own_positions(self, length: int) -> torch.Tensor:
+        """Those of this worker's tokens, of as many."""
+        if not self.split_sequence:
+            return torch.arange(length)
+        assert self.P.index is not None
+        blocks = Decomposition.balanced((length,), self.P.shape[1:])
+        (own,) = blocks.block(self.P.index[1:]).slices
+        return torch.arange(own.start, own.stop)
+
+
+class HeadsAttention(ParallelAttention):
+    """Causal, of some heads and all tokens."""
+
+    def __init__(self, cut: Cut, width: int, heads: int) -> None:
+        super().__init__(cut.P, width, heads, split_sequence=cut.split_sequence)
+
+    def forward(self, x: torch.Tensor, length: int) -> torch.Tensor:
+        return super().forward(x, is_causal=True, lengths=length)
+
+
+class SequenceAttention(nn.Module):
+    """Causal, of all heads and a block of the tokens; every worker has all parameters."""
+
+    def __init__(self, cut: Cut, width: int, heads: int) -> None:
+        super().__init__()
+        self.qkv = QKV(width, heads)
+        self.out_proj = nn.Linear(width, width)
+        copies, workers = cut.P.shape
+        P_x = cut.P.create_cartesian_topology_partition([copies, 1, workers, 1])
+        exchange = RingAttention if cut.attention == "ring" else AllToAllAttention
+        self.attend = exchange(P_x, is_causal=True, shape="dynamic")
+
+    def forward(self, x: torch.Tensor, length: int) -> torch.Tensor:
+        y = self.attend(*self.qkv(x))
+        return self.out_proj(y.transpose(1, 2).flatten(2))
+
+
+class ParallelBlock(nn.Module):
+    def __init__(self, cut: Cut, width: int, heads: int) -> None:
+        super().__init__()
+        dim = cut.sequence_dim
+        attention = HeadsAttention if cut.attention == "heads" else SequenceAttention
+        self.norm_1 = nn.LayerNorm(width)
+        self.attention = attention(cut, width, heads)
+        self.norm_2 = nn.LayerNorm(width)
+        self.up = ColumnParallelLinear(cut.P, width, 4 * width, sequence_dim=dim)
+        self.down = RowParallelLinear(cut.P, 4 * width, width, sequence_dim=dim)
+
+    def forward(self, x: torch.Tensor, length: int) -> torch.Tensor:
+        x = x + self.attention(self.norm_1(x), length)
+        return x + self.down(F.gelu(self.up(self.norm_2(x), length)), length)
+
+
+class ParallelGPT(nn.Module):
+    """Logits ``[B, L, block of the vocabulary]`` for tokens ``[B, L]``, of any length each time."""
+
+    def __init__(self, sizes: Sizes, cut: Cut) -> None:
+        super().__init__()
+        width, dim = sizes.width, cut.sequence_dim
+        self.cut = cut
+        self.tokens = VocabParallelEmbedding(cut.P, sizes.vocabulary, width, sequence_dim=dim)
+        self.positions = nn.Embedding(sizes.longest, width)
+        self.blocks = nn.ModuleList(
+            ParallelBlock(cut, width, sizes.heads) for _ in range(sizes.layers)
+        )
+        self.norm = nn.LayerNorm(width)
+        self.head = ColumnParallelLinear(cut.P, width, sizes.vocabulary, sequence_dim=dim)
+        # Of norms, positions and whole projections, every worker has a part of the gradient.
+        fuse_parameter_movements(self, cut.P)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        length = tokens.shape[1]
+        x = self.tokens(tokens) + self.positions(self.cut.own_positions(length))
+        for block in self.blocks:
+            x = block(x, length)
+        return self.head(self.norm(x), length)

@@ -30,8 +30,7 @@ from typing import Any
 
 import torch
 from comparison import progress
-from gpt import GPT, Sizes
-from parallel_gpt import Cut, ParallelGPT
+from gpt import GPT, Cut, ParallelGPT, Sizes
 from rich.console import Console
 from rich.table import Table
 from texts import IGNORED, VOCABULARY, Batch, Documentation, joined

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 SMALL = ("--width", 12, "--heads", 4, "--layers", 2, "--samples", 2, "--longest", 75)
 ONE_ROW = ("--data-parallel", 1, "--tensor-parallel", 4)
-NEEDED = ("tensor_parallel", "parallel_gpt", "gpt", "texts", "comparison")
+NEEDED = ("tensor_parallel", "gpt", "texts", "comparison")
 
 
 def started(*arguments: object, ranks: int | None = None) -> subprocess.CompletedProcess[str]:

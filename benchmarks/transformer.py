@@ -1,0 +1,124 @@
+"""Training steps of a GPT cut over a row of workers, beside DTensor's and the sequential one."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    loss_parallel,
+    parallelize_module,
+)
+
+from benchmarks.case import Case, Side
+from benchmarks.networks import Step, Training, is_right
+from benchmarks.peers import gloo
+from examples.gpt import GPT, Cut, ParallelGPT, Sizes
+from gpudist.nn import VocabParallelCrossEntropyLoss
+from gpudist.nn.placement import placements
+from gpudist.partition import Partition
+
+SIZES = {"GPT": Sizes(4096, 256, 256, 8, 2)}
+SAMPLES = 4
+
+
+def cases(ranks: int) -> list[Case]:
+    """Bytes are those of a layer's output, which is whole on every worker."""
+    found: list[Case] = []
+    for name, sizes in SIZES.items():
+        words = f"{sizes.layers} layers, {sizes.width} features, {SAMPLES} x {sizes.longest} tokens"
+        nbytes = SAMPLES * sizes.longest * sizes.width * 4
+        case = Case("tensor_parallel", f"{name}, {words}", ranks, nbytes, {"network": name})
+        found.append(case)
+    return found
+
+
+def tokens_of(sizes: Sizes) -> tuple[torch.Tensor, torch.Tensor]:
+    """A batch and its targets."""
+    generator = torch.Generator().manual_seed(1)
+    shape = SAMPLES, sizes.longest + 1
+    tokens = torch.randint(sizes.vocabulary, shape, generator=generator)
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+class CrossEntropy(torch.nn.Module):
+    """Of logits ``[B, L, vocabulary]``."""
+
+    def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def sequential(sizes: Sizes) -> Training:
+    torch.manual_seed(0)
+    return Training(GPT(sizes), CrossEntropy(), *tokens_of(sizes))
+
+
+def parallel(sizes: Sizes, P_world: Partition) -> tuple[ParallelGPT, Training]:
+    P = P_world.create_cartesian_topology_partition([1, P_world.size])
+    torch.manual_seed(0)
+    network = ParallelGPT(sizes, Cut(P, split_sequence=False, attention="heads"))
+    return network, Training(network, VocabParallelCrossEntropyLoss(P), *tokens_of(sizes))
+
+
+class DTensorTraining(Training):
+    """Logits stay cut along the vocabulary."""
+
+    def step(self) -> Step:
+        with loss_parallel():
+            return super().step()
+
+
+def dtensor(sizes: Sizes, mesh: DeviceMesh) -> DTensorTraining:
+    """Cut as ours: heads, inner features and vocabulary."""
+    torch.manual_seed(0)
+    network = GPT(sizes)
+    plan = {
+        "tokens": RowwiseParallel(input_layouts=Replicate()),
+        "blocks.*.attention.qkv.*": ColwiseParallel(),
+        "blocks.*.attention.out_proj": RowwiseParallel(),
+        "blocks.*.up": ColwiseParallel(),
+        "blocks.*.down": RowwiseParallel(),
+        "head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
+    }
+    network = parallelize_module(network, mesh, plan)
+    return DTensorTraining(network, CrossEntropy(), *tokens_of(sizes))
+
+
+def sides(case: Case, P_world: Partition) -> dict[str, Side]:
+    """Results are the loss and the gradients. Other ranks sleep while the first is alone."""
+    sizes = SIZES[case.parameters["network"]]
+    expected = sequential(sizes).step()
+    network, ours = parallel(sizes, P_world)
+    placed = placements(network)
+    boxes = {name: placed[name].own_box for name in placed}
+    blocks = {
+        name: gradient[box.slices] if (box := boxes.get(name)) is not None else gradient
+        for name, gradient in expected.gradients.items()
+    }
+    own = Step(expected.loss, blocks)
+    peer = dtensor(sizes, gloo.mesh(P_world))
+    found = {
+        "gpudist": Side(ours.step, lambda r: _is_right(r, own), ours.start_again),
+        "dtensor": Side(peer.step, lambda r: _is_right(r, expected), peer.start_again),
+    }
+    if P_world.rank == 0:
+        alone = sequential(sizes)
+        side = Side(alone.step, lambda r: _is_right(r, expected), alone.start_again)
+    else:
+        side = Side(lambda: None, lambda nothing: nothing is None)
+    return found | {"sequential": side}
+
+
+def _is_right(result: Step, expected: Step) -> bool:
+    """Collective: DTensor's gradients are put together."""
+    # That of a key's bias is nothing but rounding: all scores of a query shift alike.
+    names = [name for name in expected.gradients if not name.endswith("k_proj.bias")]
+    gradients = {name: _whole(result.gradients[name]) for name in names}
+    return is_right(Step(result.loss, gradients), expected)
+
+
+def _whole(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
