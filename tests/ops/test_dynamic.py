@@ -199,6 +199,7 @@ def refuses_on_every_rank(P_world: Partition, layer: Any, change: str) -> None:
     x = torch.ones(2, 3) if layer.P_x.active else zero_volume_tensor()
     # All of it: a slow rank may hear of the change while it is still at an earlier call.
     with pytest.raises(PlanMismatch, match=REASON[change]):
+        P_world.barrier()
         layer(x)
         layer(x)
         layer(CHANGES[change] if layer.P_x.rank == 0 else x)

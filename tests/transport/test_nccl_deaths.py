@@ -247,6 +247,7 @@ def test_a_store_that_hangs_does_not_hide_the_deadline(mortals: ProcessRanks) ->
         RANKS, lose_the_store, signal.SIGSTOP, DEADLINE_S, timeout_s=LONG_S, kind="nccl", stops=0
     )
     os.kill(mortals.processes[0].pid, signal.SIGKILL)
+    mortals.processes[0].join()
     mortals.revive()
     for fate in fates_of(ended, 0):
         assert isinstance(fate.error, CollectiveTimeout), fate
