@@ -137,10 +137,10 @@ class _Calls(nn.Module):
         super().__init__()
         self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
         self.register_buffer("mask", torch.zeros(6, 6))
-        self.__dict__["call"] = call
+        self.function = call
 
     def forward(self, x: torch.Tensor) -> Any:
-        return self.call(self, x)
+        return self.function(self, x)
 
 
 REFUSALS: dict[str, tuple[Callable[[Any, torch.Tensor], Any], str]] = {
