@@ -44,7 +44,7 @@ def point_wise_output(arguments: Any) -> Any:
     Raises:
         ConversionError: tensors are on different partitions, or a size of a block is used.
     """
-    joined = joined_sizes(arguments[0])
+    joined = joined_sizes(arguments[0]) if isinstance(arguments[0], tuple) else None
     if joined is not None:
         return joined
     values = list(_leaves(arguments))
