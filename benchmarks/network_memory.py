@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.network_memory --size 128 --ranks 4 --json FILE``. Each side is measured in
 new processes, which give freed blocks from 64 KiB on back to the system, so that what is measured
-is what tensors hold. What is resident after the network is made is subtracted.
+is what tensors hold; with ``--system-malloc`` by glibc's own settings. What is resident after the
+imports is subtracted.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class Peak:
     """Of one rank, in MiB.
 
     Attributes:
-        before_mib: resident before the step, network and libraries included.
-        peak_mib: more at the highest, over the step.
+        before_mib: resident after the imports.
+        peak_mib: more at the highest, over one step, the network included.
     """
 
     before_mib: float
@@ -47,6 +48,7 @@ class Peak:
 def step(P_world: Partition, size: int, width: int) -> Peak:
     """Forward, backward and an update, of the sequential network if the world has one rank."""
     torch.set_num_threads(1)
+    before_mib = status_mib("VmRSS")
     grid = grid_of(P_world.size, 5) if P_world.size > 1 else (1,) * 5
     P_x = P_world.create_cartesian_topology_partition(grid)
     torch.manual_seed(0)
@@ -57,7 +59,6 @@ def step(P_world: Partition, size: int, width: int) -> Peak:
         criterion = DistributedCrossEntropyLoss(P_x)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
     cells = [size // n for n in P_x.shape[2:]]
-    before_mib = status_mib("VmRSS")
     # The peak so far is forgotten.
     Path("/proc/self/clear_refs").write_text("5")
     x, target = torch.randn(1, 1, *cells), torch.randint(CLASSES, (1, *cells))
@@ -73,11 +74,13 @@ def status_mib(name: str) -> float:
     return int(line.split()[1]) * 1024 / MIB
 
 
-def measured(ranks: int, size: int, width: int) -> list[Peak]:
+def measured(ranks: int, size: int, width: int, system_malloc: bool) -> list[Peak]:
     """Of every rank of a new world in new processes."""
     command = [sys.executable, "-m", "benchmarks.network_memory"]
     command += ["--size", str(size), "--width", str(width), "--world", str(ranks)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **NEW.environment}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if not system_malloc:
+        environment |= NEW.environment
     done = subprocess.run(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True
     )
@@ -91,7 +94,9 @@ def main() -> int:
         peaks = run_distributed(step, *arguments, transport="host", timeout=RUN_S)
         print(json.dumps([asdict(peak) for peak in peaks]))
         return 0
-    (alone,), ours = (measured(n, options.size, options.width) for n in (1, options.ranks))
+    (alone,), ours = (
+        measured(n, options.size, options.width, options.system_malloc) for n in (1, options.ranks)
+    )
     highest = max(ours, key=lambda peak: peak.peak_mib)
     ratio = highest.peak_mib / alone.peak_mib
     print(
@@ -102,6 +107,7 @@ def main() -> int:
     if options.json:
         record = {
             "size": options.size, "width": options.width, "ranks": options.ranks, "ratio": ratio,
+            "malloc": "system" if options.system_malloc else "returning",
             "sequential": asdict(alone), "distributed": [asdict(peak) for peak in ours],
         }  # fmt: skip
         options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
@@ -117,6 +123,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--size", type=int, default=128, help="cells a side")
     parser.add_argument("--width", type=int, default=8, help="channels of the first level")
     parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--system-malloc", action="store_true", help="glibc's own settings")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--world", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()

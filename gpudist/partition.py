@@ -15,9 +15,9 @@ from math import prod
 from typing import Any, ClassVar
 
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from gpudist.device_mesh import mesh_of
 from gpudist.errors import PartitionError
 from gpudist.geometry.cartesian import index_of, rank_of
 from gpudist.transport.base import Communicator, ReduceOp, Signature, Transport
@@ -359,28 +359,11 @@ class CartesianPartition(Partition):
                     f"create_device_mesh: along axis {axis} of {self!r} the world ranks {line} are "
                     "not ascending, as they are in every process group of torch"
                 )
-        if not dist.is_initialized():
-            raise PartitionError(
-                "create_device_mesh: call torch.distributed.init_process_group() first"
-            )
-        torchs, own = (dist.get_rank(), dist.get_world_size()), (self._wire.rank, self._wire.size)
-        if torchs != own:
-            raise PartitionError(
-                f"create_device_mesh: this is rank {own[0]} of {own[1]} workers, but rank "
-                f"{torchs[0]} of {torchs[1]} in torch's default process group"
-            )
-        groups: list[Any] = [
-            dist.new_subgroups_by_enumeration(some)[0]  # pyright: ignore
-            for some in lines
-        ]
-        if not self.active:
-            return None
-        dim_names = None if names is None else tuple(names)
-        if len(groups) == 1:
-            return DeviceMesh.from_group(groups[0], self.device.type, mesh_dim_names=dim_names)
-        grid = torch.tensor(self.along(counted).ranks).view([self.shape[a] for a in ascending])
-        mesh = grid.permute([ascending.index(axis) for axis in counted]).contiguous()
-        return DeviceMesh.from_group(groups, self.device.type, mesh, mesh_dim_names=dim_names)
+        grid = None
+        if self.active:
+            grid = torch.tensor(self.along(counted).ranks).view([self.shape[a] for a in ascending])
+            grid = grid.permute([ascending.index(axis) for axis in counted]).contiguous()
+        return mesh_of(lines, grid, self._wire, names)
 
     def _lines(self, axis: int) -> list[list[int]]:
         """World ranks of all lines of workers along ``axis``, by rank."""

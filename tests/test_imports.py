@@ -30,6 +30,7 @@ FLOORS = [
     ["runtime"],
     ["launch", "host_channel"],
     ["partition"],
+    ["device_mesh"],
     ["transport"],
     ["geometry"],
     ["errors"],

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from benchmarks.resnet import ResNet18
 
 
 class LeNet5(nn.Module):
@@ -25,61 +29,6 @@ class LeNet5(nn.Module):
         x = F.relu(self.fc1(x))
         x = F.relu(self.fc2(x))
         return self.fc3(x)
-
-
-class BasicBlock(nn.Module):
-    def __init__(self, channels_in: int, channels: int, stride: int = 1) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(channels_in, channels, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(channels)
-        self.relu = nn.ReLU(inplace=True)
-        self.conv2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(channels)
-        self.downsample = None
-        if stride != 1 or channels_in != channels:
-            self.downsample = nn.Sequential(
-                nn.Conv2d(channels_in, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)
-            )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        identity = x
-        out = self.relu(self.bn1(self.conv1(x)))
-        out = self.bn2(self.conv2(out))
-        if self.downsample is not None:
-            identity = self.downsample(x)
-        out += identity
-        return self.relu(out)
-
-
-class ResNet18(nn.Module):
-    """He et al. 2016; ``width`` channels at first."""
-
-    def __init__(self, width: int = 4, classes: int = 5) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, width, 7, 2, 3, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.relu = nn.ReLU(inplace=True)
-        self.maxpool = nn.MaxPool2d(3, 2, 1)
-        channels = [width, width, 2 * width, 4 * width, 8 * width]
-        self.layer1, self.layer2, self.layer3, self.layer4 = (
-            nn.Sequential(
-                BasicBlock(channels[i - 1], channels[i], 1 if i == 1 else 2),
-                BasicBlock(channels[i], channels[i]),
-            )
-            for i in range(1, 5)
-        )
-        self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
-        self.fc = nn.Linear(8 * width, classes)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
-        x = self.layer1(x)
-        x = self.layer2(x)
-        x = self.layer3(x)
-        x = self.layer4(x)
-        x = self.avgpool(x)
-        x = torch.flatten(x, 1)
-        return self.fc(x)
 
 
 def double_conv(channels_in: int, channels: int) -> nn.Sequential:
@@ -221,7 +170,7 @@ class Classifier(nn.Module):
 # The network, the shape of its input, and of the partitions it is tested on.
 NETWORKS = {
     "lenet": (LeNet5, (5, 1, 28, 28), ([1, 1, 2, 2], [1, 1, 3, 1], [2, 1, 1, 2])),
-    "resnet": (ResNet18, (5, 3, 45, 38), ([1, 1, 2, 2], [1, 1, 3, 1])),
+    "resnet": (partial(ResNet18, 4, 5), (5, 3, 45, 38), ([1, 1, 2, 2], [1, 1, 3, 1])),
     "unet": (UNet3d, (2, 1, 8, 8, 12), ([1, 1, 1, 2, 2], [1, 1, 1, 1, 3])),
     "aspp": (ASPP, (2, 3, 17, 14), ([1, 1, 2, 2], [1, 1, 3, 1])),
     "convnext": (Classifier, (3, 3, 18, 14), ([1, 1, 2, 2], [1, 1, 3, 1])),

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.resnet import BasicBlock
 from gpudist.convert import distribute, sequential
 from gpudist.nn import DistributedConv2d
 from gpudist.nn.placement import placements
 from gpudist.partition import Partition
-from tests.convert.networks import NETWORKS, BasicBlock
+from tests.convert.networks import NETWORKS
 from tests.nn.compare import (
     assert_block_of,
     assert_equal_to,
@@ -116,7 +117,7 @@ def check_training(P_world: Partition, name: str, shape: Sequence[int]) -> None:
             optimizer.step()
     back = sequential(net)
     if P_x.active:
-        assert back is not None and type(back) is make
+        assert back is not None and type(back) is type(alone)
         trained = alone.state_dict()
         assert list(back.state_dict()) == list(trained)
         for key, value in back.state_dict().items():

@@ -1,0 +1,53 @@
+"""Torch's meshes, with process groups of torch's own, of the workers of a process grid."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from gpudist.errors import PartitionError
+from gpudist.transport.base import Transport
+
+
+def mesh_of(
+    lines: Sequence[list[list[int]]],
+    grid: torch.Tensor | None,
+    wire: Transport,
+    names: Sequence[str] | None,
+) -> DeviceMesh | None:
+    """The mesh of this worker. Collective over torch's default process group.
+
+    Args:
+        lines: for each dim of the mesh, the world ranks of all groups along it, ascending in each.
+        grid: world ranks of this worker's mesh, ``None`` if it has none.
+        wire: of the world, whose ranks are those of torch's default process group.
+        names: of the dims.
+
+    Raises:
+        PartitionError: on every rank alike, if torch's default process group is missing or has
+            other ranks.
+    """
+    if not dist.is_initialized():
+        raise PartitionError(
+            "create_device_mesh: call torch.distributed.init_process_group() first"
+        )
+    torchs, own = (dist.get_rank(), dist.get_world_size()), (wire.rank, wire.size)
+    if torchs != own:
+        raise PartitionError(
+            f"create_device_mesh: this is rank {own[0]} of {own[1]} workers, but rank "
+            f"{torchs[0]} of {torchs[1]} in torch's default process group"
+        )
+    groups: list[Any] = [
+        dist.new_subgroups_by_enumeration(some)[0]  # pyright: ignore
+        for some in lines
+    ]
+    if grid is None:
+        return None
+    kind, dim_names = wire.device.type, None if names is None else tuple(names)
+    if len(groups) == 1:
+        return DeviceMesh.from_group(groups[0], kind, mesh_dim_names=dim_names)
+    return DeviceMesh.from_group(groups, kind, grid, mesh_dim_names=dim_names)
