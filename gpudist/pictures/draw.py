@@ -125,12 +125,21 @@ def save(figure: Figure, path: str | Path) -> None:
     """
     import matplotlib
 
+    require_picture(path)
     suffix = Path(path).suffix.lower()
-    if suffix not in (".png", ".svg", ".pdf"):
-        raise ShapeError(f"{path}: a picture is a .png, an .svg or a .pdf file")
     undated = {".png": None, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}[suffix]
     with matplotlib.rc_context({"svg.hashsalt": "gpudist"}):
         figure.savefig(path, dpi=120, metadata=undated)
+
+
+def require_picture(path: str | Path) -> None:
+    """Raises:
+    ShapeError: the suffix is of no format that can be written.
+    NotBuiltError: there is no matplotlib.
+    """
+    if Path(path).suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise ShapeError(f"{path}: a picture is a .png, an .svg or a .pdf file")
+    require_matplotlib()
 
 
 def chosen_rank(scene: Scene, name: int | None) -> int:

@@ -18,7 +18,7 @@ from examples.networks import UNet3d
 from gpudist.cli import main
 from gpudist.errors import ShapeError
 from gpudist.planning import Link, Profile, plan, profile_of
-from gpudist.planning.clock import Clock
+from gpudist.planning.clock import Clock, Kernel
 from gpudist.planning.dry import Posted, Shared, Traffic
 from gpudist.planning.grids import grids, imbalance
 from gpudist.planning.measuring import measured_profile
@@ -128,7 +128,7 @@ def test_shared_links_are_slower():
 def test_what_is_started_hides_behind_kernels():
     clock = Clock(PROFILE, rank=0)
     started = clock.started(Traffic(collectives=(Shared("broadcast", (0, 1), 1_000_000),)))
-    clock.computed(10**9, 0, torch.float32)  # 1 ms, as long as the broadcast
+    clock.computed(Kernel(10**9, 0, torch.float32))  # 1 ms, as long as the broadcast
     clock.waited(started)
     assert clock.phase.overlapped_s == pytest.approx(1e-3 + 11e-6)
     assert clock.phase.serial_s == pytest.approx(2e-3 + 11e-6)
