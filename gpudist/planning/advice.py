@@ -116,6 +116,10 @@ def plan(
     if ranks < 1 or (best is not None and best < 1):
         asked = f"{ranks} ranks" if ranks < 1 else f"the best {best} partitions"
         raise ShapeError(f"a network is planned for at least one rank and partition, not {asked}")
+    if optimizer_slots < 0:
+        raise ShapeError(
+            f"an optimizer keeps 0 or more tensors of each parameter, not {optimizer_slots}"
+        )
     if not global_shape or min(global_shape) < 1:
         raise ShapeError(f"a network is planned for an input with cells, not {list(global_shape)}")
     stage = Stage(network, global_shape, profile, replicate_parameters, optimizer_slots)
