@@ -32,7 +32,11 @@ _CELLS = (1 << 12, 1 << 15)
 _TIMES_ON_GPU = 64
 
 
-def measured_profile(P_world: Partition, name: str = "measured") -> Profile:
+def measured_profile(
+    P_world: Partition,
+    name: str = "measured",
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Profile:
     """What this machine does a second, in a profile for :func:`gpudist.planning.plan`.
 
     Collective over the world, of at least two ranks, which are taken to share one node: the link
@@ -41,16 +45,32 @@ def measured_profile(P_world: Partition, name: str = "measured") -> Profile:
     Args:
         P_world: all workers, all of which compute at the same time.
         name: of the profile.
+        progress: is told what is measured next, how much is done, and of how much.
     """
+    names = ["messages", "copies", "products", *(f"{c} channels" for c in _CHANNELS), ""]
+
+    def begin(done: int) -> None:
+        if progress is not None:
+            progress(names[done], done, len(names) - 1)
+
+    begin(0)
     small_s = _exchange_s(P_world, _SMALL_CELLS)
     large_s = _exchange_s(P_world, _LARGE_CELLS)
     size_bytes = 4 * (_LARGE_CELLS - _SMALL_CELLS)
+    begin(1)
     copy_bytes_per_s, kernel_s = _copying(P_world)
+    row_s = _row_s(P_world)
     # Packing and unpacking are counted apart.
     wire_s = max(large_s - small_s - 4 * size_bytes / copy_bytes_per_s, 0.1 * (large_s - small_s))
     link = Link(small_s * 1e6, small_s * 1e6 / 4, size_bytes / wire_s / 1e9)
     wire = P_world.transport if P_world.transport in ("nccl", "host") else "gloo"
-    convolutions = tuple(_convolution_rate(P_world, channels) for channels in _CHANNELS)
+    begin(2)
+    flops_per_s, layer_s = _flops_per_s(P_world), _layer_s(P_world, kernel_s)
+    rates: list[ConvolutionRate] = []
+    for number, channels in enumerate(_CHANNELS):
+        begin(3 + number)
+        rates.append(_convolution_rate(P_world, channels))
+    begin(len(names) - 1)
     return Profile(
         name,
         f"measured over {P_world.transport} on {P_world.size} ranks of {P_world.device.type}",
@@ -58,12 +78,12 @@ def measured_profile(P_world: Partition, name: str = "measured") -> Profile:
         P_world.size,
         link,
         link,
-        _flops_per_s(P_world) / 1e12,
+        flops_per_s / 1e12,
         copy_bytes_per_s / 1e9,
         kernel_s * 1e6,
-        _row_s(P_world) * 1e9,
-        convolutions=convolutions,
-        layer_us=_layer_s(P_world, kernel_s) * 1e6,
+        row_s * 1e9,
+        convolutions=tuple(rates),
+        layer_us=layer_s * 1e6,
     )
 
 
