@@ -6,8 +6,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from torch import nn
+
 import gpudist
 from gpudist.geometry import SlidingWindow
+from gpudist.pictures import save
+from gpudist.planning import picture_of, plan
 
 FOLDER = Path(__file__).parent / "pictures"
 THREE = SlidingWindow(3, padding=(1, 1))
@@ -34,12 +38,24 @@ def repartition_over_4(path: Path) -> None:
     gpudist.draw([64, 48], [4, 1], [1, 4], path=path)
 
 
+def plan_for_64(path: Path) -> None:
+    layers = [
+        nn.Conv3d(1, 32, 3, padding=1), nn.GroupNorm(4, 32), nn.ReLU(), nn.MaxPool3d(2),
+        nn.Conv3d(32, 64, 3, padding=1), nn.GroupNorm(4, 64), nn.ReLU(),
+        nn.ConvTranspose3d(64, 32, 2, stride=2), nn.Conv3d(32, 1, 1),
+    ]  # fmt: skip
+    shape = (1, 1, 256, 256, 256)
+    advice = plan(layers, shape, 64, "h100")
+    save(picture_of(advice, f"Nine layers, {list(shape)} on 64 ranks, h100"), path)
+
+
 PICTURES: dict[str, Callable[[Path], None]] = {
     "line-2.svg": line_of_2,
     "images-4.svg": images_over_4,
     "nested-64.svg": nested_over_64,
     "volume-64.svg": volume_over_64,
     "repartition-4.svg": repartition_over_4,
+    "plan-64.svg": plan_for_64,
 }
 
 

@@ -28,5 +28,6 @@ def test_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_picture_is_shown() -> None:
-    shown = re.findall(r"!\[[^]]+\]\(pictures/([^)]+)\)", (DOCS / "pictures.md").read_text())
+    pages = [(DOCS / name).read_text() for name in ("pictures.md", "planning.md")]
+    shown = re.findall(r"!\[[^]]+\]\(pictures/([^)]+)\)", "".join(pages))
     assert sorted(shown) == sorted(path.name for path in (DOCS / "pictures").iterdir())

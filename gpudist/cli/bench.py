@@ -81,7 +81,9 @@ BENCH = Command(
     "measure operators and layers beside their peers",
     "Measure a subject of the benchmarks in a checkout of the repository; docs/benchmarks.md there "
     "says what is measured and how. Exit status 1 if a result was wrong. The subject profile "
-    "measures the rates of this machine for gpudist plan, and needs no checkout.",
+    "measures the rates of this machine for gpudist plan, and needs no checkout.\n\n"
+    "  gpudist bench halo --ranks 2\n"
+    "  gpudist bench profile --output here.json",
     add_arguments,
     run,
 )

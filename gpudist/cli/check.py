@@ -102,9 +102,10 @@ CHECK = Command(
     "check",
     "check every operator on this machine",
     "Check that every operator is exact, that its backward is its adjoint (the dot test), and how "
-    "fast it is beside a plain copy of the same bytes. Start it as a program is started (torchrun "
-    "--standalone --nproc-per-node 4 -m gpudist check), or alone, where threads of one process are "
-    "the ranks. Exit status 1 if an operator is wrong.",
+    "fast it is beside a plain copy of the same bytes. Start it as a program is started, or alone, "
+    "where threads of one process are the ranks. Exit status 1 if an operator is wrong.\n\n"
+    "  gpudist check --ranks 2\n"
+    "  torchrun --standalone --nproc-per-node 4 -m gpudist check",
     add_arguments,
     run,
 )

@@ -7,17 +7,25 @@ from pathlib import Path
 from typing import Any
 
 from gpudist.cli.command import Command, print_json
+from gpudist.cli.progress import Progress
 from gpudist.cli.tables import print_table
 from gpudist.errors import ShapeError
 from gpudist.geometry import SlidingWindow
 from gpudist.pictures import Scene, draw_scene, save, traffic
-from gpudist.pictures.draw import chosen_rank, scene_of
+from gpudist.pictures.draw import chosen_rank, require_picture, scene_of
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the picture, and say what it shows."""
+    require_picture(arguments.output)
+    shown = Progress(not arguments.json)
+    shown("plans", 0, 3)
     scene = _scene(arguments)
-    save(draw_scene(scene, arguments.rank, arguments.dims, arguments.itemsize), arguments.output)
+    shown("picture", 1, 3)
+    figure = draw_scene(scene, arguments.rank, arguments.dims, arguments.itemsize)
+    shown(str(arguments.output), 2, 3)
+    save(figure, arguments.output)
+    shown("", 3, 3)
     found = _found(scene, arguments)
     if arguments.json:
         print_json(found)

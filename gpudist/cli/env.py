@@ -83,7 +83,9 @@ ENV = Command(
     "show what this installation and machine can do",
     "Show versions, GPUs and how they are linked, NCCL, and the transports that work here and why "
     "the others do not. Joins nothing; run it as your program is run to see what "
-    "gpudist.init() would choose there.",
+    "gpudist.init() would choose there.\n\n"
+    "  gpudist env\n"
+    "  torchrun --standalone --nproc-per-node 4 -m gpudist env",
     lambda parser: None,
     run,
 )

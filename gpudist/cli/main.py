@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from textwrap import fill
 
 from gpudist.cli.bench import BENCH
 from gpudist.cli.check import CHECK
@@ -15,18 +17,39 @@ from gpudist.cli.plan import PLAN
 from gpudist.errors import GpudistError
 
 COMMANDS: tuple[Command, ...] = (ENV, CHECK, BENCH, PLAN, DRAW)
-MISTAKE, INTERRUPTED = 2, 130
+MISTAKE, INTERRUPTED, CUT_OFF = 2, 130, 141
+
+
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Options with their defaults; paragraphs are filled, and examples, indented, left alone."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n\n".join(
+            part if part.startswith(" ") else fill(part, width, initial_indent=indent)
+            for part in text.split("\n\n")
+        )
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.required or action.default is None or action.default is False:
+            return action.help
+        return super()._get_help_string(action)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand and return the exit status.
 
     0: all is well. 1: the command found something wrong. 2: a mistake in how it was called. 130:
-    interrupted.
+    interrupted. 141: nobody reads what it prints any more.
     """
     parsed = parser().parse_args(arguments)
     try:
-        return parsed.run(parsed)
+        status = parsed.run(parsed)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # Else the interpreter flushes once more as it ends, and says that it cannot.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CUT_OFF
     except (GpudistError, OSError) as error:
         print(f"gpudist {parsed.command}: error: {error}", file=sys.stderr)
         return MISTAKE
@@ -51,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
             command.name,
             help=command.help,
             description=command.description,
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+            formatter_class=_Help,
         )
         command.add_arguments(added)
         added.add_argument("--json", action="store_true", help="print for programs")

@@ -5,30 +5,51 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from gpudist.cli.command import Command, print_json
+from gpudist.cli.progress import Progress
+from gpudist.cli.tables import print_columns
 from gpudist.errors import ShapeError
-from gpudist.planning.advice import plan
-from gpudist.planning.hardware import BUILT_IN, profile_of
-from gpudist.planning.table import facts, text
+from gpudist.pictures.draw import require_picture, save
+from gpudist.planning.advice import Advice, plan
+from gpudist.planning.hardware import BUILT_IN, Profile, profile_of
+from gpudist.planning.picture import picture_of
+from gpudist.planning.table import HEADING, MEMORY_HEADING, facts, memory_rows, rows
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the advice."""
+    if arguments.output is not None:
+        require_picture(arguments.output)
     profile = profile_of(arguments.profile)
     advice = plan(
         _network(arguments.network), arguments.shape, arguments.ranks, profile,
         best=arguments.best, replicate_parameters=not arguments.one_owner,
+        optimizer_slots=arguments.optimizer_slots, every_rank=arguments.every_rank,
+        progress=Progress(),
     )  # fmt: skip
+    if arguments.output is not None:
+        words = f"{arguments.network}, {arguments.shape} on {arguments.ranks} ranks, {profile.name}"
+        save(picture_of(advice, words), arguments.output)
     if arguments.json:
         print_json([facts(one) for one in advice])
-        return 0
-    print(text(advice))
-    print(f"\nTimes are predictions from: {profile.source}.")
+    else:
+        _show(advice, profile)
     return 0
+
+
+def _show(advice: Sequence[Advice], profile: Profile) -> None:
+    print_columns(HEADING, rows(advice))
+    print()
+    print_columns(MEMORY_HEADING, memory_rows(advice))
+    print(f"\nTimes are predictions from: {profile.source}.")
+    if not all(one.is_total for one in advice):
+        print("With <=: as if all ranks sent what the busiest does; --every-rank counts them all.")
 
 
 def _network(name: str) -> Any:
@@ -39,15 +60,25 @@ def _network(name: str) -> Any:
         found: Any = importlib.import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ShapeError(f"--network {name}: {error}; give it as MODULE:NAME") from error
+    # A user's module may raise anything while it is imported.
+    except Exception as error:
+        words = f"{type(error).__name__}: {error}"
+        raise ShapeError(f"--network {name}: {words}; give it as MODULE:NAME") from error
     finally:
         sys.path.remove("")
-    if isinstance(found, (nn.Module, list, tuple)):
-        return found
+    made = found if isinstance(found, (nn.Module, list, tuple)) else _called(name, found)
+    layers: Any = [made] if isinstance(made, nn.Module) else made
+    if not isinstance(layers, (list, tuple)) or not all(isinstance(x, nn.Module) for x in layers):
+        raise ShapeError(
+            f"--network {name} is {type(made).__name__}, not a torch module or a list of layers"
+        )
+    return made
+
+
+def _called(name: str, make: Any) -> Any:
     try:
-        return found()
-    except TypeError as error:
+        return make()
+    except Exception as error:
         raise ShapeError(
             f"--network {name}: called without arguments, it fails: {error}"
         ) from error
@@ -62,15 +93,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--profile", default="h100",
         help=f"{', '.join(BUILT_IN)}, or a file that gpudist bench profile wrote")  # fmt: skip
     add("--best", type=int, help="partitions to plan; 8, and all of up to 4 ranks, unless given")
+    add("--every-rank", action="store_true",
+        help="rehearse all ranks, for exact totals; takes as many times longer")  # fmt: skip
+    add("--optimizer-slots", type=int, default=2,
+        help="tensors that the optimizer keeps of each parameter: 2 of Adam, 0 of SGD")  # fmt: skip
+    add("--output", "-o", type=Path, help="picture of the best few: .svg, .png or .pdf")
     add("--one-owner", action="store_true", help="every parameter on one worker, not on all")
 
 
 PLAN = Command(
     "plan",
     "find the best partition of a network",
-    "Rehearse a training step of a network on every Cartesian partition of its input, and print "
-    "the best with messages, memory and predicted times. No other process is started and no tensor "
-    "is made.",
+    """\
+Rehearse a training step of a network on the Cartesian partitions of its input, and print the best
+with messages, memory and predicted times. No other process is started and no tensor is made.
+
+  gpudist plan --network mynet:make --shape 1 1 256 256 256 --ranks 64 --profile h100
+  gpudist plan --network mynet:make --shape 8 3 512 512 --ranks 4 -o plan.svg""",
     add_arguments,
     run,
 )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gpudist.cli.progress import Progress
 from gpudist.errors import ShapeError
+from gpudist.partition import Partition
 from gpudist.planning.hardware import Profile
 from gpudist.planning.measuring import measured_profile
 from gpudist.rank_pool import RankPool
@@ -25,12 +27,16 @@ def measure(ranks: int, output: Path) -> Profile:
     """
     P_world = init()
     if P_world.size > 1:
-        profile = measured_profile(P_world)
+        profile = _measured(P_world)
     elif ranks < 2:
         raise ShapeError(f"a profile is measured between at least 2 ranks, not {ranks}")
     else:
         with RankPool(ranks, _LIMIT_S) as pool:
-            profile, *_ = pool.run(ranks, measured_profile, limit_s=_LIMIT_S, transport="host")
+            profile, *_ = pool.run(ranks, _measured, limit_s=_LIMIT_S, transport="host")
     if P_world.rank == 0:
         profile.save(output)
     return profile
+
+
+def _measured(P_world: Partition) -> Profile:
+    return measured_profile(P_world, progress=Progress(P_world.rank == 0))

@@ -26,8 +26,28 @@ def print_table(lines: Sequence[tuple[str, str]]) -> None:
 
 def print_columns(heading: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
     """Columns of texts under their headings; the first to the left, the others to the right."""
+    if sys.stdout.isatty() and _print_rich_columns(heading, lines):
+        return
     widths = [max(map(len, column)) for column in zip(heading, *lines, strict=True)]
     for line in (heading, *lines):
         cells = [line[0].ljust(widths[0])]
         cells += [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
         print("  ".join(cells).rstrip())
+
+
+def _print_rich_columns(heading: Sequence[str], lines: Sequence[Sequence[str]]) -> bool:
+    """Whether rich is there to print them."""
+    try:
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+    except ImportError:
+        return False
+    table = Table(box=None, header_style="bold cyan", pad_edge=False)
+    for number, name in enumerate(heading):
+        table.add_column(name, justify="right" if number else "left")
+    for line in lines:
+        # As it is: a grid in brackets is no markup.
+        table.add_row(*map(Text, line))
+    Console().print(table)
+    return True

@@ -48,11 +48,13 @@ class Drops:
     box: Box
     shape: tuple[int, ...]
 
-    def factors(self, keys: Range, key_count: int, dtype: torch.dtype) -> torch.Tensor:
+    def factors(
+        self, keys: Range, key_count: int, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
         """0 or ``1 / (1 - p)`` for each weight of the block, ``[B, H, queries, keys]``."""
         box = Box((*self.box.start[:3], keys[0]), (*self.box.stop[:3], keys[1]))
         shape = (*self.shape[:3], key_count)
-        kept = kept_by_index(self.seed, self.call, box, shape, self.p, self.seed.device)
+        kept = kept_by_index(self.seed, self.call, box, shape, self.p, device)
         return kept.to(dtype).div_(1 - self.p)
 
 
@@ -196,6 +198,6 @@ class BlockAttention:
 
     def _weighted(self, weights: torch.Tensor, value: torch.Tensor, keys: Range) -> torch.Tensor:
         if self.drops is not None:
-            factors = self.drops.factors(keys, self.key_count, weights.dtype)
+            factors = self.drops.factors(keys, self.key_count, weights.dtype, weights.device)
             weights = weights * factors.reshape(weights.shape)
         return (weights.to(value.dtype) @ value).to(weights.dtype)

@@ -43,6 +43,8 @@ def kept_by_index(
     Cost:
         About 25 operations of torch on int64 per cell, in tiles of bounded size; no communication.
     """
+    if device.type == "meta":
+        return torch.empty(box.shape, dtype=torch.bool, device=device)
     first = _mixed(_mixed(seed + _STEP) ^ call)
     second = _mixed(first + _STEP)
     strides = [prod(shape[d + 1 :]) for d in range(len(shape))]

@@ -68,7 +68,8 @@ def draw(
     Raises:
         NotBuiltError: there is no matplotlib.
         PartitionError: the grid does not fit, has too many partitioned axes, or lacks the rank.
-        ShapeError: the window does not fit the tensor, or both kinds of halo are given.
+        ShapeError: the window does not fit the tensor, both kinds of halo are given, or a cell has
+            no byte.
     """
     scene = scene_of(shape, P_x, P_y, window, halo, periodic, nested)
     figure = draw_scene(scene, rank, dims, itemsize)
@@ -105,6 +106,8 @@ def draw_scene(
 ) -> Figure:
     """Draw it; the arguments are those of :func:`draw`."""
     require_matplotlib()
+    if itemsize < 1:
+        raise ShapeError(f"itemsize is {itemsize}: a cell has at least one byte")
     drawn = _drawn_dims(scene, dims)
     panels = _owners(scene, drawn)
     if scene.plans:
@@ -125,12 +128,21 @@ def save(figure: Figure, path: str | Path) -> None:
     """
     import matplotlib
 
+    require_picture(path)
     suffix = Path(path).suffix.lower()
-    if suffix not in (".png", ".svg", ".pdf"):
-        raise ShapeError(f"{path}: a picture is a .png, an .svg or a .pdf file")
     undated = {".png": None, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}[suffix]
     with matplotlib.rc_context({"svg.hashsalt": "gpudist"}):
         figure.savefig(path, dpi=120, metadata=undated)
+
+
+def require_picture(path: str | Path) -> None:
+    """Raises:
+    ShapeError: the suffix is of no format that can be written.
+    NotBuiltError: there is no matplotlib.
+    """
+    if Path(path).suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise ShapeError(f"{path}: a picture is a .png, an .svg or a .pdf file")
+    require_matplotlib()
 
 
 def chosen_rank(scene: Scene, name: int | None) -> int:

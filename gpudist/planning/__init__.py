@@ -2,19 +2,22 @@
 
 from gpudist.planning.advice import Advice, plan
 from gpudist.planning.clock import Phase
-from gpudist.planning.hardware import BUILT_IN, Link, Profile, profile_of
+from gpudist.planning.hardware import BUILT_IN, ConvolutionRate, Link, Profile, profile_of
 from gpudist.planning.measuring import measured_profile
+from gpudist.planning.picture import picture_of
 from gpudist.planning.rehearsal import Memory, Rehearsal
 
 __all__ = [
     "BUILT_IN",
     "Advice",
+    "ConvolutionRate",
     "Link",
     "Memory",
     "Phase",
     "Profile",
     "Rehearsal",
     "measured_profile",
+    "picture_of",
     "plan",
     "profile_of",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import ceil, log2
+from math import ceil, log2, sqrt
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from torch.utils.flop_counter import flop_registry
 from gpudist.planning.dry import Posted, Shared, Traffic
 from gpudist.planning.hardware import Link, Profile
 
+# Where the weight, the groups and whether it is transposed are among the arguments.
+_CONVOLUTIONS = {"convolution": (1, 8, 6), "convolution_backward": (2, 9, 7)}
 # Allocation takes no kernel.
 _FREE = {
     "empty",
@@ -27,6 +29,25 @@ _FREE = {
 }
 
 
+@dataclass(frozen=True)
+class Kernel:
+    """One operation of torch.
+
+    Attributes:
+        flops: additions and multiplications.
+        size_bytes: read and written.
+        channels: of a convolution, in each group: those it makes forward, and backward the mean of
+            those of input and output; 0 of others.
+        is_backward: whether it makes gradients of a convolution.
+    """
+
+    flops: int
+    size_bytes: int
+    dtype: torch.dtype
+    channels: float = 0.0
+    is_backward: bool = False
+
+
 @dataclass
 class Phase:
     """What one rank does in a forward, or in a backward.
@@ -36,7 +57,7 @@ class Phase:
         received, received_bytes: the same of messages that come in.
         collectives, collective_bytes: the wire's own, and the cells this rank gives or gets.
         flops: of convolutions and matrix products, an addition and a multiplication being two.
-        compute_s: of kernels.
+        compute_s: of kernels, and of Python for layers.
         message_s: of packing, messages and unpacking, one after the other.
         serial_s: of both, nothing beside anything else.
         overlapped_s: with what is started early on its way while kernels run.
@@ -78,13 +99,16 @@ class Clock:
         self.phase, self._wire_free_s = Phase(), 0.0
         return self.phase
 
-    def computed(self, flops: int, size_bytes: int, dtype: torch.dtype) -> None:
-        """A kernel that does so many operations, and reads and writes so many bytes."""
-        name = str(dtype).removeprefix("torch.")
-        by_flops = flops / self.profile.flops_per_s(name)
-        by_bytes = size_bytes / (self.profile.memory_gbps * 1e9)
-        self.phase.flops += flops
+    def computed(self, kernel: Kernel) -> None:
+        """It takes as long as its operations or its bytes, whichever take longer."""
+        by_flops = kernel.flops / self._flops_per_s(kernel)
+        by_bytes = kernel.size_bytes / (self.profile.memory_gbps * 1e9)
+        self.phase.flops += kernel.flops
         self._compute(self.profile.kernel_us * 1e-6 + max(by_flops, by_bytes))
+
+    def called(self, layers: int) -> None:
+        """So many layers have been called, or their backwards."""
+        self._compute(layers * self.profile.layer_us * 1e-6)
 
     def exchanged(self, traffic: Traffic) -> None:
         self.waited(self.started(traffic))
@@ -109,6 +133,12 @@ class Clock:
     def _compute(self, seconds: float) -> None:
         self.phase.compute_s += seconds
         self.phase.overlapped_s += seconds
+
+    def _flops_per_s(self, kernel: Kernel) -> float:
+        name = str(kernel.dtype).removeprefix("torch.")
+        if not kernel.channels:
+            return self.profile.flops_per_s(name)
+        return self.profile.convolution_flops_per_s(name, kernel.channels, kernel.is_backward)
 
     def _copies(self, traffic: Traffic) -> float:
         """Of packing, unpacking and moving on this rank: each byte is read and written."""
@@ -175,5 +205,19 @@ class Kernels(TorchDispatchMode):
         inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         size_bytes = sum(t.numel() * t.element_size() for t in (*inputs, *outputs))
         if size_bytes:
-            self._clock.computed(flops, size_bytes, outputs[0].dtype)
+            channels, is_backward = _convolved(packet.__name__, args)
+            kernel = Kernel(flops, size_bytes, outputs[0].dtype, channels, is_backward)
+            self._clock.computed(kernel)
         return result
+
+
+def _convolved(name: str, args: Any) -> tuple[float, bool]:
+    """Channels in each group of a convolution, and whether it is backward; 0 of other kernels."""
+    if name not in _CONVOLUTIONS:
+        return 0.0, False
+    weight_at, groups_at, transposed_at = _CONVOLUTIONS[name]
+    weight, groups, is_transposed = args[weight_at], args[groups_at], args[transposed_at]
+    out, into = weight.shape[0] // groups, weight.shape[1]
+    if name == "convolution_backward":
+        return sqrt(out * into), True
+    return float(into if is_transposed else out), False

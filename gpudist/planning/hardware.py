@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,20 @@ class Link:
 
 
 @dataclass(frozen=True)
+class ConvolutionRate:
+    """How fast convolutions of a width are, which kernels for few channels are far from.
+
+    Attributes:
+        channels: of the input and of the output, in each group.
+        forward_tflops, backward_tflops: 10^12 operations a second.
+    """
+
+    channels: int
+    forward_tflops: float
+    backward_tflops: float
+
+
+@dataclass(frozen=True)
 class Profile:
     """A machine, as one rank sees it while all ranks work.
 
@@ -43,12 +60,16 @@ class Profile:
         wire: the transport.
         ranks_per_node: world ranks that share a node, the first ones the first.
         node, network: what is between ranks of one node, and of two.
-        tflops: 10^12 operations a second of convolutions and matrix products, in float32.
+        tflops: 10^12 operations a second of matrix products, in float32, and of convolutions where
+            ``convolutions`` is empty.
         memory_gbps: 10^9 bytes a second that kernels read and write.
         kernel_us: of starting one.
         row_ns: of each contiguous row that is packed or unpacked, beside its bytes.
         memory_gib: of a rank; 0 if it is not known.
         tflops_by_dtype: for dtypes other than float32.
+        convolutions: rates by channels, ascending.
+        layer_us: that Python takes for a layer, forward, and as much backward; 0 where kernels are
+            queued ahead.
     """
 
     name: str
@@ -63,6 +84,8 @@ class Profile:
     row_ns: float = 0.0
     memory_gib: float = 0.0
     tflops_by_dtype: dict[str, float] = field(default_factory=dict[str, float], hash=False)
+    convolutions: tuple[ConvolutionRate, ...] = ()
+    layer_us: float = 0.0
 
     @property
     def overlaps(self) -> bool:
@@ -72,6 +95,17 @@ class Profile:
     def flops_per_s(self, dtype: str) -> float:
         """Of operands of ``dtype``, such as ``"bfloat16"``."""
         return self.tflops_by_dtype.get(dtype, self.tflops) * 1e12
+
+    def convolution_flops_per_s(self, dtype: str, channels: float, backward: bool) -> float:
+        """Of so many channels in each group; between those that are known, along a power law."""
+        whole = self.flops_per_s(dtype)
+        if not self.convolutions:
+            return whole
+        rates = [
+            (rate.channels, rate.backward_tflops if backward else rate.forward_tflops)
+            for rate in self.convolutions
+        ]
+        return whole * _between(rates, channels) / self.tflops
 
     def save(self, path: str | Path) -> None:
         """Write the figures as JSON, for :func:`profile_of`."""
@@ -95,9 +129,21 @@ def profile_of(name: str | Path) -> Profile:
     try:
         fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         fields |= {which: Link(**fields[which]) for which in ("node", "network")}
+        rates = fields.get("convolutions", ())
+        fields["convolutions"] = tuple(ConvolutionRate(**rate) for rate in rates)
         return Profile(**fields)
     except (KeyError, TypeError, ValueError) as error:
         raise ShapeError(f"{path} holds no profile: {error}") from error
+
+
+def _between(points: Sequence[tuple[float, float]], x: float) -> float:
+    """The value at ``x`` on lines between ``points`` on logarithmic scales; flat beyond them."""
+    if x <= points[0][0]:
+        return points[0][1]
+    for (low, first), (high, second) in pairwise(points):
+        if x <= high:
+            return first * (second / first) ** (log(x / low) / log(high / low))
+    return points[-1][1]
 
 
 _HOPPER = {"float64": 67.0, "bfloat16": 989.0, "float16": 989.0}

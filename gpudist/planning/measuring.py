@@ -7,22 +7,36 @@ from collections.abc import Callable
 from statistics import median
 
 import torch
+from torch import nn
 
+from gpudist.convert import distribute
 from gpudist.nn.local_conv import LocalConvolution
 from gpudist.partition import Partition
-from gpudist.planning.hardware import Link, Profile
+from gpudist.planning.hardware import ConvolutionRate, Link, Profile
 from gpudist.transport.base import Signature
 
-_TIMES = 8
+_TIMES, _TIMES_LONG = 8, 5
 _SHORT, _LONG = 50, 3  # calls in a row of what takes microseconds, and of what takes milliseconds
 _SMALL_CELLS = 16
 _LARGE_CELLS = 1 << 20
-_CHANNELS = 16
-_SIDE = 24
+_CHANNELS = (4, 8, 16, 32, 64)
+_PRODUCT = 512
+_STRIDE = 16
 _ROWS = 1 << 16
+_LAYERS = 8
+_KEPT = 6
+# Of a convolution: enough to be of the usual speed, few enough to be done in a tenth of a second.
+_FLOPS = 3e8
+_CELLS = (1 << 12, 1 << 15)
+# A GPU is at its speed with far more.
+_TIMES_ON_GPU = 64
 
 
-def measured_profile(P_world: Partition, name: str = "measured") -> Profile:
+def measured_profile(
+    P_world: Partition,
+    name: str = "measured",
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Profile:
     """What this machine does a second, in a profile for :func:`gpudist.planning.plan`.
 
     Collective over the world, of at least two ranks, which are taken to share one node: the link
@@ -31,15 +45,32 @@ def measured_profile(P_world: Partition, name: str = "measured") -> Profile:
     Args:
         P_world: all workers, all of which compute at the same time.
         name: of the profile.
+        progress: is told what is measured next, how much is done, and of how much.
     """
+    names = ["messages", "copies", "products", *(f"{c} channels" for c in _CHANNELS), ""]
+
+    def begin(done: int) -> None:
+        if progress is not None:
+            progress(names[done], done, len(names) - 1)
+
+    begin(0)
     small_s = _exchange_s(P_world, _SMALL_CELLS)
     large_s = _exchange_s(P_world, _LARGE_CELLS)
     size_bytes = 4 * (_LARGE_CELLS - _SMALL_CELLS)
+    begin(1)
     copy_bytes_per_s, kernel_s = _copying(P_world)
+    row_s = _row_s(P_world)
     # Packing and unpacking are counted apart.
     wire_s = max(large_s - small_s - 4 * size_bytes / copy_bytes_per_s, 0.1 * (large_s - small_s))
     link = Link(small_s * 1e6, small_s * 1e6 / 4, size_bytes / wire_s / 1e9)
     wire = P_world.transport if P_world.transport in ("nccl", "host") else "gloo"
+    begin(2)
+    flops_per_s, layer_s = _flops_per_s(P_world), _layer_s(P_world, kernel_s)
+    rates: list[ConvolutionRate] = []
+    for number, channels in enumerate(_CHANNELS):
+        begin(3 + number)
+        rates.append(_convolution_rate(P_world, channels))
+    begin(len(names) - 1)
     return Profile(
         name,
         f"measured over {P_world.transport} on {P_world.size} ranks of {P_world.device.type}",
@@ -47,10 +78,12 @@ def measured_profile(P_world: Partition, name: str = "measured") -> Profile:
         P_world.size,
         link,
         link,
-        _flops_per_s(P_world) / 1e12,
+        flops_per_s / 1e12,
         copy_bytes_per_s / 1e9,
         kernel_s * 1e6,
-        _row_s(P_world) * 1e9,
+        row_s * 1e9,
+        convolutions=tuple(rates),
+        layer_us=layer_s * 1e6,
     )
 
 
@@ -77,33 +110,73 @@ def _exchange_s(P_world: Partition, cells: int) -> float:
 
 
 def _copying(P_world: Partition) -> tuple[float, float]:
-    """Bytes a second read and written by large kernels, and the seconds of a small one."""
-    block = torch.zeros(_LARGE_CELLS * 8, device=P_world.device)
+    """Bytes a second read and written by large kernels, and the seconds of a small one.
+
+    Into several outputs that are kept, as backward keeps those of layers: memory that is used over
+    and over would be quicker.
+    """
+    times = _TIMES_ON_GPU if P_world.device.type == "cuda" else 1
+    block = torch.zeros(_LARGE_CELLS * times, device=P_world.device)
     few = torch.zeros(_SMALL_CELLS, device=P_world.device)
     kernel_s = _slowest_s(P_world, lambda: few.add_(1), _SHORT)
-    return 2 * block.nbytes / _slowest_s(P_world, lambda: block.add_(1), _LONG), kernel_s
+    kept_s = _slowest_s(P_world, lambda: [block.add(1) for _ in range(_KEPT)], _LONG)
+    return 2 * _KEPT * block.nbytes / kept_s, kernel_s
 
 
 def _row_s(P_world: Partition) -> float:
     """Of a row of one cell that is packed, beside others at a distance."""
-    cells = torch.zeros(_ROWS, _CHANNELS, device=P_world.device)
+    cells = torch.zeros(_ROWS, _STRIDE, device=P_world.device)
     return _slowest_s(P_world, lambda: cells[:, :1].clone(), _LONG) / _ROWS
 
 
 def _flops_per_s(P_world: Partition) -> float:
+    """Of a product of two matrices."""
+    a = torch.randn(_PRODUCT, _PRODUCT, device=P_world.device)
+    return 2 * _PRODUCT**3 / _slowest_s(P_world, lambda: a @ a, _LONG)
+
+
+def _convolution_rate(P_world: Partition, channels: int) -> ConvolutionRate:
     """Of a convolution in three dims, as layers carry it out."""
-    x = torch.randn(1, _CHANNELS, _SIDE, _SIDE, _SIDE, device=P_world.device)
-    weight = torch.randn(_CHANNELS, _CHANNELS, 3, 3, 3, device=P_world.device)
-    flops = 2 * _CHANNELS * _CHANNELS * 27 * _SIDE**3
+    on_gpu = P_world.device.type == "cuda"
+    per_cell = 2 * channels**2 * 27
+    fewest, most = _CELLS
+    cells = min(max(int(_FLOPS / per_cell), fewest), most) * (_TIMES_ON_GPU if on_gpu else 1)
+    x = torch.randn(1, channels, 16, 16, cells // 256, device=P_world.device)
+    weight = torch.randn(channels, channels, 3, 3, 3, device=P_world.device)
     convolve = LocalConvolution((1,) * 3, (1,) * 3, (1,) * 3, 1)
+    flops = per_cell * (cells // 256) * 256
     with torch.no_grad():
-        return flops / _slowest_s(P_world, lambda: convolve(x, weight, None), _LONG)
+        gradient = torch.randn_like(convolve(x, weight))
+        forward_s = _slowest_s(P_world, lambda: convolve(x, weight), 1, _TIMES_LONG)
+        backward_s = _slowest_s(
+            P_world, lambda: convolve.gradients(gradient, x, weight, (True, True)), 1, _TIMES_LONG
+        )
+    return ConvolutionRate(channels, flops / forward_s / 1e12, 2 * flops / backward_s / 1e12)
 
 
-def _slowest_s(P_world: Partition, work: Callable[[], object], repeats: int) -> float:
+def _layer_s(P_world: Partition, kernel_s: float) -> float:
+    """What Python takes to call a layer, from layers of few cells of one rank."""
+    if P_world.device.type == "cuda":
+        return 0.0
+    assert P_world.rank is not None
+    alone = P_world.create_partition_inclusive([P_world.rank])
+    P_x = alone.create_cartesian_topology_partition((1,) * 5)
+    chain = [
+        layer
+        for _ in range(_LAYERS // 2)
+        for layer in (nn.Conv3d(2, 2, 3, padding=1, bias=False), nn.GroupNorm(1, 2))
+    ]
+    converted = distribute(nn.Sequential(*chain), P_x, replicate_parameters=True)
+    x = torch.ones(1, 2, 4, 4, 4)
+    return max(0.0, _slowest_s(P_world, lambda: converted(x), 1) / _LAYERS - kernel_s)
+
+
+def _slowest_s(
+    P_world: Partition, work: Callable[[], object], repeats: int, times: int = _TIMES
+) -> float:
     """The median time of ``work`` on the rank that takes longest, all starting together."""
     seconds: list[float] = []
-    for _ in range(_TIMES):
+    for _ in range(times):
         P_world.barrier()
         start_s = time.perf_counter()
         for _ in range(repeats):

@@ -13,7 +13,9 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from gpudist.convert import distribute
+from gpudist.errors import GpudistError, ShapeError
 from gpudist.geometry.blocks import Decomposition
+from gpudist.nn.distributed_module import DistributedModule
 from gpudist.partition import Partition
 from gpudist.planning.clock import Clock, Kernels, Phase
 from gpudist.planning.dry import META, DryTransport
@@ -26,7 +28,7 @@ class Memory:
     """Bytes that a rank holds at the end of a forward, before its backward.
 
     Attributes:
-        parameters: its own; gradients are as many.
+        parameters: its own.
         optimizer: of what the optimizer remembers of them.
         activations: saved for backward, the input and ghosts included.
     """
@@ -36,8 +38,13 @@ class Memory:
     activations: int
 
     @property
+    def gradients(self) -> int:
+        """As many as parameters."""
+        return self.parameters
+
+    @property
     def total(self) -> int:
-        return 2 * self.parameters + self.optimizer + self.activations
+        return self.parameters + self.gradients + self.optimizer + self.activations
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,15 @@ class Rehearsal:
     forward: Phase
     backward: Phase
     memory: Memory
+
+    @property
+    def messages(self) -> int:
+        """Sent in forward and backward."""
+        return self.forward.messages + self.backward.messages
+
+    @property
+    def message_bytes(self) -> int:
+        return self.forward.message_bytes + self.backward.message_bytes
 
     def seconds(self, overlapped: bool) -> float:
         """Of forward and backward."""
@@ -65,6 +81,9 @@ class Stage:
         replicate_parameters: as of :func:`gpudist.distribute`.
         optimizer_slots: tensors that the optimizer keeps of each parameter, 2 of Adam.
 
+    Raises:
+        ShapeError: the network cannot be called with such an input, or is distributed already.
+
     Attributes:
         sequential: what a forward of the whole network computes on one rank.
         layers: of every call of a layer, how many cells beyond its own an output reads at most, and
@@ -79,16 +98,24 @@ class Stage:
         replicate_parameters: bool = True,
         optimizer_slots: int = 2,
     ) -> None:
+        _require_sequential(network)
         self.network = without_cells(network)
         self.global_shape = tuple(global_shape)
         self.profile = profile
         self._replicates = replicate_parameters
         self._slots = optimizer_slots
         self._dtype = next((p.dtype for p in network.parameters()), torch.float32)
-        x = torch.empty(self.global_shape, dtype=self._dtype, device=META)
         clock = Clock(profile, 0)
-        with Kernels(clock):
-            self.shapes = GlobalShapes(self.network, [x])
+        try:
+            x = torch.empty(self.global_shape, dtype=self._dtype, device=META)
+            with Kernels(clock):
+                self.shapes = GlobalShapes(self.network, [x])
+        # The network is the user's, and may raise anything.
+        except Exception as error:
+            raise ShapeError(
+                f"the network cannot be called with an input of shape {list(self.global_shape)}: "
+                f"{error}"
+            ) from error
         self.sequential = clock.phase
         self.itemsize = self._dtype.itemsize
         self.layers = self._layers()
@@ -111,17 +138,31 @@ class Stage:
         block = Decomposition.balanced(self.global_shape, grid).block(P_x.index)
         x = torch.empty(block.shape, dtype=self._dtype, device=META)
         saved = _Saved(network)
-        with Kernels(clock), self.shapes.followed(network):
-            forward = clock.begin()
-            with torch.autograd.graph.saved_tensors_hooks(saved.keep, lambda t: t):
-                y = network(x)
-            activations = saved.nbytes
-            backward = clock.begin()
-            outputs = [t for t in tree_leaves(y) if isinstance(t, torch.Tensor) and t.requires_grad]
-            torch.autograd.backward(outputs, [torch.empty_like(t) for t in outputs])
+        try:
+            with Kernels(clock), self.shapes.followed(network):
+                forward, backward = self._step(network, x, clock, saved)
+        except GpudistError:
+            raise
+        # The functions between layers are the user's, and may raise anything on a block.
+        except Exception as error:
+            words = f"a step of rank {rank} on {list(grid)} fails: {type(error).__name__}: {error}"
+            raise ShapeError(words) from error
         parameters = sum(p.numel() * p.element_size() for p in network.parameters())
-        memory = Memory(parameters, self._slots * parameters, activations)
+        memory = Memory(parameters, self._slots * parameters, saved.nbytes)
         return Rehearsal(rank, forward, backward, memory)
+
+    def _step(
+        self, network: nn.Module, x: torch.Tensor, clock: Clock, saved: _Saved
+    ) -> tuple[Phase, Phase]:
+        forward = clock.begin()
+        with torch.autograd.graph.saved_tensors_hooks(saved.keep, lambda t: t):
+            y = network(x)
+        clock.called(len(self.layers))
+        backward = clock.begin()
+        outputs = [t for t in tree_leaves(y) if isinstance(t, torch.Tensor) and t.requires_grad]
+        torch.autograd.backward(outputs, [torch.empty_like(t) for t in outputs])
+        clock.called(len(self.layers))
+        return forward, backward
 
     def _layers(self) -> list[tuple[int, tuple[int, ...]]]:
         found: list[tuple[int, tuple[int, ...]]] = []
@@ -142,6 +183,15 @@ def without_cells(network: nn.Module) -> nn.Module:
     }
     memo |= {id(b): torch.empty_like(b, device=META) for b in network.buffers()}
     return copy.deepcopy(network, memo)
+
+
+def _require_sequential(network: nn.Module) -> None:
+    for path, module in network.named_modules():
+        if isinstance(module, DistributedModule):
+            raise ShapeError(
+                f"{path or 'the network'} is a {type(module).__name__}, which has partitions of "
+                "its own: the planner takes the sequential network, of torch's modules"
+            )
 
 
 class _Saved:

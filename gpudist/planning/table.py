@@ -11,13 +11,21 @@ from gpudist.planning.clock import Phase
 
 HEADING = (
     "grid", "step", "no overlap", "forward", "backward", "messages", "sent", "collectives",
-    "memory", "imbalance",
+    "all messages", "all sent", "imbalance",
+)  # fmt: skip
+MEMORY_HEADING = (
+    "grid", "memory", "parameters", "gradients", "optimizer", "activations",
 )  # fmt: skip
 
 
 def rows(advice: Sequence[Advice]) -> list[tuple[str, ...]]:
     """A line for each partition under ``HEADING``; messages are those of the slowest rank."""
     return [_row(one) for one in advice]
+
+
+def memory_rows(advice: Sequence[Advice]) -> list[tuple[str, ...]]:
+    """A line for each partition under ``MEMORY_HEADING``, of the rank that holds most."""
+    return [_memory_row(one) for one in advice]
 
 
 def text(advice: Sequence[Advice]) -> str:
@@ -38,9 +46,14 @@ def facts(one: Advice) -> dict[str, Any]:
         "serial_seconds": one.slowest.seconds(overlapped=False),
         "overlapped_seconds": one.slowest.seconds(overlapped=True),
         "memory_bytes": one.memory_bytes,
-        "memory": asdict(one.memory),
+        "memory": {**asdict(one.memory), "gradients": one.memory.gradients},
         "imbalance": one.imbalance,
         "fits": one.fits,
+        "all_ranks": {
+            "messages": one.all_messages,
+            "message_bytes": one.all_message_bytes,
+            "is_exact": one.is_total,
+        },
         "ranks": [
             {"rank": r.rank, "forward": _phase(r.forward), "backward": _phase(r.backward)}
             for r in one.rehearsed
@@ -54,28 +67,37 @@ def _phase(phase: Phase) -> dict[str, float]:
 
 def _row(one: Advice) -> tuple[str, ...]:
     phases = (one.slowest.forward, one.slowest.backward)
+    most = "" if one.is_total else "<= "
     times = [p.overlapped_s if one.overlaps else p.serial_s for p in phases]
     return (
         str(list(one.grid)),
-        _seconds(one.seconds),
-        _seconds(one.slowest.seconds(overlapped=False)),
-        *map(_seconds, times),
-        str(sum(p.messages for p in phases)),
-        _bytes(sum(p.message_bytes for p in phases)),
+        seconds_of(one.seconds),
+        seconds_of(one.slowest.seconds(overlapped=False)),
+        *map(seconds_of, times),
+        str(one.slowest.messages),
+        bytes_of(one.slowest.message_bytes),
         str(sum(p.collectives for p in phases)),
-        _bytes(one.memory_bytes) + (" too much" if one.fits is False else ""),
+        most + str(one.all_messages),
+        most + bytes_of(one.all_message_bytes),
         f"{one.imbalance:.2f}",
     )
 
 
-def _seconds(seconds: float) -> str:
+def _memory_row(one: Advice) -> tuple[str, ...]:
+    memory = one.memory
+    parts = (memory.parameters, memory.gradients, memory.optimizer, memory.activations)
+    whole = bytes_of(memory.total) + (" too much" if one.fits is False else "")
+    return str(list(one.grid)), whole, *map(bytes_of, parts)
+
+
+def seconds_of(seconds: float) -> str:
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds * 1e6:.3g} us"
 
 
-def _bytes(size_bytes: int) -> str:
+def bytes_of(size_bytes: int) -> str:
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if size_bytes >= size:
             return f"{size_bytes / size:.1f} {unit}"

@@ -16,15 +16,18 @@ from torch import nn
 
 from examples.networks import UNet3d
 from gpudist.cli import main
+from gpudist.convert import distribute
 from gpudist.errors import ShapeError
-from gpudist.planning import Link, Profile, plan, profile_of
-from gpudist.planning.clock import Clock
+from gpudist.partition import Partition
+from gpudist.planning import ConvolutionRate, Link, Profile, plan, profile_of
+from gpudist.planning.clock import Clock, Kernel
 from gpudist.planning.dry import Posted, Shared, Traffic
 from gpudist.planning.grids import grids, imbalance
 from gpudist.planning.measuring import measured_profile
 from gpudist.planning.rehearsal import Stage, without_cells
 from gpudist.testing import run_distributed
 from gpudist.transport.host import is_built, what_is_missing
+from tests.pool import distributed
 
 # Of processor time, on one core; the machine that a test runs on may be busy with others.
 PLANNING_LIMIT_S = 20.0
@@ -90,6 +93,37 @@ def test_memory_counts_parameters_and_what_is_saved():
     assert 4 * 128 <= one.memory.activations <= 2 * 4 * (128 + ghosts)
 
 
+def test_totals_are_those_of_all_ranks():
+    few, all_of_them = (
+        plan(two_convolutions(), (1, 1, 64, 8), 8, best=1, every_rank=every_rank)[0]
+        for every_rank in (False, True)
+    )
+    assert few.grid == all_of_them.grid == (1, 1, 8, 1)
+    assert (few.is_total, all_of_them.is_total) == (False, True)
+    assert all_of_them.all_messages == sum(r.messages for r in all_of_them.rehearsed)
+    # Those at both ends have one neighbour, the others two: of each convolution, forth and back.
+    ends = sum(r.forward.messages for r in all_of_them.rehearsed)
+    assert ends == 2 * (6 * 2 + 2 * 1)
+    assert few.all_messages > all_of_them.all_messages
+    assert few.all_message_bytes == 8 * few.slowest.message_bytes
+
+
+def test_progress_is_told():
+    told: list[tuple[str, int, int]] = []
+    plan(two_convolutions(), (1, 1, 16, 16), 2, progress=lambda *words: told.append(words))
+    assert [done for _, done, _ in told] == [0, 1, 2]
+    assert {total for *_, total in told} == {2}
+    assert told[-1][0] == ""
+
+
+@distributed(ranks=2, transports=("loopback",))
+def test_a_network_that_is_distributed_is_refused(P_world: Partition):
+    P_x = P_world.create_cartesian_topology_partition((1, 1, 2, 1))
+    network = distribute(two_convolutions(), P_x)
+    with pytest.raises(ShapeError, match=r"0 is a DistributedConv2d, which has partitions"):
+        plan(network, (1, 1, 16, 16), 2)
+
+
 def test_too_much_memory_comes_last():
     small = replace(profile_of("h100"), memory_gib=1e-6)
     assert all(one.fits is False for one in plan(two_convolutions(), (1, 1, 16, 16), 2, small))
@@ -128,16 +162,57 @@ def test_shared_links_are_slower():
 def test_what_is_started_hides_behind_kernels():
     clock = Clock(PROFILE, rank=0)
     started = clock.started(Traffic(collectives=(Shared("broadcast", (0, 1), 1_000_000),)))
-    clock.computed(10**9, 0, torch.float32)  # 1 ms, as long as the broadcast
+    clock.computed(Kernel(10**9, 0, torch.float32))  # 1 ms, as long as the broadcast
     clock.waited(started)
     assert clock.phase.overlapped_s == pytest.approx(1e-3 + 11e-6)
     assert clock.phase.serial_s == pytest.approx(2e-3 + 11e-6)
 
 
+RATES = (ConvolutionRate(4, 0.01, 0.001), ConvolutionRate(16, 0.04, 0.02))
+
+
+def test_rates_of_convolutions_lie_between_those_of_their_neighbours():
+    machine = replace(PROFILE, convolutions=RATES, tflops_by_dtype={"bfloat16": 2.0})
+    found = [machine.convolution_flops_per_s("float32", c, False) for c in (1, 4, 8, 16, 99)]
+    assert found == pytest.approx([1e10, 1e10, 2e10, 4e10, 4e10])
+    assert machine.convolution_flops_per_s("float32", 16, True) == pytest.approx(2e10)
+    assert machine.convolution_flops_per_s("bfloat16", 4, False) == pytest.approx(2e10)
+    assert PROFILE.convolution_flops_per_s("float32", 4, True) == 1e12
+
+
+@pytest.mark.parametrize(
+    ("layer", "forward_s"),
+    [
+        (nn.Conv2d(4, 16, 1, bias=False), 2 * 64 * 1024 / 4e10),
+        (nn.Conv2d(16, 4, 1, bias=False), 2 * 64 * 1024 / 1e10),
+        (nn.Conv2d(16, 64, 1, groups=4, bias=False), 2 * 256 * 1024 / 4e10),
+        (nn.ConvTranspose2d(16, 4, 1, bias=False), 2 * 64 * 1024 / 1e10),
+    ],
+)
+def test_a_convolution_is_as_fast_as_those_of_the_channels_it_makes(
+    layer: nn.Module, forward_s: float
+):
+    machine = replace(PROFILE, convolutions=RATES, kernel_us=0.0, memory_gbps=1e9)
+    channels = int(layer.in_channels)  # pyright: ignore[reportArgumentType]
+    stage = Stage(layer, (1, channels, 32, 32), machine)
+    assert stage.sequential.compute_s == pytest.approx(forward_s)
+
+
+def test_layers_take_time_of_python_forward_and_backward():
+    slow = replace(PROFILE, layer_us=1e6)
+    quick, late = (
+        Stage(two_convolutions(), (1, 1, 16, 16), machine).rehearse((1, 1, 2, 1), 0)
+        for machine in (PROFILE, slow)
+    )
+    for one, other in ((quick.forward, late.forward), (quick.backward, late.backward)):
+        assert other.compute_s - one.compute_s == pytest.approx(3.0)
+
+
 def test_profiles_are_saved_and_read(tmp_path: Path):
     path = tmp_path / "profile.json"
-    PROFILE.save(path)
-    assert profile_of(path) == PROFILE
+    for profile in (PROFILE, replace(PROFILE, convolutions=RATES, layer_us=3.0)):
+        profile.save(path)
+        assert profile_of(path) == profile
     path.write_text("{}")
     with pytest.raises(ShapeError, match="holds no profile"):
         profile_of(path)
@@ -166,6 +241,18 @@ def test_the_command_prints_a_table_or_json(capsys: pytest.CaptureFixture[str]):
     assert sorted(one["grid"] for one in facts) == [[1, 1, 1, 2], [1, 1, 2, 1]]
     assert facts[0]["ranks"][0]["forward"]["messages"] == 2
     assert facts[0]["memory_bytes"] > 0
+    assert facts[0]["memory"].keys() == {"parameters", "gradients", "optimizer", "activations"}
+    assert facts[0]["all_ranks"]["messages"] == sum(
+        rank[phase]["messages"] for rank in facts[0]["ranks"] for phase in ("forward", "backward")
+    )
+
+
+def test_the_command_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "plan.svg"
+    assert main([*COMMAND, "--shape", "1", "1", "16", "16", "-o", str(picture)]) == 0
+    assert "[1, 1, 2, 1]" in picture.read_text()
+    assert "[1, 1, 2, 1]" in capsys.readouterr().out
 
 
 def test_the_command_says_a_mistake_without_a_traceback(capsys: pytest.CaptureFixture[str]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ import torch
 from torch import nn
 
 import gpudist
+from benchmarks.resnet import ResNet18
 from gpudist.geometry.messages import as_messages
 from gpudist.partition import Partition
 from gpudist.planning.hardware import profile_of
 from gpudist.planning.rehearsal import Stage
+from tests.convert.networks import LeNet5
 from tests.pool import distributed
 
 Counts = tuple[int, int]
@@ -38,10 +41,18 @@ def with_linear() -> nn.Module:
     )
 
 
+def encoder() -> nn.Module:
+    return nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+
+
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "norms": (with_norms, (2, 2, 13, 18)),
     "linear": (with_linear, (2, 2, 13, 17)),
+    "lenet": (LeNet5, (4, 1, 28, 28)),
+    "encoder": (encoder, (4, 12, 8)),
+    "resnet": (partial(ResNet18, 4, 5), (2, 3, 64, 48)),
 }
+FEW = ("norms", "linear")
 GRIDS = {2: [(1, 1, 2, 1), (2, 1, 1, 1)], 4: [(1, 1, 2, 2), (1, 1, 4, 1), (2, 1, 1, 2)]}
 
 
@@ -122,14 +133,20 @@ def counted_step(
     return forward, sent.since(before)
 
 
-def check(P_world: Partition, name: str, wire: str, replicates: bool) -> None:
+def check(
+    P_world: Partition,
+    name: str,
+    wire: str,
+    replicates: bool,
+    grids: Sequence[tuple[int, ...]] | None = None,
+) -> None:
     make, shape = NETWORKS[name]
     network = make()
     profile = replace(profile_of("h100"), wire=wire)
     stage = Stage(network, shape, profile, replicates)
     moved = 0
     sent = Sent(P_world.wire)
-    for grid in GRIDS[P_world.size]:
+    for grid in grids or GRIDS[P_world.size]:
         counted = counted_step(P_world, sent, network, shape, grid, replicates)
         assert P_world.rank is not None
         rehearsed = stage.rehearse(grid, P_world.rank)
@@ -141,10 +158,19 @@ def check(P_world: Partition, name: str, wire: str, replicates: bool) -> None:
 
 
 @pytest.mark.parametrize("replicates", [True, False])
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", FEW)
 @distributed(ranks=(2, 4), transports=("host", "loopback"))
 def test_messages_and_bytes_are_those_of_a_step(
     P_world: Partition, name: str, replicates: bool
 ) -> None:
     wire = "host" if P_world.transport == "host" else "gloo"
     check(P_world, name, wire, replicates)
+
+
+@pytest.mark.parametrize(
+    ("name", "grid"),
+    [("lenet", (1, 1, 1, 2)), ("encoder", (1, 2, 1)), ("resnet", (1, 1, 2, 1))],
+)
+@distributed(ranks=2, transports=("loopback",))
+def test_of_whole_networks(P_world: Partition, name: str, grid: tuple[int, ...]) -> None:
+    check(P_world, name, "gloo", True, [grid])

@@ -1,0 +1,150 @@
+"""A user's mistake is a line and an exit status, never a traceback; so are interrupts and pipes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpudist.cli import main, plan
+from tests.cli.test_env import ROOT
+
+SMALL = ["--shape", "1", "1", "8", "8", "--ranks", "2"]
+NETWORK = "tests.planning.test_advice:two_convolutions"
+PLAN = ["plan", "--network", NETWORK]
+
+
+def status_of(arguments: list[str]) -> int:
+    """Also where argparse is what refuses."""
+    try:
+        return main(arguments)
+    except SystemExit as end:
+        assert isinstance(end.code, int)
+        return end.code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([*PLAN, "--shape", "1", "1", "8", "8", "--ranks", "-2"], "not -2 ranks"),
+        ([*PLAN, "--shape", "1", "1", "8", "8", "--ranks", "two"], "invalid int value: 'two'"),
+        ([*PLAN, "--shape", "1", "1", "8", "-8", "--ranks", "2"], "an input with cells"),
+        ([*PLAN, "--shape", "1", "1", "8", "1" + "0" * 20, "--ranks", "2"], "cannot be called"),
+        ([*PLAN, "--shape", "8", "--ranks", "2"], "cannot be called with an input of shape [8]"),
+        ([*PLAN, *SMALL, "--best", "0"], "the best 0 partitions"),
+        ([*PLAN, *SMALL, "--profile", "v100"], "neither built in"),
+        ([*PLAN, *SMALL, "--profile", str(ROOT)], "neither built in"),
+        ([*PLAN, *SMALL, "--optimizer-slots", "-1"], "0 or more tensors of each parameter, not -1"),
+        ([*PLAN, *SMALL, "-o", "plan.jpg"], "plan.jpg: a picture is"),
+        ([*PLAN, *SMALL, "-o", "/nowhere/plan.png"], "/nowhere/plan.png"),
+        (["plan", "--network", "nowhere.at_all:make", *SMALL], "No module named 'nowhere'"),
+        (["plan", "--network", "json:nothing", *SMALL], "has no attribute 'nothing'"),
+        (["plan", "--network", "json", *SMALL], "MODULE:NAME"),
+        (["plan", "--network", "", *SMALL], "MODULE:NAME"),
+        (["plan", "--network", "json:decoder", *SMALL], "called without arguments, it fails"),
+        (["plan", "--network", "os:getpid", *SMALL], "is int, not a torch module"),
+        (["plan", "--network", "broken:make", *SMALL], "ZeroDivisionError"),
+        (["draw", "--shape", "0", "--grid", "2", "-o", "a.jpg"], "a.jpg: a picture is"),
+        (["draw", "--shape", "-8", "--grid", "2"], "error: "),
+        (["draw", "--shape", "8", "--grid", "2", "--kernel", "0"], "error: "),
+        (["draw", "--shape", "8", "--grid", "2", "--kernel", "3", "--rank", "7"], "rank 7"),
+        (["draw", "--shape", "8", "--grid", "2", "--kernel", "3", "--itemsize", "0"], "itemsize"),
+        (["draw", "--shape", "8", "--grid", "1000"], "at most 512"),
+        (["check", "--ranks", "-1"], "both must be at least 1"),
+        (["bench"], "required: subject"),
+        (["dance"], "invalid choice: 'dance'"),
+    ],
+)
+def test_mistakes(
+    arguments: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    assert status_of(arguments) == 2
+    printed = capsys.readouterr()
+    assert words in printed.err
+    assert "Traceback" not in printed.err
+    assert printed.out == ""
+    assert [path.name for path in tmp_path.iterdir() if path.suffix != ""] == ["broken.py"]
+
+
+number = st.integers(-3, 9).map(str)
+numbers = st.lists(number, max_size=4)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    shape=numbers,
+    grid=numbers,
+    options=st.lists(
+        st.tuples(
+            st.sampled_from(
+                ["--kernel", "--halo", "--to", "--stride", "--dilation", "--padding", "--dims"]
+            ),
+            numbers,
+        ),
+        max_size=3,
+    ),
+    flags=st.lists(st.sampled_from(["--periodic", "--nested", "--json"]), max_size=2),
+)
+def test_any_numbers_to_draw(
+    shape: list[str],
+    grid: list[str],
+    options: list[tuple[str, list[str]]],
+    flags: list[str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path_factory.getbasetemp() / "any.svg"
+    words = [word for name, given in options for word in (name, *given)]
+    command = ["draw", "--shape", *shape, "--grid", *grid, *words, *flags, "-o", str(picture)]
+    assert status_of(command) in (0, 2)
+
+
+def test_an_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(plan, "plan", interrupted)
+    assert main([*PLAN, *SMALL]) == 130
+    assert capsys.readouterr().err == "gpudist plan: interrupted\n"
+
+
+def ended(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        text=True, stderr=subprocess.PIPE, timeout=90, **options,
+    )  # fmt: skip
+
+
+def test_nobody_reads() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    found = ended("-m", "gpudist", "env", "--json", stdout=writer)
+    os.close(writer)
+    assert (found.returncode, found.stderr) == (141, "")
+
+
+def test_a_signal_in_the_middle() -> None:
+    many = [*PLAN, "--shape", "1", "1", "512", "512", "--ranks", "256", "--every-rank"]
+    program = (
+        "import signal, sys\n"
+        "from gpudist.cli import main\n"
+        "signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))\n"
+        "signal.setitimer(signal.ITIMER_REAL, 1.5)\n"
+        f"sys.exit(main({many!r}))\n"
+    )
+    found = ended("-c", program, stdout=subprocess.PIPE)
+    assert (found.returncode, found.stdout) == (130, "")
+    assert found.stderr == "gpudist plan: interrupted\n"
