@@ -18,7 +18,7 @@ OUTSIDE = "repository"
 
 def on_files(files: Any, config: Any) -> Any:
     """Add what is linked to, and what that links to."""
-    from mkdocs.structure.files import File
+    from mkdocs.structure.files import File, InclusionLevel
 
     added: set[str] = set()
     waiting = [f"docs/{page.src_uri}" for page in files.documentation_pages()]
@@ -27,7 +27,14 @@ def on_files(files: Any, config: Any) -> Any:
             if target in added or target.startswith("docs/"):
                 continue
             added.add(target)
-            files.append(File.generated(config, site_path(target), abs_src_path=str(ROOT / target)))
+            files.append(
+                File.generated(
+                    config,
+                    site_path(target),
+                    abs_src_path=str(ROOT / target),
+                    inclusion=InclusionLevel.NOT_IN_NAV,
+                )
+            )
             if target.endswith(".md"):
                 waiting.append(target)
     return files

@@ -1,4 +1,4 @@
-"""Commands of the pages, understood without being run: by the parsers of the programs they start."""
+"""Commands of the pages, understood by the parsers of the programs that they would start."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def understand(command: str, files: Collection[str]) -> None:
         words = shlex.split(part)
         while words and re.fullmatch(r"\w+=.*", words[0]):
             words.pop(0)
-        name = Path(words[0]).name
+        name = words[0].rpartition("/")[2]
         assert name in PROGRAMS, f"{part}: {name} is none of {sorted(PROGRAMS)}"
         try:
             PROGRAMS[name](words[1:], files)

@@ -72,6 +72,8 @@ class Block:
     @cached_property
     def commands(self) -> list[tuple[str, str]]:
         """Of a console block: each command, without its comment, and the output shown of it."""
+        if self.language != "console":
+            return []
         parts = re.split(r"^\$ ", self.text, flags=re.MULTILINE)[1:]
         pairs = (part.partition("\n") for part in parts)
         return [(re.sub(r"\s{2,}#.*", "", command), shown) for command, _, shown in pairs]

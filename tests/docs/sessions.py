@@ -32,7 +32,7 @@ def run_session(
         capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     printed = ended.stdout.split(f"{MARK}\n")[1:]
-    commands = [(block, *pair) for block in blocks if not block.file for pair in block.commands]
+    commands = [(block, *pair) for block in blocks for pair in block.commands]
     last = commands[max(len(printed) - 1, 0)] if commands else None
     assert ended.returncode == 0, f"{last}\n{ended.stdout[-3000:]}\n{ended.stderr[-6000:]}"
     for (block, command, shown), output in zip(commands, printed, strict=True):
