@@ -7,6 +7,9 @@ import os
 import re
 import subprocess
 import sys
+import zlib
+from contextlib import suppress
+from functools import reduce
 from importlib.util import find_spec
 from inspect import ismodule
 from pathlib import Path
@@ -42,6 +45,9 @@ def test_the_site_is_built_and_whole(tmp_path: Path) -> None:
         for source, link in LOADED.findall(text):
             loaded = source or ("stylesheet" in link and link)
             assert not loaded or "//" not in loaded, f"{page} loads {loaded}"
+    inventory = (tmp_path / "objects.inv").read_bytes().split(b"\n", 4)[4]
+    modules = re.findall(rb"^(\S+) py:module ", zlib.decompress(inventory), re.MULTILINE)
+    assert not modules, f"instead of their functions, the reference has the modules {modules}"
 
 
 def test_every_public_name_is_in_the_reference() -> None:
@@ -68,11 +74,10 @@ def public_parts(module: ModuleType) -> list[tuple[str, Any]]:
 
 
 def resolve(path: str) -> Any:
-    """What the dotted ``path`` leads to."""
+    """What the dotted ``path`` leads to, through as many modules as there are."""
     parts = path.split(".")
-    found: Any = importlib.import_module(parts[0])
-    for at, part in enumerate(parts[1:], 2):
-        if not hasattr(found, part):
-            importlib.import_module(".".join(parts[:at]))
-        found = getattr(found, part)
-    return found
+    for length in range(len(parts), 0, -1):
+        with suppress(ModuleNotFoundError):
+            module = importlib.import_module(".".join(parts[:length]))
+            return reduce(getattr, parts[length:], module)
+    raise AssertionError(f"{path} is nothing")
