@@ -118,10 +118,10 @@ def _shell(arguments: Arguments, files: Collection[str]) -> None:
     pass
 
 
-def _srun(arguments: Arguments, files: Collection[str]) -> None:
-    """Slurm's own options are not known here; the program it starts is."""
+def _launcher(arguments: Arguments, files: Collection[str]) -> None:
+    """Its own options are not known here; the program that it starts is."""
     starts = [at for at, word in enumerate(arguments) if Path(word).name in PROGRAMS]
-    assert starts, f"srun {arguments}: starts no program that is known"
+    assert starts, f"{arguments}: no program in them is known"
     PROGRAMS[Path(arguments[starts[0]]).name](arguments[starts[0] + 1 :], files)
 
 
@@ -136,13 +136,13 @@ PROGRAMS: dict[str, Callable[[Arguments, Collection[str]], None]] = {
     "python3": _python,
     "make": _make,
     "pip": _pip,
-    "srun": _srun,
+    **dict.fromkeys(("srun", "mpirun", "mpiexec", "timeout", "env"), _launcher),
     "sbatch": _sbatch,
-    **dict.fromkeys(("cd", "export", "mkdir", "ls", "cat", "."), _shell),
+    **dict.fromkeys(("cd", "export", "mkdir", "ls", "cat", "kill", "ssh", "git", "."), _shell),
 }
 
 
-def parses_as_shell(text: str) -> bool:
-    """Whether bash reads ``text`` as a script."""
+def is_script(text: str) -> bool:
+    """Whether bash can read ``text``."""
     ended = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
     return ended.returncode == 0

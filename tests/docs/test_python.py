@@ -12,10 +12,11 @@ import pytest
 
 from gpudist.partition import Partition
 from gpudist.testing import run_distributed
+from tests.docs.commands import is_script
 from tests.docs.pages import ROOT, Block, Page, all_pages
 
 PAGES = all_pages()
-LANGUAGES = {"python", "console", "bash", "text"}
+LANGUAGES = {"python", "console", "bash", "text", "json"}
 LIMIT_S = 120.0
 
 
@@ -26,6 +27,8 @@ def test_blocks_are_told_apart(page: Page) -> None:
         assert block.language in LANGUAGES, f"{block}: {block.language!r}"
         if block.language == "python":
             assert block.code()
+        if block.language == "bash":
+            assert is_script(block.text), f"{block} is no script"
         if block.file and not block.skipped:
             others = (other for other in page.blocks if other.runs or other.file)
             uses = (other.text for other in others if other is not block)
