@@ -8,8 +8,8 @@ In a page, not shown to its readers:
 ``<!-- test hidden``, code, ``-->``
     Python that runs at this place.
 ``<!-- test run -->``
-    the commands of the next block are run, and their output compared where the block has some;
-    ``run sample`` does not compare. Other commands are parsed by the program that they start.
+    the commands of the next block are run, and their output compared where the block has some.
+    Other commands are parsed by the program that they would start.
 ``<!-- test skip: REASON -->``
     the next block does not run here.
 
@@ -56,7 +56,7 @@ class Block:
 
     @property
     def runs(self) -> bool:
-        return self.said.split(" ")[0] == "run"
+        return self.said == "run"
 
     @property
     def file(self) -> str:
