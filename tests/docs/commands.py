@@ -138,7 +138,8 @@ PROGRAMS: dict[str, Callable[[Arguments, Collection[str]], None]] = {
     "pip": _pip,
     **dict.fromkeys(("srun", "mpirun", "mpiexec", "timeout", "env"), _launcher),
     "sbatch": _sbatch,
-    **dict.fromkeys(("cd", "export", "mkdir", "ls", "cat", "kill", "pkill", "ssh", "git", "."), _shell),
+    **dict.fromkeys(("cd", "export", "mkdir", "ls", "cat", "."), _shell),
+    **dict.fromkeys(("git", "kill", "pkill", "ssh"), _shell),
 }
 
 
