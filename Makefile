@@ -4,6 +4,7 @@ PYTHON := $(VENV)/bin/python
 PIP := $(PYTHON) -m pip install --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
 TOOLS := $(VENV)/.tools
+DOCS := $(VENV)/.docs
 comma := ,
 SOURCES := pyproject.toml setup.py constraints.txt CMakeLists.txt $(wildcard cmake/* csrc/*)
 
@@ -30,6 +31,7 @@ GPU_TESTS := -m pytest tests/gpu -q -rs
 export OMP_NUM_THREADS := 1
 
 .PHONY: demo test fuzz fuzz-batch lint types check format sanitize bench clean
+.PHONY: docs newcomer
 .PHONY: gpu-build gpu-test gpu-bench gpu-sanitize gpu-rehearsal
 
 demo: $(INSTALLED)
@@ -116,9 +118,22 @@ $(INSTALLED): $(SOURCES)
 
 # With all of the above, so that what comes first in `make check` builds the core once.
 $(TOOLS): $(SOURCES)
-	$(call install,test$(comma)examples$(comma)dev)
-	touch $(INSTALLED) $@
+	$(call install,test$(comma)examples$(comma)docs$(comma)dev)
+	touch $(INSTALLED) $(DOCS) $@
+
+$(DOCS): $(SOURCES)
+	$(call install,draw$(comma)docs)
+	touch $@
+
+# The site, in site/, with its pictures made anew. Needs no network but for the packages.
+docs: $(DOCS)
+	$(PYTHON) docs/make_pictures.py
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build
+
+# The commands of docs/tutorial.md, from a new venv to a picture. Installs torch once more.
+newcomer: $(INSTALLED)
+	$(PYTHON) -m pytest tests/docs/test_newcomer.py -m newcomer
 
 clean:
-	rm -rf $(VENV) .bench build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .bench build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

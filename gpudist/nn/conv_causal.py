@@ -15,9 +15,9 @@ class DistributedCausalConv1d(DistributedConv1d):
 
     Args:
         P_x, P_y, P_w: as :class:`DistributedConv1d`.
-        in_channels, out_channels, kernel_size, stride, dilation, groups, bias, padding_mode,
-            device, dtype: in this order. ``padding_mode`` is ``"zeros"`` or ``"replicate"``: others
-            would read later inputs.
+        in_channels, out_channels, kernel_size, stride, dilation, groups, bias: in this order.
+        padding_mode: ``"zeros"`` or ``"replicate"``: others would read later inputs.
+        device, dtype: behind it.
         global_shape, shape, overlap, nested, replicate_parameters: as :class:`DistributedConv1d`.
 
     Cost:

@@ -1,0 +1,83 @@
+"""The site is built without a warning, loads nothing from elsewhere, and has all public names."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+import zlib
+from contextlib import suppress
+from functools import reduce
+from importlib.util import find_spec
+from inspect import ismodule
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.docs.pages import ROOT
+
+ROOMS = (
+    *("gpudist", "gpudist.nn", "gpudist.nn.utils", "gpudist.ops", "gpudist.sbp", "gpudist.data"),
+    *("gpudist.batch", "gpudist.convert", "gpudist.checkpoint", "gpudist.planning"),
+    *("gpudist.testing", "gpudist.errors", "gpudist.amp"),
+)
+NO_NETWORK = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
+# A page's scripts, styles, fonts and images; links to other sites are no part of it.
+LOADED = re.compile(r"<(?:script|img|iframe|source)[^>]*\ssrc=\"?([^\s\">]+)|<link([^>]+)>")
+
+
+@pytest.mark.skipif(find_spec("mkdocs") is None, reason="mkdocs is not installed: make docs")
+def test_the_site_is_built_and_whole(tmp_path: Path) -> None:
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
+        cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1", **NO_NETWORK},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert built.returncode == 0, built.stderr
+    pages = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.html")}
+    assert {"index.html", "tutorial.html", "reference/ops.html", "howto/distdl.html"} <= pages
+    for page in pages:
+        text = (tmp_path / page).read_text(encoding="utf-8")
+        for source, link in LOADED.findall(text):
+            loaded = source or ("stylesheet" in link and link)
+            assert not loaded or "//" not in loaded, f"{page} loads {loaded}"
+    inventory = (tmp_path / "objects.inv").read_bytes().split(b"\n", 4)[4]
+    modules = re.findall(rb"^(\S+) py:module ", zlib.decompress(inventory), re.MULTILINE)
+    assert not modules, f"instead of their functions, the reference has the modules {modules}"
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    pages = (page.read_text(encoding="utf-8") for page in (ROOT / "docs/reference").glob("*.md"))
+    names = [name for page in pages for name in re.findall(r"^::: (\S+)$", page, re.MULTILINE)]
+    assert len(names) == len(set(names)), "a name is there twice"
+    there = [resolve(name) for name in names]
+    missing = [
+        f"{room}.{name}"
+        for room in ROOMS
+        for name, found in public_parts(importlib.import_module(room))
+        if not ismodule(found) and not any(found is one for one in there)
+    ]
+    assert not missing, f"on no page of docs/reference: {missing}"
+
+
+def public_parts(module: ModuleType) -> list[tuple[str, Any]]:
+    """``__all__``, else what the module defines itself."""
+    own = (
+        name for name, value in vars(module).items()
+        if not name.startswith("_") and getattr(value, "__module__", "") == module.__name__
+    )  # fmt: skip
+    return [(name, getattr(module, name)) for name in getattr(module, "__all__", own)]
+
+
+def resolve(path: str) -> Any:
+    """What the dotted ``path`` leads to, through as many modules as there are."""
+    parts = path.split(".")
+    for length in range(len(parts), 0, -1):
+        with suppress(ModuleNotFoundError):
+            module = importlib.import_module(".".join(parts[:length]))
+            return reduce(getattr, parts[length:], module)
+    raise AssertionError(f"{path} is nothing")
