@@ -19,13 +19,14 @@ from gpudist.geometry.messages import as_messages
 from gpudist.transport.base import (
     Failure,
     FailureChannel,
-    Operation,
     RoundPart,
     RoundRunner,
     Signature,
+    native_part,
 )
 from gpudist.transport.message import Header
 from gpudist.transport.point_to_point import PointToPointTransport
+from gpudist.transport.recording import Activity, Operation, Post
 
 try:
     import gpudist._native as _native
@@ -106,9 +107,10 @@ class HostTransport(PointToPointTransport):
             raise NotBuiltError(f"the host transport: {what_is_missing()}")
         self._core = _native.HostCommunicator(rank, size, timeout_s, pulls)
         super().__init__(rank, size, torch.device("cpu"), timeout_s, HostFailureChannel(self._core))
-        operation = self.recorder.begin(f"connect {size} ranks")
+        self.recorder.number_of = self._core.posted
+        operation = self.recorder.begin_group(f"connect {size} ranks")
         self._meet(store, prefix)
-        operation.finished = True
+        self.recorder.end(operation)
 
     def bind_stage(
         self,
@@ -154,50 +156,41 @@ class HostTransport(PointToPointTransport):
 
     def bind_round(self, signature: Signature | None, parts: Sequence[RoundPart]) -> RoundRunner:
         assert _native is not None
-        native_parts = [
-            (
-                part.index,
-                part.movement.input_shape if part.comes_from_outside else None,
-                part.movement.input_dtype if part.comes_from_outside else None,
-                part.takes,
-                part.gives,
-                part.block,
-                part.make_output,
-                part.makers,
-                part.bound,
-                part.bind,
-            )
-            for part in parts
-        ]
+        given = [native_part(part) for part in parts]
         if signature is None:
-            return _native.Round(None, None, native_parts).run
-        label = signature.label
-        run_round = _native.Round(self._core, _native_signature(signature), native_parts).run
-        begin, end_with = self.recorder.begin, self.end_with
+            return _native.Round(None, None, given).run
+        run_round = _native.Round(self._core, _native_signature(signature), given).run
+        posts = [post for part in parts for post in part.posts()]
+        activity = self.recorder.new_activity(signature.label, posts)
+        recorder, end_with = self.recorder, self.end_with
+        begin, end = recorder.begin, recorder.end
 
         def run(blocks: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-            operation = begin(label)
+            operation = begin(activity)
             try:
                 outputs = run_round(blocks)
             except ShapeError:
-                operation.finished = True  # before it began
+                recorder.drop(operation)
                 raise
             except BaseException as error:
+                recorder.leave(operation)
                 end_with(error)
-            operation.finished = True
+            end(operation)
             return outputs
 
         return run
 
     def start_stages(
-        self, signature: Signature, calls: Sequence[tuple[Any, int, int]]
+        self, signature: Signature, calls: Sequence[tuple[Any, int, int]], activity: Activity
     ) -> _StagesInFlight:
         assert _native is not None
-        operation = self.recorder.begin(signature.label)
+        operation = self.recorder.begin(activity, "start")
         try:
             exchange = _native.Exchange(self._core, _native_signature(signature), calls)
         except BaseException as error:
             self.end_with(error)
+        finally:
+            self.recorder.leave(operation)
         return _StagesInFlight(self, exchange, operation, len(calls))
 
     def start_pieces(
@@ -220,12 +213,19 @@ class HostTransport(PointToPointTransport):
             pieces: addresses and numbers of bytes, which add up to the same on both sides.
         """
         assert _native is not None
-        operation = self.recorder.begin(signature.label)
+        size_bytes = sum(part_bytes for _, part_bytes in pieces)
+        posts = [
+            Post("send", peer, size_bytes, 0) if sends else Post("receive", peer, 0, size_bytes)
+            for peer in peers
+        ]
+        operation = self.recorder.begin(self.recorder.new_activity(signature.label, posts), "start")
         native_signature = _native_signature(signature)
         try:
             message = _native.Pieces(self._core, native_signature, sends, peers, pieces)
         except BaseException as error:
             self.end_with(error)
+        finally:
+            self.recorder.leave(operation)
         return PiecesInFlight(self, message, operation)
 
     def error(self) -> Any:
@@ -267,6 +267,9 @@ class HostTransport(PointToPointTransport):
             self._raise_failure(error)
         super()._group_end()
 
+    def _next_number(self, sends: bool, peer: int) -> int:
+        return self._core.posted(sends, peer)
+
     def _post_send(self, payload: torch.Tensor, peer: int, header: Header) -> Any:
         signature = _native_signature(Signature(header.label, header.digest))
         message = self._core.post_send(payload.data_ptr(), payload.numel(), peer, signature)
@@ -307,12 +310,15 @@ class _StagesInFlight:
         self._left = left
 
     def wait(self, call: int) -> None:
+        recorder, operation = self._wire.recorder, self._operation
+        recorder.enter(operation)
         try:
             self._exchange.wait(call)
         except BaseException as error:
+            recorder.leave(operation)
             self._wire.end_with(error)
         self._left -= 1
-        self._operation.finished = self._left == 0
+        (recorder.leave if self._left else recorder.end)(operation)
 
 
 class PiecesInFlight:
@@ -329,11 +335,14 @@ class PiecesInFlight:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is not None:
             self._wire.end_with(error)
+        recorder, operation = self._wire.recorder, self._operation
+        recorder.enter(operation)
         try:
             self._message.wait()
         except BaseException as failure:
+            recorder.leave(operation)
             self._wire.end_with(failure)
-        self._operation.finished = True
+        recorder.end(operation)
 
 
 @lru_cache(maxsize=4096)

@@ -73,7 +73,7 @@ def gathered_sources(
 
 def operations(P: Partition) -> int:
     """How many groups of messages this rank has started, and how often this was asked."""
-    P.wire.recorder.begin("counted by a test")
+    P.wire.recorder.begin_group("counted by a test")
     return P.wire.recorder.count
 
 
