@@ -198,6 +198,7 @@ class Transport(ABC):
         packs: stages of plans are carried out by the transport itself, in one call.
         keeps_layout: their outputs are channels-last where their inputs are.
         has_streams: stages that were started run beside what follows, on a stream of their own.
+        on_failure: told, once, what this transport ended with.
         remembered: operators made for this world, so that functions need not make them at every
             call.
     """
@@ -216,6 +217,7 @@ class Transport(ABC):
         self.timeout_s = timeout_s
         self.failures = failures
         self.recorder = FlightRecorder()
+        self.on_failure: Callable[[Failure], None] | None = None
         self.remembered: dict[tuple[object, ...], object] = {}
         self._communicators: dict[tuple[int, ...], Communicator] = {}
 
@@ -272,6 +274,12 @@ class Transport(ABC):
         error = self.error()
         if error is not None:
             raise error
+
+    def tell_failure(self, failure: Failure) -> None:
+        """This transport has ended, or is about to; only the first of several is told."""
+        told, self.on_failure = self.on_failure, None
+        if told is not None:
+            told(failure)
 
     def bind_stage(
         self,
@@ -375,20 +383,3 @@ class Transport(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release everything; idempotent, never blocks on a peer."""
-
-
-def native_part(part: RoundPart) -> tuple[Any, ...]:
-    """What the rounds of the native core take of a part."""
-    comes = part.comes_from_outside
-    return (
-        part.index,
-        part.movement.input_shape if comes else None,
-        part.movement.input_dtype if comes else None,
-        part.takes,
-        part.gives,
-        part.block,
-        part.make_output,
-        part.makers,
-        part.bound,
-        part.bind,
-    )

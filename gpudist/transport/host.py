@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from time import monotonic
 from typing import Any, NoReturn
 
 import torch
@@ -22,11 +23,11 @@ from gpudist.transport.base import (
     RoundPart,
     RoundRunner,
     Signature,
-    native_part,
 )
 from gpudist.transport.message import Header
+from gpudist.transport.native_round import native_part
 from gpudist.transport.point_to_point import PointToPointTransport
-from gpudist.transport.recording import Activity, Operation, Post
+from gpudist.transport.recording import END_S, START_S, Activity, Operation, Post
 
 try:
     import gpudist._native as _native
@@ -163,19 +164,30 @@ class HostTransport(PointToPointTransport):
         posts = [post for part in parts for post in part.posts()]
         activity = self.recorder.new_activity(signature.label, posts)
         recorder, end_with = self.recorder, self.end_with
-        begin, end = recorder.begin, recorder.end
+        remember = recorder.remember
 
         def run(blocks: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-            operation = begin(activity)
+            observed = recorder.observers
+            if observed:
+                operation = recorder.begin(activity)
+            else:
+                operation = [activity, monotonic(), None]
+                remember(operation)
             try:
                 outputs = run_round(blocks)
             except ShapeError:
+                recorder.leave(operation)
                 recorder.drop(operation)
                 raise
             except BaseException as error:
                 recorder.leave(operation)
                 end_with(error)
-            end(operation)
+            if observed:
+                recorder.end(operation)
+            else:
+                operation[END_S] = now = monotonic()
+                activity.calls += 1
+                activity.seconds += now - operation[START_S]
             return outputs
 
         return run
@@ -239,7 +251,7 @@ class HostTransport(PointToPointTransport):
 
     def _meet(self, store: dist.Store, prefix: str) -> None:
         """Tell the others where this rank's control block is, and map theirs."""
-        deadline_s = time.monotonic() + self.timeout_s
+        deadline_s = monotonic() + self.timeout_s
         keys = [f"{prefix}/host/{rank}" for rank in range(self.size)]
         store.set(keys[self.rank], json.dumps(self._core.address()))
         self._await_keys(store, keys, deadline_s)
@@ -251,7 +263,7 @@ class HostTransport(PointToPointTransport):
 
     def _await_keys(self, store: dist.Store, keys: Sequence[str], deadline_s: float) -> None:
         while not store.check(list(keys)):
-            if time.monotonic() > deadline_s:
+            if monotonic() > deadline_s:
                 missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
                 raise CollectiveTimeout(
                     f"after {self.timeout_s:g} s rank {self.rank} (process {os.getpid()}) still "
@@ -299,6 +311,7 @@ class HostTransport(PointToPointTransport):
         failure = self.failures.peek()
         assert failure is not None
         self._failure = failure
+        self.tell_failure(failure)
         raise failure.to_exception() from error
 
 
@@ -311,14 +324,14 @@ class _StagesInFlight:
 
     def wait(self, call: int) -> None:
         recorder, operation = self._wire.recorder, self._operation
-        recorder.enter(operation)
+        entered_s = recorder.enter(operation)
         try:
             self._exchange.wait(call)
         except BaseException as error:
-            recorder.leave(operation)
+            recorder.leave(operation, entered_s)
             self._wire.end_with(error)
         self._left -= 1
-        (recorder.leave if self._left else recorder.end)(operation)
+        (recorder.leave if self._left else recorder.end)(operation, entered_s)
 
 
 class PiecesInFlight:
@@ -336,13 +349,13 @@ class PiecesInFlight:
         if error is not None:
             self._wire.end_with(error)
         recorder, operation = self._wire.recorder, self._operation
-        recorder.enter(operation)
+        entered_s = recorder.enter(operation)
         try:
             self._message.wait()
         except BaseException as failure:
-            recorder.leave(operation)
+            recorder.leave(operation, entered_s)
             self._wire.end_with(failure)
-        recorder.end(operation)
+        recorder.end(operation, entered_s)
 
 
 @lru_cache(maxsize=4096)

@@ -18,9 +18,9 @@ from gpudist.transport.base import (
     RoundRunner,
     Signature,
     Transport,
-    native_part,
 )
 from gpudist.transport.host import what_is_missing
+from gpudist.transport.native_round import native_part
 from gpudist.transport.nccl_library import wheel_libraries
 from gpudist.transport.nccl_program import native_call, native_signature
 from gpudist.transport.nccl_rendezvous import Rendezvous
@@ -190,7 +190,6 @@ class NcclTransport(Transport):
         posts = [post for part in parts for post in part.posts()]
         activity = self.recorder.new_activity(signature.label, posts)
         recorder, end_with = self.recorder, self.end_with
-        count_only = recorder.count_only
 
         def run(blocks: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
             operation = recorder.begin(activity) if recorder.observers else None
@@ -203,7 +202,7 @@ class NcclTransport(Transport):
                     raise  # before it began
                 end_with(error)
             if operation is None:
-                count_only(activity)
+                activity.calls += 1
             else:
                 recorder.end(operation)
             return outputs
@@ -271,6 +270,7 @@ class NcclTransport(Transport):
         if not self._core.failure():
             self._watch.fail(failure)
         self._core.settle(self.stream())
+        self.tell_failure(failure)
 
     def error(self) -> Any:
         text = self._core.failure()
@@ -303,6 +303,7 @@ class NcclTransport(Transport):
         # What was started and is not waited for uses tensors that are about to be freed.
         self._core.settle(self.stream())
         first = Failure.from_json(self._core.failure())
+        self.tell_failure(first)
         is_known = isinstance(error, (GpudistError, _native.WorldFailed))
         if not is_known or (first.kind, first.message) == (mine.kind, mine.message):
             raise error

@@ -105,6 +105,7 @@ class PointToPointTransport(Transport):
             self.failures.post(failure)
             # Another rank may have been first, and the first cause is the one that all raise.
             self._failure = self.failures.peek() or failure
+            self.tell_failure(self._failure)
             self._break()
 
     def error(self) -> errors.GpudistError | None:

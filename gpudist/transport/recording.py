@@ -6,7 +6,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from time import monotonic
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
+from weakref import WeakSet
 
 import torch
 
@@ -56,41 +57,46 @@ class Row:
         self.calls = self.messages = self.sent_bytes = self.received_bytes = 0
         self.seconds = 0.0
 
+    def add(self, post: Post, times: int = 1) -> None:
+        self.messages += times * (post.kind != "receive")
+        self.sent_bytes += times * post.sent_bytes
+        self.received_bytes += times * post.received_bytes
+
 
 class Activity:
     """What is done under one label, as often as it is done.
 
     Attributes:
-        row: to which its calls are added.
+        row: to which its calls are added, now and then.
         posts: the messages of one call; none where they are counted one by one.
-        messages, sent_bytes, received_bytes: of one call, by ``posts``.
+        calls, seconds: not yet in the row.
     """
 
-    __slots__ = ("label", "messages", "posts", "received_bytes", "row", "sent_bytes")
+    __slots__ = ("__weakref__", "calls", "label", "posts", "row", "seconds")
 
     def __init__(self, label: str, row: Row, posts: Sequence[Post] = ()) -> None:
         self.label = label
         self.row = row
         self.posts = tuple(posts)
-        self.messages = sum(post.kind != "receive" for post in self.posts)
-        self.sent_bytes = sum(post.sent_bytes for post in self.posts)
-        self.received_bytes = sum(post.received_bytes for post in self.posts)
+        self.calls = 0
+        self.seconds = 0.0
+
+    def flush(self) -> None:
+        """Add what was counted to the row."""
+        self.row.calls += self.calls
+        self.row.seconds += self.seconds
+        for post in self.posts:
+            self.row.add(post, self.calls)
+        self.calls, self.seconds = 0, 0.0
+
+    # Movements of passing shapes are forgotten, and their calls are not.
+    __del__ = flush
 
 
-class Operation:
-    """One entry of the flight recorder.
-
-    Attributes:
-        start_s, entered_s: when it began, and when this rank was in a call of it last.
-        end_s: when it was complete; ``None`` before.
-    """
-
-    __slots__ = ("activity", "end_s", "entered_s", "start_s")
-
-    def __init__(self, activity: Activity) -> None:
-        self.activity = activity
-        self.end_s: float | None = None
-        self.start_s = self.entered_s = monotonic()
+# An entry of the flight recorder: what is done, since when, and when it was complete (``None``:
+# not yet). A list, since an object would cost as much as all else that is recorded.
+Operation = list[Any]
+ACTIVITY, START_S, END_S = range(3)
 
 
 class Observer(Protocol):
@@ -112,83 +118,72 @@ class Observer(Protocol):
 class FlightRecorder:
     """The last operations of this rank, oldest first, and the totals of all.
 
-    Cheap enough to be always on.
+    Cheap enough to be always on. :meth:`remember` an operation, and count its calls and seconds in
+    its activity, where every nanosecond counts; :meth:`begin` and :meth:`end` do all of that, and
+    are a must where there are observers.
 
     Attributes:
-        count: operations begun so far.
-        observers: hear of each; costs something only while there are any.
+        observers: hear of each operation.
         number_of: the number of the next message to (or from) a world rank, where the wire knows.
+        activity: of a label, remembered; its messages are counted as they are :meth:`posted`.
+        remember: take an entry.
     """
 
     def __init__(self, capacity: int = _KEPT) -> None:
-        self.count = 0
         self.observers: tuple[Observer, ...] = ()
         self.number_of: Callable[[bool, int], int] | None = None
-        self.activity = lru_cache(_REMEMBERED_LABELS)(self._activity_of)
+        self.activity = lru_cache(_REMEMBERED_LABELS)(self.new_activity)
         self._operations: deque[Operation] = deque(maxlen=capacity)
+        self.remember = self._operations.append
         self._rows: dict[tuple[str, str], Row] = {}
+        self._activities: WeakSet[Activity] = WeakSet()
         self._group: Operation | None = None
         self._announced: Counter[tuple[bool, int]] = Counter()
+        self._cleared = 0
 
     def new_activity(self, label: str, posts: Sequence[Post] = ()) -> Activity:
         """What is done under ``label``, with these messages at each call."""
         key = operator_and_partition(label)
-        return Activity(label, self._rows.setdefault(key, Row(*key)), posts)
+        activity = Activity(label, self._rows.setdefault(key, Row(*key)), posts)
+        self._activities.add(activity)
+        return activity
 
-    def _activity_of(self, label: str) -> Activity:
-        """The same of messages that are counted when they are posted; remembered."""
-        return self.new_activity(label)
+    @property
+    def count(self) -> int:
+        """Operations that were complete so far."""
+        return self._cleared + sum(row.calls for row in self.rows())
 
     def begin(self, activity: Activity, phase: Phase = "run") -> Operation:
         """An operation begins, and the rank is in a call of it."""
-        operation = Operation(activity)
-        self.count += 1
-        self._operations.append(operation)
+        operation: Operation = [activity, monotonic(), None]
+        self.remember(operation)
         if self.observers:
             self._announce(operation, phase)
         return operation
 
-    def enter(self, operation: Operation) -> None:
-        """The rank waits for an operation that has been started."""
-        operation.entered_s = monotonic()
+    def enter(self, operation: Operation) -> float:
+        """The rank waits for an operation that has been started; returns the time."""
         if self.observers:
             self._announce(operation, "wait")
+        return monotonic()
 
-    def leave(self, operation: Operation) -> None:
+    def leave(self, operation: Operation, entered_s: float | None = None) -> None:
         """The call of an operation has ended, which itself goes on, or has failed."""
-        operation.activity.row.seconds += monotonic() - operation.entered_s
-        if self.observers:
-            for observer in reversed(self.observers):
-                observer.left(operation)
+        since_s = operation[START_S] if entered_s is None else entered_s
+        operation[ACTIVITY].seconds += monotonic() - since_s
+        for observer in reversed(self.observers):
+            observer.left(operation)
 
-    def end(self, operation: Operation) -> None:
+    def end(self, operation: Operation, entered_s: float | None = None) -> None:
         """The operation is complete, and with it this call."""
-        now = monotonic()
-        operation.end_s = now
-        activity = operation.activity
-        row = activity.row
-        row.calls += 1
-        row.messages += activity.messages
-        row.sent_bytes += activity.sent_bytes
-        row.received_bytes += activity.received_bytes
-        row.seconds += now - operation.entered_s
-        if self.observers:
-            for observer in reversed(self.observers):
-                observer.left(operation)
-
-    def count_only(self, activity: Activity) -> None:
-        """An operation that nobody waits for here, and that another recorder remembers."""
-        self.count += 1
-        row = activity.row
-        row.calls += 1
-        row.messages += activity.messages
-        row.sent_bytes += activity.sent_bytes
-        row.received_bytes += activity.received_bytes
+        operation[END_S] = monotonic()
+        operation[ACTIVITY].calls += 1
+        self.leave(operation, entered_s)
 
     def drop(self, operation: Operation) -> None:
         """The call was refused before anything was posted."""
-        operation.end_s = operation.start_s
-        self.leave(operation)
+        if self._operations and self._operations[-1] is operation:
+            self._operations.pop()
 
     def begin_group(self, label: str) -> Operation:
         """An operation whose messages are :meth:`posted` one by one until it ends or fails."""
@@ -200,10 +195,7 @@ class FlightRecorder:
         operation = self._group
         if operation is None:
             return
-        row = operation.activity.row
-        row.messages += post.kind != "receive"
-        row.sent_bytes += post.sent_bytes
-        row.received_bytes += post.received_bytes
+        operation[ACTIVITY].row.add(post)
         if self.observers:
             self._tell(operation, post, number)
 
@@ -211,19 +203,22 @@ class FlightRecorder:
         """The last operations in words, the most recent at the end."""
         now = monotonic()
         operations = list(self._operations)
-        first = self.count - len(operations)
+        first = self.count - sum(operation[END_S] is not None for operation in operations)
         return [
-            f"#{first + i} {op.activity.label}: {_state(op, now)}"
-            for i, op in list(enumerate(operations))[-last:]
+            f"#{number} {operation[ACTIVITY].label}: {_state(operation, now)}"
+            for number, operation in list(enumerate(operations, first))[-last:]
         ]
 
     def rows(self) -> list[Row]:
         """The totals of what was done at all, by operator and partition."""
+        for activity in list(self._activities):
+            activity.flush()
         return [row for _, row in sorted(self._rows.items()) if row.calls or row.messages]
 
     def clear(self) -> None:
         """Count from zero."""
-        for row in list(self._rows.values()):
+        self._cleared = self.count
+        for row in self._rows.values():
             row.clear()
 
     def observe(self, observer: Observer) -> None:
@@ -240,7 +235,7 @@ class FlightRecorder:
         if phase == "wait":
             return
         before: Counter[tuple[bool, int]] = Counter()
-        for post in operation.activity.posts:
+        for post in operation[ACTIVITY].posts:
             key = post.kind != "receive", post.peer
             number = self.number_of(*key) + before[key] if self.number_of is not None else None
             before[key] += 1
@@ -256,8 +251,8 @@ class FlightRecorder:
 
 
 def _state(operation: Operation, now: float) -> str:
-    if operation.end_s is None:
-        return f"waiting for {now - operation.start_s:.1f} s"
+    if operation[END_S] is None:
+        return f"waiting for {now - operation[START_S]:.1f} s"
     return "finished"
 
 
