@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import Any
 
 from gpudist.transport.recording import ACTIVITY, Operation, Phase, Post
 
@@ -13,10 +14,12 @@ class DebugLines:
 
     Args:
         rank: of this process in the world.
+        file: in place of standard error.
     """
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, file: Any = None) -> None:
         self._rank = rank
+        self._file = file
         self._start_s = time.monotonic()
 
     def entered(self, operation: Operation, phase: Phase) -> None:
@@ -27,7 +30,7 @@ class DebugLines:
         size_bytes = max(post.sent_bytes, post.received_bytes)
         where = {"send": "to", "receive": "from"}.get(post.kind, "root")
         # In one piece: other ranks write to the same terminal.
-        sys.stderr.write(
+        (self._file or sys.stderr).write(
             f"gpudist: rank {self._rank} {at_s:.6f} s: {post.kind} {where} {post.peer}, message "
             f"{number}, {size_bytes} bytes: {operation[ACTIVITY].label}\n"
         )
