@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gpudist.errors import GpudistError, NotBuiltError, TransportError
+from gpudist.errors import GpudistError, NotBuiltError, PlanMismatch, TransportError
 from gpudist.launch import (
     Built,
     Launch,
@@ -294,7 +294,7 @@ def _post_uncaught_errors(transport: Transport) -> None:
         finally:
             # The user's own error is shown whatever becomes of telling the others.
             previous(kind, error, trace)
-            if isinstance(error, GpudistError):
+            if isinstance(error, (TransportError, PlanMismatch)):
                 sys.stderr.write(report(transport, "has failed"))
 
     sys.excepthook = hook

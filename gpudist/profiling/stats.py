@@ -14,7 +14,7 @@ from gpudist.profiling.wires import wires_of
 from gpudist.transport.recording import Row
 
 _HEADINGS = ("operator", "partition", "calls", "messages", "sent MB", "received MB", "seconds")
-_LONGEST = 60
+_LONGEST = 48
 
 
 @dataclass(frozen=True)

@@ -273,6 +273,7 @@ class Transport(ABC):
         """Raise the failure this transport already ended with, if any. Local and cheap."""
         error = self.error()
         if error is not None:
+            self.tell_failure(Failure.from_exception(error, self.rank))
             raise error
 
     def tell_failure(self, failure: Failure) -> None:

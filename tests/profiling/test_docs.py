@@ -26,6 +26,11 @@ def blocks_of(name: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 
 
+def in_columns(table: str) -> list[list[str]]:
+    """Its cells, but for the seconds."""
+    return [re.split(r"  +", line)[:-1] for line in table.splitlines()]
+
+
 @distributed(ranks=2, transports=("host", "gloo"))
 def test_the_blocks_of_profiling(P_world: Partition, tmp_path: Path) -> None:
     program = "".join(blocks_of("profiling.md"))
@@ -35,12 +40,10 @@ def test_the_blocks_of_profiling(P_world: Partition, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runtime._runtime, "P_world", P_world)
         exec(program, names)
-    rows = [(row.operator, row.partition, row.calls, row.messages) for row in names["mine"]]
-    both = "halo_exchange + broadcast of the"
-    assert rows and all(calls == 10 for _, _, calls, _ in rows), (both, rows)
-    printed = str(names["mine"]).splitlines()
-    shown = (ROOT / "docs" / "profiling.md").read_text(encoding="utf-8")
-    assert printed[0].split() == re.search(r"```text\n(.*)\n", shown)[1].split()  # pyright: ignore
+    if P_world.rank == 0:
+        text = (ROOT / "docs" / "profiling.md").read_text(encoding="utf-8")
+        shown = re.search(r"```text\n(.*?)```", text, re.DOTALL)
+        assert shown is not None and in_columns(shown[1]) == in_columns(str(names["mine"]))
     P_world.barrier()
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
 
@@ -82,7 +85,7 @@ def test_the_disagreement_of_debugging(P_world: Partition) -> None:
                 torch.ones(4, 8), P_x, halo=((0, 0), (1, 1)), global_shape=(4, 16)
             )
         else:
-            gpudist.all_sum_reduce(torch.ones(4), P_x, [1], global_shape=(4,))
+            gpudist.all_sum_reduce(torch.ones(4, 8), P_x, [1], global_shape=(4, 8))
         P_world.barrier()
     words = str(caught.value).splitlines()
     shown = DEBUGGING[DEBUGGING.index("ranks disagree about") :].splitlines()[:4]

@@ -14,7 +14,7 @@ from gpudist.transport.loopback import LoopbackTransport
 from gpudist.transport.report import report_on_signal
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = """
+PROGRAM = r"""
 import os, time
 import torch
 import gpudist
@@ -22,13 +22,13 @@ import gpudist
 P_world = gpudist.init(timeout=60.0)
 P_x = P_world.create_cartesian_topology_partition([2])
 gpudist.all_sum_reduce(torch.ones(3), P_x, [0])
-print(f"rank {P_world.rank} is {os.getpid()}", flush=True)
+print(f"rank {P_world.rank} is {os.getpid()}\n", end="", flush=True)
 if P_world.rank == 0:
     gpudist.all_sum_reduce(torch.ones(3), P_x, [0])
 else:
     time.sleep(60)
 """
-SHAPE = r"on .*, was asked\n  last operations over (\w+):\n((?:    #\d+ .*\n)+)"
+SHAPE = r"on [^\n]*, was asked\n  last operations over (\w+):\n((?:    #[^\n]*\n)+)"
 
 
 def started(tmp_path: Path) -> subprocess.Popen[str]:
@@ -39,16 +39,17 @@ def started(tmp_path: Path) -> subprocess.Popen[str]:
         **os.environ, "PYTHONPATH": str(ROOT), "GPUDIST_TRANSPORT": "host",
         "GPUDIST_DUMP": str(tmp_path / "reports"), "OMP_NUM_THREADS": "1",
     }  # fmt: skip
-    return subprocess.Popen(
-        [sys.executable, *command, str(program)], env=environment, text=True,
-        stdout=subprocess.PIPE, stderr=(tmp_path / "errors").open("w"),
-    )  # fmt: skip
+    with (tmp_path / "errors").open("w") as errors:
+        return subprocess.Popen(
+            [sys.executable, *command, str(program)], env=environment, text=True,
+            stdout=subprocess.PIPE, stderr=errors,
+        )  # fmt: skip
 
 
 def pids_of(process: subprocess.Popen[str]) -> dict[int, int]:
     assert process.stdout is not None
-    said = [re.search(r"rank (\d) is (\d+)", process.stdout.readline()) for _ in range(2)]
-    return {int(match[1]): int(match[2]) for match in said if match is not None}
+    said = process.stdout.readline() + process.stdout.readline()
+    return {int(rank): int(pid) for rank, pid in re.findall(r"rank (\d) is (\d+)", said)}
 
 
 def awaited(path: Path, pattern: str, limit_s: float = 15.0) -> re.Match[str]:
@@ -78,7 +79,7 @@ def test_ranks_that_hang_say_where(tmp_path: Path) -> None:
             assert awaited(report, r"hangs\.py\", line \d+ in <module>")
     finally:
         process.terminate()
-        process.wait(30)
+        process.communicate(timeout=30)
 
 
 def test_a_handler_of_the_programs_own_stays() -> None:
