@@ -41,21 +41,19 @@ def profile(path: str | Path, P_world: Partition | None = None) -> Generator[Non
     P_host = host_partition(P)
     rank = P.rank or 0
     first = read_clock(P_host)
-    tracers: list[Tracer] = []
-    wires = wires_of(P.wire)
-    for wire in wires:
-        tracers.append(Tracer())
-        wire.recorder.observe(tracers[-1])
+    tracer = Tracer()
+    for wire in wires_of(P.wire):
+        wire.recorder.observe(tracer)
     try:
         yield
     except BaseException:
-        _write(_part_of(Path(path), rank), _events(tracers, rank, first, first), [first])
+        _write(_part_of(Path(path), rank), _events(tracer, rank, first, first), [first])
         raise
     finally:
-        for wire, tracer in zip(wires, tracers, strict=True):
+        for wire in wires_of(P.wire):
             wire.recorder.ignore(tracer)
     last = read_clock(P_host)
-    events = _events(tracers, rank, first, last)
+    events = _events(tracer, rank, first, last)
     said = collected(P_host, json.dumps([max(first.error_ns, last.error_ns), events]).encode())
     if rank == 0:
         parts = [json.loads(text) for text in said]
@@ -63,9 +61,8 @@ def profile(path: str | Path, P_world: Partition | None = None) -> Generator[Non
         _write(Path(path), merged, [Reading(0, 0, error_ns) for error_ns, _ in parts])
 
 
-def _events(tracers: list[Tracer], rank: int, first: Reading, last: Reading) -> list[Event]:
-    align = partial(aligned_ns, first=first, last=last)
-    return [event for tracer in tracers for event in events_of(tracer.calls, rank, align)]
+def _events(tracer: Tracer, rank: int, first: Reading, last: Reading) -> list[Event]:
+    return events_of(tracer.calls, rank, partial(aligned_ns, first=first, last=last))
 
 
 def _part_of(path: Path, rank: int) -> Path:

@@ -46,8 +46,8 @@ class Ranges:
 class Recording:
     """Ranges are recorded until the end of the ``with`` statement, if this is used in one."""
 
-    def __init__(self, wires: tuple[Transport, ...]) -> None:
-        self._wires = wires
+    def __init__(self, wire: Transport) -> None:
+        self._wire = wire
 
     def __enter__(self) -> Recording:
         return self
@@ -58,7 +58,7 @@ class Recording:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        _stop(self._wires)
+        _stop(self._wire)
 
 
 def record_ranges(enabled: bool = True, P_world: Partition | None = None) -> Recording:
@@ -78,16 +78,17 @@ def record_ranges(enabled: bool = True, P_world: Partition | None = None) -> Rec
     Cost:
         Some microseconds a movement; nothing when it is off.
     """
-    wires = wires_of((P_world if P_world is not None else runtime.world()).wire)
-    _stop(wires)
+    wire = (P_world if P_world is not None else runtime.world()).wire
+    _stop(wire)
     if enabled:
-        for wire in wires:
-            wire.recorder.observe(Ranges())
-    return Recording(wires)
+        ranges = Ranges()
+        for each in wires_of(wire):
+            each.recorder.observe(ranges)
+    return Recording(wire)
 
 
-def _stop(wires: tuple[Transport, ...]) -> None:
-    for wire in wires:
-        for observer in wire.recorder.observers:
+def _stop(wire: Transport) -> None:
+    for each in wires_of(wire):
+        for observer in each.recorder.observers:
             if isinstance(observer, Ranges):
-                wire.recorder.ignore(observer)
+                each.recorder.ignore(observer)

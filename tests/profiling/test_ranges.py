@@ -6,6 +6,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import gpudist
+from gpudist.exchange import start
 from gpudist.ops import HaloExchange
 from gpudist.partition import Partition
 from gpudist.profiling.ranges import Ranges
@@ -22,7 +23,7 @@ def recorded(P_world: Partition, started: bool = False) -> list[str]:
     with profile(activities=[ProfilerActivity.CPU]) as found:
         if started:
             movement = exchange.movement(x)
-            in_flight = gpudist.exchange.start([movement], [x.detach()])
+            in_flight = start([movement], [x.detach()])
             in_flight.wait(0)
         else:
             exchange(x).sum().backward()

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import gpudist
+from gpudist import runtime
 from gpudist.exchange import add_into
 from gpudist.ops import HaloExchange
 from gpudist.partition import Partition
@@ -137,6 +138,6 @@ def test_the_table() -> None:
 
 
 def test_without_a_world(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpudist.runtime._runtime, "P_world", None)
+    monkeypatch.setattr(runtime._runtime, "P_world", None)
     with pytest.raises(gpudist.TransportError, match=r"call gpudist\.init\(\) first"):
         gpudist.stats()

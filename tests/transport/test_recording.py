@@ -13,7 +13,9 @@ from gpudist.errors import GpudistError, side_by_side
 from gpudist.launch import Diagnostics, diagnostics_of
 from gpudist.partition import Partition
 from gpudist.runtime import world_of
+from gpudist.transport.base import Failure
 from gpudist.transport.debug_lines import DebugLines
+from gpudist.transport.loopback import LoopbackTransport
 from gpudist.transport.report import report, write_report
 from tests.pool import distributed
 
@@ -124,7 +126,7 @@ def test_every_rank_reports_a_failure_once(P_world: Partition, tmp_path: Path) -
     gpudist.all_sum_reduce(torch.ones(3), P_x, [0])
     with pytest.raises(GpudistError):
         if P_world.rank == 1:
-            P_world.wire.abort(gpudist.transport.base.Failure("PeerFailure", 1, "rank 1 gives up"))
+            P_world.wire.abort(Failure("PeerFailure", 1, "rank 1 gives up"))
         for _ in range(100):
             gpudist.all_sum_reduce(torch.ones(3), P_x, [0])
             P_world.barrier()
@@ -138,7 +140,7 @@ def test_every_rank_reports_a_failure_once(P_world: Partition, tmp_path: Path) -
 def test_a_folder_that_cannot_be_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wire = gpudist.transport.loopback.LoopbackTransport.single()
+    wire = LoopbackTransport.single()
     (tmp_path / "file").touch()
     write_report(str(tmp_path / "file"), wire, "was asked")
     assert "no report in" in capsys.readouterr().err
