@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 
 _LIST = r"\[[\d, ]*\]"
-_DTYPE = re.compile(r" of torch\.\w+")
+_DTYPE_OR_SIZE = re.compile(r" of (?:torch\.\w+|\d+ (?:bytes|cells))")
 _MEMBERS = re.compile(rf"\s\w+{_LIST} on (\([\d, ]*\))")
 _PARTITION = re.compile(
     rf"(?: on ({_LIST})| ({_LIST} -> {_LIST})|( over axes {_LIST}) of ({_LIST}))(?: of {_LIST})?"
@@ -34,7 +34,7 @@ def operator_and_partition(label: str) -> tuple[str, str]:
 
 
 def _of_one(label: str) -> tuple[str, str]:
-    label = _DTYPE.sub("", label)
+    label = _DTYPE_OR_SIZE.sub("", label)
     members = _MEMBERS.search(label)
     if members is not None:
         return label[: members.start()].rstrip(":"), members[1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from time import monotonic
 from typing import Any, Literal, NamedTuple, Protocol
 from weakref import WeakSet
@@ -125,14 +124,13 @@ class FlightRecorder:
     Attributes:
         observers: hear of each operation.
         number_of: the number of the next message to (or from) a world rank, where the wire knows.
-        activity: of a label, remembered; its messages are counted as they are :meth:`posted`.
         remember: take an entry.
     """
 
     def __init__(self, capacity: int = _KEPT) -> None:
         self.observers: tuple[Observer, ...] = ()
         self.number_of: Callable[[bool, int], int] | None = None
-        self.activity = lru_cache(_REMEMBERED_LABELS)(self.new_activity)
+        self._labelled: dict[str, Activity] = {}
         self._operations: deque[Operation] = deque(maxlen=capacity)
         self.remember = self._operations.append
         self._rows: dict[tuple[str, str], Row] = {}
@@ -147,6 +145,15 @@ class FlightRecorder:
         activity = Activity(label, self._rows.setdefault(key, Row(*key)), posts)
         self._activities.add(activity)
         return activity
+
+    def activity(self, label: str) -> Activity:
+        """The one of a label, remembered; its messages are counted as they are :meth:`posted`."""
+        found = self._labelled.get(label)
+        if found is None:
+            if len(self._labelled) >= _REMEMBERED_LABELS:
+                self._labelled.clear()
+            found = self._labelled[label] = self.new_activity(label)
+        return found
 
     @property
     def count(self) -> int:

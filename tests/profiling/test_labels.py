@@ -20,6 +20,7 @@ from gpudist.transport.labels import operator_and_partition
         ("sum of all parameters over 4 workers", "sum of all parameters over 4 workers", "[4]"),
         ("hop 1 of [2, 3] round the ring of 4", "hop 1 round the ring of 4", "[4]"),
         ("send to rank 1: float32[2] on (0, 1)", "send to rank 1", "(0, 1)"),
+        ("send of 4096 bytes", "send", ""),
         ("boxing of [4, 6], split(0) -> broadcast", "boxing, split(0) -> broadcast", ""),
         ("a + b on [2] of [5] + a", "a + b", "[2]"),
         ("repartition of the weight, then broadcast of the weight",
