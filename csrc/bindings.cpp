@@ -253,6 +253,7 @@ NB_MODULE(_native, m) {
       .def("post_failure", &HostCommunicator::post_failure, "text"_a)
       .def("failure", &HostCommunicator::failure)
       .def("reports", &HostCommunicator::reports)
+      .def("posted", &HostCommunicator::posted, "sends"_a, "peer"_a)
       .def("close", &HostCommunicator::close);
 
   nb::class_<HostRound>(m, "Round", "One stage of each of several movements.")

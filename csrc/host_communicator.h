@@ -65,6 +65,8 @@ class HostCommunicator {
   std::string failure() const;
   // What every rank did last, in words.
   std::vector<std::string> reports() const;
+  // How many messages were posted to, or from, a rank: the number of the next one.
+  uint64_t posted(bool sends, int peer) const { return (sends ? sent_ : received_).at(peer); }
   // Leave the world and let go of its memory. What was sent can still be received.
   void close();
 

@@ -51,10 +51,11 @@ bool verify_header(const Transfer& transfer, const char* slot, int rank) {
   const std::string me = std::to_string(rank), peer = std::to_string(transfer.peer);
   throw PlanMismatch(
       std::string("ranks disagree about ") +
-      (same_operation ? "the size of a message" : "the operation") + ": rank " + me + " expected " +
-      words(transfer.sequence, transfer.bytes, transfer.signature->label) + " from rank " + peer +
-      ", but rank " + peer + " sent " + words(header.sequence, header.bytes, header.label) +
-      "; call the same operations with the same shapes in the same order on every rank");
+      (same_operation ? "the size of a message" : "the operation") + ":\n  rank " + me +
+      " expected from rank " + peer + ": " +
+      words(transfer.sequence, transfer.bytes, transfer.signature->label) + "\n  rank " + peer +
+      " sent to rank " + me + ": " + words(header.sequence, header.bytes, header.label) +
+      "\ncall the same operations with the same shapes in the same order on every rank");
 }
 
 }  // namespace gpudist

@@ -35,11 +35,11 @@ from gpudist.ops import (
 )
 from gpudist.partition import CartesianPartition, Partition
 from gpudist.pictures import draw
+from gpudist.profiling import profile, record_ranges, stats
 from gpudist.recycling import empty_cache
 from gpudist.runtime import init
 from gpudist.sbp import GlobalTensor, to_global
-
-__version__ = "0.1.0"
+from gpudist.version import __version__ as __version__
 
 placement = sbp.Placement
 
@@ -80,6 +80,8 @@ __all__ = [
     "ops",
     "placement",
     "plan_of",
+    "profile",
+    "record_ranges",
     "recycling",
     "repartition",
     "ring_attention",
@@ -87,6 +89,7 @@ __all__ = [
     "scatter",
     "send_recv",
     "sequential",
+    "stats",
     "stream_batches",
     "sum_reduce",
     "sum_scatter",

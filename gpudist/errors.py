@@ -6,6 +6,10 @@ and plans are raised on every rank alike, before the first message.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+_SHOWN_RANKS = 16
+
 
 class GpudistError(RuntimeError):
     """Base of every error gpudist raises on purpose."""
@@ -67,3 +71,20 @@ class RemoteError(TransportError):
         super().__init__(message)
         self.rank = rank
         self.kind = kind
+
+
+def side_by_side(views: Mapping[int, str]) -> str:
+    """What each rank says, one line a rank, each after a line break; of many, some of every view.
+
+    Ranks that differ from most come first.
+    """
+    counts: dict[str, int] = {}
+    for view in views.values():
+        counts[view] = counts.get(view, 0) + 1
+    ranks = sorted(views, key=lambda rank: (counts[views[rank]], rank))
+    shown = sorted(views) if len(views) <= _SHOWN_RANKS else ranks[:_SHOWN_RANKS]
+    lines = [f"\n  rank {rank}: {views[rank]}" for rank in shown]
+    if len(views) > len(shown):
+        others = sorted({views[rank] for rank in ranks[len(shown) :]})
+        lines.append(f"\n  {len(views) - len(shown)} more ranks: {', or '.join(others)}")
+    return "".join(lines)

@@ -24,7 +24,8 @@ def host_partition(P: Partition) -> Partition:
     if not isinstance(wire, NcclTransport) or P.rank is None or P.size == 1:
         return P
     if P.ranks not in wire.attached:
-        wire.attached[P.ranks] = _connect(P, wire, P.rank)
+        made = wire.attached[P.ranks] = _connect(P, wire, P.rank)
+        made.recorder.observers = wire.recorder.observers
     return Partition(wire.attached[P.ranks], range(P.size))
 
 

@@ -136,6 +136,25 @@ class Settings:
 
 
 @dataclass(frozen=True)
+class Diagnostics:
+    """What the environment wants to be told.
+
+    Attributes:
+        lines: one for each message, on standard error.
+        folder: for the reports of ranks that fail or are asked; ``""`` for none.
+    """
+
+    lines: bool
+    folder: str
+
+
+def diagnostics_of(environment: Mapping[str, str]) -> Diagnostics:
+    """Read it."""
+    lines = environment.get("GPUDIST_DEBUG", "0") not in ("", "0")
+    return Diagnostics(lines, environment.get("GPUDIST_DUMP", ""))
+
+
+@dataclass(frozen=True)
 class Built:
     """What this installation and this machine have.
 

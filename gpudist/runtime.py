@@ -17,14 +17,25 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gpudist.errors import GpudistError, NotBuiltError, TransportError
-from gpudist.launch import Built, Launch, Settings, choose_transport, launch_of, settings_of
+from gpudist.errors import GpudistError, NotBuiltError, PlanMismatch, TransportError
+from gpudist.launch import (
+    Built,
+    Launch,
+    Settings,
+    choose_transport,
+    diagnostics_of,
+    launch_of,
+    settings_of,
+)
 from gpudist.partition import Partition
 from gpudist.transport.base import Failure, Transport
+from gpudist.transport.debug_lines import DebugLines
 from gpudist.transport.gloo import GlooTransport
 from gpudist.transport.host import HostTransport, is_built, what_is_missing
 from gpudist.transport.loopback import LoopbackTransport
 from gpudist.transport.nccl import NcclTransport, what_nccl_misses
+from gpudist.transport.report import report, report_failures, report_on_signal
+from gpudist.version import Versions
 
 logger = logging.getLogger("gpudist")
 
@@ -77,6 +88,17 @@ class _Runtime:
 _runtime = _Runtime()
 
 
+def world() -> Partition:
+    """The world that :func:`init` joined.
+
+    Raises:
+        TransportError: it was not called.
+    """
+    if _runtime.P_world is None:
+        raise TransportError("this process has joined no world; call gpudist.init() first")
+    return _runtime.P_world
+
+
 def init(timeout: float = 300.0, process_group: dist.ProcessGroup | None = None) -> Partition:
     """Join the world that torchrun, mpirun or srun started, and return the partition of all its
     workers.
@@ -127,6 +149,7 @@ def init(timeout: float = 300.0, process_group: dist.ProcessGroup | None = None)
         "rank %d of %d: transport %s, device %s, started by %s",
         launch.rank, launch.size, transport.name, transport.device, launch.launcher,
     )  # fmt: skip
+    report_on_signal(transport, diagnostics_of(os.environ).folder)
     _post_uncaught_errors(transport)
     atexit.register(_shut_down, transport, launch)
     return _runtime.P_world
@@ -143,7 +166,38 @@ def connect(
     interface: str | None = None,
     communicator: int = 0,
 ) -> Transport:
-    """Join the world of ``size`` processes that meet in ``store`` under ``prefix``. Collective."""
+    """Join the world of ``size`` processes that meet in ``store`` under ``prefix``. Collective.
+
+    Raises:
+        PlanMismatch: on every rank, if ranks have different versions of gpudist.
+    """
+    versions = Versions(store, prefix, rank, size)
+    try:
+        made = _connect(
+            name, store, rank, size, timeout_s, prefix, same_node, interface, communicator
+        )
+    except Exception:
+        versions.compare()
+        raise
+    try:
+        versions.compare()
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _connect(
+    name: str,
+    store: dist.Store,
+    rank: int,
+    size: int,
+    timeout_s: float,
+    prefix: str,
+    same_node: bool,
+    interface: str | None,
+    communicator: int,
+) -> Transport:
     if name == "nccl":
         asked = settings()
         on_cpu = bool(asked.device_library)
@@ -183,7 +237,12 @@ def take_device(transport: str, local_rank: int) -> None:
 
 
 def world_of(transport: Transport) -> Partition:
-    """The partition of all ranks of ``transport``."""
+    """The partition of all ranks of ``transport``, which tells what the environment wants."""
+    wanted = diagnostics_of(os.environ)
+    if wanted.lines and not any(isinstance(o, DebugLines) for o in transport.recorder.observers):
+        transport.recorder.observe(DebugLines(transport.rank))
+    if wanted.folder:
+        report_failures(wanted.folder, transport)
     return Partition(transport, range(transport.size))
 
 
@@ -231,21 +290,25 @@ def _post_uncaught_errors(transport: Transport) -> None:
             if not issubclass(kind, (SystemExit, KeyboardInterrupt)):
                 transport.abort(Failure.from_exception(error, transport.rank))
             if isinstance(error, GpudistError):
-                _write_torchrun_error(error, transport.rank)
+                _write_torchrun_error(error, transport.rank, report(transport, "has failed"))
         finally:
             # The user's own error is shown whatever becomes of telling the others.
             previous(kind, error, trace)
+            if isinstance(error, (TransportError, PlanMismatch)):
+                sys.stderr.write(report(transport, "has failed"))
 
     sys.excepthook = hook
 
 
-def _write_torchrun_error(error: GpudistError, rank: int) -> None:
+def _write_torchrun_error(error: GpudistError, rank: int, reported: str = "") -> None:
     """The cause, where torchrun looks for it: it ends the other ranks before they can tell."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path or os.path.exists(path):
         return
     message = {
-        "message": f"rank {rank}: {type(error).__name__}: {error}",
+        "message": "\n".join(
+            [f"rank {rank}: {type(error).__name__}: {error}", *reported.splitlines()]
+        ),
         "extraInfo": {
             "py_callstack": "".join(traceback.format_exception(error)),
             "timestamp": str(int(time.time())),

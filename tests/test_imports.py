@@ -16,6 +16,7 @@ FLOORS = [
     ["self_check"],
     ["planning", "testing", "checkpoint"],
     ["pictures"],
+    ["profiling"],
     ["rank_pool"],
     ["convert"],
     ["sbp"],
@@ -33,6 +34,7 @@ FLOORS = [
     ["device_mesh"],
     ["transport"],
     ["geometry"],
+    ["version"],
     ["errors"],
     ["recycling"],
     ["_native"],  # the compiled core, which imports errors only when it raises

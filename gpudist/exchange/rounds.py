@@ -21,6 +21,7 @@ from gpudist.transport.base import (
     StagesInFlight,
     Transport,
 )
+from gpudist.transport.recording import Activity, Post
 
 Blocks = list[torch.Tensor | None]
 
@@ -117,6 +118,15 @@ class Part:
         shape, dtype = movement.output_shape, movement.output_dtype
         return partial(torch.zeros, shape, dtype=dtype, device=self.partition.device)
 
+    def posts(self, accumulates: bool = False) -> tuple[Post, ...]:
+        """What this rank sends and receives in the stage."""
+        if not self.stage.communicates:
+            return ()
+        rank = self.partition.rank if self.partition.rank is not None else -1
+        return self.partition.wire.posts_of(
+            self.stage, self.partition.ranks, rank, self.movement.dtype, accumulates
+        )
+
     def block(self, x: torch.Tensor) -> torch.Tensor:
         """An input that comes from outside, checked, as it lies in memory."""
         movement, device = self.movement, self.partition.device
@@ -191,6 +201,7 @@ class Round:
             for i, movement in enumerate(movements)
             if depth < len(movement.steps)
         ]
+        self._activities: dict[tuple[bool, ...], Activity] = {}
         self._communicates = any(part.stage.communicates for part in self.parts)
         # The outputs of the parts for the blocks of their movements, ``None`` where there is none.
         self.run: RoundRunner = self._run_plain
@@ -210,8 +221,19 @@ class Round:
             if call is not None:
                 numbers[part.index] = len(calls)
                 calls.append(call)
-        stages = self._wire.start_stages(self.signature, calls)
+        activity = self._activity(tuple([target is not None for target in into]))
+        stages = self._wire.start_stages(self.signature, calls, activity)
         return InFlight(outputs, self._wire, self.signature.label, stages, numbers, (blocks, calls))
+
+    def _activity(self, accumulates: tuple[bool, ...]) -> Activity:
+        """What a start is counted as, of which some parts add to what there is."""
+        found = self._activities.get(accumulates)
+        if found is None:
+            parts = zip(self.parts, accumulates, strict=True)
+            posts = [post for part, adds in parts for post in part.posts(adds)]
+            found = self._wire.recorder.new_activity(self.signature.label, posts)
+            self._activities[accumulates] = found
+        return found
 
     def _adds_in_place(self, into: Blocks) -> bool:
         """Whether the transport can add to these tensors, those in 16 bits in float32 beside it."""

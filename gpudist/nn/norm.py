@@ -143,9 +143,10 @@ class Norm(ParameterLayer):
         pairing = Pairing(P_owner.shape, P_x.shape)
         plan = plan_between(P_owner, P_x, P_x, pairing, shape_of, (self._axes, needed))
         movements: list[Movement] = []
+        between = f"{list(P_owner.shape)} -> {list(P_x.shape)}"
         for name, parameter in self._present.items():
             shape, dtype = parameter.shape, parameter.dtype
-            spread = bind(plan, P_x, f"broadcast of the {name}", dtype, shape, dtype)
+            spread = bind(plan, P_x, f"broadcast of the {name} {between}", dtype, shape, dtype)
             movements.append(self._recut(needed, name, parameter, spread))
         return tuple(movements)
 
@@ -180,4 +181,5 @@ class Norm(ParameterLayer):
             self._cut, needed, P_x.rank, own, own, rank_at, rank_at, key=(axes, P_x.digest)
         )
         shape, dtype = parameter.shape, parameter.dtype
-        return bind(plan, P_x, f"repartition of the {name}", dtype, shape, dtype).then(spread)
+        label = f"repartition of the {name} on {list(P_x.shape)}"
+        return bind(plan, P_x, label, dtype, shape, dtype).then(spread)

@@ -131,7 +131,7 @@ def bind_parameter(
 
     pairing = Pairing(P_owner.shape, P_use.shape)
     plan = plan_between(P_owner, P_use, P_both, pairing, shape_of, (name, cut))
-    label = f"broadcast of the {name}"
+    label = f"broadcast of the {name} {list(P_owner.shape)} -> {list(P_use.shape)}"
     return bind(plan, P_both, label, parameter.dtype, parameter.shape, parameter.dtype)
 
 

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, NoReturn
 import torch
 
 from gpudist.arrays import TENSOR
-from gpudist.errors import GpudistError, PlanMismatch, ShapeError
+from gpudist.errors import GpudistError, PlanMismatch, ShapeError, side_by_side
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.cartesian import index_of, left_padded
 from gpudist.partition import Partition
@@ -284,8 +284,13 @@ class Agreement:
         dims = {len(row.shape) for row in owners}
         if len(dtypes) > 1 or len(dims) > 1:
             raise PlanMismatch(
-                f"{self._name}: the ranks' blocks do not belong to one tensor: dtypes "
-                f"{sorted(map(str, dtypes))}, numbers of dims {sorted(dims)}"
+                f"{self._name}: the ranks' blocks do not belong to one tensor:"
+                + side_by_side(
+                    {
+                        rank: f"{row.dtype} {list(row.shape)}, {len(row.shape)} dims"
+                        for rank, row in zip(self._P_x.ranks, owners, strict=True)
+                    }
+                )
             )
         shapes = tuple(row.shape for row in owners)
         layout = Layout(self._name, self._grid(dims.pop()), dtypes.pop(), table=shapes)

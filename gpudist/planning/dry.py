@@ -20,6 +20,7 @@ from gpudist.transport.base import Failure, FailureChannel, RoundPart, RoundRunn
 from gpudist.transport.message import Header
 from gpudist.transport.nccl_stages import collectives_by_nccl
 from gpudist.transport.point_to_point import PointToPointTransport
+from gpudist.transport.recording import Activity
 
 META = torch.device("meta")
 
@@ -166,7 +167,9 @@ class DryTransport(PointToPointTransport):
 
         return run
 
-    def start_stages(self, signature: Signature, calls: Sequence[Any]) -> _DryStages:
+    def start_stages(
+        self, signature: Signature, calls: Sequence[Any], activity: Activity
+    ) -> _DryStages:
         traffic = _together([stage for stage, _, _ in calls])
         return _DryStages(self._listener, self._listener.started(traffic))
 

@@ -10,9 +10,7 @@ another) cannot deadlock.
 from __future__ import annotations
 
 import json
-import time
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +20,8 @@ import torch
 
 from gpudist import errors
 from gpudist.geometry.boxes import Stage
+from gpudist.geometry.messages import as_messages
+from gpudist.transport.recording import Activity, FlightRecorder, Post, posts_between
 
 ReduceOp = Literal["sum", "max", "min", "prod"]
 # A bound stage, and the addresses of its input and output, whose tensors the caller keeps alive.
@@ -112,6 +112,7 @@ class RoundPart(Protocol):
     makers: dict[tuple[int, ...], Callable[[], torch.Tensor]]
     make_output: Callable[[], torch.Tensor | None]
 
+    def posts(self, accumulates: bool = False) -> tuple[Post, ...]: ...
     def block(self, x: torch.Tensor) -> torch.Tensor: ...
     def bind(self, strides: tuple[int, ...], accumulates: bool = False) -> object: ...
 
@@ -129,46 +130,6 @@ class FailureChannel(ABC):
     @abstractmethod
     def peek(self) -> Failure | None:
         """The failure of this world, if any. May ask a store: call it in waits, not per message."""
-
-
-class Operation:
-    """One entry of the flight recorder."""
-
-    __slots__ = ("finished", "label", "sequence", "start_s")
-
-    def __init__(self, sequence: int, label: str) -> None:
-        self.sequence = sequence
-        self.label = label
-        self.start_s = time.monotonic()
-        self.finished = False
-
-
-class FlightRecorder:
-    """The last operations of this rank, oldest first; cheap enough to be always on."""
-
-    def __init__(self, capacity: int = 64) -> None:
-        self._operations: deque[Operation] = deque(maxlen=capacity)
-        self._count = 0
-
-    @property
-    def count(self) -> int:
-        """Operations begun so far."""
-        return self._count
-
-    def begin(self, label: str) -> Operation:
-        operation = Operation(self._count, label)
-        self._count += 1
-        self._operations.append(operation)
-        return operation
-
-    def lines(self, last: int = 5) -> list[str]:
-        """The last operations in words, the most recent at the end."""
-        now = time.monotonic()
-        return [
-            f"#{op.sequence} {op.label}: "
-            + ("finished" if op.finished else f"waiting for {now - op.start_s:.1f} s")
-            for op in list(self._operations)[-last:]
-        ]
 
 
 class Communicator(ABC):
@@ -237,6 +198,7 @@ class Transport(ABC):
         packs: stages of plans are carried out by the transport itself, in one call.
         keeps_layout: their outputs are channels-last where their inputs are.
         has_streams: stages that were started run beside what follows, on a stream of their own.
+        on_failure: told, once, what this transport ended with.
         remembered: operators made for this world, so that functions need not make them at every
             call.
     """
@@ -255,6 +217,7 @@ class Transport(ABC):
         self.timeout_s = timeout_s
         self.failures = failures
         self.recorder = FlightRecorder()
+        self.on_failure: Callable[[Failure], None] | None = None
         self.remembered: dict[tuple[object, ...], object] = {}
         self._communicators: dict[tuple[int, ...], Communicator] = {}
 
@@ -292,21 +255,32 @@ class Transport(ABC):
             CollectiveTimeout: the deadline passed; says what each rank did last.
         """
         self.check()
-        operation = self.recorder.begin(signature.label)
-        self._group_start(signature)
+        operation = self.recorder.begin_group(signature.label)
         try:
-            yield
+            self._group_start(signature)
+            try:
+                yield
+            except BaseException:
+                self._group_discard()
+                raise
+            self._group_end()
         except BaseException:
-            self._group_discard()
+            self.recorder.leave(operation)
             raise
-        self._group_end()
-        operation.finished = True
+        self.recorder.end(operation)
 
     def check(self) -> None:
         """Raise the failure this transport already ended with, if any. Local and cheap."""
         error = self.error()
         if error is not None:
+            self.tell_failure(Failure.from_exception(error, self.rank))
             raise error
+
+    def tell_failure(self, failure: Failure) -> None:
+        """This transport has ended, or is about to; only the first of several is told."""
+        told, self.on_failure = self.on_failure, None
+        if told is not None:
+            told(failure)
 
     def bind_stage(
         self,
@@ -345,8 +319,30 @@ class Transport(ABC):
         """
         raise NotImplementedError(f"the {self.name} transport does not pack")
 
-    def start_stages(self, signature: Signature, calls: Sequence[StageCall]) -> StagesInFlight:
-        """Send bound stages on their way together; each call must be waited for."""
+    def posts_of(
+        self,
+        stage: Stage,
+        ranks: Sequence[int],
+        rank: int,
+        dtype: torch.dtype,
+        accumulates: bool = False,
+    ) -> tuple[Post, ...]:
+        """The messages of a stage bound by :meth:`bind_stage`, which has the same arguments."""
+        narrow = dtype in (torch.float16, torch.bfloat16)
+        return posts_between(
+            as_messages(stage, rank, dtype.itemsize, narrow, accumulates), ranks, dtype
+        )
+
+    def start_stages(
+        self, signature: Signature, calls: Sequence[StageCall], activity: Activity
+    ) -> StagesInFlight:
+        """Send bound stages on their way together; each call must be waited for.
+
+        Args:
+            signature: of all of them.
+            calls: stages with their inputs and outputs.
+            activity: what they are counted as.
+        """
         raise NotImplementedError(f"the {self.name} transport does not pack")
 
     def known_global_shape(

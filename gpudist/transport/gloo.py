@@ -107,7 +107,7 @@ class GlooTransport(PointToPointTransport):
         # Gloo's waits cannot be interrupted, so another thread makes them.
         self._waiter = Background(f"gpudist gloo rank {rank}")
         self._in_flight: set[_Message] = set()
-        operation = self.recorder.begin(f"connect {size} ranks")
+        operation = self.recorder.begin_group(f"connect {size} ranks")
         self._deadline_s = time.monotonic() + timeout_s
         try:
             self._meet(store, prefix)
@@ -118,7 +118,7 @@ class GlooTransport(PointToPointTransport):
         except BaseException as error:
             self._fail(error)
             raise
-        operation.finished = True
+        self.recorder.end(operation)
 
     def close(self) -> None:
         if not self._closed:

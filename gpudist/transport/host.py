@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from time import monotonic
 from typing import Any, NoReturn
 
 import torch
@@ -19,13 +20,14 @@ from gpudist.geometry.messages import as_messages
 from gpudist.transport.base import (
     Failure,
     FailureChannel,
-    Operation,
     RoundPart,
     RoundRunner,
     Signature,
 )
 from gpudist.transport.message import Header
+from gpudist.transport.native_round import native_part
 from gpudist.transport.point_to_point import PointToPointTransport
+from gpudist.transport.recording import END_S, START_S, Activity, Operation, Post
 
 try:
     import gpudist._native as _native
@@ -106,9 +108,10 @@ class HostTransport(PointToPointTransport):
             raise NotBuiltError(f"the host transport: {what_is_missing()}")
         self._core = _native.HostCommunicator(rank, size, timeout_s, pulls)
         super().__init__(rank, size, torch.device("cpu"), timeout_s, HostFailureChannel(self._core))
-        operation = self.recorder.begin(f"connect {size} ranks")
+        self.recorder.number_of = self._core.posted
+        operation = self.recorder.begin_group(f"connect {size} ranks")
         self._meet(store, prefix)
-        operation.finished = True
+        self.recorder.end(operation)
 
     def bind_stage(
         self,
@@ -154,50 +157,52 @@ class HostTransport(PointToPointTransport):
 
     def bind_round(self, signature: Signature | None, parts: Sequence[RoundPart]) -> RoundRunner:
         assert _native is not None
-        native_parts = [
-            (
-                part.index,
-                part.movement.input_shape if part.comes_from_outside else None,
-                part.movement.input_dtype if part.comes_from_outside else None,
-                part.takes,
-                part.gives,
-                part.block,
-                part.make_output,
-                part.makers,
-                part.bound,
-                part.bind,
-            )
-            for part in parts
-        ]
+        given = [native_part(part) for part in parts]
         if signature is None:
-            return _native.Round(None, None, native_parts).run
-        label = signature.label
-        run_round = _native.Round(self._core, _native_signature(signature), native_parts).run
-        begin, end_with = self.recorder.begin, self.end_with
+            return _native.Round(None, None, given).run
+        run_round = _native.Round(self._core, _native_signature(signature), given).run
+        posts = [post for part in parts for post in part.posts()]
+        activity = self.recorder.new_activity(signature.label, posts)
+        recorder, end_with = self.recorder, self.end_with
+        remember = recorder.remember
 
         def run(blocks: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-            operation = begin(label)
+            observed = recorder.observers
+            if observed:
+                operation = recorder.begin(activity)
+            else:
+                operation = [activity, monotonic(), None]
+                remember(operation)
             try:
                 outputs = run_round(blocks)
             except ShapeError:
-                operation.finished = True  # before it began
+                recorder.leave(operation)
+                recorder.drop(operation)
                 raise
             except BaseException as error:
+                recorder.leave(operation)
                 end_with(error)
-            operation.finished = True
+            if observed:
+                recorder.end(operation)
+            else:
+                operation[END_S] = now = monotonic()
+                activity.calls += 1
+                activity.seconds += now - operation[START_S]
             return outputs
 
         return run
 
     def start_stages(
-        self, signature: Signature, calls: Sequence[tuple[Any, int, int]]
+        self, signature: Signature, calls: Sequence[tuple[Any, int, int]], activity: Activity
     ) -> _StagesInFlight:
         assert _native is not None
-        operation = self.recorder.begin(signature.label)
+        operation = self.recorder.begin(activity, "start")
         try:
             exchange = _native.Exchange(self._core, _native_signature(signature), calls)
         except BaseException as error:
             self.end_with(error)
+        finally:
+            self.recorder.leave(operation)
         return _StagesInFlight(self, exchange, operation, len(calls))
 
     def start_pieces(
@@ -220,12 +225,19 @@ class HostTransport(PointToPointTransport):
             pieces: addresses and numbers of bytes, which add up to the same on both sides.
         """
         assert _native is not None
-        operation = self.recorder.begin(signature.label)
+        size_bytes = sum(part_bytes for _, part_bytes in pieces)
+        posts = [
+            Post("send", peer, size_bytes, 0) if sends else Post("receive", peer, 0, size_bytes)
+            for peer in peers
+        ]
+        operation = self.recorder.begin(self.recorder.new_activity(signature.label, posts), "start")
         native_signature = _native_signature(signature)
         try:
             message = _native.Pieces(self._core, native_signature, sends, peers, pieces)
         except BaseException as error:
             self.end_with(error)
+        finally:
+            self.recorder.leave(operation)
         return PiecesInFlight(self, message, operation)
 
     def error(self) -> Any:
@@ -239,7 +251,7 @@ class HostTransport(PointToPointTransport):
 
     def _meet(self, store: dist.Store, prefix: str) -> None:
         """Tell the others where this rank's control block is, and map theirs."""
-        deadline_s = time.monotonic() + self.timeout_s
+        deadline_s = monotonic() + self.timeout_s
         keys = [f"{prefix}/host/{rank}" for rank in range(self.size)]
         store.set(keys[self.rank], json.dumps(self._core.address()))
         self._await_keys(store, keys, deadline_s)
@@ -251,7 +263,7 @@ class HostTransport(PointToPointTransport):
 
     def _await_keys(self, store: dist.Store, keys: Sequence[str], deadline_s: float) -> None:
         while not store.check(list(keys)):
-            if time.monotonic() > deadline_s:
+            if monotonic() > deadline_s:
                 missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
                 raise CollectiveTimeout(
                     f"after {self.timeout_s:g} s rank {self.rank} (process {os.getpid()}) still "
@@ -266,6 +278,9 @@ class HostTransport(PointToPointTransport):
         except _native.WorldFailed as error:
             self._raise_failure(error)
         super()._group_end()
+
+    def _next_number(self, sends: bool, peer: int) -> int:
+        return self._core.posted(sends, peer)
 
     def _post_send(self, payload: torch.Tensor, peer: int, header: Header) -> Any:
         signature = _native_signature(Signature(header.label, header.digest))
@@ -296,6 +311,7 @@ class HostTransport(PointToPointTransport):
         failure = self.failures.peek()
         assert failure is not None
         self._failure = failure
+        self.tell_failure(failure)
         raise failure.to_exception() from error
 
 
@@ -307,12 +323,15 @@ class _StagesInFlight:
         self._left = left
 
     def wait(self, call: int) -> None:
+        recorder, operation = self._wire.recorder, self._operation
+        entered_s = recorder.enter(operation)
         try:
             self._exchange.wait(call)
         except BaseException as error:
+            recorder.leave(operation, entered_s)
             self._wire.end_with(error)
         self._left -= 1
-        self._operation.finished = self._left == 0
+        (recorder.leave if self._left else recorder.end)(operation, entered_s)
 
 
 class PiecesInFlight:
@@ -329,11 +348,14 @@ class PiecesInFlight:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is not None:
             self._wire.end_with(error)
+        recorder, operation = self._wire.recorder, self._operation
+        entered_s = recorder.enter(operation)
         try:
             self._message.wait()
         except BaseException as failure:
+            recorder.leave(operation, entered_s)
             self._wire.end_with(failure)
-        self._operation.finished = True
+        recorder.end(operation, entered_s)
 
 
 @lru_cache(maxsize=4096)

@@ -81,7 +81,8 @@ class Header:
             return
         what = "the size of a message" if same_operation else "the operation"
         raise PlanMismatch(
-            f"ranks disagree about {what}: rank {receiver} expected {self.words()} from rank "
-            f"{sender}, but rank {sender} sent {received.words()}; call the same operations with "
-            f"the same shapes in the same order on every rank"
+            f"ranks disagree about {what}:\n"
+            f"  rank {receiver} expected from rank {sender}: {self.words()}\n"
+            f"  rank {sender} sent to rank {receiver}: {received.words()}\n"
+            f"call the same operations with the same shapes in the same order on every rank"
         )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any, NoReturn
 
@@ -21,12 +20,15 @@ from gpudist.transport.base import (
     Transport,
 )
 from gpudist.transport.host import what_is_missing
+from gpudist.transport.native_round import native_part
 from gpudist.transport.nccl_library import wheel_libraries
 from gpudist.transport.nccl_program import native_call, native_signature
 from gpudist.transport.nccl_rendezvous import Rendezvous
-from gpudist.transport.nccl_stages import Strategy, collectives_by_nccl, lower
+from gpudist.transport.nccl_stages import Strategy, collectives_by_nccl, lower, lowered_posts
+from gpudist.transport.nccl_streams import StagesOnStream, stream_of
 from gpudist.transport.nccl_verbs import Call, NcclCommunicator, run_alone
 from gpudist.transport.nccl_watch import DeviceRecorder, NcclWatch
+from gpudist.transport.recording import Activity, Post
 from gpudist.transport.store_failures import StoreFailureChannel
 
 try:
@@ -178,48 +180,58 @@ class NcclTransport(Transport):
 
     def bind_round(self, signature: Signature | None, parts: Sequence[RoundPart]) -> RoundRunner:
         assert _native is not None
-        native_parts = [
-            (
-                part.index,
-                part.movement.input_shape if part.comes_from_outside else None,
-                part.movement.input_dtype if part.comes_from_outside else None,
-                part.takes,
-                part.gives,
-                part.block,
-                part.make_output,
-                part.makers,
-                part.bound,
-                part.bind,
-            )
-            for part in parts
-        ]
+        given = [native_part(part) for part in parts]
         exchanged = native_signature(signature) if signature is not None else None
         run_round = _native.DeviceRound(
-            self._core, exchanged, self.device.type == "cpu", native_parts, self.stream
+            self._core, exchanged, self.device.type == "cpu", given, self.stream
         ).run
         if signature is None:
             return run_round
-        end_with = self.end_with
+        posts = [post for part in parts for post in part.posts()]
+        activity = self.recorder.new_activity(signature.label, posts)
+        recorder, end_with = self.recorder, self.end_with
 
         def run(blocks: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+            operation = recorder.begin(activity) if recorder.observers else None
             try:
-                return run_round(blocks)
-            except ShapeError:
-                raise  # before it began
+                outputs = run_round(blocks)
             except BaseException as error:
+                if operation is not None:
+                    recorder.leave(operation)
+                if isinstance(error, ShapeError):
+                    raise  # before it began
                 end_with(error)
+            if operation is None:
+                activity.calls += 1
+            else:
+                recorder.end(operation)
+            return outputs
 
         return run
 
+    def posts_of(
+        self,
+        stage: Stage,
+        ranks: Sequence[int],
+        rank: int,
+        dtype: torch.dtype,
+        accumulates: bool = False,
+    ) -> tuple[Post, ...]:
+        return lowered_posts(stage, ranks, rank, dtype, accumulates, self.strategy)
+
     def start_stages(
-        self, signature: Signature, calls: Sequence[tuple[Any, int, int]]
-    ) -> _StagesInFlight:
+        self, signature: Signature, calls: Sequence[tuple[Any, int, int]], activity: Activity
+    ) -> StagesOnStream:
         assert _native is not None
+        operation = self.recorder.begin(activity, "start")
         try:
             event = self._core.start(native_signature(signature), calls, self.stream())
         except BaseException as error:
+            self.recorder.leave(operation)
             self.end_with(error)
-        return _StagesInFlight(self, event)
+        # What it waits for is the GPU's to know.
+        self.recorder.end(operation)
+        return StagesOnStream(self.join, event)
 
     def post(self, call: Call) -> None:
         """Queue a call in the open group, or make it a group of its own."""
@@ -258,6 +270,7 @@ class NcclTransport(Transport):
         if not self._core.failure():
             self._watch.fail(failure)
         self._core.settle(self.stream())
+        self.tell_failure(failure)
 
     def error(self) -> Any:
         text = self._core.failure()
@@ -290,6 +303,7 @@ class NcclTransport(Transport):
         # What was started and is not waited for uses tensors that are about to be freed.
         self._core.settle(self.stream())
         first = Failure.from_json(self._core.failure())
+        self.tell_failure(first)
         is_known = isinstance(error, (GpudistError, _native.WorldFailed))
         if not is_known or (first.kind, first.message) == (mine.kind, mine.message):
             raise error
@@ -332,6 +346,8 @@ class NcclTransport(Transport):
         # Communicators are made in one and the same order on all ranks, as their groups run.
         for members in sorted({call.members for call in shared if call.members is not None}):
             self.native(members)
+        for call in shared:
+            self.recorder.posted(call.post(self.rank))
         if shared:
             self._core.run_calls(
                 native_signature(signature),
@@ -373,28 +389,8 @@ class NcclTransport(Transport):
             self.end_with(error)
 
 
-class _StagesInFlight:
-    def __init__(self, wire: NcclTransport, event: int) -> None:
-        self._wire = wire
-        self._event: int | None = event
-
-    def wait(self, call: int) -> None:
-        """All calls are complete together: what follows on the current stream comes after them."""
-        if self._event is not None:
-            event, self._event = self._event, None
-            self._wire.join(event)
-
-
 def what_nccl_misses() -> str:
     """Why this installation cannot use GPUs, and how to change that; empty if it can."""
     if _native is None:
         return what_is_missing()
     return _native.device_missing()
-
-
-def stream_of(device: torch.device) -> Callable[[], int]:
-    """What returns the handle of torch's current stream on ``device``."""
-    if device.type != "cuda":
-        return lambda: 0
-    current = torch._C._cuda_getCurrentRawStream
-    return partial(current, device.index)

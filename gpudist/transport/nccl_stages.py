@@ -24,6 +24,7 @@ from gpudist.transport.nccl_program import (
     contiguous_strides,
 )
 from gpudist.transport.nccl_verbs import REAL_OF, REDUCED
+from gpudist.transport.recording import Post, posts_between
 
 # Whether a collective is NCCL's own, else messages; the same on all of its members.
 Strategy = Callable[[Collective, torch.dtype], bool]
@@ -81,6 +82,34 @@ def lower(
     if stage.output_shape is not None and not filled:
         _receive(lowered, boxes, ranks, strides, output, accumulates)
     return lowered
+
+
+def lowered_posts(
+    stage: Stage,
+    ranks: Sequence[int],
+    rank: int,
+    dtype: torch.dtype,
+    accumulates: bool,
+    strategy: Strategy,
+) -> tuple[Post, ...]:
+    """The messages and NCCL's own collectives of what :func:`lower` makes of ``stage``."""
+    own = tuple(c for c in stage.collectives if strategy(c, dtype))
+    rest = tuple(c for c in stage.collectives if c not in own)
+    boxes = as_messages(
+        replace(stage, collectives=rest), rank, dtype.itemsize,
+        accumulates=accumulates, scatters=False,
+    )  # fmt: skip
+    given = prod(stage.input_shape or (0,)) * dtype.itemsize
+    taken = prod(stage.output_shape or (0,)) * dtype.itemsize
+    posts = list(posts_between(boxes, ranks, dtype))
+    for collective in own:
+        is_root, kind = rank == collective.root, collective.kind
+        gives = kind == "all_reduce" or is_root == (kind == "broadcast")
+        takes = kind == "all_reduce" or is_root == (kind == "reduce")
+        posts.append(
+            Post(kind, ranks[collective.root], given if gives else 0, taken if takes else 0)
+        )
+    return tuple(posts)
 
 
 def _send(lowered: Lowered, message: Message, peer: int, strides: tuple[int, ...]) -> None:

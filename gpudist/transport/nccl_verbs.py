@@ -11,6 +11,7 @@ import torch
 
 from gpudist.errors import ShapeError, TransportError
 from gpudist.transport.base import Communicator, ReduceOp
+from gpudist.transport.recording import Post
 
 if TYPE_CHECKING:
     from gpudist.transport.nccl import NcclTransport
@@ -59,8 +60,18 @@ class Call:
     @property
     def nbytes(self) -> int:
         """Bytes that one side gives."""
-        tensor = self.source if self.source is not None else self.target
-        return tensor.numel() * tensor.element_size() if tensor is not None else 0
+        return _nbytes(self.source if self.source is not None else self.target)
+
+    def post(self, rank: int) -> Post:
+        """This call as ``rank`` counts it."""
+        if self.members is None:
+            sent, received = _nbytes(self.source), _nbytes(self.target)
+            return Post(self.kind, self.peer, sent, received)
+        root = self.members[self.peer]
+        is_broadcast, is_root = self.kind == "broadcast", root == rank
+        sent = 0 if is_broadcast and not is_root else _nbytes(self.source)
+        received = 0 if is_broadcast and is_root else _nbytes(self.target)
+        return Post(self.kind, root, sent, received)
 
 
 class NcclCommunicator(Communicator):
@@ -208,6 +219,10 @@ class NcclCommunicator(Communicator):
     def _check_op(self, op: str) -> None:
         if op not in _OPS:
             raise TransportError(f"{op!r} is no reduction; it must be one of {', '.join(_OPS)}")
+
+
+def _nbytes(tensor: torch.Tensor | None) -> int:
+    return tensor.numel() * tensor.element_size() if tensor is not None else 0
 
 
 def run_alone(call: Call) -> None:

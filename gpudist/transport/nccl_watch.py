@@ -6,7 +6,8 @@ import threading
 import time
 from typing import Any
 
-from gpudist.transport.base import Failure, FlightRecorder
+from gpudist.transport.base import Failure
+from gpudist.transport.recording import FlightRecorder
 from gpudist.transport.store_failures import StoreFailureChannel
 
 _PERIOD_S = 0.02
@@ -23,10 +24,6 @@ class DeviceRecorder(FlightRecorder):
     def __init__(self, core: Any) -> None:
         super().__init__()
         self._core = core
-
-    @property
-    def count(self) -> int:
-        return super().count + self._core.rounds()
 
     def lines(self, last: int = 5) -> list[str]:
         return self._core.lines(last)

@@ -20,6 +20,7 @@ from gpudist import errors
 from gpudist.transport.base import Failure, FailureChannel, Signature, Transport
 from gpudist.transport.collectives import PointToPointCommunicator
 from gpudist.transport.message import Header
+from gpudist.transport.recording import Post
 
 
 @dataclass
@@ -104,6 +105,7 @@ class PointToPointTransport(Transport):
             self.failures.post(failure)
             # Another rank may have been first, and the first cause is the one that all raise.
             self._failure = self.failures.peek() or failure
+            self.tell_failure(self._failure)
             self._break()
 
     def error(self) -> errors.GpudistError | None:
@@ -162,14 +164,20 @@ class PointToPointTransport(Transport):
         return self._open
 
     def _start_send(self, payload: torch.Tensor, peer: int) -> Any:
-        header = self._header(self._sent[peer], payload)
-        self._sent[peer] += 1
+        header = self._header(self._next_number(True, peer), payload)
+        self.recorder.posted(Post("send", peer, header.nbytes, 0), header.sequence)
         return self._post_send(payload, peer, header)
 
     def _start_recv(self, payload: torch.Tensor, peer: int) -> Any:
-        header = self._header(self._received[peer], payload)
-        self._received[peer] += 1
+        header = self._header(self._next_number(False, peer), payload)
+        self.recorder.posted(Post("receive", peer, 0, header.nbytes), header.sequence)
         return self._post_recv(payload, peer, header)
+
+    def _next_number(self, sends: bool, peer: int) -> int:
+        """Of the message that is posted next to, or from, a world rank."""
+        counted = self._sent if sends else self._received
+        counted[peer] += 1
+        return counted[peer] - 1
 
     def _header(self, sequence: int, payload: torch.Tensor) -> Header:
         assert self._running is not None

@@ -87,11 +87,11 @@ class Sent:
                 of_stage[id(found)] = (found, stage, rank, dtype)
                 return found
 
-            def count_started(signature: Any, calls: Sequence[Any]) -> Any:
+            def count_started(signature: Any, calls: Sequence[Any], activity: Any) -> Any:
                 for native, _, _ in calls:
                     _, stage, rank, dtype = of_stage[id(native)]
                     self._add_messages(stage, rank, dtype)
-                return start_stages(signature, calls)
+                return start_stages(signature, calls, activity)
 
             wire.bind_stage, wire.bind_round, wire.start_stages = bound, count_round, count_started
 

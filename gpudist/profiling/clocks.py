@@ -1,0 +1,78 @@
+"""How far the clocks of ranks are apart, by asking."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from time import monotonic_ns
+
+import torch
+
+from gpudist.partition import Partition
+from gpudist.transport.base import Signature
+
+_ASKED = 8
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One comparison with the clock of rank 0.
+
+    Attributes:
+        at_ns: when, by this rank's monotonic clock.
+        offset_ns: what to add to it for rank 0's.
+        error_ns: at most so much is the offset wrong: half of the quickest question and answer.
+    """
+
+    at_ns: int
+    offset_ns: int
+    error_ns: int
+
+
+def read_clock(P: Partition) -> Reading:
+    """Compare this rank's clock with that of rank 0 of ``P``. Collective, one rank after another.
+
+    Source:
+        Cristian 1989, "Probabilistic clock synchronization": the quickest answer bounds the error.
+    """
+    best = Reading(monotonic_ns(), 0, 0)
+    for rank in range(1, P.size):
+        if P.rank == 0:
+            for _ in range(_ASKED):
+                _receive(P, rank)
+                _send(P, rank, monotonic_ns())
+        elif P.rank == rank:
+            best = min((_ask(P) for _ in range(_ASKED)), key=lambda reading: reading.error_ns)
+    return best
+
+
+def aligned_ns(at_ns: int, first: Reading, last: Reading) -> float:
+    """A time of this rank's clock by rank 0's, between two readings and beyond."""
+    passed = last.at_ns - first.at_ns
+    share = (at_ns - first.at_ns) / passed if passed else 0.0
+    return at_ns + first.offset_ns + share * (last.offset_ns - first.offset_ns)
+
+
+def _ask(P: Partition) -> Reading:
+    before = monotonic_ns()
+    _send(P, 0, before)
+    theirs = _receive(P, 0)
+    after = monotonic_ns()
+    return Reading(after, theirs - (before + after) // 2, (after - before + 1) // 2)
+
+
+def _send(P: Partition, peer: int, value: int) -> None:
+    with P.wire.group(_signature(P)):
+        P.communicator.send(torch.tensor([value]), peer)
+
+
+def _receive(P: Partition, peer: int) -> int:
+    came = torch.empty(1, dtype=torch.int64)
+    with P.wire.group(_signature(P)):
+        P.communicator.recv(came, peer)
+    return int(came)
+
+
+def _signature(P: Partition) -> Signature:
+    label = f"compare clocks on {list(P.shape)}"
+    return Signature(label, blake2b(label.encode() + P.digest, digest_size=16).digest())

@@ -1,0 +1,39 @@
+"""Texts of all ranks, of which only their owners know the length."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import torch
+
+from gpudist.partition import Partition
+from gpudist.transport.base import Signature
+
+
+def collected(P: Partition, text: bytes) -> list[bytes]:
+    """Every member's text, by rank, on rank 0; nothing elsewhere. Collective over the members."""
+    lengths = [length for (length,) in P.allgather_data([len(text)])]
+    buffers = [torch.empty(length, dtype=torch.uint8) for length in lengths]
+    buffers[P.rank or 0] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    label = f"collect texts on {list(P.shape)}"
+    digest = blake2b(label.encode() + P.digest, digest_size=16).digest()
+    with P.wire.group(Signature(label, digest)):
+        if P.rank != 0:
+            P.communicator.send(buffers[P.rank or 0], 0)
+        else:
+            for rank in range(1, P.size):
+                P.communicator.recv(buffers[rank], rank)
+    return [buffer.numpy().tobytes() for buffer in buffers] if P.rank == 0 else []
+
+
+def gathered(P: Partition, text: bytes) -> list[bytes]:
+    """Every member's text, by rank, on every member. Collective over the members."""
+    lengths = [length for (length,) in P.allgather_data([len(text)])]
+    mine = torch.zeros(max(lengths), dtype=torch.uint8)
+    mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    every = torch.empty((P.size, len(mine)), dtype=torch.uint8)
+    label = f"gather texts on {list(P.shape)}"
+    digest = blake2b(label.encode() + P.digest, digest_size=16).digest()
+    with P.wire.group(Signature(label, digest)):
+        P.communicator.all_gather(mine, every)
+    return [row.numpy().tobytes()[:n] for row, n in zip(every, lengths, strict=True)]

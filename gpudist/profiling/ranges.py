@@ -1,0 +1,94 @@
+"""Ranges around movements, for torch.profiler and NVIDIA's tools."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import torch
+from torch.profiler import record_function
+
+from gpudist import runtime
+from gpudist.partition import Partition
+from gpudist.profiling.wires import wires_of
+from gpudist.transport.base import Transport
+from gpudist.transport.recording import ACTIVITY, Operation, Phase, Post
+
+
+class Ranges:
+    """An observer that opens a range at the begin of each call and closes it at its end."""
+
+    def __init__(self) -> None:
+        self._has_gpu = torch.cuda.is_available()
+        self._open: record_function | None = None
+
+    def entered(self, operation: Operation, phase: Phase) -> None:
+        row = operation[ACTIVITY].row
+        name = f"gpudist: {row.operator} {row.partition}".rstrip()
+        if phase != "run":
+            name += f" ({phase})"
+        self._open = record_function(name)
+        self._open.__enter__()
+        if self._has_gpu:
+            torch.cuda.nvtx.range_push(name)
+
+    def posted(self, operation: Operation, post: Post, number: int) -> None:
+        pass
+
+    def left(self, operation: Operation) -> None:
+        if self._open is None:
+            return
+        if self._has_gpu:
+            torch.cuda.nvtx.range_pop()
+        self._open.__exit__(None, None, None)
+        self._open = None
+
+
+class Recording:
+    """Ranges are recorded until the end of the ``with`` statement, if this is used in one."""
+
+    def __init__(self, wire: Transport) -> None:
+        self._wire = wire
+
+    def __enter__(self) -> Recording:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        _stop(self._wire)
+
+
+def record_ranges(enabled: bool = True, P_world: Partition | None = None) -> Recording:
+    """Give every movement of this worker a range with its operator and partition.
+
+    The ranges are torch's ``record_function``, shown by ``torch.profiler`` with the name
+    ``gpudist: OPERATOR PARTITION``, and on GPUs NVTX's too, shown by Nsight Systems. A movement
+    that goes on beside other work has a range for its start and one for each wait.
+
+    Args:
+        enabled: ``False`` stops it.
+        P_world: the world, if it is not that of :func:`gpudist.init`.
+
+    Returns:
+        What stops it at the end of a ``with`` statement.
+
+    Cost:
+        Some microseconds a movement; nothing when it is off.
+    """
+    wire = (P_world if P_world is not None else runtime.world()).wire
+    _stop(wire)
+    if enabled:
+        ranges = Ranges()
+        for each in wires_of(wire):
+            each.recorder.observe(ranges)
+    return Recording(wire)
+
+
+def _stop(wire: Transport) -> None:
+    for each in wires_of(wire):
+        for observer in each.recorder.observers:
+            if isinstance(observer, Ranges):
+                each.recorder.ignore(observer)

@@ -1,0 +1,158 @@
+"""Calls, messages, bytes and seconds of every operator."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from gpudist import runtime
+from gpudist.host_channel import host_partition
+from gpudist.partition import Partition
+from gpudist.profiling.gathering import gathered
+from gpudist.profiling.wires import wires_of
+from gpudist.transport.recording import Row
+
+_HEADINGS = ("operator", "partition", "calls", "messages", "sent MB", "received MB", "seconds")
+_LONGEST = 48
+
+
+@dataclass(frozen=True)
+class Stat:
+    """Totals of one operator over one partition.
+
+    Attributes:
+        operator: such as ``"halo_exchange"`` or ``"adjoint of halo_exchange"``.
+        partition: its shape, or those of both, such as ``"[1, 1, 2, 2]"``; may be empty.
+        calls: that were complete.
+        messages: sent; a collective of NCCL's own counts as one.
+        sent_bytes, received_bytes: of the cells in messages, without headers.
+        seconds: inside the calls, on the host. Over NCCL, where calls return before the GPU is
+            done, it is measured only while there is a :func:`~gpudist.profile`,
+            :func:`~gpudist.record_ranges` or ``GPUDIST_DEBUG=1``.
+    """
+
+    operator: str
+    partition: str
+    calls: int
+    messages: int
+    sent_bytes: int
+    received_bytes: int
+    seconds: float
+
+
+class Stats(Sequence[Stat]):
+    """Rows by operator and partition; prints as a table."""
+
+    def __init__(self, rows: Iterable[Stat]) -> None:
+        self._rows = tuple(sorted(rows, key=lambda row: (row.operator, row.partition)))
+
+    def __getitem__(self, i: int) -> Stat:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self._rows[i]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[Stat]:
+        return iter(self._rows)
+
+    @property
+    def total(self) -> Stat:
+        """Of all rows."""
+        return _sum("total", "", self._rows)
+
+    def __str__(self) -> str:
+        rows = [_HEADINGS, *map(_cells, (*self._rows, self.total))]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADINGS))]
+        lines = []
+        for row in rows:
+            words = [
+                cell.ljust(width) if i < 2 else cell.rjust(width)
+                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ]
+            lines.append("  ".join(words).rstrip())
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def stats(reset: bool = False, all_ranks: bool = False, P_world: Partition | None = None) -> Stats:
+    """Return what this worker has moved since the start, or since the last reset.
+
+    Args:
+        reset: count from zero afterwards.
+        all_ranks: of all workers instead: sums, and the seconds of the slowest. Collective over the
+            world; the same on every worker.
+        P_world: the world, if it is not that of :func:`gpudist.init`.
+
+    Returns:
+        One row for each operator and partition shape, movements of backward apart.
+
+    Cost:
+        Counting is always on, and costs less than 0.1 us a movement. With ``all_ranks``, two small
+        all-gathers.
+
+    Raises:
+        TransportError: :func:`gpudist.init` was not called.
+    """
+    P = P_world if P_world is not None else runtime.world()
+    rows = [_stat(row) for wire in wires_of(P.wire) for row in wire.recorder.rows()]
+    if all_ranks:
+        said = gathered(host_partition(P), json.dumps([asdict(row) for row in rows]).encode())
+        by_rank = [_merged([Stat(**row) for row in json.loads(text)]) for text in said]
+        rows = _over_ranks(by_rank)
+    else:
+        rows = _merged(rows)
+    if reset:
+        for wire in wires_of(P.wire):
+            wire.recorder.clear()
+    return Stats(rows)
+
+
+def _stat(row: Row) -> Stat:
+    return Stat(
+        row.operator, row.partition, row.calls, row.messages,
+        row.sent_bytes, row.received_bytes, row.seconds,
+    )  # fmt: skip
+
+
+def _merged(rows: Sequence[Stat]) -> list[Stat]:
+    """One for each operator and partition, of those over several wires."""
+    found: dict[tuple[str, str], list[Stat]] = {}
+    for row in rows:
+        found.setdefault((row.operator, row.partition), []).append(row)
+    return [_sum(*key, some) for key, some in found.items()]
+
+
+def _over_ranks(by_rank: Sequence[Sequence[Stat]]) -> list[Stat]:
+    every = [row for rows in by_rank for row in rows]
+    slowest: dict[tuple[str, str], float] = {}
+    for row in every:
+        key = row.operator, row.partition
+        slowest[key] = max(slowest.get(key, 0.0), row.seconds)
+    return [replace(row, seconds=slowest[row.operator, row.partition]) for row in _merged(every)]
+
+
+def _sum(operator: str, partition: str, rows: Sequence[Stat]) -> Stat:
+    return Stat(
+        operator,
+        partition,
+        sum(row.calls for row in rows),
+        sum(row.messages for row in rows),
+        sum(row.sent_bytes for row in rows),
+        sum(row.received_bytes for row in rows),
+        sum(row.seconds for row in rows),
+    )
+
+
+def _cells(row: Stat) -> tuple[str, ...]:
+    name = row.operator
+    return (
+        name if len(name) <= _LONGEST else name[: _LONGEST - 3] + "...",
+        row.partition,
+        f"{row.calls}",
+        f"{row.messages}",
+        f"{row.sent_bytes / 1e6:.3f}",
+        f"{row.received_bytes / 1e6:.3f}",
+        f"{row.seconds:.4f}",
+    )

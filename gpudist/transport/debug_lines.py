@@ -1,0 +1,39 @@
+"""One line a message, to see what a program sends and where it stands still."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from gpudist.transport.recording import ACTIVITY, Operation, Phase, Post
+
+
+class DebugLines:
+    """Writes each message of a rank to standard error when it is posted.
+
+    Args:
+        rank: of this process in the world.
+        file: in place of standard error.
+    """
+
+    def __init__(self, rank: int, file: Any = None) -> None:
+        self._rank = rank
+        self._file = file
+        self._start_s = time.monotonic()
+
+    def entered(self, operation: Operation, phase: Phase) -> None:
+        pass
+
+    def posted(self, operation: Operation, post: Post, number: int) -> None:
+        at_s = time.monotonic() - self._start_s
+        size_bytes = max(post.sent_bytes, post.received_bytes)
+        where = {"send": "to", "receive": "from"}.get(post.kind, "root")
+        # In one piece: other ranks write to the same terminal.
+        (self._file or sys.stderr).write(
+            f"gpudist: rank {self._rank} {at_s:.6f} s: {post.kind} {where} {post.peer}, message "
+            f"{number}, {size_bytes} bytes: {operation[ACTIVITY].label}\n"
+        )
+
+    def left(self, operation: Operation) -> None:
+        pass

@@ -1,0 +1,143 @@
+"""``gpudist.stats`` counts what is sent, and what a rehearsal says will be."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import gpudist
+from gpudist import runtime
+from gpudist.exchange import add_into
+from gpudist.ops import HaloExchange
+from gpudist.partition import Partition
+from gpudist.planning.hardware import profile_of
+from gpudist.planning.rehearsal import Stage
+from gpudist.profiling import Stat, Stats
+from gpudist.transport.recording import FlightRecorder, Post
+from tests.pool import distributed
+
+
+def row(found: Stats, operator: str) -> Stat:
+    (only,) = [stat for stat in found if stat.operator == operator]
+    return only
+
+
+@distributed(ranks=3)
+def test_counts_of_a_halo(P_world: Partition) -> None:
+    """Of 3 blocks of 4 cells in a line, the middle one sends two messages, the others one."""
+    P_x = P_world.create_cartesian_topology_partition([1, 3])
+    x = torch.ones(5, 4, dtype=torch.float64, requires_grad=True)
+    gpudist.halo_exchange(x, P_x, halo=((0, 0), (1, 1)))
+    gpudist.stats(reset=True, P_world=P_world)
+    for _ in range(3):
+        gpudist.halo_exchange(x, P_x, halo=((0, 0), (1, 1))).sum().backward()
+    found = gpudist.stats(P_world=P_world)
+    messages = 3 * (2 if P_world.rank == 1 else 1)
+    for operator in ("halo_exchange", "adjoint of halo_exchange"):
+        stat = row(found, operator)
+        assert (stat.partition, stat.calls, stat.messages) == ("[1, 3]", 3, messages)
+        assert stat.sent_bytes == stat.received_bytes == messages * 5 * 8
+        assert (stat.seconds > 0) == (P_world.transport != "nccl")
+    assert found.total.calls == 6 and found.total.messages == 2 * messages
+    every = gpudist.stats(all_ranks=True, reset=True, P_world=P_world)
+    stat = row(every, "halo_exchange")
+    assert (stat.calls, stat.messages, stat.sent_bytes) == (9, 12, 12 * 40)
+    assert stat.seconds >= row(found, "halo_exchange").seconds
+    assert not len(gpudist.stats(P_world=P_world))
+
+
+@distributed(ranks=3)
+def test_a_sum_is_counted_as_the_wire_carries_it(P_world: Partition) -> None:
+    """In messages between all, or to and from one, or as one collective of NCCL's."""
+    P_x = P_world.create_cartesian_topology_partition([3])
+    x = torch.ones(10)
+    gpudist.all_sum_reduce(x, P_x, [0])
+    gpudist.stats(reset=True, P_world=P_world)
+    gpudist.all_sum_reduce(x, P_x, [0])
+    stat = row(gpudist.stats(P_world=P_world), "all_sum_reduce over axes [0]")
+    if P_world.transport == "nccl":
+        assert (stat.messages, stat.sent_bytes, stat.received_bytes) == (1, 40, 40)
+        return
+    every = row(gpudist.stats(all_ranks=True, P_world=P_world), "all_sum_reduce over axes [0]")
+    assert every.sent_bytes == every.received_bytes == 40 * every.messages
+    assert every.messages == (6 if P_world.transport == "host" else 4)
+
+
+@distributed(ranks=2, transports=("host", "loopback"))
+def test_a_step_counts_what_its_rehearsal_says(P_world: Partition) -> None:
+    network = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.MaxPool2d(2))
+    shape, grid = (2, 2, 12, 8), (1, 1, 2, 1)
+    P_x = P_world.create_cartesian_topology_partition(grid)
+    converted = gpudist.distribute(network, P_x)
+    x = gpudist.scatter(torch.randn(shape) if P_world.rank == 0 else torch.empty(0), P_x)
+    converted(x).sum().backward()
+    gpudist.stats(reset=True, P_world=P_world)
+    converted(x).sum().backward()
+    total = gpudist.stats(P_world=P_world).total
+    wire = "host" if P_world.transport == "host" else "gloo"
+    stage = Stage(network, shape, replace(profile_of("h100"), wire=wire), True)
+    rehearsed = stage.rehearse(grid, P_world.rank or 0)
+    phases = (rehearsed.forward, rehearsed.backward)
+    assert total.messages == sum(phase.messages for phase in phases) > 0
+    assert total.sent_bytes == sum(phase.message_bytes for phase in phases)
+
+
+@distributed(ranks=2, transports=("host", "loopback", "nccl"))
+def test_movements_that_are_started(P_world: Partition) -> None:
+    P_x = P_world.create_cartesian_topology_partition([2])
+    exchange = HaloExchange(P_x, halo=((1, 1),), global_shape=(8,))
+    movement = exchange.movement(torch.ones(4))
+    gpudist.stats(reset=True, P_world=P_world)
+    add_into([movement.T], [torch.ones(movement.output_shape)], [torch.ones(4)])
+    stat = row(gpudist.stats(P_world=P_world), "adjoint of halo_exchange")
+    assert (stat.calls, stat.messages, stat.sent_bytes, stat.received_bytes) == (1, 1, 4, 4)
+
+
+@distributed(ranks=2, transports=("host",))
+def test_a_batch_is_counted(P_world: Partition) -> None:
+    gpudist.stats(reset=True, P_world=P_world)
+    gpudist.broadcast_batch({"x": torch.ones(1000)} if P_world.rank == 0 else None, P_world)
+    total = gpudist.stats(P_world=P_world).total
+    assert (total.sent_bytes if P_world.rank == 0 else total.received_bytes) >= 4000
+
+
+def test_calls_of_forgotten_activities_stay() -> None:
+    recorder = FlightRecorder()
+    for size_bytes in (8, 16):
+        activity = recorder.new_activity("move on [2]", [Post("send", 1, size_bytes, 0)])
+        recorder.end(recorder.begin(activity))
+        recorder._operations.clear()
+        del activity
+        gc.collect()
+    (totals,) = recorder.rows()
+    assert (totals.calls, totals.messages, totals.sent_bytes) == (2, 2, 24)
+    assert recorder.count == 2
+
+
+def test_a_refused_call_is_no_operation() -> None:
+    recorder = FlightRecorder()
+    operation = recorder.begin(recorder.new_activity("move on [2]"))
+    recorder.leave(operation)
+    recorder.drop(operation)
+    assert recorder.lines() == [] and recorder.count == 0
+
+
+def test_the_table() -> None:
+    found = Stats([Stat("b", "[2]", 1, 2, 1_500_000, 0, 0.25), Stat("a", "", 3, 4, 0, 2000, 1.0)])
+    assert str(found).splitlines() == [
+        "operator  partition  calls  messages  sent MB  received MB  seconds",
+        "a                        3         4    0.000        0.002   1.0000",
+        "b         [2]            1         2    1.500        0.000   0.2500",
+        "total                    4         6    1.500        0.002   1.2500",
+    ]
+    assert found[0].operator == "a" and found.total.sent_bytes == 1_500_000
+
+
+def test_without_a_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime._runtime, "P_world", None)
+    with pytest.raises(gpudist.TransportError, match=r"call gpudist\.init\(\) first"):
+        gpudist.stats()
