@@ -20,15 +20,18 @@ import torch.distributed as dist
 from gpudist.errors import GpudistError, NotBuiltError, TransportError
 from gpudist.launch import Built, Launch, Settings, choose_transport, launch_of, settings_of
 from gpudist.partition import Partition
+from gpudist.transport.background import Background
 from gpudist.transport.base import Failure, Transport
 from gpudist.transport.gloo import GlooTransport
-from gpudist.transport.host import HostTransport, is_built, what_is_missing
+from gpudist.transport.host import HostTransport, NotOneNode, is_built, what_is_missing
 from gpudist.transport.loopback import LoopbackTransport
 from gpudist.transport.nccl import NcclTransport, what_nccl_misses
 
 logger = logging.getLogger("gpudist")
 
 _CLOSING_S = 10.0
+# After a failure the others hear of it soon, or never.
+_FAILED_CLOSING_S = 1.0
 
 
 def settings() -> Settings:
@@ -111,17 +114,7 @@ def init(timeout: float = 300.0, process_group: dist.ProcessGroup | None = None)
         if process_group is None and launch.size > 1:
             _runtime.store = store
         take_device(choice, launch.local_rank)
-        transport = connect(
-            choice,
-            store,
-            launch.rank,
-            launch.size,
-            timeout,
-            f"gpudist/{launch.run}",
-            launch.same_node,
-            os.environ.get("GLOO_SOCKET_IFNAME"),
-            _communicator_of(process_group),
-        )
+        transport = _connect_all(choice, store, launch, timeout, process_group)
     _runtime.P_world = world_of(transport)
     logger.info(
         "rank %d of %d: transport %s, device %s, started by %s",
@@ -130,6 +123,38 @@ def init(timeout: float = 300.0, process_group: dist.ProcessGroup | None = None)
     _post_uncaught_errors(transport)
     atexit.register(_shut_down, transport, launch)
     return _runtime.P_world
+
+
+def _connect_all(
+    choice: str,
+    store: dist.Store,
+    launch: Launch,
+    timeout: float,
+    process_group: dist.ProcessGroup | None,
+) -> Transport:
+    """The wire of all ranks. What the launcher takes for one node may be several containers."""
+
+    def connected(name: str, prefix: str, same_node: bool) -> Transport:
+        return connect(
+            name,
+            store,
+            launch.rank,
+            launch.size,
+            timeout,
+            prefix,
+            same_node,
+            os.environ.get("GLOO_SOCKET_IFNAME"),
+            _communicator_of(process_group),
+        )
+
+    prefix = f"gpudist/{launch.run}"
+    try:
+        return connected(choice, prefix, launch.same_node)
+    except NotOneNode as error:
+        if os.environ.get("GPUDIST_TRANSPORT"):
+            raise
+        logger.warning("using gloo: %s", error)
+        return connected("gloo", f"{prefix}/apart", False)
 
 
 def connect(
@@ -256,18 +281,24 @@ def _write_torchrun_error(error: GpudistError, rank: int) -> None:
 
 
 def _shut_down(transport: Transport, launch: Launch) -> None:
-    """Close; the rank that serves the store waits until nobody needs it any more."""
+    """Close; the rank that serves the store waits until nobody needs it any more.
+
+    A store behind a network that is cut never answers, and the process ends all the same.
+    """
     store = _runtime.store
+    has_failed = transport.error() is not None
     transport.close()
     if store is None or _runtime.failed or launch.store_is_served:
         return
+    patience_s = _FAILED_CLOSING_S if has_failed else _CLOSING_S
+    Background("gpudist closes").submit(lambda: _part(store, launch, patience_s)).wait(patience_s)
+
+
+def _part(store: dist.Store, launch: Launch, patience_s: float) -> None:
     key = f"gpudist/{launch.run}/closed"
-    try:
-        store.add(key, 1)
-        deadline = time.monotonic() + _CLOSING_S
-        while launch.rank == 0 and time.monotonic() < deadline:
-            if store.add(key, 0) >= launch.size:
-                break
-            time.sleep(0.02)
-    except RuntimeError:
-        return
+    deadline_s = time.monotonic() + patience_s
+    store.add(key, 1)
+    while launch.rank == 0 and time.monotonic() < deadline_s:
+        if store.add(key, 0) >= launch.size:
+            break
+        time.sleep(0.02)
