@@ -80,7 +80,11 @@ class _Runtime:
 _runtime = _Runtime()
 
 
-def init(timeout: float = 300.0, process_group: dist.ProcessGroup | None = None) -> Partition:
+def init(
+    timeout: float = 300.0,
+    process_group: dist.ProcessGroup | None = None,
+    deterministic: bool = False,
+) -> Partition:
     """Join the world that torchrun, mpirun or srun started, and return the partition of all its
     workers.
 
@@ -93,6 +97,10 @@ def init(timeout: float = 300.0, process_group: dist.ProcessGroup | None = None)
         timeout: deadline of every wait, in seconds.
         process_group: torch's group of the workers, in place of all that were started: they meet in
             its store, and its communicator, if it is NCCL's, is used and stays its own.
+        deterministic: the same bits in every run and over every transport, in a stated order of
+            additions, from operators of gpudist's; and ``torch.use_deterministic_algorithms``,
+            which makes torch's raise where they have no such algorithm. Over NCCL, sums then go by
+            messages. The same on all ranks.
 
     Raises:
         TransportError: the launcher's variables are incomplete, or the world cannot be joined.
@@ -100,6 +108,8 @@ def init(timeout: float = 300.0, process_group: dist.ProcessGroup | None = None)
     """
     if _runtime.P_world is not None:
         return _runtime.P_world
+    if deterministic:
+        _make_torch_deterministic()
     launch = launch_of(os.environ)
     if process_group is not None:
         launch = replace(launch, rank=process_group.rank(), size=process_group.size())
@@ -114,7 +124,7 @@ def init(timeout: float = 300.0, process_group: dist.ProcessGroup | None = None)
         if process_group is None and launch.size > 1:
             _runtime.store = store
         take_device(choice, launch.local_rank)
-        transport = _connect_all(choice, store, launch, timeout, process_group)
+        transport = _connect_all(choice, store, launch, timeout, process_group, deterministic)
     _runtime.P_world = world_of(transport)
     logger.info(
         "rank %d of %d: transport %s, device %s, started by %s",
@@ -125,12 +135,20 @@ def init(timeout: float = 300.0, process_group: dist.ProcessGroup | None = None)
     return _runtime.P_world
 
 
+def _make_torch_deterministic() -> None:
+    # CUDA's matrix products read this once, at the first of them.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+
+
 def _connect_all(
     choice: str,
     store: dist.Store,
     launch: Launch,
     timeout: float,
     process_group: dist.ProcessGroup | None,
+    deterministic: bool,
 ) -> Transport:
     """The wire of all ranks. What the launcher takes for one node may be several containers."""
 
@@ -145,16 +163,28 @@ def _connect_all(
             same_node,
             os.environ.get("GLOO_SOCKET_IFNAME"),
             _communicator_of(process_group),
+            deterministic,
         )
 
     prefix = f"gpudist/{launch.run}"
+    asking = f"{prefix}/deterministic"
+    store.add(asking, int(deterministic))
     try:
-        return connected(choice, prefix, launch.same_node)
+        transport = connected(choice, prefix, launch.same_node)
     except NotOneNode as error:
         if os.environ.get("GPUDIST_TRANSPORT"):
             raise
         logger.warning("using gloo: %s", error)
-        return connected("gloo", f"{prefix}/apart", False)
+        transport = connected("gloo", f"{prefix}/apart", False)
+    # All ranks are here, and have said so.
+    found = store.add(asking, 0)
+    if found not in (0, launch.size):
+        transport.close()
+        raise TransportError(
+            f"init(deterministic=True) was called on {found} of {launch.size} ranks; call it alike "
+            f"on all (on rank {launch.rank}: {deterministic})"
+        )
+    return transport
 
 
 def connect(
@@ -167,6 +197,7 @@ def connect(
     same_node: bool = True,
     interface: str | None = None,
     communicator: int = 0,
+    deterministic: bool = False,
 ) -> Transport:
     """Join the world of ``size`` processes that meet in ``store`` under ``prefix``. Collective."""
     if name == "nccl":
@@ -182,6 +213,7 @@ def connect(
             nccl_library=asked.nccl_library,
             device_library=asked.device_library,
             checks=asked.checks,
+            in_rank_order=deterministic,
             adopt=communicator,
         )
     if name == "host":

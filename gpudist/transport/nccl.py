@@ -24,7 +24,7 @@ from gpudist.transport.host import what_is_missing
 from gpudist.transport.nccl_library import wheel_libraries
 from gpudist.transport.nccl_program import native_call, native_signature
 from gpudist.transport.nccl_rendezvous import Rendezvous
-from gpudist.transport.nccl_stages import Strategy, collectives_by_nccl, lower
+from gpudist.transport.nccl_stages import collectives_by_messages, collectives_by_nccl, lower
 from gpudist.transport.nccl_verbs import Call, NcclCommunicator, run_alone
 from gpudist.transport.nccl_watch import DeviceRecorder, NcclWatch
 from gpudist.transport.store_failures import StoreFailureChannel
@@ -53,7 +53,7 @@ class NcclTransport(Transport):
         nccl_library: the libnccl to open; found if empty.
         device_library: a stand-in for CUDA's runtime, for tests; then ``device`` is the CPU.
         checks: compare plans between ranks at every call, not only at their first.
-        strategy: how the collectives of a stage are carried out.
+        in_rank_order: every sum is in the order and precision of the other transports.
         adopt: address of a communicator of all ranks that stays somebody else's.
 
     Attributes:
@@ -82,7 +82,7 @@ class NcclTransport(Transport):
         nccl_library: str = "",
         device_library: str = "",
         checks: bool = False,
-        strategy: Strategy = collectives_by_nccl,
+        in_rank_order: bool = False,
         adopt: int = 0,
     ) -> None:
         if _native is None:
@@ -101,7 +101,8 @@ class NcclTransport(Transport):
         self.recorder = DeviceRecorder(self._core)
         self.store = store
         self.prefix = prefix
-        self.strategy = strategy
+        self.in_rank_order = in_rank_order
+        self.strategy = collectives_by_messages if in_rank_order else collectives_by_nccl
         self._native: dict[tuple[int, ...], Any] = {}
         self._open: tuple[Signature, list[Call]] | None = None
         self._closed = False
@@ -396,5 +397,4 @@ def stream_of(device: torch.device) -> Callable[[], int]:
     """What returns the handle of torch's current stream on ``device``."""
     if device.type != "cuda":
         return lambda: 0
-    current = torch._C._cuda_getCurrentRawStream
-    return partial(current, device.index)
+    return partial(torch._C._cuda_getCurrentRawStream, device.index)

@@ -57,9 +57,7 @@ def why_not() -> str:
         return "two hosts need unshare, of util-linux"
     if not os.access("/dev/net/tun", os.R_OK | os.W_OK):
         return "two hosts need /dev/net/tun"
-    script = (
-        "mount -t tmpfs shm /dev/shm && exec python3 -c 'import socket; socket.sethostname(\"a\")'"
-    )
+    script = "mount -t tmpfs shm /dev/shm"
     tried = subprocess.run([*_unshare(), "sh", "-c", script], capture_output=True, text=True)
     if tried.returncode:
         return f"two hosts need the privilege to make namespaces: {tried.stderr.strip()}"
@@ -73,7 +71,7 @@ def two_hosts(
     names: Sequence[str] = ("node", "node"),
     delay_s: float = 0.0005,
     loss: float = 0.0,
-    **environment: str,
+    environment: dict[str, str] | None = None,
 ) -> Generator[Hosts, None, None]:
     """Run ``commands[i]`` on host i, at ``ADDRESSES[i]``; both end with the ``with`` statement.
 
@@ -90,7 +88,9 @@ def two_hosts(
         ends = []
         for i, command in enumerate(commands):
             (folder / str(i)).mkdir()
-            process, end = _start(command, folder / str(i), names[i], ADDRESSES[i], environment)
+            process, end = _start(
+                command, folder / str(i), names[i], ADDRESSES[i], environment or {}
+            )
             stack.callback(_end, process)
             started.append(process)
             ends.append(end)

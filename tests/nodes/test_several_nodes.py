@@ -68,10 +68,10 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[A
         started = [f"RANK={rank} LOCAL_RANK={rank} {program} &" for rank in numbers]
         return ["sh", "-c", " ".join([*started, "wait"])]
 
-    environment = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "MASTER_PORT": PORT}
-    with two_hosts(
-        [command(0, 1), command(2, 3)], folder, MASTER_ADDR=ADDRESSES[0], **environment
-    ) as hosts:
+    environment = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}
+    environment |= {"MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": PORT}
+    commands = [command(0, 1), command(2, 3)]
+    with two_hosts(commands, folder, environment=environment) as hosts:
         names = {name: [folder / f"{name}{rank}" for rank in range(4)] for name in STEPS}
         seen = wait_for(names["seen"], 60)
         wait_for(names["adding"], 30)
