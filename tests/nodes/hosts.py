@@ -35,13 +35,11 @@ class Hosts:
     link: Link
     commands: list[subprocess.Popen[str]]
 
-    def wait(self, timeout_s: float) -> list[tuple[int, str]]:
-        """The status and output of both; raises ``TimeoutExpired`` after ``timeout_s`` each."""
-        outputs = [command.communicate(timeout=timeout_s)[0] for command in self.commands]
-        return [
-            (command.returncode, output)
-            for command, output in zip(self.commands, outputs, strict=True)
-        ]
+    def end(self) -> str:
+        """Kill all that runs on both; what it has written."""
+        for command in self.commands:
+            command.kill()
+        return "\n".join(command.communicate()[0] for command in self.commands)
 
 
 def _unshare() -> list[str]:
@@ -71,7 +69,6 @@ def two_hosts(
     names: Sequence[str] = ("node", "node"),
     delay_s: float = 0.0005,
     loss: float = 0.0,
-    environment: dict[str, str] | None = None,
 ) -> Generator[Hosts, None, None]:
     """Run ``commands[i]`` on host i, at ``ADDRESSES[i]``; both end with the ``with`` statement.
 
@@ -81,16 +78,13 @@ def two_hosts(
         names: their hostnames, which each believes to be its loopback device.
         delay_s: of every packet on the link, each way.
         loss: the share of packets that are lost.
-        environment: for the commands, beside this process's.
     """
     with ExitStack() as stack:
         started = []
         ends = []
         for i, command in enumerate(commands):
             (folder / str(i)).mkdir()
-            process, end = _start(
-                command, folder / str(i), names[i], ADDRESSES[i], environment or {}
-            )
+            process, end = _start(command, folder / str(i), names[i], ADDRESSES[i])
             stack.callback(_end, process)
             started.append(process)
             ends.append(end)
@@ -100,7 +94,7 @@ def two_hosts(
 
 
 def _start(
-    command: Sequence[str], folder: Path, name: str, address: str, environment: dict[str, str]
+    command: Sequence[str], folder: Path, name: str, address: str
 ) -> tuple[subprocess.Popen[str], int]:
     """A host that runs ``command``, and the other end of its network device."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHERS)}
@@ -111,7 +105,7 @@ def _start(
         host += ["--socket", str(theirs.fileno()), "--name", name, "--address", address]
         process = subprocess.Popen(
             [*_unshare(), *host, "--folder", str(folder), "--", *command],
-            env={**inherited, **known, **environment}, pass_fds=[theirs.fileno()],
+            env={**inherited, **known}, pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             cwd=ROOT,
         )  # fmt: skip
@@ -125,4 +119,6 @@ def _start(
 
 def _end(process: subprocess.Popen[str]) -> None:
     process.kill()
-    process.communicate()
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
