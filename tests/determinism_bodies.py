@@ -1,9 +1,10 @@
-"""What ranks compute in the tests of determinism, as bytes: signed zeros and NaNs differ too."""
+"""What ranks compute in the tests of determinism, by digests of the bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
+from hashlib import sha256
 from typing import Any
 
 import torch
@@ -15,11 +16,12 @@ from gpudist.exchange import all_reduce
 from gpudist.partition import Partition
 from gpudist.transport.nccl import NcclTransport
 
-Results = dict[str, bytes]
+Results = dict[str, str]
 
 
-def as_bytes(x: torch.Tensor) -> bytes:
-    return x.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+def bits(x: torch.Tensor) -> str:
+    cells = x.detach().contiguous().view(-1).view(torch.uint8).numpy()
+    return f"{list(x.shape)} {sha256(cells.tobytes()).hexdigest()}"
 
 
 @contextmanager
@@ -52,7 +54,7 @@ def both_ways(name: str, operator: Callable[..., Any], x: torch.Tensor, dtype: A
     y = operator(x)
     y.backward(values(y.shape, 77, y.dtype))
     assert x.grad is not None
-    return {f"{name} {dtype}": as_bytes(y), f"adjoint of {name} {dtype}": as_bytes(x.grad)}
+    return {f"{name} {dtype}": bits(y), f"adjoint of {name} {dtype}": bits(x.grad)}
 
 
 def operators(P_world: Partition, seed: int = 0) -> Results:
@@ -82,7 +84,24 @@ def operators(P_world: Partition, seed: int = 0) -> Results:
                 found |= both_ways(name, operator, values(shape, rank + seed, dtype), dtype)
             x = values((5, 3), rank + seed, dtype)
             for op in ("sum", "prod", "max"):
-                found[f"{op} {dtype}"] = as_bytes(all_reduce(x, P, op))
+                found[f"{op} {dtype}"] = bits(all_reduce(x, P, op))
+    return found
+
+
+def layers_in_place(P_world: Partition) -> Results:
+    """Layers that leave a large block where it is and add what its faces get in the adjoint."""
+    found: Results = {}
+    with in_rank_order(P_world, "layers") as P:
+        P_x = P.create_cartesian_topology_partition([1, 1, 2, 2])
+        torch.manual_seed(3)
+        conv = gpudist.nn.DistributedConv2d(P_x, 2, 2, 5, padding=2, dtype=torch.float64)
+        pool = gpudist.nn.DistributedAvgPool2d(P_x, 5, stride=1, padding=2)
+        for name, layer in {"conv": conv, "pool": pool}.items():
+            x = values((1, 2, 256, 256), P.wire.rank, torch.float64)
+            found |= both_ways(name, layer, x, x.dtype)
+        for name, parameter in conv.named_parameters():
+            assert parameter.grad is not None
+            found[f"gradient of {name}"] = bits(parameter.grad)
     return found
 
 
@@ -123,11 +142,11 @@ def training(P_world: Partition, steps: int = 3) -> Results:
             loss = criterion(network(x), labels)
             network.zero_grad()
             loss.backward()
-            found[f"loss {step}"] = as_bytes(loss)
+            found[f"loss {step}"] = bits(loss)
             for name, parameter in network.named_parameters():
                 assert parameter.grad is not None
-                found[f"gradient of {name} in step {step}"] = as_bytes(parameter.grad)
+                found[f"gradient of {name} in step {step}"] = bits(parameter.grad)
                 parameter.data.sub_(parameter.grad, alpha=0.1)
-        found |= {name: as_bytes(value) for name, value in network.state_dict().items()
+        found |= {name: bits(value) for name, value in network.state_dict().items()
                   if isinstance(value, torch.Tensor)}  # fmt: skip
     return found

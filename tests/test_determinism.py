@@ -21,6 +21,7 @@ from gpudist.testing import run_distributed
 from tests.determinism_bodies import (
     Results,
     in_rank_order,
+    layers_in_place,
     operators,
     training,
     values,
@@ -29,7 +30,11 @@ from tests.doubles import nccl, use_doubles
 from tests.pool import distributed, the_pool
 
 RANKS = 4
-BODIES: dict[str, Callable[[Partition], Results]] = {"operators": operators, "training": training}
+BODIES: dict[str, Callable[[Partition], Results]] = {
+    "operators": operators,
+    "layers in place": layers_in_place,
+    "training": training,
+}
 every_body = pytest.mark.parametrize("body", list(BODIES))
 
 
