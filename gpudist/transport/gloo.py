@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeVar
 import torch
 import torch.distributed.distributed_c10d as dist
 
-from gpudist.errors import CollectiveTimeout, PeerFailure, TransportError
+from gpudist.errors import CollectiveTimeout, GpudistError, PeerFailure, TransportError
 from gpudist.transport.addresses import LOOPBACK, address_towards, host_of, reachable_address
 from gpudist.transport.background import Background, Job
 from gpudist.transport.message import HEADER_BYTES, Header
@@ -123,6 +123,8 @@ class GlooTransport(PointToPointTransport):
             job = self._waiter.submit(lambda: dist.ProcessGroupGloo(wire, rank, size, options))
             try:
                 self._gloo: Any = self._await(job)
+            except GpudistError:
+                raise
             except RuntimeError as error:
                 raise TransportError(
                     f"rank {rank}, at {interface or address}, is not connected with all others: "

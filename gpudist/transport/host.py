@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -247,18 +248,17 @@ class HostTransport(PointToPointTransport):
         """Tell the others where this rank's control block is, and map theirs."""
         deadline_s = time.monotonic() + self.timeout_s
         keys = [f"{prefix}/host/{rank}" for rank in range(self.size)]
-        beacon = Beacon()
-        store.set(keys[self.rank], json.dumps([self._core.address(), beacon.text]))
-        self._await_keys(store, keys, deadline_s)
-        told = [json.loads(text) for text in store.multi_get(keys)]
-        strangers = [rank for rank, (_, text) in enumerate(told) if not is_beside(text)]
-        if not strangers:
-            self._core.connect([tuple(address) for address, _ in told])
-        # A rank that ended before another had mapped its block could not be told from a dead one.
-        mapped = [f"{key}/mapped" for key in keys]
-        store.set(mapped[self.rank], json.dumps(strangers))
-        self._await_keys(store, mapped, deadline_s)
-        beacon.close()
+        with closing(Beacon()) as beacon:
+            store.set(keys[self.rank], json.dumps([self._core.address(), beacon.text]))
+            self._await_keys(store, keys, deadline_s)
+            told = [json.loads(text) for text in store.multi_get(keys)]
+            strangers = [rank for rank, (_, text) in enumerate(told) if not is_beside(text)]
+            if not strangers:
+                self._core.connect([tuple(address) for address, _ in told])
+            # Of a rank that ended before it was mapped nobody could say that it had.
+            mapped = [f"{key}/mapped" for key in keys]
+            store.set(mapped[self.rank], json.dumps(strangers))
+            self._await_keys(store, mapped, deadline_s)
         apart = [json.loads(text) for text in store.multi_get(mapped)]
         if any(apart):
             rank = next(rank for rank, others in enumerate(apart) if others)
