@@ -28,10 +28,11 @@ from gpudist.launch import (
     settings_of,
 )
 from gpudist.partition import Partition
+from gpudist.transport.background import Background
 from gpudist.transport.base import Failure, Transport
 from gpudist.transport.debug_lines import DebugLines
 from gpudist.transport.gloo import GlooTransport
-from gpudist.transport.host import HostTransport, is_built, what_is_missing
+from gpudist.transport.host import HostTransport, NotOneNode, is_built, what_is_missing
 from gpudist.transport.loopback import LoopbackTransport
 from gpudist.transport.nccl import NcclTransport, what_nccl_misses
 from gpudist.transport.report import report, report_failures, report_on_signal
@@ -40,6 +41,8 @@ from gpudist.version import Versions
 logger = logging.getLogger("gpudist")
 
 _CLOSING_S = 10.0
+# After a failure the others hear of it soon, or never.
+_FAILED_CLOSING_S = 1.0
 
 
 def settings() -> Settings:
@@ -99,7 +102,11 @@ def world() -> Partition:
     return _runtime.P_world
 
 
-def init(timeout: float = 300.0, process_group: dist.ProcessGroup | None = None) -> Partition:
+def init(
+    timeout: float = 300.0,
+    process_group: dist.ProcessGroup | None = None,
+    deterministic: bool = False,
+) -> Partition:
     """Join the world that torchrun, mpirun or srun started, and return the partition of all its
     workers.
 
@@ -112,6 +119,10 @@ def init(timeout: float = 300.0, process_group: dist.ProcessGroup | None = None)
         timeout: deadline of every wait, in seconds.
         process_group: torch's group of the workers, in place of all that were started: they meet in
             its store, and its communicator, if it is NCCL's, is used and stays its own.
+        deterministic: the same bits in every run and over every transport, in a stated order of
+            additions, from operators of gpudist's; and ``torch.use_deterministic_algorithms``,
+            which makes torch's raise where they have no such algorithm. Over NCCL, sums then go by
+            messages. The same on all ranks.
 
     Raises:
         TransportError: the launcher's variables are incomplete, or the world cannot be joined.
@@ -119,6 +130,8 @@ def init(timeout: float = 300.0, process_group: dist.ProcessGroup | None = None)
     """
     if _runtime.P_world is not None:
         return _runtime.P_world
+    if deterministic:
+        _make_torch_deterministic()
     launch = launch_of(os.environ)
     if process_group is not None:
         launch = replace(launch, rank=process_group.rank(), size=process_group.size())
@@ -133,17 +146,7 @@ def init(timeout: float = 300.0, process_group: dist.ProcessGroup | None = None)
         if process_group is None and launch.size > 1:
             _runtime.store = store
         take_device(choice, launch.local_rank)
-        transport = connect(
-            choice,
-            store,
-            launch.rank,
-            launch.size,
-            timeout,
-            f"gpudist/{launch.run}",
-            launch.same_node,
-            os.environ.get("GLOO_SOCKET_IFNAME"),
-            _communicator_of(process_group),
-        )
+        transport = _connect_all(choice, store, launch, timeout, process_group, deterministic)
     _runtime.P_world = world_of(transport)
     logger.info(
         "rank %d of %d: transport %s, device %s, started by %s",
@@ -153,6 +156,58 @@ def init(timeout: float = 300.0, process_group: dist.ProcessGroup | None = None)
     _post_uncaught_errors(transport)
     atexit.register(_shut_down, transport, launch)
     return _runtime.P_world
+
+
+def _make_torch_deterministic() -> None:
+    # CUDA's matrix products read this once, at the first of them.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+
+
+def _connect_all(
+    choice: str,
+    store: dist.Store,
+    launch: Launch,
+    timeout: float,
+    process_group: dist.ProcessGroup | None,
+    deterministic: bool,
+) -> Transport:
+    """The wire of all ranks. What the launcher takes for one node may be several containers."""
+
+    def connected(name: str, prefix: str, same_node: bool) -> Transport:
+        return connect(
+            name,
+            store,
+            launch.rank,
+            launch.size,
+            timeout,
+            prefix,
+            same_node,
+            os.environ.get("GLOO_SOCKET_IFNAME"),
+            _communicator_of(process_group),
+            deterministic,
+        )
+
+    prefix = f"gpudist/{launch.run}"
+    asking = f"{prefix}/deterministic"
+    store.add(asking, int(deterministic))
+    try:
+        transport = connected(choice, prefix, launch.same_node)
+    except NotOneNode as error:
+        if os.environ.get("GPUDIST_TRANSPORT"):
+            raise
+        logger.warning("using gloo: %s", error)
+        transport = connected("gloo", f"{prefix}/apart", False)
+    # All ranks are here, and have said so.
+    found = store.add(asking, 0)
+    if found not in (0, launch.size):
+        transport.close()
+        raise TransportError(
+            f"init(deterministic=True) was called on {found} of {launch.size} ranks; call it alike "
+            f"on all (on rank {launch.rank}: {deterministic})"
+        )
+    return transport
 
 
 def connect(
@@ -165,6 +220,7 @@ def connect(
     same_node: bool = True,
     interface: str | None = None,
     communicator: int = 0,
+    deterministic: bool = False,
 ) -> Transport:
     """Join the world of ``size`` processes that meet in ``store`` under ``prefix``. Collective.
 
@@ -174,8 +230,9 @@ def connect(
     versions = Versions(store, prefix, rank, size)
     try:
         made = _connect(
-            name, store, rank, size, timeout_s, prefix, same_node, interface, communicator
-        )
+            name, store, rank, size, timeout_s, prefix, same_node, interface, communicator,
+            deterministic,
+        )  # fmt: skip
     except Exception:
         versions.compare()
         raise
@@ -197,6 +254,7 @@ def _connect(
     same_node: bool,
     interface: str | None,
     communicator: int,
+    deterministic: bool,
 ) -> Transport:
     if name == "nccl":
         asked = settings()
@@ -211,6 +269,7 @@ def _connect(
             nccl_library=asked.nccl_library,
             device_library=asked.device_library,
             checks=asked.checks,
+            in_rank_order=deterministic,
             adopt=communicator,
         )
     if name == "host":
@@ -319,18 +378,24 @@ def _write_torchrun_error(error: GpudistError, rank: int, reported: str = "") ->
 
 
 def _shut_down(transport: Transport, launch: Launch) -> None:
-    """Close; the rank that serves the store waits until nobody needs it any more."""
+    """Close; the rank that serves the store waits until nobody needs it any more.
+
+    A store behind a network that is cut never answers, and the process ends all the same.
+    """
     store = _runtime.store
+    has_failed = transport.error() is not None
     transport.close()
     if store is None or _runtime.failed or launch.store_is_served:
         return
+    patience_s = _FAILED_CLOSING_S if has_failed else _CLOSING_S
+    Background("gpudist closes").submit(lambda: _part(store, launch, patience_s)).wait(patience_s)
+
+
+def _part(store: dist.Store, launch: Launch, patience_s: float) -> None:
     key = f"gpudist/{launch.run}/closed"
-    try:
-        store.add(key, 1)
-        deadline = time.monotonic() + _CLOSING_S
-        while launch.rank == 0 and time.monotonic() < deadline:
-            if store.add(key, 0) >= launch.size:
-                break
-            time.sleep(0.02)
-    except RuntimeError:
-        return
+    deadline_s = time.monotonic() + patience_s
+    store.add(key, 1)
+    while launch.rank == 0 and time.monotonic() < deadline_s:
+        if store.add(key, 0) >= launch.size:
+            break
+        time.sleep(0.02)

@@ -8,6 +8,8 @@ import re
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,7 +17,9 @@ import pytest
 
 from gpudist.errors import ShapeError, TransportError
 from gpudist.launch import Built, Launch, launch_of, settings_of
-from gpudist.runtime import _write_torchrun_error
+from gpudist.runtime import _runtime, _shut_down, _write_torchrun_error
+from gpudist.transport.base import Failure
+from gpudist.transport.loopback import LoopbackTransport
 
 ROOT = Path(__file__).resolve().parents[1]
 TORCHRUN = {
@@ -264,3 +268,19 @@ def test_no_error_file_without_torchrun(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     _write_torchrun_error(ShapeError("unheard"), 0)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_that_never_answers_does_not_hold_up_the_exit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class CutOff:
+        def add(self, key: str, number: int) -> int:
+            threading.Event().wait()
+            return number
+
+    monkeypatch.setattr(_runtime, "store", CutOff())
+    transport = LoopbackTransport.single()
+    transport.abort(Failure("CollectiveTimeout", 0, "the link is cut"))
+    start_s = time.monotonic()
+    _shut_down(transport, Launch("mpirun", 1, 2))
+    assert 0.5 < time.monotonic() - start_s < 5

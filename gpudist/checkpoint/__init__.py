@@ -1,6 +1,6 @@
 """State dicts of the sequential model, and checkpoints that any layout can load."""
 
-from gpudist.checkpoint.dcp import load, save
+from gpudist.checkpoint.dcp import exists, load, save
 from gpudist.checkpoint.optimizer import (
     full_optimizer_state_dict,
     load_full_optimizer_state_dict,
@@ -8,6 +8,7 @@ from gpudist.checkpoint.optimizer import (
 from gpudist.checkpoint.sequential import full_state_dict, load_full_state_dict
 
 __all__ = [
+    "exists",
     "full_optimizer_state_dict",
     "full_state_dict",
     "load",

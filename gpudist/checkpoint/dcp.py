@@ -24,6 +24,7 @@ from gpudist.checkpoint.stored import (
     set_optimizer,
 )
 from gpudist.checkpoint.texts import failing_together, gather_at_first
+from gpudist.errors import CheckpointError
 from gpudist.partition import Partition
 
 
@@ -132,6 +133,18 @@ def load(
         _read(state, reader, metadata)
         if optimizer is not None:
             set_optimizer(module, optimizer, metadata, state)
+
+
+def exists(path: str | os.PathLike[str]) -> bool:
+    """Whether there is a checkpoint for :func:`load`, as this rank sees the folder.
+
+    Not collective. A save that ended at any moment does not change the answer from true to false.
+    """
+    try:
+        folders.find(Path(path).absolute())
+    except CheckpointError:
+        return False
+    return True
 
 
 def _read(state: dict[str, Any], reader: SafeReader, metadata: Metadata) -> None:

@@ -58,17 +58,24 @@ def finish(
     movement: Movement,
     x: torch.Tensor | None,
     arrivals: list[Arrival],
+    into: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
-    """The output of ``stage``, of the input and what has arrived; ``None`` if there is none."""
+    """The output of ``stage``, of the input and what has arrived; ``None`` if there is none.
+
+    Given ``into``, every part of it is added to that, one after the other: to the bits of a
+    transport that packs.
+    """
     shape = stage.output_shape
     if shape is None:
         return None
     for arrival in arrivals:
         if arrival.whole:
-            return arrival.buffer
-    boxes = _messages(stage, partition.rank, movement.dtype)
+            return arrival.buffer if into is None else into.add_(arrival.buffer)
+    boxes = _messages(stage, partition.rank, movement.dtype, into is not None)
     wide = _WIDER.get(movement.dtype) if boxes.sums else None
-    if wide is not None:
+    if into is not None:
+        output = into if wide is None else into.to(wide)
+    elif wide is not None:
         output = torch.zeros(shape, dtype=wide, device=partition.device)
     else:
         output = maker(shape, movement.dtype, partition.device)()
@@ -88,7 +95,7 @@ def finish(
             buffer = came[contribution.peer]
         adds = i > 0 or not boxes.starts_with_copy
         _unpack(output, contribution.destinations, buffer, adds)
-    return output.to(movement.dtype)
+    return output.to(movement.dtype) if into is None else into.copy_(output)
 
 
 def _post_collective(
@@ -128,11 +135,15 @@ def _post_collective(
 
 
 @lru_cache(maxsize=1024)
-def _messages(stage: Stage, rank: int | None, dtype: torch.dtype) -> MessageStage:
+def _messages(
+    stage: Stage, rank: int | None, dtype: torch.dtype, accumulates: bool = False
+) -> MessageStage:
     """What remains of a stage beside its collectives."""
     if stage.collectives:
         stage = replace(stage, collectives=())
-    return as_messages(stage, -1 if rank is None else rank, dtype.itemsize, dtype in _WIDER)
+    return as_messages(
+        stage, -1 if rank is None else rank, dtype.itemsize, dtype in _WIDER, accumulates
+    )
 
 
 def _pack(x: torch.Tensor, boxes: tuple[Box, ...]) -> torch.Tensor:

@@ -210,8 +210,10 @@ class Round:
 
     def start(self, blocks: Blocks, into: Blocks) -> InFlight:
         """Send the blocks on their way; see :func:`~gpudist.exchange.start`."""
-        if not (self._communicates and self._wire.packs and self._adds_in_place(into)):
+        if not (self._communicates and self._adds_in_place(into)):
             return self._complete(blocks, into)
+        if not self._wire.packs:
+            return InFlight(self._run_plain(blocks, into), self._wire)
         calls: list[StageCall] = []
         outputs: Blocks = []
         numbers: dict[int, int] = {}
@@ -249,8 +251,10 @@ class Round:
         return InFlight(results, self._wire)
 
     @torch.no_grad()
-    def _run_plain(self, blocks: Sequence[torch.Tensor | None]) -> Blocks:
-        """By a transport that only carries messages."""
+    def _run_plain(
+        self, blocks: Sequence[torch.Tensor | None], into: Sequence[torch.Tensor | None] = ()
+    ) -> Blocks:
+        """By a transport that only carries messages; ``into`` has a tensor or not for each part."""
         inputs = [
             part.block(x) if part.comes_from_outside and x is not None else x
             for part, x in ((part, blocks[part.index]) for part in self.parts)
@@ -263,8 +267,10 @@ class Round:
                     for part, x in zip(self.parts, inputs, strict=True)
                 ]
         return [
-            finish(part.stage, part.partition, part.movement, x, arrived)
+            finish(part.stage, part.partition, part.movement, x, arrived, target)
             if part.gives
             else part.make_output()
-            for part, x, arrived in zip(self.parts, inputs, arrivals, strict=True)
+            for part, x, arrived, target in zip(
+                self.parts, inputs, arrivals, into or [None] * len(self.parts), strict=True
+            )
         ]

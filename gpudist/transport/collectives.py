@@ -138,7 +138,7 @@ class PointToPointCommunicator(Communicator):
                 if i != root and part is not None
             ]
         )
-        _combine([part for part in parts if part is not None], output, op)
+        combine([part for part in parts if part is not None], output, op)
 
     def _all_reduce(self, tensor: torch.Tensor, output: torch.Tensor, op: ReduceOp) -> None:
         if tensor.numel() * tensor.element_size() <= _SMALL_BYTES:
@@ -156,7 +156,7 @@ class PointToPointCommunicator(Communicator):
         mine = pieces[self.rank]
         parts = [mine if i == self.rank else torch.empty_like(mine) for i in range(self.size)]
         self._transport.exchange(sends=self._to_others(pieces), recvs=self._to_others(parts))
-        _combine(parts, output, op)
+        combine(parts, output, op)
 
     def _share(self, pieces: Sequence[torch.Tensor]) -> None:
         """Fill every other ``pieces[i]`` with that of member i."""
@@ -238,7 +238,7 @@ class PointToPointCommunicator(Communicator):
             )
 
 
-def _combine(parts: Sequence[torch.Tensor], output: torch.Tensor, op: ReduceOp) -> None:
+def combine(parts: Sequence[torch.Tensor], output: torch.Tensor, op: ReduceOp) -> None:
     """Fold ``parts`` from left to right into ``output``, which may share memory with them."""
     if not parts:
         output.fill_(_IDENTITY[op])

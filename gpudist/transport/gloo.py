@@ -11,7 +11,8 @@ from typing import Any, NoReturn, TypeVar
 import torch
 import torch.distributed.distributed_c10d as dist
 
-from gpudist.errors import CollectiveTimeout, PeerFailure
+from gpudist.errors import CollectiveTimeout, GpudistError, PeerFailure, TransportError
+from gpudist.transport.addresses import LOOPBACK, address_towards, host_of, reachable_address
 from gpudist.transport.background import Background, Job
 from gpudist.transport.message import HEADER_BYTES, Header
 from gpudist.transport.point_to_point import PointToPointTransport
@@ -58,6 +59,10 @@ class _Message:
         self.tag = 1 + header.sequence % 2**30
         self.works: list[Any] = []
 
+    @property
+    def is_complete(self) -> bool:
+        return all(work.is_completed() for work in self.works)
+
     def close_frame(self) -> None:
         """Write the header, and the payload if it fits."""
         packed = bytearray(self.header.pack())
@@ -84,7 +89,8 @@ class GlooTransport(PointToPointTransport):
         timeout_s: deadline of every group, in seconds.
         prefix: first part of the keys in ``store``; one per world.
         same_node: all ranks are on this machine, so messages stay on the loopback interface.
-        interface: network interface to use between nodes; gloo's choice where ``None``.
+        interface: network interface to use between nodes; the one towards the store's node where
+            ``None``.
         store_rank: world rank whose process hosts the store, where it is one of them.
     """
 
@@ -110,11 +116,21 @@ class GlooTransport(PointToPointTransport):
         operation = self.recorder.begin_group(f"connect {size} ranks")
         self._deadline_s = time.monotonic() + timeout_s
         try:
-            self._meet(store, prefix)
-            options = _options(timeout_s + _GLOO_SLACK_S, same_node, interface)
+            own = LOOPBACK if same_node else address_towards(host_of(store))
+            address = self._meet(store, prefix, own)
+            options = _options(timeout_s + _GLOO_SLACK_S, address, interface)
             wire = dist.PrefixStore(f"{prefix}/gloo", store)
             job = self._waiter.submit(lambda: dist.ProcessGroupGloo(wire, rank, size, options))
-            self._gloo: Any = self._await(job)
+            try:
+                self._gloo: Any = self._await(job)
+            except GpudistError:
+                raise
+            except RuntimeError as error:
+                raise TransportError(
+                    f"rank {rank}, at {interface or address}, is not connected with all others: "
+                    f"{error}; if that is the wrong network, set GLOO_SOCKET_IFNAME to the "
+                    f"interface of the right one"
+                ) from error
         except BaseException as error:
             self._fail(error)
             raise
@@ -127,10 +143,14 @@ class GlooTransport(PointToPointTransport):
             self._waiter.stop()
             self._channel.close()
 
-    def _meet(self, store: Any, prefix: str) -> None:
-        """Wait until every rank is here: gloo's own wait is deaf to signals and names nobody."""
+    def _meet(self, store: Any, prefix: str, own: str) -> str:
+        """Wait until every rank is here: gloo's own wait is deaf to signals and names nobody.
+
+        Returns:
+            The address at which the others reach this rank; ``own`` is what it takes for that.
+        """
         keys = [f"{prefix}/arrived/{rank}" for rank in range(self.size)]
-        store.set(keys[self.rank], "")
+        store.set(keys[self.rank], own)
         pause_s = 0.001
         while not store.check(keys):
             if time.monotonic() > self._deadline_s:
@@ -143,6 +163,7 @@ class GlooTransport(PointToPointTransport):
             pause_s = min(2 * pause_s, _SLICE_S)
             if pause_s == _SLICE_S:
                 self._look()
+        return reachable_address(own, (store.get(key).decode() for key in keys))
 
     def _post_send(self, payload: torch.Tensor, peer: int, header: Header) -> _Message:
         message = _Message(payload, peer, header, is_recv=False)
@@ -229,15 +250,24 @@ class GlooTransport(PointToPointTransport):
         ) from lost
 
     def _timeout(self) -> CollectiveTimeout:
-        self._channel.publish_lines(self.rank, self.recorder.lines())
+        mine = self.recorder.lines()
+        self._channel.publish_lines(self.rank, mine)
+        everyones = self._channel.collect_lines(self.size)
+        everyones[self.rank] = mine
         reports = [
             f"  rank {rank}: {'no answer' if lines is None else '; '.join(lines)}"
-            for rank, lines in enumerate(self._channel.collect_lines(self.size))
+            for rank, lines in enumerate(everyones)
         ]
+        waiting = sorted({message.peer for message in self._in_flight if not message.is_complete})
+        cut = (
+            "; the store of this world does not answer either: its node is down, or the network "
+            "between is cut"
+        )
         return CollectiveTimeout(
-            f"'{self._doing()}' on rank {self.rank} was not complete after {self.timeout_s:g} s; "
-            f"the last operations of each rank (none from one that is stopped or busy elsewhere):\n"
-            + "\n".join(reports)
+            f"'{self._doing()}' on rank {self.rank} was not complete after {self.timeout_s:g} s, "
+            f"with messages from or to ranks {waiting} under way"
+            f"{cut if self._channel.hangs else ''}; the last operations of each rank (none from "
+            f"one that is stopped or busy elsewhere):\n" + "\n".join(reports)
         )
 
     def _doing(self) -> str:
@@ -255,15 +285,13 @@ class GlooTransport(PointToPointTransport):
                     work.wait(timedelta(milliseconds=1))
 
 
-def _options(timeout_s: float, same_node: bool, interface: str | None) -> Any:
+def _options(timeout_s: float, address: str, interface: str | None) -> Any:
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
     if interface is not None:
         device = gloo.create_device(interface=interface, lazy_init=False)
-    elif same_node:
-        device = gloo.create_device(hostname="127.0.0.1", lazy_init=False)
     else:
-        device = gloo.create_default_device(lazy_init=False)
+        device = gloo.create_device(hostname=address, lazy_init=False)
     options._devices = [device]
     options._timeout = timedelta(seconds=timeout_s)
     options._threads = 1

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import lru_cache
 from time import monotonic
@@ -14,7 +15,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from gpudist.errors import CollectiveTimeout, NotBuiltError, ShapeError
+from gpudist.errors import CollectiveTimeout, NotBuiltError, ShapeError, TransportError
 from gpudist.geometry.boxes import Box, Message, Stage
 from gpudist.geometry.messages import as_messages
 from gpudist.transport.base import (
@@ -24,6 +25,7 @@ from gpudist.transport.base import (
     RoundRunner,
     Signature,
 )
+from gpudist.transport.beacon import Beacon, is_beside
 from gpudist.transport.message import Header
 from gpudist.transport.native_round import native_part
 from gpudist.transport.point_to_point import PointToPointTransport
@@ -38,6 +40,10 @@ except ImportError as error:
     _reason = str(error)
 
 _POLL_S = 0.002
+
+
+class NotOneNode(TransportError):
+    """Ranks cannot reach one another's memory; raised on all of them alike."""
 
 
 def is_built() -> bool:
@@ -89,6 +95,7 @@ class HostTransport(PointToPointTransport):
     Raises:
         NotBuiltError: this installation has no native core.
         CollectiveTimeout: a rank did not arrive in time.
+        NotOneNode: two ranks cannot reach each other's memory.
     """
 
     name = "host"
@@ -253,13 +260,24 @@ class HostTransport(PointToPointTransport):
         """Tell the others where this rank's control block is, and map theirs."""
         deadline_s = monotonic() + self.timeout_s
         keys = [f"{prefix}/host/{rank}" for rank in range(self.size)]
-        store.set(keys[self.rank], json.dumps(self._core.address()))
-        self._await_keys(store, keys, deadline_s)
-        self._core.connect([tuple(json.loads(store.get(key))) for key in keys])
-        # A rank that ended before another had mapped its block could not be told from a dead one.
-        mapped = [f"{key}/mapped" for key in keys]
-        store.set(mapped[self.rank], "")
-        self._await_keys(store, mapped, deadline_s)
+        with closing(Beacon()) as beacon:
+            store.set(keys[self.rank], json.dumps([self._core.address(), beacon.text]))
+            self._await_keys(store, keys, deadline_s)
+            told = [json.loads(text) for text in store.multi_get(keys)]
+            strangers = [rank for rank, (_, text) in enumerate(told) if not is_beside(text)]
+            if not strangers:
+                self._core.connect([tuple(address) for address, _ in told])
+            # Of a rank that ended before it was mapped nobody could say that it had.
+            mapped = [f"{key}/mapped" for key in keys]
+            store.set(mapped[self.rank], json.dumps(strangers))
+            self._await_keys(store, mapped, deadline_s)
+        apart = [json.loads(text) for text in store.multi_get(mapped)]
+        if any(apart):
+            rank = next(rank for rank, others in enumerate(apart) if others)
+            raise NotOneNode(
+                f"rank {rank} does not see the processes of ranks {apart[rank]}, which are on "
+                f"another node or in another container; messages between those go over gloo"
+            )
 
     def _await_keys(self, store: dist.Store, keys: Sequence[str], deadline_s: float) -> None:
         while not store.check(list(keys)):

@@ -24,7 +24,12 @@ from gpudist.transport.native_round import native_part
 from gpudist.transport.nccl_library import wheel_libraries
 from gpudist.transport.nccl_program import native_call, native_signature
 from gpudist.transport.nccl_rendezvous import Rendezvous
-from gpudist.transport.nccl_stages import Strategy, collectives_by_nccl, lower, lowered_posts
+from gpudist.transport.nccl_stages import (
+    collectives_by_messages,
+    collectives_by_nccl,
+    lower,
+    lowered_posts,
+)
 from gpudist.transport.nccl_streams import StagesOnStream, stream_of
 from gpudist.transport.nccl_verbs import Call, NcclCommunicator, run_alone
 from gpudist.transport.nccl_watch import DeviceRecorder, NcclWatch
@@ -55,7 +60,7 @@ class NcclTransport(Transport):
         nccl_library: the libnccl to open; found if empty.
         device_library: a stand-in for CUDA's runtime, for tests; then ``device`` is the CPU.
         checks: compare plans between ranks at every call, not only at their first.
-        strategy: how the collectives of a stage are carried out.
+        in_rank_order: every sum is in the order and precision of the other transports.
         adopt: address of a communicator of all ranks that stays somebody else's.
 
     Attributes:
@@ -84,7 +89,7 @@ class NcclTransport(Transport):
         nccl_library: str = "",
         device_library: str = "",
         checks: bool = False,
-        strategy: Strategy = collectives_by_nccl,
+        in_rank_order: bool = False,
         adopt: int = 0,
     ) -> None:
         if _native is None:
@@ -103,7 +108,8 @@ class NcclTransport(Transport):
         self.recorder = DeviceRecorder(self._core)
         self.store = store
         self.prefix = prefix
-        self.strategy = strategy
+        self.in_rank_order = in_rank_order
+        self.strategy = collectives_by_messages if in_rank_order else collectives_by_nccl
         self._native: dict[tuple[int, ...], Any] = {}
         self._open: tuple[Signature, list[Call]] | None = None
         self._closed = False

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from gpudist.errors import CollectiveTimeout, TransportError
 from gpudist.transport.background import Background
+from gpudist.transport.beacon import Beacon, is_beside
 
 T = TypeVar("T")
 
@@ -48,6 +49,7 @@ class Rendezvous:
         self._timeout_s = timeout_s
         self._look = look
         self._background = Background(f"gpudist meets {prefix}")
+        self._beacon = Beacon()
 
     def arrive(self) -> dict[int, int]:
         """Return when all ranks are here: the processes of the others on this node, by rank.
@@ -58,7 +60,7 @@ class Rendezvous:
         boot = _NODE.read_text().strip() if _NODE.exists() else ""
         node = f"{self._prefix}/on/{socket.gethostname()}/{boot}"
         arrived = f"{self._prefix}/arrived"
-        self._ask(lambda: self._store.append(node, f"{self._rank} {os.getpid()},"))
+        self._ask(lambda: self._store.append(node, f"{self._rank} {self._beacon.text},"))
         self._ask(lambda: self._store.set(f"{self._prefix}/here/{self._rank}", ""))
         self._ask(lambda: self._store.add(arrived, 1))
         deadline_s = time.monotonic() + self._timeout_s
@@ -71,8 +73,11 @@ class Rendezvous:
                 )
             self._pause()
         here = self._ask(lambda: self._store.get(node)).decode().split(",")
-        found = [tuple(map(int, entry.split())) for entry in here if entry]
-        return {rank: pid for rank, pid in found if rank != self._rank}
+        beacons = dict(entry.split(" ", 1) for entry in here if entry)
+        del beacons[str(self._rank)]
+        return {
+            int(rank): int(text.split()[0]) for rank, text in beacons.items() if is_beside(text)
+        }
 
     def share_id(self, members: Sequence[int], make_id: Callable[[], bytes]) -> bytes:
         """The unique id of a communicator, which the first of its ``members`` makes.
@@ -90,6 +95,7 @@ class Rendezvous:
         return bytes.fromhex(self._ask(lambda: self._store.get(key)).decode())
 
     def close(self) -> None:
+        self._beacon.close()
         self._background.stop()
 
     def _missing(self) -> list[int]:

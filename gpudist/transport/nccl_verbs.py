@@ -11,6 +11,7 @@ import torch
 
 from gpudist.errors import ShapeError, TransportError
 from gpudist.transport.base import Communicator, ReduceOp
+from gpudist.transport.collectives import combine
 from gpudist.transport.recording import Post
 
 if TYPE_CHECKING:
@@ -78,7 +79,9 @@ class NcclCommunicator(Communicator):
     """The verbs over one list of members.
 
     Reductions are NCCL's: in its order, which is the same from run to run for one size, and 16-bit
-    floats in its precision.
+    floats in its precision. Where the transport adds in rank order, everything is gathered instead
+    and combined as on every other transport, to the same bits: as much memory and as many bytes as
+    there are members.
 
     Raises (every verb):
         TransportError: a rank outside the communicator, a message to itself, an unknown reduction.
@@ -170,6 +173,9 @@ class NcclCommunicator(Communicator):
         output: torch.Tensor | None,
         op: ReduceOp,
     ) -> None:
+        if self._transport.in_rank_order:
+            self._gather_and_combine(kind, tensor, output, op)
+            return
         if tensor.dtype in REAL_OF:
             if op != "sum":
                 raise TransportError(f"{kind}: complex numbers have a sum, no {op}")
@@ -184,6 +190,17 @@ class NcclCommunicator(Communicator):
                 after = partial(final.copy_, converted)
         count = tensor.numel() // (self.size if kind == "reduce_scatter" else 1)
         self._post(kind, root, count, REDUCED[tensor.dtype], op, tensor, output, after)
+
+    def _gather_and_combine(
+        self, kind: Kind, tensor: torch.Tensor, output: torch.Tensor | None, op: ReduceOp
+    ) -> None:
+        if tensor.is_complex() and op != "sum":
+            raise TransportError(f"{kind}: complex numbers have a sum, no {op}")
+        gathered = tensor.new_empty((self.size, *tensor.shape))
+        parts = gathered[:, self.rank] if kind == "reduce_scatter" else gathered
+        after = partial(combine, parts.unbind(0), output, op) if output is not None else None
+        mine = tensor.view(-1).view(torch.uint8) if tensor.numel() else tensor
+        self._post("all_gather", 0, mine.numel(), "uint8", "sum", mine, gathered, after)
 
     def _post(
         self,

@@ -21,14 +21,14 @@ class StoreFailureChannel(FailureChannel):
 
     No method takes longer than half a second, or the patience it is given, even when the store
     hangs: the store is asked by a thread of its own, over a connection of its own where the store
-    can make one.
+    can make one. Once a call has not been answered in time, nothing waits for the store until it
+    is: behind a network that is cut, a failure would wait once for every step of its report.
 
     Args:
         store: any ``torch.distributed.Store``.
         prefix: first part of the keys; one per world.
         host_rank: world rank of the process that hosts the store, which is the one that died when
-        the
-            store is gone; ``None`` where another process hosts it.
+            the store is gone; ``None`` where another process hosts it.
     """
 
     def __init__(self, store: Any, prefix: str, host_rank: int | None = None) -> None:
@@ -38,7 +38,13 @@ class StoreFailureChannel(FailureChannel):
         self._background = Background(f"gpudist failures {prefix}")
         self._looking: Job[tuple[str | None, bool]] | None = None
         self._found: Failure | None = None
+        self._unanswered: Job[object] | None = None
         self.lines_wanted = False
+
+    @property
+    def hangs(self) -> bool:
+        """The store was given time to answer, and has not answered yet."""
+        return self._unanswered is not None and not self._unanswered.wait(0.0)
 
     def post(self, failure: Failure) -> None:
         if self._found is not None:
@@ -48,7 +54,7 @@ class StoreFailureChannel(FailureChannel):
         job = self._background.submit(
             lambda: self._store.compare_set(self._key("failure"), "", text)
         )
-        if job.wait(_PATIENCE_S):
+        if self._wait(job):
             # What is wrong with the store, the next look finds.
             with suppress(RuntimeError, OSError):
                 self._found = Failure.from_json(job.result())
@@ -63,7 +69,7 @@ class StoreFailureChannel(FailureChannel):
             # The store hangs; asking again would only queue up.
             return None
         job = self._looking
-        if job.wait(_PATIENCE_S):
+        if self._wait(job):
             self._looking = None
             try:
                 text, self.lines_wanted = job.result()
@@ -82,7 +88,7 @@ class StoreFailureChannel(FailureChannel):
         self._ask(lambda: self._store.set(self._key("lines"), "wanted"))
         lines: list[list[str] | None] = [None] * size
         deadline_s = time.monotonic() + patience_s
-        while None in lines and time.monotonic() < deadline_s:
+        while None in lines and not self.hangs and time.monotonic() < deadline_s:
             self._ask(lambda: self._read_lines(lines), deadline_s - time.monotonic())
             time.sleep(_POLL_S)
         return lines
@@ -95,7 +101,7 @@ class StoreFailureChannel(FailureChannel):
         """Whether ``rank`` has said so; false as well where the store does not answer."""
         job = self._background.submit(lambda: self._store.check([self._key(f"left/{rank}")]))
         try:
-            return job.wait(_PATIENCE_S) and job.result()
+            return self._wait(job) and job.result()
         except (RuntimeError, OSError):
             return False
 
@@ -115,7 +121,15 @@ class StoreFailureChannel(FailureChannel):
 
     def _ask(self, call: Callable[[], object], patience_s: float = _PATIENCE_S) -> None:
         # Errors stay in the job: who reports a failure has nobody left to tell.
-        self._background.submit(call).wait(patience_s)
+        self._wait(self._background.submit(call), patience_s)
+
+    def _wait(self, job: Job[Any], patience_s: float = _PATIENCE_S) -> bool:
+        """Whether the store has answered."""
+        if job.wait(0.0 if self.hangs else patience_s):
+            return True
+        if not self.hangs:
+            self._unanswered = job
+        return False
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}/{name}"

@@ -181,6 +181,7 @@ def test_save_that_ends_between_renames_is_found(tmp_path: Path) -> None:
     run_distributed(save, 2, target, (2, "features"), 1)
     target.rename(tmp_path / ".checkpoint.previous")
     assert folders.find(target) == tmp_path / ".checkpoint.previous"
+    assert checkpoint.exists(target)
     run_distributed(assert_loads, 2, target, (2, "features"), 1)
     run_distributed(save, 2, target, (2, "features"), 2)
     run_distributed(assert_loads, 2, target, (2, "features"), 2)
