@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.case import Case
+from benchmarks.environment import ROOT
 from benchmarks.service import Hello, Turn
 
-ROOT = Path(__file__).resolve().parents[1]
 START_S = 120.0
 ANSWER_S = 180.0
 END_S = 10.0
