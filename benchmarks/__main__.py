@@ -18,14 +18,23 @@ from benchmarks.document import RESULTS, show, write_document
 from benchmarks.environment import ROOT, environment
 from benchmarks.files import write
 from benchmarks.measure import ITERATIONS, measure, rows_of
-from benchmarks.peers import mpi
+from benchmarks.peers import mpi, mpi4torch
 from benchmarks.rows import Row
 from benchmarks.worlds import Pages, WorldFailed, started
 
 SUBJECTS = (
     *("messages", "halo", "broadcast", "sum_reduce", "all_sum_reduce"),
-    *("dynamic", "repartition", "conv", "linear", "tensor_parallel", "layers", "halo_region"),
-    *("parameters", "networks", "planning", "batch"),
+    *(
+        "operators",
+        "dynamic",
+        "repartition",
+        "conv",
+        "linear",
+        "tensor_parallel",
+        "layers",
+        "halo_region",
+    ),
+    *("parameters", "networks", "scaling", "planning", "batch"),
 )
 RANKS = (2, 4)
 LEAST_ITERATIONS = 20
@@ -105,8 +114,10 @@ def _cases(subjects: Sequence[str], ranks: int, pages: Pages) -> list[Case]:
 
 def _launches(cases: Sequence[Case], ranks: int, pages: Pages, peers: Path) -> list[worlds.Launch]:
     launches = [worlds.ours(ranks, pages)]
-    if any(case.subject in mpi.SUBJECTS for case in cases):
-        launches += [worlds.mpi(name, peers, ranks, pages) for name in worlds.installed(peers)]
+    for name in worlds.installed(peers):
+        subjects = mpi4torch.SUBJECTS if name == worlds.MPI4TORCH else mpi.SUBJECTS
+        if any(case.subject in subjects for case in cases):
+            launches.append(worlds.mpi(name, peers, ranks, pages))
     return launches
 
 

@@ -10,9 +10,11 @@ from benchmarks.bandwidth import bandwidth
 from benchmarks.case import Case
 
 NO_PEER = "none"
-MEMORY_COPY = "memory copy"
-# What does less than ours and no communication: a bound and not a rival.
-CEILINGS = (MEMORY_COPY, "local copy", "clone", "local torch")
+MEMORY_COPY, NO_COMMUNICATION = "memory copy", "no communication"
+# Of scaling: the whole work on one rank, and one rank's part of it.
+ONE_RANK, ONE_BLOCK = "1 rank", "1 block alone"
+# What does less than ours, or no communication: a bound and not a rival.
+CEILINGS = (MEMORY_COPY, NO_COMMUNICATION, ONE_BLOCK, "local copy", "clone", "local torch")
 
 
 @dataclass(frozen=True)
