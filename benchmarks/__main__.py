@@ -23,18 +23,9 @@ from benchmarks.rows import Row
 from benchmarks.worlds import Pages, WorldFailed, started
 
 SUBJECTS = (
-    *("messages", "halo", "broadcast", "sum_reduce", "all_sum_reduce"),
-    *(
-        "operators",
-        "dynamic",
-        "repartition",
-        "conv",
-        "linear",
-        "tensor_parallel",
-        "layers",
-        "halo_region",
-    ),
-    *("parameters", "networks", "scaling", "planning", "batch"),
+    *("messages", "halo", "broadcast", "sum_reduce", "all_sum_reduce", "operators"),
+    *("dynamic", "repartition", "conv", "linear", "tensor_parallel", "layers", "losses"),
+    *("attention", "halo_region", "parameters", "networks", "scaling", "planning", "batch"),
 )
 RANKS = (2, 4)
 LEAST_ITERATIONS = 20

@@ -52,8 +52,10 @@ SUBJECTS: dict[str, Callable[[Case, Any], Side]] = {
 
 
 def main() -> None:
-    import mpi4torch  # type: ignore[import-not-found]  # here: the controller reads SUBJECTS without it
+    # Here, since the controller reads SUBJECTS without it.
     import torch
+
+    mpi4torch = import_module("mpi4torch")
 
     name, address = sys.argv[1:]
     world = mpi4torch.COMM_WORLD
