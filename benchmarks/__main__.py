@@ -17,7 +17,7 @@ from benchmarks.case import Case
 from benchmarks.document import RESULTS, show, write_document
 from benchmarks.environment import ROOT, environment
 from benchmarks.files import write
-from benchmarks.measure import ITERATIONS, measure, rows_of
+from benchmarks.measure import ITERATIONS, LEAST_ITERATIONS, measure, rows_of
 from benchmarks.peers import mpi, mpi4torch
 from benchmarks.rows import Row
 from benchmarks.worlds import Pages, WorldFailed, started
@@ -28,7 +28,6 @@ SUBJECTS = (
     *("attention", "halo_region", "parameters", "networks", "scaling", "planning", "batch"),
 )
 RANKS = (2, 4)
-LEAST_ITERATIONS = 20
 
 
 def main() -> int:

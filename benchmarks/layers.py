@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from math import prod
+from math import prod, sqrt
 from typing import Any
 
 import torch
@@ -124,7 +124,8 @@ def is_dropped(results: Results, x: torch.Tensor, gy: torch.Tensor, p: float) ->
     y, gx = results
     kept = (y != 0) / (1 - p)
     share = (y == 0).float().mean().item()
-    return close(y, x * kept) and close(gx, gy * kept) and abs(share - p) < 0.1 * p
+    five_deviations = 5 * sqrt(p * (1 - p) / y.numel())
+    return close(y, x * kept) and close(gx, gy * kept) and abs(share - p) < five_deviations
 
 
 @torch.enable_grad()

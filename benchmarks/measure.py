@@ -20,6 +20,8 @@ WARM_UP_TURNS = 16
 TURNS_WITHOUT_NEW_PAGES = 3
 FEW_PAGES = 64
 SHORT_US = 1000.0
+# Where one iteration of every side takes longer, there are no more than the least.
+LONG_US, LEAST_ITERATIONS = 1e6, 20
 
 
 @dataclass
@@ -47,7 +49,10 @@ def measure(case: Case, worlds: Sequence[World], iterations: int, pages: Pages) 
     for world, series in turns:
         series.correct = world.check(series.name)
     until_recycled = pages.recycled and case.has_large_output
-    calls = calls_for([_warm_up(world, series.name, until_recycled) for world, series in turns])
+    us = [_warm_up(world, series.name, until_recycled) for world, series in turns]
+    calls = calls_for(us)
+    if sum(us) > LONG_US:
+        iterations = min(iterations, LEAST_ITERATIONS)
     rounds = min(ROUNDS, iterations) if len(turns) > 1 else 1
     for number in range(rounds):
         share = iterations // rounds + (number < iterations % rounds)
