@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 import torch
@@ -44,30 +45,32 @@ def sides(case: Case, P_world: Partition) -> dict[str, Side]:
 def _functions(what: str, shape: tuple[int, ...], P_x: CartesianPartition) -> dict[str, Side]:
     whole = [torch.rand(shape) - 0.5 for _ in range(3)]
     gy = torch.rand(shape) - 0.5
-    y, *gradients = _attend(*(each.double() for each in whole), gy=gy.double())
+    y, *gradients = _attend([each.double() for each in whole], gy.double())
     expected = [block_of(each.float(), P_x) for each in (y, *gradients)]
     own, own_gy = [block_of(each, P_x) for each in whole], block_of(gy, P_x)
-    alone = _attend(own[0], *whole[1:], gy=own_gy)
+    there = [own[0], *whole[1:]]
+    alone = _attend(there, own_gy)
 
     @torch.enable_grad()
     def ours() -> Results:
         leaves = [each.detach().requires_grad_() for each in own]
-        y = FUNCTIONS[what](*leaves, P_x)
+        query, key, value = leaves
+        y = FUNCTIONS[what](query, key, value, P_x)
         return y.detach(), *torch.autograd.grad(y, leaves, own_gy)
 
     return {
         "gpudist": Side(ours, lambda results: _all_close(results, expected)),
         "local torch": Side(
-            lambda: _attend(own[0], *whole[1:], gy=own_gy),
+            lambda: _attend(there, own_gy),
             lambda results: _all_close(results, alone),
         ),
     }
 
 
 @torch.enable_grad()
-def _attend(*tensors: torch.Tensor, gy: torch.Tensor) -> Results:
-    leaves = [each.detach().requires_grad_() for each in tensors]
-    y = F.scaled_dot_product_attention(*leaves)
+def _attend(tensors: Sequence[torch.Tensor], gy: torch.Tensor) -> Results:
+    leaves = query, key, value = [each.detach().requires_grad_() for each in tensors]
+    y = F.scaled_dot_product_attention(query, key, value)
     return y.detach(), *torch.autograd.grad(y, leaves, gy)
 
 

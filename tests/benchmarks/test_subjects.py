@@ -15,6 +15,7 @@ import torch
 import benchmarks
 from benchmarks import attention, layers, losses, operators, scaling
 from benchmarks.case import Case, Side
+from benchmarks.networks import Step
 from gpudist import nn, ops
 from gpudist.ops.operator import Operator
 from gpudist.partition import Partition
@@ -40,7 +41,7 @@ def require_checked(sides: Mapping[str, Side]) -> None:
             assert not side.is_right(tuple(2 * each + 1 for each in result)), name
         elif isinstance(result, torch.Tensor) and result.numel():
             assert not side.is_right(result + 1), name
-        elif hasattr(result, "loss"):
+        elif isinstance(result, Step):
             assert not side.is_right(replace(result, loss=2 * result.loss)), name
 
 
