@@ -21,7 +21,7 @@ TURNS_WITHOUT_NEW_PAGES = 3
 FEW_PAGES = 64
 SHORT_US = 1000.0
 # Where one iteration of every side takes longer, there are no more than the least.
-LONG_US, LEAST_ITERATIONS = 1e6, 20
+LONG_US, LEAST_ITERATIONS = 3e5, 20
 
 
 @dataclass

@@ -32,7 +32,7 @@ SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
     "halo exchange": {STRONG: (1, 8, 1024, 1024), WEAK: (1, 8, 512, 512)},
     "all-sum-reduce": {WEAK: (1, 1, 512, 512)},
     "conv layer": {STRONG: (1, CHANNELS, 512, 512), WEAK: (1, CHANNELS, 256, 256)},
-    "U-Net step": {STRONG: (1, 1, 64, 64, 64), WEAK: (1, 1, 32, 32, 32)},
+    "U-Net step": {STRONG: (1, 1, 48, 48, 48), WEAK: (1, 1, 32, 32, 32)},
 }
 
 
