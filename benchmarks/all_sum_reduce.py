@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from benchmarks.case import Case, Side, equals, pattern, pattern_sum, round_sizes
+from benchmarks.case import Case, Side, equals, memory_copy, pattern, pattern_sum, round_sizes
 from benchmarks.peers import gloo
+from benchmarks.rows import MEMORY_COPY
 from gpudist.ops import AllSumReduce
 from gpudist.partition import Partition
 
@@ -32,4 +33,5 @@ def sides(case: Case, P_world: Partition) -> dict[str, Side]:
     return {
         "gpudist": Side(lambda: all_sum_reduce(x), is_right),
         "gloo": Side(gloo_all_reduce, is_right),
+        MEMORY_COPY: memory_copy(case.bytes),
     }

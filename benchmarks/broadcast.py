@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from benchmarks.case import Case, Side, equals, pattern, round_sizes
+from benchmarks.case import Case, Side, equals, memory_copy, pattern, round_sizes
 from benchmarks.peers import gloo
+from benchmarks.rows import MEMORY_COPY
 from gpudist.ops import Broadcast, zero_volume_tensor
 from gpudist.partition import Partition
 
@@ -33,4 +34,5 @@ def sides(case: Case, P_world: Partition) -> dict[str, Side]:
     return {
         "gpudist": Side(lambda: broadcast(x), is_right),
         "gloo": Side(gloo_broadcast, is_right),
+        MEMORY_COPY: memory_copy(case.bytes),
     }

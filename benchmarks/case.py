@@ -83,6 +83,18 @@ def equals(expected: np.ndarray) -> Callable[[Any], bool]:
     return lambda result: bool(np.array_equal(np.asarray(result), expected))
 
 
+def memory_copy(nbytes: int) -> Side:
+    """A plain copy of so many bytes into existing memory, by all ranks at once: the ceiling."""
+    x = pattern(nbytes // 4, 3)
+    y = np.empty_like(x)
+
+    def copy() -> np.ndarray:
+        np.copyto(y, x)
+        return y
+
+    return Side(copy, equals(x), lambda: y.fill(0))
+
+
 def is_empty(result: Any) -> bool:
     """Whether a rank that gets no block got none."""
     return np.asarray(result).size == 0

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
-from math import prod
+from math import prod, sqrt
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from benchmarks.case import Case, Side
 from benchmarks.conv import Results, close
@@ -14,22 +17,41 @@ from gpudist import nn
 from gpudist.geometry.blocks import Decomposition
 from gpudist.partition import CartesianPartition, Partition
 
-IMAGE, ROWS = (4, 32, 128, 128), (256, 1024)
-# The layer, and its arguments.
-ON_IMAGES: tuple[tuple[str, tuple[int, ...]], ...] = (
+IMAGE, ROWS, TOKENS = (4, 32, 128, 128), (256, 1024), (64, 256)
+SERIES = (8, 32, 4096)
+Layers = tuple[tuple[str, tuple[Any, ...]], ...]
+# The layer, and its arguments: of each file of gpudist.nn one at least, here or in the subjects
+# attention, halo_region, linear, losses and tensor_parallel.
+ON_IMAGES: Layers = (
     ("Conv2d", (32, 32, 3, 1, 1)),
     ("MaxPool2d", (3, 2, 1)),
     ("AvgPool2d", (2,)),
     ("BatchNorm2d", (32,)),
     ("GroupNorm", (8, 32)),
     ("InstanceNorm2d", (32,)),
+    ("ConvTranspose2d", (32, 32, 2, 2)),
+    ("LPPool2d", (2, 2)),
+    ("AdaptiveAvgPool2d", (16,)),
+    ("ReflectionPad2d", (1,)),
+    ("PixelShuffle", (2,)),
+    ("UpsamplingBilinear2d", (None, 2)),
+    ("Dropout", (0.1,)),
 )
-ON_ROWS: tuple[tuple[str, tuple[int, ...]], ...] = (("Linear", (1024, 1024)),)
+ON_ROWS: Layers = (
+    ("Linear", (1024, 1024)),
+    ("LayerNorm", (1024,)),
+    ("Softmax", (0,)),
+)
+ON_TOKENS: Layers = (("Embedding", (8192, 256)),)
+ON_SERIES: Layers = (("CausalConv1d", (32, 32, 3)),)
 
 
 def cases(ranks: int) -> list[Case]:
-    """Shapes are global: images are cut along their spatial dims, rows among the ranks."""
-    cuts = ((ON_IMAGES, IMAGE, grid_of(ranks, 4)), (ON_ROWS, ROWS, (ranks, 1)))
+    """Shapes are global: images and series are cut along their spatial dims, rows by rows."""
+    cuts = (
+        *((ON_IMAGES, IMAGE, grid_of(ranks, 4)), (ON_ROWS, ROWS, (ranks, 1))),
+        *((ON_TOKENS, TOKENS, (ranks, 1)), (ON_SERIES, SERIES, (1, 1, ranks))),
+    )
     return [
         _case(ranks, layer, arguments, shape, grid)
         for layers, shape, grid in cuts
@@ -41,7 +63,7 @@ def cases(ranks: int) -> list[Case]:
 def _case(
     ranks: int,
     layer: str,
-    arguments: tuple[int, ...],
+    arguments: tuple[Any, ...],
     shape: tuple[int, ...],
     grid: tuple[int, ...],
 ) -> Case:
@@ -60,33 +82,66 @@ def sides(case: Case, P_world: Partition) -> dict[str, Side]:
     torch.manual_seed(0)
     distributed = getattr(nn, f"Distributed{layer}")(P_x, *arguments)
     torch.manual_seed(0)
-    sequential = getattr(torch.nn, layer)(*arguments)
-    x = torch.rand(shape) - 0.5
+    sequential = sequential_of(layer)(*arguments)
+    x = torch.randint(arguments[0], shape) if layer == "Embedding" else torch.rand(shape) - 0.5
     gy = torch.rand(sequential(x).shape) - 0.5
+    # What the output has more dims than the input is whole on every rank.
+    more = [1] * (gy.dim() - x.dim())
+    P_y = P_world.create_cartesian_topology_partition([*P_x.shape, *more])
     y, gx, *parameters = in_double(sequential, x, gy)
-    expected = (block_of(y, P_x), block_of(gx, P_x), *parameters)
-    x, gy = block_of(x, P_x), block_of(gy, P_x)
-    alone = in_double(sequential, x, gy)
+    expected = (block_of(y, P_y), block_of(gx, P_x), *parameters)
+    x, gy = block_of(x, P_x), block_of(gy, P_y)
+    # The output of a block alone may have another shape: it is padded on all sides.
+    gy_alone = torch.rand(sequential(x).shape) - 0.5
+    alone = in_double(sequential, x, gy_alone)
+
+    def is_right(results: Results, expected: Results, gy: torch.Tensor) -> bool:
+        if layer == "Dropout":
+            return is_dropped(results, x, gy, *arguments)
+        return are_close(results, expected)
+
     return {
-        "gpudist": Side(
-            lambda: both_ways(distributed, x, gy), lambda results: are_close(results, expected)
-        ),
+        "gpudist": Side(lambda: both_ways(distributed, x, gy), lambda r: is_right(r, expected, gy)),
         "local torch": Side(
-            lambda: both_ways(sequential, x, gy), lambda results: are_close(results, alone)
+            lambda: both_ways(sequential, x, gy_alone), lambda r: is_right(r, alone, gy_alone)
         ),
     }
+
+
+def sequential_of(layer: str) -> Callable[..., torch.nn.Module]:
+    return _CausalConv1d if layer == "CausalConv1d" else getattr(torch.nn, layer)
+
+
+class _CausalConv1d(torch.nn.Conv1d):
+    """torch's convolution behind padding in front; torch has none of its own."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(F.pad(input, (self.kernel_size[0] - 1, 0)))
+
+
+def is_dropped(results: Results, x: torch.Tensor, gy: torch.Tensor, p: float) -> bool:
+    """Whether the same cells of output and gradient are 0, about as many as asked for."""
+    y, gx = results
+    kept = (y != 0) / (1 - p)
+    share = (y == 0).float().mean().item()
+    five_deviations = 5 * sqrt(p * (1 - p) / y.numel())
+    return close(y, x * kept) and close(gx, gy * kept) and abs(share - p) < five_deviations
 
 
 @torch.enable_grad()
 def both_ways(layer: torch.nn.Module, x: torch.Tensor, gy: torch.Tensor) -> Results:
     """The output and the gradients of a forward and a backward."""
+    if not x.is_floating_point():  # it stands for its own gradient
+        y = layer(x)
+        return (y.detach(), x, *torch.autograd.grad(y, [*layer.parameters()], gy))
     x = x.detach().requires_grad_()
     y = layer(x)
     return (y.detach(), *torch.autograd.grad(y, [x, *layer.parameters()], gy))
 
 
 def in_double(layer: torch.nn.Module, x: torch.Tensor, gy: torch.Tensor) -> Results:
-    results = both_ways(deepcopy(layer).double(), x.double(), gy.double())
+    x = x.double() if x.is_floating_point() else x
+    results = both_ways(deepcopy(layer).double(), x, gy.double())
     return tuple(each.float() for each in results)
 
 

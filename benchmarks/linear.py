@@ -8,7 +8,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from benchmarks.case import Case, Side
 from benchmarks.conv import Results, close
-from benchmarks.peers import gloo
+from benchmarks.peers import dtensor
 from gpudist.nn import DistributedLinear
 from gpudist.partition import Partition
 
@@ -86,7 +86,7 @@ def _dtensor(
     gy: torch.Tensor,
     expected: Results,
 ) -> Side:
-    mesh = gloo.mesh(P_world)
+    mesh = dtensor.mesh(P_world)
     size, rank = P_world.size, P_world.rank or 0
     whole, cut = Replicate(), Shard(1)
     x_cut, y_cut, w_cut = (whole, cut, Shard(0)) if by_columns else (cut, whole, Shard(1))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from benchmarks.bound_plan import one_call
-from benchmarks.case import KIB, MIB, Case, Side, equals, partner, pattern
+from benchmarks.case import KIB, MIB, Case, Side, equals, memory_copy, partner, pattern
 from benchmarks.peers import gloo
+from benchmarks.rows import MEMORY_COPY
 from gpudist.ops import SendRecv
 from gpudist.partition import Partition
 
@@ -44,8 +45,10 @@ def sides(case: Case, P_world: Partition) -> dict[str, Side]:
         return {
             "gpudist": Side(one_call(swap.movement(x), x, y), is_right, y.zero_),
             "gloo bare": Side(lambda: gloo_into(z), is_right, z.zero_),
+            MEMORY_COPY: memory_copy(case.bytes),
         }
     return {
         "gpudist": Side(lambda: swap(x), is_right),
         "gloo": Side(lambda: gloo_into(torch.empty_like(x)), is_right),
+        MEMORY_COPY: memory_copy(case.bytes),
     }

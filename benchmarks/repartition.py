@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import Shard
 
-from benchmarks.case import KIB, MIB, Case, Side, equals, pattern
-from benchmarks.peers import gloo
+from benchmarks.case import KIB, MIB, Case, Side, equals, memory_copy, pattern
+from benchmarks.peers import dtensor, gloo
+from benchmarks.rows import MEMORY_COPY
 from gpudist.ops import Repartition
 from gpudist.partition import Partition
 
@@ -30,7 +31,7 @@ def _size(nbytes: int) -> str:
 
 def sides(case: Case, P_world: Partition) -> dict[str, Side]:
     """Peers: gloo's isend and irecv with packing and unpacking, and DTensor over gloo."""
-    mesh = gloo.mesh(P_world)
+    mesh = dtensor.mesh(P_world)
     n, size, rank = case.parameters["n"], P_world.size, P_world.rank or 0
     width = n // size
     whole = torch.from_numpy(pattern(n * n, 0)).view(n, n)
@@ -52,13 +53,10 @@ def sides(case: Case, P_world: Partition) -> dict[str, Side]:
         rows[rank].copy_(columns[rank])
         return y
 
-    def redistribute() -> torch.Tensor:
-        cut = DTensor.from_local(x, mesh, [Shard(0)], run_check=False)
-        return cut.redistribute(placements=[Shard(1)]).to_local()
-
     is_right = equals(whole[:, rank * width : (rank + 1) * width].numpy().copy())
     return {
         "gpudist": Side(lambda: repartition(x), is_right),
         "gloo": Side(gloo_repartition, is_right),
-        "dtensor": Side(redistribute, is_right),
+        "dtensor": Side(lambda: dtensor.redistribute(x, mesh, Shard(0), Shard(1)), is_right),
+        MEMORY_COPY: memory_copy(case.bytes),
     }

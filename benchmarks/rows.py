@@ -1,25 +1,28 @@
-"""Rows: the result of a comparison, as JSON, on the terminal, and as a document."""
+"""A row: what was measured of ours beside one peer, in one case."""
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from itertools import groupby
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+from benchmarks.bandwidth import bandwidth
 from benchmarks.case import Case
 
 NO_PEER = "none"
-FILE_WIDTH = 200
+MEMORY_COPY, NO_COMMUNICATION = "memory copy", "no communication"
+# Of scaling: the whole work on one rank, and one rank's part of it.
+ONE_RANK, ONE_BLOCK = "1 rank", "1 block alone"
+# What does less than ours, or no communication: a bound and not a rival.
+CEILINGS = (MEMORY_COPY, NO_COMMUNICATION, ONE_BLOCK, "local copy", "clone", "local torch")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a result file; times in microseconds, ``ratio`` ours over the peer's."""
+    """One line of a result file; times in microseconds, ``ratio`` ours over the peer's.
+
+    ``us`` and ``peer_us`` are the iterations in the order in which they were measured.
+    """
 
     subject: str
     case: str
@@ -28,10 +31,19 @@ class Row:
     us_median: float
     us_p10: float
     us_p90: float
+    algbw_gbps: float | None
+    busbw_gbps: float | None
     peer: str
     peer_us_median: float | None
     ratio: float | None
     correct: bool
+    us: Sequence[float] | None
+    peer_us: Sequence[float] | None
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a rival, not a bound, is faster."""
+        return self.ratio is not None and self.ratio > 1 and self.peer not in CEILINGS
 
 
 def row(
@@ -54,79 +66,11 @@ def row(
         round(median, 3),
         round(deciles[0], 3),
         round(deciles[-1], 3),
+        *bandwidth(case.subject, case.name, case.ranks, case.bytes, median),
         peer,
         round(peer_median, 3) if peer_median is not None else None,
         round(median / peer_median, 4) if peer_median is not None else None,
         correct,
+        [round(each, 3) for each in us],
+        [round(each, 3) for each in peer_us] if peer_us is not None else None,
     )
-
-
-def write(rows: Sequence[Row], path: Path) -> None:
-    """The rows as a JSON list."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps([asdict(r) for r in rows], indent=1) + "\n", encoding="utf-8")
-
-
-def show(rows: Sequence[Row]) -> None:
-    """Print the rows as a table."""
-    # Whoever only makes rows, a machine with a GPU above all, need not have rich.
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("subject", "ranks", "case", "peer", "correct")
-    for name in ("median us", "p10", "p90", "peer us", "ratio"):
-        table.add_column(name, justify="right")
-    for r in rows:
-        mark = "yes" if r.correct else "[bold red]WRONG"
-        numbers = [f"{n:.1f}" for n in (r.us_median, r.us_p10, r.us_p90)]
-        peer_us = "" if r.peer_us_median is None else f"{r.peer_us_median:.1f}"
-        ratio = "" if r.ratio is None else f"{r.ratio:.3f}"
-        table.add_row(r.subject, str(r.ranks), r.case, r.peer, mark, *numbers, peer_us, ratio)
-    # A file has no width: give the table all that it needs.
-    Console(width=None if sys.stdout.isatty() else FILE_WIDTH).print(table)
-
-
-def document(rows: Sequence[Row], command: str, versions: Mapping[str, str]) -> str:
-    """The rows in markdown: a table for each subject and number of ranks, a line for each case."""
-    parts = [
-        "# Results of the benchmarks",
-        "What the columns and the peers are is in [docs/benchmarks.md](../../docs/benchmarks.md). "
-        "Times are microseconds: the median, and\n(p10 to p90). A peer's cell is its median and, "
-        "behind it, the ratio: ours over the peer's.",
-        f"- machine: {machine()}\n- command: `{command}`\n- versions: "
-        + ", ".join(f"{name} {version}" for name, version in versions.items()),
-    ]
-    for (subject, ranks), group in groupby(rows, key=lambda r: (r.subject, r.ranks)):
-        parts.append(f"## {subject}, {ranks} ranks\n\n{_table(list(group))}")
-    return "\n\n".join(parts) + "\n"
-
-
-def _table(rows: Sequence[Row]) -> str:
-    peers = list(dict.fromkeys(r.peer for r in rows if r.peer != NO_PEER))
-    lines = ["| " + " | ".join(["case", "bytes", "gpudist", *peers]) + " |"]
-    lines.append("|---|" + "---:|" * (2 + len(peers)))
-    for case, group in groupby(rows, key=lambda r: r.case):
-        of = {r.peer: r for r in group}
-        mine = next(iter(of.values()))
-        cells = [case, str(mine.bytes), _times(mine)]
-        cells += [_comparison(of[peer]) if peer in of else "" for peer in peers]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def _times(r: Row) -> str:
-    return f"{r.us_median:.1f} ({r.us_p10:.1f} to {r.us_p90:.1f})"
-
-
-def _comparison(r: Row) -> str:
-    return f"{r.peer_us_median:.1f}, **{r.ratio:.2f}**" + ("" if r.correct else " WRONG")
-
-
-def machine() -> str:
-    """The processor and the number of its cores."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{models[0] if models else 'unknown processor'}, {os.cpu_count()} cores"

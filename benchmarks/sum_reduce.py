@@ -5,8 +5,18 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from benchmarks.case import Case, Side, equals, is_empty, pattern, pattern_sum, round_sizes
+from benchmarks.case import (
+    Case,
+    Side,
+    equals,
+    is_empty,
+    memory_copy,
+    pattern,
+    pattern_sum,
+    round_sizes,
+)
 from benchmarks.peers import gloo
+from benchmarks.rows import MEMORY_COPY
 from gpudist.ops import SumReduce
 from gpudist.partition import Partition
 
@@ -31,4 +41,5 @@ def sides(case: Case, P_world: Partition) -> dict[str, Side]:
     return {
         "gpudist": Side(lambda: sum_reduce(x), is_right),
         "gloo": Side(gloo_reduce, is_right),
+        MEMORY_COPY: memory_copy(case.bytes),
     }

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from benchmarks.files import rows_of
+from benchmarks.rows import Row
 
 RESULTS = Path(__file__).parent / "results"
 _BARE, _SAME = "mpi bare (best)", "mpi (best)"
@@ -58,10 +59,11 @@ def table(results: Path = RESULTS) -> str:
         "| what | gpudist | peer | ratio | at most | reached |",
         "|---|---:|---:|---:|---|---|",
     ]
-    rows = {path.stem: json.loads(path.read_text()) for path in results.glob("*-2.json")}
+    rows = {path.stem: rows_of(path) for path in results.glob("*-2.jsonl")}
     for target in targets():
         row = _find(rows[f"{target.subject}-2"], target)
-        us, peer_us = row["us_median"], row["peer_us_median"]
+        us, peer_us = row.us_median, row.peer_us_median
+        assert peer_us is not None
         over_us = us - target.limit_us(peer_us)
         reached = "yes" if over_us <= 0 else f"no, over by {_time(over_us)}"
         lines.append(
@@ -71,9 +73,9 @@ def table(results: Path = RESULTS) -> str:
     return "\n".join(lines)
 
 
-def _find(rows: list[dict[str, Any]], target: Target) -> dict[str, Any]:
-    found = [row for row in rows if (row["case"], row["peer"]) == (target.case, target.peer)]
-    if len(found) != 1 or not found[0]["correct"]:
+def _find(rows: list[Row], target: Target) -> Row:
+    found = [row for row in rows if (row.case, row.peer) == (target.case, target.peer)]
+    if len(found) != 1 or not found[0].correct:
         raise ValueError(f"{target.what}: not one correct row of {target.case} and {target.peer}")
     return found[0]
 

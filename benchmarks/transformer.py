@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import (
 
 from benchmarks.case import Case, Side
 from benchmarks.networks import Step, Training, is_right
-from benchmarks.peers import gloo
+from benchmarks.peers import dtensor as dtensor_peer
 from examples.gpt import GPT, Cut, ParallelGPT, Sizes
 from gpudist.nn import VocabParallelCrossEntropyLoss
 from gpudist.nn.placement import placements
@@ -99,7 +99,7 @@ def sides(case: Case, P_world: Partition) -> dict[str, Side]:
         for name, gradient in expected.gradients.items()
     }
     own = Step(expected.loss, blocks)
-    peer = dtensor(sizes, gloo.mesh(P_world))
+    peer = dtensor(sizes, dtensor_peer.mesh(P_world))
     found = {
         "gpudist": Side(ours.step, lambda r: _is_right(r, own), ours.start_again),
         "dtensor": Side(peer.step, lambda r: _is_right(r, expected), peer.start_again),

@@ -21,7 +21,7 @@ import torch
 from benchmarks import transformer
 from benchmarks.network_memory import RUN_S, Peak, status_mib
 from benchmarks.networks import Training
-from benchmarks.peers import gloo
+from benchmarks.peers import dtensor
 from benchmarks.worlds import NEW, ROOT
 from examples.gpt import Sizes
 from gpudist.partition import Partition
@@ -36,7 +36,7 @@ def make(side: str, sizes: Sizes, P_world: Partition) -> Training:
         return transformer.sequential(sizes)
     if side == "gpudist":
         return transformer.parallel(sizes, P_world)[1]
-    return transformer.dtensor(sizes, gloo.mesh(P_world))
+    return transformer.dtensor(sizes, dtensor.mesh(P_world))
 
 
 def step(P_world: Partition, side: str) -> Peak:

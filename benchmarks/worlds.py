@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.case import Case
+from benchmarks.environment import ROOT
 from benchmarks.service import Hello, Turn
 
-ROOT = Path(__file__).resolve().parents[1]
 START_S = 120.0
 ANSWER_S = 180.0
 END_S = 10.0
 MPI_NAMES = ("openmpi", "mpich")
+MPI4TORCH = "mpi4torch"
 
 
 class WorldFailed(Exception):
@@ -79,21 +80,22 @@ def ours(ranks: int, pages: Pages) -> Launch:
 
 
 def mpi(name: str, peers: Path, ranks: int, pages: Pages) -> Launch:
-    """The wheel ``name`` in its venv under ``peers``, with its own mpirun and default settings."""
+    """What is in the venv ``name`` under ``peers``, with its own mpirun and default settings."""
     folder = peers.absolute() / name / "bin"
     command = [str(folder / "mpirun"), "-n", str(ranks)]
     environment = dict(pages.environment)
-    if name == "openmpi":
+    if name != "mpich":
         environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         if ranks > (os.cpu_count() or 1):
             command += ["--map-by", ":OVERSUBSCRIBE"]
-    rank = [str(folder / "python"), "-m", "benchmarks.peers.mpi", name]
+    module = "mpi4torch" if name == MPI4TORCH else "mpi"
+    rank = [str(folder / "python"), "-m", f"benchmarks.peers.{module}", name]
     return Launch(name, [*command, *rank], environment)
 
 
 def installed(peers: Path) -> list[str]:
-    """The MPIs that have a venv under ``peers``."""
-    return [name for name in MPI_NAMES if (peers / name / "bin" / "mpirun").exists()]
+    """The MPIs that have a venv under ``peers``, and mpi4torch if it has one."""
+    return [name for name in (*MPI_NAMES, MPI4TORCH) if (peers / name / "bin" / "mpirun").exists()]
 
 
 class World:

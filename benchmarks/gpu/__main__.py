@@ -19,8 +19,9 @@ from pathlib import Path
 import torch
 
 import gpudist
+from benchmarks.files import write
 from benchmarks.gpu import SEVERAL_RANKS, SUBJECTS, torch_messages
-from benchmarks.gpu.files import RESULTS, ROOT, line_of, machine, path_of, read, write
+from benchmarks.gpu.files import RESULTS, ROOT, line_of, machine, path_of, read
 from benchmarks.gpu.machine import CudaMachine
 from benchmarks.gpu.measure import ITERATIONS, GpuRow, measure
 from gpudist.environment import describe
@@ -118,7 +119,7 @@ def _run_all(options: argparse.Namespace) -> int:
                 print(f"error: {subject}: no time is left of {ALL_S:g} s", file=sys.stderr)
                 worst = max(worst, FAILED)
                 continue
-            path = Path(scratch) / "rows.json"
+            path = Path(scratch) / "rows.jsonl"
             status = _run_apart(subject, options, path, left_s)
             worst = max(worst, status)
             if path.exists():

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
-from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.files import ENVIRONMENT, lines_of
 from benchmarks.gpu.measure import GpuRow
 from gpudist.environment import describe
 
@@ -23,7 +21,7 @@ UNKNOWN = "unknown"
 
 def path_of(subject: str, ranks: int, folder: Path = RESULTS) -> Path:
     """Where the rows of a subject are."""
-    return folder / f"gpu-{subject}{f'-{ranks}ranks' if ranks > 1 else ''}.json"
+    return folder / f"gpu-{subject}{f'-{ranks}ranks' if ranks > 1 else ''}.jsonl"
 
 
 def machine(commit: str) -> dict[str, str]:
@@ -42,16 +40,10 @@ def machine(commit: str) -> dict[str, str]:
     }
 
 
-def write(rows: Sequence[GpuRow], machine: dict[str, str], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"machine": machine, "rows": [asdict(row) for row in rows]}
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-
-
 def read(path: Path) -> tuple[dict[str, str], list[dict[str, Any]]]:
     """The machine and the rows."""
-    content = json.loads(path.read_text(encoding="utf-8"))
-    return content["machine"], content["rows"]
+    (_, first), *lines = lines_of(path)
+    return first[ENVIRONMENT], [line for _, line in lines]
 
 
 def line_of(row: GpuRow) -> str:

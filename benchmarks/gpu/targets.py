@@ -1,6 +1,6 @@
 """What is to be reached on a GPU, and whether the committed results do.
 
-``python -m benchmarks.gpu.targets`` prints the table from ``benchmarks/results/gpu-*.json``.
+``python -m benchmarks.gpu.targets`` prints the table from ``benchmarks/results/gpu-*.jsonl``.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from gpudist.partition import Partition
 
@@ -24,12 +23,6 @@ def start(P_world: Partition) -> None:
     if store is None:
         store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-
-
-def mesh(P_world: Partition) -> DeviceMesh:
-    """DTensor's mesh of all ranks."""
-    start(P_world)
-    return init_device_mesh("cpu", (P_world.size,))
 
 
 def exchange(

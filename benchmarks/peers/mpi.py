@@ -113,6 +113,78 @@ def repartition(case: Case, world: Communicator) -> Both:
     )
 
 
+def operators(case: Case, world: Communicator) -> Both:
+    return _OPERATORS[case.parameters["operator"]](case.parameters["count"], world)
+
+
+def _scatter(count: int, world: Communicator) -> Both:
+    whole = pattern(count, 0)
+    part = count // world.size
+    x = whole if world.rank == 0 else None
+
+    def into(y: np.ndarray) -> np.ndarray:
+        world.Scatter(x, y)
+        return y
+
+    expected = whole[world.rank * part : (world.rank + 1) * part]
+    return _both(into, part, expected)
+
+
+def _gather(count: int, world: Communicator) -> Both:
+    whole = pattern(count, 0)
+    part = count // world.size
+    x = whole[world.rank * part : (world.rank + 1) * part].copy()
+
+    def into(y: np.ndarray) -> np.ndarray:
+        world.Gather(x, y if world.rank == 0 else None)
+        return y
+
+    is_root = world.rank == 0
+    return _both(into, count if is_root else 0, whole if is_root else whole[:0])
+
+
+def _all_gather(count: int, world: Communicator) -> Both:
+    whole = pattern(count, 0)
+    part = count // world.size
+    x = whole[world.rank * part : (world.rank + 1) * part].copy()
+
+    def into(y: np.ndarray) -> np.ndarray:
+        world.Allgather(x, y)
+        return y
+
+    return _both(into, count, whole)
+
+
+def _sum_scatter(count: int, world: Communicator) -> Both:
+    x = pattern(count, world.rank)
+    part = count // world.size
+
+    def into(y: np.ndarray) -> np.ndarray:
+        world.Reduce_scatter_block(x, y)
+        return y
+
+    expected = pattern_sum(count, world.size)[world.rank * part : (world.rank + 1) * part]
+    return _both(into, part, expected)
+
+
+def _both(into: Callable[[np.ndarray], np.ndarray], count: int, expected: np.ndarray) -> Both:
+    """A call into an array of ``count`` cells: one array for all calls, and a new one for each."""
+    y = np.empty(count, np.float32)
+    is_right = equals(expected)
+    return Both(
+        Side(lambda: into(y), is_right, lambda: y.fill(-1)),
+        Side(lambda: into(np.empty(count, np.float32)), is_right),
+    )
+
+
+_OPERATORS: dict[str, Callable[[int, Communicator], Both]] = {
+    "scatter": _scatter,
+    "gather": _gather,
+    "all_gather": _all_gather,
+    "sum_scatter": _sum_scatter,
+}
+
+
 def halo(case: Case, world: Communicator) -> Both:
     """Bare: the messages alone, packed before. New: copy, pack, exchange, unpack."""
     shape = case.parameters["shape"]
@@ -160,7 +232,8 @@ def halo(case: Case, world: Communicator) -> Both:
 
 
 SUBJECTS: dict[str, Callable[[Case, Communicator], Both]] = {
-    f.__name__: f for f in (messages, broadcast, sum_reduce, all_sum_reduce, repartition, halo)
+    f.__name__: f
+    for f in (messages, broadcast, sum_reduce, all_sum_reduce, operators, repartition, halo)
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
@@ -14,13 +15,49 @@ import gpudist.errors
 from gpudist.cli.command import Command, print_json
 from gpudist.cli.profile import measure
 
+# What reads result files instead of measuring, and what it is given.
+_READERS = {
+    "compare": "the files or folders of two runs, A before and B after",
+    "plot": "one or more files or folders",
+}
 CHECKOUT = Path(gpudist.errors.__file__).resolve().parents[1]
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run them, and return their exit status."""
+    if arguments.subject != "profile" and arguments.subject not in _READERS and arguments.files:
+        raise gpudist.errors.ShapeError(
+            f"{arguments.subject} takes no files, and got {' '.join(map(str, arguments.files))}; "
+            f"{' and '.join(_READERS)} do"
+        )
     if arguments.subject == "profile":
         return _profile(arguments)
+    if arguments.subject in _READERS:
+        return _read_results(arguments)
+    return _measure(arguments)
+
+
+def _read_results(arguments: argparse.Namespace) -> int:
+    """Compare or draw result files, which are named from where the user is."""
+    checkout = require_benchmarks()
+    needed = 2 if arguments.subject == "compare" else 1
+    if len(arguments.files) < needed or (needed == 2 and len(arguments.files) > 2):
+        raise gpudist.errors.ShapeError(
+            f"gpudist bench {arguments.subject} takes {_READERS[arguments.subject]}, and got "
+            f"{len(arguments.files)} names"
+        )
+    command = [sys.executable, "-m", f"benchmarks.{arguments.subject}"]
+    command += [str(path.absolute()) for path in arguments.files]
+    if arguments.subject == "compare" and arguments.fail_above is not None:
+        command += ["--fail-above", str(arguments.fail_above)]
+    if arguments.subject == "plot":
+        command += ["--output", str((arguments.output or Path("plots")).absolute())]
+    if arguments.json:
+        command.append("--json")
+    return subprocess.run(command, cwd=checkout, check=False).returncode
+
+
+def _measure(arguments: argparse.Namespace) -> int:
     checkout = require_benchmarks()
     command = [sys.executable, "-m", "benchmarks"]
     command += ["--all"] if arguments.subject == "all" else ["--subject", arguments.subject]
@@ -31,21 +68,22 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.json:
         return subprocess.run(command, cwd=checkout, check=False).returncode
     with tempfile.TemporaryDirectory() as folder:
-        rows = Path(folder) / "rows.json"
+        rows = Path(folder) / "rows.jsonl"
         ended = subprocess.run(
             [*command, "--json", str(rows)], cwd=checkout, check=False, stdout=subprocess.DEVNULL
         )
         if rows.exists():
-            print(rows.read_text(encoding="utf-8"), end="")
+            print_json([json.loads(line) for line in rows.read_text(encoding="utf-8").splitlines()])
         return ended.returncode
 
 
 def _profile(arguments: argparse.Namespace) -> int:
-    profile = measure((arguments.ranks or [2])[-1], arguments.output)
+    output = arguments.output or Path("profile.json")
+    profile = measure((arguments.ranks or [2])[-1], output)
     if arguments.json:
         print_json(asdict(profile))
     else:
-        print(f"{arguments.output}: {profile.source}")
+        print(f"{output}: {profile.source}")
     return 0
 
 
@@ -68,22 +106,30 @@ def require_benchmarks() -> Path:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("subject", help="such as halo, repartition or conv; all; or profile")
-    parser.add_argument("--ranks", type=int, action="append", help="processes; may be repeated")
-    parser.add_argument(
-        "--output", type=Path, default=Path("profile.json"), help="of profile: the file it writes"
-    )
-    parser.add_argument("--iterations", type=int, help="timed, after warm-up")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("subject", help="such as halo, repartition or conv; all; compare; plot; or profile")
+    add("files", nargs="*", type=Path, help="of compare and plot: result files or folders")
+    add("--ranks", type=int, action="append", help="processes; may be repeated")
+    add("--iterations", type=int, help="timed, after warm-up")
+    add("--fail-above", type=float, metavar="RATIO",
+        help="of compare: exit with 1 if a case is slower by more than that")  # fmt: skip
+    add("--output", type=Path,
+        help="of profile: the file (profile.json); of plot: the folder (plots)")  # fmt: skip
 
 
 BENCH = Command(
     "bench",
     "measure operators and layers beside their peers",
-    "Measure a subject of the benchmarks in a checkout of the repository; docs/benchmarks.md there "
-    "says what is measured and how. Exit status 1 if a result was wrong. The subject profile "
-    "measures the rates of this machine for gpudist plan, and needs no checkout.\n\n"
-    "  gpudist bench halo --ranks 2\n"
-    "  gpudist bench profile --output here.json",
+    """\
+Measure a subject of the benchmarks in a checkout of the repository; docs/benchmarks.md there says
+what is measured and how. Exit status 1 if a result was wrong. compare and plot read what was
+measured. profile measures the rates of this machine for gpudist plan, and needs no checkout.
+
+  gpudist bench halo --ranks 2
+  gpudist bench compare before/ after/ --fail-above 1.1
+  gpudist bench plot benchmarks/results --output plots
+  gpudist bench profile --output here.json""",
     add_arguments,
     run,
 )

@@ -18,13 +18,7 @@ import torch.distributed as dist
 from gpudist.errors import CollectiveTimeout, NotBuiltError, ShapeError, TransportError
 from gpudist.geometry.boxes import Box, Message, Stage
 from gpudist.geometry.messages import as_messages
-from gpudist.transport.base import (
-    Failure,
-    FailureChannel,
-    RoundPart,
-    RoundRunner,
-    Signature,
-)
+from gpudist.transport.base import Failure, FailureChannel, RoundPart, RoundRunner, Signature
 from gpudist.transport.beacon import Beacon, is_beside
 from gpudist.transport.message import Header
 from gpudist.transport.native_round import native_part

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-import json
+import os
+import statistics
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from benchmarks.files import read
+from benchmarks.rows import Row
 from benchmarks.stencil import Stencil
 from gpudist.transport.host import is_built, what_is_missing
-from tests.benchmarks.test_rows import KEYS
 
 ROOT = Path(__file__).resolve().parents[2]
 needs_core = pytest.mark.skipif(not is_built(), reason="" if is_built() else what_is_missing())
 
 
-def measured(tmp_path: Path, *arguments: str) -> tuple[list[dict[str, Any]], str]:
+def measured(tmp_path: Path, *arguments: str) -> tuple[list[Row], str]:
     """The rows that the command writes, and what it says beside its table."""
-    path = tmp_path / "rows.json"
+    path = tmp_path / "rows.jsonl"
     command = [sys.executable, "-m", "benchmarks", "--iterations", "20", "--json", str(path)]
     ended = subprocess.run(
         [*command, "--peers", str(tmp_path), *arguments],
         cwd=ROOT, check=False, timeout=240, capture_output=True, text=True,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
-    return json.loads(path.read_text()), ended.stderr
+    (run,) = read(path)
+    assert run.environment["iterations"] == 20 and run.environment["cores"] == os.cpu_count()
+    assert {"gpudist", "torch"} <= set(run.environment["versions"])
+    return run.rows, ended.stderr
 
 
 @needs_core
@@ -38,12 +42,20 @@ def test_messages_are_measured_beside_gloo(tmp_path: Path) -> None:
         assert f"-m pip install mpi4py numpy {name}" in said
     sizes = ["4 KiB", "64 KiB", "1 MiB", "16 MiB"]
     cases = [size + form for size in sizes for form in (", bare", "")]
-    assert [row["case"] for row in rows] == [*cases, "1 MiB, new pages", "16 MiB, new pages"]
-    for row in rows:
-        assert list(row) == KEYS and row["correct"] and row["ranks"] == 2
-        assert row["peer"] == ("gloo bare" if row["case"].endswith("bare") else "gloo")
-        assert row["ratio"] == pytest.approx(row["us_median"] / row["peer_us_median"], abs=1e-3)
-        assert 0 < row["us_p10"] <= row["us_median"] <= row["us_p90"]
+    beside_gloo = [row for row in rows if row.peer.startswith("gloo")]
+    new = ["1 MiB, new pages", "16 MiB, new pages"]
+    assert [row.case for row in beside_gloo] == [*cases, *new]
+    copies = [row for row in rows if row.peer == "memory copy"]
+    assert [row.case for row in copies] == cases and len(rows) == len(copies) + len(beside_gloo)
+    for row in beside_gloo:
+        assert row.correct and row.ranks == 2 and row.peer_us_median is not None
+        assert row.peer == ("gloo bare" if row.case.endswith("bare") else "gloo")
+        assert row.ratio == pytest.approx(row.us_median / row.peer_us_median, abs=1e-3)
+        assert 0 < row.us_p10 <= row.us_median <= row.us_p90
+        assert row.us is not None and row.peer_us is not None
+        assert len(row.us) == len(row.peer_us) == 20
+        assert statistics.median(row.us) == pytest.approx(row.us_median, abs=1e-3)
+        assert row.algbw_gbps == pytest.approx(row.bytes / row.us_median / 1e3, rel=1e-3)
 
 
 @needs_core
@@ -51,8 +63,8 @@ def test_planning_has_no_peer(tmp_path: Path) -> None:
     rows, _ = measured(tmp_path, "--subject", "planning", "--ranks", "2")
     assert len(rows) == 4
     for row in rows:
-        assert list(row) == KEYS and row["correct"] and row["bytes"] == 0
-        assert (row["peer"], row["peer_us_median"], row["ratio"]) == ("none", None, None)
+        assert row.correct and row.bytes == 0 and row.busbw_gbps is None
+        assert (row.peer, row.peer_us_median, row.ratio) == ("none", None, None)
 
 
 def test_too_few_iterations_are_refused() -> None:

@@ -6,6 +6,7 @@ import functools
 import importlib
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,8 +15,11 @@ import torch
 import torch.distributed as dist
 
 import gpudist
+from benchmarks.case import Case
+from benchmarks.files import write
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import files
+from benchmarks.measure import Series, rows_of
 from gpudist import runtime
 from tests.benchmarks.gpu_host import HostMachine
 from tests.doubles import use_doubles
@@ -26,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("arguments", [[], ["--subject", "copy"]], ids=["all", "copy"])
 def test_without_a_gpu_nothing_is_measured(tmp_path: Path, arguments: list[str]) -> None:
-    path = tmp_path / "rows.json"
+    path = tmp_path / "rows.jsonl"
     ended = subprocess.run(
         [sys.executable, "-m", "benchmarks.gpu", "--json", str(path), *arguments],
         cwd=ROOT, check=False, timeout=120, capture_output=True, text=True,
@@ -56,7 +60,7 @@ def test_a_subject_is_written(
         assert called(monkeypatch, *given, "--commit", "abc") == 0
     finally:
         wire.close()
-    machine, rows = files.read(tmp_path / "gpu-adjoint.json")
+    machine, rows = files.read(tmp_path / "gpu-adjoint.jsonl")
     assert machine["commit"] == "abc"
     assert [row["peer"] for row in rows] == ["forward", "torch pad backward"] * 2
     assert all(row["correct"] for row in rows)
@@ -76,11 +80,11 @@ def test_subjects_apart_are_put_together(
             raise subprocess.TimeoutExpired(arguments, timeout)
         if statuses.get(subject, 0) >= 0:
             row = files_row(subject)
-            files.write([row], {"gpu": "none"}, Path(arguments[arguments.index("--json") + 1]))
+            write([row], {"gpu": "none"}, Path(arguments[arguments.index("--json") + 1]))
         return SimpleNamespace(returncode=statuses.get(subject, 0))
 
     monkeypatch.setattr(command.subprocess, "run", run)
-    path = tmp_path / "rows.json"
+    path = tmp_path / "rows.jsonl"
     assert called(monkeypatch, "--json", str(path)) == command.FAILED
     machine, rows = files.read(path)
     found = [row["subject"] for row in rows]
@@ -91,7 +95,8 @@ def test_subjects_apart_are_put_together(
 
 
 def files_row(subject: str) -> command.GpuRow:
-    return command.GpuRow(subject, "case", 1, 8, 1.0, 1.0, 1.0, "none", None, None, True, None)
+    (row,) = rows_of(Case(subject, "case", 1, 8, {}), [Series("gpudist", [1.0, 1.0])])
+    return command.GpuRow(**asdict(row), gbps=None)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 def test_the_documented_table_is_that_of_the_committed_results() -> None:
     text = (ROOT / "docs" / "results.md").read_text()
     assert table() in text
-    assert (NOTHING in text) == (not list(RESULTS.glob("gpu-*.json")))
+    assert (NOTHING in text) == (not list(RESULTS.glob("gpu-*.jsonl")))
 
 
 def test_targets_are_of_cases_that_are_measured() -> None:
@@ -47,8 +47,8 @@ def row(target: Target, us: float, peer: str | None = None, correct: bool = True
 def written(folder: Path, rows: list[dict[str, Any]]) -> Path:
     for subject in {row["subject"] for row in rows}:
         chosen = [row for row in rows if row["subject"] == subject]
-        text = json.dumps({"machine": {}, "rows": chosen})
-        (folder / f"gpu-{subject}.json").write_text(text)
+        lines = [json.dumps(line) + "\n" for line in ({"environment": {}}, *chosen)]
+        (folder / f"gpu-{subject}.jsonl").write_text("".join(lines))
     return folder
 
 

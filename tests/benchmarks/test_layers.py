@@ -17,7 +17,7 @@ def test_both_sides_are_right_and_checked(P_world: Partition) -> None:
     assert len({case.name for case in cases}) == len(cases)
     for case in cases:
         shape = case.parameters["shape"]
-        small = (2, shape[1], 12, 8)[: len(shape)] if len(shape) > 2 else (8, shape[1])
+        small = (2, shape[1], 24, 16)[: len(shape)] if len(shape) > 2 else (8, shape[1])
         sides = layers.sides(replace(case, parameters={**case.parameters, "shape": small}), P_world)
         assert list(sides) == ["gpudist", "local torch"]
         for side in sides.values():

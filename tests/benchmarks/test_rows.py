@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, fields
-from pathlib import Path
+from dataclasses import asdict, fields, replace
 
 import pytest
 
+from benchmarks.bandwidth import bandwidth
 from benchmarks.case import MIB, Case
+from benchmarks.document import behind, document
+from benchmarks.files import Run
 from benchmarks.measure import ALL_US, FASTEST_US, MAX_CALLS, Series, calls_for, rows_of
-from benchmarks.rows import Row, document, write
+from benchmarks.rows import Row
 
 KEYS = [
     *("subject", "case", "ranks", "bytes", "us_median", "us_p10", "us_p90"),
-    *("peer", "peer_us_median", "ratio", "correct"),
+    *("algbw_gbps", "busbw_gbps", "peer", "peer_us_median", "ratio", "correct", "us", "peer_us"),
 ]
 CASE = Case("halo", "small", 2, 4096, {})
 
@@ -24,16 +25,47 @@ def series(name: str, middle: float, correct: bool = True) -> Series:
     return Series(name, [middle * f for f in (1, 3, 0.9) for _ in range(7)], correct)
 
 
-def test_a_row_has_exactly_these_keys(tmp_path: Path) -> None:
-    path = tmp_path / "results" / "rows.json"
-    write(rows_of(CASE, [series("gpudist", 3), series("gloo", 4)]), path)
-    (found,) = json.loads(path.read_text())
+def documented(rows: list[Row]) -> str:
+    return document(
+        [Run("halo-2", {"versions": {"torch": "2.13.0"}, "command": "make bench"}, rows)]
+    )
+
+
+def test_a_row_has_exactly_these_keys() -> None:
+    (row,) = rows_of(CASE, [series("gpudist", 3), series("gloo", 4)])
+    found = asdict(row)
     assert list(found) == KEYS == [field.name for field in fields(Row)]
     assert found == {
         "subject": "halo", "case": "small", "ranks": 2, "bytes": 4096,
         "us_median": 3.0, "us_p10": 2.7, "us_p90": 9.0,
+        "algbw_gbps": 1.365, "busbw_gbps": 1.365,
         "peer": "gloo", "peer_us_median": 4.0, "ratio": 0.75, "correct": True,
+        "us": [3.0] * 7 + [9.0] * 7 + [2.7] * 7, "peer_us": [4.0] * 7 + [12.0] * 7 + [3.6] * 7,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("subject", "case", "ranks", "factor"),
+    [
+        ("broadcast", "4 KiB", 4, 1.0),
+        ("sum_reduce", "4 KiB", 4, 1.0),
+        ("messages", "4 KiB, bare", 4, 1.0),
+        ("all_sum_reduce", "4 KiB", 2, 1.0),
+        ("all_sum_reduce", "4 KiB", 4, 1.5),
+        ("repartition", "64 KiB global", 4, 0.75),
+        ("operators", "all_gather, 4 KiB", 2, 0.5),
+        ("operators", "sum_scatter, 4 KiB, new pages", 8, 0.875),
+    ],
+)
+def test_bus_bandwidth_is_that_of_nccl_tests(
+    subject: str, case: str, ranks: int, factor: float
+) -> None:
+    assert bandwidth(subject, case, ranks, 8_000_000, 1000.0) == (8.0, 8.0 * factor)
+
+
+def test_a_layer_has_no_bandwidth() -> None:
+    assert bandwidth("layers", "Conv2d", 2, 4096, 1.0) == (None, None)
+    assert bandwidth("halo", "nothing is sent", 2, 0, 1.0) == (None, None)
 
 
 def test_the_better_mpi_of_each_kind_has_a_row_of_its_own() -> None:
@@ -59,21 +91,35 @@ def test_one_mpi_alone_is_not_called_the_best() -> None:
 def test_our_wrong_result_spoils_every_row() -> None:
     rows = rows_of(CASE, [series("gpudist", 6, correct=False), series("a", 2), series("b", 2)])
     assert [row.correct for row in rows] == [False, False]
-    assert "WRONG" in document(rows, "make bench", {})
+    assert "WRONG" in documented(rows)
 
 
 def test_without_a_peer_the_ratio_is_null() -> None:
     (row,) = rows_of(CASE, [series("gpudist", 6)])
     found = asdict(row)
     assert (found["peer"], found["peer_us_median"], found["ratio"]) == ("none", None, None)
+    assert found["peer_us"] is None and not row.is_behind
+
+
+def test_where_ours_is_slower_the_row_names_the_peers_that_are_not() -> None:
+    faster = ("openmpi", "mpich", "clone", "memory copy", "openmpi bare")
+    rows = rows_of(
+        CASE, [series("gpudist", 6), series("gloo", 8), *(series(name, 3) for name in faster)]
+    )
+    assert behind(rows) == ["openmpi bare", "mpi (best)"]
+    assert behind([replace(row, ratio=1.0) for row in rows]) == []
+    text = documented(rows)
+    assert "gpudist is behind a peer in 1 of 1 cases" in text
+    assert "| halo, 2 ranks | 1 | 1 |" in text
+    assert [line for line in text.splitlines() if line.endswith("| openmpi bare, mpi (best) |")]
 
 
 def test_the_document_has_a_line_for_each_case_and_a_column_for_each_peer() -> None:
     rows = rows_of(CASE, [series("gpudist", 6), series("gloo", 8), series("clone", 3)])
-    text = document(rows, "python -m benchmarks --all", {"torch": "2.13.0"})
-    assert "## halo, 2 ranks" in text and "torch 2.13.0" in text
-    assert "| case | bytes | gpudist | gloo | clone |" in text
-    line = "| small | 4096 | 6.0 (5.4 to 18.0) | 8.0, **0.75** | 3.0, **2.00** |"
+    text = documented(rows)
+    assert "## halo, 2 ranks" in text and "torch 2.13.0; `make bench`: halo-2" in text
+    assert "| case | bytes | gpudist | bus GB/s | gloo | clone | behind |" in text
+    line = "| small | 4096 | 6.0 (5.4 to 18.0) | 0.683 | 8.0, **0.75** | 3.0, **2.00** |  |"
     assert line in text.splitlines()
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from benchmarks.document import document
+from benchmarks.files import read, write
 from benchmarks.targets import RESULTS, Target, table, targets
 
 ROOT = Path(__file__).parents[2]
@@ -16,18 +19,25 @@ def test_the_documented_table_is_that_of_the_committed_results() -> None:
     assert table() in (ROOT / "docs" / "results.md").read_text()
 
 
+def test_the_document_of_the_results_is_that_of_the_committed_files() -> None:
+    assert document(read(RESULTS)) == (RESULTS / "README.md").read_text()
+
+
 def test_a_limit_is_a_multiple_and_a_constant() -> None:
     assert Target("x", "halo", "small", "gloo", 1.5, 5.0).limit_us(10.0) == 20.0
 
 
-def written(folder: Path, **changed: object) -> Path:
+def written(folder: Path, **changed: Any) -> Path:
     """The committed results, with what is ``changed`` in the rows of the smallest message."""
-    for path in RESULTS.glob("*-2.json"):
-        rows = json.loads(path.read_text())
-        for row in rows:
-            if row["subject"] == "messages" and row["case"] == "4 KiB, bare":
-                row.update(changed)
-        (folder / path.name).write_text(json.dumps(rows))
+    for path in RESULTS.glob("*-2.jsonl"):
+        (run,) = read(path)
+        rows = [
+            replace(row, **changed)
+            if (row.subject, row.case) == ("messages", "4 KiB, bare")
+            else row
+            for row in run.rows
+        ]
+        write(rows, run.environment, folder / path.name)
     return folder
 
 

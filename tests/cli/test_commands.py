@@ -156,7 +156,7 @@ def test_bench(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str
     def call(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
         commands.append(command[1:])
         if "--json" in command:
-            Path(command[-1]).write_text("[]\n")
+            Path(command[-1]).write_text('{"environment":{}}\n')
         return subprocess.CompletedProcess(command, 1)
 
     monkeypatch.setattr(bench.subprocess, "run", call)
@@ -166,7 +166,32 @@ def test_bench(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str
     halo = ["-m", "benchmarks", "--subject", "halo", "--ranks", "2", "--iterations", "20"]
     assert commands[0] == halo
     assert commands[1][:4] == ["-m", "benchmarks", "--all", "--json"]
-    assert capfd.readouterr().out == "[]\n"
+    assert json.loads(capfd.readouterr().out) == [{"environment": {}}]
+
+
+def test_bench_compares_and_plots(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands: list[list[str]] = []
+
+    def call(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        commands.append(command[2:])
+        return subprocess.CompletedProcess(command, 1)
+
+    monkeypatch.setattr(bench.subprocess, "run", call)
+    monkeypatch.chdir(tmp_path)
+    pytest.importorskip("rich")
+    assert main(["bench", "compare", "a", "/b", "--fail-above", "1.1", "--json"]) == 1
+    assert main(["bench", "plot", "a", "--output", "out"]) == 1
+    a, out = str(tmp_path / "a"), str(tmp_path / "out")
+    assert commands == [
+        ["benchmarks.compare", a, "/b", "--fail-above", "1.1", "--json"],
+        ["benchmarks.plot", a, "--output", out],
+    ]
+    assert main(["bench", "compare", "a"]) == 2
+    assert "takes the files or folders of two runs" in capsys.readouterr().err
+    assert main(["bench", "halo", "a"]) == 2
+    assert "halo takes no files, and got a" in capsys.readouterr().err
 
 
 def test_bench_without_a_checkout(

@@ -1,0 +1,1 @@
+"""Pictures of result files, one kind a file."""

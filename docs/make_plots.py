@@ -1,0 +1,60 @@
+"""Draw the committed results: docs/plots.md and its pictures. ``python docs/make_plots.py``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parent
+# The pictures of the page, where there are results for them, and what they show.
+CAPTIONS = {
+    "bandwidth-2": "Bus bandwidth on 2 ranks",
+    "bandwidth-4": "Bus bandwidth on 4 ranks",
+    "scaling": "Strong and weak scaling over 1, 2 and 4 ranks",
+    "beside-halo-2": "Halo exchange on 2 ranks",
+    "beside-layers-2": "Layers on 2 ranks",
+    "beside-networks-2": "Training steps of whole networks on 2 ranks",
+    "beside-tensor_parallel-2": "Tensor-parallel layers and a GPT on 2 ranks",
+}
+INTRODUCTION = """\
+# Pictures of the results
+
+Drawn from [benchmarks/results](../benchmarks/results/README.md), which says where each was
+measured, by `python docs/make_plots.py`; `gpudist bench plot FILES --output FOLDER` draws yours.
+[Benchmarks](benchmarks.md) says what is measured and what the peers are.
+
+*Bandwidth*: the band of ours is from the 10th to the 90th percentile. Of MPI, the better of Open
+MPI and MPICH in each case. A ceiling is of the same run: a plain copy of as many bytes on all ranks
+at once, and one message into existing memory, both ways at once. An operator may pass the latter,
+where its bytes go one way or stay in a cache.
+
+*Beside the peers*: our time over the peer's, on a logarithmic axis: left of the dashed line gpudist
+is faster. Open circles are bounds and no rivals: what does less, or no communication. Lines are
+95 % intervals, of results that have samples.
+"""
+
+
+def page(names: list[str]) -> str:
+    """The page that shows these pictures."""
+    shown = [f"## {CAPTIONS[name]}\n\n![{CAPTIONS[name]}](plots/{name}.svg)\n" for name in names]
+    return "\n".join([INTRODUCTION, *shown])
+
+
+def main() -> None:
+    """Write the page, and the pictures as SVG."""
+    sys.path.insert(0, str(DOCS.parent))
+    from benchmarks.document import RESULTS
+    from benchmarks.files import read
+    from benchmarks.plot import pictures
+    from benchmarks.plots.style import save
+
+    docs = Path(sys.argv[1]) if len(sys.argv) > 1 else DOCS
+    figures = pictures(read(RESULTS))
+    names = [name for name in CAPTIONS if name in figures]
+    for name in names:
+        save(figures[name], name, docs / "plots", ("svg",))
+    (docs / "plots.md").write_text(page(names), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
