@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from gpudist.errors import CollectiveTimeout, NotBuiltError, ShapeError
+from gpudist.errors import CollectiveTimeout, NotBuiltError, ShapeError, TransportError
 from gpudist.geometry.boxes import Box, Message, Stage
 from gpudist.geometry.messages import as_messages
 from gpudist.transport.base import (
@@ -87,6 +87,7 @@ class HostTransport(PointToPointTransport):
     Raises:
         NotBuiltError: this installation has no native core.
         CollectiveTimeout: a rank did not arrive in time.
+        TransportError: what a rank has left in the store is no segment of this user.
     """
 
     name = "host"
@@ -243,7 +244,7 @@ class HostTransport(PointToPointTransport):
         keys = [f"{prefix}/host/{rank}" for rank in range(self.size)]
         store.set(keys[self.rank], json.dumps(self._core.address()))
         self._await_keys(store, keys, deadline_s)
-        self._core.connect([tuple(json.loads(store.get(key))) for key in keys])
+        self._core.connect([_address(store.get(key), rank) for rank, key in enumerate(keys)])
         # A rank that ended before another had mapped its block could not be told from a dead one.
         mapped = [f"{key}/mapped" for key in keys]
         store.set(mapped[self.rank], "")
@@ -297,6 +298,20 @@ class HostTransport(PointToPointTransport):
         assert failure is not None
         self._failure = failure
         raise failure.to_exception() from error
+
+
+def _address(text: bytes, rank: int) -> tuple[int, int]:
+    """A process and a descriptor of it, as the rank has left them in the store."""
+    try:
+        pid, descriptor = json.loads(text)
+        if type(pid) is type(descriptor) is int and 0 < pid < 2**31 and 0 <= descriptor < 2**31:
+            return pid, descriptor
+    except (ValueError, TypeError, RecursionError):
+        pass
+    raise TransportError(
+        f"the store has {text[:80]!r} where the address of rank {rank} should be; run the same "
+        f"gpudist on every rank, and let nobody else write there"
+    )
 
 
 class _StagesInFlight:
