@@ -66,7 +66,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--limit", type=float, default=120.0, help="seconds for a mutant")
-    parser.add_argument("--examples", type=int, default=20, help="of each property")
+    parser.add_argument("--examples", type=int, default=40, help="of each property")
     options = parser.parse_args()
     paths = sorted((ROOT / "gpudist" / options.room).glob(f"{options.file}.py"))
     chosen = [(path, mutant) for path in paths for mutant in mutants(path.read_text())]

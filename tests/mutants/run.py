@@ -86,6 +86,7 @@ def _test(
         phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
     )
     hypothesis.settings.load_profile("mutants")
+    os.environ["GEOMETRY_EXAMPLES"] = str(examples)
     status = 1
     try:
         status = int(pytest.main([*_OPTIONS, *arguments]))
