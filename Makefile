@@ -18,6 +18,13 @@ JOBS ?= 2
 # Of `make fuzz`: how many configurations, and which.
 N ?= 200
 SEED ?= 1
+# Of `make fuzz-input`: how many inputs of each kind, and for how long libFuzzer.
+FUZZ_EXAMPLES ?= 3000
+FUZZ_SECONDS ?= 300
+# Of `make mutants`: a sample of so many of each room; all of them if empty.
+MUTANTS ?=
+# Of `make coverage`: which tests; all if empty.
+COVERAGE_TESTS ?=
 
 # Where there are GPUs, the Python whose torch sees them, with nanobind, CMake and pytest beside it.
 GPU_PYTHON ?= python3
@@ -32,6 +39,7 @@ export OMP_NUM_THREADS := 1
 
 .PHONY: demo test fuzz fuzz-batch lint types check format sanitize bench clean
 .PHONY: docs newcomer
+.PHONY: fuzz-input mutants coverage tidy
 .PHONY: gpu-build gpu-test gpu-bench gpu-sanitize gpu-rehearsal
 
 demo: $(INSTALLED)
@@ -48,6 +56,31 @@ fuzz: $(INSTALLED)
 # Batches with damaged bytes, as a receiver reads them: refused, or harmless.
 fuzz-batch: $(INSTALLED)
 	$(PYTHON) -m tests.batch.mutation --count 100000 --seed $(SEED)
+
+# Whatever may come from outside, at length: files, variables, keys, arguments, messages. The last part
+# needs clang.
+fuzz-input: $(INSTALLED)
+	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(PYTHON) -m pytest tests/hostile -q --hypothesis-seed=$(SEED)
+	sh tests/csrc/fuzz.sh $(abspath $(PYTHON)) $(FUZZ_SECONDS)
+
+# Small errors put into the code, one at a time: which does no test notice? MUTANTS=120 is a sample.
+mutants: $(INSTALLED)
+	$(PYTHON) -m tests.mutants --room geometry $(if $(MUTANTS),--count $(MUTANTS)) --seed $(SEED)
+	$(PYTHON) -m tests.mutants --room exchange $(if $(MUTANTS),--count $(MUTANTS)) --seed $(SEED)
+
+# Which lines no test executes, worker processes included, and which errors no test raises.
+coverage: $(INSTALLED)
+	$(PIP) -q -c constraints.txt -e '.[test,examples,analysis]'
+	rm -rf build/coverage && mkdir -p build/coverage
+	$(PYTHON) -m coverage run -m pytest -q $(COVERAGE_TESTS)
+	$(PYTHON) -m coverage combine -q
+	$(PYTHON) -m coverage report --skip-covered --show-missing | tee build/coverage/report.txt
+	$(PYTHON) -m tests.untested_errors | tee build/coverage/errors.txt
+
+# clang-tidy over the C++ core, with the checks of .clang-tidy.
+tidy: $(INSTALLED)
+	$(PIP) -q -c constraints.txt -e '.[analysis]'
+	sh tests/csrc/tidy.sh $(abspath $(PYTHON))
 
 # The native core with its CUDA half, in place. Installs nothing and needs no network.
 gpu-build:

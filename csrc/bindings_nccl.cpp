@@ -138,9 +138,9 @@ void bind_nccl(nb::module_& m) {
               wire_steps.push_back(
                   {kind, communicator, peer, from, from_offset, to, to_offset, count, item, op});
             }
-            new (self) DeviceStage(world.device_api(), world.device(),
-                                   combine_plan(dtype, 0, before), combine_plan(dtype, fill, after),
-                                   std::move(wire_steps), sent_bytes, received_bytes);
+            new (self) DeviceStage(world.device_api(), combine_plan(dtype, 0, before),
+                                   combine_plan(dtype, fill, after), std::move(wire_steps),
+                                   sent_bytes, received_bytes);
           },
           "world"_a, "dtype"_a, "fill"_a, "before"_a, "after"_a, "steps"_a, "sent_bytes"_a,
           "received_bytes"_a);

@@ -2,9 +2,9 @@
 #pragma once
 
 #include <cerrno>
-#include <cstring>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 
 namespace gpudist {
 
@@ -35,7 +35,8 @@ struct WorldFailed : std::runtime_error {
 };
 
 inline void check_call(long result, const char* what) {
-  if (result < 0) throw TransportError(std::string(what) + ": " + std::strerror(errno));
+  if (result < 0)
+    throw TransportError(std::string(what) + ": " + std::system_category().message(errno));
 }
 
 }  // namespace gpudist

@@ -16,8 +16,7 @@ namespace gpudist {
 // A combine plan, and its tables where the device can read them.
 class DeviceCombine {
  public:
-  DeviceCombine(const DeviceApi& api, int device, CombinePlan plan)
-      : api_(api), device_(device), plan_(std::move(plan)) {}
+  DeviceCombine(const DeviceApi& api, CombinePlan plan) : api_(api), plan_(std::move(plan)) {}
   ~DeviceCombine();
   DeviceCombine(const DeviceCombine&) = delete;
 
@@ -38,7 +37,6 @@ class DeviceCombine {
   void upload(Prepared& prepared) const;
 
   const DeviceApi& api_;
-  const int device_;
   const CombinePlan plan_;
   std::map<int, Prepared> prepared_;
 };
@@ -82,10 +80,10 @@ struct WireStep {
 };
 
 struct DeviceStage {
-  DeviceStage(const DeviceApi& api, int device, CombinePlan before, CombinePlan after,
+  DeviceStage(const DeviceApi& api, CombinePlan before, CombinePlan after,
               std::vector<WireStep> steps, int64_t sent_bytes, int64_t received_bytes)
-      : before(api, device, std::move(before)),
-        after(api, device, std::move(after)),
+      : before(api, std::move(before)),
+        after(api, std::move(after)),
         steps(std::move(steps)),
         sent_bytes(sent_bytes),
         received_bytes(received_bytes) {}

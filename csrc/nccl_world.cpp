@@ -188,7 +188,7 @@ void NcclWorld::guard(const WireCall& call, DeviceStream stream) {
   auto& made = guards_[bytes];
   if (made == nullptr) {
     CombineBox box{{bytes}, {{Buffer::kOutput, 0, {1}}}, true};
-    made = std::make_unique<DeviceCombine>(device_api_, device_,
+    made = std::make_unique<DeviceCombine>(device_api_,
                                            CombinePlan(Dtype::kUint8, 0, {std::move(box)}));
   }
   made->launch({nullptr, static_cast<char*>(call.to), nullptr, nullptr}, watchdog_.failed_word(),

@@ -74,7 +74,6 @@ class NcclWorld {
   // Return when all that is on the stream is complete. Throws WorldFailed.
   void synchronize(DeviceStream stream);
 
-  int device() const { return device_; }
   const DeviceApi& device_api() const { return device_api_; }
   Watchdog& watchdog() { return watchdog_; }
   NcclCommunicator* world() const;

@@ -3,7 +3,9 @@
 #include <sys/uio.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <string>
 
 #include "check.h"
 #include "mailbox.h"
@@ -103,12 +105,48 @@ void write_loan(Transfer& send, char* slot) {
   std::memcpy(slot + sizeof(loan), boxes.data(), loan.boxes * sizeof(BoxView));
 }
 
+namespace {
+
+// What came over the wire may be anything: a box that can be walked, of addresses that fit.
+bool is_sound(const BoxView& box) {
+  constexpr int64_t kMost = int64_t{1} << 56;
+  if (box.dims < 0 || box.dims > kMaxDims || box.row_bytes <= 0 || box.rows < 0) return false;
+  if (box.rows == 0) return box.dims == 0;
+  if (box.rows > kMost / box.row_bytes || std::abs(box.offset / 2) > kMost / 2) return false;
+  int64_t rows = 1;
+  for (int d = 0; d < box.dims; ++d) {
+    if (box.shape[d] <= 0 || box.shape[d] > box.rows / rows) return false;
+    if (std::abs(box.stride[d] / 2) > kMost / 2 / box.shape[d]) return false;
+    rows *= box.shape[d];
+  }
+  return rows == box.rows;
+}
+
+// Whether boxes have so many bytes in all.
+bool make_up(const std::vector<BoxView>& boxes, int64_t bytes) {
+  for (const BoxView& box : boxes) {
+    if (!is_sound(box) || box.bytes() > bytes) return false;
+    bytes -= box.bytes();
+  }
+  return bytes == 0;
+}
+
+std::string not_a_loan(const Transfer& receive) {
+  return "rank " + std::to_string(receive.peer) + " lends what is not the " +
+         std::to_string(receive.bytes) + " bytes of '" + receive.signature->label +
+         "'; run one gpudist on all ranks";
+}
+
+}  // namespace
+
 void read_loan(const char* slot, Transfer& receive) {
   Loan loan;
   std::memcpy(&loan, slot, sizeof(loan));
+  if (loan.boxes == 0 || loan.boxes > kMaxBoxes) throw TransportError(not_a_loan(receive));
   receive.source = reinterpret_cast<const char*>(loan.address);
   receive.pulled_boxes.resize(loan.boxes);
   std::memcpy(receive.pulled_boxes.data(), slot + sizeof(loan), loan.boxes * sizeof(BoxView));
+  if (!make_up(receive.pulled_boxes, receive.bytes)) throw TransportError(not_a_loan(receive));
   receive.source_stream = BoxStream(&receive.pulled_boxes);
   receive.pulls = true;
 }

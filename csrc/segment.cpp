@@ -42,6 +42,17 @@ namespace {
 
 std::mutex own_mutex;
 
+constexpr mode_t kOwnerOnly = S_IRUSR | S_IWUSR;
+// Whoever maps it may touch all of it: it cannot become shorter.
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+// The numbers of the process and of the file come from the store, where others may have written.
+bool is_segment(int fd, size_t bytes) {
+  struct stat status;
+  return fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_uid == geteuid() &&
+         status.st_size == static_cast<off_t>(bytes) && fcntl(fd, F_GET_SEALS) == kSeals;
+}
+
 }  // namespace
 
 // What this process made, by descriptor, for ranks that are its own threads.
@@ -51,11 +62,14 @@ std::map<int, std::weak_ptr<Segment::Mapping>>& Segment::own() {
 }
 
 Segment::Segment(size_t bytes) {
-  const int fd = memfd_create("gpudist", MFD_CLOEXEC);
+  const int fd = memfd_create("gpudist", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   check_call(fd, "memfd_create");
-  if (ftruncate(fd, static_cast<off_t>(bytes)) < 0) {
+  if (ftruncate(fd, static_cast<off_t>(bytes)) < 0 || fchmod(fd, kOwnerOnly) < 0 ||
+      fcntl(fd, F_ADD_SEALS, kSeals) < 0) {
+    const int reason = errno;
     close(fd);
-    check_call(-1, "ftruncate of a shared segment");
+    errno = reason;
+    check_call(-1, "making a shared segment");
   }
   mapping_ = std::make_shared<Mapping>(fd, bytes);
   const std::lock_guard<std::mutex> lock(own_mutex);
@@ -69,13 +83,14 @@ Segment::Segment(pid_t pid, int fd, size_t bytes) {
     if (mapping_ != nullptr) return;
   }
   const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
-  const int opened = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  const int opened = open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   if (opened < 0 && (errno == ENOENT || errno == ESRCH)) throw SegmentGone(path + " is gone");
   check_call(opened, ("open " + path).c_str());
-  struct stat status;
-  if (fstat(opened, &status) < 0 || status.st_size != static_cast<off_t>(bytes)) {
+  if (!is_segment(opened, bytes)) {
     close(opened);
-    throw TransportError(path + " is not the segment it should be: run one gpudist on all ranks");
+    throw TransportError(path +
+                         " is not the segment it should be: run one gpudist on all ranks, as one "
+                         "user");
   }
   mapping_ = std::make_shared<Mapping>(opened, bytes);
   // The mapping keeps the memory; descriptors are scarcer.

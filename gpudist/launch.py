@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -39,6 +40,8 @@ class Launch:
         return self.local_size == self.size
 
 
+_SWITCHES = ("GPUDIST_CHECK",)
+
 _LAUNCHERS = {
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK"),
     "mpirun": (
@@ -56,7 +59,7 @@ def launch_of(environment: Mapping[str, str]) -> Launch:
     """Read torchrun's, mpirun's or srun's variables; a process without them is a world of one.
 
     Raises:
-        TransportError: a variable is missing or is no number.
+        TransportError: a variable is missing, is no number, or does not go with the others.
     """
     found = next(
         (name for name, (rank, size, *_) in _LAUNCHERS.items()
@@ -68,12 +71,12 @@ def launch_of(environment: Mapping[str, str]) -> Launch:
 
     def number(variable: str, default: int | None = None) -> int:
         text = environment.get(variable, "" if default is None else str(default))
-        try:
-            return int(text)
-        except ValueError:
+        # Python reads more as a number than launchers write: 1_0, and digits of other scripts.
+        if not re.fullmatch(r"-?[0-9]{1,9}", text):
             raise TransportError(
-                f"{variable} is {text!r} but must be a number for a process started by {found}"
-            ) from None
+                f"{variable} is {text!r:.80} but must be a number for a process started by {found}"
+            )
+        return int(text)
 
     rank_variable, size_variable, local_variable, local_rank_variable = _LAUNCHERS[found]
     rank, size = number(rank_variable), number(size_variable)
@@ -82,8 +85,18 @@ def launch_of(environment: Mapping[str, str]) -> Launch:
     local_size = number(
         local_variable, size if found == "torchrun" else _local_size(environment, size)
     )
+    if found == "srun":  # its variable is the most that a node may get
+        local_size = min(local_size, size)
+    if not 1 <= local_size <= size:
+        raise TransportError(f"{local_variable} is {local_size} but {size_variable} is {size}")
+    local_rank = number(local_rank_variable, rank % local_size)
+    if not 0 <= local_rank < local_size:
+        raise TransportError(
+            f"{local_rank_variable} is {local_rank} but {local_size} processes of the world are "
+            f"on this node"
+        )
     address = environment.get("MASTER_ADDR")
-    if address is None:
+    if not address:
         if local_size != size:
             raise TransportError(
                 f"{size} ranks on several nodes need MASTER_ADDR and MASTER_PORT, the address of "
@@ -96,15 +109,18 @@ def launch_of(environment: Mapping[str, str]) -> Launch:
         "0",
     )  # fmt: skip
     default_port = 29500 + sum(job.encode()) % 1000
+    port = number("MASTER_PORT", default_port)
+    if not 0 < port < 2**16:
+        raise TransportError(f"MASTER_PORT is {port}; a port is from 1 to 65535")
     restarts = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
     return Launch(
         found,
         rank,
         size,
         local_size,
-        number(local_rank_variable, rank % local_size),
+        local_rank,
         address,
-        number("MASTER_PORT", default_port),
+        port,
         environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         f"{environment.get('TORCHELASTIC_RUN_ID', job)}/{restarts}",
     )
@@ -180,7 +196,7 @@ def settings_of(environment: Mapping[str, str], built: Built) -> Settings:
         reason,
         environment.get("GPUDIST_NCCL_LIBRARY", ""),
         environment.get("GPUDIST_DEVICE_LIBRARY", ""),
-        environment.get("GPUDIST_CHECK", "0") not in ("", "0"),
+        environment.get("GPUDIST_CHECK", "0") == "1",
     )
 
 
@@ -193,9 +209,11 @@ def choose_transport(
     takes their place unasked.
 
     Raises:
-        TransportError: ``GPUDIST_TRANSPORT`` asks for what there is not.
+        TransportError: ``GPUDIST_TRANSPORT`` asks for what there is not, or another of gpudist's
+            variables says what it cannot.
         NotBuiltError: there are GPUs, and this installation cannot use them.
     """
+    _require_switches(environment)
     asked = environment.get("GPUDIST_TRANSPORT")
     if asked:
         if asked not in TRANSPORTS:
@@ -222,3 +240,10 @@ def choose_transport(
     if built.host_missing:
         return "gloo", built.host_missing
     return "host", f"{launch.size} processes on one node"
+
+
+def _require_switches(environment: Mapping[str, str]) -> None:
+    for name in _SWITCHES:
+        text = environment.get(name, "0")
+        if text not in ("", "0", "1"):
+            raise TransportError(f"{name} is {text!r:.80}; it must be 0 or 1")

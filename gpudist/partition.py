@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gpudist.device_mesh import mesh_of
 from gpudist.errors import PartitionError
-from gpudist.geometry.cartesian import index_of, rank_of
+from gpudist.geometry.cartesian import index_of, integers, rank_of
 from gpudist.transport.base import Communicator, ReduceOp, Signature, Transport
 
 
@@ -139,9 +139,9 @@ class Partition:
         """The members at positions ``ranks`` of this partition, in that order.
 
         Raises:
-            PartitionError: a rank is listed twice or is not one of ``0 .. size - 1``.
+            PartitionError: a rank is listed twice, is no integer or not one of ``0 .. size - 1``.
         """
-        ranks = [int(rank) for rank in ranks]
+        ranks = list(integers(ranks, "ranks"))
         size = self.size
         outside = sorted({rank for rank in ranks if not 0 <= rank < size})
         if outside:
@@ -175,7 +175,7 @@ class Partition:
         Raises:
             PartitionError: ``shape`` does not hold exactly ``size`` workers.
         """
-        shape = tuple(int(extent) for extent in shape)
+        shape = integers(shape, "the shape of a process grid")
         if prod(shape) != self.size or any(extent < 1 for extent in shape):
             raise PartitionError(
                 f"a process grid of shape {list(shape)} holds {prod(shape)} workers but the "

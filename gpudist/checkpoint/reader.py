@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import io
 import pickle
+from math import prod
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.metadata import (
+    Metadata,
+    StorageMeta,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.planner import ReadItem
 
 from gpudist.errors import CheckpointError
@@ -56,9 +61,28 @@ class SafeReader(FileSystemReader):
             # A file elsewhere is none of the checkpoint's.
             if len(PurePosixPath(info.relative_path).parts) != 1 or info.relative_path == "..":
                 raise CheckpointError(f"{self.path}: it names the file {info.relative_path!r}")
+        for name, about in metadata.state_dict_metadata.items():
+            if isinstance(about, TensorStorageMetadata) and not _is_whole(about):
+                raise CheckpointError(
+                    f"{self.path}: the parts of {name} do not make up its shape {list(about.size)}"
+                )
         metadata.storage_meta = metadata.storage_meta or StorageMeta()
         metadata.storage_meta.load_id = self.load_id
         return metadata
+
+
+def _is_whole(about: TensorStorageMetadata) -> bool:
+    """Whether the parts have as many cells as the tensor, all of them in it: torch's reader leaves
+    out what is in no part."""
+    cells = 0
+    for chunk in about.chunks:
+        dims = list(zip(chunk.offsets, chunk.sizes, about.size, strict=True))
+        if any(offset < 0 or size < 0 or offset + size > n for offset, size, n in dims):
+            return False
+        cells += prod(chunk.sizes)
+    starts = {tuple(chunk.offsets) for chunk in about.chunks if prod(chunk.sizes)}
+    full = sum(1 for chunk in about.chunks if prod(chunk.sizes))
+    return cells == prod(about.size) and len(starts) == full
 
 
 class SafePlanner(DefaultLoadPlanner):
@@ -85,7 +109,9 @@ def read_pickled(data: bytes) -> Any:
         raise CheckpointError(f"the metadata cannot be read: {error}") from error
 
 
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(pickle._Unpickler):
+    """The one in Python: that in C makes room for a number in the data, of any size."""
+
     def find_class(self, module: str, name: str) -> Any:
         if name in _ALLOWED.get(module, ()):
             return super().find_class(module, name)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import prod
+from operator import index as index_value
+
+from gpudist.errors import PartitionError
 
 
 def rank_of(index: Sequence[int], shape: Sequence[int]) -> int:
@@ -42,3 +45,15 @@ def left_padded(values: Iterable[int], dim: int, fill: int) -> tuple[int, ...]:
 def size_of(shape: Sequence[int]) -> int:
     """Number of workers on a grid of ``shape``."""
     return prod(shape)
+
+
+def integers(numbers: Iterable[object], what: str) -> tuple[int, ...]:
+    """They as integers; no number is rounded and no text is read.
+
+    Raises:
+        PartitionError: one is something else.
+    """
+    try:
+        return tuple(map(index_value, numbers))  # pyright: ignore[reportArgumentType]
+    except (TypeError, ValueError):
+        raise PartitionError(f"{what} must be a list of integers, not {numbers!r:.200}") from None

@@ -62,8 +62,13 @@ class Failure:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Failure:
-        fields = json.loads(text)
-        return cls(str(fields["kind"]), fields["rank"], str(fields["message"]))
+        """Read what ``to_json`` wrote; anything else is a failure of its own."""
+        try:
+            fields = json.loads(text)
+            kind, rank, message = str(fields["kind"]), fields["rank"], str(fields["message"])
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return cls("TransportError", None, f"a failure that cannot be read: {text[:200]!r}")
+        return cls(kind, rank if type(rank) is int else None, message)
 
     @classmethod
     def from_exception(cls, error: BaseException, rank: int) -> Failure:

@@ -31,14 +31,14 @@ class Beacon:
 
 def is_beside(text: str) -> bool:
     """Whether the process whose beacon this is shares processes and memory with this one."""
-    pid, descriptor, token = text.split()
-    path = f"/proc/{int(pid)}/fd/{int(descriptor)}"
     try:
+        pid, descriptor, token = text.split()
+        path = f"/proc/{int(pid)}/fd/{int(descriptor)}"
         # It may be another process of that number: whatever it has open is left alone.
         found = os.stat(path)
         if not stat.S_ISREG(found.st_mode) or found.st_size != len(token):
             return False
         with open(path, "rb") as file:
             return file.read() == token.encode()
-    except OSError:
+    except (OSError, ValueError):
         return False

@@ -89,6 +89,7 @@ class HostTransport(PointToPointTransport):
     Raises:
         NotBuiltError: this installation has no native core.
         CollectiveTimeout: a rank did not arrive in time.
+        TransportError: what a rank has left in the store is no segment of this user.
         NotOneNode: two ranks cannot reach each other's memory.
     """
 
@@ -255,23 +256,22 @@ class HostTransport(PointToPointTransport):
         deadline_s = monotonic() + self.timeout_s
         keys = [f"{prefix}/host/{rank}" for rank in range(self.size)]
         with closing(Beacon()) as beacon:
-            store.set(keys[self.rank], json.dumps([self._core.address(), beacon.text]))
+            store.set(keys[self.rank], json.dumps([*self._core.address(), beacon.text]))
             self._await_keys(store, keys, deadline_s)
-            told = [json.loads(text) for text in store.multi_get(keys)]
-            strangers = [rank for rank, (_, text) in enumerate(told) if not is_beside(text)]
+            told = [_address(store.get(key), rank) for rank, key in enumerate(keys)]
+            strangers = [rank for rank, (*_, text) in enumerate(told) if not is_beside(text)]
             if not strangers:
-                self._core.connect([tuple(address) for address, _ in told])
+                self._core.connect([(pid, descriptor) for pid, descriptor, _ in told])
             # Of a rank that ended before it was mapped nobody could say that it had.
             mapped = [f"{key}/mapped" for key in keys]
             store.set(mapped[self.rank], json.dumps(strangers))
             self._await_keys(store, mapped, deadline_s)
-        apart = [json.loads(text) for text in store.multi_get(mapped)]
-        if any(apart):
-            rank = next(rank for rank, others in enumerate(apart) if others)
-            raise NotOneNode(
-                f"rank {rank} does not see the processes of ranks {apart[rank]}, which are on "
-                f"another node or in another container; messages between those go over gloo"
-            )
+        for rank, key in enumerate(mapped):
+            if others := _ranks(store.get(key), rank):
+                raise NotOneNode(
+                    f"rank {rank} does not see the processes of ranks {others}, which are on "
+                    f"another node or in another container; messages between those go over gloo"
+                )
 
     def _await_keys(self, store: dist.Store, keys: Sequence[str], deadline_s: float) -> None:
         while not store.check(list(keys)):
@@ -325,6 +325,36 @@ class HostTransport(PointToPointTransport):
         self._failure = failure
         self.tell_failure(failure)
         raise failure.to_exception() from error
+
+
+def _address(text: bytes, rank: int) -> tuple[int, int, str]:
+    """A process, a descriptor of it and its beacon, as the rank has left them in the store."""
+    try:
+        pid, descriptor, beacon = json.loads(text)
+        are_numbers = type(pid) is type(descriptor) is int
+        if are_numbers and 0 < pid < 2**31 and 0 <= descriptor < 2**31 and type(beacon) is str:
+            return pid, descriptor, beacon
+    except (ValueError, TypeError, RecursionError):
+        pass
+    raise _unreadable(text, f"the address of rank {rank}")
+
+
+def _ranks(text: bytes, rank: int) -> list[int]:
+    """The ranks that ``rank`` does not see, as it has left them in the store."""
+    try:
+        ranks = json.loads(text)
+        if type(ranks) is list and all(type(other) is int for other in ranks):
+            return ranks
+    except (ValueError, RecursionError):
+        pass
+    raise _unreadable(text, f"the ranks apart from rank {rank}")
+
+
+def _unreadable(text: bytes, what: str) -> TransportError:
+    return TransportError(
+        f"the store has {text[:80]!r} where {what} should be; run the same gpudist on every rank, "
+        f"and let nobody else write there"
+    )
 
 
 class _StagesInFlight:

@@ -54,6 +54,8 @@ class Header:
         Raises:
             TransportError: these are not the bytes of a header of this version.
         """
+        if len(data) < _FIXED.size:
+            raise TransportError(f"received {len(data)} bytes where a header has {HEADER_BYTES}")
         magic, version, length, sequence, nbytes, digest = _FIXED.unpack_from(data)
         if magic != _MAGIC or version != _VERSION:
             raise TransportError(

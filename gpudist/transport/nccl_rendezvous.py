@@ -72,12 +72,14 @@ class Rendezvous:
                     f"same size?"
                 )
             self._pause()
-        here = self._ask(lambda: self._store.get(node)).decode().split(",")
-        beacons = dict(entry.split(" ", 1) for entry in here if entry)
-        del beacons[str(self._rank)]
-        return {
-            int(rank): int(text.split()[0]) for rank, text in beacons.items() if is_beside(text)
-        }
+        here = self._ask(lambda: self._store.get(node))
+        try:
+            entries = [entry.split(" ", 1) for entry in here.decode().split(",") if entry]
+            found = {int(rank): (int(text.split()[0]), text) for rank, text in entries}
+        except (ValueError, IndexError) as error:
+            raise self._unreadable(here) from error
+        del found[self._rank]
+        return {rank: pid for rank, (pid, text) in found.items() if is_beside(text)}
 
     def share_id(self, members: Sequence[int], make_id: Callable[[], bytes]) -> bytes:
         """The unique id of a communicator, which the first of its ``members`` makes.
@@ -92,7 +94,11 @@ class Rendezvous:
             return made
         while not self._ask(lambda: self._store.check([key])):
             self._pause()
-        return bytes.fromhex(self._ask(lambda: self._store.get(key)).decode())
+        text = self._ask(lambda: self._store.get(key))
+        try:
+            return bytes.fromhex(text.decode())
+        except ValueError as error:
+            raise self._unreadable(text) from error
 
     def close(self) -> None:
         self._beacon.close()
@@ -104,6 +110,12 @@ class Rendezvous:
             for rank in range(self._size)
             if not self._ask(lambda rank=rank: self._store.check([f"{self._prefix}/here/{rank}"]))
         ]
+
+    def _unreadable(self, text: bytes) -> TransportError:
+        return TransportError(
+            f"rank {self._rank} found {text[:80]!r} in the store of this world, which no rank "
+            f"writes; run the same gpudist on every rank, and let nobody else write there"
+        )
 
     def _pause(self) -> None:
         self._look()

@@ -110,14 +110,14 @@ class StoreFailureChannel(FailureChannel):
 
     def _look(self) -> tuple[str | None, bool]:
         key = self._key("failure")
-        text = self._store.get(key).decode() if self._store.check([key]) else None
+        text = self._store.get(key).decode(errors="replace") if self._store.check([key]) else None
         return text, self._store.check([self._key("lines")])
 
     def _read_lines(self, lines: list[list[str] | None]) -> None:
         for rank, known in enumerate(lines):
             key = self._key(f"lines/{rank}")
             if known is None and self._store.check([key]):
-                lines[rank] = json.loads(self._store.get(key))
+                lines[rank] = _lines_of(self._store.get(key))
 
     def _ask(self, call: Callable[[], object], patience_s: float = _PATIENCE_S) -> None:
         # Errors stay in the job: who reports a failure has nobody left to tell.
@@ -141,6 +141,13 @@ class StoreFailureChannel(FailureChannel):
             self._host_rank,
             f"the store of this world is gone: {host} has ended ({error})",
         )
+
+
+def _lines_of(text: bytes) -> list[str]:
+    try:
+        return [str(line) for line in json.loads(text)]
+    except (ValueError, TypeError, RecursionError):
+        return [f"what cannot be read: {text[:80]!r}"]
 
 
 # One per store, however many worlds use it: now and then a connection to a TCP store takes 5 s.

@@ -8,6 +8,7 @@ void test_packing();
 void test_half();
 void test_combine();
 void test_device_api();
+void test_hostile();
 void test_messages();
 void test_norm_lines();
 void test_nccl();
@@ -22,6 +23,7 @@ int main() {
   test_combine();
   test_device_api();
   test_messages();
+  test_hostile();
   test_norm_lines();
   test_failures();
   test_nccl();

@@ -6,6 +6,7 @@ vectors through an operator at once.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +19,9 @@ from gpudist.geometry import Box, Plan, Stage
 Array = NDArray[np.int64]
 PerRank = list[Any]  # an array, or None where a rank has no block
 
-exactly = settings(max_examples=250, deadline=None, derandomize=True)
+# Mutation testing asks for fewer.
+EXAMPLES = int(os.environ.get("GEOMETRY_EXAMPLES", "250"))
+exactly = settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
 
 
 def numbered(shape: Sequence[int]) -> Array:

@@ -1,0 +1,96 @@
+"""Collectives as messages: who sends to whom, and what is summed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpudist.geometry.boxes import Box, Collective, Stage
+from gpudist.geometry.messages import MessageStage, as_messages
+
+MEMBERS, ROOT, SHAPE = (1, 2, 4, 7), 2, (3, 5)
+OTHERS = {1, 4, 7}
+# Enough to be scattered.
+LARGE = (1 << 10, 1 << 9)
+
+
+def stage_of(collective: Collective, rank: int, shape: tuple[int, ...] = SHAPE) -> Stage:
+    is_root, own = rank == collective.root, collective.includes_root
+    block = shape if collective.kind == "all_reduce" or not is_root or own else None
+    if collective.kind == "broadcast":
+        return Stage(shape if is_root else None, block, collectives=(collective,))
+    if collective.kind == "reduce":
+        return Stage(block, shape if is_root else None, collectives=(collective,))
+    return Stage(shape, shape, collectives=(collective,))
+
+
+def messages_of(collective: Collective) -> dict[int, MessageStage]:
+    return {rank: as_messages(stage_of(collective, rank), rank, 8) for rank in MEMBERS}
+
+
+def pairs(stages: dict[int, MessageStage]) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
+    """Sender and receiver of every message, by the sender and by the receiver."""
+    sent = {(rank, message.peer) for rank, stage in stages.items() for message in stage.sends}
+    received = {
+        (message.peer, rank) for rank, stage in stages.items() for message in stage.incoming
+    }
+    return sent, received
+
+
+@pytest.mark.parametrize("includes_root", [False, True])
+def test_a_root_sends_its_block_to_every_other_member(includes_root: bool) -> None:
+    stages = messages_of(Collective("broadcast", MEMBERS, ROOT, includes_root))
+    expected = {(ROOT, member) for member in OTHERS}
+    assert pairs(stages) == (expected, expected)
+    assert bool(stages[ROOT].moves) == includes_root
+    assert not any(stages[member].moves or stages[member].sums for member in OTHERS)
+
+
+@pytest.mark.parametrize("includes_root", [False, True])
+def test_every_other_member_sends_its_block_to_the_root(includes_root: bool) -> None:
+    stages = messages_of(Collective("reduce", MEMBERS, ROOT, includes_root))
+    expected = {(member, ROOT) for member in OTHERS}
+    assert pairs(stages) == (expected, expected)
+    # In ascending order of ranks, the root's own among them.
+    peers = [contribution.peer for contribution in stages[ROOT].sums]
+    assert peers == ([1, None, 4, 7] if includes_root else [1, 4, 7])
+    assert not any(stages[member].sums for member in OTHERS)
+
+
+def test_of_a_small_all_reduce_everybody_sends_to_everybody() -> None:
+    stages = messages_of(Collective("all_reduce", MEMBERS, 1, True))
+    expected = {(a, b) for a in MEMBERS for b in MEMBERS if a != b}
+    assert pairs(stages) == (expected, expected)
+    for rank, stage in stages.items():
+        peers = [contribution.peer for contribution in stage.sums]
+        assert peers == [None if member == rank else member for member in MEMBERS]
+
+
+def test_sums_are_sent_on_only_where_nothing_else_is_added() -> None:
+    stage = stage_of(Collective("all_reduce", MEMBERS, 1, True), 2, LARGE)
+    assert as_messages(stage, 2, 8).relays
+    assert not as_messages(stage, 2, 8, from_zero=True).relays
+    assert not as_messages(stage, 2, 8, accumulates=True).relays
+    assert not as_messages(stage, 2, 8, scatters=False).relays
+
+
+def test_a_large_all_reduce_sums_a_part_on_every_member_and_sends_it_on() -> None:
+    collective = Collective("all_reduce", MEMBERS, 1, True)
+    stages = {rank: as_messages(stage_of(collective, rank, LARGE), rank, 8) for rank in MEMBERS}
+    parts: list[Box] = []
+    for rank, stage in stages.items():
+        (part,) = stage.sums[0].destinations
+        parts.append(part)
+        assert [message.peer for message in stage.relays] == [m for m in MEMBERS if m != rank]
+        assert all(message.boxes == (part,) for message in stage.relays)
+        assert stage.starts_with_copy and all(c.destinations == (part,) for c in stage.sums)
+        for other in stage.relayed:
+            assert other.boxes == stages[other.peer].sums[0].destinations
+    assert sum(part.volume for part in parts) == LARGE[0] * LARGE[1]
+
+
+def test_an_empty_block_is_not_sent() -> None:
+    collective = Collective("broadcast", MEMBERS, ROOT, True)
+    stage = replace(stage_of(collective, ROOT), input_shape=(0, 5), output_shape=(0, 5))
+    assert as_messages(stage, ROOT, 8).sends == ()

@@ -1,0 +1,161 @@
+"""What a stranger can do who reaches the port where ranks meet: nothing is unpickled."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+import socket
+import struct
+import subprocess
+import sys
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from gpudist.errors import GpudistError, TransportError
+from gpudist.transport.beacon import Beacon
+from gpudist.transport.host import HostTransport, NotOneNode, is_built, what_is_missing
+from gpudist.transport.nccl_rendezvous import Rendezvous
+from gpudist.transport.store_failures import StoreFailureChannel
+
+PREFIX = "gpudist/none/0"
+
+
+class Canary:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = str(path)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (self._path,)
+
+
+@pytest.fixture
+def canary(tmp_path: Path) -> Any:
+    path = tmp_path / "unpickled"
+    yield pickle.dumps(Canary(path))
+    assert not path.exists()
+
+
+def new_store() -> dist.TCPStore:
+    return dist.TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5)
+    )
+
+
+def send(port: int, data: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        connection.settimeout(0.05)
+        try:
+            connection.sendall(data)
+            connection.recv(64)
+        except OSError:
+            pass  # hung up on, or still waited for
+
+
+def test_the_store_outlives_what_it_cannot_read(canary: bytes) -> None:
+    store = new_store()
+    store.set("mine", "value")
+    draw = random.Random(1)
+    lengths = [struct.pack("<BQ", 0, 2**63), struct.pack("<BQ", 1, 2**40), b"\0" * 64, b"\xff" * 64]
+    for data in (canary, b"GET / HTTP/1.0\r\n\r\n", *lengths, *map(draw.randbytes, range(1, 20))):
+        send(store.port, data)
+    assert store.get("mine") == b"value"
+
+
+@pytest.mark.parametrize("text", [b"", b"[1]", b'{"pid": 1}', b"[1, -1]", b'["1", "2"]'])
+def test_no_address_of_a_rank(text: bytes, canary: bytes) -> None:
+    if not is_built():
+        pytest.skip(what_is_missing())
+    for planted in (text, canary):
+        store = new_store()
+        for key in (f"{PREFIX}/host/1", f"{PREFIX}/host/1/mapped"):
+            store.set(key, planted)
+        with pytest.raises(TransportError, match="where the address of rank 1 should be"):
+            HostTransport(store, 0, 2, 5.0, prefix=PREFIX)
+
+
+@pytest.mark.parametrize(("pid", "descriptor"), [(1, 0), (os.getpid(), 0), (2**31 - 1, 3)])
+def test_an_address_of_something_else(pid: int, descriptor: int) -> None:
+    if not is_built():
+        pytest.skip(what_is_missing())
+    store = new_store()
+    with closing(Beacon()) as beacon, pytest.raises(TransportError) as refused:
+        store.set(f"{PREFIX}/host/1", json.dumps([pid, descriptor, beacon.text]))
+        store.set(f"{PREFIX}/host/1/mapped", "[]")
+        HostTransport(store, 0, 2, 5.0, prefix=PREFIX)
+    assert not isinstance(refused.value, NotOneNode)
+
+
+def test_a_failure_that_no_rank_posted(canary: bytes) -> None:
+    """A stranger can end a world, not more."""
+    for planted in (canary, b"{", b"[]", b'{"kind": "SystemExit", "rank": {}, "message": 1}'):
+        store = new_store()
+        store.set(f"{PREFIX}/failure", planted)
+        store.set(f"{PREFIX}/lines/0", planted)
+        channel = StoreFailureChannel(store, PREFIX)
+        failure = channel.peek()
+        assert failure is not None and isinstance(failure.to_exception(), GpudistError)
+        lines = channel.collect_lines(1)
+        assert lines[0] is not None and all(isinstance(line, str) for line in lines[0])
+        channel.close()
+
+
+def test_keys_of_nccl(canary: bytes) -> None:
+    for planted in (canary, b"no number", b"zz"):
+        store = new_store()
+        meeting = Rendezvous(store, PREFIX, 1, 2, 5.0, lambda: None)
+        for key in _keys_of_id(meeting):
+            store.set(key, planted)
+        with pytest.raises(TransportError, match="which no rank writes"):
+            meeting.share_id([0, 1], lambda: b"")
+        meeting.close()
+
+
+def _keys_of_id(meeting: Rendezvous) -> list[str]:
+    """The key that ``share_id`` asks for, from what it asks."""
+    asked: list[str] = []
+
+    class Asked(Exception):
+        pass
+
+    class Store:
+        def check(self, keys: list[str]) -> bool:
+            asked.extend(keys)
+            raise RuntimeError
+
+    other = Rendezvous(Store(), PREFIX, 1, 2, 5.0, lambda: None)
+    with pytest.raises(TransportError):
+        other.share_id([0, 1], lambda: b"")
+    other.close()
+    return asked
+
+
+# Torch's gloo takes what it finds for addresses, and may crash: docs/threat_model.md.
+MEETS_OVER_GLOO = """
+import sys
+import torch.distributed as dist
+from gpudist.transport.gloo import GlooTransport
+prefix, canary = sys.argv[1], bytes.fromhex(sys.argv[2])
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+gloo = [f"{prefix}/gloo/{i}/{j}" for i in (0, 1) for j in (0, 1)]
+for key in (f"{prefix}/arrived/1", f"{prefix}/gloo/0", f"{prefix}/gloo/1", *gloo):
+    store.set(key, canary)
+GlooTransport(store, 0, 2, 2.0, prefix=prefix, same_node=True)
+print("joined")
+"""
+
+
+def test_addresses_of_gloo_are_not_unpickled(canary: bytes) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", MEETS_OVER_GLOO, PREFIX, canary.hex()],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert ended.returncode != 0 and "joined" not in ended.stdout

@@ -1,0 +1,100 @@
+"""Mutation testing: which small errors in the code does no test notice?
+
+``python -m tests.mutants --room geometry --count 300 --seed 1``; without ``--count``, all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import random
+import re
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import hypothesis
+import numpy
+import pytest
+import torch
+
+from tests.mutants.mutate import Mutant, mutants
+from tests.mutants.run import SURVIVED, outcome
+
+ROOT = Path(__file__).resolve().parents[2]
+EQUIVALENT = Path(__file__).with_name("equivalent.txt")
+DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
+# Loaded before the forks, which then start at once.
+PRELOADED = (hypothesis, numpy, pytest, torch)
+# What measures time fails for other reasons than a mutant.
+NOT_TIMED = ["-k", "not takes_time"]
+EXCHANGE = [
+    "-k", "loopback", "tests/test_exchange.py", "tests/ops/test_halo_exchange.py",
+    "tests/ops/test_repartition.py", "tests/ops/test_broadcast.py", "tests/ops/test_sum_reduce.py",
+    "tests/ops/test_all_gather.py", "tests/ops/test_send_recv.py", "tests/ops/test_errors.py",
+]  # fmt: skip
+
+
+def tests_of(path: Path) -> list[str]:
+    """What to run: the tests that name the module or something in it, its namesake first."""
+    if path.parent.name == "exchange":
+        return EXCHANGE
+    tree = ast.parse(path.read_text())
+    names = {path.stem} | {node.name for node in tree.body if isinstance(node, DEFINITIONS)}
+    pattern = re.compile(rf"\b({'|'.join(sorted(names))})\b")
+    files = sorted((ROOT / "tests" / "geometry").glob("test_*.py"))
+    files = [file for file in files if pattern.search(file.read_text())] or files
+    files.sort(key=lambda file: file.stem != f"test_{path.stem}")
+    return [*(str(file.relative_to(ROOT)) for file in files), *NOT_TIMED]
+
+
+def words(path: Path, mutant: Mutant) -> str:
+    return f"{path.relative_to(ROOT)}: {mutant.change}"
+
+
+def equivalent() -> dict[str, str]:
+    """Mutants that change nothing, by their words, and why."""
+    pairs = [line.split("  # ") for line in EQUIVALENT.read_text().splitlines() if "  # " in line]
+    return {pair[0]: pair[1] for pair in pairs}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument("--room", choices=("geometry", "exchange"), default="geometry")
+    parser.add_argument("--file", help="one module of the room", default="*")
+    parser.add_argument("--count", type=int, help="a sample of so many")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds for a mutant")
+    parser.add_argument("--examples", type=int, default=40, help="of each property")
+    options = parser.parse_args()
+    paths = sorted((ROOT / "gpudist" / options.room).glob(f"{options.file}.py"))
+    chosen = [(path, mutant) for path in paths for mutant in mutants(path.read_text())]
+    total = len(chosen)
+    if options.count is not None and options.count < total:
+        chosen = random.Random(options.seed).sample(chosen, options.count)
+    known = equivalent()
+    chosen = [(path, mutant) for path, mutant in chosen if words(path, mutant) not in known]
+
+    def try_source(path: Path, source: str) -> str:
+        module = f"gpudist.{options.room}.{path.stem}"
+        return outcome(module, str(path), source, tests_of(path), options.limit, options.examples)
+
+    def try_one(item: tuple[Path, Mutant]) -> str:
+        path, mutant = item
+        result = try_source(path, mutant.source)
+        if result == SURVIVED:
+            print(f"survived: {words(path, mutant)}  (line {mutant.line})", flush=True)
+        return result
+
+    if chosen and try_source(chosen[0][0], chosen[0][0].read_text()) != SURVIVED:
+        raise SystemExit("the tests fail without a mutant")
+    with ThreadPoolExecutor(options.jobs) as pool:
+        results = Counter(pool.map(try_one, chosen))
+    print(f"{options.room}: {total} mutants, {len(chosen)} tried (seed {options.seed}):")
+    print(", ".join(f"{count} {result}" for result, count in sorted(results.items())))
+    return 1 if results[SURVIVED] else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
