@@ -32,7 +32,8 @@ from gpudist.transport.background import Background
 from gpudist.transport.base import Failure, Transport
 from gpudist.transport.debug_lines import DebugLines
 from gpudist.transport.gloo import GlooTransport
-from gpudist.transport.host import HostTransport, NotOneNode, is_built, what_is_missing
+from gpudist.transport.host import HostTransport, is_built, what_is_missing
+from gpudist.transport.host_meeting import NotOneNode
 from gpudist.transport.loopback import LoopbackTransport
 from gpudist.transport.nccl import NcclTransport, what_nccl_misses
 from gpudist.transport.report import report, report_failures, report_on_signal

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import time
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import replace
 from functools import lru_cache
 from time import monotonic
@@ -15,11 +11,11 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from gpudist.errors import CollectiveTimeout, NotBuiltError, ShapeError, TransportError
+from gpudist.errors import NotBuiltError, ShapeError
 from gpudist.geometry.boxes import Box, Message, Stage
 from gpudist.geometry.messages import as_messages
 from gpudist.transport.base import Failure, FailureChannel, RoundPart, RoundRunner, Signature
-from gpudist.transport.beacon import Beacon, is_beside
+from gpudist.transport.host_meeting import meet
 from gpudist.transport.message import Header
 from gpudist.transport.native_round import native_part
 from gpudist.transport.point_to_point import PointToPointTransport
@@ -32,12 +28,6 @@ try:
 except ImportError as error:
     _native = None
     _reason = str(error)
-
-_POLL_S = 0.002
-
-
-class NotOneNode(TransportError):
-    """Ranks cannot reach one another's memory; raised on all of them alike."""
 
 
 def is_built() -> bool:
@@ -112,7 +102,7 @@ class HostTransport(PointToPointTransport):
         super().__init__(rank, size, torch.device("cpu"), timeout_s, HostFailureChannel(self._core))
         self.recorder.number_of = self._core.posted
         operation = self.recorder.begin_group(f"connect {size} ranks")
-        self._meet(store, prefix)
+        meet(self._core, store, prefix, rank, size, timeout_s)
         self.recorder.end(operation)
 
     def bind_stage(
@@ -251,38 +241,6 @@ class HostTransport(PointToPointTransport):
             super().close()
             self._core.close()
 
-    def _meet(self, store: dist.Store, prefix: str) -> None:
-        """Tell the others where this rank's control block is, and map theirs."""
-        deadline_s = monotonic() + self.timeout_s
-        keys = [f"{prefix}/host/{rank}" for rank in range(self.size)]
-        with closing(Beacon()) as beacon:
-            store.set(keys[self.rank], json.dumps([*self._core.address(), beacon.text]))
-            self._await_keys(store, keys, deadline_s)
-            told = [_address(store.get(key), rank) for rank, key in enumerate(keys)]
-            strangers = [rank for rank, (*_, text) in enumerate(told) if not is_beside(text)]
-            if not strangers:
-                self._core.connect([(pid, descriptor) for pid, descriptor, _ in told])
-            # Of a rank that ended before it was mapped nobody could say that it had.
-            mapped = [f"{key}/mapped" for key in keys]
-            store.set(mapped[self.rank], json.dumps(strangers))
-            self._await_keys(store, mapped, deadline_s)
-        for rank, key in enumerate(mapped):
-            if others := _ranks(store.get(key), rank):
-                raise NotOneNode(
-                    f"rank {rank} does not see the processes of ranks {others}, which are on "
-                    f"another node or in another container; messages between those go over gloo"
-                )
-
-    def _await_keys(self, store: dist.Store, keys: Sequence[str], deadline_s: float) -> None:
-        while not store.check(list(keys)):
-            if monotonic() > deadline_s:
-                missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
-                raise CollectiveTimeout(
-                    f"after {self.timeout_s:g} s rank {self.rank} (process {os.getpid()}) still "
-                    f"misses ranks {missing} of {self.size}; are they running, on the same node?"
-                )
-            time.sleep(_POLL_S)
-
     def _group_end(self) -> None:
         assert _native is not None
         try:
@@ -325,36 +283,6 @@ class HostTransport(PointToPointTransport):
         self._failure = failure
         self.tell_failure(failure)
         raise failure.to_exception() from error
-
-
-def _address(text: bytes, rank: int) -> tuple[int, int, str]:
-    """A process, a descriptor of it and its beacon, as the rank has left them in the store."""
-    try:
-        pid, descriptor, beacon = json.loads(text)
-        are_numbers = type(pid) is type(descriptor) is int
-        if are_numbers and 0 < pid < 2**31 and 0 <= descriptor < 2**31 and type(beacon) is str:
-            return pid, descriptor, beacon
-    except (ValueError, TypeError, RecursionError):
-        pass
-    raise _unreadable(text, f"the address of rank {rank}")
-
-
-def _ranks(text: bytes, rank: int) -> list[int]:
-    """The ranks that ``rank`` does not see, as it has left them in the store."""
-    try:
-        ranks = json.loads(text)
-        if type(ranks) is list and all(type(other) is int for other in ranks):
-            return ranks
-    except (ValueError, RecursionError):
-        pass
-    raise _unreadable(text, f"the ranks apart from rank {rank}")
-
-
-def _unreadable(text: bytes, what: str) -> TransportError:
-    return TransportError(
-        f"the store has {text[:80]!r} where {what} should be; run the same gpudist on every rank, "
-        f"and let nobody else write there"
-    )
 
 
 class _StagesInFlight:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpudist.errors import GpudistError, PlanMismatch, TransportError
 from gpudist.transport.base import Failure
-from gpudist.transport.host import _address
+from gpudist.transport.host_meeting import _address
 from gpudist.transport.message import HEADER_BYTES, Header
 from gpudist.transport.store_failures import _lines_of
 from tests.hostile.anything import EXAMPLES

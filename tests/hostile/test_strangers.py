@@ -20,7 +20,8 @@ import torch.distributed as dist
 
 from gpudist.errors import GpudistError, TransportError
 from gpudist.transport.beacon import Beacon
-from gpudist.transport.host import HostTransport, NotOneNode, is_built, what_is_missing
+from gpudist.transport.host import HostTransport, is_built, what_is_missing
+from gpudist.transport.host_meeting import NotOneNode
 from gpudist.transport.nccl_rendezvous import Rendezvous
 from gpudist.transport.store_failures import StoreFailureChannel
 
