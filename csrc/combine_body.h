@@ -2,6 +2,8 @@
 // written. Included by combine.h.
 #pragma once
 
+#include <cstring>
+
 #include "combine.h"
 
 // Unrolled, some loops take more registers than there are for half of a multiprocessor's threads.

@@ -60,7 +60,7 @@ int add_candidate(dl_phdr_info* information, size_t, void* names) {
 // An NCCL that is loaded under its own name, or under one that a packager made up.
 Library loaded_library() {
   constexpr const char* kFound = "already in the process";
-  const Library usual = open_library("libnccl.so.2", RTLD_NOLOAD, kFound);
+  Library usual = open_library("libnccl.so.2", RTLD_NOLOAD, kFound);
   if (usual.handle != nullptr) return usual;
   std::vector<std::string> names;
   dl_iterate_phdr(add_candidate, &names);
@@ -81,7 +81,7 @@ bool is_same_file(const std::string& left, const std::string& right) {
 }
 
 Library given_library(const std::string& path) {
-  const Library loaded = loaded_library();
+  Library loaded = loaded_library();
   const Library given = open_library(path, 0, "GPUDIST_NCCL_LIBRARY");
   if (given.handle == nullptr) {
     throw NotBuiltError("GPUDIST_NCCL_LIBRARY cannot be opened: " + last_error());
@@ -99,7 +99,7 @@ Library given_library(const std::string& path) {
 
 Library find_library(const std::string& path, const std::vector<std::string>& wheel_paths) {
   if (!path.empty()) return given_library(path);
-  const Library loaded = loaded_library();
+  Library loaded = loaded_library();
   if (loaded.handle != nullptr) return loaded;
   for (const std::string& wheel_path : wheel_paths) {
     if (!std::filesystem::exists(wheel_path)) continue;

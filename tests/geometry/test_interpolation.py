@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -150,3 +152,11 @@ def test_a_float32_position_may_be_rounded_to_another_cell():
     )
     assert np.flatnonzero(single != double).tolist() == [54]
     assert (single[54], double[54]) == (62, 63)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_no_outputs_need_no_inputs(mode: Literal["nearest", "linear", "cubic"]) -> None:
+    window = InterpolationWindow(mode, 8)
+    for start in range(9):
+        first, last = window.needed(start, start, 4)
+        assert first == last

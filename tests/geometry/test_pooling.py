@@ -54,3 +54,9 @@ def test_windows_are_cut_or_hold_only_padding_as_their_taps_say(
     assert window.cuts(extent) == (max(taps[-1]) >= extent + window.padding[1])
     only_padding = any(all(not 0 <= tap < extent for tap in of_output) for of_output in taps)
     assert window.has_only_padding(extent) == only_padding
+
+
+def test_the_first_window_may_have_padding_alone() -> None:
+    """Taps at -1 and 1 of one cell."""
+    assert PoolWindow(2, 2, 2, (1, 1), False).has_only_padding(1)
+    assert not PoolWindow(2, 2, 2, (1, 1), False).has_only_padding(2)
