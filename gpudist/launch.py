@@ -40,7 +40,7 @@ class Launch:
         return self.local_size == self.size
 
 
-_SWITCHES = ("GPUDIST_CHECK",)
+_SWITCHES = ("GPUDIST_CHECK", "GPUDIST_DEBUG")
 
 _LAUNCHERS = {
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK"),
