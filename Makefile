@@ -30,6 +30,7 @@ GPU_TESTS := -m pytest tests/gpu -q -rs
 export OMP_NUM_THREADS := 1
 
 .PHONY: demo test fuzz fuzz-batch lint types check format sanitize bench clean
+.PHONY: chaos
 .PHONY: gpu-build gpu-test gpu-bench gpu-sanitize gpu-rehearsal
 
 demo: $(INSTALLED)
@@ -46,6 +47,13 @@ fuzz: $(INSTALLED)
 # Batches with damaged bytes, as a receiver reads them: refused, or harmless.
 fuzz-batch: $(INSTALLED)
 	$(PYTHON) -m tests.batch.mutation --count 100000 --seed $(SEED)
+
+# Ranks that die, stop, raise or are slow, at every point of every operator, within 15 minutes; then
+# docs/reliability.md. N=200 tries as many.
+chaos: $(INSTALLED)
+	$(PYTHON) -m tests.chaos --seed $(SEED) --results \
+		$(if $(filter command environment,$(firstword $(origin N))),--count $(N))
+	$(PYTHON) -m tests.chaos.report
 
 # The native core with its CUDA half, in place. Installs nothing and needs no network.
 gpu-build:

@@ -107,16 +107,23 @@ class GlooTransport(PointToPointTransport):
         # Gloo's waits cannot be interrupted, so another thread makes them.
         self._waiter = Background(f"gpudist gloo rank {rank}")
         self._in_flight: set[_Message] = set()
+        self._gloo: Any = None
         operation = self.recorder.begin(f"connect {size} ranks")
         self._deadline_s = time.monotonic() + timeout_s
         try:
             self._meet(store, prefix)
-            options = _options(timeout_s + _GLOO_SLACK_S, same_node, interface)
+            # Its wait for the others goes on when this rank has given up, so it is no longer.
+            left_s = max(_SLICE_S, self._deadline_s - time.monotonic())
+            options = _options(left_s, same_node, interface)
             wire = dist.PrefixStore(f"{prefix}/gloo", store)
             job = self._waiter.submit(lambda: dist.ProcessGroupGloo(wire, rank, size, options))
-            self._gloo: Any = self._await(job)
+            self._gloo = self._await(job)
+            self._gloo._set_default_timeout(timedelta(seconds=timeout_s + _GLOO_SLACK_S))
         except BaseException as error:
-            self._fail(error)
+            try:
+                self._fail(error)
+            finally:
+                self.close()
             raise
         operation.finished = True
 
@@ -126,6 +133,9 @@ class GlooTransport(PointToPointTransport):
             self._break()
             self._waiter.stop()
             self._channel.close()
+            # Its sockets go with it, however long somebody holds this.
+            self._in_flight.clear()
+            self._gloo = None
 
     def _meet(self, store: Any, prefix: str) -> None:
         """Wait until every rank is here: gloo's own wait is deaf to signals and names nobody."""
@@ -214,7 +224,7 @@ class GlooTransport(PointToPointTransport):
         if self._channel.lines_wanted:
             self._channel.publish_lines(self.rank, self.recorder.lines())
         if failure is not None:
-            raise failure.to_exception()
+            raise self.exception_of(failure)
 
     def _raise_lost(self, lost: _ConnectionLost) -> NoReturn:
         # The peer may have left because of a failure elsewhere: give it the time to say so.

@@ -107,7 +107,11 @@ class HostTransport(PointToPointTransport):
         self._core = _native.HostCommunicator(rank, size, timeout_s, pulls)
         super().__init__(rank, size, torch.device("cpu"), timeout_s, HostFailureChannel(self._core))
         operation = self.recorder.begin(f"connect {size} ranks")
-        self._meet(store, prefix)
+        try:
+            self._meet(store, prefix)
+        except BaseException:
+            self.close()
+            raise
         operation.finished = True
 
     def bind_stage(
@@ -230,7 +234,7 @@ class HostTransport(PointToPointTransport):
 
     def error(self) -> Any:
         failure = self._failure or self.failures.peek()
-        return failure.to_exception() if failure is not None else super().error()
+        return self.exception_of(failure) if failure is not None else super().error()
 
     def close(self) -> None:
         if not self._closed:
@@ -296,7 +300,7 @@ class HostTransport(PointToPointTransport):
         failure = self.failures.peek()
         assert failure is not None
         self._failure = failure
-        raise failure.to_exception() from error
+        raise self.exception_of(failure) from error
 
 
 class _StagesInFlight:

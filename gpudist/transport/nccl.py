@@ -260,9 +260,8 @@ class NcclTransport(Transport):
         self._core.settle(self.stream())
 
     def error(self) -> Any:
-        text = self._core.failure()
-        if text:
-            return Failure.from_json(text).to_exception()
+        if text := self._core.failure():
+            return self.exception_of(Failure.from_json(text))
         if self._closed:
             return TransportError(f"the nccl transport of rank {self.rank} was closed")
         return None
@@ -278,6 +277,7 @@ class NcclTransport(Transport):
         self._watch.stop()
         self._rendezvous.close()
         self._channel.close()
+        self.store = None
 
     def end_with(self, error: BaseException) -> NoReturn:
         """Raise what ``error``, which the native core raised, means to this rank and the others."""
@@ -291,9 +291,9 @@ class NcclTransport(Transport):
         self._core.settle(self.stream())
         first = Failure.from_json(self._core.failure())
         is_known = isinstance(error, (GpudistError, _native.WorldFailed))
-        if not is_known or (first.kind, first.message) == (mine.kind, mine.message):
+        if not is_known or mine.message.startswith(first.message):
             raise error
-        raise first.to_exception() from error
+        raise self.exception_of(first) from error
 
     def _look(self) -> None:
         """Raise what another rank has failed with, also where nothing of this one is under way."""

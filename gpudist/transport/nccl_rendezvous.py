@@ -91,6 +91,7 @@ class Rendezvous:
 
     def close(self) -> None:
         self._background.stop()
+        self._store = None
 
     def _missing(self) -> list[int]:
         return [

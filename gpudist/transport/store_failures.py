@@ -101,6 +101,8 @@ class StoreFailureChannel(FailureChannel):
 
     def close(self) -> None:
         self._background.stop()
+        # Its socket goes with it, however long somebody holds this.
+        self._store = None
 
     def _look(self) -> tuple[str | None, bool]:
         key = self._key("failure")

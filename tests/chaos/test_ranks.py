@@ -12,14 +12,9 @@ from gpudist import halo_exchange
 from gpudist.errors import PeerFailure, ShapeError
 from gpudist.partition import Partition
 from gpudist.transport.base import Failure, Signature
-from tests.native.chaos import Ranks, kill_one
+from tests.chaos.ranks import Ranks
 
 SIGNATURE = Signature("a test", bytes(16))
-
-
-@pytest.mark.parametrize(("seed", "victim"), [(1, 0), (2, 1), (3, 2), (4, 3), (5, None)])
-def test_survivors_name_a_killed_rank_and_nothing_is_left(seed: int, victim: int | None) -> None:
-    kill_one(seed, victim)
 
 
 def wait_for_last(P_world: Partition) -> None:
