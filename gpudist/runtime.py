@@ -121,6 +121,7 @@ def init(timeout: float = 300.0, process_group: dist.ProcessGroup | None = None)
             launch.same_node,
             os.environ.get("GLOO_SOCKET_IFNAME"),
             _communicator_of(process_group),
+            0 if _runtime.store is not None and not launch.store_is_served else None,
         )
     _runtime.P_world = world_of(transport)
     logger.info(
@@ -142,8 +143,12 @@ def connect(
     same_node: bool = True,
     interface: str | None = None,
     communicator: int = 0,
+    store_rank: int | None = None,
 ) -> Transport:
-    """Join the world of ``size`` processes that meet in ``store`` under ``prefix``. Collective."""
+    """Join the world of ``size`` processes that meet in ``store`` under ``prefix``. Collective.
+
+    ``store_rank`` is the one whose process hosts the store, where it is one of them.
+    """
     if name == "nccl":
         asked = settings()
         on_cpu = bool(asked.device_library)
@@ -160,9 +165,16 @@ def connect(
             adopt=communicator,
         )
     if name == "host":
-        return HostTransport(store, rank, size, timeout_s, prefix=prefix)
+        return HostTransport(store, rank, size, timeout_s, prefix=prefix, store_rank=store_rank)
     return GlooTransport(
-        store, rank, size, timeout_s, prefix=prefix, same_node=same_node, interface=interface
+        store,
+        rank,
+        size,
+        timeout_s,
+        prefix=prefix,
+        same_node=same_node,
+        interface=interface,
+        store_rank=store_rank,
     )
 
 
@@ -264,7 +276,7 @@ def _shut_down(transport: Transport, launch: Launch) -> None:
     key = f"gpudist/{launch.run}/closed"
     try:
         store.add(key, 1)
-        deadline = time.monotonic() + _CLOSING_S
+        deadline = time.monotonic() + min(_CLOSING_S, transport.timeout_s)
         while launch.rank == 0 and time.monotonic() < deadline:
             if store.add(key, 0) >= launch.size:
                 break

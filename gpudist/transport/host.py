@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -13,7 +14,14 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from gpudist.errors import CollectiveTimeout, NotBuiltError, ShapeError
+from gpudist.errors import (
+    CollectiveTimeout,
+    GpudistError,
+    NotBuiltError,
+    PeerFailure,
+    ShapeError,
+    TransportError,
+)
 from gpudist.geometry.boxes import Box, Message, Stage
 from gpudist.geometry.messages import as_messages
 from gpudist.transport.base import (
@@ -26,6 +34,7 @@ from gpudist.transport.base import (
 )
 from gpudist.transport.message import Header
 from gpudist.transport.point_to_point import PointToPointTransport
+from gpudist.transport.store_failures import store_gone
 
 try:
     import gpudist._native as _native
@@ -82,11 +91,13 @@ class HostTransport(PointToPointTransport):
         rank, size: this process in the world.
         timeout_s: deadline of every group, in seconds.
         prefix: first part of the keys in ``store``; one per world.
+        store_rank: world rank whose process hosts the store, where it is one of them.
         pulls: read large messages straight from the sender's memory where the system allows it.
 
     Raises:
         NotBuiltError: this installation has no native core.
         CollectiveTimeout: a rank did not arrive in time.
+        PeerFailure: a rank died meanwhile.
     """
 
     name = "host"
@@ -100,6 +111,7 @@ class HostTransport(PointToPointTransport):
         timeout_s: float,
         *,
         prefix: str,
+        store_rank: int | None = None,
         pulls: bool = True,
     ) -> None:
         if _native is None:
@@ -109,9 +121,12 @@ class HostTransport(PointToPointTransport):
         operation = self.recorder.begin(f"connect {size} ranks")
         try:
             self._meet(store, prefix)
-        except BaseException:
+        except GpudistError:
             self.close()
             raise
+        except RuntimeError as error:
+            self.close()
+            raise store_gone(store_rank, error).to_exception() from error
         operation.finished = True
 
     def bind_stage(
@@ -247,21 +262,43 @@ class HostTransport(PointToPointTransport):
         keys = [f"{prefix}/host/{rank}" for rank in range(self.size)]
         store.set(keys[self.rank], json.dumps(self._core.address()))
         self._await_keys(store, keys, deadline_s)
-        self._core.connect([tuple(json.loads(store.get(key))) for key in keys])
+        addresses = [tuple(json.loads(store.get(key))) for key in keys]
+        pids = [pid for pid, _ in addresses]
+        try:
+            self._core.connect(addresses)
+        except TransportError as error:
+            self._require_alive(pids, range(self.size), error)
+            raise
         # A rank that ended before another had mapped its block could not be told from a dead one.
         mapped = [f"{key}/mapped" for key in keys]
         store.set(mapped[self.rank], "")
-        self._await_keys(store, mapped, deadline_s)
+        self._await_keys(store, mapped, deadline_s, pids)
 
-    def _await_keys(self, store: dist.Store, keys: Sequence[str], deadline_s: float) -> None:
+    def _await_keys(
+        self, store: dist.Store, keys: Sequence[str], deadline_s: float, pids: Sequence[int] = ()
+    ) -> None:
+        """Return when all keys are there; ``pids``, where they are known, must live until then."""
         while not store.check(list(keys)):
+            missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
+            if pids:
+                self._require_alive(pids, missing)
             if time.monotonic() > deadline_s:
-                missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
                 raise CollectiveTimeout(
                     f"after {self.timeout_s:g} s rank {self.rank} (process {os.getpid()}) still "
                     f"misses ranks {missing} of {self.size}; are they running, on the same node?"
                 )
             time.sleep(_POLL_S)
+
+    def _require_alive(
+        self, pids: Sequence[int], ranks: Iterable[int], cause: Exception | None = None
+    ) -> None:
+        for rank in ranks:
+            if _has_ended(pids[rank]):
+                raise PeerFailure(
+                    f"rank {rank} (process {pids[rank]}) died while rank {self.rank} was in "
+                    f"'connect {self.size} ranks'",
+                    rank,
+                ) from cause
 
     def _group_end(self) -> None:
         assert _native is not None
@@ -338,6 +375,17 @@ class PiecesInFlight:
         except BaseException as failure:
             self._wire.end_with(failure)
         self._operation.finished = True
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([process], [], [], 0)[0])
+    finally:
+        os.close(process)
 
 
 @lru_cache(maxsize=4096)

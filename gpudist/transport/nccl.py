@@ -282,6 +282,7 @@ class NcclTransport(Transport):
     def end_with(self, error: BaseException) -> NoReturn:
         """Raise what ``error``, which the native core raised, means to this rank and the others."""
         assert _native is not None
+        self._watch.await_death(error)
         mine = Failure.from_exception(error, self.rank)
         for other in self.attached.values():
             other.abort(mine)
@@ -396,5 +397,4 @@ def stream_of(device: torch.device) -> Callable[[], int]:
     """What returns the handle of torch's current stream on ``device``."""
     if device.type != "cuda":
         return lambda: 0
-    current = torch._C._cuda_getCurrentRawStream
-    return partial(current, device.index)
+    return partial(torch._C._cuda_getCurrentRawStream, device.index)

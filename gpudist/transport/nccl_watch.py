@@ -6,10 +6,12 @@ import threading
 import time
 from typing import Any
 
+from gpudist.errors import TransportError
 from gpudist.transport.base import Failure, FlightRecorder
 from gpudist.transport.store_failures import StoreFailureChannel
 
 _PERIOD_S = 0.02
+_GRACE_S = 0.3
 # An operation is looked into when it has taken this long; most take microseconds.
 _SUSPICIOUS_S = 0.2
 _LOOK_EVERY_S = 0.2
@@ -68,6 +70,14 @@ class NcclWatch:
             first = self._channel.peek()
         # A store that is gone says less than what has just been found out.
         self._core.fail((failure if first is None or _is_store_gone(first) else first).to_json())
+
+    def await_death(self, error: BaseException) -> None:
+        """Let a death be found that NCCL's ``error`` may come from and does not tell of."""
+        if type(error) is not TransportError:
+            return
+        deadline_s = time.monotonic() + _GRACE_S
+        while not self._core.failure() and time.monotonic() < deadline_s:
+            time.sleep(_PERIOD_S)
 
     def look(self) -> None:
         """End the world if another rank has posted a failure; asks the store now and then."""

@@ -25,6 +25,8 @@ from gpudist import runtime
 from gpudist.errors import GpudistError
 
 _ANSWER_S = 20.0
+# A store whose host dies is told of by torch at length, at every attempt.
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 _LOOPBACK = "127.0.0.1"
 
 
@@ -84,7 +86,7 @@ class Ranks:
         for rank in range(size):
             end, far_end = context.Pipe()
             strikes, far_strikes = context.Pipe(duplex=False)
-            role = _Role(rank, size, timeout_s, transport, store_rank == rank, folder)
+            role = _Role(rank, size, timeout_s, transport, store_rank, folder)
             process = context.Process(
                 target=_play,
                 args=(far_end, far_strikes, role, port, runtime.variables(), before, body, args),
@@ -157,8 +159,12 @@ class _Role:
     size: int
     timeout_s: float
     transport: str
-    serves: bool
+    store_rank: int | None
     folder: str | None
+
+    @property
+    def serves(self) -> bool:
+        return self.store_rank == self.rank
 
 
 # Where the time of a strike is told to the process that started this one.
@@ -218,7 +224,15 @@ def _join_and_do(
     try:
         if before is not None:
             before(role.rank, *args)
-        wire = runtime.connect(role.transport, store, role.rank, role.size, role.timeout_s, "chaos")
+        wire = runtime.connect(
+            role.transport,
+            store,
+            role.rank,
+            role.size,
+            role.timeout_s,
+            "chaos",
+            store_rank=role.store_rank,
+        )
         if before is None:
             end.send("joined")
         answer.value = body(runtime.world_of(wire), *args)
@@ -278,4 +292,5 @@ def _of_gpudist(pid: int) -> list[str]:
         found += Path(f"/proc/{pid}/maps").read_text().splitlines()
     except OSError:
         return []
-    return [text for text in found if "memfd:gpudist" in text]
+    # What the doubles of NCCL keep is theirs.
+    return [text for text in found if "memfd:gpudist" in text and "gpudist-double" not in text]
