@@ -41,18 +41,22 @@ class Verdict:
             was to be raised, and nothing was; or what was bad, one of ``BAD``.
         after_s: from the fault to each survivor's error.
         text: why it is bad.
+        attempts: how often it was carried out, for this to come of the last.
     """
 
     how: str
     after_s: list[float] = field(default_factory=list)
     text: str = ""
+    attempts: int = 1
 
 
 def conduct(tried: Experiment) -> Verdict:
-    """Once; again where the victim was not struck, as on a machine too slow for the deadline."""
-    for _ in range(_ATTEMPTS):
+    """Once; again where a machine with much else to do may be the cause that it came late, or that
+    the deadline passed before the fault."""
+    for attempts in range(1, _ATTEMPTS + 1):
         verdict = attempt(tried)
-        if verdict.how != "unreached":
+        verdict.attempts = attempts
+        if verdict.how not in ("unreached", "late"):
             break
     return verdict
 

@@ -144,6 +144,8 @@ def steps(P_world: Partition, tried: Experiment, victim: Victim | None) -> int:
     end_s = float("inf")
     P: Partition = P_world
     job = task(P, tried.operator, tried.nbytes)
+    # All have made their oracle: from here on they know of a failure as soon as they hear of it.
+    P_world.barrier()
     took_s = 0.0
     for step in itertools.count():
         if ends_well and step > tried.step + _MORE_STEPS:

@@ -145,6 +145,8 @@ class Victim:
         if self.tried.point != "shutdown":
             return
         self.strike.armed = True
+        if self.tried.fault == "raised":
+            self.strike.fire()
         channel = getattr(wire, "_channel", None)
         if channel is not None and self.rng.random() < 0.5:
             calls(channel, "close", before=self.strike.fire)

@@ -25,6 +25,8 @@ from gpudist import runtime
 from gpudist.errors import GpudistError
 
 _ANSWER_S = 20.0
+# In which a thread that a deadline ends has ended.
+_LEAVING_S = 4.0
 # A store whose host dies is told of by torch at length, at every attempt.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 _LOOPBACK = "127.0.0.1"
@@ -205,7 +207,8 @@ def _play(
     answer = _join_and_do(end, role, store, before, body, args)
     if not role.serves:
         del store
-    answer.leftovers = _leftovers(role, held, answer.end_s + role.timeout_s + 1.0)
+    patience_s = min(role.timeout_s, _LEAVING_S)
+    answer.leftovers = _leftovers(role, held, answer.end_s + answer.closing_s + patience_s)
     with contextlib.suppress(BrokenPipeError):
         end.send(answer)
     with contextlib.suppress(EOFError):

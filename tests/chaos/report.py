@@ -64,7 +64,7 @@ def page(run: Run, rows: Sequence[Tried], soak: dict[str, Any] | None) -> str:
     parts = [
         BEGINNING.format(slow_s=SLOW_S, deadline_s=run.deadline_s, long_s=LONG_S),
         f"{len(rows)} experiments on {run.date}, seed {run.seed}, on {run.cores} cores "
-        f"({run.machine}, no GPU), torch {run.torch}: {_totals(bad)}.\n",
+        f"({run.machine}, no GPU), torch {run.torch}: {_totals(bad)}. {_repeated(rows)}\n",
         HOW,
         _by_fault(rows),
         _by_point(rows),
@@ -86,6 +86,16 @@ def _totals(bad: Sequence[Tried]) -> str:
     counts = [(how, sum(row.how == how for row in bad)) for how in BAD]
     words = {"left": "with something left", "unreached": "that did not come to the point"}
     return ", ".join(f"{count} {words.get(how, how)}" for how, count in counts)
+
+
+def _repeated(rows: Sequence[Tried]) -> str:
+    count = sum(row.attempts > 1 for row in rows)
+    if not count:
+        return "None was repeated."
+    return (
+        f"Of these {count} were carried out two or three times, since they came late, or their\n"
+        "deadline passed before the fault, on a machine with much else to do."
+    )
 
 
 def _good(rows: Iterable[Tried]) -> list[Tried]:

@@ -26,6 +26,7 @@ class Tried:
 
     Attributes:
         after_s: the survivors' times from the fault to the error.
+        attempts: how often it was carried out, for this to come of the last.
     """
 
     operator: str
@@ -34,6 +35,7 @@ class Tried:
     point: str
     how: str
     after_s: tuple[float, ...]
+    attempts: int = 1
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,15 @@ def this_run(seed: int) -> Run:
 
 def row(tried: Experiment, verdict: Verdict) -> Tried:
     after_s = tuple(round(each, 3) for each in verdict.after_s)
-    return Tried(tried.operator, tried.transport, tried.fault, tried.point, verdict.how, after_s)
+    return Tried(
+        tried.operator,
+        tried.transport,
+        tried.fault,
+        tried.point,
+        verdict.how,
+        after_s,
+        verdict.attempts,
+    )
 
 
 def write(path: Path, run: Run, rows: Iterable[Tried]) -> None:
