@@ -108,6 +108,7 @@ class GlooTransport(PointToPointTransport):
         self._waiter = Background(f"gpudist gloo rank {rank}")
         self._in_flight: set[_Message] = set()
         self._gloo: Any = None
+        self._patience = timedelta(seconds=timeout_s + _GLOO_SLACK_S)
         operation = self.recorder.begin(f"connect {size} ranks")
         self._deadline_s = time.monotonic() + timeout_s
         try:
@@ -118,7 +119,6 @@ class GlooTransport(PointToPointTransport):
             wire = dist.PrefixStore(f"{prefix}/gloo", store)
             job = self._waiter.submit(lambda: dist.ProcessGroupGloo(wire, rank, size, options))
             self._gloo = self._await(job)
-            self._gloo._set_default_timeout(timedelta(seconds=timeout_s + _GLOO_SLACK_S))
         except BaseException as error:
             try:
                 self._fail(error)
@@ -191,15 +191,21 @@ class GlooTransport(PointToPointTransport):
                 self._wait_work(message.works[0], message.peer)
                 message.open_frame(self.rank)
                 if not message.is_inline:
-                    message.works[0] = self._gloo.recv([message.payload], message.peer, message.tag)
+                    message.works[0] = self._recv_payload(message)
         for message in messages:
             if not (message.is_recv and message.is_inline):
                 for work in message.works:
                     self._wait_work(work, message.peer)
 
+    def _recv_payload(self, message: _Message) -> Any:
+        try:
+            return self._gloo.recv([message.payload], message.peer, message.tag)
+        except RuntimeError as error:
+            raise _ConnectionLost(message.peer, error) from None
+
     def _wait_work(self, work: Any, peer: int) -> None:
         try:
-            work.wait()
+            work.wait(self._patience)
         except RuntimeError as error:
             raise _ConnectionLost(peer, error) from None
 
