@@ -25,6 +25,8 @@ from gpudist import runtime
 from gpudist.errors import GpudistError
 
 _ANSWER_S = 20.0
+# In the name of memory of the double of NCCL, which keeps that of communicators never made.
+_DOUBLE = "gpudist-double"
 # In which a thread that a deadline ends has ended.
 _LEAVING_S = 4.0
 # A store whose host dies is told of by torch at length, at every attempt.
@@ -278,7 +280,8 @@ def _held(without_sockets: bool) -> Counter[str]:
             link = os.readlink(f"/proc/self/fd/{name}")
         except OSError:
             continue  # that of the listing itself
-        if not (without_sockets and link.startswith("socket:")):
+        is_passed_over = without_sockets and link.startswith("socket:")
+        if not is_passed_over and _DOUBLE not in link:
             found["socket" if link.startswith("socket:") else link] += 1
     return found
 
@@ -295,5 +298,4 @@ def _of_gpudist(pid: int) -> list[str]:
         found += Path(f"/proc/{pid}/maps").read_text().splitlines()
     except OSError:
         return []
-    # What the doubles of NCCL keep is theirs.
-    return [text for text in found if "memfd:gpudist" in text and "gpudist-double" not in text]
+    return [text for text in found if "memfd:gpudist" in text and _DOUBLE not in text]
