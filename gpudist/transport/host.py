@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -34,6 +33,7 @@ from gpudist.transport.base import (
 )
 from gpudist.transport.message import Header
 from gpudist.transport.point_to_point import PointToPointTransport
+from gpudist.transport.processes import has_ended
 from gpudist.transport.store_failures import store_gone
 
 try:
@@ -293,7 +293,7 @@ class HostTransport(PointToPointTransport):
         self, pids: Sequence[int], ranks: Iterable[int], cause: Exception | None = None
     ) -> None:
         for rank in ranks:
-            if _has_ended(pids[rank]):
+            if has_ended(pids[rank]):
                 raise PeerFailure(
                     f"rank {rank} (process {pids[rank]}) died while rank {self.rank} was in "
                     f"'connect {self.size} ranks'",
@@ -375,17 +375,6 @@ class PiecesInFlight:
         except BaseException as failure:
             self._wire.end_with(failure)
         self._operation.finished = True
-
-
-def _has_ended(pid: int) -> bool:
-    try:
-        process = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([process], [], [], 0)[0])
-    finally:
-        os.close(process)
 
 
 @lru_cache(maxsize=4096)

@@ -353,7 +353,7 @@ class NcclTransport(Transport):
             here = self._rendezvous.arrive()
             self.same_node = len(here) == self.size - 1
             for rank, pid in here.items():
-                self._core.watch_process(rank, pid)
+                self._watch.watch_process(rank, pid)
             if adopt:
                 self._native[world] = self._core.adopt(adopt, world)
         except BaseException as error:

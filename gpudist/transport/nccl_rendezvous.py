@@ -41,7 +41,7 @@ class Rendezvous:
         timeout_s: float,
         look: Callable[[], None],
     ) -> None:
-        self._store = store
+        self._store: Any = store
         self._prefix = f"{prefix}/nccl"
         self._rank = rank
         self._size = size

@@ -32,7 +32,7 @@ class StoreFailureChannel(FailureChannel):
     """
 
     def __init__(self, store: Any, prefix: str, host_rank: int | None = None) -> None:
-        self._store = _own_connection(store)
+        self._store: Any = _own_connection(store)
         self._prefix = prefix
         self._host_rank = host_rank
         self._background = Background(f"gpudist failures {prefix}")

@@ -13,7 +13,7 @@ from gpudist import zero_volume_tensor
 from gpudist.nn import DistributedConv2d
 from gpudist.partition import CartesianPartition, Partition
 
-Blocks = list[torch.Tensor | None]
+Blocks = Sequence[torch.Tensor | None]
 Apply = Callable[[torch.Tensor], torch.Tensor]
 ROOT = 1
 
@@ -246,12 +246,12 @@ def attention_alone(xs: Blocks) -> Blocks:
 
 def ring_attention(P: Partition) -> Apply:
     P_x = P.create_cartesian_topology_partition([1, 1, P.size, 1])
-    return lambda x: gpudist.ring_attention(*x.unbind(0), P_x)
+    return lambda x: gpudist.ring_attention(x[0], x[1], x[2], P_x)
 
 
 def all_to_all_attention(P: Partition) -> Apply:
     P_x = P.create_cartesian_topology_partition([1, 1, P.size, 1])
-    return lambda x: gpudist.all_to_all_attention(*x.unbind(0), P_x)
+    return lambda x: gpudist.all_to_all_attention(x[0], x[1], x[2], P_x)
 
 
 OPERATORS: dict[str, Operator] = {

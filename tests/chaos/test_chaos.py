@@ -39,6 +39,7 @@ SHORT = [
     ("scatter", "nccl", "killed", "message"),
     ("ring attention", "nccl", "crashed", "packing"),
     ("send_recv", "nccl", "raised", "before"),
+    ("sum_scatter", "nccl", "crashed", "split"),
     ("gather", "loopback", "raised", "message"),
     ("sum_scatter", "loopback", "slow", "unpacking"),
     ("all_sum_reduce", "host", "stopped", "before"),

@@ -74,7 +74,7 @@ GPUDIST_EXPORT void gpudist_double_arm(int signal_number, int delay_us, int repo
 GPUDIST_EXPORT int gpudist_double_guard(void* pages, size_t bytes) {
   guarded = static_cast<char*>(pages);
   guarded_bytes = bytes;
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_sigaction = on_touch;
   action.sa_flags = SA_SIGINFO | SA_NODEFER;
   if (sigaction(SIGSEGV, &action, nullptr) != 0) return -1;
