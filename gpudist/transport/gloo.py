@@ -9,13 +9,14 @@ from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
 
 import torch
+import torch.distributed as torch_dist
 import torch.distributed.distributed_c10d as dist
 
 from gpudist.errors import CollectiveTimeout, PeerFailure
 from gpudist.transport.background import Background, Job
 from gpudist.transport.message import HEADER_BYTES, Header
 from gpudist.transport.point_to_point import PointToPointTransport
-from gpudist.transport.store_failures import StoreFailureChannel
+from gpudist.transport.store_failures import StoreFailureChannel, store_gone
 
 T = TypeVar("T")
 
@@ -24,6 +25,8 @@ _INLINE_BYTES = _FRAME_BYTES - HEADER_BYTES
 _FRAME_TAG = 0
 # Gloo's own deadline is later than ours, so that the error a user sees is ours.
 _GLOO_SLACK_S = 60.0
+# And its wait for the others while it connects, so that a thread is not left for long.
+_CONNECTING_S = 1.0
 _SLICE_S = 0.05
 _FIRST_LOOK_S = 0.1
 _LOOK_EVERY_S = 0.2
@@ -114,17 +117,22 @@ class GlooTransport(PointToPointTransport):
         try:
             self._meet(store, prefix)
             # Its wait for the others goes on when this rank has given up, so it is no longer.
-            left_s = max(_SLICE_S, self._deadline_s - time.monotonic())
-            options = _options(left_s, same_node, interface)
+            left_s = max(0.0, self._deadline_s - time.monotonic())
+            options = _options(left_s + _CONNECTING_S, same_node, interface)
             wire = dist.PrefixStore(f"{prefix}/gloo", store)
             job = self._waiter.submit(lambda: dist.ProcessGroupGloo(wire, rank, size, options))
             self._gloo = self._await(job)
         except BaseException as error:
+            cause = error
+            if isinstance(error, (torch_dist.DistNetworkError, torch_dist.DistStoreError)):
+                cause = self.exception_of(store_gone(store_rank, error))
             try:
-                self._fail(error)
+                self._fail(cause)
             finally:
                 self.close()
-            raise
+            if cause is error:
+                raise
+            raise cause from error
         operation.finished = True
 
     def close(self) -> None:

@@ -126,7 +126,7 @@ class HostTransport(PointToPointTransport):
             raise
         except RuntimeError as error:
             self.close()
-            raise store_gone(store_rank, error).to_exception() from error
+            raise self.exception_of(store_gone(store_rank, error)) from error
         operation.finished = True
 
     def bind_stage(

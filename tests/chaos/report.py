@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.experiment import FAULTS, LONG_S, POINTS, SLOW_S, TRANSPORTS, why_not
+from tests.chaos.experiment import FAULTS, LONG_S, POINTS, SLOW_S, TRANSPORTS, cells, why_not
 from tests.chaos.judge import BAD
 from tests.chaos.operators import OPERATORS
 from tests.chaos.results import CHAOS, SOAK, Run, Tried, read
@@ -63,8 +63,9 @@ def page(run: Run, rows: Sequence[Tried], soak: dict[str, Any] | None) -> str:
     bad = [row for row in rows if row.how in BAD]
     parts = [
         BEGINNING.format(slow_s=SLOW_S, deadline_s=run.deadline_s, long_s=LONG_S),
-        f"{len(rows)} experiments on {run.date}, seed {run.seed}, on {run.cores} cores "
-        f"({run.machine}, no GPU), torch {run.torch}: {_totals(bad)}. {_repeated(rows)}\n",
+        f"{len(rows)} experiments on {run.date}, seed {run.seed}, on {run.cores} cores\n"
+        f"({run.machine}, no GPU), torch {run.torch}, of {_kinds(rows)} of {len(list(cells()))} "
+        f"kinds\n(operator, transport, fault, point): {_totals(bad)}. {_repeated(rows)}\n",
         HOW,
         _by_fault(rows),
         _by_point(rows),
@@ -86,6 +87,10 @@ def _totals(bad: Sequence[Tried]) -> str:
     counts = [(how, sum(row.how == how for row in bad)) for how in BAD]
     words = {"left": "with something left", "unreached": "that did not come to the point"}
     return ", ".join(f"{count} {words.get(how, how)}" for how, count in counts)
+
+
+def _kinds(rows: Sequence[Tried]) -> int:
+    return len({(row.operator, row.transport, row.fault, row.point) for row in rows})
 
 
 def _repeated(rows: Sequence[Tried]) -> str:

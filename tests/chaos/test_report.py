@@ -28,6 +28,7 @@ def test_what_is_bad_is_counted() -> None:
     soak = {"figures": [{"name": "memory", "value": 3, "unit": "KiB", "limit": "8 KiB"}]}
     text = page(RUN, rows, soak)
     assert "4 experiments on 2026-01-02" in text
+    assert "of 3 of 2288 kinds" in text
     assert "1 lost, 0 hung, 1 wrong" in text
     assert "| host, killed | 3 | 2 | 0 | 0.40 | 0.50 | 1 | 0 | 0 |" in text
     assert "| gloo, slow | 1 | 0 | 0 |  |  | 0 | 0 | 1 |" in text
