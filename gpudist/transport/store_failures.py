@@ -37,6 +37,7 @@ class StoreFailureChannel(FailureChannel):
         self._host_rank = host_rank
         self._background = Background(f"gpudist failures {prefix}")
         self._looking: Job[tuple[str | None, bool]] | None = None
+        self._hanging: Job[Any] | None = None
         self._found: Failure | None = None
         self.lines_wanted = False
 
@@ -48,7 +49,7 @@ class StoreFailureChannel(FailureChannel):
         job = self._background.submit(
             lambda: self._store.compare_set(self._key("failure"), "", text)
         )
-        if job.wait(_PATIENCE_S):
+        if self._await(job):
             # What is wrong with the store, the next look finds.
             with suppress(RuntimeError, OSError):
                 self._found = Failure.from_json(job.result())
@@ -63,7 +64,7 @@ class StoreFailureChannel(FailureChannel):
             # The store hangs; asking again would only queue up.
             return None
         job = self._looking
-        if job.wait(_PATIENCE_S):
+        if self._await(job):
             self._looking = None
             try:
                 text, self.lines_wanted = job.result()
@@ -95,7 +96,7 @@ class StoreFailureChannel(FailureChannel):
         """Whether ``rank`` has said so; false as well where the store does not answer."""
         job = self._background.submit(lambda: self._store.check([self._key(f"left/{rank}")]))
         try:
-            return job.wait(_PATIENCE_S) and job.result()
+            return self._await(job) and job.result()
         except (RuntimeError, OSError):
             return False
 
@@ -117,7 +118,15 @@ class StoreFailureChannel(FailureChannel):
 
     def _ask(self, call: Callable[[], object], patience_s: float = _PATIENCE_S) -> None:
         # Errors stay in the job: who reports a failure has nobody left to tell.
-        self._background.submit(call).wait(patience_s)
+        self._await(self._background.submit(call), patience_s)
+
+    def _await(self, job: Job[Any], patience_s: float = _PATIENCE_S) -> bool:
+        """Whether a call is done; where one hangs, those after it are not waited for as well."""
+        if self._hanging is not None and not self._hanging.wait(0.0):
+            return False
+        is_done = job.wait(patience_s)
+        self._hanging = None if is_done else job
+        return is_done
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}/{name}"

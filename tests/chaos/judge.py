@@ -193,8 +193,10 @@ def _judge_all_well(answers: dict[int, Answer], ranks: list[int]) -> Verdict:
 def _judge_survivor(tried: Experiment, rank: int, answer: Answer, after_s: float) -> Verdict | None:
     where = f"rank {rank}, after {after_s:.2f} s: {type(answer.error).__name__}: {answer.error}"
     error, text = answer.error, str(answer.error)
-    if answer.leftovers and not (tried.transport == "gloo" and tried.point == "init"):
-        # Gloo itself keeps the sockets of a world that it could not connect.
+    # Gloo itself keeps the sockets of a world that it could not connect; and a thread waits for a
+    # store that hangs.
+    hangs = tried.fault == "stopped" and tried.store_rank == tried.victim
+    if answer.leftovers and not hangs and not (tried.transport == "gloo" and tried.point == "init"):
         return Verdict("left", text=f"{where}: {answer.leftovers}")
     if answer.closing_s > _CLOSING_S:
         return Verdict("late", text=f"{where}: closing took {answer.closing_s:.2f} s")

@@ -55,7 +55,8 @@ a clock chooses the moment. No production code has a hook for it.
 
 NCCL here is a test double of NCCL and of CUDA's runtime in host memory: nothing is claimed of GPUs.
 The ranks of loopback are threads of one process, which can raise and be slow, and not die. The
-sockets of a world that gloo could not connect stay gloo's until the process ends.
+sockets of a world that gloo could not connect stay gloo's until the process ends; so does a thread
+that waits for the store where the rank that serves it is stopped.
 """
 
 
