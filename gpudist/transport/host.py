@@ -268,6 +268,13 @@ class HostTransport(PointToPointTransport):
             self._core.connect(addresses)
         except TransportError as error:
             self._require_alive(pids, range(self.size), error)
+            for rank, pid in enumerate(pids):
+                if f"/proc/{pid}/" in str(error):
+                    raise PeerFailure(
+                        f"rank {rank} (process {pid}) gave up while rank {self.rank} was in "
+                        f"'connect {self.size} ranks'",
+                        rank,
+                    ) from error
             raise
         # A rank that ended before another had mapped its block could not be told from a dead one.
         mapped = [f"{key}/mapped" for key in keys]
