@@ -40,6 +40,7 @@ export OMP_NUM_THREADS := 1
 .PHONY: demo test fuzz fuzz-batch lint types check format sanitize bench clean
 .PHONY: docs newcomer
 .PHONY: fuzz-input mutants coverage tidy
+.PHONY: chaos
 .PHONY: gpu-build gpu-test gpu-bench gpu-sanitize gpu-rehearsal
 
 demo: $(INSTALLED)
@@ -81,6 +82,13 @@ coverage: $(INSTALLED)
 tidy: $(INSTALLED)
 	$(PIP) -q -c constraints.txt -e '.[analysis]'
 	sh tests/csrc/tidy.sh $(abspath $(PYTHON))
+
+# Ranks that die, stop, raise or are slow, at every point of every operator, within 15 minutes; then
+# docs/reliability.md. N=200 tries as many.
+chaos: $(INSTALLED)
+	$(PYTHON) -m tests.chaos --seed $(SEED) --results \
+		$(if $(filter command environment,$(firstword $(origin N))),--count $(N))
+	$(PYTHON) -m tests.chaos.report
 
 # The native core with its CUDA half, in place. Installs nothing and needs no network.
 gpu-build:

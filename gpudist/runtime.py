@@ -188,6 +188,7 @@ def _connect_all(
             os.environ.get("GLOO_SOCKET_IFNAME"),
             _communicator_of(process_group),
             deterministic,
+            0 if _runtime.store is not None and not launch.store_is_served else None,
         )
 
     prefix = f"gpudist/{launch.run}"
@@ -222,8 +223,11 @@ def connect(
     interface: str | None = None,
     communicator: int = 0,
     deterministic: bool = False,
+    store_rank: int | None = None,
 ) -> Transport:
     """Join the world of ``size`` processes that meet in ``store`` under ``prefix``. Collective.
+
+    ``store_rank`` is the one whose process hosts the store, where it is one of them.
 
     Raises:
         PlanMismatch: on every rank, if ranks have different versions of gpudist.
@@ -232,7 +236,7 @@ def connect(
     try:
         made = _connect(
             name, store, rank, size, timeout_s, prefix, same_node, interface, communicator,
-            deterministic,
+            deterministic, store_rank,
         )  # fmt: skip
     except Exception:
         versions.compare()
@@ -256,6 +260,7 @@ def _connect(
     interface: str | None,
     communicator: int,
     deterministic: bool,
+    store_rank: int | None,
 ) -> Transport:
     if name == "nccl":
         asked = settings()
@@ -274,9 +279,16 @@ def _connect(
             adopt=communicator,
         )
     if name == "host":
-        return HostTransport(store, rank, size, timeout_s, prefix=prefix)
+        return HostTransport(store, rank, size, timeout_s, prefix=prefix, store_rank=store_rank)
     return GlooTransport(
-        store, rank, size, timeout_s, prefix=prefix, same_node=same_node, interface=interface
+        store,
+        rank,
+        size,
+        timeout_s,
+        prefix=prefix,
+        same_node=same_node,
+        interface=interface,
+        store_rank=store_rank,
     )
 
 
@@ -388,7 +400,7 @@ def _shut_down(transport: Transport, launch: Launch) -> None:
     transport.close()
     if store is None or _runtime.failed or launch.store_is_served:
         return
-    patience_s = _FAILED_CLOSING_S if has_failed else _CLOSING_S
+    patience_s = _FAILED_CLOSING_S if has_failed else min(_CLOSING_S, transport.timeout_s)
     Background("gpudist closes").submit(lambda: _part(store, launch, patience_s)).wait(patience_s)
 
 

@@ -13,7 +13,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import torch
@@ -286,6 +286,15 @@ class Transport(ABC):
         told, self.on_failure = self.on_failure, None
         if told is not None:
             told(failure)
+
+    def exception_of(self, failure: Failure) -> errors.GpudistError:
+        """The error of a failed world; where a peer failed, it names this rank's operation too."""
+        lines = self.recorder.lines(1)
+        label = lines[0].partition(" ")[2].rpartition(": ")[0] if lines else "(none)"
+        if failure.rank == self.rank or failure.kind != "PeerFailure" or label in failure.message:
+            return failure.to_exception()
+        text = f"{failure.message}; the last operation of rank {self.rank} was '{label}'"
+        return replace(failure, message=text).to_exception()
 
     def bind_stage(
         self,

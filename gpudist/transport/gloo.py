@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
 
 import torch
+import torch.distributed as torch_dist
 import torch.distributed.distributed_c10d as dist
 
 from gpudist.errors import CollectiveTimeout, GpudistError, PeerFailure, TransportError
@@ -16,7 +17,7 @@ from gpudist.transport.addresses import LOOPBACK, address_towards, host_of, reac
 from gpudist.transport.background import Background, Job
 from gpudist.transport.message import HEADER_BYTES, Header
 from gpudist.transport.point_to_point import PointToPointTransport
-from gpudist.transport.store_failures import StoreFailureChannel
+from gpudist.transport.store_failures import StoreFailureChannel, store_gone
 
 T = TypeVar("T")
 
@@ -25,6 +26,8 @@ _INLINE_BYTES = _FRAME_BYTES - HEADER_BYTES
 _FRAME_TAG = 0
 # Gloo's own deadline is later than ours, so that the error a user sees is ours.
 _GLOO_SLACK_S = 60.0
+# And its wait for the others while it connects, so that a thread is not left for long.
+_CONNECTING_S = 1.0
 _SLICE_S = 0.05
 _FIRST_LOOK_S = 0.1
 _LOOK_EVERY_S = 0.2
@@ -113,27 +116,30 @@ class GlooTransport(PointToPointTransport):
         # Gloo's waits cannot be interrupted, so another thread makes them.
         self._waiter = Background(f"gpudist gloo rank {rank}")
         self._in_flight: set[_Message] = set()
+        self._gloo: Any = None
+        self._patience = timedelta(seconds=timeout_s + _GLOO_SLACK_S)
         operation = self.recorder.begin_group(f"connect {size} ranks")
         self._deadline_s = time.monotonic() + timeout_s
         try:
             own = LOOPBACK if same_node else address_towards(host_of(store))
             address = self._meet(store, prefix, own)
-            options = _options(timeout_s + _GLOO_SLACK_S, address, interface)
+            # Its wait for the others goes on when this rank has given up, so it is no longer.
+            left_s = max(0.0, self._deadline_s - time.monotonic())
+            options = _options(left_s + _CONNECTING_S, address, interface)
             wire = dist.PrefixStore(f"{prefix}/gloo", store)
             job = self._waiter.submit(lambda: dist.ProcessGroupGloo(wire, rank, size, options))
-            try:
-                self._gloo: Any = self._await(job)
-            except GpudistError:
-                raise
-            except RuntimeError as error:
-                raise TransportError(
-                    f"rank {rank}, at {interface or address}, is not connected with all others: "
-                    f"{error}; if that is the wrong network, set GLOO_SOCKET_IFNAME to the "
-                    f"interface of the right one"
-                ) from error
+            self._gloo = self._connected(job, interface or address)
         except BaseException as error:
-            self._fail(error)
-            raise
+            cause = error
+            if isinstance(error, (torch_dist.DistNetworkError, torch_dist.DistStoreError)):
+                cause = self.exception_of(store_gone(store_rank, error))
+            try:
+                self._fail(cause)
+            finally:
+                self.close()
+            if cause is error:
+                raise
+            raise cause from error
         self.recorder.end(operation)
 
     def close(self) -> None:
@@ -142,6 +148,9 @@ class GlooTransport(PointToPointTransport):
             self._break()
             self._waiter.stop()
             self._channel.close()
+            # Its sockets go with it, however long somebody holds this.
+            self._in_flight.clear()
+            self._gloo = None
 
     def _meet(self, store: Any, prefix: str, own: str) -> str:
         """Wait until every rank is here: gloo's own wait is deaf to signals and names nobody.
@@ -164,6 +173,19 @@ class GlooTransport(PointToPointTransport):
             if pause_s == _SLICE_S:
                 self._look()
         return reachable_address(own, (store.get(key).decode() for key in keys))
+
+    def _connected(self, job: Job[Any], address: str) -> Any:
+        """The process group, which the others reach at ``address``."""
+        try:
+            return self._await(job)
+        except (GpudistError, torch_dist.DistNetworkError, torch_dist.DistStoreError):
+            raise
+        except RuntimeError as error:
+            raise TransportError(
+                f"rank {self.rank}, at {address}, is not connected with all others: {error}; if "
+                f"that is the wrong network, set GLOO_SOCKET_IFNAME to the interface of the right "
+                f"one"
+            ) from error
 
     def _post_send(self, payload: torch.Tensor, peer: int, header: Header) -> _Message:
         message = _Message(payload, peer, header, is_recv=False)
@@ -202,15 +224,21 @@ class GlooTransport(PointToPointTransport):
                 self._wait_work(message.works[0], message.peer)
                 message.open_frame(self.rank)
                 if not message.is_inline:
-                    message.works[0] = self._gloo.recv([message.payload], message.peer, message.tag)
+                    message.works[0] = self._recv_payload(message)
         for message in messages:
             if not (message.is_recv and message.is_inline):
                 for work in message.works:
                     self._wait_work(work, message.peer)
 
+    def _recv_payload(self, message: _Message) -> Any:
+        try:
+            return self._gloo.recv([message.payload], message.peer, message.tag)
+        except RuntimeError as error:
+            raise _ConnectionLost(message.peer, error) from None
+
     def _wait_work(self, work: Any, peer: int) -> None:
         try:
-            work.wait()
+            work.wait(self._patience)
         except RuntimeError as error:
             raise _ConnectionLost(peer, error) from None
 
@@ -235,7 +263,7 @@ class GlooTransport(PointToPointTransport):
         if self._channel.lines_wanted:
             self._channel.publish_lines(self.rank, self.recorder.lines())
         if failure is not None:
-            raise failure.to_exception()
+            raise self.exception_of(failure)
 
     def _raise_lost(self, lost: _ConnectionLost) -> NoReturn:
         # The peer may have left because of a failure elsewhere: give it the time to say so.

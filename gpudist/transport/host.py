@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from gpudist.errors import NotBuiltError, ShapeError
+from gpudist.errors import GpudistError, NotBuiltError, ShapeError
 from gpudist.geometry.boxes import Box, Message, Stage
 from gpudist.geometry.messages import as_messages
 from gpudist.transport.base import Failure, FailureChannel, RoundPart, RoundRunner, Signature
@@ -20,6 +20,7 @@ from gpudist.transport.message import Header
 from gpudist.transport.native_round import native_part
 from gpudist.transport.point_to_point import PointToPointTransport
 from gpudist.transport.recording import END_S, START_S, Activity, Operation, Post
+from gpudist.transport.store_failures import store_gone
 
 try:
     import gpudist._native as _native
@@ -74,11 +75,13 @@ class HostTransport(PointToPointTransport):
         rank, size: this process in the world.
         timeout_s: deadline of every group, in seconds.
         prefix: first part of the keys in ``store``; one per world.
+        store_rank: world rank whose process hosts the store, where it is one of them.
         pulls: read large messages straight from the sender's memory where the system allows it.
 
     Raises:
         NotBuiltError: this installation has no native core.
         CollectiveTimeout: a rank did not arrive in time.
+        PeerFailure: a rank died meanwhile.
         TransportError: what a rank has left in the store is no segment of this user.
         NotOneNode: two ranks cannot reach each other's memory.
     """
@@ -94,6 +97,7 @@ class HostTransport(PointToPointTransport):
         timeout_s: float,
         *,
         prefix: str,
+        store_rank: int | None = None,
         pulls: bool = True,
     ) -> None:
         if _native is None:
@@ -102,7 +106,14 @@ class HostTransport(PointToPointTransport):
         super().__init__(rank, size, torch.device("cpu"), timeout_s, HostFailureChannel(self._core))
         self.recorder.number_of = self._core.posted
         operation = self.recorder.begin_group(f"connect {size} ranks")
-        meet(self._core, store, prefix, rank, size, timeout_s)
+        try:
+            meet(self._core, store, prefix, rank, size, timeout_s)
+        except GpudistError:
+            self.close()
+            raise
+        except RuntimeError as error:
+            self.close()
+            raise self.exception_of(store_gone(store_rank, error)) from error
         self.recorder.end(operation)
 
     def bind_stage(
@@ -234,7 +245,7 @@ class HostTransport(PointToPointTransport):
 
     def error(self) -> Any:
         failure = self._failure or self.failures.peek()
-        return failure.to_exception() if failure is not None else super().error()
+        return self.exception_of(failure) if failure is not None else super().error()
 
     def close(self) -> None:
         if not self._closed:
@@ -282,7 +293,7 @@ class HostTransport(PointToPointTransport):
         assert failure is not None
         self._failure = failure
         self.tell_failure(failure)
-        raise failure.to_exception() from error
+        raise self.exception_of(failure) from error
 
 
 class _StagesInFlight:

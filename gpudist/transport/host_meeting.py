@@ -5,20 +5,29 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from gpudist.errors import CollectiveTimeout, TransportError
+from gpudist.errors import CollectiveTimeout, PeerFailure, TransportError
 from gpudist.transport.beacon import Beacon, is_beside
+from gpudist.transport.processes import has_ended
 
 _POLL_S = 0.002
+# A live rank answers within milliseconds, so one that this process cannot see is not waited for.
+_PATIENCE_S = 1.0
 
 
 class NotOneNode(TransportError):
     """Ranks cannot reach one another's memory; raised on all of them alike."""
+
+
+class _Address(NamedTuple):
+    pid: int
+    descriptor: int
+    beacon: str
 
 
 def meet(core: Any, store: dist.Store, prefix: str, rank: int, size: int, timeout_s: float) -> None:
@@ -26,50 +35,92 @@ def meet(core: Any, store: dist.Store, prefix: str, rank: int, size: int, timeou
 
     Raises:
         CollectiveTimeout: a rank did not come in time.
+        PeerFailure: a rank died meanwhile.
         NotOneNode: two ranks cannot reach each other's memory.
         TransportError: what a rank has left in the store is not what ranks write.
     """
-    deadline_s = time.monotonic() + timeout_s
-    keys = [f"{prefix}/host/{rank}" for rank in range(size)]
-    with closing(Beacon()) as beacon:
-        store.set(keys[rank], json.dumps([*core.address(), beacon.text]))
-        _await_keys(store, keys, rank, timeout_s, deadline_s)
-        told = [_address(store.get(key), of) for of, key in enumerate(keys)]
-        strangers = [of for of, (*_, text) in enumerate(told) if not is_beside(text)]
-        if not strangers:
-            core.connect([(pid, descriptor) for pid, descriptor, _ in told])
-        # Of a rank that ended before it was mapped nobody could say that it had.
-        mapped = [f"{key}/mapped" for key in keys]
-        store.set(mapped[rank], json.dumps(strangers))
-        _await_keys(store, mapped, rank, timeout_s, deadline_s)
-    for of, key in enumerate(mapped):
-        if others := _ranks(store.get(key), of):
-            raise NotOneNode(
-                f"rank {of} does not see the processes of ranks {others}, which are on another "
-                f"node or in another container; messages between those go over gloo"
-            )
+    _Meeting(store, prefix, rank, size, timeout_s).hold(core)
 
 
-def _await_keys(
-    store: dist.Store, keys: Sequence[str], rank: int, timeout_s: float, deadline_s: float
-) -> None:
-    while not store.check(list(keys)):
-        if time.monotonic() > deadline_s:
-            missing = [of for of, key in enumerate(keys) if not store.check([key])]
-            raise CollectiveTimeout(
-                f"after {timeout_s:g} s rank {rank} (process {os.getpid()}) still misses ranks "
-                f"{missing} of {len(keys)}; are they running, on the same node?"
-            )
-        time.sleep(_POLL_S)
+class _Meeting:
+    def __init__(
+        self, store: dist.Store, prefix: str, rank: int, size: int, timeout_s: float
+    ) -> None:
+        self._store = store
+        self._rank = rank
+        self._timeout_s = timeout_s
+        self._deadline_s = time.monotonic() + timeout_s
+        self._keys = [f"{prefix}/host/{rank}" for rank in range(size)]
+        self._told: list[_Address] = []
+        self._strangers: list[int] = []
+
+    def hold(self, core: Any) -> None:
+        mapped = [f"{key}/mapped" for key in self._keys]
+        with closing(Beacon()) as beacon:
+            own = json.dumps([*core.address(), beacon.text])
+            self._store.set(self._keys[self._rank], own)
+            self._await(self._keys)
+            texts = map(self._store.get, self._keys)
+            self._told = [_address(text, rank) for rank, text in enumerate(texts)]
+            self._strangers = [r for r, told in enumerate(self._told) if not is_beside(told.beacon)]
+            if not self._strangers:
+                self._map(core)
+            # Of a rank that ended before it was mapped nobody could say that it had.
+            self._store.set(mapped[self._rank], json.dumps(self._strangers))
+            self._await(mapped)
+        for rank, key in enumerate(mapped):
+            if others := _ranks(self._store.get(key), rank):
+                raise NotOneNode(
+                    f"rank {rank} does not see the processes of ranks {others}, which are on "
+                    f"another node or in another container; messages between those go over gloo"
+                )
+
+    def _map(self, core: Any) -> None:
+        try:
+            core.connect([(told.pid, told.descriptor) for told in self._told])
+        except TransportError as error:
+            self._require_alive(range(len(self._told)), error)
+            for rank, told in enumerate(self._told):
+                if f"/proc/{told.pid}/" in str(error):
+                    raise self._lost(rank, "gave up") from error
+            raise
+
+    def _await(self, keys: Sequence[str]) -> None:
+        """Return when all keys are there; ranks whose addresses are known live until then."""
+        patient_until_s = time.monotonic() + _PATIENCE_S
+        while not self._store.check(list(keys)):
+            missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+            now_s = time.monotonic()
+            if self._told:
+                seen = [rank for rank in missing if rank not in self._strangers]
+                self._require_alive(missing if now_s > patient_until_s else seen)
+            if now_s > self._deadline_s:
+                raise CollectiveTimeout(
+                    f"after {self._timeout_s:g} s rank {self._rank} (process {os.getpid()}) still "
+                    f"misses ranks {missing} of {len(keys)}; are they running, on the same node?"
+                )
+            time.sleep(_POLL_S)
+
+    def _require_alive(self, ranks: Iterable[int], cause: Exception | None = None) -> None:
+        for rank in ranks:
+            if has_ended(self._told[rank].pid):
+                raise self._lost(rank, "died") from cause
+
+    def _lost(self, rank: int, how: str) -> PeerFailure:
+        return PeerFailure(
+            f"rank {rank} (process {self._told[rank].pid}) {how} while rank {self._rank} was in "
+            f"'connect {len(self._keys)} ranks'",
+            rank,
+        )
 
 
-def _address(text: bytes, rank: int) -> tuple[int, int, str]:
+def _address(text: bytes, rank: int) -> _Address:
     """A process, a descriptor of it and its beacon, as the rank has left them in the store."""
     try:
         pid, descriptor, beacon = json.loads(text)
         are_numbers = type(pid) is type(descriptor) is int
         if are_numbers and 0 < pid < 2**31 and 0 <= descriptor < 2**31 and type(beacon) is str:
-            return pid, descriptor, beacon
+            return _Address(pid, descriptor, beacon)
     except (ValueError, TypeError, RecursionError):
         pass
     raise _unreadable(text, f"the address of rank {rank}")

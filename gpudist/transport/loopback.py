@@ -100,7 +100,7 @@ class LoopbackTransport(PointToPointTransport):
 
     def error(self) -> errors.GpudistError | None:
         failure = self.failures.peek()
-        return super().error() if failure is None else failure.to_exception()
+        return super().error() if failure is None else self.exception_of(failure)
 
     def report(self) -> str:
         """What this rank does, for the report of a deadlock."""
@@ -144,7 +144,7 @@ class LoopbackTransport(PointToPointTransport):
     def _raise_incomplete(self) -> None:
         failure = self.failures.peek()
         if failure is not None:
-            raise failure.to_exception()
+            raise self.exception_of(failure)
         raise errors.CollectiveTimeout(
             f"after {self.timeout_s:g} s rank {self.rank} still {self.report()}"
         )
@@ -226,8 +226,10 @@ def _run_rank(
         outcome.error = error
         transport.abort(Failure.from_exception(error, transport.rank))
     finally:
-        transport.close()
-        world.turns.finish(transport.rank)
+        try:
+            transport.close()
+        finally:
+            world.turns.finish(transport.rank)
 
 
 def _raise_cause(outcomes: Sequence[_Outcome[Any]], failure: Failure | None) -> None:
@@ -247,7 +249,7 @@ def _raise_cause(outcomes: Sequence[_Outcome[Any]], failure: Failure | None) -> 
 def _is_echo(error: BaseException | None, failure: Failure | None) -> bool:
     """Whether ``error``, or what it was raised from, is the world's failure told again."""
     while error is not None and failure is not None:
-        if isinstance(error, errors.GpudistError) and str(error) == failure.message:
+        if isinstance(error, errors.GpudistError) and str(error).startswith(failure.message):
             return True
         error = error.__cause__ or error.__context__
     return False

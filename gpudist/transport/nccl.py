@@ -279,9 +279,8 @@ class NcclTransport(Transport):
         self.tell_failure(failure)
 
     def error(self) -> Any:
-        text = self._core.failure()
-        if text:
-            return Failure.from_json(text).to_exception()
+        if text := self._core.failure():
+            return self.exception_of(Failure.from_json(text))
         if self._closed:
             return TransportError(f"the nccl transport of rank {self.rank} was closed")
         return None
@@ -297,10 +296,12 @@ class NcclTransport(Transport):
         self._watch.stop()
         self._rendezvous.close()
         self._channel.close()
+        self.store = None
 
     def end_with(self, error: BaseException) -> NoReturn:
         """Raise what ``error``, which the native core raised, means to this rank and the others."""
         assert _native is not None
+        self._watch.await_death(error)
         mine = Failure.from_exception(error, self.rank)
         for other in self.attached.values():
             other.abort(mine)
@@ -311,9 +312,9 @@ class NcclTransport(Transport):
         first = Failure.from_json(self._core.failure())
         self.tell_failure(first)
         is_known = isinstance(error, (GpudistError, _native.WorldFailed))
-        if not is_known or (first.kind, first.message) == (mine.kind, mine.message):
+        if not is_known or mine.message.startswith(first.message):
             raise error
-        raise first.to_exception() from error
+        raise self.exception_of(first) from error
 
     def _look(self) -> None:
         """Raise what another rank has failed with, also where nothing of this one is under way."""
@@ -374,7 +375,7 @@ class NcclTransport(Transport):
             here = self._rendezvous.arrive()
             self.same_node = len(here) == self.size - 1
             for rank, pid in here.items():
-                self._core.watch_process(rank, pid)
+                self._watch.watch_process(rank, pid)
             if adopt:
                 self._native[world] = self._core.adopt(adopt, world)
         except BaseException as error:

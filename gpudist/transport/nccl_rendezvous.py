@@ -42,7 +42,7 @@ class Rendezvous:
         timeout_s: float,
         look: Callable[[], None],
     ) -> None:
-        self._store = store
+        self._store: Any = store
         self._prefix = f"{prefix}/nccl"
         self._rank = rank
         self._size = size
@@ -103,6 +103,7 @@ class Rendezvous:
     def close(self) -> None:
         self._beacon.close()
         self._background.stop()
+        self._store = None
 
     def _missing(self) -> list[int]:
         return [

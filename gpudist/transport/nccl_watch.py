@@ -6,11 +6,14 @@ import threading
 import time
 from typing import Any
 
+from gpudist.errors import TransportError
 from gpudist.transport.base import Failure
+from gpudist.transport.processes import has_ended
 from gpudist.transport.recording import FlightRecorder
 from gpudist.transport.store_failures import StoreFailureChannel
 
 _PERIOD_S = 0.02
+_GRACE_S = 0.5
 # An operation is looked into when it has taken this long; most take microseconds.
 _SUSPICIOUS_S = 0.2
 _LOOK_EVERY_S = 0.2
@@ -49,6 +52,7 @@ class NcclWatch:
         self._timeout_s = timeout_s
         self._look_every_s = max(_LOOK_EVERY_S, min(1.0, size / _RANKS_PER_LOOK))
         self._looked_s = 0.0
+        self._pids: list[int] = []
         self._lock = threading.Lock()
         self._store_is_gone = False
         self._stop = threading.Event()
@@ -65,6 +69,23 @@ class NcclWatch:
             first = self._channel.peek()
         # A store that is gone says less than what has just been found out.
         self._core.fail((failure if first is None or _is_store_gone(first) else first).to_json())
+
+    def watch_process(self, rank: int, pid: int) -> None:
+        """Report the end of another rank's process."""
+        self._pids.append(pid)
+        self._core.watch_process(rank, pid)
+
+    def await_death(self, error: BaseException) -> None:
+        """Let a death be found that NCCL's ``error`` may come from and does not tell of."""
+        if type(error) is not TransportError:
+            return
+        # A process that is ending lets go of its memory before it has ended.
+        time.sleep(_PERIOD_S)
+        deadline_s = time.monotonic() + _GRACE_S
+        while not self._core.failure() and time.monotonic() < deadline_s:
+            if not any(map(has_ended, self._pids)):
+                return
+            time.sleep(_PERIOD_S)
 
     def look(self) -> None:
         """End the world if another rank has posted a failure; asks the store now and then."""

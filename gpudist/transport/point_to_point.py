@@ -110,7 +110,7 @@ class PointToPointTransport(Transport):
 
     def error(self) -> errors.GpudistError | None:
         if self._failure is not None:
-            return self._failure.to_exception()
+            return self.exception_of(self._failure)
         if self._closed:
             return errors.TransportError(
                 f"the {self.name} transport of rank {self.rank} was closed"
@@ -154,9 +154,9 @@ class PointToPointTransport(Transport):
         mine = Failure.from_exception(error, self.rank)
         self.abort(mine)
         first = self._failure or mine
-        is_mine = (first.kind, first.message) == (mine.kind, mine.message)
+        is_mine = first.kind == mine.kind and mine.message.startswith(first.message)
         if isinstance(error, errors.GpudistError) and not is_mine:
-            raise first.to_exception() from error
+            raise self.exception_of(first) from error
 
     def _group(self) -> _Group:
         if self._open is None:

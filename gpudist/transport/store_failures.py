@@ -32,7 +32,7 @@ class StoreFailureChannel(FailureChannel):
     """
 
     def __init__(self, store: Any, prefix: str, host_rank: int | None = None) -> None:
-        self._store = _own_connection(store)
+        self._store: Any = _own_connection(store)
         self._prefix = prefix
         self._host_rank = host_rank
         self._background = Background(f"gpudist failures {prefix}")
@@ -74,7 +74,7 @@ class StoreFailureChannel(FailureChannel):
             try:
                 text, self.lines_wanted = job.result()
             except (RuntimeError, OSError) as error:
-                self._found = self._store_gone(error)
+                self._found = store_gone(self._host_rank, error)
             else:
                 self._found = Failure.from_json(text) if text is not None else None
         return self._found
@@ -107,6 +107,8 @@ class StoreFailureChannel(FailureChannel):
 
     def close(self) -> None:
         self._background.stop()
+        # Its socket goes with it, however long somebody holds this.
+        self._store = None
 
     def _look(self) -> tuple[str | None, bool]:
         key = self._key("failure")
@@ -134,13 +136,17 @@ class StoreFailureChannel(FailureChannel):
     def _key(self, name: str) -> str:
         return f"{self._prefix}/{name}"
 
-    def _store_gone(self, error: Exception) -> Failure:
-        host = "its host" if self._host_rank is None else f"rank {self._host_rank}, its host,"
-        return Failure(
-            "PeerFailure",
-            self._host_rank,
-            f"the store of this world is gone: {host} has ended ({error})",
-        )
+
+def store_gone(host_rank: int | None, error: Exception) -> Failure:
+    """The failure of a world whose store does not answer any more.
+
+    Args:
+        host_rank: the rank whose process hosts it, where it is one of them.
+    """
+    host = "its host" if host_rank is None else f"rank {host_rank}, its host,"
+    return Failure(
+        "PeerFailure", host_rank, f"the store of this world is gone: {host} has ended ({error})"
+    )
 
 
 def _lines_of(text: bytes) -> list[str]:

@@ -13,7 +13,7 @@ from gpudist import checkpoint
 from gpudist.nn import DistributedLinear
 from gpudist.partition import Partition
 from gpudist.testing import run_distributed
-from tests.native.chaos import Ranks
+from tests.chaos.ranks import Ranks
 
 KILLS = 20
 

@@ -109,6 +109,8 @@ def nccl() -> ctypes.CDLL:
     opened.gpudist_double_set_capture.argtypes = [STREAM, c_uint64]
     opened.gpudist_double_count.argtypes = [c_char_p]
     opened.gpudist_double_count.restype = c_size_t
+    opened.gpudist_double_arm.argtypes = [c_int, c_int, c_int]
+    opened.gpudist_double_guard.argtypes = [DATA, c_size_t]
     return opened
 
 
@@ -163,3 +165,19 @@ def inject(what: str, rank: int = -1, after: int = 0) -> None:
 def fail_device_call(name: str, after: int = 0) -> None:
     """Let an entry of the device's table fail once."""
     nccl().gpudist_double_fail_call(name.encode(), after)
+
+
+def arm(signal_number: int, delay_s: float = 0.0, report: int = -1) -> None:
+    """What a ``crash`` that was injected does, or who touches guarded pages suffers, once.
+
+    Args:
+        signal_number: that the process gets; none if 0.
+        delay_s: before that.
+        report: descriptor where the time goes just before, of the monotonic clock, as a double.
+    """
+    nccl().gpudist_double_arm(signal_number, int(1e6 * delay_s), report)
+
+
+def guard(pages: int, nbytes: int) -> None:
+    """Strike whoever touches these pages first, by what is armed."""
+    assert nccl().gpudist_double_guard(pages, nbytes) == 0

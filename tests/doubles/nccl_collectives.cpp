@@ -103,8 +103,11 @@ class Collective {
   bool take_round(bool crashes) {
     const uint64_t round = ++communicator_.rounds;
     const size_t now = std::min(piece_, bytes_ - done_);
-    put(wire_.slot(rank_, round), crashes ? now / 2 : now);
-    if (crashes) crash();
+    if (crashes) {
+      put(wire_.slot(rank_, round), now / 2);
+      crash();
+    }
+    put(wire_.slot(rank_, round), now);
     tell(&RankLine::written, round);
     if (!wait_for_all(&RankLine::written, round)) return false;
     take(round, now);

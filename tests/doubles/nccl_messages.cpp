@@ -129,6 +129,7 @@ Lane& lane_of(std::vector<Lane>& lanes, Wire& wire, int rank, const Operation& o
 }  // namespace
 
 bool run_messages(Communicator& communicator, Wire& wire, const Unit& unit, bool crashes) {
+  bool is_to_crash = crashes;
   std::vector<Lane> lanes;
   size_t total = 0;
   for (const Operation& operation : unit) {
@@ -156,7 +157,10 @@ bool run_messages(Communicator& communicator, Wire& wire, const Unit& unit, bool
         wire.break_all(text);
         return false;
       }
-      if (crashes && 2 * moved >= total) crash();
+      if (is_to_crash && 2 * moved >= total) {
+        is_to_crash = false;
+        crash();
+      }
     }
     return any || is_done();
   };

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "nccl_reduce.h"
+#include "strike.h"
 
 namespace gpudist::doubles {
 
@@ -44,6 +45,7 @@ size_t Operation::written_bytes(int rank, int size) const {
 }
 
 void crash() {
+  if (strike()) return;
   kill(getpid(), SIGKILL);
   std::abort();
 }

@@ -11,12 +11,15 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
 
 import pytest
 import torch
 
 from gpudist.errors import CollectiveTimeout, PeerFailure, PlanMismatch
 from gpudist.transport.base import Signature, Transport
+from gpudist.transport.gloo import GlooTransport
 from gpudist.transport.loopback import LoopbackTransport, LoopbackWorld
 from tests.transport.worlds import Outcome, ProcessRanks, outcomes
 
@@ -250,3 +253,46 @@ def test_loopback_ends_with_control_c() -> None:
         LoopbackWorld(2).run(wait_for_ever)
     assert time.monotonic() - start_s < 3
     assert not [t for t in threading.enumerate() if t.name.startswith("gpudist loopback")]
+
+
+class BrokenGloo:
+    """A connection that breaks between the header of a message and its payload."""
+
+    def recv(self, *_: object) -> None:
+        raise RuntimeError("Connection reset by peer")
+
+
+def lose_the_payload(transport: Transport) -> str:
+    assert isinstance(transport, GlooTransport)
+    everyone = transport.communicator(range(transport.size))
+    if transport.rank == 1:
+        with suppress(PeerFailure), transport.group(Signature("a long message", bytes(16))):
+            everyone.send(torch.zeros(100_000), 0)
+        return ""
+    complete, whole = transport._complete, transport._gloo
+
+    def break_then_complete(messages: Any) -> None:
+        for message in messages:
+            message.works[0].wait()
+            message.works[0] = CompleteWork()
+        transport._gloo = BrokenGloo()
+        complete(messages)
+
+    transport._complete = break_then_complete
+    with (
+        pytest.raises(PeerFailure, match="rank 1 closed its connection to rank 0") as caught,
+        transport.group(Signature("a long message", bytes(16))),
+    ):
+        everyone.recv(torch.zeros(100_000), 1)
+    assert whole is not None  # or the connection would be closed
+    return str(caught.value.rank)
+
+
+class CompleteWork:
+    def wait(self, *_: object) -> None:
+        pass
+
+
+def test_a_connection_that_breaks_after_the_header_names_the_peer() -> None:
+    ended = outcomes("gloo", 2, lose_the_payload)
+    assert [outcome.value for outcome in ended] == ["1", ""], ended

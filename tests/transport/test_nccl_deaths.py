@@ -73,7 +73,10 @@ def test_a_rank_that_dies_in_an_operation_is_named(
     mortals.revive()
     fates = fates_of(ended, rank)
     texts = check_all_failed(fates, DEADLINE_S, PeerFailure)
-    assert texts == [f"the process of rank {rank} has ended"] * (RANKS - 1)
+    survivors = [survivor for survivor in range(RANKS) if survivor != rank]
+    for survivor, text in zip(survivors, texts, strict=True):
+        last = f"the process of rank {rank} has ended; the last operation of rank {survivor} was '"
+        assert text.startswith(last), text
     assert [getattr(fate.error, "rank", None) for fate in fates] == [rank] * (RANKS - 1)
 
 
@@ -124,8 +127,12 @@ def raise_on_one(transport: Transport, aborts: bool) -> Fate:
 
 def test_a_rank_that_raises_ends_the_others() -> None:
     fates = results("nccl", RANKS, raise_on_one, True, timeout_s=LONG_S)
-    for text in check_all_failed(fates, DEADLINE_S, PeerFailure):
-        assert text == "rank 1 raised Mistake: of the user"
+    cause = "rank 1 raised Mistake: of the user"
+    here, victim, there = check_all_failed(fates, DEADLINE_S, PeerFailure)
+    assert victim == cause
+    for rank, text in ((0, here), (2, there)):
+        where = f"the last operation of rank {rank} was 'halo_exchange on [1, 3] of [4, 18]"
+        assert text.startswith(f"{cause}; {where}"), text
 
 
 def test_a_rank_that_leaves_too_early() -> None:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 import time
 
 import pytest
 import torch
 
-from gpudist import halo_exchange
+from gpudist import broadcast, halo_exchange
 from gpudist.errors import PeerFailure, ShapeError
 from gpudist.partition import Partition
 from gpudist.transport.base import Failure, Signature
-from tests.native.chaos import Ranks, kill_one
+from gpudist.transport.host import HostTransport
+from gpudist.transport.loopback import LoopbackTransport, LoopbackWorld
+from tests.chaos.points import calls
+from tests.chaos.ranks import Ranks
+from tests.doubles import use_doubles
 
 SIGNATURE = Signature("a test", bytes(16))
-
-
-@pytest.mark.parametrize(("seed", "victim"), [(1, 0), (2, 1), (3, 2), (4, 3), (5, None)])
-def test_survivors_name_a_killed_rank_and_nothing_is_left(seed: int, victim: int | None) -> None:
-    kill_one(seed, victim)
 
 
 def wait_for_last(P_world: Partition) -> None:
@@ -105,3 +106,72 @@ def test_more_ranks_than_cores_make_progress() -> None:
         assert time.monotonic() - start_s < 20
     assert [answers[rank].value for rank in range(16)] == [(rank - 200) % 16 for rank in range(16)]
     assert not any(answer.leftovers for answer in answers.values())
+
+
+held: list[Partition] = []
+
+
+def use_and_hold(P_world: Partition) -> float:
+    """A caller may hold a partition for as long as it likes."""
+    held.append(P_world)
+    P_root = P_world.create_partition_inclusive([0])
+    x = torch.ones(3) if P_root.active else torch.ones(0)
+    y = broadcast(x, P_root, P_world)
+    P_world.wire.wait()
+    return y.sum().item()
+
+
+@pytest.mark.parametrize("transport", ["host", "gloo", "nccl"])
+def test_a_closed_transport_holds_nothing_open(transport: str) -> None:
+    use_doubles()
+    with Ranks(2, use_and_hold, transport=transport, store_rank=None) as ranks:
+        answers = ranks.answers()
+    assert [(answers[rank].value, answers[rank].leftovers) for rank in (0, 1)] == [(3.0, [])] * 2
+
+
+def die_when_told(rank: int) -> None:
+    """The address is in the store, and the others may not have mapped it."""
+    if rank == 1:
+        calls(HostTransport, "_await_keys", before=lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def do_nothing(P_world: Partition) -> None:
+    pass
+
+
+def test_a_rank_that_dies_while_all_join_is_named() -> None:
+    with Ranks(3, do_nothing, before=die_when_told) as ranks:
+        start_s = time.monotonic()
+        answers = ranks.answers()
+        pid = ranks.pid(1)
+    assert sorted(answers) == [0, 2]
+    for rank, answer in answers.items():
+        cause = f"rank 1 (process {pid}) died while rank {rank} was in 'connect 3 ranks'"
+        assert isinstance(answer.error, PeerFailure) and answer.error.rank == 1, answer
+        assert str(answer.error) == cause
+        assert answer.end_s - start_s < 10 and answer.leftovers == []
+
+
+def lose_the_store(P_world: Partition) -> None:
+    if P_world.rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    P_world.barrier()
+
+
+def test_a_rank_whose_death_ends_the_store_is_named() -> None:
+    with Ranks(3, lose_the_store, transport="gloo", store_rank=0) as ranks:
+        answers = ranks.answers()
+    assert sorted(answers) == [1, 2]
+    for answer in answers.values():
+        assert isinstance(answer.error, PeerFailure) and answer.error.rank == 0, answer
+
+
+def test_loopback_ends_where_a_rank_cannot_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    def close(transport: LoopbackTransport) -> None:
+        raise OSError("no")
+
+    monkeypatch.setattr(LoopbackTransport, "close", close)
+    raised: list[str] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: raised.append(str(args.exc_value)))
+    assert LoopbackWorld(2).run(lambda wire: wire.rank) == [0, 1]
+    assert raised == ["no", "no"]

@@ -1,0 +1,190 @@
+"""Write docs/reliability.md from what was tried: ``python -m tests.chaos.report``."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.experiment import FAULTS, LONG_S, POINTS, SLOW_S, TRANSPORTS, cells, why_not
+from tests.chaos.judge import BAD
+from tests.chaos.operators import OPERATORS
+from tests.chaos.results import CHAOS, SOAK, Run, Tried, read
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
+
+BEGINNING = """\
+# What happens when something fails
+
+`python -m tests.chaos.report` writes this page from the files in `benchmarks/results/reliability`.
+
+## Ranks that die, stop, raise or are slow
+
+Three or four ranks carry out an operator, forward and backward, again and again, and compare every
+result with torch's in one process. One of them, the victim, is
+
+- **killed**: `SIGKILL`;
+- **stopped**: `SIGSTOP`, and continued when the others have given up;
+- **crashed**: `SIGSEGV`;
+- made to **raise** an exception of the user's;
+- **slow**: it stands still for {slow_s:g} s.
+
+That happens *before* the operator, while its input is *packed*, when some bytes of its *messages*
+have gone, while what came is *unpacked*, in *backward*, while the world is joined (*init*), while a
+*sub-communicator* is made, in *shutdown*, and at *any time*, which a clock chooses. Of the others,
+the survivors, is asked that
+
+- each raises, within {deadline_s:g} s and 1 s more: `PeerFailure` with the victim's rank, or, if it
+  was stopped or never came, `CollectiveTimeout`; the text names the victim and the operation with
+  its partition;
+- no result that they get before is wrong, and all are right when the victim is only slow;
+- nothing stays: no process, thread, descriptor, socket, shared memory or file.
+
+The deadline of every wait is {deadline_s:g} s where the victim is stopped or struck in init, of
+which survivors may learn by it alone, and {long_s:g} s elsewhere.
+"""
+
+HOW = """\
+How the victim is struck where it packs and unpacks: one page of its memory is protected, and the
+process that touches it is struck there, in the native core as well. Over NCCL's double the message
+itself is interrupted at half of its bytes; over gloo and loopback, which move messages from Python,
+the seams of the transport are. Large messages over shared memory are read by their receiver: there
+a clock chooses the moment. No production code has a hook for it.
+
+NCCL here is a test double of NCCL and of CUDA's runtime in host memory: nothing is claimed of GPUs.
+The ranks of loopback are threads of one process, which can raise and be slow, and not die. The
+sockets of a world that gloo could not connect stay gloo's until the process ends; so does a thread
+that waits for the store where the rank that serves it is stopped.
+"""
+
+
+def page(run: Run, rows: Sequence[Tried], soak: dict[str, Any] | None) -> str:
+    bad = [row for row in rows if row.how in BAD]
+    parts = [
+        BEGINNING.format(slow_s=SLOW_S, deadline_s=run.deadline_s, long_s=LONG_S),
+        f"{len(rows)} experiments on {run.date}, seed {run.seed}, on {run.cores} cores\n"
+        f"({run.machine}, no GPU), torch {run.torch}, of {_kinds(rows)} of {len(list(cells()))} "
+        f"kinds\n(operator, transport, fault, point): {_totals(bad)}. {_repeated(rows)}\n",
+        HOW,
+        _by_fault(rows),
+        _by_point(rows),
+        "## Every operator\n",
+        "Experiments that went as they should, of those tried; seconds from the fault to the last\n"
+        "survivor's error, median and largest.\n",
+    ]
+    parts += [_by_operator(rows, transport) for transport in TRANSPORTS]
+    if soak is not None:
+        parts.append(_soak(soak))
+    parts.append(
+        "## To repeat it\n\n```console\n$ make chaos SEED=1\n$ make soak\n```\n\n"
+        "`make chaos N=200` tries as many; `make test` a few of each fault and transport."
+    )
+    return "\n".join(parts) + "\n"
+
+
+def _totals(bad: Sequence[Tried]) -> str:
+    counts = [(how, sum(row.how == how for row in bad)) for how in BAD]
+    words = {"left": "with something left", "unreached": "that did not come to the point"}
+    return ", ".join(f"{count} {words.get(how, how)}" for how, count in counts)
+
+
+def _kinds(rows: Sequence[Tried]) -> int:
+    return len({(row.operator, row.transport, row.fault, row.point) for row in rows})
+
+
+def _repeated(rows: Sequence[Tried]) -> str:
+    count = sum(row.attempts > 1 for row in rows)
+    if not count:
+        return "None was repeated."
+    return (
+        f"Of these {count} were carried out two or three times, since they came late, or their\n"
+        "deadline passed before the fault, on a machine with much else to do."
+    )
+
+
+def _good(rows: Iterable[Tried]) -> list[Tried]:
+    return [row for row in rows if row.how not in BAD]
+
+
+def _latest(rows: Iterable[Tried]) -> list[float]:
+    return [max(row.after_s) for row in rows if row.after_s]
+
+
+def _cell(rows: Sequence[Tried]) -> str:
+    if not rows:
+        return ""
+    text = f"{len(_good(rows))}/{len(rows)}"
+    times = _latest(rows)
+    if times:
+        text += f", {statistics.median(times):.2f}, {max(times):.2f}"
+    return text
+
+
+def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    rows = [head, ["---", *["---:"] * (len(head) - 1)], *lines]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+
+
+def _by_fault(rows: Sequence[Tried]) -> str:
+    lines = []
+    for transport in TRANSPORTS:
+        for fault in FAULTS:
+            here = [row for row in rows if (row.transport, row.fault) == (transport, fault)]
+            if not here:
+                continue
+            bad = {how: str(sum(row.how == how for row in here)) for how in BAD}
+            times = _latest(here)
+            shown = [f"{statistics.median(times):.2f}", f"{max(times):.2f}"] if times else ["", ""]
+            detected = str(sum(row.how == "detected" for row in here))
+            survived = str(sum(row.how == "survived" for row in here))
+            counts = [bad["lost"], bad["hung"], bad["wrong"]]
+            lines.append(
+                [f"{transport}, {fault}", str(len(here)), detected, survived, *shown, *counts]
+            )
+    head = ["transport, fault", "tried", "detected", "nothing to detect", "median, s", "largest, s"]
+    return _table([*head, "lost", "hung", "wrong"], lines)
+
+
+def _by_point(rows: Sequence[Tried]) -> str:
+    lines = []
+    for point in POINTS:
+        line = [point]
+        for transport in TRANSPORTS:
+            if all(why_not(transport, fault, point) for fault in FAULTS):
+                line.append("-")
+                continue
+            here = [row for row in rows if (row.transport, row.point) == (transport, point)]
+            line.append(_cell(here))
+        lines.append(line)
+    return _table(["point", *TRANSPORTS], lines)
+
+
+def _by_operator(rows: Sequence[Tried], transport: str) -> str:
+    faults = [f for f in FAULTS if not all(why_not(transport, f, point) for point in POINTS)]
+    lines = []
+    for operator in OPERATORS:
+        here = [row for row in rows if (row.operator, row.transport) == (operator, transport)]
+        lines.append(
+            [operator, *(_cell([r for r in here if r.fault == fault]) for fault in faults)]
+        )
+    return f"### {transport}\n\n" + _table(["operator", *faults], lines)
+
+
+def _soak(soak: dict[str, Any]) -> str:
+    lines = [
+        [str(figure["name"]), f"{figure['value']} {figure['unit']}".rstrip(), str(figure["limit"])]
+        for figure in soak["figures"]
+    ]
+    return "## Load and leaks\n\n" + _table(["figure", "found", "allowed"], lines)
+
+
+def made() -> str:
+    """The page as the committed results make it."""
+    soak = json.loads(SOAK.read_text()) if SOAK.exists() else None
+    return page(*read(CHAOS), soak)
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(made())

@@ -1,0 +1,42 @@
+"""docs/reliability.md is what the report makes of the committed results."""
+
+from __future__ import annotations
+
+from tests.chaos.experiment import DEADLINE_S
+from tests.chaos.report import DOCUMENT, made, page
+from tests.chaos.results import CHAOS, Run, Tried, read, write
+
+RUN = Run("2026-01-02", 1, DEADLINE_S, 2, "x86_64", "2.13")
+
+
+def test_the_page_is_that_of_the_committed_results() -> None:
+    assert DOCUMENT.read_text() == made()
+
+
+def test_the_committed_results_have_nothing_bad() -> None:
+    _, rows = read(CHAOS)
+    assert {row.how for row in rows} == {"detected", "survived"}
+
+
+def test_what_is_bad_is_counted() -> None:
+    rows = [
+        Tried("gather", "host", "killed", "before", "detected", (0.1, 0.3)),
+        Tried("gather", "host", "killed", "message", "detected", (0.2, 0.5)),
+        Tried("gather", "host", "killed", "message", "lost", ()),
+        Tried("scatter", "gloo", "slow", "packing", "wrong", ()),
+    ]
+    soak = {"figures": [{"name": "memory", "value": 3, "unit": "KiB", "limit": "8 KiB"}]}
+    text = page(RUN, rows, soak)
+    assert "4 experiments on 2026-01-02" in text
+    assert "of 3 of 2288 kinds" in text
+    assert "1 lost, 0 hung, 1 wrong" in text
+    assert "| host, killed | 3 | 2 | 0 | 0.40 | 0.50 | 1 | 0 | 0 |" in text
+    assert "| gloo, slow | 1 | 0 | 0 |  |  | 0 | 0 | 1 |" in text
+    assert "| gather | 2/3, 0.40, 0.50 |" in text
+    assert "| memory | 3 KiB | 8 KiB |" in text
+
+
+def test_results_are_read_as_they_were_written(tmp_path) -> None:
+    rows = [Tried("gather", "host", "killed", "before", "detected", (0.1, 0.3))]
+    write(tmp_path / "a" / "chaos.jsonl", RUN, rows)
+    assert read(tmp_path / "a" / "chaos.jsonl") == (RUN, rows)
