@@ -18,6 +18,10 @@ JOBS ?= 2
 N ?= 200
 SEED ?= 1
 
+# Of `make soak`: at least so long, and where its figures go.
+MINUTES ?= 20
+RELIABILITY ?= benchmarks/results/reliability
+
 # Where there are GPUs, the Python whose torch sees them, with nanobind, CMake and pytest beside it.
 GPU_PYTHON ?= python3
 # A folder for what gpu-test and gpu-bench find: JUnit's XML, and a file of rows for each subject.
@@ -29,7 +33,7 @@ GPU_TESTS := -m pytest tests/gpu -q -rs
 # Many ranks share few cores here: one thread for each.
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test fuzz fuzz-batch lint types check format sanitize bench clean
+.PHONY: demo test fuzz fuzz-batch soak lint types check format sanitize bench clean
 .PHONY: gpu-build gpu-test gpu-bench gpu-sanitize gpu-rehearsal
 
 demo: $(INSTALLED)
@@ -46,6 +50,14 @@ fuzz: $(INSTALLED)
 # Batches with damaged bytes, as a receiver reads them: refused, or harmless.
 fuzz-batch: $(INSTALLED)
 	$(PYTHON) -m tests.batch.mutation --count 100000 --seed $(SEED)
+
+# At least N random operators and MINUTES on 4 ranks; then worlds, and layers, made and dropped; and
+# every disagreement. Fails where anything grows or is wrong; what was measured goes to RELIABILITY.
+soak: N = 100000
+soak: $(INSTALLED)
+	$(PYTHON) -m tests.soak --operators $(N) --minutes $(MINUTES) --seed $(SEED) \
+		--results $(RELIABILITY)/soak.json
+	$(PYTHON) -m tests.disagreement --results $(RELIABILITY)/disagreement.json
 
 # The native core with its CUDA half, in place. Installs nothing and needs no network.
 gpu-build:

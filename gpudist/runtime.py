@@ -21,6 +21,7 @@ from gpudist.errors import GpudistError, NotBuiltError, TransportError
 from gpudist.launch import Built, Launch, Settings, choose_transport, launch_of, settings_of
 from gpudist.partition import Partition
 from gpudist.transport.base import Failure, Transport
+from gpudist.transport.forks import keep_for_good
 from gpudist.transport.gloo import GlooTransport
 from gpudist.transport.host import HostTransport, is_built, what_is_missing
 from gpudist.transport.loopback import LoopbackTransport
@@ -72,9 +73,18 @@ class _Runtime:
     P_world: Partition | None = None
     store: dist.Store | None = None
     failed: bool = False
+    pid: int = 0
 
 
 _runtime = _Runtime()
+
+
+def _leave_to_parent() -> None:
+    """In a forked child: the store's threads, for which its end would wait, are the parent's."""
+    keep_for_good(_runtime.store)
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def init(timeout: float = 300.0, process_group: dist.ProcessGroup | None = None) -> Partition:
@@ -123,6 +133,7 @@ def init(timeout: float = 300.0, process_group: dist.ProcessGroup | None = None)
             _communicator_of(process_group),
         )
     _runtime.P_world = world_of(transport)
+    _runtime.pid = os.getpid()
     logger.info(
         "rank %d of %d: transport %s, device %s, started by %s",
         launch.rank, launch.size, transport.name, transport.device, launch.launcher,
@@ -258,6 +269,8 @@ def _write_torchrun_error(error: GpudistError, rank: int) -> None:
 def _shut_down(transport: Transport, launch: Launch) -> None:
     """Close; the rank that serves the store waits until nobody needs it any more."""
     store = _runtime.store
+    if os.getpid() != _runtime.pid:
+        return
     transport.close()
     if store is None or _runtime.failed or launch.store_is_served:
         return

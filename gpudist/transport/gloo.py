@@ -13,6 +13,7 @@ import torch.distributed.distributed_c10d as dist
 
 from gpudist.errors import CollectiveTimeout, PeerFailure
 from gpudist.transport.background import Background, Job
+from gpudist.transport.forks import keep_for_good
 from gpudist.transport.message import HEADER_BYTES, Header
 from gpudist.transport.point_to_point import PointToPointTransport
 from gpudist.transport.store_failures import StoreFailureChannel
@@ -126,6 +127,10 @@ class GlooTransport(PointToPointTransport):
             self._break()
             self._waiter.stop()
             self._channel.close()
+
+    def leave_to_parent(self) -> None:
+        super().leave_to_parent()
+        keep_for_good(getattr(self, "_gloo", None))
 
     def _meet(self, store: Any, prefix: str) -> None:
         """Wait until every rank is here: gloo's own wait is deaf to signals and names nobody."""

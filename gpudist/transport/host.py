@@ -237,6 +237,10 @@ class HostTransport(PointToPointTransport):
             super().close()
             self._core.close()
 
+    def leave_to_parent(self) -> None:
+        super().leave_to_parent()
+        self._core.leave_to_parent()
+
     def _meet(self, store: dist.Store, prefix: str) -> None:
         """Tell the others where this rank's control block is, and map theirs."""
         deadline_s = time.monotonic() + self.timeout_s

@@ -11,8 +11,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from gpudist.exchange import carry
 from gpudist.rank_pool import RankPool
-from tests.soak import operators
+from tests.soak import layers, operators, worlds
 from tests.soak.figures import RESULTS, Figure, environment, growth, spread, worst, write
 from tests.soak.samples import COUNTS, Sample, series
 
@@ -64,8 +65,34 @@ def leak_figures(subject: str, by_rank: Sequence[Sequence[Sample]]) -> list[Figu
     return found
 
 
+def world_figures(transport: str, count: int) -> list[Figure]:
+    """Worlds made and closed."""
+    samples = worlds.run(transport, count)
+    made = Figure(f"worlds over {transport}: made and closed", samples[-1].operators, "worlds")
+    return [made, *leak_figures(f"worlds over {transport}", [samples])]
+
+
+def layer_figures(options: argparse.Namespace) -> list[Figure]:
+    """Layers made and dropped, by ranks that are processes."""
+    with RankPool(RANKS, WAIT_S) as pool:
+        answers = pool.run(
+            RANKS, layers.run, (options.networks, options.seed), limit_s=7200, transport="host"
+        )
+    return [
+        Figure("layers: networks made and dropped", options.networks, "networks"),
+        Figure("layers: outlived their last use", sum(alive for _, alive, _ in answers), "layers",
+               0),
+        Figure("layers: rounds remembered, most", max(most for _, _, most in answers), "rounds",
+               carry._rounds.cache_info().maxsize),
+        *leak_figures("layers", [samples for samples, _, _ in answers]),
+    ]  # fmt: skip
+
+
 SUBJECTS: dict[str, Callable[[argparse.Namespace], list[Figure]]] = {
     "operators": lambda options: operator_figures("host", options),
+    "worlds": lambda options: world_figures("host", options.worlds),
+    "loopback": lambda options: world_figures("loopback", options.worlds),
+    "layers": layer_figures,
 }
 
 
@@ -88,6 +115,8 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--operators", type=int, default=100_000, help="at least so many")
     parser.add_argument("--minutes", type=float, default=20.0, help="at least so long")
+    parser.add_argument("--worlds", type=int, default=10_000, help="made and closed")
+    parser.add_argument("--networks", type=int, default=4_000, help="made and dropped")
     parser.add_argument("--seed", type=int, default=1, help="the same ones for the same seed")
     parser.add_argument("--subject", choices=list(SUBJECTS), action="append", help="of this alone")
     parser.add_argument("--results", type=Path, help=f"a file, such as {RESULTS / 'soak.json'}")

@@ -140,7 +140,7 @@ def _different(rng: random.Random, P_world: Partition) -> tuple[Grid, Grid]:
 
 
 def _matched(rng: random.Random, P_world: Partition) -> tuple[Grid, Grid, dict[int, int]]:
-    """Two grids, the first 1 where they differ, and whom of it each of the second is matched with."""
+    """Two grids, the first 1 where they differ, and whom of it each of the second matches."""
     source, target = _different(rng, P_world)
     return source, target, gathered_sources(source.ranks, source.shape, target.ranks, target.shape)
 

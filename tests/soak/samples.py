@@ -43,12 +43,12 @@ class Sample:
 COUNTS = ("descriptors", "threads", "segments", "shm_files", "communicators")
 
 
-def take(P_world: Partition, operators: int) -> Sample:
-    """This rank's sample, after a collection of garbage."""
+def take(P_world: Partition | None, operators: int) -> Sample:
+    """This process' sample, of this rank if it is one now, after a collection of garbage."""
     gc.collect()
     maps = Path("/proc/self/maps").read_text().splitlines()
     links = _links()
-    wire = P_world.wire
+    wire = P_world.wire if P_world is not None else None
     return Sample(
         operators=operators,
         seconds=time.monotonic(),
@@ -58,8 +58,8 @@ def take(P_world: Partition, operators: int) -> Sample:
         segments=sum("memfd:gpudist" in line for line in maps),
         shm_files=sum("gpudist" in name for name in os.listdir("/dev/shm"))
         + sum("/dev/shm/" in line for line in [*maps, *links]),
-        communicators=len(wire._communicators),
-        remembered=len(wire.remembered),
+        communicators=len(wire._communicators) if wire is not None else 0,
+        remembered=len(wire.remembered) if wire is not None else 0,
     )
 
 
