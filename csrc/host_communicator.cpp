@@ -82,7 +82,8 @@ bool HostCommunicator::has_closed(int peer) const {
 }
 
 void HostCommunicator::require_open() const {
-  if (closed_ || leaving_) throw TransportError("rank " + std::to_string(rank_) + " has left its world");
+  if (closed_ || leaving_)
+    throw TransportError("rank " + std::to_string(rank_) + " has left its world");
   if (abandoned_) {
     throw TransportError("rank " + std::to_string(rank_) +
                          " started an exchange that it did not finish, and cannot go on");

@@ -239,7 +239,8 @@ class HostTransport(PointToPointTransport):
 
     def leave_to_parent(self) -> None:
         super().leave_to_parent()
-        self._core.leave_to_parent()
+        if self.size > 1:
+            self._core.leave_to_parent()
 
     def _meet(self, store: dist.Store, prefix: str) -> None:
         """Tell the others where this rank's control block is, and map theirs."""

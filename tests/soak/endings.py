@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import weakref
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -148,10 +149,10 @@ def is_interrupted(rank: int) -> None:
     _, P_x = world()
     halo(P_x)
     if rank == 1:
-        time.sleep(2.0)
+        time.sleep(1.0)
         halo(P_x)
         return
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     begin_s = time.monotonic()
     try:
         halo(P_x)
@@ -213,11 +214,17 @@ def leaves_a_thread_waiting(rank: int) -> None:
     """In native code, for a message that does not come, while the interpreter exits."""
     _, P_x = world()
     halo(P_x)
+
+    def wait() -> None:
+        # That this rank has left, or nothing any more.
+        with suppress(GpudistError):
+            halo(P_x)
+
     if rank == 0:
-        threading.Thread(target=halo, args=(P_x,), daemon=True).start()
+        threading.Thread(target=wait, daemon=True).start()
         time.sleep(0.3)
     else:
-        time.sleep(1.5)
+        time.sleep(0.8)
 
 
 def operates_in_threads(rank: int) -> None:

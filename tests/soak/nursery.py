@@ -53,7 +53,7 @@ class Nursery:
 
     def close(self) -> None:
         self._process.stdin.close()  # type: ignore[union-attr]
-        self._process.wait(10)
+        self._process.wait(READY_S)
         self._process.stdout.close()  # type: ignore[union-attr]
 
     def run(self, body: str, size: int, transport: str, limit_s: float) -> list[End]:
