@@ -18,7 +18,9 @@ SAMPLES = 40
 TOGETHER = 10
 
 
-def run(P_world: Partition, count: int, seed: int) -> tuple[list[Sample], int, int]:
+def run(
+    P_world: Partition, count: int, seed: int, samples: int = SAMPLES
+) -> tuple[list[Sample], int, int]:
     """Make, use and drop ``count`` networks of four layers. Collective.
 
     Returns:
@@ -26,7 +28,7 @@ def run(P_world: Partition, count: int, seed: int) -> tuple[list[Sample], int, i
         rounds that were remembered.
     """
     rng = random.Random(seed)
-    samples = [take(P_world, 0)]
+    taken = [take(P_world, 0)]
     alive, most = 0, 0
     died: list[weakref.ref[torch.nn.Module]] = []
     for number in range(count):
@@ -37,9 +39,9 @@ def run(P_world: Partition, count: int, seed: int) -> tuple[list[Sample], int, i
             died.clear()
             rounds = carry._rounds.cache_info(), carry._passing_rounds.cache_info()
             most = max(most, *(info.currsize for info in rounds))
-        if (number + 1) * SAMPLES // count > number * SAMPLES // count:
-            samples.append(take(P_world, number + 1))
-    return samples, alive, most
+        if (number + 1) * samples // count > number * samples // count:
+            taken.append(take(P_world, number + 1))
+    return taken, alive, most
 
 
 def _use(P_world: Partition, rng: random.Random) -> list[weakref.ref[torch.nn.Module]]:

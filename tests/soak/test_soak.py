@@ -61,7 +61,7 @@ def test_a_wrong_number_is_noticed(P_world: Partition) -> None:
 
 @pytest.mark.parametrize("transport", ["host", "loopback"])
 def test_worlds_made_and_closed(transport: str) -> None:
-    first, *_, last = worlds.run(transport, 40)
+    first, *_, last = worlds.run(transport, 40, samples=2)
     for name in COUNTS:
         assert getattr(first, name) == getattr(last, name), name
     assert last.operators == 40
@@ -69,7 +69,7 @@ def test_worlds_made_and_closed(transport: str) -> None:
 
 @distributed(2, transports=("loopback",))
 def test_layers_made_and_dropped(P_world: Partition) -> None:
-    samples, alive, most = layers.run(P_world, 20, SEED)
+    samples, alive, most = layers.run(P_world, 20, SEED, samples=2)
     assert alive == 0 and most > 0 and samples[-1].operators == 20
 
 

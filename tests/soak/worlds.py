@@ -17,22 +17,22 @@ WAIT_S = 60.0
 SAMPLES = 40
 
 
-def run(transport: str, count: int) -> list[Sample]:
-    """Make and close ``count`` worlds, each used once; samples of this process on the way.
+def run(transport: str, count: int, samples: int = SAMPLES) -> list[Sample]:
+    """Make and close ``count`` worlds, each used once; so many samples of this process on the way.
 
     Raises:
         AssertionError: a world gave a wrong result, or a rank did not end.
     """
-    samples = [take(None, 0)]
+    taken = [take(None, 0)]
     for number in range(count):
         if transport == "loopback":
             found = run_distributed(lambda P: _use(P.wire), RANKS, timeout=WAIT_S)
         else:
             found = _on_threads(transport)
         assert found == [list(range(RANKS))] * RANKS, found
-        if (number + 1) * SAMPLES // count > number * SAMPLES // count:
-            samples.append(take(None, number + 1))
-    return samples
+        if (number + 1) * samples // count > number * samples // count:
+            taken.append(take(None, number + 1))
+    return taken
 
 
 def _on_threads(transport: str) -> list[Any]:
