@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import gpudist
 from gpudist.partition import Partition
+from gpudist.testing import run_distributed
 from tests.pool import distributed
 from tests.soak import __main__ as command
 from tests.soak import functions, layers, operators, worlds
@@ -41,7 +41,7 @@ def test_functions_are_what_the_oracle_says(P_world: Partition) -> None:
 
 def test_a_run_of_operators() -> None:
     cases = operators.accepted_layers(SEED, 2, 4)
-    answers = gpudist.testing.run_distributed(operators.run, 4, 60, 0.0, SEED, cases, False)
+    answers = run_distributed(operators.run, 4, 60, 0.0, SEED, cases, False)
     met = answers[0][1]
     assert met.total() >= 60 and met["plans"] and met["layers"]
     assert all(other == met for _, other in answers)
