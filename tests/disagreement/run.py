@@ -113,5 +113,5 @@ def shows_both(text: str, odd: int) -> bool:
     ranks = set(re.findall(r"\brank (\d)\b", text))
     unlike = re.search(r"(dtypes|numbers of dims) \[[^]]+, [^]]+\]", text)
     changed = "agreed on as" in text and "is now" in text
-    implied = "imply" in text and f"rank {odd} has" in text
-    return len(ranks | {str(odd)}) == len(ranks) > 1 or bool(unlike) or changed or implied
+    implied = "imply" in text and re.search(r"rank \d has", text)
+    return len(ranks | {str(odd)}) == len(ranks) > 1 or bool(unlike or implied) or changed
