@@ -26,6 +26,10 @@ MUTANTS ?=
 # Of `make coverage`: which tests; all if empty.
 COVERAGE_TESTS ?=
 
+# Of `make soak`: at least so long, and where its figures go.
+MINUTES ?= 20
+RELIABILITY ?= benchmarks/results/reliability
+
 # Where there are GPUs, the Python whose torch sees them, with nanobind, CMake and pytest beside it.
 GPU_PYTHON ?= python3
 # A folder for what gpu-test and gpu-bench find: JUnit's XML, and a file of rows for each subject.
@@ -40,7 +44,7 @@ export OMP_NUM_THREADS := 1
 .PHONY: demo test fuzz fuzz-batch lint types check format sanitize bench clean
 .PHONY: docs newcomer
 .PHONY: fuzz-input mutants coverage tidy
-.PHONY: chaos
+.PHONY: chaos soak
 .PHONY: gpu-build gpu-test gpu-bench gpu-sanitize gpu-rehearsal
 
 demo: $(INSTALLED)
@@ -89,6 +93,14 @@ chaos: $(INSTALLED)
 	$(PYTHON) -m tests.chaos --seed $(SEED) --results \
 		$(if $(filter command environment,$(firstword $(origin N))),--count $(N))
 	$(PYTHON) -m tests.chaos.report
+
+# At least N random operators and MINUTES on 4 ranks; then worlds, and layers, made and dropped; and
+# every disagreement. Fails where anything grows or is wrong; what was measured goes to RELIABILITY.
+soak: N = 100000
+soak: $(INSTALLED)
+	$(PYTHON) -m tests.soak --operators $(N) --minutes $(MINUTES) --seed $(SEED) \
+		--results $(RELIABILITY)/soak.json
+	$(PYTHON) -m tests.disagreement --results $(RELIABILITY)/disagreement.json
 
 # The native core with its CUDA half, in place. Installs nothing and needs no network.
 gpu-build:

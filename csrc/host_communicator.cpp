@@ -19,6 +19,7 @@ namespace gpudist {
 namespace {
 
 constexpr double kLookEveryS = 0.05;
+constexpr double kLeavingS = 1.0;
 
 std::string seconds(double value) {
   char text[32];
@@ -81,7 +82,8 @@ bool HostCommunicator::has_closed(int peer) const {
 }
 
 void HostCommunicator::require_open() const {
-  if (closed_) throw TransportError("rank " + std::to_string(rank_) + " has left its world");
+  if (closed_ || leaving_)
+    throw TransportError("rank " + std::to_string(rank_) + " has left its world");
   if (abandoned_) {
     throw TransportError("rank " + std::to_string(rank_) +
                          " started an exchange that it did not finish, and cannot go on");
@@ -169,8 +171,9 @@ void HostCommunicator::sleep() {
   Control* mine = control(rank_);
   const uint32_t seen = mine->doorbell.load(std::memory_order_seq_cst);
   mine->sleeping.store(1, std::memory_order_seq_cst);
-  if (!progress()) futex_wait(&mine->doorbell, seen);
+  if (!leaving_ && !progress()) futex_wait(&mine->doorbell, seen);
   mine->sleeping.store(0, std::memory_order_seq_cst);
+  require_open();
   if (now_s() >= next_look_s_) look_around();
 }
 
@@ -282,13 +285,36 @@ std::vector<std::string> HostCommunicator::reports() const {
 }
 
 void HostCommunicator::close() {
-  if (closed_) return;
+  if (closed_ || leaving_.exchange(true)) return;
+  Control* mine = control(rank_);
+  mine->doorbell.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake(&mine->doorbell);
+  std::unique_lock<std::recursive_mutex> locked(mutex_, std::try_to_lock);
+  const bool is_alone = locked.owns_lock();
+  for (const double end_s = now_s() + kLeavingS; !locked.owns_lock() && now_s() < end_s;) {
+    usleep(1000);
+    (void)locked.try_lock();
+  }
   closed_ = true;
-  forget_transfers();
-  control(rank_)->closed.store(1, std::memory_order_seq_cst);
+  if (locked.owns_lock()) forget_transfers();
+  mine->closed.store(1, std::memory_order_seq_cst);
   for (int peer = 0; peer < size_; ++peer) {
     if (peer != rank_ && controls_[peer].data() != nullptr) ring(peer);
   }
+  // A thread that was waiting may still ask for the failure: the memory stays until the process
+  // ends, or the communicator does.
+  if (is_alone) let_go();
+}
+
+void HostCommunicator::leave_to_parent() {
+  closed_ = true;
+  // A thread that is not in this process may hold it.
+  new (&mutex_) std::recursive_mutex;
+  for (auto& loans : lent_) loans.clear();
+  let_go();
+}
+
+void HostCommunicator::let_go() {
   // What this rank has sent lies in memory of the receivers.
   inboxes_.assign(size_, Segment());
   outboxes_.assign(size_, Segment());

@@ -26,8 +26,8 @@ namespace gpudist {
 struct Control;
 struct Mailbox;
 
-// Calls from several threads of a rank come one after the other; `close` comes when none is under
-// way.
+// Calls from several threads of a rank come one after the other. `close` may come while one waits,
+// and ends it.
 class HostCommunicator {
  public:
   // Room for the text of a failure, with a final zero.
@@ -69,6 +69,8 @@ class HostCommunicator {
   uint64_t posted(bool sends, int peer) const { return (sends ? sent_ : received_).at(peer); }
   // Leave the world and let go of its memory. What was sent can still be received.
   void close();
+  // In a child that was forked from a rank: let go of its memory, and leave the world as it is.
+  void leave_to_parent();
 
  private:
   void carry_on_until_complete(const std::vector<Transfer*>& transfers);
@@ -88,6 +90,7 @@ class HostCommunicator {
   void require_open() const;
   void require_no_failure() const;
   void forget_transfers();
+  void let_go();
 
   mutable std::recursive_mutex mutex_;
   const int rank_;
@@ -98,7 +101,8 @@ class HostCommunicator {
   const std::function<void()> on_wait_;
   double deadline_s_ = 0;
   double next_look_s_ = 0;
-  bool closed_ = false;
+  std::atomic<bool> leaving_{false};
+  std::atomic<bool> closed_{false};
   bool abandoned_ = false;
   std::vector<Segment> controls_;
   std::vector<pid_t> pids_;

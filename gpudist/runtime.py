@@ -31,6 +31,7 @@ from gpudist.partition import Partition
 from gpudist.transport.background import Background
 from gpudist.transport.base import Failure, Transport
 from gpudist.transport.debug_lines import DebugLines
+from gpudist.transport.forks import keep_for_good
 from gpudist.transport.gloo import GlooTransport
 from gpudist.transport.host import HostTransport, is_built, what_is_missing
 from gpudist.transport.host_meeting import NotOneNode
@@ -87,6 +88,7 @@ class _Runtime:
     P_world: Partition | None = None
     store: dist.Store | None = None
     failed: bool = False
+    pid: int = 0
 
 
 _runtime = _Runtime()
@@ -101,6 +103,14 @@ def world() -> Partition:
     if _runtime.P_world is None:
         raise TransportError("this process has joined no world; call gpudist.init() first")
     return _runtime.P_world
+
+
+def _leave_to_parent() -> None:
+    """In a forked child: the store's threads, for which its end would wait, are the parent's."""
+    keep_for_good(_runtime.store)
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def init(
@@ -149,6 +159,7 @@ def init(
         take_device(choice, launch.local_rank)
         transport = _connect_all(choice, store, launch, timeout, process_group, deterministic)
     _runtime.P_world = world_of(transport)
+    _runtime.pid = os.getpid()
     logger.info(
         "rank %d of %d: transport %s, device %s, started by %s",
         launch.rank, launch.size, transport.name, transport.device, launch.launcher,
@@ -396,6 +407,8 @@ def _shut_down(transport: Transport, launch: Launch) -> None:
     A store behind a network that is cut never answers, and the process ends all the same.
     """
     store = _runtime.store
+    if os.getpid() != _runtime.pid:
+        return
     has_failed = transport.error() is not None
     transport.close()
     if store is None or _runtime.failed or launch.store_is_served:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -16,6 +17,10 @@ from gpudist.library import constant_when_traced, handle_of
 from gpudist.ops.agreement import Agreement, Layout, ShapeMode
 from gpudist.ops.bound import Bound, Recent
 from gpudist.partition import CartesianPartition, Partition
+
+# Of each list of partitions. A program has as many functions as its text, but their arguments, such
+# as a global shape, may be new at every call.
+_REMEMBERED_OPERATORS = 256
 
 
 def zero_volume_tensor(
@@ -139,7 +144,11 @@ _Operator = TypeVar("_Operator")
 def remembered(
     make: Callable[..., _Operator], P_x: Partition, *args: object, **kwargs: object
 ) -> _Operator:
-    """The operator that a function stands for: made at its first call, then the same one again."""
+    """The operator that a function stands for: made at its first call, then the same one again.
+
+    Of many on the same partitions the oldest is forgotten, and agrees anew if it is called again.
+    That is no decision of one rank: those that agree have all made them in the same order.
+    """
     if is_dynamo_compiling():
         args = tuple([_constant(value) for value in args])
         kwargs = {name: _constant(value) for name, value in kwargs.items()}
@@ -148,7 +157,14 @@ def remembered(
     key = (make, P_x, args, tuple(sorted(kwargs.items())))
     found = operators.get(key)
     if found is None:
-        found = operators[key] = make(P_x, *args, **kwargs)
+        found = make(P_x, *args, **kwargs)
+        values = (P_x, *args, *kwargs.values())
+        partitions = tuple(value for value in values if isinstance(value, Partition))
+        order: Any = operators.setdefault(("order", partitions), deque())
+        if len(order) >= _REMEMBERED_OPERATORS:
+            del operators[order.popleft()]
+        order.append(key)
+        operators[key] = found
     return found  # type: ignore[return-value]
 
 

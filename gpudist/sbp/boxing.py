@@ -10,10 +10,13 @@ import torch
 
 from gpudist.autograd import apply, move
 from gpudist.exchange import Movement, bind
+from gpudist.ops.bound import Recent
 from gpudist.partition import Partition
 from gpudist.sbp.attributes import dual
 from gpudist.sbp.layout import Layout
 from gpudist.sbp.routes import least_volume, plan, route, volume
+
+_REMEMBERED_BOXINGS = 4096
 
 
 def box(x: torch.Tensor, source: Layout, target: Layout, P_world: Partition) -> torch.Tensor:
@@ -46,11 +49,9 @@ def movement_of(
     """What carries out a boxing on this rank; ``None`` if nothing changes here or anywhere."""
     if source == target or P_world.rank not in (*source.ranks, *target.ranks):
         return None
-    found = P_world.wire.remembered
-    key = ("boxing", source, target, dtype)
-    if key not in found:
-        found[key] = _bound(dtype, source, target, P_world)
-    return found[key]  # type: ignore[return-value]
+    remembered: Any = P_world.wire.remembered
+    recent: Recent[Movement] = remembered.setdefault("boxings", Recent(_REMEMBERED_BOXINGS))
+    return recent((source, target, dtype), lambda: _bound(dtype, source, target, P_world))
 
 
 def _bound(dtype: torch.dtype, source: Layout, target: Layout, P_world: Partition) -> Movement:

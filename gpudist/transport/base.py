@@ -21,6 +21,7 @@ import torch
 from gpudist import errors
 from gpudist.geometry.boxes import Stage
 from gpudist.geometry.messages import as_messages
+from gpudist.transport.forks import keep_for_good, leave_to_parent_after_fork
 from gpudist.transport.recording import Activity, FlightRecorder, Post, posts_between
 
 ReduceOp = Literal["sum", "max", "min", "prod"]
@@ -225,6 +226,7 @@ class Transport(ABC):
         self.on_failure: Callable[[Failure], None] | None = None
         self.remembered: dict[tuple[object, ...], object] = {}
         self._communicators: dict[tuple[int, ...], Communicator] = {}
+        leave_to_parent_after_fork(self)
 
     def communicator(self, members: Sequence[int]) -> Communicator:
         """The communicator of these world ranks, made at first use by members only, then cached."""
@@ -394,6 +396,13 @@ class Transport(ABC):
     @abstractmethod
     def error(self) -> errors.GpudistError | None:
         """What this transport ended with, as far as this rank knows; local and cheap."""
+
+    def leave_to_parent(self) -> None:
+        """In a child that this process forked: no use reaches the world; it raises.
+
+        CUDA itself refuses a forked child, which only has to end in peace.
+        """
+        keep_for_good(self)
 
     @abstractmethod
     def close(self) -> None:

@@ -15,6 +15,7 @@ import torch.distributed.distributed_c10d as dist
 from gpudist.errors import CollectiveTimeout, GpudistError, PeerFailure, TransportError
 from gpudist.transport.addresses import LOOPBACK, address_towards, host_of, reachable_address
 from gpudist.transport.background import Background, Job
+from gpudist.transport.forks import keep_for_good
 from gpudist.transport.message import HEADER_BYTES, Header
 from gpudist.transport.point_to_point import PointToPointTransport
 from gpudist.transport.store_failures import StoreFailureChannel, store_gone
@@ -151,6 +152,10 @@ class GlooTransport(PointToPointTransport):
             # Its sockets go with it, however long somebody holds this.
             self._in_flight.clear()
             self._gloo = None
+
+    def leave_to_parent(self) -> None:
+        super().leave_to_parent()
+        keep_for_good(getattr(self, "_gloo", None))
 
     def _meet(self, store: Any, prefix: str, own: str) -> str:
         """Wait until every rank is here: gloo's own wait is deaf to signals and names nobody.

@@ -252,6 +252,11 @@ class HostTransport(PointToPointTransport):
             super().close()
             self._core.close()
 
+    def leave_to_parent(self) -> None:
+        super().leave_to_parent()
+        if self.size > 1:
+            self._core.leave_to_parent()
+
     def _group_end(self) -> None:
         assert _native is not None
         try:

@@ -73,14 +73,13 @@ class _World:
 
     def _deadlock(self) -> None:
         reports = [f"  rank {transport.rank} {transport.report()}" for transport in self.transports]
-        self.failures.post(
-            Failure(
-                "CollectiveTimeout",
-                None,
-                "deadlock: every rank waits or has finished, and no message can be delivered:\n"
-                + "\n".join(reports),
-            )
-        )
+        meant = {digest for transport in self.transports for digest in transport.waits_in()}
+        kind, why = "CollectiveTimeout", "deadlock"
+        if len(meant) > 1 and not any(self.turns.finished):
+            # In one and the same order of operations, the first to be unfinished waits for nobody.
+            kind, why = "PlanMismatch", "ranks disagree about what they do"
+        text = f"{why}: every rank waits or has finished, and no message can be delivered:\n"
+        self.failures.post(Failure(kind, None, text + "\n".join(reports)))
 
 
 class LoopbackTransport(PointToPointTransport):
@@ -101,6 +100,10 @@ class LoopbackTransport(PointToPointTransport):
     def error(self) -> errors.GpudistError | None:
         failure = self.failures.peek()
         return super().error() if failure is None else self.exception_of(failure)
+
+    def waits_in(self) -> set[bytes]:
+        """The digests of the operations whose messages this rank waits for."""
+        return {message.header.digest for message in self._waiting if not message.done}
 
     def report(self) -> str:
         """What this rank does, for the report of a deadlock."""

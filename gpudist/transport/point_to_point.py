@@ -19,6 +19,7 @@ import torch
 from gpudist import errors
 from gpudist.transport.base import Failure, FailureChannel, Signature, Transport
 from gpudist.transport.collectives import PointToPointCommunicator
+from gpudist.transport.forks import words_of_child
 from gpudist.transport.message import Header
 from gpudist.transport.recording import Post
 
@@ -116,6 +117,12 @@ class PointToPointTransport(Transport):
                 f"the {self.name} transport of rank {self.rank} was closed"
             )
         return None
+
+    def leave_to_parent(self) -> None:
+        if self.size > 1 and not self._closed:
+            self._closed = True
+            text = words_of_child(self.name, self.rank)
+            self._failure = Failure("TransportError", self.rank, text)
 
     def close(self) -> None:
         self._closed = True

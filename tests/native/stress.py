@@ -9,6 +9,7 @@ import argparse
 import random
 import time
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -23,12 +24,18 @@ from tests.native.plans import Operation, draw
 RANKS = 8
 
 
-def carry_out_random(P_world: Partition, seed: int, first: int, count: int) -> Counter[str]:
-    """Groups of one to three random operators; how often each was met. Collective."""
+def carry_out_random(
+    P_world: Partition,
+    seed: int,
+    first: int,
+    count: int,
+    sizes: Sequence[int] = (1, 1, 2, 3),
+) -> Counter[str]:
+    """Groups of so many random operators; how often each was met. Collective."""
     met: Counter[str] = Counter()
     for number in range(first, first + count):
         rng = random.Random(f"{seed}/{number}")
-        together = [draw(rng, P_world.size) for _ in range(rng.choice([1, 1, 2, 3]))]
+        together = [draw(rng, P_world.size) for _ in range(rng.choice(sizes))]
         _carry_out(P_world, together, f"seed {seed}, plan {number}", number % P_world.size)
         met.update(operation.name for operation in together)
         met["groups"] += 1

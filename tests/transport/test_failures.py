@@ -201,6 +201,23 @@ def test_loopback_finds_a_deadlock_at_once() -> None:
         assert "rank 2 has finished" in text
 
 
+def cross(transport: Transport) -> None:
+    """Each sends to the other and means something else: no message is ever opened."""
+    everyone = transport.communicator(range(2))
+    name = "a sum" if transport.rank else "a broadcast"
+    with transport.group(Signature(name, name.encode().ljust(16))):
+        everyone.send(torch.zeros(2), 1 - transport.rank)
+
+
+def test_loopback_tells_a_disagreement_from_a_deadlock() -> None:
+    start_s = time.monotonic()
+    for text in errors_of(outcomes("loopback", 2, cross, timeout_s=300), PlanMismatch):
+        assert "ranks disagree about what they do" in text
+        assert "rank 1 to receive message 0 of 8 bytes for 'a broadcast'" in text
+        assert "rank 0 to receive message 0 of 8 bytes for 'a sum'" in text
+    assert time.monotonic() - start_s < 2
+
+
 def test_loopback_raises_the_cause_and_not_its_echo() -> None:
     with pytest.raises(ZeroDivisionError, match="a mistake of the user") as caught:
         LoopbackWorld(4).run(raise_on_two)

@@ -1,0 +1,44 @@
+"""A world belongs to the process that joined it, and not to the children which that forks."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Protocol
+from weakref import WeakSet
+
+
+class Joined(Protocol):
+    """What is left to the parent process in a forked child."""
+
+    def leave_to_parent(self) -> None: ...
+
+
+_joined: WeakSet[Joined] = WeakSet()
+
+
+def leave_to_parent_after_fork(joined: Joined) -> None:
+    """Call ``joined.leave_to_parent()`` in every child that this process forks."""
+    _joined.add(joined)
+
+
+def keep_for_good(thing: object) -> None:
+    """Never collect ``thing``, whose end would wait for threads that a forked child lacks."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def words_of_child(transport: str, rank: int) -> str:
+    """Why a forked child cannot use its parent's transport."""
+    return (
+        f"process {os.getpid()} was forked from rank {rank} and has no part in its world, whose "
+        f"{transport} transport stays with the parent: move data there, or start the process by "
+        f"'spawn' or 'forkserver'"
+    )
+
+
+def _leave_all() -> None:
+    for joined in list(_joined):
+        joined.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_all)

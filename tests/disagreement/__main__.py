@@ -1,0 +1,85 @@
+"""Every operator x every disagreement x every transport: what was tried, and what was detected.
+
+``python -m tests.disagreement``
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import shlex
+import sys
+from collections import Counter
+from pathlib import Path
+
+from gpudist.rank_pool import RankPool
+from tests.disagreement.acts import KINDS, NAMES
+from tests.disagreement.run import AGREED, RANKS, every_rank, verdict
+from tests.doubles import use_doubles
+from tests.soak.figures import RESULTS, Figure, environment, write
+
+TRANSPORTS = ("loopback", "host", "gloo", "nccl")
+# What no disagreement may end in has a limit of none.
+VERDICTS = {
+    "detected": None,
+    "refused": None,
+    "harmless": None,
+    "at the deadline": None,
+    "wrong": 0.0,
+}
+
+
+def figures(transport: str, wait_s: float) -> list[Figure]:
+    pools: list[RankPool] = []
+
+    @functools.cache
+    def pool() -> RankPool:
+        pools.append(RankPool(RANKS, wait_s))
+        return pools[0]
+
+    if transport == "nccl":
+        use_doubles()
+    tried = [(name, kind) for name in NAMES for kind in KINDS if (name, kind) not in AGREED]
+    counts: Counter[str] = Counter()
+    slowest_s = 0.0
+    for number, (name, kind) in enumerate(tried):
+        odd = number % RANKS
+        told = every_rank(pool, transport, name, kind, odd)
+        found = verdict(told, odd, kind)
+        counts[found if found in VERDICTS else "wrong"] += 1
+        if found not in VERDICTS:
+            print(f"{transport}: {name}, another {kind}, on rank {odd}: {found}", flush=True)
+        if found == "detected":
+            slowest_s = max(slowest_s, *(each.seconds for each in told))
+        sys.stderr.write(f"\r{transport}: {number + 1} of {len(tried)} disagreements")
+    for each in pools:
+        each.close()
+    sys.stderr.write("\n")
+    name = f"disagreements over {transport}"
+    return [
+        Figure(f"{name}: tried", len(tried), "cases"),
+        *[Figure(f"{name}: {key}", counts[key], "cases", most) for key, most in VERDICTS.items()],
+        Figure(f"{name}: time to PlanMismatch, largest", round(slowest_s, 3), "s"),
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.disagreement", description=__doc__)
+    parser.add_argument("--transport", choices=TRANSPORTS, action="append", help="this alone")
+    parser.add_argument("--wait", type=float, default=10.0, help="deadline of a wait, in seconds")
+    parser.add_argument("--results", type=Path, help=f"such as {RESULTS / 'disagreement.json'}")
+    options = parser.parse_args()
+    found: list[Figure] = []
+    for transport in options.transport or TRANSPORTS:
+        of_transport = figures(transport, options.wait)
+        for figure in of_transport:
+            print(f"  {figure}", flush=True)
+        found += of_transport
+    if options.results is not None:
+        command = shlex.join(["python", "-m", "tests.disagreement", *sys.argv[1:]])
+        write(options.results, environment(command), found)
+    return 1 if any(figure.is_over for figure in found) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

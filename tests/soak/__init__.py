@@ -1,0 +1,1 @@
+"""Long runs: that nothing grows, nothing is wrong in the end, and no process ends badly."""
