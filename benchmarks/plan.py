@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 import gpudist
-from benchmarks.rows import machine
+from benchmarks.environment import environment
 from examples.networks import UNet3d
 from gpudist.geometry import Decomposition
 from gpudist.partition import Partition
@@ -104,7 +104,8 @@ def run(ranks: int, size: int, rounds: int) -> dict[str, Any]:
     regret = measured[0] / min(measured) - 1
     print(f"regret of the partition predicted to be best: {100 * regret:.1f} %")
     return {
-        "machine": machine(), "torch": torch.__version__,
+        "environment": environment(" ".join(["python -m benchmarks.plan", *sys.argv[1:]]), rounds),
+        "torch": torch.__version__,
         "ranks": ranks, "shape": list(shape), "rounds": rounds, "profile": asdict(profile),
         "grids": [list(grid) for grid in grids],
         "predicted_seconds": [one.seconds for one in advice],

@@ -8,6 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+__all__ = [
+    "CheckpointError",
+    "CollectiveTimeout",
+    "ConversionError",
+    "GpudistError",
+    "NotBuiltError",
+    "PartitionError",
+    "PeerFailure",
+    "PlanMismatch",
+    "RemoteError",
+    "ShapeError",
+    "TransportError",
+]
+
 _SHOWN_RANKS = 16
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import atexit
-import json
 import logging
 import os
 import sys
 import time
-import traceback
 from dataclasses import replace
 from datetime import timedelta
 from types import TracebackType
@@ -37,7 +35,12 @@ from gpudist.transport.host import HostTransport, is_built, what_is_missing
 from gpudist.transport.host_meeting import NotOneNode
 from gpudist.transport.loopback import LoopbackTransport
 from gpudist.transport.nccl import NcclTransport, what_nccl_misses
-from gpudist.transport.report import report, report_failures, report_on_signal
+from gpudist.transport.report import (
+    report,
+    report_failures,
+    report_on_signal,
+    write_error_file,
+)
 from gpudist.version import Versions
 
 logger = logging.getLogger("gpudist")
@@ -373,7 +376,9 @@ def _post_uncaught_errors(transport: Transport) -> None:
             if not issubclass(kind, (SystemExit, KeyboardInterrupt)):
                 transport.abort(Failure.from_exception(error, transport.rank))
             if isinstance(error, GpudistError):
-                _write_torchrun_error(error, transport.rank, report(transport, "has failed"))
+                write_error_file(
+                    _error_file(), error, transport.rank, report(transport, "has failed")
+                )
         finally:
             # The user's own error is shown whatever becomes of telling the others.
             previous(kind, error, trace)
@@ -383,22 +388,8 @@ def _post_uncaught_errors(transport: Transport) -> None:
     sys.excepthook = hook
 
 
-def _write_torchrun_error(error: GpudistError, rank: int, reported: str = "") -> None:
-    """The cause, where torchrun looks for it: it ends the other ranks before they can tell."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if not path or os.path.exists(path):
-        return
-    message = {
-        "message": "\n".join(
-            [f"rank {rank}: {type(error).__name__}: {error}", *reported.splitlines()]
-        ),
-        "extraInfo": {
-            "py_callstack": "".join(traceback.format_exception(error)),
-            "timestamp": str(int(time.time())),
-        },
-    }
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump({"message": message}, file)
+def _error_file() -> str:
+    return os.environ.get("TORCHELASTIC_ERROR_FILE", "")
 
 
 def _shut_down(transport: Transport, launch: Launch) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import faulthandler
+import json
 import os
 import select
 import signal
 import socket
 import sys
 import threading
+import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from gpudist.errors import GpudistError
 from gpudist.transport.base import Failure, Transport
 
 _SHOWN = 10
@@ -43,6 +47,22 @@ def write_report(folder: str, transport: Transport, why: str, stacks: str = "") 
             file.write(report(transport, why, _KEPT) + stacks)
     except OSError as error:
         sys.stderr.write(f"gpudist: no report in {folder}: {error}\n")
+
+
+def write_error_file(path: str, error: GpudistError, rank: int, reported: str = "") -> None:
+    """The cause, where torchrun looks for it: it ends the other ranks before they can tell."""
+    if not path or os.path.exists(path):
+        return
+    lines = [f"rank {rank}: {type(error).__name__}: {error}", *reported.splitlines()]
+    message = {
+        "message": "\n".join(lines),
+        "extraInfo": {
+            "py_callstack": "".join(traceback.format_exception(error)),
+            "timestamp": str(int(time.time())),
+        },
+    }
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump({"message": message}, file)
 
 
 def report_failures(folder: str, transport: Transport) -> None:

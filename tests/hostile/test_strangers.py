@@ -86,13 +86,14 @@ def test_no_address_of_a_rank(text: bytes, canary: bytes) -> None:
             HostTransport(store, 0, 2, 5.0, prefix=PREFIX)
 
 
-@pytest.mark.parametrize(("pid", "descriptor"), [(1, 0), (os.getpid(), 0), (2**31 - 1, 3)])
-def test_an_address_of_something_else(pid: int, descriptor: int) -> None:
+@pytest.mark.parametrize(("pid", "descriptor"), [(1, 0), (None, 0), (2**31 - 1, 3)])
+def test_an_address_of_something_else(pid: int | None, descriptor: int) -> None:
+    """``None`` is this process."""
     if not is_built():
         pytest.skip(what_is_missing())
     store = new_store()
     with closing(Beacon()) as beacon, pytest.raises(TransportError) as refused:
-        store.set(f"{PREFIX}/host/1", json.dumps([pid, descriptor, beacon.text]))
+        store.set(f"{PREFIX}/host/1", json.dumps([pid or os.getpid(), descriptor, beacon.text]))
         store.set(f"{PREFIX}/host/1/mapped", "[]")
         HostTransport(store, 0, 2, 5.0, prefix=PREFIX)
     assert not isinstance(refused.value, NotOneNode)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import statistics
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
-from benchmarks.rows import machine
+from benchmarks.environment import commit, cpu
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "reliability"
 
@@ -65,15 +65,12 @@ def worst(of_rank: Callable[[Sequence[float]], float], series: Sequence[Sequence
 
 def environment(command: str) -> dict[str, str]:
     """What the figures were measured with."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
-    ).stdout.strip()
     return {
         "command": command,
-        "machine": machine(),
+        "machine": f"{cpu()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "commit": commit or "unknown",
+        "commit": commit() or "unknown",
     }
 
 
