@@ -5,17 +5,15 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import sys
 import time
 from dataclasses import replace
 from datetime import timedelta
-from types import TracebackType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from gpudist.errors import GpudistError, NotBuiltError, PlanMismatch, TransportError
+from gpudist.errors import NotBuiltError, TransportError
 from gpudist.launch import (
     Built,
     Launch,
@@ -27,7 +25,7 @@ from gpudist.launch import (
 )
 from gpudist.partition import Partition
 from gpudist.transport.background import Background
-from gpudist.transport.base import Failure, Transport
+from gpudist.transport.base import Transport
 from gpudist.transport.debug_lines import DebugLines
 from gpudist.transport.forks import keep_for_good
 from gpudist.transport.gloo import GlooTransport
@@ -36,10 +34,9 @@ from gpudist.transport.host_meeting import NotOneNode
 from gpudist.transport.loopback import LoopbackTransport
 from gpudist.transport.nccl import NcclTransport, what_nccl_misses
 from gpudist.transport.report import (
-    report,
     report_failures,
     report_on_signal,
-    write_error_file,
+    tell_uncaught_errors,
 )
 from gpudist.version import Versions
 
@@ -168,7 +165,8 @@ def init(
         launch.rank, launch.size, transport.name, transport.device, launch.launcher,
     )  # fmt: skip
     report_on_signal(transport, diagnostics_of(os.environ).folder)
-    _post_uncaught_errors(transport)
+    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    tell_uncaught_errors(transport, error_file, _note_failure)
     atexit.register(_shut_down, transport, launch)
     return _runtime.P_world
 
@@ -366,30 +364,8 @@ def _join(launch: Launch, timeout: float) -> dist.Store:
         ) from error
 
 
-def _post_uncaught_errors(transport: Transport) -> None:
-    """An exception that ends this process ends its peers' waits with its text."""
-    previous = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        _runtime.failed = True
-        try:
-            if not issubclass(kind, (SystemExit, KeyboardInterrupt)):
-                transport.abort(Failure.from_exception(error, transport.rank))
-            if isinstance(error, GpudistError):
-                write_error_file(
-                    _error_file(), error, transport.rank, report(transport, "has failed")
-                )
-        finally:
-            # The user's own error is shown whatever becomes of telling the others.
-            previous(kind, error, trace)
-            if isinstance(error, (TransportError, PlanMismatch)):
-                sys.stderr.write(report(transport, "has failed"))
-
-    sys.excepthook = hook
-
-
-def _error_file() -> str:
-    return os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+def _note_failure() -> None:
+    _runtime.failed = True
 
 
 def _shut_down(transport: Transport, launch: Launch) -> None:

@@ -17,9 +17,10 @@ import pytest
 
 from gpudist.errors import ShapeError, TransportError
 from gpudist.launch import Built, Launch, launch_of, settings_of
-from gpudist.runtime import _runtime, _shut_down, _write_torchrun_error
+from gpudist.runtime import _runtime, _shut_down
 from gpudist.transport.base import Failure
 from gpudist.transport.loopback import LoopbackTransport
+from gpudist.transport.report import write_error_file
 
 ROOT = Path(__file__).resolve().parents[1]
 TORCHRUN = {
@@ -252,11 +253,10 @@ def test_torchrun_when_a_rank_raises(tmp_path: Path) -> None:
     assert "no such shard" in ended.stderr
 
 
-def test_error_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_file(tmp_path: Path) -> None:
     path = tmp_path / "error.json"
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
-    _write_torchrun_error(ShapeError("blocks of 3 and 4"), 5)
-    _write_torchrun_error(ShapeError("a later error"), 6)
+    write_error_file(str(path), ShapeError("blocks of 3 and 4"), 5)
+    write_error_file(str(path), ShapeError("a later error"), 6)
     told = json.loads(path.read_text())["message"]
     assert told["message"] == "rank 5: ShapeError: blocks of 3 and 4"
     assert "blocks of 3 and 4" in told["extraInfo"]["py_callstack"]
@@ -264,9 +264,8 @@ def test_error_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_error_file_without_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
     monkeypatch.chdir(tmp_path)
-    _write_torchrun_error(ShapeError("unheard"), 0)
+    write_error_file("", ShapeError("unheard"), 0)
     assert list(tmp_path.iterdir()) == []
 
 
