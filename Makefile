@@ -92,6 +92,7 @@ tidy: $(INSTALLED)
 chaos: $(INSTALLED)
 	$(PYTHON) -m tests.chaos --seed $(SEED) --results \
 		$(if $(filter command environment,$(firstword $(origin N))),--count $(N))
+	$(PYTHON) -m tests.examples.killed_training --kills 10 --json $(RELIABILITY)/resume.json
 	$(PYTHON) -m tests.chaos.report
 
 # At least N random operators and MINUTES on 4 ranks; then worlds, and layers, made and dropped; and

@@ -277,6 +277,7 @@ def test_a_store_that_never_answers_does_not_hold_up_the_exit(
             threading.Event().wait()
             return number
 
+    monkeypatch.setattr(_runtime, "pid", os.getpid())
     monkeypatch.setattr(_runtime, "store", CutOff())
     transport = LoopbackTransport.single()
     transport.abort(Failure("CollectiveTimeout", 0, "the link is cut"))

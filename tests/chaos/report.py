@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.chaos.experiment import FAULTS, LONG_S, POINTS, SLOW_S, TRANSPORTS, cells, why_not
 from tests.chaos.judge import BAD
 from tests.chaos.operators import OPERATORS
-from tests.chaos.results import CHAOS, SOAK, Run, Tried, read
+from tests.chaos.results import CHAOS, Run, Tried, read
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
 
@@ -59,8 +59,21 @@ sockets of a world that gloo could not connect stay gloo's until the process end
 that waits for the store where the rank that serves it is stopped.
 """
 
+DISAGREEMENT = """\
+Ranks call different operators, in another order, with another shape, dtype, partition or kernel, or
+another number of times. *Detected* is `PlanMismatch` on every rank; *refused* another error that
+the operator's page names, on every rank; *harmless* where every rank's numbers are right all the
+same; *at the deadline* `CollectiveTimeout`, with what every rank did last.
+"""
 
-def page(run: Run, rows: Sequence[Tried], soak: dict[str, Any] | None) -> str:
+SOAK = """\
+Random operators of random shapes, dtypes and partitions, each compared with an oracle; worlds and
+layers made and dropped. What must not grow is compared between samples after a warm-up.
+"""
+
+
+def page(run: Run, rows: Sequence[Tried], others: Mapping[str, dict[str, Any]]) -> str:
+    """The text; ``others`` are the files beside the experiments', by name, where they are there."""
     bad = [row for row in rows if row.how in BAD]
     parts = [
         BEGINNING.format(slow_s=SLOW_S, deadline_s=run.deadline_s, long_s=LONG_S),
@@ -75,8 +88,12 @@ def page(run: Run, rows: Sequence[Tried], soak: dict[str, Any] | None) -> str:
         "survivor's error, median and largest.\n",
     ]
     parts += [_by_operator(rows, transport) for transport in TRANSPORTS]
-    if soak is not None:
-        parts.append(_soak(soak))
+    if "disagreement" in others:
+        parts += ["## Ranks that disagree\n", DISAGREEMENT, _figures(others["disagreement"])]
+    if "soak" in others:
+        parts += ["## Load and leaks\n", SOAK, _figures(others["soak"])]
+    if "resume" in others:
+        parts += ["## Workers killed while they train\n", _resumed(others["resume"])]
     parts.append(
         "## To repeat it\n\n```console\n$ make chaos SEED=1\n$ make soak\n```\n\n"
         "`make chaos N=200` tries as many; `make test` a few of each fault and transport."
@@ -172,18 +189,35 @@ def _by_operator(rows: Sequence[Tried], transport: str) -> str:
     return f"### {transport}\n\n" + _table(["operator", *faults], lines)
 
 
-def _soak(soak: dict[str, Any]) -> str:
+def _figures(facts: Mapping[str, Any]) -> str:
+    environment = facts["environment"]
     lines = [
-        [str(figure["name"]), f"{figure['value']} {figure['unit']}".rstrip(), str(figure["limit"])]
-        for figure in soak["figures"]
+        [
+            str(figure["name"]),
+            f"{figure['value']} {figure['unit']}".rstrip(),
+            "" if figure["limit"] is None else str(figure["limit"]),
+        ]
+        for figure in facts["figures"]
     ]
-    return "## Load and leaks\n\n" + _table(["figure", "found", "allowed"], lines)
+    return f"`{environment['command']}`, on {environment['machine']}:\n\n" + _table(
+        ["figure", "found", "allowed"], lines
+    )
+
+
+def _resumed(facts: Mapping[str, Any]) -> str:
+    outcome = "; ".join(facts["differences"]) or "Losses and parameters are bitwise equal."
+    return (
+        f"`python -m tests.examples.killed_training` killed {len(facts['kills'])} workers of\n"
+        f"`examples/resume.py` on {facts['ranks']} ranks, which torchrun started again, and\n"
+        f"compared the {facts['steps']} steps with training that nobody disturbs;\n"
+        f"{facts['steps_repeated']} steps were done again from the checkpoint before. {outcome}\n"
+    )
 
 
 def made() -> str:
     """The page as the committed results make it."""
-    soak = json.loads(SOAK.read_text()) if SOAK.exists() else None
-    return page(*read(CHAOS), soak)
+    paths = {path.stem: path for path in sorted(CHAOS.parent.glob("*.json"))}
+    return page(*read(CHAOS), {name: json.loads(path.read_text()) for name, path in paths.items()})
 
 
 if __name__ == "__main__":

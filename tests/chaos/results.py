@@ -17,7 +17,6 @@ from tests.chaos.judge import Verdict
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "reliability"
 CHAOS = FOLDER / "chaos.jsonl"
-SOAK = FOLDER / "soak.json"
 
 
 @dataclass(frozen=True)

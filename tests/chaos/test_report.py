@@ -25,8 +25,13 @@ def test_what_is_bad_is_counted() -> None:
         Tried("gather", "host", "killed", "message", "lost", ()),
         Tried("scatter", "gloo", "slow", "packing", "wrong", ()),
     ]
-    soak = {"figures": [{"name": "memory", "value": 3, "unit": "KiB", "limit": "8 KiB"}]}
-    text = page(RUN, rows, soak)
+    soak = {
+        "environment": {"command": "make soak", "machine": "this one"},
+        "figures": [{"name": "memory", "value": 3, "unit": "KiB", "limit": "8 KiB"}],
+    }
+    resume = {"kills": ["step 1"], "ranks": 2, "steps": 9, "steps_repeated": 1}
+    differences = ["step 3: 1.0 and 2.0"]
+    text = page(RUN, rows, {"soak": soak, "resume": {**resume, "differences": differences}})
     assert "4 experiments on 2026-01-02" in text
     assert "of 3 of 2288 kinds" in text
     assert "1 lost, 0 hung, 1 wrong" in text
@@ -34,6 +39,7 @@ def test_what_is_bad_is_counted() -> None:
     assert "| gloo, slow | 1 | 0 | 0 |  |  | 0 | 0 | 1 |" in text
     assert "| gather | 2/3, 0.40, 0.50 |" in text
     assert "| memory | 3 KiB | 8 KiB |" in text
+    assert "killed 1 workers" in text and "step 3: 1.0 and 2.0" in text
 
 
 def test_results_are_read_as_they_were_written(tmp_path) -> None:
