@@ -64,11 +64,19 @@ class Background:
         self._jobs.put(job)
         return job
 
-    def stop(self) -> None:
-        """End the thread once it has made the calls already submitted; wait for it, but briefly."""
+    def stop(self) -> bool:
+        """End the thread once it has made the calls already submitted; wait for it, but briefly.
+
+        Returns:
+            Whether no call is under way any more.
+        """
         self._jobs.put(None)
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(_PATIENCE_S)
+        if self._thread is None:
+            return True
+        if self._thread is threading.current_thread():
+            return False
+        self._thread.join(_PATIENCE_S)
+        return not self._thread.is_alive()
 
 
 def _serve(jobs: SimpleQueue[Job | None]) -> None:

@@ -147,8 +147,12 @@ class GlooTransport(PointToPointTransport):
         if not self._closed:
             super().close()
             self._break()
-            self._waiter.stop()
+            has_ended = self._waiter.stop()
             self._channel.close()
+            if not has_ended:
+                # To free them would end the wait of a thread, which then asks for an interpreter
+                # that may be going.
+                keep_for_good((self._gloo, tuple(self._in_flight)))
             # Its sockets go with it, however long somebody holds this.
             self._in_flight.clear()
             self._gloo = None

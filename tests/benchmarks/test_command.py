@@ -58,15 +58,6 @@ def test_messages_are_measured_beside_gloo(tmp_path: Path) -> None:
         assert row.algbw_gbps == pytest.approx(row.bytes / row.us_median / 1e3, rel=1e-3)
 
 
-@needs_core
-def test_planning_has_no_peer(tmp_path: Path) -> None:
-    rows, _ = measured(tmp_path, "--subject", "planning", "--ranks", "2")
-    assert len(rows) == 4
-    for row in rows:
-        assert row.correct and row.bytes == 0 and row.busbw_gbps is None
-        assert (row.peer, row.peer_us_median, row.ratio) == ("none", None, None)
-
-
 def test_too_few_iterations_are_refused() -> None:
     command = [sys.executable, "-m", "benchmarks", "--subject", "halo", "--iterations", "19"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)

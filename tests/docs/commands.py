@@ -8,6 +8,7 @@ import runpy
 import shlex
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
@@ -75,11 +76,14 @@ def _start(program: str, run: Callable[..., object], arguments: Arguments) -> No
         raise Parsed
 
     with (
+        warnings.catch_warnings(),
         patch.object(argparse.ArgumentParser, "parse_args", parse_alone),
         patch.object(sys, "argv", [program, *arguments]),
         patch.object(sys, "path", [str(Path(program).parent), str(ROOT), *sys.path]),
         suppress(Parsed),
     ):
+        # A module that a test has imported already is started all the same.
+        warnings.simplefilter("ignore", RuntimeWarning)
         run(program, run_name="__main__" if _reads_arguments(program) else "__docs__")
         assert not arguments, f"{program} takes no arguments"
 

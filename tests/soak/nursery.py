@@ -112,6 +112,8 @@ def _become(rank: int, order: dict[str, Any], output: int) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(0)
+    # Whoever starts tests in the background may have it ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     module, _, name = order["body"].partition(":")
     getattr(importlib.import_module(module), name)(rank)
