@@ -87,10 +87,10 @@ tidy: $(INSTALLED)
 	$(PIP) -q -c constraints.txt -e '.[analysis]'
 	sh tests/csrc/tidy.sh $(abspath $(PYTHON))
 
-# Ranks that die, stop, raise or are slow, at every point of every operator, within 15 minutes; then
-# docs/reliability.md. N=200 tries as many.
+# Ranks that die, stop, raise or are slow, at every point of every operator, within 15 minutes; ten
+# workers killed while they train; then docs/reliability.md. N=200 tries as many.
 chaos: $(INSTALLED)
-	$(PYTHON) -m tests.chaos --seed $(SEED) --results \
+	$(PYTHON) -m tests.chaos --seed $(SEED) --results $(RELIABILITY)/chaos.jsonl \
 		$(if $(filter command environment,$(firstword $(origin N))),--count $(N))
 	$(PYTHON) -m tests.examples.killed_training --kills 10 --json $(RELIABILITY)/resume.json
 	$(PYTHON) -m tests.chaos.report
@@ -102,6 +102,7 @@ soak: $(INSTALLED)
 	$(PYTHON) -m tests.soak --operators $(N) --minutes $(MINUTES) --seed $(SEED) \
 		--results $(RELIABILITY)/soak.json
 	$(PYTHON) -m tests.disagreement --results $(RELIABILITY)/disagreement.json
+	$(PYTHON) -m tests.chaos.report
 
 # The native core with its CUDA half, in place. Installs nothing and needs no network.
 gpu-build:

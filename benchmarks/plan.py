@@ -104,7 +104,6 @@ def run(ranks: int, size: int, rounds: int) -> dict[str, Any]:
     regret = measured[0] / min(measured) - 1
     print(f"regret of the partition predicted to be best: {100 * regret:.1f} %")
     return {
-        "environment": environment(" ".join(["python -m benchmarks.plan", *sys.argv[1:]]), rounds),
         "torch": torch.__version__,
         "ranks": ranks, "shape": list(shape), "rounds": rounds, "profile": asdict(profile),
         "grids": [list(grid) for grid in grids],
@@ -118,10 +117,12 @@ def run(ranks: int, size: int, rounds: int) -> dict[str, Any]:
 
 def main() -> int:
     options = _options()
+    command = " ".join(["python -m benchmarks.plan", *sys.argv[1:]])
+    here = environment(command, options.rounds)
     # First, while no other process of this run is there.
     many_s = planning_s()
     print(f"{MANY_RANKS} ranks: planned in {many_s:.1f} s")
-    facts = run(options.ranks, options.size, options.rounds)
+    facts = {"environment": here, **run(options.ranks, options.size, options.rounds)}
     facts["planning_4096_seconds"] = many_s
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)

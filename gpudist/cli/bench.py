@@ -40,6 +40,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _read_results(arguments: argparse.Namespace) -> int:
     """Compare or draw result files, which are named from where the user is."""
     checkout = require_benchmarks()
+    if arguments.subject == "plot" and find_spec("matplotlib") is None:
+        raise gpudist.errors.NotBuiltError(
+            "pictures need matplotlib, which is not installed: pip install 'gpudist[bench]'"
+        )
     needed = 2 if arguments.subject == "compare" else 1
     if len(arguments.files) < needed or (needed == 2 and len(arguments.files) > 2):
         raise gpudist.errors.ShapeError(

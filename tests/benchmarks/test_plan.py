@@ -26,6 +26,10 @@ def test_the_first_choice_is_the_fastest_or_close(path: Path) -> None:
     assert len(facts["measured_seconds"]) == len(facts["grids"]) > 1
 
 
+def test_two_and_four_ranks_were_measured() -> None:
+    assert {path.stem for path in COMMITTED} == {"unet-2", "unet-4"}
+
+
 def test_what_is_missed_is_said() -> None:
     assert missed(GOOD) == []
     assert missed({**GOOD, "measured_seconds": [1.11, 1.0]}) == [

@@ -67,8 +67,8 @@ same; *at the deadline* `CollectiveTimeout`, with what every rank did last.
 """
 
 SOAK = """\
-Random operators of random shapes, dtypes and partitions, each compared with an oracle; worlds and
-layers made and dropped. What must not grow is compared between samples after a warm-up.
+Random operators of random shapes, dtypes and partitions, each compared with an oracle: a wrong
+result ends the run. What must not grow is compared between samples after a warm-up.
 """
 
 

@@ -40,7 +40,6 @@ def operator_figures(transport: str, options: argparse.Namespace) -> list[Figure
     met = answers[0][1]
     found = [Figure(f"{transport}: {name}", count, "") for name, count in sorted(met.items())]
     found.append(Figure(f"{transport}: operators", met.total(), "operators"))
-    found.append(Figure(f"{transport}: wrong results", 0, "operators", 0))
     return found + leak_figures(transport, [answer[0] for answer in answers])
 
 
