@@ -128,6 +128,8 @@ void HostCommunicator::wait(const std::vector<Transfer*>& transfers) {
 void HostCommunicator::carry_on_until_complete(const std::vector<Transfer*>& transfers) {
   size_t first = 0;
   int idle = 0;
+  while (first < transfers.size() && transfers[first]->complete) ++first;
+  if (first < transfers.size()) require_open();
   while (true) {
     while (first < transfers.size() && transfers[first]->complete) ++first;
     if (first == transfers.size()) return;

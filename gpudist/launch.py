@@ -90,7 +90,9 @@ def launch_of(environment: Mapping[str, str]) -> Launch:
     if not 1 <= local_size <= size:
         raise TransportError(f"{local_variable} is {local_size} but {size_variable} is {size}")
     local_rank = number(local_rank_variable, rank % local_size)
-    if not 0 <= local_rank < local_size:
+    # Without its variable the size is a guess where there are several nodes.
+    is_known = found == "torchrun" or local_variable in environment or local_size == size
+    if local_rank < 0 or (is_known and local_rank >= local_size):
         raise TransportError(
             f"{local_rank_variable} is {local_rank} but {local_size} processes of the world are "
             f"on this node"

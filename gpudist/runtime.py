@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gpudist.errors import NotBuiltError, TransportError
+from gpudist.errors import NotBuiltError, PlanMismatch, TransportError
 from gpudist.launch import (
     Built,
     Launch,
@@ -89,6 +89,7 @@ class _Runtime:
     store: dist.Store | None = None
     failed: bool = False
     pid: int = 0
+    closing: Background = Background("gpudist closes")
 
 
 _runtime = _Runtime()
@@ -160,6 +161,8 @@ def init(
         transport = _connect_all(choice, store, launch, timeout, process_group, deterministic)
     _runtime.P_world = world_of(transport)
     _runtime.pid = os.getpid()
+    if _runtime.store is not None:
+        _runtime.closing.start()
     logger.info(
         "rank %d of %d: transport %s, device %s, started by %s",
         launch.rank, launch.size, transport.name, transport.device, launch.launcher,
@@ -251,7 +254,12 @@ def connect(
             deterministic, store_rank,
         )  # fmt: skip
     except Exception:
-        versions.compare()
+        # A store that is gone, or hangs, has no say in why.
+        asker = Background("gpudist compares versions")
+        job = asker.submit(versions.compare)
+        asker.stop()
+        if job.wait(0.0) and job.failed_with(PlanMismatch):
+            job.result()
         raise
     try:
         versions.compare()
@@ -381,7 +389,7 @@ def _shut_down(transport: Transport, launch: Launch) -> None:
     if store is None or _runtime.failed or launch.store_is_served:
         return
     patience_s = _FAILED_CLOSING_S if has_failed else min(_CLOSING_S, transport.timeout_s)
-    Background("gpudist closes").submit(lambda: _part(store, launch, patience_s)).wait(patience_s)
+    _runtime.closing.submit(lambda: _part(store, launch, patience_s)).wait(patience_s)
 
 
 def _part(store: dist.Store, launch: Launch, patience_s: float) -> None:

@@ -50,6 +50,13 @@ SRUN = {
 }
 
 
+def test_srun_that_does_not_say_how_many_share_a_node() -> None:
+    unsaid = {name: value for name, value in SRUN.items() if name != "SLURM_NTASKS_PER_NODE"}
+    assert launch_of({**unsaid, "SLURM_LOCALID": "1"}).local_rank == 1
+    with pytest.raises(TransportError, match="SLURM_LOCALID is 4"):
+        launch_of({**SRUN, "SLURM_LOCALID": "4"})
+
+
 def test_unlaunched() -> None:
     launch = launch_of({"PATH": "/bin", "RANK": "3"})
     assert launch == Launch("none")

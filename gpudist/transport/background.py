@@ -35,6 +35,10 @@ class Job(Generic[T]):
         """Whether the call has returned, after at most ``timeout_s``; a signal ends the wait."""
         return self._done.wait(timeout_s)
 
+    def failed_with(self, kind: type[BaseException]) -> bool:
+        """Whether the call raised an error of this kind; only after ``wait`` was true."""
+        return isinstance(self._error, kind)
+
     def result(self) -> T:
         """What the call returned, or raise what it raised; only after ``wait`` was true."""
         if self._error is not None:
@@ -54,12 +58,16 @@ class Background:
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def submit(self, call: Callable[[], T]) -> Job[T]:
+    def start(self) -> None:
+        """Start the thread now: Python makes none any more once it has begun to exit."""
         if self._thread is None:
             self._thread = threading.Thread(
                 target=_serve, args=(self._jobs,), name=self._name, daemon=True
             )
             self._thread.start()
+
+    def submit(self, call: Callable[[], T]) -> Job[T]:
+        self.start()
         job = Job(call)
         self._jobs.put(job)
         return job

@@ -9,7 +9,6 @@ from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
 
 import torch
-import torch.distributed as torch_dist
 import torch.distributed.distributed_c10d as dist
 
 from gpudist.errors import CollectiveTimeout, GpudistError, PeerFailure, TransportError
@@ -18,7 +17,7 @@ from gpudist.transport.background import Background, Job
 from gpudist.transport.forks import keep_for_good
 from gpudist.transport.message import HEADER_BYTES, Header
 from gpudist.transport.point_to_point import PointToPointTransport
-from gpudist.transport.store_failures import StoreFailureChannel, store_gone
+from gpudist.transport.store_failures import STORE_ERRORS, StoreFailureChannel, store_gone
 
 T = TypeVar("T")
 
@@ -132,7 +131,7 @@ class GlooTransport(PointToPointTransport):
             self._gloo = self._connected(job, interface or address)
         except BaseException as error:
             cause = error
-            if isinstance(error, (torch_dist.DistNetworkError, torch_dist.DistStoreError)):
+            if isinstance(error, STORE_ERRORS):
                 cause = self.exception_of(store_gone(store_rank, error))
             try:
                 self._fail(cause)
@@ -187,7 +186,7 @@ class GlooTransport(PointToPointTransport):
         """The process group, which the others reach at ``address``."""
         try:
             return self._await(job)
-        except (GpudistError, torch_dist.DistNetworkError, torch_dist.DistStoreError):
+        except (GpudistError, *STORE_ERRORS):
             raise
         except RuntimeError as error:
             raise TransportError(

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from gpudist.errors import GpudistError, NotBuiltError, ShapeError
+from gpudist.errors import NotBuiltError, ShapeError
 from gpudist.geometry.boxes import Box, Message, Stage
 from gpudist.geometry.messages import as_messages
 from gpudist.transport.base import Failure, FailureChannel, RoundPart, RoundRunner, Signature
@@ -20,7 +20,7 @@ from gpudist.transport.message import Header
 from gpudist.transport.native_round import native_part
 from gpudist.transport.point_to_point import PointToPointTransport
 from gpudist.transport.recording import END_S, START_S, Activity, Operation, Post
-from gpudist.transport.store_failures import store_gone
+from gpudist.transport.store_failures import STORE_ERRORS, store_gone
 
 try:
     import gpudist._native as _native
@@ -108,12 +108,11 @@ class HostTransport(PointToPointTransport):
         operation = self.recorder.begin_group(f"connect {size} ranks")
         try:
             meet(self._core, store, prefix, rank, size, timeout_s)
-        except GpudistError:
+        except BaseException as error:
             self.close()
+            if isinstance(error, STORE_ERRORS):
+                raise self.exception_of(store_gone(store_rank, error)) from error
             raise
-        except RuntimeError as error:
-            self.close()
-            raise self.exception_of(store_gone(store_rank, error)) from error
         self.recorder.end(operation)
 
     def bind_stage(

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -16,8 +17,7 @@ from gpudist.transport.beacon import Beacon, is_beside
 from gpudist.transport.processes import has_ended
 
 _POLL_S = 0.002
-# A live rank answers within milliseconds, so one that this process cannot see is not waited for.
-_PATIENCE_S = 1.0
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class NotOneNode(TransportError):
@@ -25,8 +25,17 @@ class NotOneNode(TransportError):
 
 
 class _Address(NamedTuple):
+    """Of a rank's control block.
+
+    Attributes:
+        pid, descriptor: a process, and a descriptor of it.
+        numbers: where the process has that number.
+        beacon: shows whether it can be seen.
+    """
+
     pid: int
     descriptor: int
+    numbers: str
     beacon: str
 
 
@@ -52,21 +61,21 @@ class _Meeting:
         self._deadline_s = time.monotonic() + timeout_s
         self._keys = [f"{prefix}/host/{rank}" for rank in range(size)]
         self._told: list[_Address] = []
-        self._strangers: list[int] = []
+        self._numbers = _numbers()
 
     def hold(self, core: Any) -> None:
         mapped = [f"{key}/mapped" for key in self._keys]
         with closing(Beacon()) as beacon:
-            own = json.dumps([*core.address(), beacon.text])
+            own = json.dumps([*core.address(), self._numbers, beacon.text])
             self._store.set(self._keys[self._rank], own)
             self._await(self._keys)
             texts = map(self._store.get, self._keys)
             self._told = [_address(text, rank) for rank, text in enumerate(texts)]
-            self._strangers = [r for r, told in enumerate(self._told) if not is_beside(told.beacon)]
-            if not self._strangers:
+            strangers = [r for r, told in enumerate(self._told) if not is_beside(told.beacon)]
+            if not strangers:
                 self._map(core)
             # Of a rank that ended before it was mapped nobody could say that it had.
-            self._store.set(mapped[self._rank], json.dumps(self._strangers))
+            self._store.set(mapped[self._rank], json.dumps(strangers))
             self._await(mapped)
         for rank, key in enumerate(mapped):
             if others := _ranks(self._store.get(key), rank):
@@ -81,20 +90,17 @@ class _Meeting:
         except TransportError as error:
             self._require_alive(range(len(self._told)), error)
             for rank, told in enumerate(self._told):
-                if f"/proc/{told.pid}/" in str(error):
+                if str(error).startswith(f"/proc/{told.pid}/") and str(error).endswith(" is gone"):
                     raise self._lost(rank, "gave up") from error
             raise
 
     def _await(self, keys: Sequence[str]) -> None:
         """Return when all keys are there; ranks whose addresses are known live until then."""
-        patient_until_s = time.monotonic() + _PATIENCE_S
         while not self._store.check(list(keys)):
             missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
-            now_s = time.monotonic()
             if self._told:
-                seen = [rank for rank in missing if rank not in self._strangers]
-                self._require_alive(missing if now_s > patient_until_s else seen)
-            if now_s > self._deadline_s:
+                self._require_alive(missing)
+            if time.monotonic() > self._deadline_s:
                 raise CollectiveTimeout(
                     f"after {self._timeout_s:g} s rank {self._rank} (process {os.getpid()}) still "
                     f"misses ranks {missing} of {len(keys)}; are they running, on the same node?"
@@ -103,7 +109,8 @@ class _Meeting:
 
     def _require_alive(self, ranks: Iterable[int], cause: Exception | None = None) -> None:
         for rank in ranks:
-            if has_ended(self._told[rank].pid):
+            told = self._told[rank]
+            if told.numbers == self._numbers and has_ended(told.pid):
                 raise self._lost(rank, "died") from cause
 
     def _lost(self, rank: int, how: str) -> PeerFailure:
@@ -114,13 +121,20 @@ class _Meeting:
         )
 
 
+def _numbers() -> str:
+    """Processes have the same numbers only within one of these."""
+    boot = _BOOT.read_text().strip() if _BOOT.exists() else ""
+    return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
+
+
 def _address(text: bytes, rank: int) -> _Address:
     """A process, a descriptor of it and its beacon, as the rank has left them in the store."""
     try:
-        pid, descriptor, beacon = json.loads(text)
+        pid, descriptor, numbers, beacon = json.loads(text)
         are_numbers = type(pid) is type(descriptor) is int
-        if are_numbers and 0 < pid < 2**31 and 0 <= descriptor < 2**31 and type(beacon) is str:
-            return _Address(pid, descriptor, beacon)
+        are_texts = type(numbers) is type(beacon) is str
+        if are_numbers and are_texts and 0 < pid < 2**31 and 0 <= descriptor < 2**31:
+            return _Address(pid, descriptor, numbers, beacon)
     except (ValueError, TypeError, RecursionError):
         pass
     raise _unreadable(text, f"the address of rank {rank}")

@@ -158,7 +158,9 @@ class FlightRecorder:
     @property
     def count(self) -> int:
         """Operations that were complete so far."""
-        return self._cleared + sum(row.calls for row in self.rows())
+        # Asked from other threads too, which must not add anything to rows.
+        in_rows = sum(row.calls for row in tuple(self._rows.values()))
+        return self._cleared + in_rows + sum(each.calls for each in self._every_activity())
 
     def begin(self, activity: Activity, phase: Phase = "run") -> Operation:
         """An operation begins, and the rank is in a call of it."""
@@ -218,9 +220,17 @@ class FlightRecorder:
 
     def rows(self) -> list[Row]:
         """The totals of what was done at all, by operator and partition."""
-        for activity in list(self._activities):
+        for activity in self._every_activity():
             activity.flush()
         return [row for _, row in sorted(self._rows.items()) if row.calls or row.messages]
+
+    def _every_activity(self) -> list[Activity]:
+        while True:
+            try:
+                return list(self._activities)
+            except RuntimeError:
+                # Another thread made one meanwhile.
+                continue
 
     def clear(self) -> None:
         """Count from zero."""

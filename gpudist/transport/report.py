@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -57,9 +58,13 @@ def tell_uncaught_errors(transport: Transport, path: str, note: Callable[[], Non
         path: of torchrun's error file; empty where there is none.
         note: called first.
     """
-    previous = sys.excepthook
+    previous, owner = sys.excepthook, os.getpid()
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        # A forked child's errors are not this rank's.
+        if os.getpid() != owner:
+            previous(kind, error, trace)
+            return
         note()
         try:
             if not issubclass(kind, (SystemExit, KeyboardInterrupt)):
@@ -87,7 +92,8 @@ def write_error_file(path: str, error: GpudistError, rank: int, reported: str = 
             "timestamp": str(int(time.time())),
         },
     }
-    with open(path, "w", encoding="utf-8") as file:
+    # The error itself is shown in any case.
+    with suppress(OSError), open(path, "w", encoding="utf-8") as file:
         json.dump({"message": message}, file)
 
 

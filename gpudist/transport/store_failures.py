@@ -9,9 +9,13 @@ from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch.distributed as dist
+
 from gpudist.transport.background import Background, Job
 from gpudist.transport.base import Failure, FailureChannel
 
+# What torch's stores raise when they are gone.
+STORE_ERRORS = (dist.DistNetworkError, dist.DistStoreError)
 _PATIENCE_S = 0.5
 _POLL_S = 0.02
 
@@ -129,7 +133,8 @@ class StoreFailureChannel(FailureChannel):
         """Whether the store has answered."""
         if job.wait(0.0 if self.hangs else patience_s):
             return True
-        if not self.hangs:
+        # Less patience says nothing about the store.
+        if not self.hangs and patience_s >= _PATIENCE_S:
             self._unanswered = job
         return False
 

@@ -93,7 +93,8 @@ def test_an_address_of_something_else(pid: int | None, descriptor: int) -> None:
         pytest.skip(what_is_missing())
     store = new_store()
     with closing(Beacon()) as beacon, pytest.raises(TransportError) as refused:
-        store.set(f"{PREFIX}/host/1", json.dumps([pid or os.getpid(), descriptor, beacon.text]))
+        address = [pid or os.getpid(), descriptor, "here", beacon.text]
+        store.set(f"{PREFIX}/host/1", json.dumps(address))
         store.set(f"{PREFIX}/host/1/mapped", "[]")
         HostTransport(store, 0, 2, 5.0, prefix=PREFIX)
     assert not isinstance(refused.value, NotOneNode)
