@@ -52,7 +52,7 @@ demo: $(INSTALLED)
 		examples/lenet5.py --data digits --compare --epochs $(EPOCHS)
 
 test: $(INSTALLED)
-	$(PYTHON) -m pytest -n $(JOBS) --dist loadfile
+	$(PYTHON) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 # Random configurations of every layer against torch's; N=2000 SEED=1 takes about two minutes.
 fuzz: $(INSTALLED)
@@ -65,7 +65,8 @@ fuzz-batch: $(INSTALLED)
 # Whatever may come from outside, at length: files, variables, keys, arguments, messages. The last part
 # needs clang.
 fuzz-input: $(INSTALLED)
-	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(PYTHON) -m pytest tests/hostile -q --hypothesis-seed=$(SEED)
+	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(PYTHON) -m pytest tests/hostile -q \
+		--hypothesis-profile=default --hypothesis-seed=$(SEED)
 	sh tests/csrc/fuzz.sh $(abspath $(PYTHON)) $(FUZZ_SECONDS)
 
 # Small errors put into the code, one at a time: which does no test notice? MUTANTS=120 is a sample.

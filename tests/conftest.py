@@ -9,8 +9,21 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 import pytest
+from hypothesis import settings
 
 from tests import pool
+
+# The same examples in every run; others with `--hypothesis-profile=default --hypothesis-seed=N`.
+settings.register_profile("same", derandomize=True)
+settings.load_profile("same")
+
+
+# Files that begin first, since one that takes long and comes last has a processor to itself.
+LONG = ("benchmarks/", "checkpoint/test_killed", "chaos/", "docs/", "examples/", "nodes/", "soak/")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.removeprefix("tests/").startswith(LONG))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import statistics
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from benchmarks.files import read
 from benchmarks.rows import Row
 from benchmarks.stencil import Stencil
 from gpudist.transport.host import is_built, what_is_missing
+from tests import warm
 
 ROOT = Path(__file__).resolve().parents[2]
 needs_core = pytest.mark.skipif(not is_built(), reason="" if is_built() else what_is_missing())
@@ -22,7 +22,7 @@ needs_core = pytest.mark.skipif(not is_built(), reason="" if is_built() else wha
 def measured(tmp_path: Path, *arguments: str) -> tuple[list[Row], str]:
     """The rows that the command writes, and what it says beside its table."""
     path = tmp_path / "rows.jsonl"
-    command = [sys.executable, "-m", "benchmarks", "--iterations", "20", "--json", str(path)]
+    command = [warm.python(), "-m", "benchmarks", "--iterations", "20", "--json", str(path)]
     ended = subprocess.run(
         [*command, "--peers", str(tmp_path), *arguments],
         cwd=ROOT, check=False, timeout=240, capture_output=True, text=True,
@@ -59,7 +59,7 @@ def test_messages_are_measured_beside_gloo(tmp_path: Path) -> None:
 
 
 def test_too_few_iterations_are_refused() -> None:
-    command = [sys.executable, "-m", "benchmarks", "--subject", "halo", "--iterations", "19"]
+    command = [warm.python(), "-m", "benchmarks", "--subject", "halo", "--iterations", "19"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2 and "at least 20" in ended.stderr
 

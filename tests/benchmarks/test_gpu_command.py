@@ -21,6 +21,7 @@ from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import files
 from benchmarks.measure import Series, rows_of
 from gpudist import runtime
+from tests import warm
 from tests.benchmarks.gpu_host import HostMachine
 from tests.doubles import use_doubles
 
@@ -32,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_without_a_gpu_nothing_is_measured(tmp_path: Path, arguments: list[str]) -> None:
     path = tmp_path / "rows.jsonl"
     ended = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu", "--json", str(path), *arguments],
+        [warm.python(), "-m", "benchmarks.gpu", "--json", str(path), *arguments],
         cwd=ROOT, check=False, timeout=120, capture_output=True, text=True,
     )  # fmt: skip
     assert ended.returncode == command.NO_GPU

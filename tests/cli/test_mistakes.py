@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpudist.cli import main, plan
+from tests import warm
 from tests.cli.test_env import ROOT
 
 SMALL = ["--shape", "1", "1", "8", "8", "--ranks", "2"]
@@ -123,7 +123,7 @@ def test_an_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
 
 def ended(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        [warm.python(), *arguments], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
         text=True, stderr=subprocess.PIPE, timeout=90, **options,
     )  # fmt: skip
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.docs.commands import understand
 from tests.docs.pages import ROOT, Block, Page, all_pages
 from tests.docs.sessions import run_session
@@ -34,7 +35,7 @@ def test_commands_are_understood(block: Block, monkeypatch: pytest.MonkeyPatch) 
 def test_commands_run(page: Page, tmp_path: Path) -> None:
     environment = {
         **os.environ,
-        "PATH": os.pathsep.join([*map(str, FIRST), os.environ["PATH"]]),
+        "PATH": os.pathsep.join([*map(str, (warm.folder(), *FIRST)), os.environ["PATH"]]),
         "PYTHONPATH": str(ROOT),
         "HOME": str(tmp_path),
     }

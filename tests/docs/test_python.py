@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 
 from gpudist.partition import Partition
 from gpudist.testing import run_distributed
+from tests import warm
 from tests.docs.commands import is_script
 from tests.docs.pages import ROOT, Block, Page, all_pages
 
@@ -56,7 +56,7 @@ def run_snippets(P_world: Partition, blocks: list[Block]) -> None:
 def launch(page: Page, folder: Path) -> None:
     program = folder / "page.py"
     program.write_text("\n".join(block.text for block in page.snippets), encoding="utf-8")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command = [warm.python(), "-m", "torch.distributed.run", "--standalone"]
     ended = subprocess.run(
         [*command, "--nproc-per-node", str(page.ranks), str(program)],
         cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=LIMIT_S,

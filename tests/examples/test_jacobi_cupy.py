@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests import warm
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "jacobi_cupy.py"
 LAUNCH = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
@@ -21,7 +23,7 @@ LAUNCH = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 def python(*arguments: object) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [sys.executable, *map(str, arguments)],
+        [warm.python(), *map(str, arguments)],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
 

@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests import warm
+
 pytest.importorskip("rich", reason="the example prints with rich: pip install 'gpudist[examples]'")
 pytest.importorskip("sklearn", reason="the digits are scikit-learn's")
 
@@ -35,7 +37,7 @@ KEYS = {
 def python(*arguments: object) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [sys.executable, *map(str, arguments)],
+        [warm.python(), *map(str, arguments)],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
 

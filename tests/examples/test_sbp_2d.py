@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
+
+from tests import warm
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
@@ -15,7 +16,7 @@ LAUNCH = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"
 def test_under_torchrun() -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, *LAUNCH, str(ROOT / "examples" / "sbp_2d.py")],
+        [warm.python(), *LAUNCH, str(ROOT / "examples" / "sbp_2d.py")],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -8,7 +8,6 @@ import json
 import math
 import os
 import subprocess
-import sys
 from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import pytest
 import torch
 
 from gpudist.partition import Partition
+from tests import warm
 from tests.pool import distributed
 
 pytest.importorskip("rich", reason="the example prints with rich: pip install 'gpudist[examples]'")
@@ -34,7 +34,7 @@ def started(*arguments: object, ranks: int | None = None) -> subprocess.Complete
     launch = [] if ranks is None else [*LAUNCH, ranks]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [sys.executable, *map(str, (*launch, "examples/tensor_parallel.py", *arguments))],
+        [warm.python(), *map(str, (*launch, "examples/tensor_parallel.py", *arguments))],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
 

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests import warm
+
 pytest.importorskip("rich", reason="the example prints with rich: pip install 'gpudist[examples]'")
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +30,7 @@ def unet3d(*arguments: object, ranks: int | None = None) -> subprocess.Completed
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     return subprocess.run(
-        [sys.executable, *map(str, (*launch, "examples/unet3d.py", *arguments))],
+        [warm.python(), *map(str, (*launch, "examples/unet3d.py", *arguments))],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
 

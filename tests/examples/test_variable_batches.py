@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
+
+from tests import warm
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
@@ -13,7 +14,7 @@ LAUNCH = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 def test_runs_under_torchrun() -> None:
     done = subprocess.run(
-        [sys.executable, *LAUNCH, "4", "examples/variable_batches.py", "--steps", "20"],
+        [warm.python(), *LAUNCH, "4", "examples/variable_batches.py", "--steps", "20"],
         cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip

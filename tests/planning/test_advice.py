@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from dataclasses import replace
 from math import prod
@@ -27,6 +26,7 @@ from gpudist.planning.measuring import measured_profile
 from gpudist.planning.rehearsal import Stage, without_cells
 from gpudist.testing import run_distributed
 from gpudist.transport.host import is_built, what_is_missing
+from tests import warm
 from tests.pool import distributed
 
 # Of processor time, on one core; the machine that a test runs on may be busy with others.
@@ -264,7 +264,7 @@ def test_the_command_says_a_mistake_without_a_traceback(capsys: pytest.CaptureFi
 def test_the_command_measures_a_profile(tmp_path: Path):
     path = tmp_path / "here.json"
     # In a process of its own, since it makes a world.
-    command = [sys.executable, "-m", "gpudist", "bench", "profile", "--output", str(path)]
+    command = [warm.python(), "-m", "gpudist", "bench", "profile", "--output", str(path)]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert "measured over host on 2 ranks" in printed
     assert profile_of(path).wire == "host"

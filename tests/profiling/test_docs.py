@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 import gpudist
 from gpudist import runtime
 from gpudist.partition import Partition
+from tests import warm
 from tests.pool import distributed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,7 +56,7 @@ def test_the_hang_of_debugging(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     environment.update(GPUDIST_DUMP="reports", GPUDIST_DEBUG="1", GPUDIST_TRANSPORT="host")
     ended = subprocess.run(
-        [sys.executable, *command], cwd=tmp_path, env=environment, capture_output=True,
+        [warm.python(), *command], cwd=tmp_path, env=environment, capture_output=True,
         text=True, timeout=60,
     )  # fmt: skip
     assert ended.returncode != 0
