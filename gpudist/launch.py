@@ -220,7 +220,7 @@ def choose_transport(
     if asked:
         if asked not in TRANSPORTS:
             raise TransportError(
-                f"GPUDIST_TRANSPORT is {asked!r}; it must be one of {', '.join(TRANSPORTS)}"
+                f"GPUDIST_TRANSPORT is {asked!r:.80}; it must be one of {', '.join(TRANSPORTS)}"
             )
         if asked == "loopback" and launch.size > 1:
             raise TransportError(

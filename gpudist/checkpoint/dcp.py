@@ -115,11 +115,11 @@ def load(
 
     Cost:
         Every rank reads the parts of the files that its blocks are in; of a part, all of the block
-        that was written.
+        that was written, twice: its checksum is compared first.
 
     Raises:
         CheckpointError: on every rank, before anything changes, if a name is missing or unknown or
-            a shape is another; later, if a file cannot be read.
+            a shape is another; later, if a file cannot be read or is damaged.
     """
     P_world, target = world_of(module), Path(path).absolute()
     what = f"loading {target}"

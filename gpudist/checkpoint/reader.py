@@ -6,7 +6,8 @@ import io
 import pickle
 from math import prod
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO, Any
+from zipfile import ZipFile
 
 import torch
 from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader
@@ -16,6 +17,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import ReadItem
+from torch.serialization import get_crc32_options
 
 from gpudist.errors import CheckpointError
 
@@ -43,8 +45,15 @@ _ALLOWED = {
 class SafeReader(FileSystemReader):
     """Torch's reader, which unpickles of the metadata only the classes that metadata has.
 
-    Tensors are read as torch reads them: with ``weights_only=True``.
+    Tensors are read as torch reads them: with ``weights_only=True``; and their checksums are
+    looked at, which torch writes and does not look at.
     """
+
+    def _slice_file(self, file: Any, sinfo: Any) -> Any:
+        if get_crc32_options():
+            part = _Part(file, sinfo.offset, sinfo.length)
+            _require_whole(part, f"{self.path}/{sinfo.relative_path}")
+        return super()._slice_file(file, sinfo)
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """See torch.
@@ -69,6 +78,60 @@ class SafeReader(FileSystemReader):
         metadata.storage_meta = metadata.storage_meta or StorageMeta()
         metadata.storage_meta.load_id = self.load_id
         return metadata
+
+
+class _Part(io.RawIOBase):
+    """Some bytes of a file, as a file."""
+
+    def __init__(self, file: IO[bytes], start: int, length: int) -> None:
+        self._file = file
+        self._start = start
+        self._length = length
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._length}[whence]
+        if origin + offset < 0:
+            raise OSError(f"it has no byte {origin + offset}")
+        self._at = origin + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        left = max(0, min(len(buffer), self._length - self._at))
+        self._file.seek(self._start + self._at)
+        data = self._file.read(left)
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+def _require_whole(part: _Part, path: str) -> None:
+    """Refuse what torch has saved and something else has changed."""
+    try:
+        with ZipFile(part) as saved:  # pyright: ignore[reportArgumentType]
+            # Torch compresses nothing, and takes a file with attributes for a folder.
+            odd = [
+                each.filename
+                for each in saved.filelist
+                if each.file_size != each.compress_size or each.external_attr
+            ]
+            broken = odd[0] if odd else saved.testzip()
+    except Exception as error:  # what is no archive can fail in any way
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+    if broken is not None:
+        raise CheckpointError(
+            f"{path} is damaged: {broken} has another checksum (if it was saved without any, call "
+            f"torch.serialization.set_crc32_options(False))"
+        )
 
 
 def _is_whole(about: TensorStorageMetadata) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import index as index_value
 from typing import Any, NoReturn
 
 import torch
@@ -241,8 +242,11 @@ def _require(name: str, given: _Arguments) -> int | None:
 
 def padding_row(name: str, padding: int | None, rows: int) -> int | None:
     """The row that has no gradient, counted from the front; refuses one that is none."""
-    if padding is not None and not -rows <= padding < rows:
+    if padding is None:
+        return None
+    padding = index_value(padding)
+    if not -rows <= padding < rows:
         raise ShapeError(
             f"{name}: padding_idx {padding} is none of the embeddings {-rows} to {rows - 1}"
         )
-    return padding if padding is None or padding >= 0 else padding + rows
+    return padding if padding >= 0 else padding + rows

@@ -74,17 +74,16 @@ def _drawn_parameter(
     Every worker draws the whole parameter, a few rows at a time, so that all generators advance
     alike and the values are those of the sequential layer under the same seed.
     """
-    kept: list[torch.Tensor] = []
+    # Sizes that no tensor has are refused on all workers, and what has no room before it is drawn.
+    torch.empty(tuple(shape), dtype=dtype, device="meta")
+    block = torch.empty(box.shape if box is not None else (0,), dtype=dtype, device=device)
     for start, stop in _chunks(shape[0], math.prod(shape[1:])):
         chunk = draw(torch.empty((stop - start, *shape[1:]), dtype=dtype, device=device))
         if box is not None:
             first, last = max(box.start[0], start), min(box.stop[0], stop)
             if first < last:
                 cells = (slice(first - start, last - start), *box.slices[1:])
-                kept.append(chunk[cells].clone())
-    if box is None:
-        return torch.nn.Parameter(torch.empty(0, dtype=dtype, device=device))
-    block = torch.cat(kept) if kept else torch.empty(box.shape, dtype=dtype, device=device)
+                block[first - box.start[0] : last - box.start[0]] = chunk[cells]
     return torch.nn.Parameter(block)
 
 

@@ -19,10 +19,13 @@ from tests.hostile.anything import EXAMPLES, values
 P_world = Partition(LoopbackTransport.single(), [0])
 P_1, P_2, P_3 = (P_world.create_cartesian_topology_partition([1] * dim) for dim in (2, 3, 4))
 
-# True is 1 to gpudist, and not to all of torch.
-sizes = values.filter(lambda value: type(value) is not bool) | st.lists(
-    st.integers(-1, 3), max_size=3
-).map(tuple)
+
+def is_tried(value: object) -> bool:
+    """True is 1 to gpudist, and not to all of torch; and 2**31 rows fill the memory."""
+    return type(value) is not bool and not (type(value) is int and 1000 < value < 2**62)
+
+
+sizes = values.filter(is_tried) | st.lists(st.integers(-1, 3), max_size=3).map(tuple)
 REFUSALS = (TypeError, ValueError, RuntimeError, NotImplementedError, OverflowError)
 Make = Callable[..., torch.nn.Module]
 LAYERS: dict[str, tuple[Any, Make, Make, list[str]]] = {
@@ -90,7 +93,8 @@ def test_anything(name: str, data: st.DataObject) -> None:
     """Where torch refuses, so does the layer; where both give a result, it is the same."""
     positional, distributed, sequential, names = LAYERS[name]
     given_now = list(positional)
-    if data.draw(st.booleans(), "changes a size"):
+    changes = data.draw(st.booleans(), "changes a size")
+    if changes:
         given_now[data.draw(st.integers(0, len(given_now) - 1), "which")] = data.draw(sizes, "size")
     named = data.draw(st.dictionaries(st.sampled_from(names), sizes, max_size=2) if names else
                       st.just({}), "named")  # fmt: skip
@@ -98,7 +102,7 @@ def test_anything(name: str, data: st.DataObject) -> None:
         warnings.simplefilter("ignore")
         ours = result_of(distributed, name, given_now, named, REFUSALS)
         theirs = result_of(sequential, name, given_now, named, (Exception,))
-    if given_now == list(positional) and not named:
+    if not changes and not named:
         assert isinstance(ours, torch.Tensor), f"refused its own defaults: {ours}"
     # Torch refuses some layers without outputs, which have an empty result here.
     if isinstance(ours, torch.Tensor) and ours.numel():
