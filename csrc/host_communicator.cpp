@@ -246,6 +246,7 @@ Mailbox* HostCommunicator::outgoing(int peer) {
 }
 
 bool HostCommunicator::post_failure(const std::string& text) {
+  const std::shared_lock<std::shared_mutex> mapped(mapped_);
   Control* board = control(0);
   if (board == nullptr) return false;
   uint32_t none = 0;
@@ -261,12 +262,14 @@ bool HostCommunicator::post_failure(const std::string& text) {
 }
 
 std::string HostCommunicator::failure() const {
+  const std::shared_lock<std::shared_mutex> mapped(mapped_);
   Control* board = control(0);
   if (board == nullptr || board->failure_state.load(std::memory_order_acquire) != 2) return "";
   return board->failure;
 }
 
 std::vector<std::string> HostCommunicator::reports() const {
+  const std::shared_lock<std::shared_mutex> mapped(mapped_);
   std::vector<std::string> reports;
   for (int peer = 0; peer < size_; ++peer) {
     const Control* theirs = control(peer);
@@ -310,13 +313,15 @@ void HostCommunicator::close() {
 
 void HostCommunicator::leave_to_parent() {
   closed_ = true;
-  // A thread that is not in this process may hold it.
+  // Threads that are not in this process may hold them.
   new (&mutex_) std::recursive_mutex;
+  new (&mapped_) std::shared_mutex;
   for (auto& loans : lent_) loans.clear();
   let_go();
 }
 
 void HostCommunicator::let_go() {
+  const std::unique_lock<std::shared_mutex> mapped(mapped_);
   // What this rank has sent lies in memory of the receivers.
   inboxes_.assign(size_, Segment());
   outboxes_.assign(size_, Segment());

@@ -14,6 +14,7 @@
 #include <deque>
 #include <functional>
 #include <mutex>
+#include <shared_mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -93,6 +94,8 @@ class HostCommunicator {
   void let_go();
 
   mutable std::recursive_mutex mutex_;
+  // Shared by whoever reads the controls without `mutex_`, which one that waits holds for long.
+  mutable std::shared_mutex mapped_;
   const int rank_;
   const int size_;
   const double timeout_s_;
