@@ -234,6 +234,8 @@ class FlightRecorder:
 
     def clear(self) -> None:
         """Count from zero."""
+        for activity in self._every_activity():
+            activity.flush()
         self._cleared = self.count
         for row in self._rows.values():
             row.clear()
