@@ -31,6 +31,12 @@ def host_partition(P: Partition) -> Partition:
 
 def _connect(P: Partition, wire: NcclTransport, rank: int) -> Transport:
     prefix = f"{wire.prefix}/host/{Partition(wire, P.ranks).digest.hex()}"
+    store_rank = P.ranks.index(wire.store_rank) if wire.store_rank in P.ranks else None
     if wire.same_node:
-        return HostTransport(wire.store, rank, P.size, wire.timeout_s, prefix=prefix)
-    return GlooTransport(wire.store, rank, P.size, wire.timeout_s, prefix=prefix, same_node=False)
+        return HostTransport(
+            wire.store, rank, P.size, wire.timeout_s, prefix=prefix, store_rank=store_rank
+        )
+    return GlooTransport(
+        wire.store, rank, P.size, wire.timeout_s, prefix=prefix, same_node=False,
+        interface=wire.interface, store_rank=store_rank,
+    )  # fmt: skip

@@ -6,6 +6,7 @@ import atexit
 import logging
 import os
 import time
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -32,12 +33,14 @@ from gpudist.transport.gloo import GlooTransport
 from gpudist.transport.host import HostTransport, is_built, what_is_missing
 from gpudist.transport.host_meeting import NotOneNode
 from gpudist.transport.loopback import LoopbackTransport
-from gpudist.transport.nccl import NcclTransport, what_nccl_misses
+from gpudist.transport.nccl import NcclTransport
+from gpudist.transport.nccl_library import what_nccl_misses
 from gpudist.transport.report import (
     report_failures,
     report_on_signal,
     tell_uncaught_errors,
 )
+from gpudist.transport.store_failures import STORE_ERRORS
 from gpudist.version import Versions
 
 logger = logging.getLogger("gpudist")
@@ -193,18 +196,13 @@ def _connect_all(
 
     def connected(name: str, prefix: str, same_node: bool) -> Transport:
         return connect(
-            name,
-            store,
-            launch.rank,
-            launch.size,
-            timeout,
-            prefix,
-            same_node,
-            os.environ.get("GLOO_SOCKET_IFNAME"),
-            _communicator_of(process_group),
-            deterministic,
-            0 if _runtime.store is not None and not launch.store_is_served else None,
-        )
+            name, store, launch.rank, launch.size, timeout, prefix,
+            same_node=same_node,
+            interface=os.environ.get("GLOO_SOCKET_IFNAME"),
+            communicator=_communicator_of(process_group),
+            deterministic=deterministic,
+            store_rank=0 if _runtime.store is not None and not launch.store_is_served else None,
+        )  # fmt: skip
 
     prefix = f"gpudist/{launch.run}"
     asking = f"{prefix}/deterministic"
@@ -234,6 +232,7 @@ def connect(
     size: int,
     timeout_s: float,
     prefix: str,
+    *,
     same_node: bool = True,
     interface: str | None = None,
     communicator: int = 0,
@@ -242,17 +241,38 @@ def connect(
 ) -> Transport:
     """Join the world of ``size`` processes that meet in ``store`` under ``prefix``. Collective.
 
-    ``store_rank`` is the one whose process hosts the store, where it is one of them.
+    Args:
+        name: of the transport.
+        same_node, interface: as :class:`GlooTransport` has them.
+        communicator: address of NCCL's for all ranks, made by somebody else.
+        deterministic: the same sums over every transport.
+        store_rank: the one whose process hosts the store, where it is one of them.
 
     Raises:
         PlanMismatch: on every rank, if ranks have different versions of gpudist.
     """
+
+    def join() -> Transport:
+        if name == "host":
+            return HostTransport(store, rank, size, timeout_s, prefix=prefix, store_rank=store_rank)
+        if name == "gloo":
+            return GlooTransport(
+                store, rank, size, timeout_s, prefix=prefix, same_node=same_node,
+                interface=interface, store_rank=store_rank,
+            )  # fmt: skip
+        asked = settings()
+        on_cpu = bool(asked.device_library)
+        device = torch.device("cpu" if on_cpu else f"cuda:{torch.cuda.current_device()}")
+        return NcclTransport(
+            store, rank, size, timeout_s, prefix=prefix, device=device,
+            nccl_library=asked.nccl_library, device_library=asked.device_library,
+            checks=asked.checks, in_rank_order=deterministic, adopt=communicator,
+            interface=interface, store_rank=store_rank,
+        )  # fmt: skip
+
     versions = Versions(store, prefix, rank, size)
     try:
-        made = _connect(
-            name, store, rank, size, timeout_s, prefix, same_node, interface, communicator,
-            deterministic, store_rank,
-        )  # fmt: skip
+        made = join()
     except Exception:
         # A store that is gone, or hangs, has no say in why.
         asker = Background("gpudist compares versions")
@@ -262,54 +282,13 @@ def connect(
             job.result()
         raise
     try:
-        versions.compare()
+        # The first operation says who has died with a store that is gone by now.
+        with suppress(*STORE_ERRORS):
+            versions.compare()
     except BaseException:
         made.close()
         raise
     return made
-
-
-def _connect(
-    name: str,
-    store: dist.Store,
-    rank: int,
-    size: int,
-    timeout_s: float,
-    prefix: str,
-    same_node: bool,
-    interface: str | None,
-    communicator: int,
-    deterministic: bool,
-    store_rank: int | None,
-) -> Transport:
-    if name == "nccl":
-        asked = settings()
-        on_cpu = bool(asked.device_library)
-        return NcclTransport(
-            store,
-            rank,
-            size,
-            timeout_s,
-            prefix=prefix,
-            device=torch.device("cpu" if on_cpu else f"cuda:{torch.cuda.current_device()}"),
-            nccl_library=asked.nccl_library,
-            device_library=asked.device_library,
-            checks=asked.checks,
-            in_rank_order=deterministic,
-            adopt=communicator,
-        )
-    if name == "host":
-        return HostTransport(store, rank, size, timeout_s, prefix=prefix, store_rank=store_rank)
-    return GlooTransport(
-        store,
-        rank,
-        size,
-        timeout_s,
-        prefix=prefix,
-        same_node=same_node,
-        interface=interface,
-        store_rank=store_rank,
-    )
 
 
 def take_device(transport: str, local_rank: int) -> None:

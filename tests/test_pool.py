@@ -15,7 +15,7 @@ import torch
 from gpudist import errors, ops
 from gpudist.partition import Partition
 from gpudist.rank_pool import RankPool, RanksFailed
-from gpudist.transport.base import Failure
+from gpudist.transport.failure import Failure
 from tests.pool import distributed
 
 SIZE = 3

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -18,9 +17,10 @@ import pytest
 from gpudist.errors import ShapeError, TransportError
 from gpudist.launch import Built, Launch, launch_of, settings_of
 from gpudist.runtime import _runtime, _shut_down
-from gpudist.transport.base import Failure
+from gpudist.transport.failure import Failure
 from gpudist.transport.loopback import LoopbackTransport
 from gpudist.transport.report import write_error_file
+from tests import warm
 
 ROOT = Path(__file__).resolve().parents[1]
 TORCHRUN = {
@@ -169,7 +169,7 @@ def run(arguments: list[str], **environment: str) -> subprocess.CompletedProcess
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(launchers)}
     known = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [sys.executable, *arguments],
+        [warm.python(), *arguments],
         env={**inherited, **known, **environment},
         capture_output=True,
         text=True,

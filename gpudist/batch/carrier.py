@@ -20,7 +20,8 @@ from gpudist.geometry.broadcasting import Pairing
 from gpudist.host_channel import host_partition
 from gpudist.ops.broadcast import plan_between
 from gpudist.partition import Partition
-from gpudist.transport.base import Failure, Signature
+from gpudist.transport.base import Signature
+from gpudist.transport.failure import Failure
 
 _REMEMBERED = 256
 

@@ -13,14 +13,8 @@ from gpudist.exchange.movement import Movement
 from gpudist.exchange.plain import Arrival, finish, post
 from gpudist.geometry.boxes import Stage
 from gpudist.partition import Partition
-from gpudist.transport.base import (
-    Failure,
-    RoundRunner,
-    Signature,
-    StageCall,
-    StagesInFlight,
-    Transport,
-)
+from gpudist.transport.base import RoundRunner, Signature, StageCall, StagesInFlight, Transport
+from gpudist.transport.failure import Failure
 from gpudist.transport.recording import Activity, Post
 
 Blocks = list[torch.Tensor | None]

@@ -18,7 +18,7 @@ from gpudist.errors import GpudistError, PlanMismatch, ShapeError, side_by_side
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.cartesian import index_of, left_padded
 from gpudist.partition import Partition
-from gpudist.transport.base import Failure
+from gpudist.transport.failure import Failure
 
 ShapeMode = Literal["static", "dynamic"]
 

@@ -14,7 +14,6 @@ from gpudist.partition import Partition
 from gpudist.profiling.clocks import Reading, aligned_ns, read_clock
 from gpudist.profiling.gathering import collected
 from gpudist.profiling.trace import Event, Tracer, events_of
-from gpudist.profiling.wires import wires_of
 
 
 @contextmanager
@@ -42,7 +41,7 @@ def profile(path: str | Path, P_world: Partition | None = None) -> Generator[Non
     rank = P.rank or 0
     first = read_clock(P_host)
     tracer = Tracer()
-    for wire in wires_of(P.wire):
+    for wire in P.wire.wires:
         wire.recorder.observe(tracer)
     try:
         yield
@@ -50,7 +49,7 @@ def profile(path: str | Path, P_world: Partition | None = None) -> Generator[Non
         _write(_part_of(Path(path), rank), _events(tracer, rank, first, first), [first])
         raise
     finally:
-        for wire in wires_of(P.wire):
+        for wire in P.wire.wires:
             wire.recorder.ignore(tracer)
     last = read_clock(P_host)
     events = _events(tracer, rank, first, last)

@@ -9,7 +9,6 @@ from torch.profiler import record_function
 
 from gpudist import runtime
 from gpudist.partition import Partition
-from gpudist.profiling.wires import wires_of
 from gpudist.transport.base import Transport
 from gpudist.transport.recording import ACTIVITY, Operation, Phase, Post
 
@@ -82,13 +81,13 @@ def record_ranges(enabled: bool = True, P_world: Partition | None = None) -> Rec
     _stop(wire)
     if enabled:
         ranges = Ranges()
-        for each in wires_of(wire):
+        for each in wire.wires:
             each.recorder.observe(ranges)
     return Recording(wire)
 
 
 def _stop(wire: Transport) -> None:
-    for each in wires_of(wire):
+    for each in wire.wires:
         for observer in each.recorder.observers:
             if isinstance(observer, Ranges):
                 each.recorder.ignore(observer)

@@ -10,7 +10,6 @@ from gpudist import runtime
 from gpudist.host_channel import host_partition
 from gpudist.partition import Partition
 from gpudist.profiling.gathering import gathered
-from gpudist.profiling.wires import wires_of
 from gpudist.transport.recording import Row
 
 _HEADINGS = ("operator", "partition", "calls", "messages", "sent MB", "received MB", "seconds")
@@ -96,7 +95,7 @@ def stats(reset: bool = False, all_ranks: bool = False, P_world: Partition | Non
         TransportError: :func:`gpudist.init` was not called.
     """
     P = P_world if P_world is not None else runtime.world()
-    rows = [_stat(row) for wire in wires_of(P.wire) for row in wire.recorder.rows()]
+    rows = [_stat(row) for wire in P.wire.wires for row in wire.recorder.rows()]
     if all_ranks:
         said = gathered(host_partition(P), json.dumps([asdict(row) for row in rows]).encode())
         by_rank = [_merged([Stat(**row) for row in json.loads(text)]) for text in said]
@@ -104,7 +103,7 @@ def stats(reset: bool = False, all_ranks: bool = False, P_world: Partition | Non
     else:
         rows = _merged(rows)
     if reset:
-        for wire in wires_of(P.wire):
+        for wire in P.wire.wires:
             wire.recorder.clear()
     return Stats(rows)
 

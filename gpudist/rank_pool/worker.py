@@ -17,7 +17,8 @@ import torch.distributed as dist
 
 from gpudist import runtime
 from gpudist.rank_pool.outcome import Outcome
-from gpudist.transport.base import Failure, Transport
+from gpudist.transport.base import Transport
+from gpudist.transport.failure import Failure
 
 
 def serve(

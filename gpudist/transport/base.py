@@ -9,7 +9,6 @@ another) cannot deadlock.
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ import torch
 from gpudist import errors
 from gpudist.geometry.boxes import Stage
 from gpudist.geometry.messages import as_messages
+from gpudist.transport.failure import Failure, FailureChannel
 from gpudist.transport.forks import keep_for_good, leave_to_parent_after_fork
 from gpudist.transport.recording import Activity, FlightRecorder, Post, posts_between
 
@@ -42,51 +42,6 @@ class Signature:
 
     label: str
     digest: bytes
-
-
-@dataclass(frozen=True)
-class Failure:
-    """The cause of a failure, as it travels over the failure channel.
-
-    Attributes:
-        kind: name of the class in ``gpudist.errors`` that every survivor raises.
-        rank: world rank where it happened (the dead rank, for a death), or ``None``.
-        message: the text of the error.
-    """
-
-    kind: str
-    rank: int | None
-    message: str
-
-    def to_json(self) -> str:
-        return json.dumps({"kind": self.kind, "rank": self.rank, "message": self.message})
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Failure:
-        """Read what ``to_json`` wrote; anything else is a failure of its own."""
-        try:
-            fields = json.loads(text)
-            kind, rank, message = str(fields["kind"]), fields["rank"], str(fields["message"])
-        except (ValueError, TypeError, KeyError, RecursionError):
-            return cls("TransportError", None, f"a failure that cannot be read: {text[:200]!r}")
-        return cls(kind, rank if type(rank) is int else None, message)
-
-    @classmethod
-    def from_exception(cls, error: BaseException, rank: int) -> Failure:
-        """The failure that ``error``, raised on ``rank``, means for the other ranks."""
-        if isinstance(error, errors.PeerFailure):
-            return cls("PeerFailure", error.rank, str(error))
-        if isinstance(error, errors.GpudistError):
-            return cls(type(error).__name__, rank, str(error))
-        return cls("PeerFailure", rank, f"rank {rank} raised {type(error).__name__}: {error}")
-
-    def to_exception(self) -> errors.GpudistError:
-        if self.kind == "PeerFailure":
-            return errors.PeerFailure(self.message, self.rank)
-        known = getattr(errors, self.kind, None)
-        if isinstance(known, type) and issubclass(known, errors.GpudistError):
-            return known(self.message)
-        return errors.TransportError(self.message)
 
 
 class StagesInFlight(Protocol):
@@ -123,21 +78,6 @@ class RoundPart(Protocol):
     def bind(self, strides: tuple[int, ...], accumulates: bool = False) -> object: ...
 
 
-class FailureChannel(ABC):
-    """Where a rank that fails leaves the cause, out of band, for every peer's wait to end with it.
-
-    The first failure posted is the one everybody raises; later ones are dropped.
-    """
-
-    @abstractmethod
-    def post(self, failure: Failure) -> None:
-        """Leave ``failure`` for all ranks unless one is there already. Never raises."""
-
-    @abstractmethod
-    def peek(self) -> Failure | None:
-        """The failure of this world, if any. May ask a store: call it in waits, not per message."""
-
-
 class Communicator(ABC):
     """The verbs, over one list of members. Ranks here are positions in that list.
 
@@ -149,6 +89,12 @@ class Communicator(ABC):
         self.members = tuple(members)
         self.size = len(self.members)
         self.rank = self.members.index(world_rank)
+
+    def part(self, colors: Sequence[int], keys: Sequence[int]) -> tuple[int, ...]:
+        """World ranks of the members of this rank's color, ordered by key, then by rank."""
+        mine = colors[self.rank]
+        ranks = sorted((keys[i], i) for i in range(self.size) if colors[i] == mine)
+        return tuple(self.members[i] for _, i in ranks)
 
     @abstractmethod
     def send(self, tensor: torch.Tensor, peer: int) -> None:
@@ -201,6 +147,7 @@ class Transport(ABC):
         timeout_s: deadline of every wait, in seconds.
         failures: the failure channel.
         recorder: the flight recorder.
+        attached: wires among some of the same ranks, aborted and closed with this one.
         packs: stages of plans are carried out by the transport itself, in one call.
         keeps_layout: their outputs are channels-last where their inputs are.
         has_streams: stages that were started run beside what follows, on a stream of their own.
@@ -225,8 +172,14 @@ class Transport(ABC):
         self.recorder = FlightRecorder()
         self.on_failure: Callable[[Failure], None] | None = None
         self.remembered: dict[tuple[object, ...], object] = {}
+        self.attached: dict[tuple[int, ...], Transport] = {}
         self._communicators: dict[tuple[int, ...], Communicator] = {}
         leave_to_parent_after_fork(self)
+
+    @property
+    def wires(self) -> tuple[Transport, ...]:
+        """This one, and those attached to it."""
+        return (self, *self.attached.values())
 
     def communicator(self, members: Sequence[int]) -> Communicator:
         """The communicator of these world ranks, made at first use by members only, then cached."""
@@ -248,9 +201,7 @@ class Transport(ABC):
         ``colors`` and ``keys`` have one entry per member, known to all of them, so nothing is
         exchanged.
         """
-        mine = colors[parent.rank]
-        ranks = sorted((keys[i], i) for i in range(parent.size) if colors[i] == mine)
-        return self.communicator([parent.members[i] for _, i in ranks])
+        return self.communicator(parent.part(colors, keys))
 
     @contextmanager
     def group(self, signature: Signature) -> Generator[None, None, None]:

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from gpudist.errors import NotBuiltError, ShapeError
 from gpudist.geometry.boxes import Box, Message, Stage
 from gpudist.geometry.messages import as_messages
-from gpudist.transport.base import Failure, FailureChannel, RoundPart, RoundRunner, Signature
+from gpudist.transport.base import RoundPart, RoundRunner, Signature
+from gpudist.transport.failure import Failure, FailureChannel
 from gpudist.transport.host_meeting import meet
 from gpudist.transport.message import Header
 from gpudist.transport.native_round import native_part

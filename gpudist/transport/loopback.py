@@ -13,8 +13,8 @@ import torch
 from torch._guards import TracingContext
 
 from gpudist import errors
-from gpudist.transport.base import Failure, FailureChannel
 from gpudist.transport.cooperative import Turns
+from gpudist.transport.failure import Failure, FailureChannel
 from gpudist.transport.message import Header
 from gpudist.transport.point_to_point import PointToPointTransport
 

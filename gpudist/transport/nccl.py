@@ -11,14 +11,9 @@ import torch.distributed as dist
 
 from gpudist.errors import GpudistError, NotBuiltError, ShapeError, TransportError
 from gpudist.geometry.boxes import Stage
-from gpudist.transport.base import (
-    Communicator,
-    Failure,
-    RoundPart,
-    RoundRunner,
-    Signature,
-    Transport,
-)
+from gpudist.transport.base import Communicator, RoundPart, RoundRunner, Signature, Transport
+from gpudist.transport.failure import Failure
+from gpudist.transport.forks import words_of_child
 from gpudist.transport.host import what_is_missing
 from gpudist.transport.native_round import native_part
 from gpudist.transport.nccl_library import wheel_libraries
@@ -62,6 +57,8 @@ class NcclTransport(Transport):
         checks: compare plans between ranks at every call, not only at their first.
         in_rank_order: every sum is in the order and precision of the other transports.
         adopt: address of a communicator of all ranks that stays somebody else's.
+        interface: network interface of wires attached between nodes.
+        store_rank: world rank whose process hosts the store, where it is one of them.
 
     Attributes:
         same_node: all ranks are on one node.
@@ -91,10 +88,12 @@ class NcclTransport(Transport):
         checks: bool = False,
         in_rank_order: bool = False,
         adopt: int = 0,
+        interface: str | None = None,
+        store_rank: int | None = None,
     ) -> None:
         if _native is None:
             raise NotBuiltError(f"the nccl transport: {what_is_missing()}")
-        self._channel = StoreFailureChannel(store, prefix)
+        self._channel = StoreFailureChannel(store, prefix, store_rank)
         super().__init__(rank, size, device, timeout_s, self._channel)
         self._core = _native.NcclWorld(
             rank,
@@ -108,18 +107,19 @@ class NcclTransport(Transport):
         self.recorder = DeviceRecorder(self._core)
         self.store = store
         self.prefix = prefix
+        self.interface = interface
+        self.store_rank = store_rank
         self.in_rank_order = in_rank_order
         self.strategy = collectives_by_messages if in_rank_order else collectives_by_nccl
         self._native: dict[tuple[int, ...], Any] = {}
         self._open: tuple[Signature, list[Call]] | None = None
         self._closed = False
+        self._is_child = False
         self._watch = NcclWatch(self._core, self._channel, rank, size, timeout_s)
         self._rendezvous = Rendezvous(store, prefix, rank, size, timeout_s, self._look)
         self.compares_every_call = checks
         self.stream = stream_of(device)
         self.same_node = True
-        # Other wires among some of the same ranks, aborted and closed with this one.
-        self.attached: dict[tuple[int, ...], Transport] = {}
         if size == 1:
             return
         try:
@@ -150,10 +150,8 @@ class NcclTransport(Transport):
     def split(
         self, parent: Communicator, colors: Sequence[int], keys: Sequence[int]
     ) -> Communicator:
-        mine = colors[parent.rank]
-        ranks = sorted((keys[i], i) for i in range(parent.size) if colors[i] == mine)
-        members = tuple(parent.members[i] for _, i in ranks)
-        position = ranks.index((keys[parent.rank], parent.rank))
+        members = parent.part(colors, keys)
+        mine, position = colors[parent.rank], members.index(self.rank)
         native_parent = self.native(parent.members)
         # All ranks of the parent are here, and none knows which the others have already.
         try:
@@ -271,6 +269,8 @@ class NcclTransport(Transport):
             self.end_with(error)
 
     def abort(self, failure: Failure) -> None:
+        if self._is_child:
+            return
         for other in self.attached.values():
             other.abort(failure)
         if not self._core.failure():
@@ -279,6 +279,8 @@ class NcclTransport(Transport):
         self.tell_failure(failure)
 
     def error(self) -> Any:
+        if self._is_child:
+            return TransportError(words_of_child(self.name, self.rank))
         if text := self._core.failure():
             return self.exception_of(Failure.from_json(text))
         if self._closed:
@@ -297,6 +299,11 @@ class NcclTransport(Transport):
         self._rendezvous.close()
         self._channel.close()
         self.store = None
+
+    def leave_to_parent(self) -> None:
+        super().leave_to_parent()
+        # The watchdog's thread may have held what the core would wait for.
+        self._closed = self._is_child = True
 
     def end_with(self, error: BaseException) -> NoReturn:
         """Raise what ``error``, which the native core raised, means to this rank and the others."""
@@ -358,15 +365,12 @@ class NcclTransport(Transport):
         if shared:
             self._core.run_calls(
                 native_signature(signature),
-                [native_call(call, self._communicator_of(call)) for call in shared],
+                [native_call(call, self._native.get(call.members or ())) for call in shared],
                 self.stream(),
             )
         for call in calls:
             if call.after is not None:
                 call.after()
-
-    def _communicator_of(self, call: Call) -> Any:
-        return self.native(call.members) if call.members is not None else None
 
     def _join(self, adopt: int) -> None:
         """Meet the others, watch those on this node, and make the world's communicator."""
@@ -394,10 +398,3 @@ class NcclTransport(Transport):
                 self._core.drop(operation)
         except BaseException as error:
             self.end_with(error)
-
-
-def what_nccl_misses() -> str:
-    """Why this installation cannot use GPUs, and how to change that; empty if it can."""
-    if _native is None:
-        return what_is_missing()
-    return _native.device_missing()

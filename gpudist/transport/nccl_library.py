@@ -6,8 +6,22 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
+from gpudist.transport.host import what_is_missing
+
+try:
+    import gpudist._native as _native
+except ImportError:
+    _native = None
+
 # Both install the same files.
 _WHEELS = {12: "nvidia-nccl-cu12", 13: "nvidia-nccl-cu13"}
+
+
+def what_nccl_misses() -> str:
+    """Why this installation cannot use GPUs, and how to change that; empty if it can."""
+    if _native is None:
+        return what_is_missing()
+    return _native.device_missing()
 
 
 def wheel_libraries() -> list[Path]:

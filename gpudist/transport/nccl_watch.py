@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from gpudist.errors import TransportError
-from gpudist.transport.base import Failure
+from gpudist.transport.failure import Failure
 from gpudist.transport.processes import has_ended
 from gpudist.transport.recording import FlightRecorder
 from gpudist.transport.store_failures import StoreFailureChannel

@@ -18,7 +18,8 @@ from pathlib import Path
 from types import TracebackType
 
 from gpudist.errors import GpudistError, PlanMismatch, TransportError
-from gpudist.transport.base import Failure, Transport
+from gpudist.transport.base import Transport
+from gpudist.transport.failure import Failure
 
 _SHOWN = 10
 _KEPT = 64
@@ -28,12 +29,11 @@ _PIPE_BYTES = 1 << 16
 
 def report(transport: Transport, why: str, last: int = _SHOWN) -> str:
     """The last operations of this rank, most recent at the end, and the reason for the report."""
-    wires = (transport, *getattr(transport, "attached", {}).values())
     lines = [
         f"gpudist: rank {transport.rank} of {transport.size}, process {os.getpid()} on "
         f"{socket.gethostname()}, {why}"
     ]
-    for wire in wires:
+    for wire in transport.wires:
         done = wire.recorder.lines(last)
         lines.append(f"  last operations over {wire.name}:" + ("" if done else " none"))
         lines += [f"    {line}" for line in done]

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 
 from gpudist.transport.background import Background, Job
-from gpudist.transport.base import Failure, FailureChannel
+from gpudist.transport.failure import Failure, FailureChannel
 
 # What torch's stores raise when they are gone.
 STORE_ERRORS = (dist.DistNetworkError, dist.DistStoreError)

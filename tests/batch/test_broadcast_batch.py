@@ -27,7 +27,7 @@ from gpudist.errors import (
     TransportError,
 )
 from gpudist.partition import Partition
-from gpudist.transport.base import Failure
+from gpudist.transport.failure import Failure
 from tests.batch import nests
 from tests.batch.nests import Point, Sample, assert_same, nest
 from tests.pool import distributed
@@ -79,7 +79,7 @@ def test_workers_of_a_partition(P_world: Partition) -> None:
 
 def messages(P: Partition, call: Callable[[], object]) -> int:
     """Operations of this rank's wire, or wires, during a call."""
-    wires = [P.wire, *getattr(P.wire, "attached", {}).values()]
+    wires = P.wire.wires
     before = [wire.recorder.count for wire in wires]
     call()
     return sum(w.recorder.count - count for w, count in zip(wires, before, strict=True))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from gpudist.errors import CollectiveTimeout, PeerFailure
 from gpudist.runtime import world_of
-from gpudist.transport.base import Failure
+from gpudist.transport.failure import Failure
 from gpudist.transport.loopback import LoopbackTransport, LoopbackWorld
 from tests.chaos.experiment import DEADLINE_S, LONG_S, Experiment
 from tests.chaos.play import PATIENCE_S, join, play, steps

@@ -11,7 +11,7 @@ import torch
 
 from gpudist import zero_volume_tensor
 from gpudist.partition import Partition
-from gpudist.transport.base import Failure
+from gpudist.transport.failure import Failure
 from tests.chaos.experiment import DEADLINE_S, Experiment
 from tests.chaos.operators import OPERATORS, Apply
 from tests.chaos.points import Victim

@@ -13,7 +13,8 @@ import torch
 from gpudist import broadcast, halo_exchange
 from gpudist.errors import PeerFailure, ShapeError
 from gpudist.partition import Partition
-from gpudist.transport.base import Failure, Signature
+from gpudist.transport.base import Signature
+from gpudist.transport.failure import Failure
 from gpudist.transport.host_meeting import _Meeting
 from gpudist.transport.loopback import LoopbackTransport, LoopbackWorld
 from tests.chaos.points import calls

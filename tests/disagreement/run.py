@@ -14,7 +14,7 @@ from gpudist.errors import CollectiveTimeout, GpudistError, PlanMismatch, ShapeE
 from gpudist.partition import Partition
 from gpudist.rank_pool import RankPool
 from gpudist.testing import run_distributed
-from gpudist.transport.base import Failure
+from gpudist.transport.failure import Failure
 from tests.disagreement.acts import ACTS, SAME, follower_of, sequence
 from tests.ops.dense import compare_every_call
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpudist.errors import GpudistError, PlanMismatch, TransportError
-from gpudist.transport.base import Failure
+from gpudist.transport.failure import Failure
 from gpudist.transport.host_meeting import _address
 from gpudist.transport.message import HEADER_BYTES, Header
 from gpudist.transport.store_failures import _lines_of

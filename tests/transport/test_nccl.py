@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from gpudist.partition import Partition
 from gpudist.transport.nccl import NcclTransport
 from gpudist.transport.nccl_stages import collectives_by_messages, collectives_by_nccl, lower
 from gpudist.transport.nccl_verbs import NcclCommunicator
+from tests import warm
 from tests.doubles import use_doubles
 from tests.ops.dense import assert_same, cells, random
 from tests.pool import distributed
@@ -185,10 +185,10 @@ print(gpudist.all_sum_reduce(torch.ones(2), P_x, [0]).tolist())
 
 def test_init_under_torchrun() -> None:
     use_doubles()
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [warm.python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     environment = {**os.environ, "GPUDIST_TRANSPORT": "nccl", "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(
-        [*command, "--no-python", sys.executable, "-c", PROGRAM],
+        [*command, "--no-python", warm.python(), "-c", PROGRAM],
         capture_output=True, text=True, env=environment, timeout=120,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr

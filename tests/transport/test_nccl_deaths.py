@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 from gpudist import runtime
 from gpudist.errors import CollectiveTimeout, GpudistError, PeerFailure, TransportError
-from gpudist.transport.base import Failure, Transport
+from gpudist.transport.base import Transport
+from gpudist.transport.failure import Failure
 from gpudist.transport.nccl import NcclTransport
 from tests.doubles.nccl import clear, inject, violations
 from tests.transport.nccl_actions import (

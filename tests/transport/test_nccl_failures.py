@@ -12,7 +12,8 @@ import torch
 
 from gpudist import runtime
 from gpudist.errors import CollectiveTimeout, PeerFailure, TransportError
-from gpudist.transport.base import Failure, Signature, Transport
+from gpudist.transport.base import Signature, Transport
+from gpudist.transport.failure import Failure
 from tests.doubles.nccl import clear, inject, violations
 from tests.transport.nccl_actions import (
     ACTIONS,

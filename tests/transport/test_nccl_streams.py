@@ -11,7 +11,8 @@ from gpudist import runtime
 from gpudist.errors import CollectiveTimeout, PeerFailure, TransportError
 from gpudist.exchange import InFlight, start
 from gpudist.partition import Partition
-from gpudist.transport.base import Failure, Transport
+from gpudist.transport.base import Transport
+from gpudist.transport.failure import Failure
 from gpudist.transport.nccl import NcclTransport
 from tests.doubles.nccl import capture, clear, inject, violations
 from tests.transport.nccl_actions import (

@@ -17,8 +17,8 @@ from gpudist.transport.addresses import (
     is_loopback,
     reachable_address,
 )
-from gpudist.transport.base import Failure
 from gpudist.transport.beacon import Beacon, is_beside
+from gpudist.transport.failure import Failure
 from gpudist.transport.store_failures import StoreFailureChannel
 
 

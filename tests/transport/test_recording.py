@@ -13,8 +13,8 @@ from gpudist.errors import GpudistError, side_by_side
 from gpudist.launch import Diagnostics, diagnostics_of
 from gpudist.partition import Partition
 from gpudist.runtime import world_of
-from gpudist.transport.base import Failure
 from gpudist.transport.debug_lines import DebugLines
+from gpudist.transport.failure import Failure
 from gpudist.transport.loopback import LoopbackTransport
 from gpudist.transport.report import report, write_report
 from tests.pool import distributed

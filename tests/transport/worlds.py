@@ -16,7 +16,8 @@ import torch.distributed as dist
 
 from gpudist import runtime
 from gpudist.errors import GpudistError
-from gpudist.transport.base import Failure, Transport
+from gpudist.transport.base import Transport
+from gpudist.transport.failure import Failure
 from gpudist.transport.loopback import LoopbackWorld
 from tests.doubles import use_doubles
 
@@ -43,7 +44,7 @@ class ProcessRanks:
         os.environ["OMP_NUM_THREADS"] = "1"
         use_doubles()
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch.distributed"])
+        context.set_forkserver_preload(["torch", "torch.distributed", "gpudist"])
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._context = context
         self._ends: list[Connection] = []
