@@ -12,6 +12,9 @@ CPP := $(wildcard csrc/*.h csrc/*.cpp csrc/*.cu tests/csrc/*.h tests/csrc/*.cpp 
 
 EPOCHS ?= 20
 
+# After which a test fails with the stacks of its threads, in seconds.
+TEST_S ?= 300
+
 # Test files that run at a time, each with up to 16 ranks of its own.
 JOBS ?= 2
 
@@ -52,7 +55,7 @@ demo: $(INSTALLED)
 		examples/lenet5.py --data digits --compare --epochs $(EPOCHS)
 
 test: $(INSTALLED)
-	$(PYTHON) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+	$(PYTHON) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --timeout $(TEST_S)
 
 # Random configurations of every layer against torch's; N=2000 SEED=1 takes about two minutes.
 fuzz: $(INSTALLED)
@@ -101,8 +104,8 @@ chaos: $(INSTALLED)
 soak: N = 100000
 soak: $(INSTALLED)
 	$(PYTHON) -m tests.soak --operators $(N) --minutes $(MINUTES) --seed $(SEED) \
-		--results $(RELIABILITY)/soak.json
-	$(PYTHON) -m tests.disagreement --results $(RELIABILITY)/disagreement.json
+		--results $(RELIABILITY)
+	$(PYTHON) -m tests.disagreement --results $(RELIABILITY)
 	$(PYTHON) -m tests.chaos.report
 
 # The native core with its CUDA half, in place. Installs nothing and needs no network.

@@ -60,6 +60,8 @@ that waits for the store where the rank that serves it is stopped.
 """
 
 DISAGREEMENT = """\
+## Ranks that disagree
+
 Ranks call different operators, in another order, with another shape, dtype, partition or kernel, or
 another number of times. *Detected* is `PlanMismatch` on every rank; *refused* another error that
 the operator's page names, on every rank; *harmless* where every rank's numbers are right all the
@@ -67,6 +69,8 @@ same; *at the deadline* `CollectiveTimeout`, with what every rank did last.
 """
 
 SOAK = """\
+## Load and leaks
+
 Random operators of random shapes, dtypes and partitions, each compared with an oracle: a wrong
 result ends the run. What must not grow is compared between samples after a warm-up.
 """
@@ -88,10 +92,10 @@ def page(run: Run, rows: Sequence[Tried], others: Mapping[str, dict[str, Any]]) 
         "survivor's error, median and largest.\n",
     ]
     parts += [_by_operator(rows, transport) for transport in TRANSPORTS]
-    if "disagreement" in others:
-        parts += ["## Ranks that disagree\n", DISAGREEMENT, _figures(others["disagreement"])]
-    if "soak" in others:
-        parts += ["## Load and leaks\n", SOAK, _figures(others["soak"])]
+    for kind, beginning in (("disagreement", DISAGREEMENT), ("soak", SOAK)):
+        runs = [facts for name, facts in others.items() if name.startswith(f"{kind}-")]
+        if runs:
+            parts += [beginning, *map(_figures, runs)]
     if "resume" in others:
         parts += ["## Workers killed while they train\n", _resumed(others["resume"])]
     parts.append(
@@ -199,9 +203,10 @@ def _figures(facts: Mapping[str, Any]) -> str:
         ]
         for figure in facts["figures"]
     ]
-    return f"`{environment['command']}`, on {environment['machine']}:\n\n" + _table(
-        ["figure", "found", "allowed"], lines
-    )
+    origin = f"`{environment['command']}`, on {environment['machine']}"
+    if "commit" in environment:
+        origin += f", commit {environment['commit'][:9]}"
+    return f"{origin}:\n\n" + _table(["figure", "found", "allowed"], lines)
 
 
 def _resumed(facts: Mapping[str, Any]) -> str:

@@ -31,7 +31,9 @@ def test_what_is_bad_is_counted() -> None:
     }
     resume = {"kills": ["step 1"], "ranks": 2, "steps": 9, "steps_repeated": 1}
     differences = ["step 3: 1.0 and 2.0"]
-    text = page(RUN, rows, {"soak": soak, "resume": {**resume, "differences": differences}})
+    text = page(
+        RUN, rows, {"soak-operators": soak, "resume": {**resume, "differences": differences}}
+    )
     assert "4 experiments on 2026-01-02" in text
     assert "of 3 of 2288 kinds" in text
     assert "1 lost, 0 hung, 1 wrong" in text

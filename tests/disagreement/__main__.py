@@ -67,18 +67,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.disagreement", description=__doc__)
     parser.add_argument("--transport", choices=TRANSPORTS, action="append", help="this alone")
     parser.add_argument("--wait", type=float, default=10.0, help="deadline of a wait, in seconds")
-    parser.add_argument("--results", type=Path, help=f"such as {RESULTS / 'disagreement.json'}")
+    parser.add_argument("--results", type=Path, help=f"a folder, such as {RESULTS}")
     options = parser.parse_args()
-    found: list[Figure] = []
+    command = shlex.join(["python", "-m", "tests.disagreement", *sys.argv[1:]])
+    over = False
     for transport in options.transport or TRANSPORTS:
-        of_transport = figures(transport, options.wait)
-        for figure in of_transport:
+        found = figures(transport, options.wait)
+        for figure in found:
             print(f"  {figure}", flush=True)
-        found += of_transport
-    if options.results is not None:
-        command = shlex.join(["python", "-m", "tests.disagreement", *sys.argv[1:]])
-        write(options.results, environment(command), found)
-    return 1 if any(figure.is_over for figure in found) else 0
+        over |= any(figure.is_over for figure in found)
+        if options.results is not None:
+            write(options.results / f"disagreement-{transport}.json", environment(command), found)
+    return 1 if over else 0
 
 
 if __name__ == "__main__":

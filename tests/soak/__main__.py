@@ -97,17 +97,17 @@ SUBJECTS: dict[str, Callable[[argparse.Namespace], list[Figure]]] = {
 
 def main() -> int:
     options = _options()
-    figures: list[Figure] = []
+    command = shlex.join(["python", "-m", "tests.soak", *sys.argv[1:]])
+    over = False
     for name in options.subject or SUBJECTS:
         print(f"{name}:", flush=True)
-        of_subject = SUBJECTS[name](options)
-        for figure in of_subject:
+        figures = SUBJECTS[name](options)
+        for figure in figures:
             print(f"  {figure}", flush=True)
-        figures += of_subject
-    if options.results is not None:
-        command = shlex.join(["python", "-m", "tests.soak", *sys.argv[1:]])
-        write(options.results, environment(command), figures)
-    return 1 if any(figure.is_over for figure in figures) else 0
+        over |= any(figure.is_over for figure in figures)
+        if options.results is not None:
+            write(options.results / f"soak-{name}.json", environment(command), figures)
+    return 1 if over else 0
 
 
 def _options() -> argparse.Namespace:
@@ -118,7 +118,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--networks", type=int, default=4_000, help="made and dropped")
     parser.add_argument("--seed", type=int, default=1, help="the same ones for the same seed")
     parser.add_argument("--subject", choices=list(SUBJECTS), action="append", help="of this alone")
-    parser.add_argument("--results", type=Path, help=f"a file, such as {RESULTS / 'soak.json'}")
+    parser.add_argument("--results", type=Path, help=f"a folder, such as {RESULTS}")
     return parser.parse_args()
 
 
