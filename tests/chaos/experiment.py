@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -98,12 +99,21 @@ def cells() -> Iterator[Cell]:
 
 
 def experiments(seed: int, chosen: list[Cell] | None = None) -> Iterator[Experiment]:
-    """For ever: all cells in a random order, then again in another one."""
+    """For ever: all cells in a random order, then again in another one.
+
+    Every fault of every operator over every transport comes once, at some point, before any comes
+    at a second one.
+    """
     rng = random.Random(seed)
     table = list(cells()) if chosen is None else list(chosen)
     while True:
         rng.shuffle(table)
+        earlier: Counter[tuple[str, str, str]] = Counter()
+        turns: list[tuple[int, Cell]] = []
         for cell in table:
+            turns.append((earlier[cell[:3]], cell))
+            earlier[cell[:3]] += 1
+        for _, cell in sorted(turns, key=lambda turn: turn[0]):
             yield draw(rng, *cell)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.chaos.experiment import DEADLINE_S
+from tests.chaos.experiment import DEADLINE_S, cells
 from tests.chaos.report import DOCUMENT, made, page
 from tests.chaos.results import CHAOS, Run, Tried, read, write
 
@@ -16,6 +16,12 @@ def test_the_page_is_that_of_the_committed_results() -> None:
 def test_the_committed_results_have_nothing_bad() -> None:
     _, rows = read(CHAOS)
     assert {row.how for row in rows} == {"detected", "survived"}
+
+
+def test_every_fault_of_every_operator_was_tried_over_every_transport() -> None:
+    _, rows = read(CHAOS)
+    tried = {(row.operator, row.transport, row.fault) for row in rows}
+    assert tried == {cell[:3] for cell in cells()}
 
 
 def test_what_is_bad_is_counted() -> None:
