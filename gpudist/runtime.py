@@ -40,7 +40,7 @@ from gpudist.transport.report import (
     report_on_signal,
     tell_uncaught_errors,
 )
-from gpudist.transport.store_failures import STORE_ERRORS
+from gpudist.transport.store_failures import STORE_ERRORS, own_connection
 from gpudist.version import Versions
 
 logger = logging.getLogger("gpudist")
@@ -274,9 +274,9 @@ def connect(
     try:
         made = join()
     except Exception:
-        # A store that is gone, or hangs, has no say in why.
+        # A store that is gone, or hangs, has no say in why; a wait of the transport may go on.
         asker = Background("gpudist compares versions")
-        job = asker.submit(versions.compare)
+        job = asker.submit(lambda: versions.compare(own_connection(store)))
         asker.stop()
         if job.wait(0.0) and job.failed_with(PlanMismatch):
             job.result()
@@ -284,7 +284,7 @@ def connect(
     try:
         # The first operation says who has died with a store that is gone by now.
         with suppress(*STORE_ERRORS):
-            versions.compare()
+            versions.compare(store)
     except BaseException:
         made.close()
         raise

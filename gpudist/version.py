@@ -19,27 +19,22 @@ class Versions:
     """
 
     def __init__(self, store: Any, prefix: str, rank: int, size: int) -> None:
-        self._store = store
         self._size = size
         self._key = f"{prefix}/version"
         store.set(f"{self._key}/{rank}", __version__)
         store.add(f"{self._key}/of/{__version__}", 1)
 
-    def compare(self) -> None:
-        """Refuse different ones, of the ranks that have come so far.
+    def compare(self, store: Any) -> None:
+        """Refuse different ones, of the ranks that have come so far, as ``store`` has them.
 
         Raises:
             PlanMismatch: with every rank's.
         """
         # One question where all is well, however many ranks there are.
-        if self._store.add(f"{self._key}/of/{__version__}", 0) == self._size:
+        if store.add(f"{self._key}/of/{__version__}", 0) == self._size:
             return
         keys = {rank: f"{self._key}/{rank}" for rank in range(self._size)}
-        said = {
-            rank: self._store.get(key).decode()
-            for rank, key in keys.items()
-            if self._store.check([key])
-        }
+        said = {rank: store.get(key).decode() for rank, key in keys.items() if store.check([key])}
         if len(set(said.values())) > 1:
             views = {rank: f"gpudist {version}" for rank, version in said.items()}
             raise PlanMismatch(

@@ -20,9 +20,9 @@ def test_one_version() -> None:
     assert f'\nversion = "{gpudist.__version__}"\n' in PROJECT.read_text(encoding="utf-8")
 
 
-def said(monkeypatch: pytest.MonkeyPatch, *versions: str) -> list[Versions]:
+def said(monkeypatch: pytest.MonkeyPatch, store: dist.Store, *versions: str) -> list[Versions]:
     """Of ranks with these versions, as they meet in one store."""
-    store, found = dist.HashStore(), []
+    found = []
     for rank, text in enumerate(versions):
         monkeypatch.setattr(version, "__version__", text)
         found.append(Versions(store, "world", rank, len(versions)))
@@ -30,15 +30,16 @@ def said(monkeypatch: pytest.MonkeyPatch, *versions: str) -> list[Versions]:
 
 
 def test_equal_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    for mine in said(monkeypatch, "0.1.0", "0.1.0"):
-        mine.compare()
+    store = dist.HashStore()
+    for mine in said(monkeypatch, store, "0.1.0", "0.1.0"):
+        mine.compare(store)
 
 
 def test_different_versions_are_shown_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = []
-    for mine in said(monkeypatch, "0.1.0", "0.2.0", "0.1.0"):
+    store, texts = dist.HashStore(), []
+    for mine in said(monkeypatch, store, "0.1.0", "0.2.0", "0.1.0"):
         with pytest.raises(PlanMismatch) as caught:
-            mine.compare()
+            mine.compare(store)
         texts.append(str(caught.value))
     assert set(texts) == {
         "ranks disagree about the library:\n"

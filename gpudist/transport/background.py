@@ -72,7 +72,7 @@ class Background:
         self._jobs.put(job)
         return job
 
-    def stop(self) -> bool:
+    def stop(self, patience_s: float = _PATIENCE_S) -> bool:
         """End the thread once it has made the calls already submitted; wait for it, but briefly.
 
         Returns:
@@ -83,7 +83,7 @@ class Background:
             return True
         if self._thread is threading.current_thread():
             return False
-        self._thread.join(_PATIENCE_S)
+        self._thread.join(patience_s)
         return not self._thread.is_alive()
 
 

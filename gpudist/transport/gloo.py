@@ -146,7 +146,8 @@ class GlooTransport(PointToPointTransport):
         if not self._closed:
             super().close()
             self._break()
-            has_ended = self._waiter.stop()
+            # A connection that is not made goes on to gloo's own deadline.
+            has_ended = self._waiter.stop(_GRACE_S if self._gloo is not None else _POLL_S)
             self._channel.close()
             if not has_ended:
                 # To free them would end the wait of a thread, which then asks for an interpreter

@@ -36,7 +36,7 @@ class StoreFailureChannel(FailureChannel):
     """
 
     def __init__(self, store: Any, prefix: str, host_rank: int | None = None) -> None:
-        self._store: Any = _own_connection(store)
+        self._store: Any = own_connection(store)
         self._prefix = prefix
         self._host_rank = host_rank
         self._background = Background(f"gpudist failures {prefix}")
@@ -165,7 +165,7 @@ def _lines_of(text: bytes) -> list[str]:
 _connections: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
-def _own_connection(store: Any) -> Any:
+def own_connection(store: Any) -> Any:
     """Another connection to ``store``, for a call that blocks on the first to hold up no other."""
     if store not in _connections:
         try:
