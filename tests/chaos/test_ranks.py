@@ -154,13 +154,17 @@ def test_a_rank_that_dies_while_all_join_is_named() -> None:
 
 
 def lose_the_store(P_world: Partition) -> None:
+    P_world.barrier()
     if P_world.rank == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     P_world.barrier()
 
 
-def test_a_rank_whose_death_ends_the_store_is_named() -> None:
-    with Ranks(3, lose_the_store, transport="gloo", store_rank=0) as ranks:
+@pytest.mark.parametrize("transport", ["host", "gloo", "nccl"])
+def test_a_rank_whose_death_ends_the_store_is_named(transport: str) -> None:
+    if transport == "nccl":
+        use_doubles()
+    with Ranks(3, lose_the_store, transport=transport, store_rank=0) as ranks:
         answers = ranks.answers()
     assert sorted(answers) == [1, 2]
     for answer in answers.values():

@@ -12,8 +12,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from gpudist import ops, runtime, zero_volume_tensor
+from gpudist.errors import TransportError
 from gpudist.geometry.boxes import Collective, Stage
 from gpudist.partition import Partition
+from gpudist.transport.failure import Failure
 from gpudist.transport.nccl import NcclTransport
 from gpudist.transport.nccl_stages import collectives_by_messages, collectives_by_nccl, lower
 from gpudist.transport.nccl_verbs import NcclCommunicator
@@ -154,6 +156,28 @@ def test_adopted_communicator(P_world: Partition) -> None:
     halo = ops.HaloExchange(P_other.create_cartesian_topology_partition([2]), halo=((1, 1),))
     assert halo(cells((3,))).shape == (5,)
     another.close()
+    P_world.barrier()
+
+
+@distributed(ranks=2, transports=["nccl"])
+def test_a_forked_child_has_no_part_in_the_world(P_world: Partition) -> None:
+    """It says so, and what it closes stays open in its parent."""
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        said = "no error"
+        try:
+            P_world.wire.abort(Failure("PeerFailure", 1, "not a failure of the world's"))
+            P_world.wire.close()
+            P_world.barrier()
+        except TransportError as error:
+            said = str(error)
+        finally:
+            os.write(writer, said.encode())
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as file:
+        assert f"process {child} was forked from rank {P_world.rank}" in file.read().decode()
+    assert os.waitpid(child, 0) == (child, 0)
     P_world.barrier()
 
 
