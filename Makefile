@@ -44,7 +44,7 @@ GPU_TESTS := -m pytest tests/gpu -q -rs
 # Many ranks share few cores here: one thread for each.
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test fuzz fuzz-batch lint types check format sanitize bench clean
+.PHONY: demo test fuzz fuzz-batch lint types check format sanitize sanitize-core bench clean
 .PHONY: docs newcomer
 .PHONY: fuzz-input mutants coverage tidy
 .PHONY: chaos soak
@@ -153,6 +153,11 @@ format: $(TOOLS)
 sanitize: $(INSTALLED)
 	$(PIP) -q -c constraints.txt 'nanobind>=2.4' 'cmake>=3.22' ninja
 	sh tests/csrc/sanitize.sh $(abspath $(PYTHON))
+
+# Of that, the core's own tests.
+sanitize-core: $(INSTALLED)
+	$(PIP) -q -c constraints.txt 'cmake>=3.22' ninja
+	sh tests/csrc/sanitize.sh $(abspath $(PYTHON)) core
 
 # Every subject on 2 and on 4 ranks, beside both MPIs; see docs/benchmarks.md.
 bench: $(INSTALLED) .bench/openmpi/.installed .bench/mpich/.installed

@@ -34,9 +34,10 @@ def _connect(P: Partition, wire: NcclTransport, rank: int) -> Transport:
     store_rank = P.ranks.index(wire.store_rank) if wire.store_rank in P.ranks else None
     if wire.same_node:
         return HostTransport(
-            wire.store, rank, P.size, wire.timeout_s, prefix=prefix, store_rank=store_rank
-        )
+            wire.store, rank, P.size, wire.timeout_s, prefix=prefix, store_rank=store_rank,
+            look=wire.look,
+        )  # fmt: skip
     return GlooTransport(
         wire.store, rank, P.size, wire.timeout_s, prefix=prefix, same_node=False,
-        interface=wire.interface, store_rank=store_rank,
+        interface=wire.interface, store_rank=store_rank, look=wire.look,
     )  # fmt: skip

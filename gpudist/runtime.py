@@ -6,10 +6,11 @@ import atexit
 import logging
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -40,7 +41,7 @@ from gpudist.transport.report import (
     report_on_signal,
     tell_uncaught_errors,
 )
-from gpudist.transport.store_failures import STORE_ERRORS, own_connection
+from gpudist.transport.store_failures import STORE_ERRORS, own_connection, store_silent
 from gpudist.version import Versions
 
 logger = logging.getLogger("gpudist")
@@ -48,6 +49,9 @@ logger = logging.getLogger("gpudist")
 _CLOSING_S = 10.0
 # After a failure the others hear of it soon, or never.
 _FAILED_CLOSING_S = 1.0
+# After a failure to connect.
+_COMPARING_S = 0.2
+T = TypeVar("T")
 
 
 def settings() -> Settings:
@@ -270,24 +274,34 @@ def connect(
             interface=interface, store_rank=store_rank,
         )  # fmt: skip
 
-    versions = Versions(store, prefix, rank, size)
+    asker = Background("gpudist compares versions")
+
+    def ask(call: Callable[[], T]) -> T:
+        # A store whose host is stopped never answers.
+        job = asker.submit(call)
+        if not job.wait(timeout_s):
+            raise store_silent(store_rank, rank, f"connect {size} ranks", timeout_s)
+        return job.result()
+
     try:
-        made = join()
-    except Exception:
-        # A store that is gone, or hangs, has no say in why; a wait of the transport may go on.
-        asker = Background("gpudist compares versions")
-        job = asker.submit(lambda: versions.compare(own_connection(store)))
-        asker.stop()
-        if job.wait(0.0) and job.failed_with(PlanMismatch):
-            job.result()
-        raise
-    try:
-        # The first operation says who has died with a store that is gone by now.
-        with suppress(*STORE_ERRORS):
-            versions.compare(store)
-    except BaseException:
-        made.close()
-        raise
+        versions = ask(lambda: Versions(store, prefix, rank, size))
+        try:
+            made = join()
+        except Exception:
+            # A store that is gone, or hangs, has no say in why; a wait of the transport may go on.
+            job = asker.submit(lambda: versions.compare(own_connection(store)))
+            if job.wait(_COMPARING_S) and job.failed_with(PlanMismatch):
+                job.result()
+            raise
+        try:
+            # The first operation says who has died with a store that is gone by now.
+            with suppress(*STORE_ERRORS):
+                ask(lambda: versions.compare(store))
+        except BaseException:
+            made.close()
+            raise
+    finally:
+        asker.stop(0.0)
     return made
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
@@ -95,6 +95,7 @@ class GlooTransport(PointToPointTransport):
         interface: network interface to use between nodes; the one towards the store's node where
             ``None``.
         store_rank: world rank whose process hosts the store, where it is one of them.
+        look: called in waits; raises what has become of a world that this belongs to.
     """
 
     name = "gloo"
@@ -110,7 +111,9 @@ class GlooTransport(PointToPointTransport):
         same_node: bool,
         interface: str | None = None,
         store_rank: int | None = None,
+        look: Callable[[], None] = lambda: None,
     ) -> None:
+        self._look_outside = look
         self._channel = StoreFailureChannel(store, prefix, store_rank)
         super().__init__(rank, size, torch.device("cpu"), timeout_s, self._channel)
         # Gloo's waits cannot be interrupted, so another thread makes them.
@@ -168,11 +171,17 @@ class GlooTransport(PointToPointTransport):
             The address at which the others reach this rank; ``own`` is what it takes for that.
         """
         keys = [f"{prefix}/arrived/{rank}" for rank in range(self.size)]
-        store.set(keys[self.rank], own)
+
+        def ask(call: Callable[[], T]) -> T:
+            # A store whose host is stopped never answers.
+            return self._await(self._waiter.submit(call))
+
+        ask(lambda: store.set(keys[self.rank], own))
         pause_s = 0.001
-        while not store.check(keys):
-            if time.monotonic() > self._deadline_s:
-                missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
+        while not ask(lambda: store.check(keys)):
+            if time.monotonic() > self._deadline_s - _SLICE_S:
+                there = ask(lambda: [store.check([key]) for key in keys])
+                missing = [rank for rank, is_there in enumerate(there) if not is_there]
                 raise CollectiveTimeout(
                     f"after {self.timeout_s:g} s rank {self.rank} still misses ranks {missing} of "
                     f"{self.size}; are they running, with the same world size?"
@@ -181,7 +190,8 @@ class GlooTransport(PointToPointTransport):
             pause_s = min(2 * pause_s, _SLICE_S)
             if pause_s == _SLICE_S:
                 self._look()
-        return reachable_address(own, (store.get(key).decode() for key in keys))
+        addresses = ask(lambda: [store.get(key).decode() for key in keys])
+        return reachable_address(own, addresses)
 
     def _connected(self, job: Job[Any], address: str) -> Any:
         """The process group, which the others reach at ``address``."""
@@ -268,6 +278,7 @@ class GlooTransport(PointToPointTransport):
 
     def _look(self) -> None:
         """Raise the failure of this world, if any; answer a rank that reports a timeout."""
+        self._look_outside()
         failure = self._channel.peek()
         if self._channel.lines_wanted:
             self._channel.publish_lines(self.rank, self.recorder.lines())

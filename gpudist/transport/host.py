@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from time import monotonic
@@ -78,6 +78,7 @@ class HostTransport(PointToPointTransport):
         prefix: first part of the keys in ``store``; one per world.
         store_rank: world rank whose process hosts the store, where it is one of them.
         pulls: read large messages straight from the sender's memory where the system allows it.
+        look: called while the ranks meet; raises what has become of a world that this belongs to.
 
     Raises:
         NotBuiltError: this installation has no native core.
@@ -100,6 +101,7 @@ class HostTransport(PointToPointTransport):
         prefix: str,
         store_rank: int | None = None,
         pulls: bool = True,
+        look: Callable[[], None] = lambda: None,
     ) -> None:
         if _native is None:
             raise NotBuiltError(f"the host transport: {what_is_missing()}")
@@ -108,7 +110,7 @@ class HostTransport(PointToPointTransport):
         self.recorder.number_of = self._core.posted
         operation = self.recorder.begin_group(f"connect {size} ranks")
         try:
-            meet(self._core, store, prefix, rank, size, timeout_s)
+            meet(self._core, store, prefix, rank, size, timeout_s, store_rank, look)
         except BaseException as error:
             self.close()
             if isinstance(error, STORE_ERRORS):

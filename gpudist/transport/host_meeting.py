@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
 
 from gpudist.errors import CollectiveTimeout, PeerFailure, TransportError
+from gpudist.transport.background import Background
 from gpudist.transport.beacon import Beacon, is_beside
 from gpudist.transport.processes import has_ended
+from gpudist.transport.store_failures import store_silent
 
 _POLL_S = 0.002
+# Of the last question, just before the deadline.
+_PATIENCE_S = 0.1
+T = TypeVar("T")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -39,7 +44,16 @@ class _Address(NamedTuple):
     beacon: str
 
 
-def meet(core: Any, store: dist.Store, prefix: str, rank: int, size: int, timeout_s: float) -> None:
+def meet(
+    core: Any,
+    store: dist.Store,
+    prefix: str,
+    rank: int,
+    size: int,
+    timeout_s: float,
+    store_rank: int | None,
+    look: Callable[[], None],
+) -> None:
     """Tell the others where the control block of ``core`` is, and map theirs. Collective.
 
     Raises:
@@ -48,14 +62,28 @@ def meet(core: Any, store: dist.Store, prefix: str, rank: int, size: int, timeou
         NotOneNode: two ranks cannot reach each other's memory.
         TransportError: what a rank has left in the store is not what ranks write.
     """
-    _Meeting(store, prefix, rank, size, timeout_s).hold(core)
+    meeting = _Meeting(store, prefix, rank, size, timeout_s, store_rank, look)
+    try:
+        meeting.hold(core)
+    finally:
+        meeting.close()
 
 
 class _Meeting:
     def __init__(
-        self, store: dist.Store, prefix: str, rank: int, size: int, timeout_s: float
+        self,
+        store: dist.Store,
+        prefix: str,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        store_rank: int | None,
+        look: Callable[[], None],
     ) -> None:
         self._store = store
+        self._look = look
+        self._store_rank = store_rank
+        self._background = Background(f"gpudist meets {prefix}")
         self._rank = rank
         self._timeout_s = timeout_s
         self._deadline_s = time.monotonic() + timeout_s
@@ -67,18 +95,18 @@ class _Meeting:
         mapped = [f"{key}/mapped" for key in self._keys]
         with closing(Beacon()) as beacon:
             own = json.dumps([*core.address(), self._numbers, beacon.text])
-            self._store.set(self._keys[self._rank], own)
+            self._ask(lambda: self._store.set(self._keys[self._rank], own))
             self._await(self._keys)
-            texts = map(self._store.get, self._keys)
+            texts = self._ask(lambda: list(map(self._store.get, self._keys)))
             self._told = [_address(text, rank) for rank, text in enumerate(texts)]
             strangers = [r for r, told in enumerate(self._told) if not is_beside(told.beacon)]
             if not strangers:
                 self._map(core)
             # Of a rank that ended before it was mapped nobody could say that it had.
-            self._store.set(mapped[self._rank], json.dumps(strangers))
+            self._ask(lambda: self._store.set(mapped[self._rank], json.dumps(strangers)))
             self._await(mapped)
-        for rank, key in enumerate(mapped):
-            if others := _ranks(self._store.get(key), rank):
+        for rank, text in enumerate(self._ask(lambda: list(map(self._store.get, mapped)))):
+            if others := _ranks(text, rank):
                 raise NotOneNode(
                     f"rank {rank} does not see the processes of ranks {others}, which are on "
                     f"another node or in another container; messages between those go over gloo"
@@ -96,16 +124,29 @@ class _Meeting:
 
     def _await(self, keys: Sequence[str]) -> None:
         """Return when all keys are there; ranks whose addresses are known live until then."""
-        while not self._store.check(list(keys)):
-            missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+        while not self._ask(lambda: self._store.check(list(keys))):
+            there = self._ask(lambda: [self._store.check([key]) for key in keys])
+            missing = [rank for rank, is_there in enumerate(there) if not is_there]
             if self._told:
                 self._require_alive(missing)
+            self._look()
             if time.monotonic() > self._deadline_s:
                 raise CollectiveTimeout(
                     f"after {self._timeout_s:g} s rank {self._rank} (process {os.getpid()}) still "
                     f"misses ranks {missing} of {len(keys)}; are they running, on the same node?"
                 )
             time.sleep(_POLL_S)
+
+    def close(self) -> None:
+        self._background.stop(0.0)
+
+    def _ask(self, call: Callable[[], T]) -> T:
+        """What the store says; one whose host is stopped never answers."""
+        job = self._background.submit(call)
+        if not job.wait(max(_PATIENCE_S, self._deadline_s - time.monotonic())):
+            doing = f"connect {len(self._keys)} ranks"
+            raise store_silent(self._store_rank, self._rank, doing, self._timeout_s)
+        return job.result()
 
     def _require_alive(self, ranks: Iterable[int], cause: Exception | None = None) -> None:
         for rank in ranks:

@@ -116,7 +116,7 @@ class NcclTransport(Transport):
         self._closed = False
         self._is_child = False
         self._watch = NcclWatch(self._core, self._channel, rank, size, timeout_s)
-        self._rendezvous = Rendezvous(store, prefix, rank, size, timeout_s, self._look)
+        self._rendezvous = Rendezvous(store, prefix, rank, size, timeout_s, self.look)
         self.compares_every_call = checks
         self.stream = stream_of(device)
         self.same_node = True
@@ -323,7 +323,7 @@ class NcclTransport(Transport):
             raise error
         raise self.exception_of(first) from error
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Raise what another rank has failed with, also where nothing of this one is under way."""
         self._watch.look()
         self.check()

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
+from gpudist.errors import CollectiveTimeout
 from gpudist.transport.background import Background, Job
 from gpudist.transport.failure import Failure, FailureChannel
 
@@ -36,7 +37,7 @@ class StoreFailureChannel(FailureChannel):
     """
 
     def __init__(self, store: Any, prefix: str, host_rank: int | None = None) -> None:
-        self._store: Any = own_connection(store)
+        self._given: Any = store
         self._prefix = prefix
         self._host_rank = host_rank
         self._background = Background(f"gpudist failures {prefix}")
@@ -56,7 +57,7 @@ class StoreFailureChannel(FailureChannel):
         # An empty expected value means "unless somebody has set it": the first post wins.
         text = failure.to_json()
         job = self._background.submit(
-            lambda: self._store.compare_set(self._key("failure"), "", text)
+            lambda: self._store().compare_set(self._key("failure"), "", text)
         )
         if self._wait(job):
             # What is wrong with the store, the next look finds.
@@ -85,11 +86,11 @@ class StoreFailureChannel(FailureChannel):
 
     def publish_lines(self, rank: int, lines: list[str]) -> None:
         """Leave this rank's flight recorder for the rank that writes the report of a timeout."""
-        self._ask(lambda: self._store.set(self._key(f"lines/{rank}"), json.dumps(lines)))
+        self._ask(lambda: self._store().set(self._key(f"lines/{rank}"), json.dumps(lines)))
 
     def collect_lines(self, size: int, patience_s: float = _PATIENCE_S) -> list[list[str] | None]:
         """Ask every rank for its lines; ``None`` for a rank that has not answered in time."""
-        self._ask(lambda: self._store.set(self._key("lines"), "wanted"))
+        self._ask(lambda: self._store().set(self._key("lines"), "wanted"))
         lines: list[list[str] | None] = [None] * size
         deadline_s = time.monotonic() + patience_s
         while None in lines and not self.hangs and time.monotonic() < deadline_s:
@@ -99,31 +100,37 @@ class StoreFailureChannel(FailureChannel):
 
     def leave(self, rank: int) -> None:
         """Say that the process of ``rank`` ends because it has nothing more to do."""
-        self._ask(lambda: self._store.set(self._key(f"left/{rank}"), ""))
+        self._ask(lambda: self._store().set(self._key(f"left/{rank}"), ""))
 
     def has_left(self, rank: int) -> bool:
         """Whether ``rank`` has said so; false as well where the store does not answer."""
-        job = self._background.submit(lambda: self._store.check([self._key(f"left/{rank}")]))
+        job = self._background.submit(lambda: self._store().check([self._key(f"left/{rank}")]))
         try:
             return self._wait(job) and job.result()
         except (RuntimeError, OSError):
             return False
 
     def close(self) -> None:
-        self._background.stop()
+        self._background.stop(0.0 if self.hangs else _PATIENCE_S)
         # Its socket goes with it, however long somebody holds this.
-        self._store = None
+        self._given = None
+
+    def _store(self) -> Any:
+        """In the thread alone: also to connect takes as long as the store likes."""
+        return own_connection(self._given)
 
     def _look(self) -> tuple[str | None, bool]:
         key = self._key("failure")
-        text = self._store.get(key).decode(errors="replace") if self._store.check([key]) else None
-        return text, self._store.check([self._key("lines")])
+        text = (
+            self._store().get(key).decode(errors="replace") if self._store().check([key]) else None
+        )
+        return text, self._store().check([self._key("lines")])
 
     def _read_lines(self, lines: list[list[str] | None]) -> None:
         for rank, known in enumerate(lines):
             key = self._key(f"lines/{rank}")
-            if known is None and self._store.check([key]):
-                lines[rank] = _lines_of(self._store.get(key))
+            if known is None and self._store().check([key]):
+                lines[rank] = _lines_of(self._store().get(key))
 
     def _ask(self, call: Callable[[], object], patience_s: float = _PATIENCE_S) -> None:
         # Errors stay in the job: who reports a failure has nobody left to tell.
@@ -151,6 +158,17 @@ def store_gone(host_rank: int | None, error: Exception) -> Failure:
     host = "its host" if host_rank is None else f"rank {host_rank}, its host,"
     return Failure(
         "PeerFailure", host_rank, f"the store of this world is gone: {host} has ended ({error})"
+    )
+
+
+def store_silent(
+    host_rank: int | None, rank: int, doing: str, timeout_s: float
+) -> CollectiveTimeout:
+    """The error of a rank to which the store of its world does not answer; see `store_gone`."""
+    host = "its host" if host_rank is None else f"its host, rank {host_rank},"
+    return CollectiveTimeout(
+        f"'{doing}' on rank {rank} was not complete after {timeout_s:g} s: the store of this world "
+        f"does not answer; {host} is stopped or cannot be reached"
     )
 
 
