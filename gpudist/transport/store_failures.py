@@ -41,6 +41,8 @@ class StoreFailureChannel(FailureChannel):
         self._prefix = prefix
         self._host_rank = host_rank
         self._background = Background(f"gpudist failures {prefix}")
+        # While the store is there: to connect to one that is gone is tried for minutes.
+        self._background.submit(self._store)
         self._looking: Job[tuple[str | None, bool]] | None = None
         self._found: Failure | None = None
         self._unanswered: Job[object] | None = None

@@ -45,7 +45,9 @@ def test_the_tutorial_in_a_new_environment(tmp_path: Path) -> None:
     assert len(losses) == 4
     assert output("torchrun").splitlines()[:4] == losses
     grids = re.findall(r"^\[1, 1, (\d), (\d)\]", output("gpudist plan"), re.MULTILINE)
-    assert len(grids) == 3 and all(int(rows) * int(columns) == 8 for rows, columns in grids)
+    # The best three, by time and then by memory.
+    assert len(grids) == 6 and grids[:3] == grids[3:]
+    assert all(int(rows) * int(columns) == 8 for rows, columns in grids)
     picture = ElementTree.parse(checkout / "partition.svg").getroot()
     assert picture.tag == "{http://www.w3.org/2000/svg}svg"
     assert (checkout / ".venv" / "bin" / "gpudist").exists()
