@@ -46,7 +46,7 @@ std::unique_ptr<DeviceStage> ring(NcclWorld& world, int rank) {
        Buffer::kReceived, 0, count, kNcclUint8, 0},
   };
   return std::make_unique<DeviceStage>(
-      world.device_api(), 0, CombinePlan(Dtype::kFloat32, 0, {packed}),
+      world.device_api(), CombinePlan(Dtype::kFloat32, 0, {packed}),
       CombinePlan(Dtype::kFloat32, 0, {sum}), std::move(steps), bytes, bytes);
 }
 
