@@ -7,15 +7,16 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from gpudist.errors import NotBuiltError, PlanMismatch, TransportError
+from gpudist.agreement import Agreement
+from gpudist.errors import GpudistError, NotBuiltError, PlanMismatch, TransportError
 from gpudist.launch import (
     Built,
     Launch,
@@ -41,8 +42,9 @@ from gpudist.transport.report import (
     report_on_signal,
     tell_uncaught_errors,
 )
-from gpudist.transport.store_failures import STORE_ERRORS, own_connection, store_silent
-from gpudist.version import Versions
+from gpudist.transport.store_asker import StoreAsker
+from gpudist.transport.store_failures import STORE_ERRORS, own_connection
+from gpudist.version import __version__
 
 logger = logging.getLogger("gpudist")
 
@@ -51,7 +53,6 @@ _CLOSING_S = 10.0
 _FAILED_CLOSING_S = 1.0
 # After a failure to connect.
 _COMPARING_S = 0.2
-T = TypeVar("T")
 
 
 def settings() -> Settings:
@@ -165,7 +166,12 @@ def init(
         if process_group is None and launch.size > 1:
             _runtime.store = store
         take_device(choice, launch.local_rank)
-        transport = _connect_all(choice, store, launch, timeout, process_group, deterministic)
+        try:
+            transport = _connect_all(choice, store, launch, timeout, process_group, deterministic)
+        except GpudistError:
+            # The others are still to find out why.
+            _leave_store(launch, _FAILED_CLOSING_S)
+            raise
     _runtime.P_world = world_of(transport)
     _runtime.pid = os.getpid()
     if _runtime.store is not None:
@@ -209,24 +215,13 @@ def _connect_all(
         )  # fmt: skip
 
     prefix = f"gpudist/{launch.run}"
-    asking = f"{prefix}/deterministic"
-    store.add(asking, int(deterministic))
     try:
-        transport = connected(choice, prefix, launch.same_node)
+        return connected(choice, prefix, launch.same_node)
     except NotOneNode as error:
         if os.environ.get("GPUDIST_TRANSPORT"):
             raise
         logger.warning("using gloo: %s", error)
-        transport = connected("gloo", f"{prefix}/apart", False)
-    # All ranks are here, and have said so.
-    found = store.add(asking, 0)
-    if found not in (0, launch.size):
-        transport.close()
-        raise TransportError(
-            f"init(deterministic=True) was called on {found} of {launch.size} ranks; call it alike "
-            f"on all (on rank {launch.rank}: {deterministic})"
-        )
-    return transport
+        return connected("gloo", f"{prefix}/apart", False)
 
 
 def connect(
@@ -253,18 +248,22 @@ def connect(
         store_rank: the one whose process hosts the store, where it is one of them.
 
     Raises:
-        PlanMismatch: on every rank, if ranks have different versions of gpudist.
+        PlanMismatch: on every rank, if ranks have different versions of gpudist, or are to join
+            over different transports or with different options.
     """
 
-    def join() -> Transport:
+    asked = settings()
+
+    def join(look: Callable[[], None]) -> Transport:
         if name == "host":
-            return HostTransport(store, rank, size, timeout_s, prefix=prefix, store_rank=store_rank)
+            return HostTransport(
+                store, rank, size, timeout_s, prefix=prefix, store_rank=store_rank, look=look
+            )
         if name == "gloo":
             return GlooTransport(
                 store, rank, size, timeout_s, prefix=prefix, same_node=same_node,
-                interface=interface, store_rank=store_rank,
+                interface=interface, store_rank=store_rank, look=look,
             )  # fmt: skip
-        asked = settings()
         on_cpu = bool(asked.device_library)
         device = torch.device("cpu" if on_cpu else f"cuda:{torch.cuda.current_device()}")
         return NcclTransport(
@@ -274,35 +273,33 @@ def connect(
             interface=interface, store_rank=store_rank,
         )  # fmt: skip
 
-    asker = Background("gpudist compares versions")
-
-    def ask(call: Callable[[], T]) -> T:
-        # A store whose host is stopped never answers.
-        job = asker.submit(call)
-        if not job.wait(timeout_s):
-            raise store_silent(store_rank, rank, f"connect {size} ranks", timeout_s)
-        return job.result()
-
-    try:
-        versions = ask(lambda: Versions(store, prefix, rank, size))
+    said = _said(name, deterministic, asked.checks)
+    with (
+        StoreAsker(f"connect {size} ranks", rank, timeout_s, store_rank) as ask,
+        closing(Agreement(ask, store, prefix, rank, size, said)) as agreement,
+    ):
         try:
-            made = join()
+            made = join(agreement.look)
         except Exception:
             # A store that is gone, or hangs, has no say in why; a wait of the transport may go on.
-            job = asker.submit(lambda: versions.compare(own_connection(store)))
+            job = ask.submit(lambda: agreement.compare(own_connection(store)))
             if job.wait(_COMPARING_S) and job.failed_with(PlanMismatch):
                 job.result()
             raise
         try:
             # The first operation says who has died with a store that is gone by now.
             with suppress(*STORE_ERRORS):
-                ask(lambda: versions.compare(store))
+                ask(lambda: agreement.compare(store))
         except BaseException:
             made.close()
             raise
-    finally:
-        asker.stop(0.0)
     return made
+
+
+def _said(transport: str, deterministic: bool, checks: bool) -> str:
+    """What all ranks of a world have to be alike in, in words."""
+    options = [", deterministic"] * deterministic + [", GPUDIST_CHECK=1"] * checks
+    return f"gpudist {__version__} over {transport}{''.join(options)}"
 
 
 def take_device(transport: str, local_rank: int) -> None:
@@ -374,15 +371,21 @@ def _shut_down(transport: Transport, launch: Launch) -> None:
 
     A store behind a network that is cut never answers, and the process ends all the same.
     """
-    store = _runtime.store
     if os.getpid() != _runtime.pid:
         return
     has_failed = transport.error() is not None
     transport.close()
-    if store is None or _runtime.failed or launch.store_is_served:
-        return
-    patience_s = _FAILED_CLOSING_S if has_failed else min(_CLOSING_S, transport.timeout_s)
-    _runtime.closing.submit(lambda: _part(store, launch, patience_s)).wait(patience_s)
+    if not _runtime.failed:
+        _leave_store(
+            launch, _FAILED_CLOSING_S if has_failed else min(_CLOSING_S, transport.timeout_s)
+        )
+
+
+def _leave_store(launch: Launch, patience_s: float) -> None:
+    """Tell the rank that serves the store that it is needed no more; that one waits for all."""
+    store = _runtime.store
+    if store is not None and not launch.store_is_served:
+        _runtime.closing.submit(lambda: _part(store, launch, patience_s)).wait(patience_s)
 
 
 def _part(store: dist.Store, launch: Launch, patience_s: float) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 
 os.environ["OMP_NUM_THREADS"] = "1"
-# Whenever a store is connected to, torch asks a name server who 127.0.0.1 is. It may not answer.
-os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+# Whenever a store is connected to, torch asks a name server who 127.0.0.1 is, which may take
+# its time. No test needs to know.
+os.environ.setdefault("RES_OPTIONS", "attempts:0")
 
 import pytest
 from hypothesis import settings

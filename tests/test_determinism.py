@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from functools import cache, partial
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from gpudist import ops
-from gpudist.errors import TransportError
 from gpudist.exchange import all_reduce
-from gpudist.launch import Launch
 from gpudist.partition import Partition
-from gpudist.runtime import _connect_all, _make_torch_deterministic
+from gpudist.runtime import _make_torch_deterministic
 from gpudist.testing import run_distributed
 from tests.determinism_bodies import (
     Results,
@@ -128,24 +124,3 @@ def test_torch_is_made_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     finally:
         torch.use_deterministic_algorithms(before)
-
-
-def test_ranks_must_agree() -> None:
-    store = dist.HashStore()
-    errors = [""] * 2
-
-    def start(rank: int) -> None:
-        launch = Launch("torchrun", rank, 2, 2, rank)
-        try:
-            _connect_all("gloo", store, launch, 20.0, None, deterministic=rank == 1)
-        except TransportError as error:
-            errors[rank] = str(error)
-
-    threads = [threading.Thread(target=start, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for rank, text in enumerate(errors):
-        assert "init(deterministic=True) was called on 1 of 2 ranks" in text
-        assert f"on rank {rank}: {rank == 1}" in text

@@ -29,7 +29,7 @@ FLOORS = [
     ["environment"],
     ["links"],
     ["runtime"],
-    ["launch", "host_channel"],
+    ["launch", "host_channel", "agreement"],
     ["partition"],
     ["device_mesh"],
     ["transport"],

@@ -132,6 +132,7 @@ class GlooTransport(PointToPointTransport):
             wire = dist.PrefixStore(f"{prefix}/gloo", store)
             job = self._waiter.submit(lambda: dist.ProcessGroupGloo(wire, rank, size, options))
             self._gloo = self._connected(job, interface or address)
+            self._await(self._channel.connecting)
         except BaseException as error:
             cause = error
             if isinstance(error, STORE_ERRORS):

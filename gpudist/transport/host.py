@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import lru_cache
 from time import monotonic
@@ -16,7 +17,7 @@ from gpudist.geometry.boxes import Box, Message, Stage
 from gpudist.geometry.messages import as_messages
 from gpudist.transport.base import RoundPart, RoundRunner, Signature
 from gpudist.transport.failure import Failure, FailureChannel
-from gpudist.transport.host_meeting import meet
+from gpudist.transport.host_meeting import HostMeeting
 from gpudist.transport.message import Header
 from gpudist.transport.native_round import native_part
 from gpudist.transport.point_to_point import PointToPointTransport
@@ -110,7 +111,9 @@ class HostTransport(PointToPointTransport):
         self.recorder.number_of = self._core.posted
         operation = self.recorder.begin_group(f"connect {size} ranks")
         try:
-            meet(self._core, store, prefix, rank, size, timeout_s, store_rank, look)
+            meeting = HostMeeting(store, prefix, rank, size, timeout_s, store_rank, look)
+            with closing(meeting):
+                meeting.hold(self._core)
         except BaseException as error:
             self.close()
             if isinstance(error, STORE_ERRORS):

@@ -8,20 +8,16 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
 from gpudist.errors import CollectiveTimeout, PeerFailure, TransportError
-from gpudist.transport.background import Background
 from gpudist.transport.beacon import Beacon, is_beside
 from gpudist.transport.processes import has_ended
-from gpudist.transport.store_failures import store_silent
+from gpudist.transport.store_asker import StoreAsker
 
 _POLL_S = 0.002
-# Of the last question, just before the deadline.
-_PATIENCE_S = 0.1
-T = TypeVar("T")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -44,32 +40,18 @@ class _Address(NamedTuple):
     beacon: str
 
 
-def meet(
-    core: Any,
-    store: dist.Store,
-    prefix: str,
-    rank: int,
-    size: int,
-    timeout_s: float,
-    store_rank: int | None,
-    look: Callable[[], None],
-) -> None:
-    """Tell the others where the control block of ``core`` is, and map theirs. Collective.
+class HostMeeting:
+    """Tells the others where the control block of this rank is, and maps theirs.
 
-    Raises:
-        CollectiveTimeout: a rank did not come in time.
-        PeerFailure: a rank died meanwhile.
-        NotOneNode: two ranks cannot reach each other's memory.
-        TransportError: what a rank has left in the store is not what ranks write.
+    Args:
+        store: any ``torch.distributed.Store``.
+        prefix: first part of the keys; one per world.
+        rank, size: this process in the world.
+        timeout_s: for all of it, in seconds.
+        store_rank: the rank whose process hosts the store, where it is one of them.
+        look: called in waits; raises what has become of a world that this belongs to.
     """
-    meeting = _Meeting(store, prefix, rank, size, timeout_s, store_rank, look)
-    try:
-        meeting.hold(core)
-    finally:
-        meeting.close()
 
-
-class _Meeting:
     def __init__(
         self,
         store: dist.Store,
@@ -82,16 +64,25 @@ class _Meeting:
     ) -> None:
         self._store = store
         self._look = look
-        self._store_rank = store_rank
-        self._background = Background(f"gpudist meets {prefix}")
+        self._ask = StoreAsker(f"connect {size} ranks", rank, timeout_s, store_rank)
         self._rank = rank
         self._timeout_s = timeout_s
-        self._deadline_s = time.monotonic() + timeout_s
         self._keys = [f"{prefix}/host/{rank}" for rank in range(size)]
         self._told: list[_Address] = []
         self._numbers = _numbers()
 
     def hold(self, core: Any) -> None:
+        """Return when all ranks have mapped one another's control blocks. Collective.
+
+        Args:
+            core: the native communicator, which has this rank's.
+
+        Raises:
+            CollectiveTimeout: a rank did not come in time.
+            PeerFailure: a rank died meanwhile.
+            NotOneNode: two ranks cannot reach each other's memory.
+            TransportError: what a rank has left in the store is not what ranks write.
+        """
         mapped = [f"{key}/mapped" for key in self._keys]
         with closing(Beacon()) as beacon:
             own = json.dumps([*core.address(), self._numbers, beacon.text])
@@ -130,7 +121,7 @@ class _Meeting:
             if self._told:
                 self._require_alive(missing)
             self._look()
-            if time.monotonic() > self._deadline_s:
+            if time.monotonic() > self._ask.deadline_s:
                 raise CollectiveTimeout(
                     f"after {self._timeout_s:g} s rank {self._rank} (process {os.getpid()}) still "
                     f"misses ranks {missing} of {len(keys)}; are they running, on the same node?"
@@ -138,15 +129,7 @@ class _Meeting:
             time.sleep(_POLL_S)
 
     def close(self) -> None:
-        self._background.stop(0.0)
-
-    def _ask(self, call: Callable[[], T]) -> T:
-        """What the store says; one whose host is stopped never answers."""
-        job = self._background.submit(call)
-        if not job.wait(max(_PATIENCE_S, self._deadline_s - time.monotonic())):
-            doing = f"connect {len(self._keys)} ranks"
-            raise store_silent(self._store_rank, self._rank, doing, self._timeout_s)
-        return job.result()
+        self._ask.close()
 
     def _require_alive(self, ranks: Iterable[int], cause: Exception | None = None) -> None:
         for rank in ranks:

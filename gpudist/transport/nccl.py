@@ -355,8 +355,7 @@ class NcclTransport(Transport):
         for call in calls:
             if call.members is not None and len(call.members) == 1:
                 run_alone(call)
-        shared = [call for call in calls if call.members is None or len(call.members) > 1]
-        shared = [call for call in shared if call.count > 0]
+        shared = [c for c in calls if c.count > 0 and (c.members is None or len(c.members) > 1)]
         # Communicators are made in one and the same order on all ranks, as their groups run.
         for members in sorted({call.members for call in shared if call.members is not None}):
             self.native(members)
@@ -380,6 +379,7 @@ class NcclTransport(Transport):
             self.same_node = len(here) == self.size - 1
             for rank, pid in here.items():
                 self._watch.watch_process(rank, pid)
+            self._rendezvous.ask(lambda: self._channel.connecting.wait(self.timeout_s))
             if adopt:
                 self._native[world] = self._core.adopt(adopt, world)
         except BaseException as error:

@@ -17,6 +17,9 @@ from gpudist.transport.beacon import Beacon, is_beside
 T = TypeVar("T")
 
 _POLL_S = 0.002
+_LONGEST_S = 0.05
+# The store answers some ten thousand ranks' questions a second.
+_RANKS_PER_LOOK = 5000
 _LOOK_EVERY_S = 0.1
 # In which a store that is gone turns out to be a peer's death.
 _PATIENCE_S = 0.5
@@ -60,19 +63,21 @@ class Rendezvous:
         boot = _NODE.read_text().strip() if _NODE.exists() else ""
         node = f"{self._prefix}/on/{socket.gethostname()}/{boot}"
         arrived = f"{self._prefix}/arrived"
-        self._ask(lambda: self._store.append(node, f"{self._rank} {self._beacon.text},"))
-        self._ask(lambda: self._store.set(f"{self._prefix}/here/{self._rank}", ""))
-        self._ask(lambda: self._store.add(arrived, 1))
+        self.ask(lambda: self._store.append(node, f"{self._rank} {self._beacon.text},"))
+        self.ask(lambda: self._store.set(f"{self._prefix}/here/{self._rank}", ""))
+        self.ask(lambda: self._store.add(arrived, 1))
         deadline_s = time.monotonic() + self._timeout_s
-        while self._ask(lambda: self._store.add(arrived, 0)) < self._size:
+        pause_s, longest_s = _POLL_S, max(_LONGEST_S, self._size / _RANKS_PER_LOOK)
+        while self.ask(lambda: self._store.add(arrived, 0)) < self._size:
             if time.monotonic() > deadline_s:
                 raise CollectiveTimeout(
                     f"after {self._timeout_s:g} s rank {self._rank} (process {os.getpid()}) still "
                     f"misses ranks {self._missing()} of {self._size}; are they running, with the "
                     f"same size?"
                 )
-            self._pause()
-        here = self._ask(lambda: self._store.get(node))
+            self._pause(pause_s)
+            pause_s = min(2 * pause_s, longest_s)
+        here = self.ask(lambda: self._store.get(node))
         try:
             entries = [entry.split(" ", 1) for entry in here.decode().split(",") if entry]
             found = {int(rank): (int(text.split()[0]), text) for rank, text in entries}
@@ -90,39 +95,18 @@ class Rendezvous:
         key = f"{self._prefix}/id/{blake2b(text, digest_size=16).hexdigest()}"
         if self._rank == members[0]:
             made = make_id()
-            self._ask(lambda: self._store.set(key, made.hex()))
+            self.ask(lambda: self._store.set(key, made.hex()))
             return made
-        while not self._ask(lambda: self._store.check([key])):
+        while not self.ask(lambda: self._store.check([key])):
             self._pause()
-        text = self._ask(lambda: self._store.get(key))
+        text = self.ask(lambda: self._store.get(key))
         try:
             return bytes.fromhex(text.decode())
         except ValueError as error:
             raise self._unreadable(text) from error
 
-    def close(self) -> None:
-        self._beacon.close()
-        self._background.stop()
-        self._store = None
-
-    def _missing(self) -> list[int]:
-        return [
-            rank
-            for rank in range(self._size)
-            if not self._ask(lambda rank=rank: self._store.check([f"{self._prefix}/here/{rank}"]))
-        ]
-
-    def _unreadable(self, text: bytes) -> TransportError:
-        return TransportError(
-            f"rank {self._rank} found {text[:80]!r} in the store of this world, which no rank "
-            f"writes; run the same gpudist on every rank, and let nobody else write there"
-        )
-
-    def _pause(self) -> None:
-        self._look()
-        time.sleep(_POLL_S)
-
-    def _ask(self, call: Callable[[], T]) -> T:
+    def ask(self, call: Callable[[], T]) -> T:
+        """What a call of the store says, made in another thread."""
         job = self._background.submit(call)
         while not job.wait(_LOOK_EVERY_S):
             self._look()
@@ -135,3 +119,25 @@ class Rendezvous:
             raise TransportError(
                 f"rank {self._rank} cannot reach the store of this world: {error}"
             ) from error
+
+    def close(self) -> None:
+        self._beacon.close()
+        self._background.stop()
+        self._store = None
+
+    def _missing(self) -> list[int]:
+        return [
+            rank
+            for rank in range(self._size)
+            if not self.ask(lambda rank=rank: self._store.check([f"{self._prefix}/here/{rank}"]))
+        ]
+
+    def _unreadable(self, text: bytes) -> TransportError:
+        return TransportError(
+            f"rank {self._rank} found {text[:80]!r} in the store of this world, which no rank "
+            f"writes; run the same gpudist on every rank, and let nobody else write there"
+        )
+
+    def _pause(self, seconds: float = _POLL_S) -> None:
+        self._look()
+        time.sleep(seconds)

@@ -11,7 +11,6 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-from gpudist.errors import CollectiveTimeout
 from gpudist.transport.background import Background, Job
 from gpudist.transport.failure import Failure, FailureChannel
 
@@ -34,6 +33,11 @@ class StoreFailureChannel(FailureChannel):
         prefix: first part of the keys; one per world.
         host_rank: world rank of the process that hosts the store, which is the one that died when
             the store is gone; ``None`` where another process hosts it.
+
+    Attributes:
+        connecting: complete when the store can be asked. A world is not joined before: torch asks a
+            name server for every connection, and a failure could not be left while that is slow.
+        lines_wanted: a rank has asked all ranks for their lines.
     """
 
     def __init__(self, store: Any, prefix: str, host_rank: int | None = None) -> None:
@@ -42,7 +46,7 @@ class StoreFailureChannel(FailureChannel):
         self._host_rank = host_rank
         self._background = Background(f"gpudist failures {prefix}")
         # While the store is there: to connect to one that is gone is tried for minutes.
-        self._background.submit(self._store)
+        self.connecting = self._background.submit(self._connect)
         self._looking: Job[tuple[str | None, bool]] | None = None
         self._found: Failure | None = None
         self._unanswered: Job[object] | None = None
@@ -117,6 +121,9 @@ class StoreFailureChannel(FailureChannel):
         # Its socket goes with it, however long somebody holds this.
         self._given = None
 
+    def _connect(self) -> None:
+        self._store()
+
     def _store(self) -> Any:
         """In the thread alone: also to connect takes as long as the store likes."""
         return own_connection(self._given)
@@ -163,17 +170,6 @@ def store_gone(host_rank: int | None, error: Exception) -> Failure:
     )
 
 
-def store_silent(
-    host_rank: int | None, rank: int, doing: str, timeout_s: float
-) -> CollectiveTimeout:
-    """The error of a rank to which the store of its world does not answer; see `store_gone`."""
-    host = "its host" if host_rank is None else f"its host, rank {host_rank},"
-    return CollectiveTimeout(
-        f"'{doing}' on rank {rank} was not complete after {timeout_s:g} s: the store of this world "
-        f"does not answer; {host} is stopped or cannot be reached"
-    )
-
-
 def _lines_of(text: bytes) -> list[str]:
     try:
         return [str(line) for line in json.loads(text)]
@@ -181,7 +177,7 @@ def _lines_of(text: bytes) -> list[str]:
         return [f"what cannot be read: {text[:80]!r}"]
 
 
-# One per store, however many worlds use it: now and then a connection to a TCP store takes 5 s.
+# One per store, however many worlds use it: with a slow name server a connection takes 5 s.
 _connections: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 

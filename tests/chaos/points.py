@@ -11,7 +11,7 @@ import torch
 
 from gpudist.partition import Partition
 from gpudist.transport.gloo import GlooTransport
-from gpudist.transport.host_meeting import _Meeting
+from gpudist.transport.host_meeting import HostMeeting
 from gpudist.transport.nccl_rendezvous import Rendezvous
 from tests.chaos.experiment import MEDIUM, Experiment
 from tests.chaos.guarded import guard_next_output, guarded_copy, set_blow
@@ -63,7 +63,7 @@ class Victim:
         if self.rng.random() < 0.4:
             self.strike.fire()
         elif self.tried.transport == "host":
-            calls(_Meeting, "_await", before=self.strike.fire)
+            calls(HostMeeting, "_await", before=self.strike.fire)
         elif self.tried.transport == "gloo":
             calls(GlooTransport, "_meet", after=self.strike.fire)
         else:

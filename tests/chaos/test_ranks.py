@@ -15,7 +15,7 @@ from gpudist.errors import PeerFailure, ShapeError
 from gpudist.partition import Partition
 from gpudist.transport.base import Signature
 from gpudist.transport.failure import Failure
-from gpudist.transport.host_meeting import _Meeting
+from gpudist.transport.host_meeting import HostMeeting
 from gpudist.transport.loopback import LoopbackTransport, LoopbackWorld
 from tests.chaos.points import calls
 from tests.chaos.ranks import Ranks
@@ -133,7 +133,7 @@ def test_a_closed_transport_holds_nothing_open(transport: str) -> None:
 def die_when_told(rank: int) -> None:
     """The address is in the store, and the others may not have mapped it."""
     if rank == 1:
-        calls(_Meeting, "_await", before=lambda: os.kill(os.getpid(), signal.SIGKILL))
+        calls(HostMeeting, "_await", before=lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
 def do_nothing(P_world: Partition) -> None:

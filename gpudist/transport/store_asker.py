@@ -1,0 +1,63 @@
+"""Questions to a store that may never answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from gpudist.errors import CollectiveTimeout
+from gpudist.transport.background import Background, Job
+
+T = TypeVar("T")
+
+# Of the last question, just before the deadline.
+_PATIENCE_S = 0.1
+
+
+class StoreAsker:
+    """Asks the store of a world in a thread: one whose host is stopped does not answer.
+
+    Args:
+        doing: what the answers are for, as errors say it.
+        rank: this process in the world.
+        timeout_s: for all questions together, in seconds.
+        store_rank: the rank whose process hosts the store, where it is one of them.
+    """
+
+    def __init__(self, doing: str, rank: int, timeout_s: float, store_rank: int | None) -> None:
+        self.deadline_s = time.monotonic() + timeout_s
+        self._doing = doing
+        self._rank = rank
+        self._timeout_s = timeout_s
+        self._store_rank = store_rank
+        self._background = Background(f"gpudist asks for rank {rank}")
+
+    def submit(self, call: Callable[[], T]) -> Job[T]:
+        """Ask, and do not wait."""
+        return self._background.submit(call)
+
+    def __call__(self, call: Callable[[], T]) -> T:
+        """What the store says.
+
+        Raises:
+            CollectiveTimeout: it says nothing until the deadline.
+        """
+        job = self.submit(call)
+        if not job.wait(max(_PATIENCE_S, self.deadline_s - time.monotonic())):
+            host = "" if self._store_rank is None else f", rank {self._store_rank},"
+            raise CollectiveTimeout(
+                f"'{self._doing}' on rank {self._rank} was not complete after {self._timeout_s:g} "
+                f"s: the store of this world does not answer; its host{host} is stopped or cannot "
+                f"be reached"
+            )
+        return job.result()
+
+    def close(self) -> None:
+        self._background.stop(0.0)
+
+    def __enter__(self) -> StoreAsker:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()

@@ -1,0 +1,138 @@
+"""What ranks must have alike, they are told when they meet."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+import gpudist
+from gpudist import runtime
+from gpudist.agreement import Agreement
+from gpudist.errors import CollectiveTimeout, GpudistError, PlanMismatch
+from gpudist.launch import Launch
+from gpudist.runtime import connect
+from gpudist.transport.host import is_built, what_is_missing
+from gpudist.transport.store_asker import StoreAsker
+
+PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
+needs_core = pytest.mark.skipif(not is_built(), reason="" if is_built() else what_is_missing())
+
+
+def test_one_version() -> None:
+    assert f'\nversion = "{gpudist.__version__}"\n' in PROJECT.read_text(encoding="utf-8")
+
+
+def agreements(store: dist.Store, *said: str) -> list[Agreement]:
+    """Of ranks that say this, as they meet in one store."""
+    ask = StoreAsker("connect", 0, 20.0, None)
+    return [Agreement(ask, store, "world", rank, len(said), text) for rank, text in enumerate(said)]
+
+
+def test_what_is_alike() -> None:
+    store = dist.HashStore()
+    for mine in agreements(store, "0.1.0", "0.1.0"):
+        mine.compare(store)
+
+
+def test_what_differs_is_shown_side_by_side() -> None:
+    store, texts = dist.HashStore(), []
+    for mine in agreements(store, "gpudist 0.1.0", "gpudist 0.2.0", "gpudist 0.1.0"):
+        with pytest.raises(PlanMismatch) as caught:
+            mine.compare(store)
+        texts.append(str(caught.value))
+    assert set(texts) == {
+        "ranks disagree about what they run:\n"
+        "  rank 0: gpudist 0.1.0\n  rank 1: gpudist 0.2.0\n  rank 2: gpudist 0.1.0\n"
+        "install the same gpudist on every node, and start every rank with the same variables and "
+        "arguments of init()"
+    }
+
+
+@pytest.mark.parametrize(("theirs", "kind"), [("0.2.0", PlanMismatch), ("", CollectiveTimeout)])
+def test_a_rank_that_cannot_connect_looks_for_what_differs(
+    theirs: str, kind: type[Exception]
+) -> None:
+    """What they say at the meeting may differ with the version, so that they miss each other."""
+    store = dist.HashStore()
+    if theirs:
+        store.set("world/said/1", theirs)
+        store.add("world/said/all", 1)
+    with pytest.raises(kind):
+        connect("gloo", store, 0, 2, 0.3, "world")
+
+
+def raised_by_both(transports: tuple[str, str], deterministic: tuple[bool, bool]) -> list[str]:
+    """What two ranks are told that join in one store, each in its way."""
+    store = dist.HashStore()
+    texts = [""] * 2
+
+    def start(rank: int) -> None:
+        launch = Launch("torchrun", rank, 2, 2, rank)
+        try:
+            runtime._connect_all(transports[rank], store, launch, 20.0, None, deterministic[rank])
+        except GpudistError as error:
+            texts[rank] = f"{type(error).__name__}: {error}"
+
+    threads = [threading.Thread(target=start, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return texts
+
+
+def test_ranks_must_all_be_deterministic() -> None:
+    for text in raised_by_both(("gloo", "gloo"), (False, True)):
+        assert text.startswith("PlanMismatch: ranks disagree about what they run:")
+        version = gpudist.__version__
+        assert f"rank 0: gpudist {version} over gloo\n" in text
+        assert f"rank 1: gpudist {version} over gloo, deterministic\n" in text
+
+
+@needs_core
+def test_ranks_that_wait_over_different_transports_learn_of_it_long_before_the_deadline() -> None:
+    start_s = time.monotonic()
+    texts = raised_by_both(("gloo", "host"), (False, False))
+    assert time.monotonic() - start_s < 5.0
+    for text in texts:
+        assert text.startswith("PlanMismatch: ranks disagree about what they run:")
+        assert f"rank 1: gpudist {gpudist.__version__} over host\n" in text
+
+
+class StoppedStore(dist.Store):
+    """One whose host is stopped: no question is answered while the test lasts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers = threading.Event()
+
+    def set(self, key: str, value: str) -> None:
+        self.answers.wait()
+
+
+def test_a_store_that_does_not_answer_ends_at_the_deadline() -> None:
+    store = StoppedStore()
+    start_s = time.monotonic()
+    try:
+        with pytest.raises(CollectiveTimeout, match="its host, rank 1, is stopped or cannot be"):
+            connect("gloo", store, 0, 2, 0.3, "world", store_rank=1)
+    finally:
+        store.answers.set()
+    assert 0.3 <= time.monotonic() - start_s < 2.0
+
+
+def test_one_that_has_joined_looks_no_more() -> None:
+    store = dist.HashStore()
+    ask = StoreAsker("connect", 0, 20.0, None)
+    mine = Agreement(ask, store, "world", 0, 2, "gpudist 0.1.0")
+    Agreement(ask, store, "world", 1, 2, "gpudist 0.2.0")
+    mine.close()
+    deadline_s = time.monotonic() + 1.0
+    while time.monotonic() < deadline_s:
+        mine.look()
+        time.sleep(0.05)
+    ask.close()
