@@ -5,6 +5,7 @@ PIP := $(PYTHON) -m pip install --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
 TOOLS := $(VENV)/.tools
 DOCS := $(VENV)/.docs
+ANALYSIS := $(VENV)/.analysis
 comma := ,
 SOURCES := pyproject.toml setup.py constraints.txt CMakeLists.txt $(wildcard cmake/* csrc/*)
 
@@ -78,8 +79,7 @@ mutants: $(INSTALLED)
 	$(PYTHON) -m tests.mutants --room exchange $(if $(MUTANTS),--count $(MUTANTS)) --seed $(SEED)
 
 # Which lines no test executes, worker processes included, and which errors no test raises.
-coverage: $(INSTALLED)
-	$(PIP) -q -c constraints.txt -e '.[test,examples,analysis]'
+coverage: $(ANALYSIS)
 	rm -rf build/coverage && mkdir -p build/coverage
 	$(PYTHON) -m coverage run -m pytest -q $(COVERAGE_TESTS)
 	$(PYTHON) -m coverage combine -q
@@ -87,8 +87,7 @@ coverage: $(INSTALLED)
 	$(PYTHON) -m tests.untested_errors | tee build/coverage/errors.txt
 
 # clang-tidy over the C++ core, with the checks of .clang-tidy.
-tidy: $(INSTALLED)
-	$(PIP) -q -c constraints.txt -e '.[analysis]'
+tidy: $(ANALYSIS)
 	sh tests/csrc/tidy.sh $(abspath $(PYTHON))
 
 # Ranks that die, stop, raise or are slow, at every point of every operator, within 15 minutes; ten
@@ -142,6 +141,9 @@ types: $(TOOLS)
 check:
 	$(MAKE) lint
 	$(MAKE) types
+	$(MAKE) tidy
+	$(MAKE) sanitize-core
+	$(MAKE) mutants MUTANTS=16
 	$(MAKE) test
 
 format: $(TOOLS)
@@ -150,13 +152,11 @@ format: $(TOOLS)
 	$(VENV)/bin/clang-format -i $(CPP)
 
 # The C++ core under the address, undefined and thread sanitizers.
-sanitize: $(INSTALLED)
-	$(PIP) -q -c constraints.txt 'nanobind>=2.4' 'cmake>=3.22' ninja
+sanitize: $(ANALYSIS)
 	sh tests/csrc/sanitize.sh $(abspath $(PYTHON))
 
 # Of that, the core's own tests.
-sanitize-core: $(INSTALLED)
-	$(PIP) -q -c constraints.txt 'cmake>=3.22' ninja
+sanitize-core: $(ANALYSIS)
 	sh tests/csrc/sanitize.sh $(abspath $(PYTHON)) core
 
 # Every subject on 2 and on 4 ranks, beside both MPIs; see docs/benchmarks.md.
@@ -183,8 +183,12 @@ $(INSTALLED): $(SOURCES)
 
 # With all of the above, so that what comes first in `make check` builds the core once.
 $(TOOLS): $(SOURCES)
-	$(call install,test$(comma)examples$(comma)docs$(comma)dev)
-	touch $(INSTALLED) $(DOCS) $@
+	$(call install,test$(comma)examples$(comma)docs$(comma)dev$(comma)analysis)
+	touch $(INSTALLED) $(DOCS) $(ANALYSIS) $@
+
+$(ANALYSIS): $(SOURCES)
+	$(call install,test$(comma)examples$(comma)analysis)
+	touch $(INSTALLED) $@
 
 $(DOCS): $(SOURCES)
 	$(call install,draw$(comma)docs)

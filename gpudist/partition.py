@@ -206,9 +206,8 @@ class Partition:
         self._require_active("broadcast_data")
         self._check_rank(root)
         if self.device.type == "meta" and data is not None:
-            return list(
-                data
-            )  # a rehearsal of one rank: nobody else is there, and nothing has cells
+            # A rehearsal of one rank: nobody else is there, and nothing has cells.
+            return list(data)
         count = torch.tensor([len(data) if data is not None else 0], device=self.device)
         signature = self._signature(f"broadcast_data(root={root})")
         with self._wire.group(signature):

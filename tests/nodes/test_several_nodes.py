@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.nodes.hosts import ADDRESSES, two_hosts, why_not
+from tests.nodes.hosts import ADDRESSES, Hosts, two_hosts, why_not
 from tests.nodes.rank import STEPS, TIMEOUT_S, images_of
 
 PORT = "29400"  # in a network of the test's own
@@ -31,12 +31,15 @@ def torchrun(node: int, *program: object) -> list[str]:
     return [*launcher, *map(str, program)]
 
 
-def wait_for(folder: Path, name: str, timeout_s: float) -> list[Any]:
+def wait_for(hosts: Hosts, folder: Path, name: str, timeout_s: float) -> list[Any]:
     """What each rank has noted under ``name``, when all have."""
     files = [folder / f"{name}{rank}" for rank in range(4)]
     deadline_s = time.monotonic() + timeout_s
     while missing := [file.name for file in files if not file.exists()]:
         assert time.monotonic() < deadline_s, f"after {timeout_s} s there is no {missing}"
+        ended = [command.poll() for command in hosts.commands]
+        # What a rank noted before it ended may be there only now.
+        assert None in ended or all(file.exists() for file in files), f"{ended}, but no {missing}"
         time.sleep(0.02)
     return [json.loads(file.read_text()) for file in files]
 
@@ -51,12 +54,12 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[A
     commands = [torchrun(i, Path(__file__).with_name("rank.py"), folder) for i in range(2)]
     with two_hosts(commands, folder, loss=LOSS) as hosts:
         try:
-            found = wait_for(folder, "found", 120)
-            wait_for(folder, "adding", 60)
+            found = wait_for(hosts, folder, "found", 120)
+            wait_for(hosts, folder, "adding", 60)
             packets = [hosts.link.carried, hosts.link.lost]
             hosts.link.is_cut = True
-            errors = wait_for(folder, "error", 30)
-            ended = wait_for(folder, "ended", 30)
+            errors = wait_for(hosts, folder, "error", 30)
+            ended = wait_for(hosts, folder, "ended", 30)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{hosts.end()}") from None
     yield {"found": found, "packets": packets, "errors": errors, "ended": ended}
