@@ -47,7 +47,7 @@ export OMP_NUM_THREADS := 1
 
 .PHONY: demo test fuzz fuzz-batch lint types check format sanitize sanitize-core bench clean
 .PHONY: docs newcomer
-.PHONY: fuzz-input mutants coverage tidy
+.PHONY: fuzz-input mutants coverage tidy analysis
 .PHONY: chaos soak
 .PHONY: gpu-build gpu-test gpu-bench gpu-sanitize gpu-rehearsal
 
@@ -138,13 +138,14 @@ lint: $(TOOLS)
 types: $(TOOLS)
 	$(PYTHON) -m pyright
 
-check:
-	$(MAKE) lint
-	$(MAKE) types
-	$(MAKE) tidy
-	$(MAKE) sanitize-core
-	$(MAKE) mutants MUTANTS=16
-	$(MAKE) test
+# Tests wait half of the time, which what only computes can use.
+check: lint
+	$(MAKE) -j2 test analysis
+
+# Behind everything else that runs.
+analysis: $(TOOLS)
+	nice -n 19 $(MAKE) -j1 types tidy sanitize-core
+	nice -n 19 $(MAKE) mutants MUTANTS=16
 
 format: $(TOOLS)
 	$(PYTHON) -m ruff check --fix .

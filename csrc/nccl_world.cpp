@@ -340,8 +340,7 @@ void NcclWorld::abort_all() {
   std::optional<DeviceGuard> guard;
   try {
     guard.emplace(device_api_, device_);
-  } catch (const TransportError&) {
-    // They are to end all the same.
+  } catch (const TransportError&) {  // NOLINT(bugprone-empty-catch): they are to end all the same
   }
   // All in one group: the abort of one may wait for another's kernel.
   const bool is_grouped = nccl_->group_start() == kNcclSuccess;

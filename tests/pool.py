@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from gpudist.partition import Partition
-from gpudist.rank_pool import RankPool, RanksFailed
+from gpudist.rank_pool import RankPool, RanksFailed, StartMethod
 from gpudist.testing import run_distributed
 from gpudist.transport.host import is_built, what_is_missing
 from tests.doubles import misuses_of_nccl, use_doubles
@@ -22,6 +22,7 @@ from tests.doubles import misuses_of_nccl, use_doubles
 MAX_RANKS = 12
 # Below a test's own limit, so that ranks which wait for each other say so themselves.
 WAIT_S = 30.0
+start_method: StartMethod = "forkserver"
 
 
 @functools.cache
@@ -29,7 +30,7 @@ def the_pool() -> RankPool:
     """The one pool of the pytest run, started by the first test that needs it."""
     with suppress(pytest.skip.Exception):
         use_doubles()
-    return RankPool(MAX_RANKS, WAIT_S)
+    return RankPool(MAX_RANKS, WAIT_S, start_method)
 
 
 def close_pool() -> None:

@@ -27,6 +27,8 @@ GRACE_S = 5.0
 START_S = 120.0
 STACKS_S = 0.3
 
+StartMethod = Literal["forkserver", "spawn", "fork"]
+
 
 class RankPool:
     """Processes that serve as the ranks of one world after another, on the local host.
@@ -40,14 +42,15 @@ class RankPool:
         timeout_s: deadline of every wait between ranks.
         start_method: ``"forkserver"`` takes 20 ms a process, which has the environment that this
             program had when its first pool started the server; ``"spawn"`` takes 2 s, and a process
-            has the environment of that moment.
+            has the environment of that moment; ``"fork"`` gives it all that this program has
+            imported, and is for one that has no other threads yet.
     """
 
     def __init__(
         self,
         max_size: int = 64,
         timeout_s: float = 60.0,
-        start_method: Literal["forkserver", "spawn"] = "forkserver",
+        start_method: StartMethod = "forkserver",
     ) -> None:
         self.max_size = max_size
         self.timeout_s = timeout_s

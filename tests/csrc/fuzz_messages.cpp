@@ -62,8 +62,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (!verify_header(transfer, slot.data(), 0)) return 0;
     read_loan(slot.data() + kHeaderBytes, transfer);
     walk(transfer);
-  } catch (const PlanMismatch&) {
-  } catch (const TransportError&) {
+  } catch (const PlanMismatch&) {    // NOLINT(bugprone-empty-catch): refused, as it should be
+  } catch (const TransportError&) {  // NOLINT(bugprone-empty-catch)
   }
   return 0;
 }

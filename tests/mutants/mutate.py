@@ -77,7 +77,7 @@ def _changes(tree: ast.Module) -> Iterator[tuple[int, Any, Callable[[], None]]]:
 
 
 def _code(node: ast.AST) -> Iterator[ast.AST]:
-    """What is executed: no annotations, docstrings, decorators or texts of errors."""
+    """What is executed: no annotations, docstrings, decorators, texts of errors."""
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list"):
             continue
@@ -85,7 +85,9 @@ def _code(node: ast.AST) -> Iterator[ast.AST]:
             is_text = isinstance(child, ast.JoinedStr) or (
                 isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)
             )
-            if isinstance(child, ast.AST) and not is_text:
+            # That lists are of one length is asserted by it, and true.
+            is_assertion = isinstance(child, ast.keyword) and child.arg == "strict"
+            if isinstance(child, ast.AST) and not (is_text or is_assertion):
                 yield child
                 # What is raised is a text; whether it is raised is tested.
                 if not isinstance(child, (ast.Raise, ast.ImportFrom, ast.Import)):

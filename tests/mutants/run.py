@@ -89,7 +89,17 @@ def _test(
     os.environ["GEOMETRY_EXAMPLES"] = str(examples)
     status = 1
     try:
+        _fork_ranks()
         status = int(pytest.main([*_OPTIONS, *arguments]))
     finally:
         os.write(writer, str(status)[:1].encode())
         os._exit(0)
+
+
+def _fork_ranks() -> None:
+    """Let ranks that are processes have the mutant: those of a server would import the module."""
+    from tests import pool
+
+    pool.start_method = "fork"
+    # Mutants make ranks wait for each other.
+    pool.WAIT_S = 5.0
