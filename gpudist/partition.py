@@ -250,8 +250,7 @@ class Partition:
         return tensor.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
     def _signature(self, name: str) -> Signature:
-        digest = blake2b(name.encode() + self.digest, digest_size=16).digest()
-        return Signature(f"{name} on {list(self.shape)}", digest)
+        return Signature.of(f"{name} on {list(self.shape)}", self.digest)
 
     def _require_active(self, what: str) -> None:
         if not self.active:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -14,8 +15,9 @@ import torch
 
 from gpudist import errors, ops
 from gpudist.partition import Partition
-from gpudist.rank_pool import RankPool, RanksFailed
+from gpudist.rank_pool import GRACE_S, RankPool, RanksFailed
 from gpudist.transport.failure import Failure
+from tests import warm
 from tests.pool import distributed
 
 SIZE = 3
@@ -106,6 +108,32 @@ def test_processes_and_worlds_are_reused(pool: RankPool) -> None:
     assert assert_serves(pool, 2) == first[:2]
     assert assert_serves(pool) == first
     assert os.getpid() not in first
+
+
+FORKS = """
+import time
+from gpudist.rank_pool import RankPool
+
+said = ["nothing"]
+
+def tell(P_world):
+    return said[0], P_world.rank
+
+pool = RankPool(3, start_method="fork")
+said[0] = "what only this program knows"
+print(pool.run(3, tell, transport="gloo"))
+start_s = time.monotonic()
+pool.close()
+print(time.monotonic() - start_s)
+"""
+
+
+def test_forked_processes_have_what_the_program_has_and_end_when_told() -> None:
+    ended = subprocess.run([warm.python(), "-c", FORKS], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    answers, seconds = ended.stdout.splitlines()
+    assert answers == str([("what only this program knows", rank) for rank in range(3)])
+    assert float(seconds) < GRACE_S
 
 
 def test_too_many_ranks(pool: RankPool) -> None:

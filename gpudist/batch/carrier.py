@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from hashlib import blake2b
 
 import torch
 
@@ -150,8 +149,7 @@ class Carrier:
         return made
 
     def _signature(self, P: Partition, what: str) -> Signature:
-        label = f"{self._name}: {what}"
-        return Signature(label, blake2b(label.encode() + P.digest, digest_size=16).digest())
+        return Signature.of(f"{self._name}: {what}", P.digest)
 
     @contextmanager
     def _failing_together(self, P: Partition) -> Generator[None, None, None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import blake2b
 
 import numpy as np
 import torch
@@ -45,7 +44,8 @@ class PieceCarrier:
         self._packet_bytes = self._packet.numpy()
         self._packet_at = self._packet.data_ptr()
         self._of_packet, self._of_rest, self._of_payload = [
-            _signature(f"{name}: {what}", P) for what in ("packet", "rest of the packet", "payload")
+            Signature.of(f"{name}: {what}", P.digest)
+            for what in ("packet", "rest of the packet", "payload")
         ]
 
     def send(self, message: Message, prepared: Prepared) -> list[torch.Tensor]:
@@ -131,7 +131,3 @@ def _copied(prepared: Prepared) -> list[torch.Tensor]:
 def _can_be_read(x: torch.Tensor) -> bool:
     """Whether the bytes of ``x`` are its values, one after the other, in host memory."""
     return x.is_contiguous() and x.is_cpu and not x.is_neg() and not x.is_conj()
-
-
-def _signature(label: str, P: Partition) -> Signature:
-    return Signature(label, blake2b(label.encode() + P.digest, digest_size=16).digest())

@@ -32,10 +32,9 @@ def carry_out(
     """
     rounds = _rounds_of(movements)
     results = rounds[0].run(inputs)
-    if len(rounds) > 1:
-        for later in rounds[1:]:
-            for part, y in zip(later.parts, later.run(results), strict=True):
-                results[part.index] = y
+    for later in rounds[1:]:
+        for part, y in zip(later.parts, later.run(results), strict=True):
+            results[part.index] = y
     return tuple(results)  # pyright: ignore[reportReturnType]
 
 
@@ -87,9 +86,8 @@ def add_into(
 def all_reduce(x: torch.Tensor, partition: Partition, op: ReduceOp = "sum") -> torch.Tensor:
     """The members' equally shaped tensors combined element by element; not differentiable."""
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    key = repr((op, tuple(x.shape), str(x.dtype))).encode() + partition.digest
     label = f"all_reduce({op}) of {x.dtype} {list(x.shape)} on {list(partition.shape)}"
-    with partition.wire.group(Signature(label, blake2b(key, digest_size=16).digest())):
+    with partition.wire.group(Signature.of(label, partition.digest)):
         partition.communicator.all_reduce(plain(x.detach()), output, op)
     return output
 
@@ -114,8 +112,9 @@ _passing_rounds = lru_cache(maxsize=256)(_make_rounds)
 
 def _signature(movements: tuple[Movement, ...], depth: int) -> Signature:
     now = [movement for movement in movements if depth < len(movement.steps)]
+    label = " + ".join(movement.label for movement in now)
     digest = blake2b(digest_size=16)
     for movement in now:
         digest.update(movement.identity)
-    digest.update(bytes([depth % 256]))
-    return Signature(" + ".join(movement.label for movement in now), digest.digest())
+    digest.update(b"%d" % depth)
+    return Signature(label, digest.digest())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from hashlib import blake2b
-
 import torch
 
 from gpudist.partition import Partition
@@ -15,9 +13,7 @@ def collected(P: Partition, text: bytes) -> list[bytes]:
     lengths = [length for (length,) in P.allgather_data([len(text)])]
     buffers = [torch.empty(length, dtype=torch.uint8) for length in lengths]
     buffers[P.rank or 0] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    label = f"collect texts on {list(P.shape)}"
-    digest = blake2b(label.encode() + P.digest, digest_size=16).digest()
-    with P.wire.group(Signature(label, digest)):
+    with P.wire.group(Signature.of(f"collect texts on {list(P.shape)}", P.digest)):
         if P.rank != 0:
             P.communicator.send(buffers[P.rank or 0], 0)
         else:
@@ -32,8 +28,6 @@ def gathered(P: Partition, text: bytes) -> list[bytes]:
     mine = torch.zeros(max(lengths), dtype=torch.uint8)
     mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     every = torch.empty((P.size, len(mine)), dtype=torch.uint8)
-    label = f"gather texts on {list(P.shape)}"
-    digest = blake2b(label.encode() + P.digest, digest_size=16).digest()
-    with P.wire.group(Signature(label, digest)):
+    with P.wire.group(Signature.of(f"gather texts on {list(P.shape)}", P.digest)):
         P.communicator.all_gather(mine, every)
     return [row.numpy().tobytes()[:n] for row, n in zip(every, lengths, strict=True)]

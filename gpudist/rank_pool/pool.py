@@ -20,7 +20,7 @@ from torch import distributed as dist
 
 from gpudist import errors, runtime
 from gpudist.rank_pool.outcome import Outcome, RanksFailed
-from gpudist.rank_pool.worker import carry_out, serve, watch_parent
+from gpudist.rank_pool.worker import END, FORGET, carry_out, serve, watch_parent
 
 # After the first failure the other ranks get this long to notice it before they are killed.
 GRACE_S = 5.0
@@ -109,7 +109,7 @@ class RankPool:
     def close(self) -> None:
         """End every process; idempotent."""
         for worker in self._workers:
-            worker.pipe.close()
+            worker.send(END)
         for worker in self._workers:
             worker.process.join(GRACE_S)
         self._kill(len(self._workers))
@@ -151,7 +151,7 @@ class RankPool:
     def _forget_worlds(self) -> None:
         self._prefixes.clear()
         for worker in self._workers:
-            worker.send(None)
+            worker.send(FORGET)
 
 
 @dataclass

@@ -20,6 +20,10 @@ from gpudist.rank_pool.outcome import Outcome
 from gpudist.transport.base import Transport
 from gpudist.transport.failure import Failure
 
+# Orders beside the arguments of `carry_out`: close all worlds, and end. A forked process would not
+# see that its pipe was closed: those forked later have the other end of it too.
+FORGET, END = "forget", "end"
+
 
 def serve(
     pipe: connection.Connection, port: int, stack_path: str, variables: dict[str, str]
@@ -35,7 +39,9 @@ def serve(
     with contextlib.suppress(EOFError, ConnectionResetError):
         while True:
             order = pickle.loads(pipe.recv_bytes())
-            if order is not None:
+            if order == END:
+                break
+            if order != FORGET:
                 pipe.send_bytes(_answer(carry_out(wires, port, *order)))
                 continue
             for wire in wires.values():

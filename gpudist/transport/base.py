@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import Any, Literal, Protocol
 
 import torch
@@ -42,6 +43,11 @@ class Signature:
 
     label: str
     digest: bytes
+
+    @classmethod
+    def of(cls, label: str, *meaning: bytes) -> Signature:
+        """Of an operation that ``label`` and ``meaning`` say all about."""
+        return cls(label, blake2b(label.encode() + b"".join(meaning), digest_size=16).digest())
 
 
 class StagesInFlight(Protocol):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import torch
@@ -188,9 +187,8 @@ class PointToPointCommunicator(Communicator):
             yield
             return
         meaning = f"{verb} of {tensor.numel() * tensor.element_size()} bytes over {self.size}"
-        digest = blake2b(meaning.encode(), digest_size=16).digest()
         label = f"{words} {_shape(tensor)} on {self.members}"
-        with self._transport.group(Signature(label, digest)):
+        with self._transport.group(Signature(label, Signature.of(meaning).digest)):
             yield
 
     def _peer(self, rank: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import blake2b
 from typing import Any, NoReturn
 
 import torch
@@ -241,7 +240,7 @@ class NcclTransport(Transport):
         """Queue a call in the open group, or make it a group of its own."""
         if self._open is None:
             text = f"{call.kind} of {call.nbytes} bytes"
-            with self.group(Signature(text, blake2b(text.encode(), digest_size=16).digest())):
+            with self.group(Signature.of(text)):
                 self.post(call)
             return
         self._open[1].append(call)

@@ -102,4 +102,4 @@ def _fork_ranks() -> None:
 
     pool.start_method = "fork"
     # Mutants make ranks wait for each other.
-    pool.WAIT_S = 5.0
+    pool.WAIT_S = 10.0

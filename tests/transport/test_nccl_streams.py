@@ -47,11 +47,13 @@ def overlap(transport: Transport) -> list[str]:
         inject("delay")
     begin_s = time.monotonic()
     first, second = started_halo(P_world), started_halo(P_world, -2.0)
-    assert time.monotonic() - begin_s < DELAY_S
+    starting_s = time.monotonic() - begin_s
     taken = [torch.full((4, 6), float("nan")) for _ in range(50)]
     # On the current stream, which is the third.
     blocking = halo(P_world)
-    assert time.monotonic() - begin_s >= DELAY_S
+    blocking_s = time.monotonic() - begin_s
+    # Others may begin when a part of the delay is over.
+    assert transport.rank != 1 or starting_s < DELAY_S <= blocking_s
     assert torch.equal(blocking, expected)
     assert torch.equal(second.wait(0), -2.0 * expected)
     assert torch.equal(first.wait(0), expected)
