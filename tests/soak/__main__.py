@@ -15,7 +15,7 @@ from gpudist.exchange import carry
 from gpudist.rank_pool import RankPool
 from tests.soak import layers, operators, worlds
 from tests.soak.figures import RESULTS, Figure, environment, growth, spread, worst, write
-from tests.soak.samples import COUNTS, Sample, series
+from tests.soak.samples import BYTES, COUNTS, Sample, series
 
 RANKS = 4
 # Of a wait between ranks, however busy the machine is.
@@ -24,6 +24,8 @@ LAYERS = 400
 # Caches fill up first: of plans bound lately, of what the C library keeps, of operators.
 WARM_UP = 0.5
 GROWTH_MIB = 8.0
+# What is remembered of plans has a number, and each its own size.
+GROWTH_PERCENT = 2.0
 
 
 def operator_figures(transport: str, options: argparse.Namespace) -> list[Figure]:
@@ -48,7 +50,9 @@ def leak_figures(subject: str, by_rank: Sequence[Sequence[Sample]]) -> list[Figu
     warm = [list(samples[int(WARM_UP * len(samples)) :]) for samples in by_rank]
     resident = series(warm, "resident_bytes")
     first, last = warm[0][0], warm[0][-1]
-    mib = worst(growth, resident) / 2**20
+    mib = {name: worst(growth, series(warm, name)) / 2**20 for name in BYTES}
+    blocks = series(warm, "python_blocks")
+    percent = 100 * worst(growth, blocks) / max(map(max, blocks))
     count = last.operators - first.operators
     found = [
         Figure(f"{subject}: samples of each rank", len(by_rank[0]), "samples"),
@@ -56,7 +60,12 @@ def leak_figures(subject: str, by_rank: Sequence[Sequence[Sample]]) -> list[Figu
         Figure(f"{subject}: operators after the warm-up", count, "operators"),
         Figure(f"{subject}: resident memory, largest", round(max(map(max, resident)) / 2**20, 1),
                "MiB"),
-        Figure(f"{subject}: growth of resident memory", round(mib, 2), "MiB", GROWTH_MIB),
+        Figure(f"{subject}: growth of resident memory", round(mib["resident_bytes"], 2), "MiB",
+               GROWTH_MIB),
+        Figure(f"{subject}: growth of memory in use by C and C++", round(mib["allocated_bytes"], 2),
+               "MiB", GROWTH_MIB),
+        Figure(f"{subject}: growth of blocks in use by Python", round(percent, 2), "%",
+               GROWTH_PERCENT),
     ]  # fmt: skip
     for name in COUNTS:
         change = worst(spread, series(warm, name))

@@ -104,9 +104,11 @@ def test_what_grows_after_the_warm_up_is_over_its_limit() -> None:
     mib = 2**20
     steady = _samples(resident_bytes=[1, 50, 90, 100] + [100 * mib, 101 * mib] * 4)
     leaking = _samples(resident_bytes=[100 * mib + 9 * mib * i for i in range(12)])
+    keeping = _samples(python_blocks=[1000 + 5 * i for i in range(12)])
     one_more = _samples(descriptors=[5] * 11 + [6])
     assert not any(figure.is_over for figure in command.leak_figures("x", [steady, steady]))
-    for samples, name in ((leaking, "resident memory"), (one_more, "descriptors")):
+    cases = ((leaking, "resident"), (keeping, "by Python"), (one_more, "descriptors"))
+    for samples, name in cases:
         over = [each.name for each in command.leak_figures("x", [steady, samples]) if each.is_over]
         assert len(over) == 1 and name in over[0], over
 
