@@ -13,7 +13,7 @@ import torch
 
 from gpudist import ops
 from gpudist.errors import PlanMismatch, ShapeError
-from gpudist.exchange import add_into, all_reduce, carry_out, start
+from gpudist.exchange import add_into, all_reduce, carry, carry_out, start
 from gpudist.partition import Partition
 from tests.ops.dense import assert_same, blocks, cells, local_input, operations, partition_of
 from tests.pool import distributed
@@ -77,6 +77,36 @@ def test_movements_of_different_depth_go_together(P_world: Partition) -> None:
     assert operations(P_world) - started <= 3
     for a, b in zip(alone, together, strict=True):
         assert_same(a, b)
+
+
+@distributed(ranks=2, transports=["loopback"])
+def test_each_stage_has_its_own_signature(P_world: Partition) -> None:
+    """Of the movements that have one, and unlike that of any other stage."""
+    P_x = P_world.create_cartesian_topology_partition([2])
+    x = cells((3,))
+    short = ops.AllGather(P_x, [0]).movement(x)
+    halo = ops.HaloExchange(P_x, halo=((1, 1),), periodic=True).movement(x)
+    both = halo.then(halo.T)
+    first, second = carry._rounds_of([short, both])
+    assert first.signature.label == f"{short.label} + {both.label}"
+    assert second.signature.label == both.label
+    first, second = carry._rounds_of([both])
+    assert first.signature.label == second.signature.label
+    assert first.signature.digest != second.signature.digest
+
+
+@distributed(ranks=2, transports=["loopback"])
+def test_what_passes_is_remembered_apart(P_world: Partition) -> None:
+    """Shapes of one call do not drive out those of a network."""
+    P_x = P_world.create_cartesian_topology_partition([2])
+    x = cells((3,))
+    kept = ops.AllGather(P_x, [0]).movement(x)
+    for movement, remembered in ((kept, carry._rounds), (kept.passing(), carry._passing_rounds)):
+        made = carry._rounds_of([movement])
+        assert remembered((movement,)) is made
+        assert carry._rounds_of([movement]) is made
+    assert carry._rounds_of([kept]) is not carry._rounds_of([kept.passing()])
+    P_world.barrier()
 
 
 @distributed(ranks=2)

@@ -127,8 +127,6 @@ class InterpolationWindow:
         real, ratio = self._real, self._ratio(extent)
         if self.kernel == "cuda":
             return ratio * (outputs.astype(real) + real(0.5))
-        if self.kernel == "small":
-            return np.float64(ratio) * (outputs + 0.5)
         return self._position(outputs, extent).astype(np.float64) + 0.5
 
     def _floor(self, position: Reals) -> Cells:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpudist.geometry.blocks import Blocks
 from gpudist.geometry.boxes import Box, Collective, Message, Move, Stage, uncovered
@@ -125,7 +125,7 @@ def as_messages(
     whole = MessageStage(sends=tuple(sends), sums=sums, starts_with_copy=True)
     if whole.same_cells and len(sums[0].destinations) == 1:
         fills = uncovered(shape, sums[0].destinations) if shape is not None else ()
-        return MessageStage(fills, sends=tuple(sends), sums=sums, starts_with_copy=True)
+        return replace(whole, fills=fills)
     # Most cells are this rank's own and nobody adds to them: they are copied, the others added.
     base = max(moves, key=lambda move: move.destination.volume, default=None)
     first = (base,) if base is not None else ()

@@ -20,7 +20,7 @@ from gpudist.geometry import (
     plan_faces,
     plan_halo,
 )
-from gpudist.geometry.faces import Face
+from gpudist.geometry.faces import Face, axis_paddings
 from tests.geometry.oracle import assert_linear_operator, carry_out, cut, exactly, numbered
 from tests.geometry.strategies import cuts, decompositions, sliding_windows
 
@@ -271,3 +271,9 @@ def test_own_paddings_of_common_windows():
     ):
         for index in workers_of(inputs):
             assert own_paddings(inputs, [HaloWidths(), window, window], index) == expected
+
+
+def test_own_paddings_where_there_is_no_block():
+    """That of a worker without outputs is nobody's, and the others have theirs."""
+    assert axis_paddings(Blocks(2, 3), SlidingWindow(1)) == (0, 0, 0)
+    assert axis_paddings(Blocks(2, 3), SlidingWindow(3, padding=(1, 1))) == (1, 1, 0)

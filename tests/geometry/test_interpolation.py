@@ -126,6 +126,11 @@ GOLDEN = {
     "nearest 3 -> 6": (InterpolationWindow("nearest", 6), 3, [[0, 0, 1, 1, 2, 2]]),
     "nearest 5 -> 2": (InterpolationWindow("nearest", 2), 5, [[0, 2]]),
     "nearest-exact 5 -> 2": (InterpolationWindow("nearest-exact", 2), 5, [[1, 3]]),
+    "few nearest-exact 5 -> 2": (
+        InterpolationWindow("nearest-exact", 2, None, False, True, "small"),
+        5,
+        [[1, 3]],
+    ),
     "linear 2 -> 4": (InterpolationWindow("linear", 4), 2, [[0, 0, 0, 1], [1, 1, 1, 1]]),
     "corners 3 -> 2": (InterpolationWindow("linear", 2, None, True), 3, [[0, 2], [1, 2]]),
     "one corner": (InterpolationWindow("linear", 1, None, True), 4, [[0], [1]]),

@@ -94,3 +94,20 @@ def test_an_empty_block_is_not_sent() -> None:
     collective = Collective("broadcast", MEMBERS, ROOT, True)
     stage = replace(stage_of(collective, ROOT), input_shape=(0, 5), output_shape=(0, 5))
     assert as_messages(stage, ROOT, 8).sends == ()
+
+
+@pytest.mark.parametrize(("from_zero", "accumulates"), [(True, False), (False, True), (True, True)])
+def test_sums_in_a_wider_dtype_or_onto_values_overwrite_nothing(
+    from_zero: bool, accumulates: bool
+) -> None:
+    stage = stage_of(Collective("reduce", MEMBERS, ROOT, True), ROOT)
+    plain = as_messages(stage, ROOT, 2)
+    assert plain.starts_with_copy and plain.same_cells and not plain.fills
+    found = as_messages(stage, ROOT, 2, from_zero, accumulates)
+    assert found == replace(plain, starts_with_copy=False)
+
+
+def test_an_output_that_is_copied_has_no_sums() -> None:
+    """Though it would start from zeros."""
+    stage = stage_of(Collective("broadcast", MEMBERS, ROOT, True), 4)
+    assert as_messages(stage, 4, 2, from_zero=True) == as_messages(stage, 4, 2)
