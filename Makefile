@@ -25,7 +25,8 @@ SEED ?= 1
 # Of `make fuzz-input`: how many inputs of each kind, and for how long libFuzzer.
 FUZZ_EXAMPLES ?= 3000
 FUZZ_SECONDS ?= 300
-# Of `make mutants`: a sample of so many of each room; all of them if empty.
+# Of `make mutants`: which rooms, and a sample of so many of each; all of them if empty.
+ROOMS ?= geometry exchange
 MUTANTS ?=
 # Of `make coverage`: which tests; all if empty.
 COVERAGE_TESTS ?=
@@ -75,13 +76,14 @@ fuzz-input: $(INSTALLED)
 
 # Small errors put into the code, one at a time: which does no test notice? MUTANTS=120 is a sample.
 mutants: $(INSTALLED)
-	$(PYTHON) -m tests.mutants --room geometry $(if $(MUTANTS),--count $(MUTANTS)) --seed $(SEED)
-	$(PYTHON) -m tests.mutants --room exchange $(if $(MUTANTS),--count $(MUTANTS)) --seed $(SEED)
+	for room in $(ROOMS); do $(PYTHON) -m tests.mutants --room $$room \
+		$(if $(MUTANTS),--count $(MUTANTS)) --seed $(SEED) || exit 1; done
 
 # Which lines no test executes, worker processes included, and which errors no test raises.
 coverage: $(ANALYSIS)
 	rm -rf build/coverage && mkdir -p build/coverage
-	$(PYTHON) -m coverage run -m pytest -q $(COVERAGE_TESTS)
+	$(PYTHON) -m coverage run -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder \
+		--timeout $(TEST_S) $(COVERAGE_TESTS)
 	$(PYTHON) -m coverage combine -q
 	$(PYTHON) -m coverage report --skip-covered --show-missing | tee build/coverage/report.txt
 	$(PYTHON) -m tests.untested_errors | tee build/coverage/errors.txt
@@ -145,7 +147,7 @@ check: lint
 # Behind everything else that runs.
 analysis: $(TOOLS)
 	nice -n 19 $(MAKE) -j1 types tidy sanitize-core
-	nice -n 19 $(MAKE) mutants MUTANTS=16
+	nice -n 19 $(MAKE) mutants ROOMS=geometry MUTANTS=16
 
 format: $(TOOLS)
 	$(PYTHON) -m ruff check --fix .

@@ -100,7 +100,11 @@ def page(run: Run, rows: Sequence[Tried], others: Mapping[str, dict[str, Any]]) 
         parts += ["## Workers killed while they train\n", _resumed(others["resume"])]
     parts.append(
         "## To repeat it\n\n```console\n$ make chaos SEED=1\n$ make soak\n```\n\n"
-        "`make chaos N=200` tries as many; `make test` a few of each fault and transport."
+        "`make chaos N=200` tries as many; `make test` a few of each fault and transport.\n"
+        "`make check` also runs clang-tidy, a sample of `make mutants`, and the native core under\n"
+        "the address, undefined-behaviour and thread sanitizers; `make sanitize` has the\n"
+        "transports under them. `make coverage` finds lines and errors that no test executes, and\n"
+        "`make fuzz-input` tries what may come from outside."
     )
     return "\n".join(parts) + "\n"
 
