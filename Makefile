@@ -25,9 +25,10 @@ SEED ?= 1
 # Of `make fuzz-input`: how many inputs of each kind, and for how long libFuzzer.
 FUZZ_EXAMPLES ?= 3000
 FUZZ_SECONDS ?= 300
-# Of `make mutants`: which rooms, and a sample of so many of each; all of them if empty.
+# Of `make mutants`: which rooms, a sample of so many of each (all if empty), and how many may survive.
 ROOMS ?= geometry exchange
 MUTANTS ?=
+SURVIVORS ?= 0
 # Of `make coverage`: which tests; all if empty.
 COVERAGE_TESTS ?=
 
@@ -77,7 +78,7 @@ fuzz-input: $(INSTALLED)
 # Small errors put into the code, one at a time: which does no test notice? MUTANTS=120 is a sample.
 mutants: $(INSTALLED)
 	for room in $(ROOMS); do $(PYTHON) -m tests.mutants --room $$room \
-		$(if $(MUTANTS),--count $(MUTANTS)) --seed $(SEED) || exit 1; done
+		$(if $(MUTANTS),--count $(MUTANTS)) --seed $(SEED) --most $(SURVIVORS) || exit 1; done
 
 # Which lines no test executes, worker processes included, and which errors no test raises.
 coverage: $(ANALYSIS)
@@ -147,7 +148,7 @@ check: lint
 # Behind everything else that runs.
 analysis: $(TOOLS)
 	nice -n 19 $(MAKE) -j1 types tidy sanitize-core
-	nice -n 19 $(MAKE) mutants ROOMS=geometry MUTANTS=16
+	nice -n 19 $(MAKE) mutants ROOMS=geometry MUTANTS=16 SURVIVORS=3
 
 format: $(TOOLS)
 	$(PYTHON) -m ruff check --fix .

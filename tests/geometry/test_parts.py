@@ -40,6 +40,7 @@ def test_an_adaptive_window_is_what_its_share_of_the_extent_meets(
 def test_an_output_is_made_of_all_its_cells_once(inputs: Blocks, window: AdaptiveWindow) -> None:
     parts_window = PartsWindow(inputs, window)
     parts: list[set[int]] = []
+    lengths: list[int] = []
     for index in range(inputs.parts):
         first = inputs.block(index)[0]
         for (start, stop), length in zip(
@@ -48,6 +49,7 @@ def test_an_output_is_made_of_all_its_cells_once(inputs: Blocks, window: Adaptiv
             assert 0 <= start < stop <= inputs.length(index)
             parts.append(set(range(first + start, first + stop)))
             assert len(parts[-1]) <= length
+            lengths.append(length)
         assert len(parts) == parts_window.parts.block(index)[1]
     outputs = parts_window.outputs(parts_window.parts)
     for index in range(inputs.parts):
@@ -58,6 +60,7 @@ def test_an_output_is_made_of_all_its_cells_once(inputs: Blocks, window: Adaptiv
             of_output = parts[first + start : first + stop]
             cells = cells_of(window, output, inputs.extent)
             assert set().union(*of_output) == cells
+            assert set(lengths[first + start : first + stop]) == {len(cells)}
             assert sum(map(len, of_output)) == len(cells)
 
 
