@@ -92,10 +92,13 @@ def page(run: Run, rows: Sequence[Tried], others: Mapping[str, dict[str, Any]]) 
         "survivor's error, median and largest.\n",
     ]
     parts += [_by_operator(rows, transport) for transport in TRANSPORTS]
-    for kind, beginning in (("disagreement", DISAGREEMENT), ("soak", SOAK)):
+    for kind, beginning, tables in (
+        ("disagreement", DISAGREEMENT, _side_by_side),
+        ("soak", SOAK, lambda runs: [_figures(facts) for facts in runs]),
+    ):
         runs = [facts for name, facts in others.items() if name.startswith(f"{kind}-")]
         if runs:
-            parts += [beginning, *map(_figures, runs)]
+            parts += [beginning, *tables(runs)]
     if "resume" in others:
         parts += ["## Workers killed while they train\n", _resumed(others["resume"])]
     parts.append(
@@ -198,7 +201,6 @@ def _by_operator(rows: Sequence[Tried], transport: str) -> str:
 
 
 def _figures(facts: Mapping[str, Any]) -> str:
-    environment = facts["environment"]
     lines = [
         [
             str(figure["name"]),
@@ -207,10 +209,28 @@ def _figures(facts: Mapping[str, Any]) -> str:
         ]
         for figure in facts["figures"]
     ]
+    return _origin(facts) + ":\n\n" + _table(["figure", "found", "allowed"], lines)
+
+
+def _side_by_side(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One table of the same figures of several subjects, which their names begin with."""
+    found: dict[str, dict[str, str]] = {}
+    for facts in runs:
+        for figure in facts["figures"]:
+            subject, _, quantity = str(figure["name"]).partition(": ")
+            column = subject.rpartition(" over ")[2]
+            found.setdefault(column, {})[f"{quantity}, {figure['unit']}"] = str(figure["value"])
+    quantities = list(next(iter(found.values())))
+    lines = [[q, *(values.get(q, "") for values in found.values())] for q in quantities]
+    origins = list(dict.fromkeys(map(_origin, runs)))
+    return ["; ".join(origins) + ":\n", _table(["", *found], lines)]
+
+
+def _origin(facts: Mapping[str, Any]) -> str:
+    """Where figures come from, in words."""
+    environment = facts["environment"]
     origin = f"`{environment['command']}`, on {environment['machine']}"
-    if "commit" in environment:
-        origin += f", commit {environment['commit'][:9]}"
-    return f"{origin}:\n\n" + _table(["figure", "found", "allowed"], lines)
+    return origin + (f", commit {environment['commit'][:9]}" if "commit" in environment else "")
 
 
 def _resumed(facts: Mapping[str, Any]) -> str:

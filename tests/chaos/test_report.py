@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 from tests.chaos.experiment import DEADLINE_S, cells
 from tests.chaos.report import DOCUMENT, made, page
 from tests.chaos.results import CHAOS, Run, Tried, read, write
+from tests.disagreement.__main__ import TRANSPORTS
+from tests.soak.__main__ import SUBJECTS
 
 RUN = Run("2026-01-02", 1, DEADLINE_S, 2, "x86_64", "2.13")
 
@@ -16,6 +20,18 @@ def test_the_page_is_that_of_the_committed_results() -> None:
 def test_the_committed_results_have_nothing_bad() -> None:
     _, rows = read(CHAOS)
     assert {row.how for row in rows} == {"detected", "survived"}
+
+
+def test_no_committed_figure_is_over_its_limit() -> None:
+    """Of long runs and of disagreements, which there are over every transport."""
+    files = [*CHAOS.parent.glob("soak-*.json"), *CHAOS.parent.glob("disagreement-*.json")]
+    names = {path.stem for path in files}
+    assert names == {f"soak-{subject}" for subject in SUBJECTS} | {
+        f"disagreement-{transport}" for transport in TRANSPORTS
+    }
+    for path in files:
+        limited = [f for f in json.loads(path.read_text())["figures"] if f["limit"] is not None]
+        assert limited and all(figure["value"] <= figure["limit"] for figure in limited), path
 
 
 def test_every_fault_of_every_operator_was_tried_over_every_transport() -> None:
@@ -40,6 +56,7 @@ def test_what_is_bad_is_counted() -> None:
     text = page(
         RUN, rows, {"soak-operators": soak, "resume": {**resume, "differences": differences}}
     )
+    assert "killed 1 workers" in text and "step 3: 1.0 and 2.0" in text
     assert "4 experiments on 2026-01-02" in text
     assert "of 3 of 2288 kinds" in text
     assert "1 lost, 0 hung, 1 wrong" in text
@@ -47,7 +64,14 @@ def test_what_is_bad_is_counted() -> None:
     assert "| gloo, slow | 1 | 0 | 0 |  |  | 0 | 0 | 1 |" in text
     assert "| gather | 2/3, 0.40, 0.50 |" in text
     assert "| memory | 3 KiB | 8 KiB |" in text
-    assert "killed 1 workers" in text and "step 3: 1.0 and 2.0" in text
+    counted = [
+        {"environment": soak["environment"],
+         "figures": [{"name": f"x over {wire}: tried", "value": n, "unit": "cases", "limit": None}]}
+        for n, wire in ((1, "host"), (2, "gloo"))
+    ]  # fmt: skip
+    text = page(RUN, rows, {f"disagreement-{i}": facts for i, facts in enumerate(counted)})
+    assert "`make soak`, on this one:\n\n|  | host | gloo |\n" in text
+    assert "| tried, cases | 1 | 2 |" in text
 
 
 def test_results_are_read_as_they_were_written(tmp_path) -> None:
