@@ -22,27 +22,29 @@ class Agreement:
         store: any ``torch.distributed.Store``.
         prefix: first part of the keys; one per world.
         rank, size: this process in the world.
-        said: of this rank, in words; to be the same on all.
     """
 
-    def __init__(
-        self, ask: StoreAsker, store: Any, prefix: str, rank: int, size: int, said: str
-    ) -> None:
+    def __init__(self, ask: StoreAsker, store: Any, prefix: str, rank: int, size: int) -> None:
         self._ask = ask
         self._store: Any = store
+        self._rank = rank
         self._size = size
         self._looking: Job[None] | None = None
         self._looked_s = time.monotonic()
         self._key = f"{prefix}/said"
-        self._alike = f"{self._key}/of/{said}"
+        self._alike = ""
         self._all = f"{self._key}/all"
 
-        def say() -> None:
-            store.set(f"{self._key}/{rank}", said)
-            store.add(self._alike, 1)
-            store.add(self._all, 1)
+    def say(self, said: str) -> None:
+        """Leave what is to be the same on all ranks, in words; once, before all else."""
+        self._alike = f"{self._key}/of/{said}"
 
-        ask(say)
+        def leave() -> None:
+            self._store.set(f"{self._key}/{self._rank}", said)
+            self._store.add(self._alike, 1)
+            self._store.add(self._all, 1)
+
+        self._ask(leave)
 
     def compare(self, store: Any) -> None:
         """Refuse what differs, of the ranks that have come so far, as ``store`` has them.

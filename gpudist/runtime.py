@@ -43,7 +43,7 @@ from gpudist.transport.report import (
     tell_uncaught_errors,
 )
 from gpudist.transport.store_asker import StoreAsker
-from gpudist.transport.store_failures import STORE_ERRORS, own_connection
+from gpudist.transport.store_failures import STORE_ERRORS, own_connection, store_gone
 from gpudist.version import __version__
 
 logger = logging.getLogger("gpudist")
@@ -273,13 +273,15 @@ def connect(
             interface=interface, store_rank=store_rank,
         )  # fmt: skip
 
-    said = _said(name, deterministic, asked.checks)
     with (
         StoreAsker(f"connect {size} ranks", rank, timeout_s, store_rank) as ask,
-        closing(Agreement(ask, store, prefix, rank, size, said)) as agreement,
+        closing(Agreement(ask, store, prefix, rank, size)) as agreement,
     ):
         try:
+            agreement.say(_said(name, deterministic, asked.checks))
             made = join(agreement.look)
+        except STORE_ERRORS as error:
+            raise store_gone(store_rank, error).to_exception() from error
         except Exception:
             # A store that is gone, or hangs, has no say in why; a wait of the transport may go on.
             job = ask.submit(lambda: agreement.compare(own_connection(store)))

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import gpudist
 from gpudist import runtime
 from gpudist.agreement import Agreement
-from gpudist.errors import CollectiveTimeout, GpudistError, PlanMismatch
+from gpudist.errors import CollectiveTimeout, GpudistError, PeerFailure, PlanMismatch
 from gpudist.launch import Launch
 from gpudist.runtime import connect
 from gpudist.transport.host import is_built, what_is_missing
@@ -29,7 +29,10 @@ def test_one_version() -> None:
 def agreements(store: dist.Store, *said: str) -> list[Agreement]:
     """Of ranks that say this, as they meet in one store."""
     ask = StoreAsker("connect", 0, 20.0, None)
-    return [Agreement(ask, store, "world", rank, len(said), text) for rank, text in enumerate(said)]
+    found = [Agreement(ask, store, "world", rank, len(said)) for rank in range(len(said))]
+    for mine, text in zip(found, said, strict=True):
+        mine.say(text)
+    return found
 
 
 def test_what_is_alike() -> None:
@@ -125,14 +128,32 @@ def test_a_store_that_does_not_answer_ends_at_the_deadline() -> None:
     assert 0.3 <= time.monotonic() - start_s < 2.0
 
 
+class LostStore(dist.Store):
+    """One whose host has ended."""
+
+    def set(self, key: str, value: str) -> None:
+        raise dist.DistNetworkError("Connection reset by peer")
+
+
+def test_a_store_that_is_gone_names_its_host() -> None:
+    with pytest.raises(PeerFailure, match="the store of this world is gone: rank 1") as caught:
+        connect("gloo", LostStore(), 0, 2, 20.0, "world", store_rank=1)
+    assert caught.value.rank == 1
+
+
 def test_one_that_has_joined_looks_no_more() -> None:
-    store = dist.HashStore()
-    ask = StoreAsker("connect", 0, 20.0, None)
-    mine = Agreement(ask, store, "world", 0, 2, "gpudist 0.1.0")
-    Agreement(ask, store, "world", 1, 2, "gpudist 0.2.0")
+    mine, _ = agreements(dist.HashStore(), "gpudist 0.1.0", "gpudist 0.2.0")
     mine.close()
     deadline_s = time.monotonic() + 1.0
     while time.monotonic() < deadline_s:
         mine.look()
         time.sleep(0.05)
-    ask.close()
+
+
+def test_one_that_waits_looks_by_itself() -> None:
+    mine, _ = agreements(dist.HashStore(), "gpudist 0.1.0", "gpudist 0.2.0")
+    deadline_s = time.monotonic() + 5.0
+    with pytest.raises(PlanMismatch, match=r"rank 1: gpudist 0\.2\.0"):
+        while time.monotonic() < deadline_s:
+            mine.look()
+            time.sleep(0.05)
