@@ -6,8 +6,9 @@ import os
 
 os.environ["OMP_NUM_THREADS"] = "1"
 # Whenever a store is connected to, torch asks a name server who 127.0.0.1 is, which may take
-# its time. No test needs to know.
+# its time, and warns when there is no answer. No test needs to know.
 os.environ.setdefault("RES_OPTIONS", "attempts:0")
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 import pytest
 from hypothesis import settings
