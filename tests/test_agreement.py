@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -17,6 +20,7 @@ from gpudist.launch import Launch
 from gpudist.runtime import connect
 from gpudist.transport.host import is_built, what_is_missing
 from gpudist.transport.store_asker import StoreAsker
+from tests import warm
 
 PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
 needs_core = pytest.mark.skipif(not is_built(), reason="" if is_built() else what_is_missing())
@@ -104,6 +108,34 @@ def test_ranks_that_wait_over_different_transports_learn_of_it_long_before_the_d
     for text in texts:
         assert text.startswith("PlanMismatch: ranks disagree about what they run:")
         assert f"rank 1: gpudist {gpudist.__version__} over host\n" in text
+
+
+JOINS = """
+import gpudist
+try:
+    gpudist.init(timeout=20.0, deterministic={rank} == 1)
+except gpudist.errors.PlanMismatch as error:
+    print("rank 1: gpudist {version} over gloo, deterministic" in str(error))
+"""
+
+
+def test_processes_are_told_where_one_of_them_serves_the_store() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    programs = []
+    for rank in range(2):
+        known = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 2}
+        known |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GPUDIST_TRANSPORT": "gloo"}
+        environment = {**os.environ, **{name: str(value) for name, value in known.items()}}
+        text = JOINS.format(rank=rank, version=gpudist.__version__)
+        programs.append(
+            subprocess.Popen(
+                [warm.python(), "-c", text], env=environment, text=True, stdout=subprocess.PIPE
+            )
+        )
+    said = [program.communicate(timeout=60)[0] for program in programs]
+    assert said == ["True\n"] * 2
 
 
 class StoppedStore(dist.Store):
