@@ -10,7 +10,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from hashlib import blake2b
 from math import prod
 from typing import Any, ClassVar
 
@@ -18,6 +17,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from gpudist.device_mesh import mesh_of
+from gpudist.digest import digest_of
 from gpudist.errors import PartitionError
 from gpudist.geometry.cartesian import index_of, integers, rank_of
 from gpudist.transport.base import Communicator, ReduceOp, Signature, Transport
@@ -104,7 +104,7 @@ class Partition:
     @cached_property
     def digest(self) -> bytes:
         """16 bytes, the same on every rank for equal partitions, others for any other partition."""
-        return blake2b(repr(self._identity).encode(), digest_size=16).digest()
+        return digest_of(repr(self._identity).encode())
 
     def __eq__(self, other: object) -> bool:
         if self is other:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -36,10 +35,10 @@ from gpudist.batch.values import (
     read_value,
     write_value,
 )
+from gpudist.digest import digest_of
 from gpudist.errors import ShapeError
 
 LIST, TUPLE, DICT, DATACLASS, NAMED_TUPLE = range(16, 21)
-DIGEST_BYTES = 16
 _MAX_DEPTH = 64
 _REMEMBERED = 256
 
@@ -62,7 +61,7 @@ class Schema:
             TransportError: these bytes are no schema, or name a class this process does not have.
         """
         self.data = data
-        self.digest = blake2b(data, digest_size=DIGEST_BYTES).digest()
+        self.digest = digest_of(data)
         self.leaves: list[Leaf] = []
         reader = Reader(data)
         self._tree = self._read(reader, 0)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from hashlib import blake2b
 
 import torch
 
+from gpudist.digest import digest_of
 from gpudist.errors import ShapeError
 from gpudist.exchange.movement import Movement
 from gpudist.exchange.plain import plain
@@ -113,8 +113,4 @@ _passing_rounds = lru_cache(maxsize=256)(_make_rounds)
 def _signature(movements: tuple[Movement, ...], depth: int) -> Signature:
     now = [movement for movement in movements if depth < len(movement.steps)]
     label = " + ".join(movement.label for movement in now)
-    digest = blake2b(digest_size=16)
-    for movement in now:
-        digest.update(movement.identity)
-    digest.update(b"%d" % depth)
-    return Signature(label, digest.digest())
+    return Signature(label, digest_of(*(movement.identity for movement in now), b"%d" % depth))

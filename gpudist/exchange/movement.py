@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from hashlib import blake2b
 from typing import NamedTuple
 
 import torch
 
+from gpudist.digest import digest_of
 from gpudist.errors import ShapeError
 from gpudist.geometry.boxes import Plan, Stage
 from gpudist.partition import Partition
@@ -57,7 +57,7 @@ class Movement:
         linear = self if self.fill == 0 else replace(self, fill=0.0)
         return Movement(
             f"adjoint of {self.label}",
-            blake2b(self.identity + b"T", digest_size=16).digest(),
+            digest_of(self.identity, b"T"),
             tuple(Step(step.stage.T, step.partition) for step in reversed(self.steps)),
             self.output_shape,
             self.input_shape,
@@ -72,7 +72,7 @@ class Movement:
         """The composition: this movement, then ``other``, as one."""
         return Movement(
             f"{self.label}, then {other.label}",
-            blake2b(self.identity + other.identity, digest_size=16).digest(),
+            digest_of(self.identity, other.identity),
             self.steps + other.steps,
             self.input_shape,
             other.output_shape,
@@ -123,7 +123,7 @@ def bind(
     key = (plan.identity, partition.digest, str(dtype))
     return Movement(
         f"{label} of {dtype}",
-        blake2b(repr(key).encode(), digest_size=16).digest(),
+        digest_of(repr(key).encode()),
         tuple(Step(stage, partition) for stage in plan.stages),
         plan.input_shape if plan.input_shape is not None else tuple(placeholder),
         plan.output_shape if plan.output_shape is not None else tuple(empty),

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from hashlib import blake2b
 from math import prod
 from typing import Literal
+
+from gpudist.digest import digest_of
 
 
 @dataclass(frozen=True)
@@ -204,8 +205,7 @@ class Plan:
     @cached_property
     def identity(self) -> bytes:
         """16 bytes, the same on every rank of the operator and different for any other operator."""
-        text = repr((self.key, self.transposed))
-        return blake2b(text.encode(), digest_size=16).digest()
+        return digest_of(repr((self.key, self.transposed)).encode())
 
 
 def uncovered(shape: Sequence[int], boxes: Iterable[Box]) -> tuple[Box, ...]:

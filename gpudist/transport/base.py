@@ -13,12 +13,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from hashlib import blake2b
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 
 from gpudist import errors
+from gpudist.digest import digest_of
 from gpudist.geometry.boxes import Stage
 from gpudist.geometry.messages import as_messages
 from gpudist.transport.failure import Failure, FailureChannel
@@ -47,7 +47,7 @@ class Signature:
     @classmethod
     def of(cls, label: str, *meaning: bytes) -> Signature:
         """Of an operation that ``label`` and ``meaning`` say all about."""
-        return cls(label, blake2b(label.encode() + b"".join(meaning), digest_size=16).digest())
+        return cls(label, digest_of(label.encode(), *meaning))
 
 
 class StagesInFlight(Protocol):
@@ -141,6 +141,17 @@ class Communicator(ABC):
         self, tensor: torch.Tensor, output: torch.Tensor, op: ReduceOp = "sum"
     ) -> None:
         """Combine the members' ``tensor[rank]`` into the ``output`` of that rank."""
+
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.size:
+            raise errors.TransportError(f"rank {rank} is not in a communicator of size {self.size}")
+
+    def _check_op(self, op: str, tensor: torch.Tensor) -> None:
+        if op not in get_args(ReduceOp):
+            known = ", ".join(get_args(ReduceOp))
+            raise errors.TransportError(f"reduction {op!r} is none of {known}")
+        if tensor.is_complex() and op in ("max", "min"):
+            raise errors.ShapeError(f"{tensor.dtype} has no order, so there is no {op} of it")
 
 
 class Transport(ABC):

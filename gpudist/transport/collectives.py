@@ -197,16 +197,6 @@ class PointToPointCommunicator(Communicator):
             raise TransportError(f"rank {rank} sends to itself: copy the tensor instead")
         return self.members[rank]
 
-    def _check_rank(self, rank: int) -> None:
-        if not 0 <= rank < self.size:
-            raise TransportError(f"rank {rank} is not in a communicator of size {self.size}")
-
-    def _check_op(self, op: str, tensor: torch.Tensor) -> None:
-        if op not in _COMBINE:
-            raise TransportError(f"reduction '{op}' is none of {', '.join(_COMBINE)}")
-        if tensor.is_complex() and op in ("max", "min"):
-            raise ShapeError(f"{tensor.dtype} has no order, so there is no {op} of it")
-
     def _check_shape(
         self, verb: str, small: torch.Tensor, large: torch.Tensor, shape: Sequence[int]
     ) -> None:

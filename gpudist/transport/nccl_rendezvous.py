@@ -6,10 +6,10 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gpudist.digest import digest_of
 from gpudist.errors import CollectiveTimeout, TransportError
 from gpudist.transport.background import Background
 from gpudist.transport.beacon import Beacon, is_beside
@@ -91,8 +91,7 @@ class Rendezvous:
 
         It waits until then, or until the world has failed: the deadline is the caller's.
         """
-        text = ",".join(map(str, members)).encode()
-        key = f"{self._prefix}/id/{blake2b(text, digest_size=16).hexdigest()}"
+        key = f"{self._prefix}/id/{digest_of(','.join(map(str, members)).encode()).hex()}"
         if self._rank == members[0]:
             made = make_id()
             self.ask(lambda: self._store.set(key, made.hex()))

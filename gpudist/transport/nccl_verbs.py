@@ -34,7 +34,6 @@ REDUCED = {
     torch.float64: "float64",
 }
 REAL_OF = {torch.complex64: torch.float32, torch.complex128: torch.float64}
-_OPS = ("sum", "prod", "max", "min")
 
 
 @dataclass(frozen=True)
@@ -112,19 +111,20 @@ class NcclCommunicator(Communicator):
         op: ReduceOp = "sum",
     ) -> None:
         self._check_rank(root)
-        self._check_op(op)
         is_root = self.rank == root
         if is_root != (output is not None) or (tensor is None and not is_root):
             raise TransportError(f"reduce: the output is the root's, rank {root}, and only its")
-        mine = _neutral(output, op) if tensor is None and output is not None else tensor
-        assert mine is not None
+        shown = tensor if tensor is not None else output
+        assert shown is not None
+        self._check_op(op, shown)
+        mine = tensor if tensor is not None else _neutral(shown, op)
         self._check(mine)
         if output is not None:
             self._check(output, mine)
         self._reduction("reduce", root, mine, output, op)
 
     def all_reduce(self, tensor: torch.Tensor, output: torch.Tensor, op: ReduceOp = "sum") -> None:
-        self._check_op(op)
+        self._check_op(op, tensor)
         self._check(tensor)
         self._check(output, tensor)
         self._reduction("all_reduce", 0, tensor, output, op)
@@ -143,7 +143,7 @@ class NcclCommunicator(Communicator):
     def reduce_scatter(
         self, tensor: torch.Tensor, output: torch.Tensor, op: ReduceOp = "sum"
     ) -> None:
-        self._check_op(op)
+        self._check_op(op, tensor)
         self._check(tensor)
         self._check(output)
         if tensor.shape != (self.size, *output.shape) or output.dtype != tensor.dtype:
@@ -228,14 +228,6 @@ class NcclCommunicator(Communicator):
                 f"the output is {tensor.dtype} of shape {list(tensor.shape)}, the input "
                 f"{like.dtype} of shape {list(like.shape)}"
             )
-
-    def _check_rank(self, rank: int) -> None:
-        if not 0 <= rank < self.size:
-            raise TransportError(f"rank {rank} is not in a communicator of size {self.size}")
-
-    def _check_op(self, op: str) -> None:
-        if op not in _OPS:
-            raise TransportError(f"{op!r} is no reduction; it must be one of {', '.join(_OPS)}")
 
 
 def _nbytes(tensor: torch.Tensor | None) -> int:

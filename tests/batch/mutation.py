@@ -10,7 +10,6 @@ import random
 import sys
 import warnings
 from collections import Counter
-from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -27,8 +26,9 @@ from gpudist.batch.message import (
 )
 from gpudist.batch.payload import payload_bytes
 from gpudist.batch.prepared import prepare
-from gpudist.batch.schema import DIGEST_BYTES, schema_of
+from gpudist.batch.schema import schema_of
 from gpudist.batch.values import PLAIN, TensorSpec
+from gpudist.digest import digest_of
 from gpudist.errors import TransportError
 from tests.batch.nests import nest
 
@@ -74,7 +74,7 @@ def damaged_message(draw: random.Random) -> tuple[bytes, bytes]:
         return data[:HEADER_BYTES], data[HEADER_BYTES:]
     cut = message.header.schema_bytes
     schema, values = damaged(draw, message.facts[:cut]), damaged(draw, message.facts[cut:])
-    digest = blake2b(schema, digest_size=DIGEST_BYTES).digest()
+    digest = digest_of(schema)
     header = Header.of(message.header.kind, 0, values, digest, schema)
     if draw.random() < 0.1:
         field = draw.choice(["payload_bytes", "schema_bytes", "values_bytes", "step", "kind"])

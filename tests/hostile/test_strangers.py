@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from gpudist.errors import GpudistError, TransportError
+from gpudist.errors import CollectiveTimeout, GpudistError, PeerFailure, TransportError
 from gpudist.transport.beacon import Beacon
 from gpudist.transport.host import HostTransport, is_built, what_is_missing
 from gpudist.transport.host_meeting import NotOneNode
@@ -100,6 +100,45 @@ def test_an_address_of_something_else(pid: int | None, descriptor: int) -> None:
     assert not isinstance(refused.value, NotOneNode)
 
 
+def address_of_rank_0() -> list[Any]:
+    """What rank 0 of 2 says of itself, and waits."""
+    store = new_store()
+    with pytest.raises(CollectiveTimeout, match=r"rank 0 .* still misses ranks \[1\] of 2"):
+        HostTransport(store, 0, 2, 0.2, prefix=PREFIX)
+    return json.loads(store.get(f"{PREFIX}/host/0"))
+
+
+def test_an_address_that_cannot_be_seen(canary: bytes) -> None:
+    """The beacon of a rank that has gone is that of a process on another node."""
+    if not is_built():
+        pytest.skip(what_is_missing())
+    address = json.dumps(address_of_rank_0())
+    for told, error, words in (
+        (b"[]", NotOneNode, r"rank 1 does not see the processes of ranks \[0\]"),
+        (canary, TransportError, "where the ranks apart from rank 0 should be"),
+        (b'["1"]', TransportError, "where the ranks apart from rank 0 should be"),
+    ):
+        store = new_store()
+        store.set(f"{PREFIX}/host/0", address)
+        store.set(f"{PREFIX}/host/0/mapped", told)
+        with pytest.raises(error, match=words):
+            HostTransport(store, 1, 2, 5.0, prefix=PREFIX)
+
+
+def test_the_address_of_a_process_that_has_ended() -> None:
+    if not is_built():
+        pytest.skip(what_is_missing())
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    _, *rest = address_of_rank_0()
+    store = new_store()
+    store.set(f"{PREFIX}/host/0", json.dumps([ended.pid, *rest]))
+    died = rf"rank 0 \(process {ended.pid}\) died while rank 1 was in 'connect 2 ranks'"
+    with pytest.raises(PeerFailure, match=died) as caught:
+        HostTransport(store, 1, 2, 5.0, prefix=PREFIX)
+    assert caught.value.rank == 0
+
+
 def test_a_failure_that_no_rank_posted(canary: bytes) -> None:
     """A stranger can end a world, not more."""
     for planted in (canary, b"{", b"[]", b'{"kind": "SystemExit", "rank": {}, "message": 1}'):
@@ -123,6 +162,32 @@ def test_keys_of_nccl(canary: bytes) -> None:
         with pytest.raises(TransportError, match="which no rank writes"):
             meeting.share_id([0, 1], lambda: b"")
         meeting.close()
+
+
+def test_ranks_of_nccl_that_never_come() -> None:
+    meeting = Rendezvous(new_store(), PREFIX, 0, 3, 0.2, lambda: None)
+    with closing(meeting), pytest.raises(CollectiveTimeout, match=r"misses ranks \[1, 2\] of 3"):
+        meeting.arrive()
+
+
+@pytest.mark.parametrize("text", ["1", "one 2 ,", "1 ,"])
+def test_processes_of_nccl(text: str) -> None:
+    class Shared:
+        """Somebody else writes wherever this rank appends."""
+
+        def __init__(self) -> None:
+            self._store: Any = new_store()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._store, name)
+
+        def append(self, key: str, value: str) -> None:
+            self._store.append(key, value)
+            self._store.append(key, text)
+
+    meeting = Rendezvous(Shared(), PREFIX, 0, 1, 5.0, lambda: None)
+    with closing(meeting), pytest.raises(TransportError, match="which no rank writes"):
+        meeting.arrive()
 
 
 def _keys_of_id(meeting: Rendezvous) -> list[str]:

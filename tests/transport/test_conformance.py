@@ -267,6 +267,7 @@ def test_split_orders_by_key_then_rank(kind: str) -> None:
 def misuse(transport: Transport) -> list[str]:
     everyone = world(transport)
     x = torch.zeros(2, 3)
+    z = torch.zeros(2, dtype=torch.complex64)
 
     def words(call: Any) -> str:
         with pytest.raises((TransportError, ShapeError)) as caught:
@@ -283,7 +284,11 @@ def misuse(transport: Transport) -> list[str]:
         words(lambda: everyone.send(x.T, 1 - everyone.rank)),
         words(lambda: everyone.all_reduce(x, torch.zeros(3, 2))),
         words(lambda: everyone.all_reduce(x, x, "mean")),  # pyright: ignore[reportArgumentType]
+        words(lambda: everyone.all_reduce(z, z, "max")),
         words(lambda: everyone.reduce(x, None, everyone.rank)),
+        words(lambda: everyone.all_gather(x, torch.zeros(3, 2, 3))),
+        words(lambda: everyone.reduce_scatter(x, torch.zeros(2))),
+        words(lambda: transport.communicator([1 - everyone.rank])),
         words(nest),
     ]
     # None of it has left anything behind.
@@ -292,7 +297,10 @@ def misuse(transport: Transport) -> list[str]:
 
 
 def test_misuse_is_an_error_that_costs_nothing(kind: str) -> None:
-    expected = ["itself", "size 2", "contiguous", "[3, 2]", "'mean'", "root", "do not nest"]
+    expected = [
+        "itself", "size 2", "contiguous", "[3, 2]", "'mean'", "no order", "root",
+        "[3, 2, 3]", "[2, 3]", "not a member", "do not nest",
+    ]  # fmt: skip
     for found in results(kind, 2, misuse):
         for text, part in zip(found, expected, strict=True):
             assert part in text

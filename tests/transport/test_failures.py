@@ -10,17 +10,19 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
 
-from gpudist.errors import CollectiveTimeout, PeerFailure, PlanMismatch
+from gpudist.errors import CollectiveTimeout, PeerFailure, PlanMismatch, TransportError
+from gpudist.geometry.boxes import Stage
 from gpudist.transport.base import Signature, Transport
 from gpudist.transport.gloo import GlooTransport
 from gpudist.transport.loopback import LoopbackTransport, LoopbackWorld
+from gpudist.transport.recording import Activity, Row
 from tests.transport.worlds import Outcome, ProcessRanks, outcomes
 
 every = pytest.mark.parametrize("kind", ["loopback", "gloo", "host"])
@@ -237,6 +239,27 @@ def test_loopback_ranks_have_generators_of_their_own() -> None:
     torch.manual_seed(7)
     assert LoopbackWorld(3).run(draw) == [expected] * 3
     assert torch.rand(2).tolist() == expected
+
+
+def test_a_world_of_nobody() -> None:
+    with pytest.raises(TransportError, match="at least one rank, not 0"):
+        LoopbackWorld(0)
+
+
+def test_what_belongs_in_a_group_or_in_a_transport_that_packs() -> None:
+    alone = LoopbackTransport.single()
+    with pytest.raises(TransportError, match=r"inside `with transport\.group"):
+        alone.queue_send(torch.zeros(1, dtype=torch.uint8), 0)
+    assert not alone.packs
+    activity = Activity("a test", Row("a test", "a partition"))
+    bound: list[Callable[[], object]] = [
+        lambda: alone.bind_stage(Stage(None, None), [0], 0, [], torch.float32, 0.0, False),
+        lambda: alone.bind_round(None, []),
+        lambda: alone.start_stages(Signature("a test", bytes(16)), [], activity),
+    ]
+    for bind in bound:
+        with pytest.raises(NotImplementedError, match="the loopback transport does not pack"):
+            bind()
 
 
 def test_loopback_of_one_needs_no_thread() -> None:
