@@ -42,10 +42,13 @@ def main() -> int:
     measured_in = environment(command, options.iterations)
     try:
         rows, measured_in["versions"] = run(
-            subjects, rank_counts, options.iterations, options.peers, errors
+            subjects, rank_counts, options.cases, options.iterations, options.peers, errors
         )
     except WorldFailed as failure:
         errors.print(f"error: {failure}", style="red", markup=False, soft_wrap=True)
+        return 2
+    if not rows:
+        errors.print(f"error: no case has {options.cases!r} in its name", style="red", markup=False)
         return 2
     show(rows)
     if options.json is not None:
@@ -61,18 +64,19 @@ def main() -> int:
 def run(
     subjects: Sequence[str],
     rank_counts: Sequence[int],
+    name_contains: str,
     iterations: int,
     peers: Path,
     console: Console,
 ) -> tuple[list[Row], dict[str, str]]:
-    """The rows of all cases, by subject and number of ranks, and the versions of what was run."""
+    """The rows of the cases, by subject and number of ranks, and the versions of what was run."""
     rows: list[Row] = []
     versions: dict[str, str] = {}
     batches = [
         (ranks, pages, chosen)
         for ranks in rank_counts
         for pages in (worlds.RECYCLED, worlds.NEW)
-        if (chosen := _cases(subjects, ranks, pages))
+        if (chosen := _cases(subjects, ranks, name_contains, pages))
     ]
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
@@ -93,11 +97,12 @@ def run(
     return sorted(rows, key=lambda r: (SUBJECTS.index(r.subject), r.ranks)), versions
 
 
-def _cases(subjects: Sequence[str], ranks: int, pages: Pages) -> list[Case]:
+def _cases(subjects: Sequence[str], ranks: int, name_contains: str, pages: Pages) -> list[Case]:
     cases = [
         case
         for subject in subjects
         for case in importlib.import_module(f"benchmarks.{subject}").cases(ranks)
+        if name_contains in case.name
     ]
     return [case for case in cases if pages.recycled or case.has_large_output]
 
@@ -132,6 +137,7 @@ def _options() -> argparse.Namespace:
     what.add_argument("--subject", choices=SUBJECTS)
     what.add_argument("--all", action="store_true", help="every subject, on 2 and on 4 ranks")
     parser.add_argument("--ranks", type=int, action="append", help="processes; may be repeated")
+    parser.add_argument("--cases", default="", metavar="TEXT", help="those with it in their names")
     parser.add_argument("--iterations", type=int, default=ITERATIONS, help="timed, after warm-up")
     parser.add_argument("--json", type=Path, help="file for the rows")
     parser.add_argument(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -26,6 +27,12 @@ LONG = ("benchmarks/", "checkpoint/test_killed", "chaos/", "docs/", "examples/",
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.removeprefix("tests/").startswith(LONG))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Leave the thousands of collected tests out of every later search for garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -29,7 +29,7 @@ PRELOADED = (hypothesis, numpy, pytest, torch)
 # What measures time fails for other reasons than a mutant.
 NOT_TIMED = ["-k", "not takes_time"]
 EXCHANGE = [
-    "tests/test_exchange.py", "tests/ops/test_halo_exchange.py",
+    "tests/test_movement.py", "tests/test_exchange.py", "tests/ops/test_halo_exchange.py",
     "tests/ops/test_repartition.py", "tests/ops/test_broadcast.py", "tests/ops/test_sum_reduce.py",
     "tests/ops/test_all_gather.py", "tests/ops/test_send_recv.py", "tests/ops/test_errors.py",
 ]  # fmt: skip
