@@ -29,6 +29,10 @@ def pool() -> Iterator[RankPool]:
         yield pool
 
 
+def serve_nobody(*_: object) -> None:
+    time.sleep(600)
+
+
 def identify(P_world: Partition) -> tuple[int | None, int, int]:
     return P_world.rank, P_world.size, os.getpid()
 
@@ -136,9 +140,22 @@ def test_forked_processes_have_what_the_program_has_and_end_when_told() -> None:
     assert float(seconds) < GRACE_S
 
 
-def test_too_many_ranks(pool: RankPool) -> None:
-    with pytest.raises(ValueError, match=f"{SIZE + 1} ranks"):
-        pool.run(SIZE + 1, identify)
+@pytest.mark.parametrize("size", [0, SIZE + 1])
+def test_wrong_number_of_ranks(pool: RankPool, size: int) -> None:
+    before = assert_serves(pool)
+    with pytest.raises(ValueError, match=f"{size} ranks asked of a pool of 1 to {SIZE}"):
+        pool.run(size, identify)
+    assert assert_serves(pool) == before
+
+
+def test_processes_that_do_not_start_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    with RankPool(2, timeout_s=20) as pool:
+        with monkeypatch.context() as patch:
+            patch.setattr("gpudist.rank_pool.pool.START_S", 0.3)
+            patch.setattr("gpudist.rank_pool.pool.serve", serve_nobody)
+            with pytest.raises(RuntimeError, match=r"did not start within 0\.3 s"):
+                pool.run(2, identify)
+        assert_serves(pool, 2)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from gpudist.checkpoint.optimizer_state import (
     whole_shape,
 )
 from gpudist.checkpoint.sequential import world_of
-from gpudist.checkpoint.texts import broadcast_text
+from gpudist.checkpoint.texts import broadcast_text, failing_together
 from gpudist.checkpoint.values import decode, encode, name_of
 from gpudist.errors import CheckpointError
 from gpudist.nn.placement import Placement, placements
@@ -99,14 +99,10 @@ def load_full_optimizer_state_dict(
     parameters = dict(module.named_parameters(remove_duplicate=False))
     shapes = {n: whole_shape(n, parameters[n], placed) for group in groups for n in group}
     text = None
-    if P_world.rank == root:
-        try:
+    with failing_together(P_world, "the state dict does not fit the optimizer"):
+        if P_world.rank == root:
             text = json.dumps(_described(state_dict, groups, shapes))
-        except CheckpointError as error:
-            text = json.dumps({"problem": str(error)})
     told = json.loads(broadcast_text(P_world, text, root))
-    if "problem" in told:
-        raise CheckpointError(f"the state dict does not fit the optimizer: {told['problem']}")
     state: dict[int, dict[str, Any]] = {}
     for number, name in enumerate(shapes):
         about_all = told["state"].get(name)

@@ -7,7 +7,12 @@ from typing import Any
 
 import torch
 
-from gpudist.checkpoint.texts import broadcast_text, gather_at_first, require_alike
+from gpudist.checkpoint.texts import (
+    broadcast_text,
+    failing_together,
+    gather_at_first,
+    require_alike,
+)
 from gpudist.checkpoint.values import dtype_of, encode, name_of
 from gpudist.errors import CheckpointError
 from gpudist.nn.placement import Placement
@@ -36,7 +41,8 @@ def require_same_parameters(
     module: torch.nn.Module, optimizer: torch.optim.Optimizer, P_world: Partition
 ) -> list[list[str]]:
     """:func:`parameter_names`, the same on every rank. Collective over the world."""
-    groups = parameter_names(module, optimizer)
+    with failing_together(P_world, "naming the optimizer's parameters"):
+        groups = parameter_names(module, optimizer)
     require_alike(P_world, "the optimizer's parameters", repr(groups))
     return groups
 

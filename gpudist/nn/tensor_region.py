@@ -13,6 +13,7 @@ from gpudist.autograd import move
 from gpudist.errors import PartitionError, PlanMismatch, ShapeError
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.cartesian import rank_of
+from gpudist.library import constant_when_traced
 from gpudist.nn.invariant import invariant_copy, invariant_sum
 from gpudist.nn.invariant_blocks import cut_once, gather_once
 from gpudist.nn.line_blocks import LineBlocks
@@ -111,7 +112,7 @@ class TensorRegion:
         if given is not None:
             return self._line_blocks.given(x, dim, given, False)
         if self._dynamic and is_dynamo_compiling():
-            raise ShapeError(f"{self._name}: under torch.compile give lengths, or shape='static'")
+            _refuse_to_trace(self._name)
         return self._learnt(x, self._learn, dim)
 
     def lengths_of_whole(self, x: torch.Tensor, dim: int, given: Lengths | None) -> tuple[int, ...]:
@@ -203,6 +204,12 @@ def sequence_lengths(x: torch.Tensor, P: Partition, dim: int) -> tuple[int, ...]
         dim: along which the tensor is cut.
     """
     return tuple([row[0] for row in P.allgather_data([x.shape[dim]])])
+
+
+@constant_when_traced
+def _refuse_to_trace(name: str) -> None:
+    """Raise out of torch.compile: a ``raise`` that it traces is a break in the graph to it."""
+    raise ShapeError(f"{name}: under torch.compile give lengths, or shape='static'")
 
 
 def _axis_last(name: str, P: Partition, axis: int) -> CartesianPartition:

@@ -87,12 +87,16 @@ class RankPool:
 
         Raises:
             RanksFailed: a rank raised, died, or had not ended after ``limit_s`` seconds.
+            RuntimeError: a process did not start in time.
+            ValueError: ``size`` is not from 1 to ``max_size``.
         """
+        if not 1 <= size <= self.max_size:
+            raise ValueError(f"{size} ranks asked of a pool of 1 to {self.max_size}")
         task = pickle.dumps((fn, tuple(args), kwargs or {}))
-        workers = self._started(size)
-        new = f"gpudist/pool/{next(self._numbers)}"
-        prefix = self._prefixes.setdefault((transport, size), new)
         try:
+            workers = self._started(size)
+            new = f"gpudist/pool/{next(self._numbers)}"
+            prefix = self._prefixes.setdefault((transport, size), new)
             for rank, worker in enumerate(workers):
                 worker.send((prefix, transport, rank, size, self.timeout_s, task))
             outcomes = _collect(workers, limit_s)
@@ -116,8 +120,6 @@ class RankPool:
         self._folder.cleanup()
 
     def _started(self, size: int) -> list[_Worker]:
-        if not 1 <= size <= self.max_size:
-            raise ValueError(f"{size} ranks asked of a pool of 1 to {self.max_size}")
         new = [self._launch() for _ in range(len(self._workers), size)]
         self._workers += new
         for worker in new:

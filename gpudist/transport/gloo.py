@@ -338,10 +338,19 @@ def _options(timeout_s: float, address: str, interface: str | None) -> Any:
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
     if interface is not None:
-        device = gloo.create_device(interface=interface, lazy_init=False)
+        options._devices = [_device_of(interface)]
     else:
-        device = gloo.create_device(hostname=address, lazy_init=False)
-    options._devices = [device]
+        options._devices = [gloo.create_device(hostname=address, lazy_init=False)]
     options._timeout = timedelta(seconds=timeout_s)
     options._threads = 1
     return options
+
+
+def _device_of(interface: str) -> Any:
+    try:
+        return dist.ProcessGroupGloo.create_device(interface=interface, lazy_init=False)
+    except RuntimeError as error:
+        raise TransportError(
+            f"GLOO_SOCKET_IFNAME is {interface!r}, which is no interface of this node with an "
+            f"address: {error}"
+        ) from error

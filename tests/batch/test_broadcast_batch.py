@@ -202,6 +202,19 @@ def test_what_cannot_be_sent(P_world: Partition) -> None:
             broadcast_batch([batch], P_world)
 
 
+@distributed(ranks=2)
+def test_gradients_that_cannot_be_summed(P_world: Partition) -> None:
+    batch = {"x": torch.ones(3).to(torch.float8_e5m2).requires_grad_()}
+    with pytest.raises(
+        RemoteError if P_world.rank else ShapeError,
+        match=r"batch\['x'\] requires grad, but gradients of torch.float8_e5m2 cannot be summed",
+    ):
+        broadcast_batch(batch, P_world, differentiable=True)
+    got = broadcast_batch(batch, P_world)
+    complete(P_world)
+    assert_same(got, {"x": batch["x"].detach()})
+
+
 @distributed(ranks=2, transports=("host", "gloo", "nccl"))
 def test_class_that_a_receiver_does_not_have(P_world: Partition) -> None:
     if P_world.rank == 1:
@@ -250,6 +263,18 @@ def test_ranks_disagree(P_world: Partition) -> None:
     with pytest.raises(PlanMismatch, match="broadcast_batch"):
         broadcast_batch(1, P_world, root=0, differentiable=P_world.rank == 1)
         P_world.barrier()
+
+
+@distributed(ranks=2, transports=("loopback", "host", "gloo"))
+def test_batch_out_of_turn_is_refused(P_world: Partition) -> None:
+    """Where one rank alone has forgotten what went before."""
+    for number in range(3):
+        assert broadcast_batch(number, P_world) == number
+    if P_world.rank == 0:
+        P_world.wire.remembered.clear()
+    with pytest.raises(TransportError, match="it is number 0, where 3 was due"):
+        broadcast_batch(3, P_world)
+        P_world.barrier()  # where the root learns of it
 
 
 @distributed(ranks=2)

@@ -21,6 +21,8 @@ from gpudist.batch.payload import message_bytes, pack, payload_bytes
 from gpudist.batch.places import tensors_in
 from gpudist.batch.prepared import prepare
 from gpudist.batch.reading import Reader, write_varint
+from gpudist.batch.schema import LIST, Schema
+from gpudist.batch.values import NONE
 from gpudist.errors import TransportError
 from gpudist.partition import Partition
 from gpudist.testing import run_distributed
@@ -177,6 +179,22 @@ def test_everything_cut_short_is_refused() -> None:
         assert mutation.receive(header[:count], message.facts) == "refused"
     for count in range(len(message.facts)):
         assert mutation.receive(header, message.facts[:count]) == "refused"
+
+
+def test_payload_without_room_in_the_packet_is_refused() -> None:
+    header = message_of(torch.ones(800), KnownSchemas()).header
+    assert header.is_inline and Header.unpack(header.pack()) == header
+    larger = header._replace(payload_bytes=PACKET_BYTES)
+    with pytest.raises(TransportError, match=f"{PACKET_BYTES} bytes of payload have no room in it"):
+        Header.unpack(larger.pack())
+
+
+def test_structure_that_is_too_deep_is_refused() -> None:
+    """The bytes of lists of one item, the innermost of which holds ``None``."""
+    one_list, limit = bytes((LIST, 1)), 64
+    assert len(Schema(limit * one_list + bytes((NONE,))).leaves) == 1
+    with pytest.raises(TransportError, match=f"it is more than {limit} containers deep"):
+        Schema((limit + 1) * one_list + bytes((NONE,)))
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import warnings
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,10 @@ import torch.distributed.checkpoint as dcp
 
 from gpudist import checkpoint
 from gpudist.checkpoint import folders
+from gpudist.checkpoint.block_tensor import BlockTensor
 from gpudist.checkpoint.reader import METADATA, read_pickled
 from gpudist.errors import CheckpointError
+from gpudist.nn.placement import placements
 from gpudist.partition import Partition
 from gpudist.testing import run_distributed
 from tests.checkpoint.models import (
@@ -149,6 +153,38 @@ def test_other_models_are_refused_on_every_rank(P_world: Partition, shared_path:
         checkpoint.load(other, shared_path)
     del before["2.weight"]
     assert_same_state(dict(other.state_dict()), before)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ([2], "the optimizer has no parameter 1.weight"),
+        ([12], "it has 2 groups of parameters, the optimizer 1"),
+        ([1, 11], "a group has parameters ['0.weight', '0.bias'], not ['0.weight']"),
+    ],
+)
+@distributed(ranks=2, transports=("loopback", "host"))
+def test_other_optimizers_are_refused_on_every_rank(
+    P_world: Partition, shared_path: str, sizes: list[int], words: str
+) -> None:
+    """The one that was saved has a group of 2 parameters and one of 10."""
+    save(P_world, Path(shared_path), (2, "features"))
+    model = distributed_model(P_world, 2, "features")
+    parameters = model.parameters()
+    groups = [{"params": [*islice(parameters, size)]} for size in sizes]
+    optimizer = torch.optim.Adam(groups)
+    with pytest.raises(CheckpointError, match=re.escape(words)):
+        checkpoint.load(model, shared_path, optimizer)
+    assert not optimizer.state
+
+
+@distributed(ranks=2, transports=("loopback",))
+def test_block_of_a_state_dict_has_no_arithmetic(P_world: Partition) -> None:
+    layer: Any = distributed_model(P_world, 2, "features")[0]
+    x = BlockTensor(layer.weight, placements(layer)["weight"])
+    for use in (lambda: x + 1, x.sum, x.clone):
+        with pytest.raises(NotImplementedError, match=r"aten\..* of a block in a state dict; save"):
+            use()
 
 
 @distributed(ranks=3, transports=("loopback", "host"))

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import operator
+import re
+from typing import Any
+
 import pytest
 import torch
 
@@ -66,24 +72,81 @@ def test_every_rank_can_have_it(P_world: Partition) -> None:
     assert_same_optimizer(full, expected.state_dict())
 
 
+MISFITS: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
+    "shape": (
+        ("state", 0, "exp_avg"), torch.zeros(5, 3, 4), "exp_avg of 0.weight has shape [5, 3, 4]"
+    ),
+    "value": (("state", 0, "step"), {1}, "step of 0.weight is a <class 'set'>; it must be"),
+    "parameter": (("state", 99), {}, "it has state of parameters [99] but there are 12"),
+    "groups": (
+        ("param_groups",), [{"params": [0, 1]}], "its groups have [2] parameters, those of the"
+    ),
+    "option": (
+        ("param_groups", 1, "lr"), torch.ones(2), "param_groups is a tensor of shape [2]; it must"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("misfit", list(MISFITS))
 @distributed(ranks=5, transports=("loopback",))
-def test_misfit_is_refused_on_every_rank(P_world: Partition) -> None:
+def test_misfit_is_refused_on_every_rank(P_world: Partition, misfit: str) -> None:
+    (*path, last), value, words = MISFITS[misfit]
     model, optimizer, expected = both(P_world, "adam", "channels")
-    before = optimizer.state_dict()
-    given = expected.state_dict()
-    given["state"][0]["exp_avg"] = torch.zeros(5, 3, 4)
-    with pytest.raises(CheckpointError, match=r"exp_avg of 0.weight has shape \[5, 3, 4\]"):
+    before = copy.deepcopy(optimizer.state_dict())
+    given: Any = expected.state_dict()
+    functools.reduce(operator.getitem, path, given)[last] = value
+    with pytest.raises(CheckpointError, match=f"does not fit the optimizer.*{re.escape(words)}"):
         load_full_optimizer_state_dict(model, optimizer, given if P_world.rank == 0 else None)
-    alone = MAKERS["adam"](sequential_model().parameters()).state_dict()
-    with pytest.raises(CheckpointError, match="groups"):
-        load_full_optimizer_state_dict(model, optimizer, alone if P_world.rank == 0 else None)
     assert_same_optimizer(optimizer.state_dict(), before)
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (None, "rank 1: the root gave none; only the other ranks may pass None"),
+        # What full_optimizer_state_dict returns on ranks other than 0.
+        ({}, "rank 1: KeyError: 'param_groups'"),
+    ],
+)
+@distributed(ranks=3, transports=("loopback", "host"))
+def test_root_without_state_is_refused_on_every_rank(
+    P_world: Partition, given: dict[str, Any] | None, words: str
+) -> None:
+    model = distributed_model(P_world, 2, "features")
+    optimizer = MAKERS["sgd"](model.parameters())
+    with pytest.raises(CheckpointError, match=words):
+        load_full_optimizer_state_dict(model, optimizer, given, root=1)
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (torch.zeros(3, 3, 3), r"keeps odd of shape \[3, 3, 3\] for 2.weight, whose block has"),
+        ({1}, "odd of 2.weight is a <class 'set'>; it must be a number, a text or a list of them"),
+        ([torch.zeros(3)], r"odd of 2.weight is a tensor of shape \[3\]; it must be a number"),
+    ],
+)
 @distributed(ranks=5, transports=("loopback",))
-def test_state_without_a_sequential_counterpart_is_refused(P_world: Partition) -> None:
+def test_state_without_a_sequential_counterpart_is_refused(
+    P_world: Partition, state: Any, words: str
+) -> None:
     model, optimizer, _ = both(P_world, "adam", "features")
     for parameter in model.parameters():
-        optimizer.state[parameter]["rows"] = torch.zeros(parameter.numel() + 3)
-    with pytest.raises(CheckpointError, match="keeps rows of shape"):
+        optimizer.state[parameter]["odd"] = state
+    with pytest.raises(CheckpointError, match=words):
         full_optimizer_state_dict(model, optimizer)
+
+
+@pytest.mark.parametrize("strange_on", [[0, 1, 2], [2]])
+@distributed(ranks=3, transports=("loopback", "host"))
+def test_strange_parameters_are_refused_on_every_rank(
+    P_world: Partition, strange_on: list[int]
+) -> None:
+    model = distributed_model(P_world, 2, "features")
+    strange = [torch.nn.Parameter(torch.ones(2))] if P_world.rank in strange_on else []
+    optimizer = MAKERS["sgd"]([*model.parameters(), *strange])
+    words = f"rank {strange_on[0]}: the optimizer has parameters that are not the module's"
+    with pytest.raises(CheckpointError, match=words):
+        full_optimizer_state_dict(model, optimizer)
+    with pytest.raises(CheckpointError, match=words):
+        load_full_optimizer_state_dict(model, optimizer, None)

@@ -118,6 +118,22 @@ def test_one_bit_of_the_values(saved: Path) -> None:
         torch.serialization.set_crc32_options(options)
 
 
+def test_state_of_another_shape_than_the_parameter(tmp_path: Path) -> None:
+    module: Any = model()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    before = module.weight.detach().clone()
+    state = {"weight": {"momentum_buffer": torch.zeros(5, 3)}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save(
+            {"model": model().state_dict(), "optimizer": {"state": state}},
+            checkpoint_id=tmp_path / "checkpoint",
+        )
+    with pytest.raises(CheckpointError, match=r"weight.momentum_buffer has shape \[5, 3\], not"):
+        checkpoint.load(module, tmp_path / "checkpoint", optimizer)
+    assert torch.equal(module.weight, before)
+
+
 class Attack:
     def __init__(self, path: Path) -> None:
         self._path = str(path)

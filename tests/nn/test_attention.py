@@ -132,6 +132,9 @@ def test_fewer_digits(P_world: Partition, kind: str, dtype: torch.dtype) -> None
 def test_refusals(P_world: Partition, kind: str) -> None:
     with pytest.raises(PartitionError, match="with 1 worker along the last"):
         KINDS[kind](grid(P_world, (1, 1, 1, 2)))
+    for dropout_p in (-0.5, 1.0):
+        with pytest.raises(ShapeError, match=f"dropout_p is {dropout_p}; it must be from 0 to be"):
+            KINDS[kind](grid(P_world, (1, 1, 2, 1)), dropout_p=dropout_p)
     layer = KINDS[kind](grid(P_world, (1, 1, 2, 1)))
     x = torch.zeros(1, 3, 2, 4)
     with pytest.raises(ShapeError, match="no multiple"):

@@ -124,6 +124,8 @@ def test_refusals(P_world: Partition) -> None:
     P_x = grid(P_world, (1, 2, 1))
     with pytest.raises(ShapeError, match="3 heads do not share out 4"):
         DistributedMultiheadAttention(P_x, 4, 3)
+    with pytest.raises(ShapeError, match="exchange is 'star'; use 'ring' or 'all_to_all'"):
+        DistributedMultiheadAttention(P_x, 4, 2, exchange="star")  # pyright: ignore
     with pytest.raises(ShapeError, match="kdim is not supported"):
         DistributedMultiheadAttention(P_x, 4, 2, kdim=3)
     layer = DistributedMultiheadAttention(P_x, 4, 2, batch_first=True)

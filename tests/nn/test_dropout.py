@@ -14,6 +14,9 @@ from gpudist.errors import GpudistError, PartitionError, ShapeError
 from gpudist.geometry.boxes import Box
 from gpudist.nn import random_cells
 from gpudist.partition import CartesianPartition, Partition
+from gpudist.planning import profile_of
+from gpudist.planning.clock import Clock
+from gpudist.planning.dry import DryTransport
 from tests.nn.compare import (
     Cut,
     assert_block_of,
@@ -341,8 +344,14 @@ def test_what_is_not_supported_is_refused(P_world: Partition) -> None:
         nn.DistributedDropout2d(P_2)
     with pytest.raises(PartitionError, match="with or without one for the batch"):
         nn.DistributedDropout3d(P_x)
+    with pytest.raises(PartitionError, match="needs axes for the batch and the channels"):
+        nn.DistributedFeatureAlphaDropout(grid(P_world, (4,)))
     with pytest.raises(ShapeError, match=r"has 2 dims, not 3"):
         nn.DistributedDropout(P_x)(torch.randn(2, 2))
+    wire = DryTransport(0, 1, Clock(profile_of("h100"), 0), lambda shape, *_: tuple(shape))
+    P_x = grid(Partition(wire, [0]), (1,))
+    with pytest.raises(ShapeError, match="for a CPU, but the partition's device is meta; use 'in"):
+        nn.DistributedDropout(P_x, generator="torch")
 
 
 @distributed(ranks=3, transports=["host"])

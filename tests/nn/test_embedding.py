@@ -166,6 +166,9 @@ def test_what_is_not_supported_is_refused(P_world: Partition) -> None:
         DistributedEmbedding(P_1, P_y, P_w, 7, 1)
     with pytest.raises(ShapeError, match="float32 but must be int64"):
         DistributedEmbedding(grid(P_world, [4]), 7, 3)(torch.zeros(2))
+    layer = DistributedEmbedding(P_w, grid(P_world, [2, 2, 1]), grid(P_world, [2, 2, 1, 1]), 7, 3)
+    with pytest.raises(ShapeError, match=r"indices have 1 dims but P_x of shape \[2, 2\] has 2"):
+        layer(torch.zeros(2, dtype=torch.int64))
 
 
 @distributed(ranks=4, transports=["host"])

@@ -198,6 +198,9 @@ def test_blocks_that_do_not_fit_are_refused_on_every_rank(P_world: Partition) ->
     layer = DistributedLinear(P_x, P_x, P_w, 6, 4, dtype=F64)
     with pytest.raises(ShapeError, match=r"\[4, 3\] features"):
         layer(own_block(random_like_all((2, 7), 0), P_x))
+    layer = DistributedLinear(P_x, P_x, P_w, 6, 4, dtype=F64)
+    with pytest.raises(ShapeError, match=r"input has 1 dims but P_x of shape \[1, 2\] has 2 axes"):
+        layer(torch.zeros(3 if P_x.active else 0, dtype=F64))
 
 
 @distributed(ranks=2, transports=["loopback"])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpudist.errors import PlanMismatch, ShapeError
+from gpudist.errors import PartitionError, PlanMismatch, ShapeError
 from gpudist.nn import ColumnParallelLinear, RowParallelLinear
 from gpudist.nn.tensor_region import Convention
 from gpudist.nn.utils import clip_grad_norm_
@@ -140,12 +140,31 @@ def test_wrong_lengths_are_refused(P_world: Partition) -> None:
 def test_other_refusals(P_world: Partition) -> None:
     with pytest.raises(ShapeError, match="convention is 'sum'"):
         ColumnParallelLinear(P_world, 3, 4, convention="sum")  # pyright: ignore
+    with pytest.raises(ShapeError, match="shape is 'fixed'; it must be 'static' or 'dynamic'"):
+        ColumnParallelLinear(P_world, 3, 4, shape="fixed")  # pyright: ignore
+    for axis in (1, -2):
+        with pytest.raises(PartitionError, match=f"axis {axis} is none of the 1 axes of"):
+            RowParallelLinear(P_world, 4, 4, axis=axis)
     with pytest.raises(ShapeError, match=r"\[1, 2\] features do not cut 4 features over 2"):
         ColumnParallelLinear(P_world, 3, 4, out_sizes=[1, 2])
     with pytest.raises(ShapeError, match="sequence_dim -1 is none of the dims"):
         ColumnParallelLinear(P_world, 3, 4, sequence_dim=-1)(torch.rand(2, 3))
     with pytest.raises(ShapeError, match="has 3 features, not 2"):
         RowParallelLinear(P_world, 4, 4)(torch.rand(2, 3))
+
+
+@distributed(ranks=2, transports=["host"], timeout_s=120)
+def test_a_graph_agrees_on_no_lengths(P_world: Partition) -> None:
+    """They would be of one call; with or without breaks, all ranks are told what to do."""
+    layer = ColumnParallelLinear(P_world, 3, 4, sequence_dim=0, shape="dynamic")
+    x = torch.rand(2, 3)
+    words = r"ShapeError: .* under torch\.compile give lengths, or shape='static'"
+    for fullgraph in (False, True):
+        torch.compiler.reset()
+        compiled: Any = torch.compile(layer, fullgraph=fullgraph, backend="aot_eager")
+        with pytest.raises(RuntimeError, match=words):
+            compiled(x)
+        assert torch.equal(compiled(x, 4), layer(x))
 
 
 @distributed(ranks=4, transports=["loopback"])

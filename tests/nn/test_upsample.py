@@ -309,6 +309,8 @@ def test_an_input_without_outputs_is_refused_on_every_rank(P_world: Partition) -
         nn.DistributedUpsample(P_x, 3)(own_block(random_like_all((2, 2, 0), 0), P_x))
     with pytest.raises(ShapeError, match=r"does not interpolate torch\.int64 by 'linear'"):
         nn.DistributedUpsample(P_x, 3, mode="linear")(torch.arange(2).view(1, 1, 2))
+    with pytest.raises(ShapeError, match=r"does not interpolate torch\.int64 by 'area'"):
+        nn.DistributedUpsample(P_x, 3, mode="area")(torch.arange(2).view(1, 1, 2))
 
 
 NETWORK: list[dict[str, Any]] = [

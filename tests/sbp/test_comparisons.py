@@ -87,6 +87,15 @@ def test_random_values_do_not_depend_on_the_layout(P_world: Partition) -> None:
                     assert torch.rand(()) == expected[1]
 
 
+@distributed(ranks=2, transports=("loopback",))
+def test_limits_of_random_values_are_numbers(P_world: Partition) -> None:
+    x = global_of(random((5, 3)), Placement("cpu", [0, 1], P_world), (S(0),))
+    with pytest.raises(NotImplementedError, match=r"torch\.randint_like .* takes numbers alone"):
+        torch.randint_like(x, torch.tensor(5))
+    with pytest.raises(NotImplementedError, match=r"uniform_ of a global tensor takes numbers"):
+        x.uniform_(torch.tensor(0.0), 1.0)  # pyright: ignore
+
+
 def _initial(x: torch.Tensor) -> torch.Tensor:
     torch.nn.init.kaiming_uniform_(x)
     return torch.nn.init.xavier_normal_(x.clone()) + x

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from itertools import product
 from typing import Any
 
@@ -224,6 +225,29 @@ def test_blocks_that_do_not_fit(P_world: Partition) -> None:
         to_global(torch.ones(2), placement, (B, B))
     with pytest.raises(PartitionError, match="needs a placement"):
         to_global(torch.ones(2))
+    for wrong in (
+        torch.ones(2, dtype=torch.uint16),
+        torch.ones((1,) * 17),
+        torch.ones(2, device="meta"),
+    ):
+        with pytest.raises(ShapeError, match="the tensor of rank 1 is not on 'cpu', has more than"):
+            to_global(wrong if rank == 1 else torch.ones(2), placement, S(0))
+
+
+@distributed(ranks=2, transports=("loopback",))
+def test_what_a_global_tensor_cannot_do(P_world: Partition) -> None:
+    x = global_of(random((3, 2)), Placement("cpu", [0, 1], P_world), (S(0),), True)
+    for start in (torch.Tensor.backward, lambda y: torch.autograd.grad(y, x)):
+        with pytest.raises(RuntimeError, match="implicitly created only for scalar outputs"):
+            start(x * 2)
+    with pytest.raises(RuntimeError, match=r"of global shape \[3, 2\] has shape \[2, 2\]"):
+        (x * 2).backward(torch.ones(2, 2))
+    with pytest.raises(RuntimeError, match="leaves of the graph can be deep-copied"):
+        copy.deepcopy(x * 2)
+    with pytest.raises(NotImplementedError, match=r"cannot be pickled; pickle x\.to_local\(\)"):
+        pickle.dumps(x)
+    with pytest.raises(NotImplementedError, match=r"aten\._to_copy.*past its operators"):
+        torch.asarray(x, dtype=torch.float32)
 
 
 @distributed(ranks=2, transports=("loopback",))

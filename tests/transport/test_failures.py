@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpudist.errors import CollectiveTimeout, PeerFailure, PlanMismatch, TransportError
+from gpudist.errors import CollectiveTimeout, PeerFailure, PlanMismatch, ShapeError, TransportError
 from gpudist.geometry.boxes import Stage
 from gpudist.transport.base import Signature, Transport
 from gpudist.transport.gloo import GlooTransport
@@ -241,6 +241,20 @@ def test_loopback_ranks_have_generators_of_their_own() -> None:
     assert torch.rand(2).tolist() == expected
 
 
+def be_late(transport: LoopbackTransport) -> None:
+    pair, x = transport.communicator([0, 1]), torch.zeros(1)
+    if transport.rank == 1:
+        time.sleep(0.3)
+    with transport.group(Signature("a message", bytes(16))):
+        pair.recv(x, 1 - transport.rank)
+
+
+def test_loopback_waits_no_longer_than_its_deadline() -> None:
+    """Another rank has run all the while, so that nobody could see a deadlock before."""
+    with pytest.raises(CollectiveTimeout, match=r"after 0\.1 s rank 0 still waits for rank 1 to"):
+        LoopbackWorld(2, timeout_s=0.1).run(be_late)
+
+
 def test_a_world_of_nobody() -> None:
     with pytest.raises(TransportError, match="at least one rank, not 0"):
         LoopbackWorld(0)
@@ -266,8 +280,13 @@ def test_loopback_of_one_needs_no_thread() -> None:
     before = threading.active_count()
     transport = LoopbackTransport.single()
     output = torch.zeros(3)
-    transport.communicator([0]).all_reduce(torch.arange(3.0), output)
+    alone = transport.communicator([0])
+    alone.all_reduce(torch.arange(3.0), output)
     assert output.tolist() == [0, 1, 2]
+    with pytest.raises(TransportError, match="the max of no contributions is undefined"):
+        alone.reduce(None, output, 0, "max")
+    with pytest.raises(ShapeError, match=r"carries tensors on cpu, not .* on meta"):
+        alone.broadcast(torch.zeros(1, device="meta"), 0)
     assert threading.active_count() == before
 
 

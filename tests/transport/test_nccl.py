@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gpudist import ops, runtime, zero_volume_tensor
 from gpudist.errors import TransportError
-from gpudist.geometry.boxes import Collective, Stage
+from gpudist.geometry.boxes import Box, Collective, Move, Stage
 from gpudist.partition import Partition
 from gpudist.transport.failure import Failure
 from gpudist.transport.nccl import NcclTransport
@@ -77,6 +77,27 @@ def test_what_is_added_to_an_output_arrives_beside_it() -> None:
 def test_complex_numbers_are_reduced_as_pairs() -> None:
     lowered = carried_out(SUM, 0, (6, 1), accumulates=False, dtype=torch.complex64)
     assert [(step.count, step.dtype) for step in lowered.steps] == [(48, "float32")]
+
+
+def test_what_a_collective_makes_is_all_there_is() -> None:
+    half = Box((0, 0), (2, 6))
+    stage = Stage((4, 6), (4, 6), moves=(Move(half, half),), collectives=(SUM,))
+    with pytest.raises(TransportError, match="makes the output copies nothing else"):
+        lower(stage, [5, 6, 7], 0, (6, 1), torch.float32, accumulates=False)
+
+
+@pytest.mark.parametrize("in_rank_order", [False, True])
+@distributed(ranks=2, transports=["nccl"])
+def test_complex_numbers_have_a_sum_alone(P_world: Partition, in_rank_order: bool) -> None:
+    wire = P_world.wire
+    assert isinstance(wire, NcclTransport)
+    wire.in_rank_order = in_rank_order
+    z = torch.full((2,), 1 + 2j)
+    with pytest.raises(TransportError, match="complex numbers have a sum, no prod"):
+        P_world.communicator.all_reduce(z, torch.empty_like(z), "prod")
+    output = torch.empty_like(z)
+    P_world.communicator.all_reduce(z, output)
+    assert output.tolist() == [2 + 4j] * 2
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,168 @@
+"""What a rank learns that cannot join a world."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from gpudist import runtime
+from gpudist.errors import CollectiveTimeout, NotBuiltError, PeerFailure, TransportError
+from gpudist.launch import Launch
+from gpudist.runtime import take_device
+from gpudist.transport import host, nccl
+from gpudist.transport.gloo import GlooTransport
+from gpudist.transport.host import HostTransport, is_built, what_is_missing
+from gpudist.transport.host_meeting import NotOneNode
+from gpudist.transport.nccl import NcclTransport
+from gpudist.transport.processes import has_ended
+from gpudist.transport.store_failures import StoreFailureChannel
+from tests.doubles import use_doubles
+
+PREFIX = "world"
+needs_core = pytest.mark.skipif(not is_built(), reason="" if is_built() else what_is_missing())
+
+
+def new_store() -> dist.TCPStore:
+    return dist.TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5)
+    )
+
+
+class LostStore(dist.Store):
+    """One whose host ends when somebody has come."""
+
+    def set(self, key: str, value: str) -> None:
+        pass
+
+    def check(self, keys: list[str]) -> bool:
+        raise dist.DistNetworkError("Connection reset by peer")
+
+
+@pytest.mark.parametrize("kind", ["gloo", pytest.param("host", marks=needs_core)])
+def test_the_host_of_a_store_that_is_gone_is_named(kind: str) -> None:
+    def join(store_rank: int | None) -> Any:
+        if kind == "host":
+            return HostTransport(LostStore(), 0, 2, 5.0, prefix=PREFIX, store_rank=store_rank)
+        return GlooTransport(
+            LostStore(), 0, 2, 5.0, prefix=PREFIX, same_node=True, store_rank=store_rank
+        )
+
+    for store_rank, words in ((1, "is gone: rank 1, its host, has ended"), (None, "its host has")):
+        with pytest.raises(PeerFailure, match=words) as caught:
+            join(store_rank)
+        assert caught.value.rank == store_rank
+
+
+def test_an_interface_that_is_not_there() -> None:
+    store = new_store()
+    store.set(f"{PREFIX}/arrived/1", "127.0.0.1")
+    with pytest.raises(TransportError, match="GLOO_SOCKET_IFNAME is 'nowhere0', which is no"):
+        GlooTransport(store, 0, 2, 5.0, prefix=PREFIX, same_node=False, interface="nowhere0")
+    failure = StoreFailureChannel(store, PREFIX).peek()
+    assert failure is not None and "'nowhere0'" in failure.message
+
+
+def test_an_address_that_others_do_not_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    gloo: Any = dist.ProcessGroupGloo
+
+    class Unreachable:
+        _Options = gloo._Options
+        create_device = staticmethod(gloo.create_device)
+
+        def __init__(self, *_: object) -> None:
+            raise RuntimeError("Gloo connectFullMesh failed")
+
+    monkeypatch.setattr(distributed_c10d, "ProcessGroupGloo", Unreachable)
+    store = new_store()
+    store.set(f"{PREFIX}/arrived/1", "127.0.0.1")
+    words = "rank 0, at 127.0.0.1, is not connected with all others: Gloo connectFullMesh"
+    with pytest.raises(TransportError, match=words):
+        GlooTransport(store, 0, 2, 5.0, prefix=PREFIX, same_node=True)
+
+
+@needs_core
+def test_ranks_of_nccl_that_never_come() -> None:
+    use_doubles()
+    library = os.environ["GPUDIST_NCCL_LIBRARY"]
+    with pytest.raises(CollectiveTimeout, match=r"still misses ranks \[1\] of 2"):
+        NcclTransport(
+            new_store(), 0, 2, 0.3, prefix=PREFIX, device=torch.device("cpu"),
+            nccl_library=library, device_library=library,
+        )  # fmt: skip
+
+
+def test_without_the_native_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "_native", None)
+    monkeypatch.setattr(nccl, "_native", None)
+    with pytest.raises(NotBuiltError, match="the host transport"):
+        HostTransport(new_store(), 0, 2, 0.3, prefix=PREFIX)
+    with pytest.raises(NotBuiltError, match="the nccl transport"):
+        NcclTransport(new_store(), 0, 2, 0.3, prefix=PREFIX, device=torch.device("cpu"))
+
+
+def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GPUDIST_DEVICE_LIBRARY", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(NotBuiltError, match="the nccl transport: "):
+        take_device("nccl", 0)
+    take_device("gloo", 0)
+
+
+def test_nobody_serves_the_store() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    launch = Launch("torchrun", 1, 2, address="127.0.0.1", port=port)
+    with pytest.raises(TransportError, match=f"rank 1 cannot meet .* at 127.0.0.1:{port}"):
+        runtime._join(launch, 0.2)
+
+
+@pytest.mark.parametrize("demanded", [True, False])
+def test_containers_that_a_launcher_takes_for_one_node(
+    monkeypatch: pytest.MonkeyPatch, demanded: bool
+) -> None:
+    """Ranks that do not see one another take gloo, unless they were told to take host."""
+    asked: list[tuple[str, str]] = []
+
+    def connect(name: str, store: Any, rank: int, size: int, timeout: float, prefix: str, **_: Any):
+        asked.append((name, prefix))
+        if name == "host":
+            raise NotOneNode("rank 0 does not see the processes of ranks [1]")
+        return name
+
+    monkeypatch.setattr(runtime, "connect", connect)
+    if demanded:
+        monkeypatch.setenv("GPUDIST_TRANSPORT", "host")
+    else:
+        monkeypatch.delenv("GPUDIST_TRANSPORT", raising=False)
+    launch = Launch("torchrun", 0, 2, 2, 0)
+
+    def join() -> Any:
+        return runtime._connect_all("host", dist.HashStore(), launch, 5.0, None, False)
+
+    if demanded:
+        with pytest.raises(NotOneNode, match="does not see"):
+            join()
+        assert [name for name, _ in asked] == ["host"]
+    else:
+        assert join() == "gloo"
+        (_, first), (_, second) = asked
+        assert first != second
+
+
+def test_who_cannot_say_whether_a_process_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    assert not has_ended(os.getpid())
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    with pytest.raises(OSError, match="Too many open files"):
+        has_ended(os.getpid())
