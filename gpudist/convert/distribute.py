@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from gpudist.convert.plan import Plan
-from gpudist.convert.values import depends_on_tensors, resized
+from gpudist.convert.values import Extent, Extents, depends_on_tensors, resized
 from gpudist.convert.walk import Walk
 from gpudist.convert.weights import Skeleton
 from gpudist.errors import ConversionError
@@ -93,12 +94,23 @@ def _converted(
     walk.wanted.require_followed()
     if not depends_on_tensors(P_y):
         raise ConversionError("the output of the module does not depend on its input")
+    if any(map(_is_size_of_block, tree_leaves(P_y))):
+        raise ConversionError(
+            "the output of the module has the size of a block, which is not that of the tensor; "
+            "read it off the global tensor outside the module"
+        )
     _copy_what_is_shared(new, module, P_x.device)
     facts: dict[str, Any] = {"P_x": P_x, "P_y": P_y, "_gpudist_skeleton": Skeleton(module)}
     for name, fact in facts.items():
         setattr(new, name, fact)
     _keep_defaults(new, module, list(inputs))
     return fuse_parameter_movements(new), walk.plan
+
+
+def _is_size_of_block(value: Any) -> bool:
+    if isinstance(value, Extent):
+        return value.P.shape[value.dim] > 1
+    return isinstance(value, Extents) and any(value.P.shape[dim] > 1 for dim in value.dims)
 
 
 def _tensors_of(module: torch.nn.Module) -> list[str]:

@@ -99,8 +99,6 @@ def _sliding(name: str) -> Callable[..., P]:
     """A pool, from the arguments of torch's function."""
 
     def rule(call: Call, x: P, kernel_size: Any, stride: Any = None, *args: Any, **options: Any):
-        if options.pop("return_indices", False):
-            raise ConversionError("return_indices is not supported")
         module = getattr(nn, name)(x, kernel_size, stride or None, *args, **options)
         return call.instead(module, resized(x))
 
@@ -108,6 +106,7 @@ def _sliding(name: str) -> Callable[..., P]:
 
 
 def _max_pool(name: str) -> Callable[..., P]:
+    """A maximum pool without indices: with them torch calls a function that has no rule."""
     pool = _sliding(name)
 
     def rule(
@@ -121,15 +120,13 @@ def _max_pool(name: str) -> Callable[..., P]:
         return_indices: bool = False,
     ) -> P:
         options = {"padding": padding, "dilation": dilation, "ceil_mode": ceil_mode}
-        return pool(call, x, kernel_size, stride, return_indices=return_indices, **options)
+        return pool(call, x, kernel_size, stride, **options)
 
     return rule
 
 
 def _adaptive(name: str) -> Callable[..., P]:
     def rule(call: Call, x: P, output_size: Any, return_indices: bool = False) -> P:
-        if return_indices:
-            raise ConversionError("return_indices is not supported")
         output = Pooled.of(x) if pools_to_one(output_size) else resized(x)
         return call.instead(getattr(nn, name)(x, output_size), output)
 
@@ -320,7 +317,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     **_named(
         "AdaptiveMaxPool",
         _adaptive,
-        (F.adaptive_max_pool1d, torch.adaptive_max_pool1d),
+        (F.adaptive_max_pool1d,),
         (F.adaptive_max_pool2d,),
         (F.adaptive_max_pool3d,),
     ),

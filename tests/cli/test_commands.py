@@ -202,6 +202,25 @@ def test_bench_without_a_checkout(
     assert "not in the installed package: clone it" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "missing", "words"),
+    [
+        (["bench", "halo"], "rich", "the benchmarks need rich, which is not installed: pip"),
+        (["bench", "plot", "a"], "matplotlib", "pictures need matplotlib, which is not installed"),
+    ],
+)
+def test_bench_without_a_package(
+    arguments: list[str],
+    missing: str,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(bench, "find_spec", lambda name: None if name == missing else name)
+    assert main(arguments) == 2
+    assert f"gpudist bench: error: {words}" in capsys.readouterr().err
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -134,6 +135,33 @@ def test_edit_that_is_refused(P_world: Partition, case: str) -> None:
         distribute(LeNet5(), P_x, plan)
 
 
+class _Function(nn.Module):
+    """A forward that is one function."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
+MOVES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
+    "cat": (lambda x: torch.cat([x, x], 1), "cat: its first argument is no tensor, to repartition"),
+    "view": (lambda x: x.view(2, -1, x.shape[2]), "only a reshape to (batch, -1) moves its input"),
+}
+
+
+@pytest.mark.parametrize("path", MOVES)
+@distributed(ranks=2, transports=["loopback"])
+def test_function_that_cannot_be_moved(P_world: Partition, path: str) -> None:
+    function, message = MOVES[path]
+    plan = Plan()
+    plan.repartition(path, (2, 1, 1))
+    with pytest.raises(ConversionError, match=f"^the module: {path} at .*: {re.escape(message)}"):
+        distribute(_Function(function), grid(P_world, [1, 1, 2]), plan)
+
+
 class _Gated(nn.Module):
     """Looks at an option that is no number, as a trace cannot."""
 
@@ -153,6 +181,8 @@ def test_trusted_module(P_world: Partition) -> None:
     P_x, alone = grid(P_world, [1, 1, 2]), nn.Sequential(_Gated(), nn.Conv1d(2, 3, 3)).double()
     with pytest.raises(ConversionError, match=r"^0: the forward of _Gated cannot be traced"):
         distribute(alone, P_x)
+    with pytest.raises(ConversionError, match=r"^1: a trusted module may not have parameters of"):
+        distribute(alone, P_x, Plan(trusted={"0", "1"}))
     net: Any = distribute(alone, P_x, Plan(trusted={"0"}))
     assert isinstance(net[0], _Gated)
     whole = random_like_all((2, 2, 9), 1)

@@ -16,6 +16,13 @@ from tests.nn.compare import grid
 from tests.pool import distributed
 
 
+class Softmax(nn.Module):
+    """A function of torch in a module of the user's."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.softmax(x, 0)
+
+
 class Calls(nn.Module):
     """A forward that is one function."""
 
@@ -24,6 +31,7 @@ class Calls(nn.Module):
         self.function = function
         self.conv = nn.Conv2d(4, 4, 1)
         self.scale = nn.Parameter(torch.ones(6))
+        self.softmax = Softmax()
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.function(self, x)
@@ -62,10 +70,65 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], str]] = {
         "neither a parameter nor a buffer and depends on no input",
     ),
     "indices": (lambda m, x: F.max_pool2d(x, 2, return_indices=True)[0], "with_indices at"),
+    "adaptive indices": (
+        lambda m, x: F.adaptive_max_pool2d(x, 2, True)[0],
+        "adaptive_max_pool2d_with_indices at .*: it is not known",
+    ),
+    "torch's own adaptive indices": (
+        lambda m, x: torch.adaptive_max_pool1d(x.flatten(1, 2), 2)[0],
+        "adaptive_max_pool1d at .*: it is not known to be right on blocks",
+    ),
     "dropout always": (lambda m, x: F.dropout(x, 0.5), "dropout with training=True"),
     "mode": (lambda m, x: x * 2 if m.training else x, "other steps in training"),
     "number by mode": (lambda m, x: x * (2 if m.training else 3), "others in training than in"),
     "no gradient": (_without_gradient, "changes the grad mode"),
+    "no function of the input": (lambda m, x: 3, "^the output of the module does not depend on"),
+    "size of a block": (lambda m, x: (x, x.shape[3]), "^the output of the module has the size"),
+    "sizes of a block": (lambda m, x: [x, x.shape], "^the output of the module has the size"),
+    "number of dims": (lambda m, x: x.sum(x.dim() - 1), "sub at .*: its arguments depend on no in"),
+    "parameter and a size": (
+        lambda m, x: x * (m.scale / x.shape[1]),
+        "div at .*: it computes with parameters or buffers alone",
+    ),
+    "module of a parameter": (
+        lambda m, x: x * m.softmax(m.scale).sum(),
+        r"inner\.softmax: softmax at .*: it is called on a parameter or buffer",
+    ),
+    "module of two tensors": (
+        lambda m, x: m.softmax(x, x),
+        r"inner\.softmax: too many positional arguments",
+    ),
+    "layer of two tensors": (
+        lambda m, x: m.conv(x, x),
+        r"inner\.conv: called with 2 arguments; it needs one tensor",
+    ),
+    "other dtype": (
+        lambda m, x: x.view(torch.int32),
+        r"view at .*: a reshape to \[torch.int32\] is not known to be right",
+    ),
+    "attribute": (lambda m, x: x.T, "getattr at .*: the attribute T of a tensor is not supported"),
+    "new dim": (lambda m, x: x[:, None], "getitem at .*: the index None is not supported"),
+    "cells under a mask": (lambda m, x: x[x > 0], "getitem at .*: the index .* is not supported"),
+    "chunks": (lambda m, x: x.chunk(2, 3), r"dim 3 of \[1, 1, 1, 2\] is cut up, which is split"),
+    "pieces": (lambda m, x: x.split(2, 3), r"dim 3 of \[1, 1, 1, 2\] is cut up, which is split"),
+    "lines": (lambda m, x: x.unbind(3), r"dim 3 of \[1, 1, 1, 2\] is cut up, which is split"),
+    "dim as two": (lambda m, x: x.unflatten(3, (2, -1)), "is unflattened, which is split"),
+    "mean with channels last": (
+        lambda m, x: x.mean((2, 3), keepdim=True).permute(0, 2, 3, 1),
+        "permute at .*: a tensor that was pooled to one cell is permuted",
+    ),
+    "smooth interpolation": (
+        lambda m, x: F.interpolate(x, scale_factor=0.5, mode="bilinear", antialias=True),
+        "interpolate at .*: antialias is not supported",
+    ),
+    "interpolation of channels": (
+        lambda m, x: F.interpolate(x, size=x.shape[1:]),
+        "interpolate at .*: the size is of another number of dims",
+    ),
+    "padded channels": (
+        lambda m, x: F.pad(x, (1, 1, 1, 1, 1, 1)),
+        r"pad at .*: padding \[1, 1, 1, 1, 1, 1\] of mode 'constant' is not supported",
+    ),
     "loop over cells": (lambda m, x: [row for row in x], "cannot be traced"),
 }
 LAYERS: dict[str, tuple[Callable[[], nn.Module], str]] = {

@@ -144,18 +144,48 @@ class _Calls(nn.Module):
         return call(self, x)
 
 
+def _attend(x: torch.Tensor, **options: Any) -> torch.Tensor:
+    """One head of torch's function; keys are those of ``x`` unless they are given."""
+    y = x.unsqueeze(1)
+    tensors = {"query": y, "key": y, "value": y, **options}
+    return nn.functional.scaled_dot_product_attention(**tensors)
+
+
+def _twice(m: Any, x: torch.Tensor) -> torch.Tensor:
+    y, _ = m.attention(x, x, x)
+    z = y.transpose(1, 2).transpose(1, 2)
+    return m.attention(z, z, z)[0]
+
+
 REFUSALS: dict[str, tuple[Callable[[Any, torch.Tensor], Any], str]] = {
     "weights": (lambda m, x: m.attention(x, x, x, need_weights=True)[0], "need_weights=False"),
     "mask": (lambda m, x: m.attention(x, x, x, attn_mask=m.mask)[0], "pass is_causal=True"),
     "length": (lambda m, x: x.view(2, 6, 2, 4), "one that keeps the dims which are split"),
     "joined": (lambda m, x: x.reshape(2, -1), "one that keeps the dims which are split"),
     "product": (lambda m, x: x @ x.transpose(1, 2), "matmul at .*: it is not known"),
-    "dropped": (
-        lambda m, x: nn.functional.scaled_dot_product_attention(
-            x.unsqueeze(1), x.unsqueeze(1), x.unsqueeze(1), dropout_p=0.1
-        ),
-        "in training and evaluation",
+    "dropped": (lambda m, x: _attend(x, dropout_p=0.1), "in training and evaluation"),
+    "mask of a function": (lambda m, x: _attend(x, attn_mask=m.mask), "pass is_causal=True"),
+    "keys elsewhere": (
+        lambda m, x: m.attention(x, x.transpose(0, 1), x)[0],
+        "attention: query, key and value are tensors on different partitions",
     ),
+    "keys of a function elsewhere": (
+        lambda m, x: _attend(x, key=x.unsqueeze(2)),
+        "attention at .*: query, key and value are tensors on different partitions",
+    ),
+    "buffer": (
+        lambda m, x: x + m.attention(m.mask, m.mask, m.mask)[0],
+        "attention: the query is no tensor of the input",
+    ),
+    "padding in a buffer": (
+        lambda m, x: m.attention(x, x, x, key_padding_mask=m.mask)[0],
+        "attention: key_padding_mask is no tensor that follows from the input",
+    ),
+    "padding elsewhere": (
+        lambda m, x: m.attention(x, x, x, key_padding_mask=x[..., 0].transpose(0, 1))[0],
+        r"key_padding_mask is on a partition of shape \[2, 1\], .* as \[1, 2, 1\] cuts the keys",
+    ),
+    "twice": (_twice, "attention_1: called again with other tensors"),
 }
 
 
@@ -165,6 +195,21 @@ def test_refusals(P_world: Partition, case: str) -> None:
     call, text = REFUSALS[case]
     with pytest.raises(ConversionError, match=text):
         distribute(_Calls(call), grid(P_world, (1, 2, 1)))
+
+
+@pytest.mark.parametrize("option", [{"add_bias_kv": True}, {"add_zero_attn": True}, {"kdim": 4}])
+@distributed(ranks=2, transports=["loopback"])
+def test_options_that_are_refused(P_world: Partition, option: dict[str, Any]) -> None:
+    alone = transformers.Attending(batch_first=True, **option)
+    with pytest.raises(ConversionError, match="attention: add_bias_kv, add_zero_attn, kdim and"):
+        distribute(alone, grid(P_world, (1, 2, 1)))
+
+
+@distributed(ranks=2, transports=["loopback"])
+def test_dropout_that_is_off_is_refused(P_world: Partition) -> None:
+    """Of a function, whose probability in training is not known from evaluation."""
+    with pytest.raises(ConversionError, match="convert the network in training mode"):
+        distribute(transformers.Split(dropout=0.1).eval(), grid(P_world, (1, 2, 1)))
 
 
 @distributed(ranks=2, transports=["loopback"])

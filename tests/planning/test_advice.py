@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from examples.networks import UNet3d
@@ -114,6 +117,44 @@ def test_progress_is_told():
     assert [done for _, done, _ in told] == [0, 1, 2]
     assert {total for *_, total in told} == {2}
     assert told[-1][0] == ""
+
+
+class Calls(nn.Module):
+    """A convolution, and a function behind it."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(1, 2, 1)
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self.conv(x))
+
+
+def added_in_place(x: torch.Tensor) -> torch.Tensor:
+    """What torch refuses where there are gradients."""
+    left, right = x.chunk(2, 1)
+    return left.add_(right)
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        # Halves of 5 and of 6 cells: the first of either has 3.
+        (
+            lambda x: F.max_pool1d(F.pad(x, (0, 1)), 3, 1, 1),
+            "the block [1, 2, 3] at [0, 0, 0] of [1, 1, 2] may be of any of [[1, 2, 5], [1, 2, 6]]",
+        ),
+        # Alone, the mean is no tensor of one cell.
+        (lambda x: x.mean(2), "the block [1, 2, 1] at [0, 0, 0] of [1, 1, 2] is that of no tensor"),
+        (added_in_place, "a step of rank 0 on [1, 1, 2] fails: RuntimeError: Output 0 of"),
+    ],
+)
+def test_a_step_that_cannot_be_followed_says_why(
+    function: Callable[[torch.Tensor], torch.Tensor], words: str
+):
+    with pytest.raises(ShapeError, match=f"dim 2 cannot be cut: {re.escape(words)}"):
+        plan(Calls(function), (1, 1, 5), 2)
 
 
 @distributed(ranks=2, transports=("loopback",))
