@@ -63,6 +63,11 @@ class Partition:
             return None
 
     @property
+    def plan_rank(self) -> int:
+        """:attr:`rank` as plans have it, which are integers only: -1 for who is no member."""
+        return self.rank if self.rank is not None else -1
+
+    @property
     def active(self) -> bool:
         """Whether this worker is a member."""
         return self.rank is not None

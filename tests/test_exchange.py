@@ -256,6 +256,18 @@ def test_started_movements_are_complete_when_waited_for(P_world: Partition) -> N
 
 
 @distributed(ranks=2)
+def test_a_wait_that_fails_says_so(P_world: Partition) -> None:
+    """Whether this rank comes first, and hears of it while it waits, or second."""
+    P_x = P_world.create_cartesian_topology_partition([2])
+    x = cells((3,))
+    gather = ops.AllGather(P_x, [0]).movement(x)
+    halo = ops.HaloExchange(P_x, halo=((1, 1),)).movement(x)
+    with pytest.raises(PlanMismatch, match=r"all_gather") as caught:
+        start([gather if P_world.rank == 0 else halo], [x]).wait(0)
+    assert "halo_exchange" in str(caught.value)
+
+
+@distributed(ranks=2)
 def test_another_device_is_refused(P_world: Partition) -> None:
     """Its address would mean nothing here."""
     P_x = P_world.create_cartesian_topology_partition([2])

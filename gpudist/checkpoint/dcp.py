@@ -21,7 +21,9 @@ from gpudist.checkpoint.stored import (
     model_to_save,
     optimizer_to_load,
     optimizer_to_save,
+    require_same_groups,
     set_optimizer,
+    unchanged_by_failure,
 )
 from gpudist.checkpoint.texts import failing_together, gather_at_first
 from gpudist.errors import CheckpointError
@@ -118,8 +120,10 @@ def load(
         that was written, twice: its checksum is compared first.
 
     Raises:
-        CheckpointError: on every rank, before anything changes, if a name is missing or unknown or
-            a shape is another; later, if a file cannot be read or is damaged.
+        CheckpointError: on every rank, before anything changes, if a name is missing or unknown, a
+            shape is another, the optimizer's groups are others or it does not take the state; if a
+            file cannot be read or is damaged, when tensors of the module may have been filled, but
+            the optimizer is as it was.
     """
     P_world, target = world_of(module), Path(path).absolute()
     what = f"loading {target}"
@@ -127,12 +131,19 @@ def load(
         reader = SafeReader(folders.find(target))
         metadata = reader.read_metadata()
         state = model_to_load(module, metadata, P_world)
+        values, tensors = {}, {}
         if optimizer is not None:
-            state |= optimizer_to_load(module, optimizer, metadata)
-    with failing_together(P_world, what):
-        _read(state, reader, metadata)
-        if optimizer is not None:
-            set_optimizer(module, optimizer, metadata, state)
+            values, tensors = optimizer_to_load(module, optimizer, metadata)
+            _read(values, reader, metadata)
+            require_same_groups(module, optimizer, metadata, values)
+    with unchanged_by_failure(optimizer):
+        with failing_together(P_world, what):
+            if optimizer is not None:
+                _read(tensors, reader, metadata)
+                set_optimizer(module, optimizer, metadata, values | tensors)
+        # The module's tensors are filled in place: nothing else can fail by now.
+        with failing_together(P_world, what):
+            _read(state, reader, metadata)
 
 
 def exists(path: str | os.PathLike[str]) -> bool:

@@ -12,6 +12,7 @@ from gpudist.checkpoint.moving import gather_blocks, scatter_blocks
 from gpudist.checkpoint.optimizer_state import (
     described_state,
     empty_state,
+    new_state,
     require_same_parameters,
     whole_shape,
 )
@@ -43,7 +44,8 @@ def full_optimizer_state_dict(
 
     Raises:
         CheckpointError: on every rank, if the ranks' optimizers differ, or for state that is
-            neither of the parameter's shape nor of one cell.
+            neither of the parameter's shape nor of one cell, or of a dtype that the torch of one
+            rank does not have.
     """
     placed, P_world = placements(module), world_of(module)
     groups = require_same_parameters(module, optimizer, P_world)
@@ -92,35 +94,36 @@ def load_full_optimizer_state_dict(
         A tensor at a time: one message per owner of a block.
 
     Raises:
-        CheckpointError: on every rank, before anything changes, if groups or shapes do not fit.
+        CheckpointError: on every rank, before anything changes, if groups or shapes do not fit, or
+            the torch of one rank does not have a dtype.
     """
     placed, P_world = placements(module), world_of(module)
     groups = require_same_parameters(module, optimizer, P_world)
     parameters = dict(module.named_parameters(remove_duplicate=False))
     shapes = {n: whole_shape(n, parameters[n], placed) for group in groups for n in group}
-    text = None
-    with failing_together(P_world, "the state dict does not fit the optimizer"):
+    text, what = None, "the state dict does not fit the optimizer"
+    with failing_together(P_world, what):
         if P_world.rank == root:
             text = json.dumps(_described(state_dict, groups, shapes))
     told = json.loads(broadcast_text(P_world, text, root))
-    state: dict[int, dict[str, Any]] = {}
+    with failing_together(P_world, what):
+        options = decode(told["groups"])
+        state: dict[int, dict[str, Any]] = {
+            number: {k: new_state(parameters[name], v) for k, v in told["state"][name].items()}
+            for number, name in enumerate(shapes)
+            if name in told["state"]
+        }
     for number, name in enumerate(shapes):
-        about_all = told["state"].get(name)
-        if about_all is None:
-            continue
-        state[number] = {}
-        for key, about in about_all.items():
+        for key, about in told["state"].get(name, {}).items():
             if about["kind"] == "value":
-                state[number][key] = decode(about["value"])
                 continue
-            block = empty_state(parameters[name], about)
+            block = state[number][key]
             where = placed.get(name) or Placement.everywhere(block.shape, P_world)
             given = None
             if P_world.rank == root and state_dict is not None:
                 given = state_dict["state"][number][key]
             scatter_blocks(given, block, where, root)
-            state[number][key] = block
-    optimizer.load_state_dict({"state": state, "param_groups": decode(told["groups"])})
+    optimizer.load_state_dict({"state": state, "param_groups": options})
 
 
 def _described(

@@ -13,7 +13,7 @@ from gpudist.checkpoint.texts import (
     gather_at_first,
     require_alike,
 )
-from gpudist.checkpoint.values import dtype_of, encode, name_of
+from gpudist.checkpoint.values import decode, dtype_of, encode, name_of
 from gpudist.errors import CheckpointError
 from gpudist.nn.placement import Placement
 from gpudist.partition import Partition
@@ -68,7 +68,7 @@ def described_state(
 
     Raises:
         CheckpointError: on every rank, for state that is neither of the parameter's shape nor a
-            value.
+            value, or of a dtype that the torch of one rank does not have.
     """
     mine: Described = {}
     problem = ""
@@ -88,7 +88,19 @@ def described_state(
     merged = json.loads(broadcast_text(P_world, json.dumps(merged), 0))
     if merged["problem"]:
         raise CheckpointError(merged["problem"])
+    with failing_together(P_world, "describing the optimizer's state"):
+        for keys in merged["state"].values():
+            for about in keys.values():
+                if about["kind"] == "value":
+                    decode(about["value"])
+                else:
+                    dtype_of(about["dtype"])
     return merged["state"]
+
+
+def new_state(parameter: torch.Tensor, about: dict[str, Any]) -> Any:
+    """The value that is described, or a tensor for it as :func:`empty_state` makes."""
+    return decode(about["value"]) if about["kind"] == "value" else empty_state(parameter, about)
 
 
 def empty_state(parameter: torch.Tensor, about: dict[str, Any]) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -98,23 +99,27 @@ def model_to_load(
 
 def optimizer_to_load(
     module: torch.nn.Module, optimizer: torch.optim.Optimizer, metadata: Metadata
-) -> dict[str, Any]:
-    """New tensors for the optimizer's state, to be filled, by their names in the checkpoint.
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What of the optimizer is to be read, by its names in the checkpoint.
+
+    Returns:
+        ``None`` for each value, and new tensors for the state, to be filled.
 
     Raises:
         CheckpointError: the checkpoint has state of other parameters or of other shapes.
     """
     placed, parameters = placements(module), dict(module.named_parameters())
     known = {name for group in parameter_names(module, optimizer) for name in group}
-    to_load: dict[str, Any] = {}
+    values: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     for full, path in _of_optimizer(metadata):
         about = metadata.state_dict_metadata[full]
         if path[0] == "state" and path[1] not in known:
             raise CheckpointError(f"the optimizer has no parameter {path[1]}")
         if not isinstance(about, TensorStorageMetadata):
-            to_load[full] = None
+            values[full] = None
         elif len(about.size) == 0:
-            to_load[full] = torch.zeros((), dtype=about.properties.dtype)
+            tensors[full] = torch.zeros((), dtype=about.properties.dtype)
         else:
             name = path[1]
             shape = whole_shape(name, parameters[name], placed)
@@ -122,13 +127,34 @@ def optimizer_to_load(
                 raise CheckpointError(f"{full} has shape {list(about.size)}, not {list(shape)}")
             dtype, device = about.properties.dtype, parameters[name].device
             block = torch.zeros(parameters[name].shape, dtype=dtype, device=device)
-            to_load[full] = _stored(block, placed.get(name))
+            tensors[full] = _stored(block, placed.get(name))
     groups = len({path[1] for _, path in _of_optimizer(metadata) if path[0] == "param_groups"})
     if groups != len(optimizer.param_groups):
         raise CheckpointError(
             f"it has {groups} groups of parameters, the optimizer {len(optimizer.param_groups)}"
         )
-    return to_load
+    return values, tensors
+
+
+def require_same_groups(
+    module: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    metadata: Metadata,
+    values: dict[str, Any],
+) -> None:
+    """Refuse values that were read if they are of other groups of parameters.
+
+    Raises:
+        CheckpointError: a group has other parameters, or the same in another order.
+    """
+    stored = {
+        path[1]: values.get(full)
+        for full, path in _of_optimizer(metadata)
+        if path[0] == "param_groups" and path[2] == "params"
+    }
+    for number, own in enumerate(parameter_names(module, optimizer)):
+        if stored.get(number) != own:
+            raise CheckpointError(f"a group has parameters {stored.get(number)}, not {own}")
 
 
 def set_optimizer(
@@ -140,7 +166,7 @@ def set_optimizer(
     """Give the optimizer the state that was read.
 
     Raises:
-        CheckpointError: its groups have other parameters.
+        CheckpointError: the optimizer does not take it, and may have changed in part.
     """
     names = parameter_names(module, optimizer)
     numbers = {name: i for i, name in enumerate(name for group in names for name in group)}
@@ -155,10 +181,27 @@ def set_optimizer(
         else:
             groups[int(path[1])][path[2]] = value
     for group, own in zip(groups, names, strict=True):
-        if group.get("params") != own:
-            raise CheckpointError(f"a group has parameters {group.get('params')}, not {own}")
         group["params"] = [numbers[name] for name in own]
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    try:
+        optimizer.load_state_dict({"state": state, "param_groups": groups})
+    except Exception as error:  # each optimizer has its own
+        text = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"the optimizer does not take the state: {text}") from error
+
+
+@contextmanager
+def unchanged_by_failure(optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
+    """What raises here leaves the optimizer with the state and the groups that it had."""
+    if optimizer is None:
+        yield
+        return
+    # Loading gives an optimizer new ones and does not write to these.
+    before = optimizer.state, optimizer.param_groups
+    try:
+        yield
+    except BaseException:
+        optimizer.state, optimizer.param_groups = before
+        raise
 
 
 def _of_optimizer(metadata: Metadata) -> Iterator[tuple[str, tuple[Any, ...]]]:

@@ -37,7 +37,11 @@ def encode(value: Any, what: str) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """What :func:`encode` was given."""
+    """What :func:`encode` was given.
+
+    Raises:
+        CheckpointError: it has a tensor of a dtype that this rank's torch does not have.
+    """
     if isinstance(value, list):
         return [decode(item) for item in value]
     if not isinstance(value, dict):
@@ -55,7 +59,14 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    dtype = getattr(torch, name)
+    """What :func:`name_of` was given, on a rank of any torch.
+
+    Raises:
+        CheckpointError: this rank's torch does not have it.
+    """
+    dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise CheckpointError(f"{name!r} is no dtype")
+        raise CheckpointError(
+            f"{name!r} is no dtype of torch {torch.__version__}; run the same torch on every rank"
+        )
     return dtype

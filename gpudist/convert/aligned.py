@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from gpudist.convert.spread import spread, spread_along
 from gpudist.errors import ShapeError
 from gpudist.nn import Broadcast
-from gpudist.nn.partitions import plane
-from gpudist.ops.agreement import Agreement
+from gpudist.ops.agreement import Agreement, Layout
 from gpudist.ops.bound import Bound
 from gpudist.partition import CartesianPartition
 
@@ -44,10 +44,10 @@ class Aligned(torch.nn.Module):
         if not self.P.active:
             return list(tensors)
         extents = [n for x in tensors[1:] for n in x.shape]
-        spreads = self._bound(tensors[0], self._bind, *extents)
+        broadcasts = self._bound(tensors[0], self._bind, *extents)
         return [
-            x if spread is None else _spread(spread, x)
-            for spread, x in zip(spreads, tensors, strict=True)
+            x if broadcast is None else spread(broadcast, x)
+            for broadcast, x in zip(broadcasts, tensors, strict=True)
         ]
 
     def _bind(self, x: torch.Tensor, *extents: int) -> tuple[Broadcast | None, ...]:
@@ -58,11 +58,12 @@ class Aligned(torch.nn.Module):
             agreement(x.new_empty(()).expand(shape))
             for agreement, shape in zip(self._agreements, shapes, strict=True)
         ]
-        return self._spreads_of([layout.decomposition.dims for layout in layouts])
+        return self._broadcasts_of(layouts)
 
-    def _spreads_of(self, cuts: Sequence[Any]) -> tuple[Broadcast | None, ...]:
+    def _broadcasts_of(self, layouts: Sequence[Layout]) -> tuple[Broadcast | None, ...]:
         """What each tensor needs, from how all of them are cut."""
-        spread_along: list[list[int]] = [[] for _ in cuts]
+        cuts = [layout.decomposition.dims for layout in layouts]
+        single: list[list[int]] = [[] for _ in cuts]
         for dim, parts in enumerate(self.P.shape):
             blocks = [cut[dim] for cut in cuts]
             largest = max(blocks, key=lambda one: one.extent)
@@ -75,22 +76,14 @@ class Aligned(torch.nn.Module):
                         f"{_lengths(own)} is combined with one of {largest.extent} cells in "
                         f"blocks {_lengths(largest)}"
                     )
-                spread_along[which].append(dim)
-        return tuple(self._spread_along(dims) for dims in spread_along)
-
-    def _spread_along(self, dims: Sequence[int]) -> Broadcast | None:
-        if not dims:
-            return None
-        others = [axis for axis in range(self.P.dim) if axis not in dims]
-        return Broadcast(plane(self.P, others), self.P)
+                single[which].append(dim)
+        return tuple(
+            spread_along(dims, self.P, layout) if dims else None
+            for dims, layout in zip(single, layouts, strict=True)
+        )
 
     def extra_repr(self) -> str:
         return f"P={list(self.P.shape)}"
-
-
-def _spread(spread: Broadcast, x: torch.Tensor) -> torch.Tensor:
-    # An empty block becomes the placeholder for none.
-    return spread(x if spread.P_x.active or x.dim() < 2 else x.flatten(1))
 
 
 def _lengths(blocks: Any) -> list[int]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from gpudist.convert.spread import spread, spread_along
 from gpudist.nn import Broadcast, DistributedUpsample, Repartition
-from gpudist.nn.partitions import plane
 from gpudist.ops.agreement import Agreement
 from gpudist.ops.bound import Bound
 from gpudist.partition import CartesianPartition
@@ -64,20 +64,30 @@ class SpreadPooled(torch.nn.Module):
     """Copies of a tensor with one cell per spatial dim, for the blocks of a tensor on ``P_x``.
 
     Args:
-        P_x: owns the input: the workers at index 0 of its spatial axes have it.
+        P_x: owns the input: the workers at index 0 of its spatial axes have it, others an empty
+            block.
 
     Cost:
-        A broadcast along the spatial axes; backward a sum-reduce.
+        Messages at the first call alone, to agree on the blocks; and a broadcast along the spatial
+        axes, backward a sum-reduce.
     """
 
     def __init__(self, P_x: CartesianPartition) -> None:
         super().__init__()
-        self.P_owner = plane(P_x, (0, 1))
-        self.broadcast = Broadcast(self.P_owner, P_x)
+        self.P_x = P_x
+        self._agreement = Agreement("SpreadPooled", P_x, P_x, P_x.dim)
+        self._bound = Bound[Broadcast]("static")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # An empty block becomes the placeholder for none.
-        return self.broadcast(x if self.P_owner.active or x.dim() < 2 else x.flatten(1))
+        if not self.P_x.active:
+            return x
+        return spread(self._bound(x, self._bind), x)
+
+    def _bind(self, x: torch.Tensor) -> Broadcast:
+        return spread_along(range(2, self.P_x.dim), self.P_x, self._agreement(x))
+
+    def extra_repr(self) -> str:
+        return f"P_x={list(self.P_x.shape)}"
 
 
 class InterpolationLike(torch.nn.Module):

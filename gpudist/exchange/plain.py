@@ -38,7 +38,7 @@ def post(
         arrivals = [_post_collective(c, stage, partition, movement, x) for c in stage.collectives]
     else:
         arrivals = []
-    boxes = _messages(stage, partition.rank, movement.dtype)
+    boxes = _messages(stage, partition.plan_rank, movement.dtype, False)
     for message in boxes.sends:
         assert x is not None
         partition.communicator.send(_pack(x, message.boxes), message.peer)
@@ -71,7 +71,7 @@ def finish(
     for arrival in arrivals:
         if arrival.whole:
             return arrival.buffer if into is None else into.add_(arrival.buffer)
-    boxes = _messages(stage, partition.rank, movement.dtype, into is not None)
+    boxes = _messages(stage, partition.plan_rank, movement.dtype, into is not None)
     wide = _WIDER.get(movement.dtype) if boxes.sums else None
     if into is not None:
         output = into if wide is None else into.to(wide)
@@ -124,7 +124,7 @@ def _post_collective(
             assert x is not None
             if output is not None:
                 output.copy_(x)
-            communicator.broadcast(output if output is not None else plain(x), root)
+            communicator.broadcast(plain(x), root)
     elif collective.kind == "reduce":
         gives = not is_root or collective.includes_root
         communicator.reduce(plain(x) if gives and x is not None else None, output, root)
@@ -135,15 +135,11 @@ def _post_collective(
 
 
 @lru_cache(maxsize=1024)
-def _messages(
-    stage: Stage, rank: int | None, dtype: torch.dtype, accumulates: bool = False
-) -> MessageStage:
+def _messages(stage: Stage, rank: int, dtype: torch.dtype, accumulates: bool) -> MessageStage:
     """What remains of a stage beside its collectives."""
     if stage.collectives:
         stage = replace(stage, collectives=())
-    return as_messages(
-        stage, -1 if rank is None else rank, dtype.itemsize, dtype in _WIDER, accumulates
-    )
+    return as_messages(stage, rank, dtype.itemsize, dtype in _WIDER, accumulates)
 
 
 def _pack(x: torch.Tensor, boxes: tuple[Box, ...]) -> torch.Tensor:

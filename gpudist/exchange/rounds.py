@@ -27,9 +27,8 @@ def output_form(movement: Movement, strides: Sequence[int]) -> torch.memory_form
     form = None
     for stage, partition in movement.steps:
         form = _kept_form(stage, partition, strides)
-        made = form if form is not None else torch.contiguous_format
         shape = stage.output_shape or ()
-        strides = torch.empty(shape, device="meta", memory_format=made).stride()
+        strides = torch.empty(shape, device="meta", memory_format=form).stride()
     return form if form is not None else torch.contiguous_format
 
 
@@ -116,7 +115,7 @@ class Part:
         """What this rank sends and receives in the stage."""
         if not self.stage.communicates:
             return ()
-        rank = self.partition.rank if self.partition.rank is not None else -1
+        rank = self.partition.plan_rank
         return self.partition.wire.posts_of(
             self.stage, self.partition.ranks, rank, self.movement.dtype, accumulates
         )
@@ -164,7 +163,7 @@ class Part:
 
     def bind(self, strides: tuple[int, ...], accumulates: bool = False) -> object:
         """The stage bound by the transport, for an input of these strides; remembered."""
-        rank = self.partition.rank if self.partition.rank is not None else -1
+        rank = self.partition.plan_rank
         form = None if accumulates else _kept_form(self.stage, self.partition, strides)
         output_strides = None
         if form is not None:

@@ -72,7 +72,7 @@ def plan_between(
     source = pairing.source_of(P_group.rank) if P_group.rank is not None else None
     targets = pairing.targets_of(P_root.rank) if P_root.rank is not None else None
     return plan_broadcast(
-        rank=P_all.rank if P_all.rank is not None else -1,
+        rank=P_all.plan_rank,
         targets=on_all(P_group, targets) if targets is not None else None,
         source=on_all(P_root, [source])[0] if source is not None else None,
         source_targets=on_all(P_group, pairing.targets_of(source)) if source is not None else (),

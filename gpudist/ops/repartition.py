@@ -43,7 +43,7 @@ class Repartition(Operator):
         plan = plan_repartition(
             source,
             target,
-            P_all.rank if P_all.rank is not None else -1,
+            P_all.plan_rank,
             P_x.index,
             P_y.index,
             lambda index: P_all.rank_of(P_x.ranks[rank_of(index, P_x.shape)]),

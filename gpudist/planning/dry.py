@@ -13,7 +13,6 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from gpudist import errors
 from gpudist.geometry.boxes import Box, CollectiveKind, Message, Stage
 from gpudist.geometry.messages import MessageStage, as_messages
 from gpudist.transport.base import RoundPart, RoundRunner, Signature
@@ -221,9 +220,10 @@ def _carried(
     part: RoundPart, block: torch.Tensor | None, found: list[Traffic]
 ) -> torch.Tensor | None:
     x = part.block(block) if part.comes_from_outside and block is not None else block
-    if part.takes and x is None:
-        raise errors.TransportError("a stage without the input it needs")
-    strides = x.stride() if part.takes and x is not None else ()
+    strides: tuple[int, ...] = ()
+    if part.takes:
+        assert x is not None
+        strides = x.stride()
     if part.takes or part.gives:
         stage: Any = part.bound.get(strides) or part.bind(strides)
         found.append(stage)

@@ -87,7 +87,7 @@ class RankPool:
 
         Raises:
             RanksFailed: a rank raised, died, or had not ended after ``limit_s`` seconds.
-            RuntimeError: a process did not start in time.
+            RuntimeError: a process did not start in time, or ended while it started.
             ValueError: ``size`` is not from 1 to ``max_size``.
         """
         if not 1 <= size <= self.max_size:
@@ -120,12 +120,19 @@ class RankPool:
         self._folder.cleanup()
 
     def _started(self, size: int) -> list[_Worker]:
-        new = [self._launch() for _ in range(len(self._workers), size)]
-        self._workers += new
-        for worker in new:
+        known = len(self._workers)
+        while len(self._workers) < size:
+            self._workers.append(self._launch())
+        for number, worker in enumerate(self._workers[known:], known):
             if not worker.pipe.poll(START_S):
                 raise RuntimeError(f"a worker process did not start within {START_S:g} s")
-            worker.pipe.recv_bytes()
+            try:
+                worker.pipe.recv_bytes()
+            except (EOFError, ConnectionResetError) as error:
+                raise RuntimeError(
+                    f"worker process {number} ended while it started: {worker.ending()}; its own "
+                    "output says why"
+                ) from error
         return self._workers[:size]
 
     def _launch(self) -> _Worker:
@@ -174,11 +181,15 @@ class _Worker:
                 return pickle.loads(self.pipe.recv_bytes())
             if alive:
                 return None
-        self.process.join(GRACE_S)
-        code = self.process.exitcode or 0
-        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        how = self.ending()
         error = errors.PeerFailure(f"rank {rank} died: {how}", rank)
         return Outcome(rank, error=error, text=f"died: {how}")
+
+    def ending(self) -> str:
+        """How the process ended, which has closed its end of the pipe."""
+        self.process.join(GRACE_S)
+        code = self.process.exitcode or 0
+        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
     def stuck(self, rank: int, why: str) -> Outcome:
         text = f"{why}\n{_own_frames(self.stack_path.read_text())}"

@@ -32,6 +32,7 @@ EXCHANGE = [
     "tests/test_movement.py", "tests/test_exchange.py", "tests/ops/test_halo_exchange.py",
     "tests/ops/test_repartition.py", "tests/ops/test_broadcast.py", "tests/ops/test_sum_reduce.py",
     "tests/ops/test_all_gather.py", "tests/ops/test_send_recv.py", "tests/ops/test_errors.py",
+    "tests/test_determinism.py::test_additions_are_in_ascending_rank_order",
 ]  # fmt: skip
 
 
@@ -39,11 +40,13 @@ def tests_of(path: Path) -> list[list[str]]:
     """What to run, one after the other, until something fails.
 
     The tests that name the module or something in it, its namesake first; of what moves data, ranks
-    that are threads, and then, for what transports that pack use, processes.
+    that are threads, then, for what transports that pack use, processes, then NCCL's, which keeps
+    layouts.
     """
     if path.parent.name == "exchange":
         chosen = ("loopback", "host and not twelve_ranks")
-        return [["-k", which, *EXCHANGE] for which in chosen]
+        keeps_layouts = ["-k", "nccl", "tests/transport/test_nccl_layouts.py"]
+        return [*(["-k", which, *EXCHANGE] for which in chosen), keeps_layouts]
     tree = ast.parse(path.read_text())
     names = {path.stem} | {node.name for node in tree.body if isinstance(node, DEFINITIONS)}
     pattern = re.compile(rf"\b({'|'.join(sorted(names))})\b")

@@ -238,26 +238,3 @@ def test_init_under_torchrun() -> None:
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("[2.0, 2.0]") == 2
-
-
-@distributed(ranks=3, transports=["nccl"])
-@pytest.mark.parametrize("spatial", [(4, 6), (2, 3, 6)], ids=["2d", "3d"])
-def test_channels_last_stays(P_world: Partition, spatial: tuple[int, ...]) -> None:
-    """Outputs have their inputs' layout, and the cells they have without it."""
-    dims = len(spatial)
-    form = torch.channels_last if dims == 2 else torch.channels_last_3d
-    P_x = P_world.create_cartesian_topology_partition([1, 1, *([1] * (dims - 1)), 3])
-    x = random((2, 5, *spatial), seed=P_world.rank or 0)
-    halo = ops.HaloExchange(P_x, halo=((0, 0), (0, 0), *([(0, 0)] * (dims - 1)), (1, 2)))
-    root = P_world.create_partition_inclusive([0])
-    for operator in (halo, ops.AllSumReduce(P_x, [dims + 1]), ops.Broadcast(root, P_world)):
-        expected = operator(x)
-        given = x.clone(memory_format=form).requires_grad_()
-        y = operator(given)
-        has_input = not isinstance(operator, ops.Broadcast) or P_world.rank == 0
-        assert y.is_contiguous(memory_format=form) == has_input
-        assert_same(y.detach(), expected)
-        (gradient,) = torch.autograd.grad(y, given, y)
-        plain = x.clone().requires_grad_()
-        (as_plain,) = torch.autograd.grad(operator(plain), plain, expected)
-        assert_same(gradient, as_plain)
