@@ -12,7 +12,7 @@ from torch import nn
 import gpudist
 from gpudist import runtime
 from gpudist.exchange import add_into
-from gpudist.ops import HaloExchange
+from gpudist.ops import AllSumReduce, HaloExchange
 from gpudist.partition import Partition
 from gpudist.planning.hardware import profile_of
 from gpudist.planning.rehearsal import Stage
@@ -95,6 +95,22 @@ def test_movements_that_are_started(P_world: Partition) -> None:
     add_into([movement.T], [torch.ones(movement.output_shape)], [torch.ones(4)])
     stat = row(gpudist.stats(P_world=P_world), "adjoint of halo_exchange")
     assert (stat.calls, stat.messages, stat.sent_bytes, stat.received_bytes) == (1, 1, 4, 4)
+
+
+@distributed(ranks=3, transports=("host",))
+def test_a_large_sum_is_counted_as_it_goes(P_world: Partition) -> None:
+    """Every rank adds its part and sends it on, but to a tensor that is there it adds it all."""
+    P_x = P_world.create_cartesian_topology_partition([3])
+    cells = 3 << 16
+    movement = AllSumReduce(P_x, [0], global_shape=(3 * cells,)).movement(torch.ones(cells))
+    part, whole = 4 * (cells // 3), 4 * cells
+    for into, expected in ((None, 4 * part), (torch.zeros(cells), 2 * whole)):
+        add_into([movement], [torch.ones(cells)], [into])
+        gpudist.stats(reset=True, P_world=P_world)
+        (y,) = add_into([movement], [torch.ones(cells)], [into])
+        assert y[0] == (3 if into is None else 6)
+        stat = row(gpudist.stats(P_world=P_world), "all_sum_reduce over axes [0]")
+        assert (stat.sent_bytes, stat.received_bytes) == (expected, expected)
 
 
 @distributed(ranks=2, transports=("host",))
