@@ -14,6 +14,8 @@ import torch
 from gpudist import ops
 from gpudist.errors import PlanMismatch, ShapeError
 from gpudist.exchange import add_into, all_reduce, carry, carry_out, start
+from gpudist.exchange.movement import bind
+from gpudist.geometry.boxes import Plan, Stage
 from gpudist.partition import Partition
 from tests.ops.dense import assert_same, blocks, cells, local_input, operations, partition_of
 from tests.pool import distributed
@@ -253,6 +255,35 @@ def test_started_movements_are_complete_when_waited_for(P_world: Partition) -> N
     started = start(movements, [x, x])
     for i in (1, 0):
         assert_same(started.wait(i), expected[i])
+
+
+@distributed(ranks=3)
+def test_started_with_and_without_an_output_that_exists(P_world: Partition) -> None:
+    """By turns, of the same movement: each is bound to what it is given."""
+    P_x = P_world.create_cartesian_topology_partition([3])
+    x = cells((4,)) + P_world.rank
+    movement = ops.HaloExchange(P_x, halo=((1, 1),)).movement(x).T
+    slab = cells(movement.input_shape)
+    (expected,) = carry_out([movement], [slab])
+    there = torch.ones(4).double()
+    for times in (1, 2):
+        assert_same(start([movement], [slab]).wait(0), expected)
+        assert start([movement], [slab], [there]).wait(0) is there
+        assert_same(there, 1 + times * expected)
+
+
+@distributed(ranks=3)
+def test_a_movement_that_has_no_block_here_starts_too(P_world: Partition) -> None:
+    P_x = P_world.create_cartesian_topology_partition([3])
+    x = cells((4,))
+    halo = ops.HaloExchange(P_x, halo=((1, 1),)).movement(x)
+    plan = Plan(("nothing moves",), P_x.rank, (Stage(None, None),))
+    nothing = bind(plan, P_x, "nothing moves", torch.float64, (2,), torch.float64, (0, 7))
+    in_flight = start([halo, nothing], [x, cells((2,))])
+    assert in_flight.wait(1).shape == (0, 7)
+    assert_same(in_flight.wait(0), carry_out([halo], [x])[0])
+    with pytest.raises(ShapeError, match="output of shape None cannot be added to"):
+        start([nothing], [cells((2,))], [torch.zeros(0, 7).double()])
 
 
 @distributed(ranks=2)

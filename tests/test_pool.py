@@ -33,6 +33,18 @@ def serve_nobody(*_: object) -> None:
     time.sleep(600)
 
 
+def exit_at_start(*_: object) -> None:
+    os._exit(7)
+
+
+def raise_at_start(*_: object) -> None:
+    raise OSError("no memory")
+
+
+def die_at_start(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def identify(P_world: Partition) -> tuple[int | None, int, int]:
     return P_world.rank, P_world.size, os.getpid()
 
@@ -156,6 +168,22 @@ def test_processes_that_do_not_start_are_replaced(monkeypatch: pytest.MonkeyPatc
             with pytest.raises(RuntimeError, match=r"did not start within 0\.3 s"):
                 pool.run(2, identify)
         assert_serves(pool, 2)
+
+
+@pytest.mark.parametrize(
+    ("serve", "how"),
+    [(exit_at_start, "exit code 7"), (raise_at_start, "exit code 1"), (die_at_start, "SIGKILL")],
+)
+def test_processes_that_end_while_they_start_are_replaced(
+    monkeypatch: pytest.MonkeyPatch, serve: Any, how: str
+) -> None:
+    with RankPool(3, timeout_s=20) as pool:
+        before = assert_serves(pool, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr("gpudist.rank_pool.pool.serve", serve)
+            with pytest.raises(RuntimeError, match=f"process 1 ended while it started: {how};"):
+                pool.run(3, identify)
+        assert set(assert_serves(pool, 3)).isdisjoint(before)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
 from gpudist.checkpoint import folders
+from gpudist.checkpoint.optimizer_state import unchanged_by_failure
 from gpudist.checkpoint.reader import SafePlanner, SafeReader
 from gpudist.checkpoint.sequential import world_of
 from gpudist.checkpoint.stored import (
@@ -23,7 +24,6 @@ from gpudist.checkpoint.stored import (
     optimizer_to_save,
     require_same_groups,
     set_optimizer,
-    unchanged_by_failure,
 )
 from gpudist.checkpoint.texts import failing_together, gather_at_first
 from gpudist.errors import CheckpointError
@@ -121,9 +121,9 @@ def load(
 
     Raises:
         CheckpointError: on every rank, before anything changes, if a name is missing or unknown, a
-            shape is another, the optimizer's groups are others or it does not take the state; if a
-            file cannot be read or is damaged, when tensors of the module may have been filled, but
-            the optimizer is as it was.
+            shape is another, or the optimizer has other groups or does not take the state; later,
+            with the optimizer as it was but tensors of the module filled, if a file cannot be read
+            or is damaged.
     """
     P_world, target = world_of(module), Path(path).absolute()
     what = f"loading {target}"
@@ -141,7 +141,7 @@ def load(
             if optimizer is not None:
                 _read(tensors, reader, metadata)
                 set_optimizer(module, optimizer, metadata, values | tensors)
-        # The module's tensors are filled in place: nothing else can fail by now.
+        # Last: the module's tensors are filled in place.
         with failing_together(P_world, what):
             _read(state, reader, metadata)
 

@@ -14,6 +14,8 @@ from gpudist.checkpoint.optimizer_state import (
     empty_state,
     new_state,
     require_same_parameters,
+    set_state,
+    unchanged_by_failure,
     whole_shape,
 )
 from gpudist.checkpoint.sequential import world_of
@@ -94,8 +96,8 @@ def load_full_optimizer_state_dict(
         A tensor at a time: one message per owner of a block.
 
     Raises:
-        CheckpointError: on every rank, before anything changes, if groups or shapes do not fit, or
-            the torch of one rank does not have a dtype.
+        CheckpointError: on every rank, and nothing has changed, if groups or shapes do not fit, the
+            optimizer does not take the state, or the torch of one rank does not have a dtype.
     """
     placed, P_world = placements(module), world_of(module)
     groups = require_same_parameters(module, optimizer, P_world)
@@ -123,7 +125,8 @@ def load_full_optimizer_state_dict(
             if P_world.rank == root and state_dict is not None:
                 given = state_dict["state"][number][key]
             scatter_blocks(given, block, where, root)
-    optimizer.load_state_dict({"state": state, "param_groups": options})
+    with unchanged_by_failure(optimizer), failing_together(P_world, what):
+        set_state(optimizer, {"state": state, "param_groups": options})
 
 
 def _described(

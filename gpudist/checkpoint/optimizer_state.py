@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -118,3 +120,27 @@ def _about(name: str, key: str, value: Any, parameter: torch.Tensor) -> dict[str
             "sequential counterpart"
         )
     return {"kind": "tensor", "dtype": name_of(value.dtype)}
+
+
+def set_state(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+    """Give the optimizer a state dict of its own blocks. An error may leave it half changed."""
+    try:
+        optimizer.load_state_dict(state_dict)
+    except Exception as error:  # each optimizer has its own
+        text = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"the optimizer does not take the state: {text}") from error
+
+
+@contextmanager
+def unchanged_by_failure(optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
+    """What raises here leaves the optimizer with the state and the groups that it had."""
+    if optimizer is None:
+        yield
+        return
+    # Loading gives an optimizer new ones and does not write to these.
+    before = optimizer.state, optimizer.param_groups
+    try:
+        yield
+    except BaseException:
+        optimizer.state, optimizer.param_groups = before
+        raise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from gpudist.checkpoint.optimizer_state import (
     empty_state,
     parameter_names,
     require_same_parameters,
+    set_state,
     whole_shape,
 )
 from gpudist.checkpoint.sequential import described, names_beyond_sequential
@@ -182,26 +182,7 @@ def set_optimizer(
             groups[int(path[1])][path[2]] = value
     for group, own in zip(groups, names, strict=True):
         group["params"] = [numbers[name] for name in own]
-    try:
-        optimizer.load_state_dict({"state": state, "param_groups": groups})
-    except Exception as error:  # each optimizer has its own
-        text = f"{type(error).__name__}: {error}"
-        raise CheckpointError(f"the optimizer does not take the state: {text}") from error
-
-
-@contextmanager
-def unchanged_by_failure(optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
-    """What raises here leaves the optimizer with the state and the groups that it had."""
-    if optimizer is None:
-        yield
-        return
-    # Loading gives an optimizer new ones and does not write to these.
-    before = optimizer.state, optimizer.param_groups
-    try:
-        yield
-    except BaseException:
-        optimizer.state, optimizer.param_groups = before
-        raise
+    set_state(optimizer, {"state": state, "param_groups": groups})
 
 
 def _of_optimizer(metadata: Metadata) -> Iterator[tuple[str, tuple[Any, ...]]]:

@@ -155,11 +155,11 @@ class Part:
         elif self.gives:
             strides, address = (), 0
         else:
-            return (into if into is not None else self.make_output()), None
+            return self.make_output(), None
         stages = self.bound if into is None else self._accumulating
         stage = stages.get(strides) or self.bind(strides, into is not None)
         y = into if into is not None else self.makers.get(strides, self.make_output)()
-        return y, (stage, address, y.data_ptr() if self.gives and y is not None else 0)
+        return y, (stage, address, y.data_ptr() if y is not None else 0)
 
     def bind(self, strides: tuple[int, ...], accumulates: bool = False) -> object:
         """The stage bound by the transport, for an input of these strides; remembered."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import pickle
 import re
@@ -167,15 +168,55 @@ def test_other_models_are_refused_on_every_rank(P_world: Partition, shared_path:
 def test_other_optimizers_are_refused_on_every_rank(
     P_world: Partition, shared_path: str, sizes: list[int], words: str
 ) -> None:
-    """The one that was saved has a group of 2 parameters and one of 10."""
-    save(P_world, Path(shared_path), (2, "features"))
-    model = distributed_model(P_world, 2, "features")
+    """The one that was saved has a group of 2 parameters and one of 10. Rank 0 would read tensors
+    of the file that is no more."""
+    save(P_world, Path(shared_path), (2, "channels"))
+    if P_world.rank == 1:
+        (Path(shared_path) / "__1_0.distcp").unlink()
+    P_world.barrier()
+    model = distributed_model(P_world, 2, "replicated")
     parameters = model.parameters()
     groups = [{"params": [*islice(parameters, size)]} for size in sizes]
     optimizer = torch.optim.Adam(groups)
     with pytest.raises(CheckpointError, match=re.escape(words)):
         checkpoint.load(model, shared_path, optimizer)
     assert not optimizer.state
+
+
+def assert_refused_unchanged(
+    model: torch.nn.Module, path: str, optimizer: torch.optim.Optimizer, words: str
+) -> None:
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    before_optimizer = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(CheckpointError, match=words):
+        checkpoint.load(model, path, optimizer)
+    assert_same_state(dict(model.state_dict()), before)
+    assert_same_optimizer(optimizer.state_dict(), before_optimizer)
+
+
+@distributed(ranks=3, transports=("loopback", "host"))
+def test_other_optimizer_on_one_rank_changes_nothing_on_any(
+    P_world: Partition, shared_path: str
+) -> None:
+    save(P_world, Path(shared_path), (2, "features"))
+    model, optimizer, _, _ = make(P_world, (2, "features"), seed=12)
+    if P_world.rank == 1:
+        optimizer.param_groups[0]["params"].reverse()
+    stored, own = ["0.weight", "0.bias"], ["0.bias", "0.weight"]
+    words = re.escape(f"rank 1: a group has parameters {stored}, not {own}")
+    assert_refused_unchanged(model, shared_path, optimizer, words)
+
+
+@distributed(ranks=3, transports=("loopback", "host"))
+def test_state_that_the_optimizer_does_not_take_changes_nothing(
+    P_world: Partition, shared_path: str
+) -> None:
+    """Adam wants steps, which SGD does not keep."""
+    model, _, sequential, _ = make(P_world, (2, "features"), seed=11)
+    checkpoint.save(model, shared_path, stepped("sgd", model, sequential))
+    model, optimizer, _, _ = make(P_world, (2, "features"), seed=12)
+    words = "the optimizer does not take the state: KeyError: 'step'"
+    assert_refused_unchanged(model, shared_path, optimizer, words)
 
 
 @distributed(ranks=2, transports=("loopback",))

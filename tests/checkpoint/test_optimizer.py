@@ -100,6 +100,17 @@ def test_misfit_is_refused_on_every_rank(P_world: Partition, misfit: str) -> Non
     assert_same_optimizer(optimizer.state_dict(), before)
 
 
+@distributed(ranks=5, transports=("loopback", "host"))
+def test_state_that_the_optimizer_does_not_take_changes_nothing(P_world: Partition) -> None:
+    """Adam wants steps, which SGD does not keep."""
+    model, optimizer, _ = both(P_world, "adam", "features")
+    _, _, other = both(P_world, "sgd", "features")
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(CheckpointError, match="does not take the state: KeyError: 'step'"):
+        load_full_optimizer_state_dict(model, optimizer, other.state_dict())
+    assert_same_optimizer(optimizer.state_dict(), before)
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -116,6 +127,26 @@ def test_root_without_state_is_refused_on_every_rank(
     optimizer = MAKERS["sgd"](model.parameters())
     with pytest.raises(CheckpointError, match=words):
         load_full_optimizer_state_dict(model, optimizer, given, root=1)
+
+
+@distributed(ranks=3, transports=("host",))
+def test_dtype_that_one_rank_does_not_know_is_refused_on_every_rank(P_world: Partition) -> None:
+    """Ranks 1 and 2 have the model and its state; rank 0 has another torch."""
+    model, sequential = distributed_model(P_world, 2, "features"), sequential_model()
+    optimizer, given = MAKERS["sgd"](model.parameters()), MAKERS["sgd"](sequential.parameters())
+    for module, of_module in ((model, optimizer), (sequential, given)):
+        for parameter in module.parameters() if P_world.rank != 0 else ():
+            of_module.state[parameter]["odd"] = torch.zeros_like(parameter, dtype=torch.int16)
+    words = f"rank 0: 'int16' is no dtype of torch {re.escape(torch.__version__)}"
+    before = dict(optimizer.state)
+    with pytest.MonkeyPatch.context() as patch:
+        if P_world.rank == 0:
+            patch.delattr(torch, "int16")
+        with pytest.raises(CheckpointError, match=words):
+            full_optimizer_state_dict(model, optimizer)
+        with pytest.raises(CheckpointError, match=words):
+            load_full_optimizer_state_dict(model, optimizer, given.state_dict(), root=2)
+    assert dict(optimizer.state) == before
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import pickle
 import random
@@ -25,6 +26,7 @@ from gpudist.checkpoint.reader import METADATA, SafeReader, read_pickled
 from gpudist.errors import CheckpointError
 from gpudist.partition import Partition
 from gpudist.transport.loopback import LoopbackTransport
+from tests.checkpoint.optimizers import assert_same_optimizer
 from tests.hostile.anything import EXAMPLES
 
 
@@ -116,6 +118,24 @@ def test_one_bit_of_the_values(saved: Path) -> None:
         checkpoint.load(model(), saved)  # as torch does
     finally:
         torch.serialization.set_crc32_options(options)
+
+
+def test_damage_to_the_model_leaves_the_optimizer_as_it_was(tmp_path: Path) -> None:
+    module: Any = model()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    checkpoint.save(module, tmp_path / "checkpoint", optimizer)
+    (values,) = (tmp_path / "checkpoint").glob("*.distcp")
+    whole = values.read_bytes()
+    at = whole.index(module.weight.detach().numpy().tobytes())
+    values.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.param_groups[0]["lr"] = 0.3
+    optimizer.step()
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(CheckpointError, match=r"is damaged: .+data/0"):
+        checkpoint.load(module, tmp_path / "checkpoint", optimizer)
+    assert_same_optimizer(optimizer.state_dict(), before)
 
 
 def test_state_of_another_shape_than_the_parameter(tmp_path: Path) -> None:

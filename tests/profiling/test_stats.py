@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from torch import nn
 
 import gpudist
 from gpudist import runtime
-from gpudist.exchange import add_into
+from gpudist.exchange import add_into, carry_out
 from gpudist.ops import AllSumReduce, HaloExchange
 from gpudist.partition import Partition
 from gpudist.planning.hardware import profile_of
@@ -104,11 +106,15 @@ def test_a_large_sum_is_counted_as_it_goes(P_world: Partition) -> None:
     cells = 3 << 16
     movement = AllSumReduce(P_x, [0], global_shape=(3 * cells,)).movement(torch.ones(cells))
     part, whole = 4 * (cells // 3), 4 * cells
-    for into, expected in ((None, 4 * part), (torch.zeros(cells), 2 * whole)):
-        add_into([movement], [torch.ones(cells)], [into])
+    x, there = torch.ones(cells), torch.zeros(cells)
+    ways: list[tuple[Callable[[], Any], int]] = [
+        (lambda: carry_out([movement], [x]), 4 * part),
+        (lambda: add_into([movement], [x], [None]), 4 * part),
+        (lambda: add_into([movement], [x], [there]), 2 * whole),
+    ]
+    for way, expected in ways:
         gpudist.stats(reset=True, P_world=P_world)
-        (y,) = add_into([movement], [torch.ones(cells)], [into])
-        assert y[0] == (3 if into is None else 6)
+        assert way()[0][0] == 3
         stat = row(gpudist.stats(P_world=P_world), "all_sum_reduce over axes [0]")
         assert (stat.sent_bytes, stat.received_bytes) == (expected, expected)
 
