@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from gpudist.convert.plan import Plan
-from gpudist.convert.values import Extent, Extents, depends_on_tensors, resized
+from gpudist.convert.values import Extent, Extents, Whole, depends_on_tensors, resized
 from gpudist.convert.walk import Walk
 from gpudist.convert.weights import Skeleton
 from gpudist.errors import ConversionError
@@ -47,8 +47,9 @@ def distribute(
     Returns:
         The converted network, on the device of ``P_x``. Its attributes ``P_x`` and ``P_y`` are the
         partitions of input and output; a loss takes the latter. Of several outputs, ``P_y`` is the
-        same tuple, list or dict of partitions. Parameters are those of distributed layers; those of
-        PReLU and of modules of other classes are whole on every worker, with the summed gradient.
+        same tuple, list or dict of partitions, with ``None`` for what is no tensor cut by one: the
+        sizes of whole dims, a buffer. Parameters are those of distributed layers; those of PReLU
+        and of modules of other classes are whole on every worker, with the summed gradient.
 
     Cost:
         No message. Every layer is built, and its weights are copied once. Backward, the sums of
@@ -92,19 +93,39 @@ def _converted(
     with torch.random.fork_rng([P_x.device] if P_x.device.type == "cuda" else []):
         new, P_y = walk.convert(_with_same_tensors(module), "", **inputs)
     walk.wanted.require_followed()
-    if not depends_on_tensors(P_y):
-        raise ConversionError("the output of the module does not depend on its input")
-    if any(map(_is_size_of_block, tree_leaves(P_y))):
-        raise ConversionError(
-            "the output of the module has the size of a block, which is not that of the tensor; "
-            "read it off the global tensor outside the module"
-        )
+    P_y = _partitions_of(P_y)
     _copy_what_is_shared(new, module, P_x.device)
     facts: dict[str, Any] = {"P_x": P_x, "P_y": P_y, "_gpudist_skeleton": Skeleton(module)}
     for name, fact in facts.items():
         setattr(new, name, fact)
     _keep_defaults(new, module, list(inputs))
     return fuse_parameter_movements(new), walk.plan
+
+
+def _partitions_of(output: Any) -> Any:
+    """The partitions of an output's tensors, and ``None`` for all else in it.
+
+    Raises:
+        ConversionError: it has what would be wrong on blocks, or no tensor made of the input.
+    """
+    values = tree_leaves(output)
+    if any(map(_is_size_of_block, values)):
+        raise ConversionError(
+            "the output of the module has the size of a block, which is not that of the tensor; "
+            "read it off the global tensor outside the module"
+        )
+    if any(isinstance(value, Whole) and value.is_parameter for value in values):
+        raise ConversionError(
+            "the output of the module has a parameter, whose gradient from there would not be "
+            "summed over the workers; combine it with a tensor in the forward"
+        )
+    # What is cut up into any number of tensors is a list of partitions by itself.
+    partitions = tree_map(
+        lambda value: value if isinstance(value, CartesianPartition | list) else None, output
+    )
+    if not depends_on_tensors(partitions):
+        raise ConversionError("the output of the module does not depend on the cells of its input")
+    return partitions
 
 
 def _is_size_of_block(value: Any) -> bool:

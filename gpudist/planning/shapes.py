@@ -147,6 +147,8 @@ class _Recording(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         made = _shapes(result)
+        if func is torch.ops.aten.mean.dim:
+            made.append(_pooled(*args[:2]))
         for call in self._calls:
             call.made += made
         return result
@@ -154,6 +156,12 @@ class _Recording(TorchDispatchMode):
 
 def _shapes(tree: Any) -> list[Shape]:
     return [tuple(t.shape) for t in tree_leaves(tree) if isinstance(t, torch.Tensor)]
+
+
+def _pooled(x: torch.Tensor, dims: Sequence[int] | None) -> Shape:
+    """Of a mean with the dims that it loses, which a converted network has until it flattens."""
+    pooled = {dim % x.dim() for dim in dims or range(x.dim())}
+    return tuple(1 if dim in pooled else extent for dim, extent in enumerate(x.shape))
 
 
 def _has_block(whole: Shape, shape: Shape, grid: Sequence[int], index: Sequence[int]) -> bool:

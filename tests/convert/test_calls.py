@@ -14,7 +14,7 @@ from gpudist import ConversionError, Plan, ShapeError, distribute
 from gpudist.nn import DistributedConv2d
 from gpudist.partition import Partition
 from tests.convert.training import assert_as_alone
-from tests.nn.compare import grid, own_block, random_like_all
+from tests.nn.compare import assert_block_of, grid, own_block, own_slices, random_like_all
 from tests.pool import distributed
 
 BOTH = pytest.mark.parametrize("replicate", [True, False])
@@ -134,6 +134,22 @@ def test_one_cell_beside_many(P_world: Partition, shape: Sequence[int], replicat
     assert_as_alone(OneCell, grid(P_world, shape), [(3, 2, 5, 7)], replicate_parameters=replicate)
 
 
+@distributed(ranks=4, transports=["loopback"])
+def test_one_cell_of_an_unbalanced_batch(P_world: Partition) -> None:
+    """One image and two, where balanced blocks have two and one."""
+    P_x = grid(P_world, [2, 1, 1, 2])
+    assert P_x.index is not None
+    torch.manual_seed(3)
+    alone = OneCell().double()
+    whole = random_like_all((3, 2, 5, 7), 1)
+    images = slice(0, 1) if P_x.index[0] == 0 else slice(1, 3)
+    balanced = own_slices(whole.shape, P_x)
+    assert balanced is not None
+    where = (images, *balanced[1:])
+    y = distribute(alone, P_x)(whole[where])
+    assert_block_of(y, alone(whole), where, "output", 1e-12)
+
+
 @distributed(ranks=2)
 def test_sizes_that_do_not_fit(P_world: Partition) -> None:
     """As torch, but on every rank: 4 and 3 cells are blocks of 2 and 2, and of 2 and 1."""
@@ -200,6 +216,32 @@ def test_several_tensors(P_world: Partition, replicate: bool) -> None:
     blocks = [own_block(random_like_all(shape, 1), P_x) for shape in shapes]
     by_name = net(mask=blocks[1], x=blocks[0])
     assert torch.equal(by_name["mixed"], net(*blocks)["mixed"])
+
+
+class WithFacts(nn.Module):
+    """A tensor, with what is the same on every worker beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.arange(2.0).view(2, 1, 1))
+        self.shift: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> Any:
+        sizes = [x.shape[1], x.shape[1] * 2, x.shape[:2], 5]
+        return {"y": x + self.shift, "shift": self.shift, "sizes": sizes, "none": None}
+
+
+@distributed(ranks=2, transports=["loopback"])
+def test_what_is_no_tensor_on_a_partition(P_world: Partition) -> None:
+    alone = WithFacts().double()
+    P_x = grid(P_world, [1, 1, 1, 2])
+    net = distribute(alone, P_x)
+    assert net.P_y == {"y": P_x, "shift": None, "sizes": [None] * 4, "none": None}
+    whole = random_like_all((3, 2, 4, 6), 1)
+    expected, found = alone(whole), net(own_block(whole, P_x))
+    assert torch.equal(found.pop("y"), own_block(expected.pop("y"), P_x))
+    assert torch.equal(found.pop("shift"), expected.pop("shift"))
+    assert found == expected
 
 
 @distributed(ranks=2, transports=["loopback"])

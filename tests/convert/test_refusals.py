@@ -31,6 +31,7 @@ class Calls(nn.Module):
         self.function = function
         self.conv = nn.Conv2d(4, 4, 1)
         self.scale = nn.Parameter(torch.ones(6))
+        self.register_buffer("offset", torch.zeros(()))
         self.softmax = Softmax()
 
     def forward(self, x: torch.Tensor) -> Any:
@@ -83,6 +84,8 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], str]] = {
     "number by mode": (lambda m, x: x * (2 if m.training else 3), "others in training than in"),
     "no gradient": (_without_gradient, "changes the grad mode"),
     "no function of the input": (lambda m, x: 3, "^the output of the module does not depend on"),
+    "no cell of the input": (lambda m, x: (x.shape[1], m.offset), "^the output of .* on the cells"),
+    "parameter given out": (lambda m, x: [x, m.scale], "^the output of the module has a parameter"),
     "size of a block": (lambda m, x: (x, x.shape[3]), "^the output of the module has the size"),
     "sizes of a block": (lambda m, x: [x, x.shape], "^the output of the module has the size"),
     "number of dims": (lambda m, x: x.sum(x.dim() - 1), "sub at .*: its arguments depend on no in"),

@@ -30,6 +30,7 @@ from gpudist.planning.rehearsal import Stage, without_cells
 from gpudist.testing import run_distributed
 from gpudist.transport.host import is_built, what_is_missing
 from tests import warm
+from tests.convert.networks import Classifier
 from tests.pool import distributed
 
 # Of processor time, on one core; the machine that a test runs on may be busy with others.
@@ -145,8 +146,11 @@ def added_in_place(x: torch.Tensor) -> torch.Tensor:
             lambda x: F.max_pool1d(F.pad(x, (0, 1)), 3, 1, 1),
             "the block [1, 2, 3] at [0, 0, 0] of [1, 1, 2] may be of any of [[1, 2, 5], [1, 2, 6]]",
         ),
-        # Alone, the mean is no tensor of one cell.
-        (lambda x: x.mean(2), "the block [1, 2, 1] at [0, 0, 0] of [1, 1, 2] is that of no tensor"),
+        # The largest cells of each block, beside each other.
+        (
+            lambda x: F.softmax(x, 2),
+            "the block [1, 2, 1] at [0, 0, 0] of [1, 1, 2] is that of no tensor",
+        ),
         (added_in_place, "a step of rank 0 on [1, 1, 2] fails: RuntimeError: Output 0 of"),
     ],
 )
@@ -155,6 +159,14 @@ def test_a_step_that_cannot_be_followed_says_why(
 ):
     with pytest.raises(ShapeError, match=f"dim 2 cannot be cut: {re.escape(words)}"):
         plan(Calls(function), (1, 1, 5), 2)
+
+
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_squeeze_and_excitation_is_planned_for_every_rank(ranks: int):
+    advice = plan(Classifier(), (3, 3, 18, 14), ranks)
+    assert all(one.is_total for one in advice)
+    found = {one.grid for one in advice}
+    assert found >= {3: {(1, 1, 3, 1)}, 4: {(1, 1, 2, 2), (1, 1, 4, 1)}}[ranks]
 
 
 @distributed(ranks=2, transports=("loopback",))

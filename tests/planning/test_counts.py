@@ -17,7 +17,8 @@ from gpudist.geometry.messages import as_messages
 from gpudist.partition import Partition
 from gpudist.planning.hardware import profile_of
 from gpudist.planning.rehearsal import Stage
-from tests.convert.networks import LeNet5
+from tests.convert.networks import Classifier, LeNet5
+from tests.convert.test_calls import OneCell
 from tests.pool import distributed
 
 Counts = tuple[int, int]
@@ -41,6 +42,18 @@ def with_linear() -> nn.Module:
     )
 
 
+class WithMean(nn.Module):
+    """Images to classes, by a mean that loses the spatial dims."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 3, 3, padding=1)
+        self.head = nn.Linear(3, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.conv(x).mean((2, 3)))
+
+
 def encoder() -> nn.Module:
     return nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
 
@@ -48,12 +61,19 @@ def encoder() -> nn.Module:
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "norms": (with_norms, (2, 2, 13, 18)),
     "linear": (with_linear, (2, 2, 13, 17)),
+    "mean": (WithMean, (3, 2, 9, 8)),
     "lenet": (LeNet5, (4, 1, 28, 28)),
     "encoder": (encoder, (4, 12, 8)),
+    "convnext": (Classifier, (3, 3, 18, 14)),
+    "one cell": (OneCell, (3, 2, 5, 7)),
     "resnet": (partial(ResNet18, 4, 5), (2, 3, 64, 48)),
 }
 FEW = ("norms", "linear")
-GRIDS = {2: [(1, 1, 2, 1), (2, 1, 1, 1)], 4: [(1, 1, 2, 2), (1, 1, 4, 1), (2, 1, 1, 2)]}
+GRIDS = {
+    2: [(1, 1, 2, 1), (2, 1, 1, 1)],
+    3: [(1, 1, 3, 1)],
+    4: [(1, 1, 2, 2), (1, 1, 4, 1), (2, 1, 1, 2)],
+}
 
 
 class Sent:
@@ -165,6 +185,14 @@ def test_messages_and_bytes_are_those_of_a_step(
 ) -> None:
     wire = "host" if P_world.transport == "host" else "gloo"
     check(P_world, name, wire, replicates)
+
+
+@pytest.mark.parametrize("name", ["convnext", "one cell", "mean"])
+@distributed(ranks=(3, 4), transports=("host", "loopback"))
+def test_of_tensors_of_one_cell(P_world: Partition, name: str) -> None:
+    """One worker has it; it is spread over the others, or flattened and moved."""
+    wire = "host" if P_world.transport == "host" else "gloo"
+    check(P_world, name, wire, True)
 
 
 @pytest.mark.parametrize(
