@@ -190,6 +190,25 @@ def test_adding_into_tensors_that_exist(P_world: Partition) -> None:
     assert_same(carry_out([halo], [slab])[0], expected[0])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@distributed(ranks=3)
+def test_several_sums_into_tensors_of_any_layout(P_world: Partition, dtype: torch.dtype) -> None:
+    """Each is all there, whether they share a tensor, and whether that is contiguous."""
+    P_x = P_world.create_cartesian_topology_partition([3, 1])
+    x = cells((2, 4), dtype)
+    movement = ops.HaloExchange(P_x, halo=((1, 1), (0, 0)), periodic=True).movement(x).T
+    slab = torch.ones(movement.input_shape, dtype=dtype)
+    (once,) = carry_out([movement], [slab])
+    whole, strided = torch.ones_like(x), torch.ones(4, 2, dtype=dtype).t()
+    for into in ([whole, whole], [whole, strided], [strided, strided], [strided, whole]):
+        before = [y.clone() for y in into]
+        times = 2 if into[0] is into[1] else 1
+        moved = add_into([movement, movement], [slab, slab], into)
+        for y, target, was in zip(moved, into, before, strict=True):
+            assert y is target
+            assert_same(y, was + times * once)
+
+
 @distributed(ranks=2)
 def test_a_movement_of_whole_blocks_adds_too(P_world: Partition) -> None:
     source, target = (P_world.create_partition_inclusive([rank]) for rank in (0, 1))
