@@ -7,6 +7,8 @@ import torch
 
 from gpudist import ops
 from gpudist.exchange import carry_out, output_form
+from gpudist.exchange.movement import bind
+from gpudist.geometry.boxes import Plan, Stage
 from gpudist.partition import Partition
 from tests.ops.dense import assert_same, random
 from tests.pool import distributed
@@ -66,3 +68,17 @@ def test_form_of_an_output(P_world: Partition) -> None:
         told = output_form(movement, y.stride())
         assert told == (kept if P_world.rank == 0 else torch.contiguous_format)
         assert_same(carry_out([movement], [y])[0], x)
+
+
+@distributed(ranks=2, transports=["nccl"])
+def test_a_stage_to_other_dims_keeps_no_form(P_world: Partition) -> None:
+    given = (1, 2, 3, 4)
+    strides = torch.empty(given, memory_format=torch.channels_last).stride()
+    for shape, form in (
+        (given, torch.channels_last),
+        ((24,), torch.contiguous_format),
+        ((1, 1, 2, 3, 4), torch.contiguous_format),
+    ):
+        plan = Plan(("a test",), P_world.rank or 0, (Stage(given, shape),))
+        movement = bind(plan, P_world, "a test", torch.float32, given, torch.float32)
+        assert output_form(movement, strides) == form
