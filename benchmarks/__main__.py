@@ -48,7 +48,8 @@ def main() -> int:
         errors.print(f"error: {failure}", style="red", markup=False, soft_wrap=True)
         return 2
     if not rows:
-        errors.print(f"error: no case has {options.cases!r} in its name", style="red", markup=False)
+        text = f"error: no case has {options.cases!r} in its name"
+        errors.print(text, style="red", markup=False, soft_wrap=True)
         return 2
     show(rows)
     if options.json is not None:
@@ -137,7 +138,7 @@ def _options() -> argparse.Namespace:
     what.add_argument("--subject", choices=SUBJECTS)
     what.add_argument("--all", action="store_true", help="every subject, on 2 and on 4 ranks")
     parser.add_argument("--ranks", type=int, action="append", help="processes; may be repeated")
-    parser.add_argument("--cases", default="", metavar="TEXT", help="those with it in their names")
+    parser.add_argument("--cases", default="", metavar="TEXT", help="only those so named")
     parser.add_argument("--iterations", type=int, default=ITERATIONS, help="timed, after warm-up")
     parser.add_argument("--json", type=Path, help="file for the rows")
     parser.add_argument(
@@ -148,6 +149,8 @@ def _options() -> argparse.Namespace:
     options = parser.parse_args()
     if options.iterations < LEAST_ITERATIONS:
         parser.error(f"--iterations must be at least {LEAST_ITERATIONS}")
+    if options.cases and (options.all or options.results is not None):
+        parser.error("--cases is not for --all or --results, whose files have every case")
     if any(ranks < 2 or ranks % 2 for ranks in options.ranks or ()):
         parser.error("--ranks must be even and at least 2")
     return options

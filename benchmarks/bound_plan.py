@@ -34,9 +34,8 @@ def local_part(movement: Movement, x: torch.Tensor, y: torch.Tensor) -> Callable
     assert _native is not None
     stage, partition = movement.steps[0]
     own = replace(stage, sends=(), receives=())
-    rank = partition.rank if partition.rank is not None else -1
     bound: Any = partition.wire.bind_stage(
-        own, partition.ranks, rank, x.stride(), movement.dtype, movement.fill
+        own, partition.ranks, partition.plan_rank, x.stride(), movement.dtype, movement.fill
     )
     run_local = _native.run_local
     arguments = bound, x.data_ptr(), y.data_ptr()

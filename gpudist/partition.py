@@ -64,7 +64,7 @@ class Partition:
 
     @property
     def plan_rank(self) -> int:
-        """:attr:`rank` as plans have it, which are integers only: -1 for who is no member."""
+        """:attr:`rank`, or -1 for a worker that is no member: plans hold integers only."""
         return self.rank if self.rank is not None else -1
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -137,10 +138,14 @@ def unchanged_by_failure(optimizer: torch.optim.Optimizer | None) -> Iterator[No
     if optimizer is None:
         yield
         return
-    # Loading gives an optimizer new ones and does not write to these.
-    before = optimizer.state, optimizer.param_groups
+    state, groups = optimizer.state, optimizer.param_groups
+    in_state = {parameter: copy.copy(values) for parameter, values in state.items()}
+    in_groups = list(map(copy.copy, groups))
     try:
         yield
     except BaseException:
-        optimizer.state, optimizer.param_groups = before
+        state.clear()
+        state.update(in_state)
+        groups[:] = in_groups
+        optimizer.state, optimizer.param_groups = state, groups
         raise

@@ -148,7 +148,7 @@ def require_same_groups(
         CheckpointError: a group has other parameters, or the same in another order.
     """
     stored = {
-        path[1]: values.get(full)
+        int(path[1]): values.get(full)
         for full, path in _of_optimizer(metadata)
         if path[0] == "param_groups" and path[2] == "params"
     }

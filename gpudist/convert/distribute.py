@@ -8,10 +8,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.fx.node import map_aggregate
+from torch.utils._pytree import tree_map
 
 from gpudist.convert.plan import Plan
-from gpudist.convert.values import Extent, Extents, Whole, depends_on_tensors, resized
+from gpudist.convert.values import Count, Extent, Extents, Whole, depends_on_tensors, resized
 from gpudist.convert.walk import Walk
 from gpudist.convert.weights import Skeleton
 from gpudist.errors import ConversionError
@@ -47,8 +48,8 @@ def distribute(
     Returns:
         The converted network, on the device of ``P_x``. Its attributes ``P_x`` and ``P_y`` are the
         partitions of input and output; a loss takes the latter. Of several outputs, ``P_y`` is the
-        same tuple, list or dict of partitions, with ``None`` for what is no tensor cut by one: the
-        sizes of whole dims, a buffer. Parameters are those of distributed layers; those of PReLU
+        same tuple, list or dict of partitions, with ``None`` for what is no tensor cut by one, as
+        a buffer. Parameters are those of distributed layers; those of PReLU
         and of modules of other classes are whole on every worker, with the summed gradient.
 
     Cost:
@@ -108,11 +109,12 @@ def _partitions_of(output: Any) -> Any:
     Raises:
         ConversionError: it has what would be wrong on blocks, or no tensor made of the input.
     """
-    values = tree_leaves(output)
-    if any(map(_is_size_of_block, values)):
+    values: list[Any] = []
+    map_aggregate(output, values.append)
+    if any(isinstance(value, Extent | Extents | Count) for value in values):
         raise ConversionError(
-            "the output of the module has the size of a block, which is not that of the tensor; "
-            "read it off the global tensor outside the module"
+            "the output of the module has a size, which is that of a block and not the same on "
+            "every worker; read it off the tensor outside the module"
         )
     if any(isinstance(value, Whole) and value.is_parameter for value in values):
         raise ConversionError(
@@ -126,12 +128,6 @@ def _partitions_of(output: Any) -> Any:
     if not depends_on_tensors(partitions):
         raise ConversionError("the output of the module does not depend on the cells of its input")
     return partitions
-
-
-def _is_size_of_block(value: Any) -> bool:
-    if isinstance(value, Extent):
-        return value.P.shape[value.dim] > 1
-    return isinstance(value, Extents) and any(value.P.shape[dim] > 1 for dim in value.dims)
 
 
 def _tensors_of(module: torch.nn.Module) -> list[str]:

@@ -124,7 +124,7 @@ def _post_collective(
             assert x is not None
             if output is not None:
                 output.copy_(x)
-            communicator.broadcast(plain(x), root)
+            communicator.broadcast(output if output is not None else plain(x), root)
     elif collective.kind == "reduce":
         gives = not is_root or collective.includes_root
         communicator.reduce(plain(x) if gives and x is not None else None, output, root)

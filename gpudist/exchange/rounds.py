@@ -159,7 +159,8 @@ class Part:
         stages = self.bound if into is None else self._accumulating
         stage = stages.get(strides) or self.bind(strides, into is not None)
         y = into if into is not None else self.makers.get(strides, self.make_output)()
-        return y, (stage, address, y.data_ptr() if y is not None else 0)
+        assert y is not None  # at least a placeholder, of movements of one stage
+        return y, (stage, address, y.data_ptr())
 
     def bind(self, strides: tuple[int, ...], accumulates: bool = False) -> object:
         """The stage bound by the transport, for an input of these strides; remembered."""

@@ -160,7 +160,7 @@ def _shapes(tree: Any) -> list[Shape]:
 
 def _pooled(x: torch.Tensor, dims: Sequence[int] | None) -> Shape:
     """Of a mean with the dims that it loses, which a converted network has until it flattens."""
-    pooled = {dim % x.dim() for dim in dims or range(x.dim())}
+    pooled = {dim % max(1, x.dim()) for dim in dims or range(x.dim())}
     return tuple(1 if dim in pooled else extent for dim, extent in enumerate(x.shape))
 
 

@@ -84,7 +84,8 @@ class NcclCommunicator(Communicator):
 
     Raises (every verb):
         TransportError: a rank outside the communicator, a message to itself, an unknown reduction.
-        ShapeError: a tensor that is not contiguous, on another device or of the wrong shape.
+        ShapeError: a tensor that is not contiguous, on another device or of the wrong shape, or the
+            maximum or minimum of complex numbers.
     """
 
     def __init__(self, transport: NcclTransport, members: Sequence[int]) -> None:

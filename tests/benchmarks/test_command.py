@@ -64,6 +64,7 @@ def test_messages_are_measured_beside_gloo(tmp_path: Path) -> None:
         (["--iterations", "19"], "at least 20"),
         (["--ranks", "3"], "must be even"),
         (["--cases", "4 KB"], "no case has '4 KB' in its name"),
+        (["--cases", "4 KiB", "--results", "."], "--cases is not for --all or --results"),
     ],
 )
 def test_refused(arguments: list[str], words: str) -> None:

@@ -168,8 +168,8 @@ def test_other_models_are_refused_on_every_rank(P_world: Partition, shared_path:
 def test_other_optimizers_are_refused_on_every_rank(
     P_world: Partition, shared_path: str, sizes: list[int], words: str
 ) -> None:
-    """The one that was saved has a group of 2 parameters and one of 10. Rank 0 would read tensors
-    of the file that is no more."""
+    """The one that was saved has a group of 2 parameters and one of 10. A file is
+    missing from which rank 0 would read tensors: it is refused before."""
     save(P_world, Path(shared_path), (2, "channels"))
     if P_world.rank == 1:
         (Path(shared_path) / "__1_0.distcp").unlink()

@@ -111,6 +111,27 @@ def test_state_that_the_optimizer_does_not_take_changes_nothing(P_world: Partiti
     assert_same_optimizer(optimizer.state_dict(), before)
 
 
+class HalfWay(torch.optim.SGD):
+    """Its own way of loading writes to what there is, and then fails."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.param_groups[0]["lr"] = 9.0
+        self.param_groups.append({"params": []})
+        self.state[self.param_groups[0]["params"][0]]["more"] = 1
+        raise ValueError("half way")
+
+
+@distributed(ranks=5, transports=("loopback",))
+def test_optimizer_that_loads_in_its_own_way_is_as_it_was(P_world: Partition) -> None:
+    model, optimizer, expected = both(P_world, "sgd", "features")
+    new = HalfWay([{"params": g["params"]} for g in optimizer.param_groups], lr=0.5, momentum=0.9)
+    torch.optim.SGD.load_state_dict(new, optimizer.state_dict())
+    before = copy.deepcopy(new.state_dict())
+    with pytest.raises(CheckpointError, match="does not take the state: ValueError: half way"):
+        load_full_optimizer_state_dict(model, new, expected.state_dict())
+    assert_same_optimizer(new.state_dict(), before)
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [

@@ -227,8 +227,7 @@ class WithFacts(nn.Module):
         self.shift: torch.Tensor
 
     def forward(self, x: torch.Tensor) -> Any:
-        sizes = [x.shape[1], x.shape[1] * 2, x.shape[:2], 5]
-        return {"y": x + self.shift, "shift": self.shift, "sizes": sizes, "none": None}
+        return {"y": x + self.shift, "shift": self.shift, "others": [5, "five"], "none": None}
 
 
 @distributed(ranks=2, transports=["loopback"])
@@ -236,7 +235,7 @@ def test_what_is_no_tensor_on_a_partition(P_world: Partition) -> None:
     alone = WithFacts().double()
     P_x = grid(P_world, [1, 1, 1, 2])
     net = distribute(alone, P_x)
-    assert net.P_y == {"y": P_x, "shift": None, "sizes": [None] * 4, "none": None}
+    assert net.P_y == {"y": P_x, "shift": None, "others": [None] * 2, "none": None}
     whole = random_like_all((3, 2, 4, 6), 1)
     expected, found = alone(whole), net(own_block(whole, P_x))
     assert torch.equal(found.pop("y"), own_block(expected.pop("y"), P_x))

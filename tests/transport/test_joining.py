@@ -117,12 +117,12 @@ def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nobody_serves_the_store() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launch = Launch("torchrun", 1, 2, address="127.0.0.1", port=port)
-    with pytest.raises(TransportError, match=f"rank 1 cannot meet .* at 127.0.0.1:{port}"):
-        runtime._join(launch, 0.2)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        port = silent.getsockname()[1]
+        launch = Launch("torchrun", 1, 2, address="127.0.0.1", port=port)
+        with pytest.raises(TransportError, match=f"rank 1 cannot meet .* at 127.0.0.1:{port}"):
+            runtime._join(launch, 0.2)
 
 
 @pytest.mark.parametrize("demanded", [True, False])
