@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from gpudist import ops
-from gpudist.exchange import carry_out, output_form
+from gpudist.exchange import add_into, carry_out, output_form
 from gpudist.exchange.movement import bind
 from gpudist.geometry.boxes import Plan, Stage
 from gpudist.partition import Partition
-from tests.ops.dense import assert_same, random
+from tests.ops.dense import assert_same, cells, random
 from tests.pool import distributed
 
 
@@ -82,3 +82,22 @@ def test_a_stage_to_other_dims_keeps_no_form(P_world: Partition) -> None:
         plan = Plan(("a test",), P_world.rank or 0, (Stage(given, shape),))
         movement = bind(plan, P_world, "a test", torch.float32, given, torch.float32)
         assert output_form(movement, strides) == form
+
+
+@distributed(ranks=2, transports=["nccl"])
+def test_what_is_added_to_keeps_its_own_layout(P_world: Partition) -> None:
+    """Also where what arrives is of another."""
+    P_x = P_world.create_cartesian_topology_partition([1, 1, 1, 2])
+    x = random((2, 5, 3, 4))
+    widths = ((0, 0), (0, 0), (0, 0), (1, 1))
+    movement = ops.HaloExchange(P_x, halo=widths).movement(x).T
+    slab = cells(movement.input_shape) + (P_world.rank or 0)
+    (expected,) = carry_out([movement], [slab])
+    for form in (torch.contiguous_format, torch.channels_last):
+        there = torch.ones_like(x).contiguous(memory_format=form)
+        strides = there.stride()
+        for given in (slab, slab.contiguous(memory_format=torch.channels_last)):
+            before = there.clone()
+            add_into([movement], [given], [there])
+            assert there.stride() == strides
+            assert_same(there, before + expected)
