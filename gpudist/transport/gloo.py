@@ -125,7 +125,9 @@ class GlooTransport(PointToPointTransport):
         self._deadline_s = time.monotonic() + timeout_s
         try:
             own = LOOPBACK if same_node else address_towards(host_of(store))
-            address = self._meet(store, prefix, own)
+            keys = self._await_all(store, f"{prefix}/arrived", own)
+            addresses = self._ask(lambda: [store.get(key).decode() for key in keys])
+            address = reachable_address(own, addresses)
             # Its wait for the others goes on when this rank has given up, so it is no longer.
             left_s = max(0.0, self._deadline_s - time.monotonic())
             options = _options(left_s + _CONNECTING_S, address, interface)
@@ -133,6 +135,8 @@ class GlooTransport(PointToPointTransport):
             job = self._waiter.submit(lambda: dist.ProcessGroupGloo(wire, rank, size, options))
             self._gloo = self._connected(job, interface or address)
             self._await(self._channel.connecting)
+            # A rank that has all its connections and closes them would end those of the others.
+            self._await_all(store, f"{prefix}/connected", "")
         except BaseException as error:
             cause = error
             if isinstance(error, STORE_ERRORS):
@@ -165,23 +169,22 @@ class GlooTransport(PointToPointTransport):
         super().leave_to_parent()
         keep_for_good(getattr(self, "_gloo", None))
 
-    def _meet(self, store: Any, prefix: str, own: str) -> str:
-        """Wait until every rank is here: gloo's own wait is deaf to signals and names nobody.
+    def _ask(self, call: Callable[[], T]) -> T:
+        """What a store says: one whose host is stopped never answers."""
+        return self._await(self._waiter.submit(call))
+
+    def _await_all(self, store: Any, what: str, own: str) -> list[str]:
+        """Wait until every rank has said so: gloo's own wait is deaf to signals and names nobody.
 
         Returns:
-            The address at which the others reach this rank; ``own`` is what it takes for that.
+            Where what they have said is, by rank; that of this one is ``own``.
         """
-        keys = [f"{prefix}/arrived/{rank}" for rank in range(self.size)]
-
-        def ask(call: Callable[[], T]) -> T:
-            # A store whose host is stopped never answers.
-            return self._await(self._waiter.submit(call))
-
-        ask(lambda: store.set(keys[self.rank], own))
+        keys = [f"{what}/{rank}" for rank in range(self.size)]
+        self._ask(lambda: store.set(keys[self.rank], own))
         pause_s = 0.001
-        while not ask(lambda: store.check(keys)):
+        while not self._ask(lambda: store.check(keys)):
             if time.monotonic() > self._deadline_s - _SLICE_S:
-                there = ask(lambda: [store.check([key]) for key in keys])
+                there = self._ask(lambda: [store.check([key]) for key in keys])
                 missing = [rank for rank, is_there in enumerate(there) if not is_there]
                 raise CollectiveTimeout(
                     f"after {self.timeout_s:g} s rank {self.rank} still misses ranks {missing} of "
@@ -191,8 +194,7 @@ class GlooTransport(PointToPointTransport):
             pause_s = min(2 * pause_s, _SLICE_S)
             if pause_s == _SLICE_S:
                 self._look()
-        addresses = ask(lambda: [store.get(key).decode() for key in keys])
-        return reachable_address(own, addresses)
+        return keys
 
     def _connected(self, job: Job[Any], address: str) -> Any:
         """The process group, which the others reach at ``address``."""

@@ -65,7 +65,7 @@ class Victim:
         elif self.tried.transport == "host":
             calls(HostMeeting, "_await", before=self.strike.fire)
         elif self.tried.transport == "gloo":
-            calls(GlooTransport, "_meet", after=self.strike.fire)
+            calls(GlooTransport, "_await_all", after=self.strike.fire)
         else:
             name = self.rng.choice(["arrive", "share_id"])
             calls(Rendezvous, name, after=self.strike.fire)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
@@ -86,6 +89,36 @@ def test_an_address_that_others_do_not_reach(monkeypatch: pytest.MonkeyPatch) ->
     words = "rank 0, at 127.0.0.1, is not connected with all others: Gloo connectFullMesh"
     with pytest.raises(TransportError, match=words):
         GlooTransport(store, 0, 2, 5.0, prefix=PREFIX, same_node=True)
+
+
+def test_nobody_has_joined_before_all_have_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who closes at once would end the connections that others are still making."""
+    gloo: Any = dist.ProcessGroupGloo
+    connected_s: list[float] = []
+
+    class Slow:
+        _Options = gloo._Options
+        create_device = staticmethod(gloo.create_device)
+
+        def __new__(cls, wire: Any, rank: int, size: int, options: Any) -> Any:
+            made = gloo(wire, rank, size, options)
+            time.sleep(0.4 * rank)
+            connected_s.append(time.monotonic())
+            return made
+
+    monkeypatch.setattr(distributed_c10d, "ProcessGroupGloo", Slow)
+    served: Any = new_store()
+    # A connection each: who waits in one keeps it.
+    stores = [served, served.clone(), served.clone()]
+
+    def join(rank: int) -> float:
+        mine = stores[rank]
+        with closing(GlooTransport(mine, rank, 3, 10.0, prefix=PREFIX, same_node=True)):
+            return time.monotonic()
+
+    with ThreadPoolExecutor(3) as pool:
+        joined_s = list(pool.map(join, range(3)))
+    assert min(joined_s) >= max(connected_s) and len(connected_s) == 3
 
 
 @needs_core
