@@ -40,6 +40,8 @@ def test_blocks_follow_one_another_and_fill_the_extent(blocks: Blocks):
 def test_blocks_at_or_after_occupied_are_empty(blocks: Blocks):
     assert 0 <= blocks.occupied <= blocks.parts
     assert not any(blocks.length(i) for i in range(blocks.occupied, blocks.parts))
+    if blocks.sizes is None:
+        assert all(blocks.length(i) for i in range(blocks.occupied))
 
 
 @exactly

@@ -18,7 +18,7 @@ from gpudist.geometry import (
     plan_all_sum_reduce,
     plan_halo,
 )
-from gpudist.geometry.boxes import messages_by_peer
+from gpudist.geometry.boxes import intersection, messages_by_peer, uncovered
 from tests.geometry.oracle import carry_out
 
 
@@ -34,6 +34,22 @@ def test_empty_boxes_have_no_volume_and_scalars_have_one_cell():
     assert Box((2, 0), (2, 5)).volume == 0
     assert Box((3,), (1,)).volume == 0
     assert Box.whole(()).volume == 1
+
+
+def test_what_boxes_have_in_common_and_leave():
+    left, right = Box((0, 0), (2, 3)), Box((2, 0), (4, 3))
+    assert intersection(left, right) is None
+    assert intersection(left, Box((1, 1), (3, 9))) == Box((1, 1), (2, 3))
+    assert uncovered((4, 3), [left]) == (right,)
+    assert uncovered((4, 3), [left, right]) == ()
+    assert uncovered((4, 0), []) == ()
+
+
+def test_an_adjoint_plan_is_told_by_what_it_does():
+    plan = Plan(("a test",), 0, (Stage((2,), (5,)),))
+    assert plan.T.T is plan
+    assert Plan(("a test",), 0, (Stage((5,), (2,)),), True) == plan.T
+    assert "_original" not in repr(plan.T)
 
 
 def test_transposes_swap_ends_and_verbs():

@@ -245,3 +245,10 @@ def test_all_sum_reduce_over_groups_sums_each_alone():
     plans = [plan_all_sum_reduce(r, groups[r % 2], (2,), ("sum", 2)) for r in range(4)]
     outputs = carry_out(plans, [np.full(2, 10**rank) for rank in range(4)])
     assert [output[0] for output in outputs] == [101, 1010, 101, 1010]
+
+
+def test_partitions_that_do_not_broadcast_are_told_as_they_were_given():
+    with pytest.raises(PartitionError, match=r"shape \[2, 3\] \(transposed\) does .* \[2, 3\]: "):
+        Pairing((2, 3), (2, 3), transpose_source=True)
+    with pytest.raises(PartitionError, match=r"shape \[2, 3\] does .* \[2, 3\] \(transposed\): "):
+        Pairing((2, 3), (2, 3), transpose_target=True)

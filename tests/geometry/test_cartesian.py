@@ -5,10 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpudist.errors import PartitionError
 from gpudist.geometry.cartesian import (
     column_major_index,
     column_major_number,
     index_of,
+    integers,
     left_padded,
     rank_of,
     size_of,
@@ -16,6 +18,13 @@ from gpudist.geometry.cartesian import (
 from tests.geometry.oracle import exactly
 
 grids = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple)
+
+
+@pytest.mark.parametrize("numbers", [[1.0], ["1"], [1, None]])
+def test_only_integers_are_integers(numbers: list[object]):
+    assert integers(np.array([3, 4]), "ranks") == (3, 4)
+    with pytest.raises(PartitionError, match="ranks must be a list of integers, not "):
+        integers(numbers, "ranks")
 
 
 @exactly

@@ -19,6 +19,13 @@ OUTPUT_SHAPE = (6, 5)
 OLD, FILL = 1000.0, -1.0
 
 
+def test_sums_that_are_sent_on_are_refused():
+    message = Message(1, (Box((0,), (2,)),))
+    for stage in (MessageStage(relays=(message,)), MessageStage(relayed=(message,))):
+        with pytest.raises(ValueError, match="sums that are sent on are not complete at once"):
+            combines(stage)
+
+
 @st.composite
 def boxes(draw: st.DrawFn, shape: tuple[int, ...], extents: tuple[int, ...] | None = None) -> Box:
     """A box within ``shape``, of the given extents or of any, some of them zero."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from gpudist.geometry.boxes import Box, Collective, Stage
@@ -111,3 +113,60 @@ def test_an_output_that_is_copied_has_no_sums() -> None:
     """Though it would start from zeros."""
     stage = stage_of(Collective("broadcast", MEMBERS, ROOT, True), 4)
     assert as_messages(stage, 4, 2, from_zero=True) == as_messages(stage, 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim"),
+    [
+        ((1 << 15,), 0),
+        ((32, 1 << 10), 0),
+        ((31, 1058), 1),
+        ((3, 40, 300), 1),
+        # None has eight cells for every member: the longest.
+        ((7, 31, 30, 30), 1),
+        # And here two members have no part.
+        ((2,) * 15, 0),
+    ],
+)
+def test_a_scattered_sum_is_the_sum(shape: tuple[int, ...], dim: int) -> None:
+    """On every member, of parts along one dim, each added in ascending order of ranks."""
+    collective = Collective("all_reduce", MEMBERS, ROOT, True)
+    stages = {rank: as_messages(stage_of(collective, rank, shape), rank, 8) for rank in MEMBERS}
+    x = {rank: np.arange(math.prod(shape)).reshape(shape) * 10**i for i, rank in enumerate(MEMBERS)}
+    y = {rank: np.full(shape, -1) for rank in MEMBERS}
+    sent = {
+        (rank, message.peer): x[rank][message.boxes[0].slices]
+        for rank, stage in stages.items()
+        for message in stage.sends
+    }
+    for rank, stage in stages.items():
+        assert not (stage.fills or stage.moves or stage.receives) and stage.starts_with_copy
+        senders = [rank if s.peer is None else s.peer for s in stage.sums]
+        assert senders == (list(MEMBERS) if senders else [])
+        for number, contribution in enumerate(stage.sums):
+            (box,) = contribution.destinations
+            if contribution.peer is None:
+                assert contribution.sources == (box,)
+                added = x[rank][box.slices]
+            else:
+                added = sent.pop((contribution.peer, rank))
+            y[rank][box.slices] = added if number == 0 else y[rank][box.slices] + added
+            assert box.shape == (*shape[:dim], box.shape[dim], *shape[dim + 1 :])
+    assert not sent
+    relayed = {
+        (rank, message.peer): y[rank][message.boxes[0].slices]
+        for rank, stage in stages.items()
+        for message in stage.relays
+    }
+    for rank, stage in stages.items():
+        for message in stage.relayed:
+            y[rank][message.boxes[0].slices] = relayed.pop((message.peer, rank))
+        assert np.array_equal(y[rank], sum(x.values()))
+    assert not relayed
+
+
+def test_where_a_sum_is_scattered() -> None:
+    collective = Collective("all_reduce", MEMBERS, ROOT, True)
+    for cells, is_scattered in (((1 << 15) - 1, False), (1 << 15, True)):
+        messages = as_messages(stage_of(collective, ROOT, (cells,)), ROOT, 8)
+        assert bool(messages.relays) == is_scattered

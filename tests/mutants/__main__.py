@@ -37,12 +37,16 @@ EXCHANGE = [
 ]  # fmt: skip
 
 
+# Of geometry whose numbers only a layer beside torch's shows.
+LAYERS = {"interpolation": "tests/nn/test_upsample.py"}
+
+
 def tests_of(path: Path) -> list[list[str]]:
     """What to run, one after the other, until something fails.
 
     The tests that name the module or something in it, its namesake first; of what moves data, ranks
     that are threads, then, for what transports that pack use, processes, then NCCL's, which keeps
-    layouts.
+    layouts. Of some geometry the layer beside torch's comes last.
     """
     if path.parent.name == "exchange":
         chosen = ("loopback", "host and not twelve_ranks")
@@ -54,7 +58,8 @@ def tests_of(path: Path) -> list[list[str]]:
     files = sorted((ROOT / "tests" / "geometry").glob("test_*.py"))
     files = [file for file in files if pattern.search(file.read_text())] or files
     files.sort(key=lambda file: file.stem != f"test_{path.stem}")
-    return [[*(str(file.relative_to(ROOT)) for file in files), *NOT_TIMED]]
+    tests = [[*(str(file.relative_to(ROOT)) for file in files), *NOT_TIMED]]
+    return [*tests, *([["-k", "loopback", LAYERS[path.stem]]] if path.stem in LAYERS else [])]
 
 
 def words(path: Path, mutant: Mutant) -> str:
