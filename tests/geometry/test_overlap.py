@@ -177,3 +177,12 @@ def test_a_block_goes_to_all_others(size: int, source: int, shape: tuple[int, ..
             np.testing.assert_array_equal(output, block)
     assert_linear_operator(plans)
     assert len({plan.identity for plan in plans}) == 1
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_whose_adjoint_adds(size: int):
+    """That of what goes to several places; of one copy the adjoint overwrites."""
+    (spread,) = plan_to_others(0, 0, size, (2,)).stages
+    assert spread.sources_overlap == (size > 2)
+    (gathered,) = plan_all_gather(Decomposition.balanced((5,), (size,)), [0], (0,)).stages
+    assert gathered.sources_overlap == (size > 1)

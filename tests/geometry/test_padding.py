@@ -156,3 +156,18 @@ def test_padding_that_does_not_fit_is_refused():
         require_padding_fits(mode, padding, extent)
     with pytest.raises(ShapeError, match="less than the global extent 3"):
         FoldedWindow(SlidingWindow(3, padding=(3, 3)), "reflect").outputs(Blocks(3, 2))
+
+
+@pytest.mark.parametrize(
+    ("mode", "padding", "extent"),
+    [
+        ("reflect", (1, 0), 1),
+        ("reflect", (0, 1), 1),
+        ("constant", (1, -3), 2),
+        ("constant", (-3, 1), 2),
+    ],
+)
+def test_padding_that_does_not_fit_by_one_cell(mode: str, padding: tuple[int, int], extent: int):
+    require_padding_fits(mode, padding, extent + 1)
+    with pytest.raises(ShapeError):
+        require_padding_fits(mode, padding, extent)

@@ -50,3 +50,15 @@ def test_the_adjoint_of_a_hop_is_the_hop_back(sizes: list[int], step: int):
     back = carry_out([plan.T for plan in plans], carry_out(plans, blocks))
     for block, first in zip(back, blocks, strict=True):
         np.testing.assert_array_equal(block, first)
+
+
+def test_hops_of_different_tensors_have_different_identities():
+    blocks = Blocks.of_sizes([2, 1])
+    shapes = [(2, 2, 3, 4), (2, 2, 5, 4), (2, 2, 3, 5), (3, 2, 3, 4)]
+    identities = {plan_ring_hop(blocks, 1, shape, 0, 0, ()).identity for shape in shapes}
+    assert len(identities) == len(shapes)
+    other = plan_ring_hop(blocks, 1, shapes[0], 0, 1, ()).identity
+    assert (
+        other not in identities
+        and plan_ring_hop(blocks, 1, (2, 1, 3, 4), 1, 0, ()).identity in identities
+    )

@@ -38,7 +38,17 @@ EXCHANGE = [
 
 
 # Of geometry whose numbers only a layer beside torch's shows.
-LAYERS = {"interpolation": "tests/nn/test_upsample.py"}
+LAYERS = {
+    "faces": ["conv_overlap", "pool_overlap"],
+    "halo": ["conv", "halo_region"],
+    "interpolation": ["upsample"],
+    "overlap": ["attention", "norm_layer"],
+    "padding": ["pad", "conv_padding"],
+    "parts": ["pool_adaptive"],
+    "pooling": ["pool", "pool_ceil", "pool_indices"],
+    "ring": ["attention"],
+    "windows": ["conv", "conv_transpose", "pool"],
+}
 
 
 def tests_of(path: Path) -> list[list[str]]:
@@ -46,7 +56,7 @@ def tests_of(path: Path) -> list[list[str]]:
 
     The tests that name the module or something in it, its namesake first; of what moves data, ranks
     that are threads, then, for what transports that pack use, processes, then NCCL's, which keeps
-    layouts. Of some geometry the layer beside torch's comes last.
+    layouts. Of some geometry layers beside torch's come last.
     """
     if path.parent.name == "exchange":
         chosen = ("loopback", "host and not twelve_ranks")
@@ -58,8 +68,11 @@ def tests_of(path: Path) -> list[list[str]]:
     files = sorted((ROOT / "tests" / "geometry").glob("test_*.py"))
     files = [file for file in files if pattern.search(file.read_text())] or files
     files.sort(key=lambda file: file.stem != f"test_{path.stem}")
-    tests = [[*(str(file.relative_to(ROOT)) for file in files), *NOT_TIMED]]
-    return [*tests, *([["-k", "loopback", LAYERS[path.stem]]] if path.stem in LAYERS else [])]
+    layers = [f"tests/nn/test_{name}.py" for name in LAYERS.get(path.stem, ())]
+    return [
+        [*(str(file.relative_to(ROOT)) for file in files), *NOT_TIMED],
+        *([["-k", "loopback", *layers]] if layers else []),
+    ]
 
 
 def words(path: Path, mutant: Mutant) -> str:
