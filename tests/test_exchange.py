@@ -221,6 +221,16 @@ def test_a_movement_of_whole_blocks_adds_too(P_world: Partition) -> None:
         assert_same(y, cells((3,)) + 1)
 
 
+@distributed(ranks=3)
+def test_a_collective_adds_too(P_world: Partition) -> None:
+    P_x = P_world.create_cartesian_topology_partition([3])
+    x, there = cells((4,)), torch.ones(4).double()
+    movement = ops.AllSumReduce(P_x, [0]).movement(x)
+    (y,) = add_into([movement], [x], [there])
+    assert y is there
+    assert_same(there, 1 + 3 * x)
+
+
 @distributed(ranks=3, transports=["host"])
 def test_sums_of_several_movements_do_not_depend_on_arrival(P_world: Partition) -> None:
     P_x = P_world.create_cartesian_topology_partition([3])
