@@ -14,12 +14,10 @@ import struct
 import subprocess
 import sys
 from contextlib import closing
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 
 from gpudist.errors import CollectiveTimeout, GpudistError, PeerFailure, TransportError
 from gpudist.transport.beacon import Beacon
@@ -27,6 +25,7 @@ from gpudist.transport.host import HostTransport, is_built, what_is_missing
 from gpudist.transport.host_meeting import NotOneNode
 from gpudist.transport.nccl_rendezvous import Rendezvous
 from gpudist.transport.store_failures import StoreFailureChannel
+from tests.transport.worlds import new_store
 
 PREFIX = "gpudist/none/0"
 
@@ -46,12 +45,6 @@ def canary(tmp_path: Path) -> Any:
     path = tmp_path / "unpickled"
     yield pickle.dumps(Canary(path))
     assert not path.exists()
-
-
-def new_store() -> dist.TCPStore:
-    return dist.TCPStore(
-        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5)
-    )
 
 
 def send(port: int, data: bytes) -> None:
@@ -212,7 +205,6 @@ def _keys_of_id(meeting: Rendezvous) -> list[str]:
 # Torch's gloo takes what it finds for addresses, and may crash: docs/threat_model.md.
 MEETS_OVER_GLOO = """
 import sys
-import torch.distributed as dist
 from gpudist.transport.gloo import GlooTransport
 prefix, canary = sys.argv[1], bytes.fromhex(sys.argv[2])
 store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

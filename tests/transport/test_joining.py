@@ -8,7 +8,6 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -28,15 +27,10 @@ from gpudist.transport.nccl import NcclTransport
 from gpudist.transport.processes import has_ended
 from gpudist.transport.store_failures import StoreFailureChannel
 from tests.doubles import use_doubles
+from tests.transport.worlds import new_store
 
 PREFIX = "world"
 needs_core = pytest.mark.skipif(not is_built(), reason="" if is_built() else what_is_missing())
-
-
-def new_store() -> dist.TCPStore:
-    return dist.TCPStore(
-        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5)
-    )
 
 
 class LostStore(dist.Store):

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -24,6 +25,13 @@ from tests.doubles import use_doubles
 MAX_RANKS = 5
 _ANSWER_S = 30.0
 _prefixes = (f"world/{number}" for number in itertools.count())
+
+
+def new_store() -> dist.TCPStore:
+    """A store that this process serves, at a port of its own."""
+    return dist.TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5)
+    )
 
 
 @dataclass
