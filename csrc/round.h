@@ -62,16 +62,15 @@ class Round {
     inputs.reserve(parts_.size());
     calls.reserve(parts_.size());
     for (const Part& part : parts_) {
-      inputs.push_back(part.takes ? checked(part, nb::object(blocks[part.index])) : nb::none());
       if (!part.takes && !part.gives) {
         outputs.append(part.make());
         continue;
       }
-      const nb::object strides = part.takes ? stride_.call(inputs.back()) : nb::tuple();
-      Stage& bound = stage(part, strides);
-      nb::object output = maker(part, strides)();
-      calls.push_back(Wire::call(bound, part.takes ? address(inputs.back()) : 0,
-                                 part.gives ? address(output) : 0));
+      const Input input = part.takes ? input_of(part, nb::object(blocks[part.index])) : Input();
+      Stage& bound = stage(part, input.strides);
+      nb::object output = maker(part, input.strides)();
+      calls.push_back(Wire::call(bound, input.address, part.gives ? address(output) : 0));
+      inputs.push_back(input.tensor);
       outputs.append(std::move(output));
     }
     const auto context = wire_.context();
@@ -90,12 +89,21 @@ class Round {
     nb::object bind;
   };
 
-  nb::object checked(const Part& part, nb::object x) const {
-    if (part.shape.is_none()) return x;
+  struct Input {
+    nb::object tensor, strides = nb::tuple();
+    uintptr_t address = 0;
+  };
+
+  // Python refuses what has no memory, or puts what is equal to it in its place.
+  Input input_of(const Part& part, const nb::object& x) const {
+    if (part.shape.is_none()) return {x, stride_.call(x), address(x)};
     const bool plain = shape_.of(x).equal(part.shape) && dtype_.of(x).is(part.dtype) &&
                        is_cpu_.of(x).is(on_cpu_) && is_neg_.call(x).is(Py_False) &&
                        is_conj_.call(x).is(Py_False);
-    return plain ? x : part.check(x);
+    const uintptr_t found = plain ? address_if_any(x) : 0;
+    if (found != 0) return {x, stride_.call(x), found};
+    const nb::object block = part.check(x);
+    return {block, stride_.call(block), address(block)};
   }
 
   static Stage& stage(const Part& part, const nb::object& strides) {
@@ -113,6 +121,14 @@ class Round {
 
   uintptr_t address(const nb::object& tensor) const {
     return nb::cast<uintptr_t>(data_ptr_.call(tensor));
+  }
+
+  // 0 of a tensor without storage, of which torch raises instead.
+  uintptr_t address_if_any(const nb::object& tensor) const {
+    const nb::object found = nb::steal(PyObject_CallMethodNoArgs(tensor.ptr(), data_ptr_.name));
+    if (found.is_valid()) return nb::cast<uintptr_t>(found);
+    PyErr_Clear();
+    return 0;
   }
 
   const Name shape_{"shape"}, dtype_{"dtype"}, is_cpu_{"is_cpu"}, is_neg_{"is_neg"},

@@ -7,14 +7,17 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
-from torch.compiler import is_dynamo_compiling
 
+from gpudist.errors import ShapeError
 from gpudist.exchange import Movement, all_reduce, carry_out
-from gpudist.library import handles_of
+from gpudist.library import handles_of, has_modes, is_recorded, refuse_vmap
 from gpudist.partition import Partition
 from gpudist.transport.base import ReduceOp
 
 _transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active  # pyright: ignore
+
+# Subclasses have operations of their own: the dispatcher knows which.
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def move(movements: Sequence[Movement], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -44,13 +47,42 @@ def move(movements: Sequence[Movement], inputs: Sequence[torch.Tensor]) -> tuple
     Source:
         Hewett & Grady 2020, arXiv:2006.03108.
     """
-    if is_dynamo_compiling():
-        *outputs, _ = torch.ops.gpudist.move(handles_of(*movements), inputs, None)
-        return tuple(outputs)
-    recorded = torch.is_grad_enabled() and any([x.requires_grad for x in inputs])
-    if recorded or forward_ad._current_level >= 0 or _transforms_active():  # pyright: ignore
+    if is_recorded() or any([type(x) not in _PLAIN for x in inputs]):
+        return _moved_by_library(movements, inputs)
+    if _transforms_active():
+        return apply(_Move, tuple(movements), *inputs)
+    learns = torch.is_grad_enabled() and any([x.requires_grad for x in inputs])
+    if learns or has_tangents():
         return apply(_Move, tuple(movements), *inputs)
     return carry_out(movements, inputs)
+
+
+def moved(
+    movements: Sequence[Movement], inputs: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
+    """The inputs moved, without a node of their own: for the body of a ``Function``.
+
+    There torch's transforms are at work no longer, but its modes may be.
+    """
+    if has_modes() or any([type(x) not in _PLAIN for x in inputs]):
+        return _moved_by_library(movements, inputs)
+    return carry_out(movements, inputs)
+
+
+def _moved_by_library(
+    movements: Sequence[Movement], inputs: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
+    try:
+        *outputs, _ = torch.ops.gpudist.move(handles_of(*movements), inputs, None)
+    except (NotImplementedError, TypeError) as error:
+        others = sorted({type(x).__qualname__ for x in inputs if type(x) not in _PLAIN})
+        if not others:
+            raise
+        raise ShapeError(
+            f"{movements[0].label}: a {' or '.join(others)} has no rule for being moved between "
+            f"workers; give the plain tensor in it ({error})"
+        ) from error
+    return tuple(outputs)
 
 
 def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
@@ -59,7 +91,9 @@ def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
     With a ``setup_context``, which the transforms need, torch inspects signatures at every call.
     """
     applied: Any = function
-    if not _transforms_active():
+    if _transforms_active():
+        refuse_vmap()
+    else:
         applied = super(torch.autograd.Function, function)
     return applied.apply(*args)
 
@@ -69,7 +103,7 @@ def is_eager() -> bool:
 
     Else torch.compile, forward mode and torch.func want a composition of operators.
     """
-    return not (is_dynamo_compiling() or has_tangents() or _transforms_active())
+    return not (is_recorded() or has_tangents() or _transforms_active())
 
 
 def has_tangents() -> bool:
@@ -79,7 +113,8 @@ def has_tangents() -> bool:
 
 def all_reduce_constant(x: torch.Tensor, partition: Partition, op: ReduceOp) -> torch.Tensor:
     """The members' tensors combined element by element, as a constant: without gradient."""
-    if is_dynamo_compiling() or _transforms_active():
+    if is_recorded() or _transforms_active() or type(x) not in _PLAIN:
+        refuse_vmap()
         (handle,) = handles_of(partition)
         return torch.ops.gpudist.all_reduce(handle, x, op, None)[0]
     return all_reduce(x, partition, op)
@@ -88,7 +123,7 @@ def all_reduce_constant(x: torch.Tensor, partition: Partition, op: ReduceOp) -> 
 class _Move(torch.autograd.Function):
     @staticmethod
     def forward(movements: tuple[Movement, ...], *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return carry_out(movements, inputs)
+        return moved(movements, inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:

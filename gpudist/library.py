@@ -12,19 +12,25 @@ backward.
 from __future__ import annotations
 
 import secrets
+import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._library import simple_registry
 from torch._library.autograd import Info, make_autograd_impl
 from torch._library.effects import EffectType
 from torch.autograd.forward_ad import unpack_dual
+from torch.compiler import is_dynamo_compiling
 from torch.fx.node import has_side_effect
+from torch.utils._python_dispatch import _disable_current_modes
 
+from gpudist.errors import GpudistError, ShapeError
 from gpudist.exchange import Movement, all_reduce, carry_out, output_form
 from gpudist.transport.base import ReduceOp
 
@@ -40,6 +46,84 @@ _recent: deque[object] = deque(maxlen=_REMEMBERED)
 
 # Of the last operation of each graph that is being traced.
 _tokens: WeakKeyDictionary[object, torch.Tensor] = WeakKeyDictionary()
+
+
+_private: Any = torch._C
+_functorch: Any = torch._C._functorch
+_has_transforms: Callable[[], bool] = _private._are_functorch_transforms_active
+_count_modes: Callable[[], int] = _private._len_torch_dispatch_stack
+_script_tracer: Callable[[], object] = _private._get_tracing_state
+_binding = threading.local()
+_PROXY = _private._TorchDispatchModeKey.PROXY
+
+
+def is_recorded() -> bool:
+    """Torch watches or replaces operations: by torch.compile, a dispatch mode, functionalization.
+
+    What moves must then be an operation of this library. All ranks are to be under the same modes.
+
+    Raises:
+        GpudistError: under torch.jit.trace, which would record what moves as a constant.
+    """
+    if is_dynamo_compiling():
+        return True
+    if _script_tracer() is not None:
+        raise GpudistError(
+            "torch.jit.trace cannot record a movement between workers; use torch.compile, or "
+            "torch.export within this process"
+        )
+    if _has_transforms():
+        return any(kind == _functorch.TransformType.Functionalize for kind in _transforms())
+    return _count_modes() > 0
+
+
+def has_modes() -> bool:
+    """A dispatch mode of torch's is at work."""
+    return _count_modes() > 0
+
+
+def is_compiled() -> bool:
+    """torch.compile traces, or has what it traces bound, which it does not trace."""
+    return is_dynamo_compiling() or getattr(_binding, "for_compiler", False)
+
+
+@contextmanager
+def binding_for_compiler() -> Generator[None, None, None]:
+    """In the body what is bound is for a graph of torch.compile."""
+    _binding.for_compiler = True
+    try:
+        yield
+    finally:
+        _binding.for_compiler = False
+
+
+def is_traced() -> bool:
+    """A graph is being made, for torch.compile or by a proxy."""
+    return is_dynamo_compiling() or _private._get_dispatch_mode(_PROXY) is not None
+
+
+def _transforms() -> list[Any]:
+    return [interpreter.key() for interpreter in _functorch.get_interpreter_stack() or ()]
+
+
+def refuse_vmap() -> None:
+    """Refuse ``torch.func.vmap``, under which a call is not one call of every worker.
+
+    Raises:
+        ShapeError: it is at work, around whatever other transforms.
+    """
+    if any(kind == _functorch.TransformType.Vmap for kind in _transforms()):
+        raise ShapeError(
+            "under torch.func.vmap nothing can be moved between workers: make the batch a dim of "
+            "the tensor, or loop over its entries"
+        )
+
+
+@contextmanager
+def outside_torch() -> Generator[None, None, None]:
+    """In the body no transform and no mode is at work: tensors made there are memory."""
+    with temporarily_clear_interpreter_stack(), _disable_current_modes():
+        yield
 
 
 def handle_of(thing: object) -> int:

@@ -11,6 +11,7 @@ from gpudist import recycling
 from gpudist.errors import ShapeError, TransportError
 from gpudist.exchange.movement import Movement
 from gpudist.exchange.plain import Arrival, finish, post
+from gpudist.exchange.storage import storage_problem, with_memory
 from gpudist.geometry.boxes import Stage
 from gpudist.partition import Partition
 from gpudist.transport.base import RoundRunner, Signature, StageCall, StagesInFlight, Transport
@@ -132,7 +133,10 @@ class Part:
                 f"{movement.label}: bound to a {movement.input_dtype} tensor of shape "
                 f"{list(movement.input_shape)}, got {x.dtype} of shape {list(x.shape)}"
             )
-        return x.detach().resolve_conj().resolve_neg() if x.is_neg() or x.is_conj() else x
+        problem = storage_problem(x)
+        if problem:
+            raise ShapeError(f"{movement.label}: {problem}")
+        return with_memory(x)
 
     def check_target(self, target: torch.Tensor | None) -> None:
         """Refuse a tensor to which the output cannot be added."""

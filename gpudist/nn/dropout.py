@@ -7,11 +7,10 @@ from math import sqrt
 from typing import Any, Literal
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.boxes import Box
-from gpudist.library import define, handles_of, thing_of
+from gpudist.library import define, handles_of, is_recorded, thing_of
 from gpudist.nn.call_numbers import CallNumbers
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.placement import Placement
@@ -100,7 +99,7 @@ class _DistributedDropout(DistributedModule):
             return input.clone()
         if self.p == 1:
             return input * torch.zeros((), dtype=input.dtype, device=input.device)
-        if is_dynamo_compiling():
+        if is_recorded():
             (layer,) = handles_of(self)
             kept = torch.ops.gpudist.dropout_kept(layer, input, None)[0]
         else:

@@ -9,12 +9,11 @@ from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
-from torch.compiler import is_dynamo_compiling
 
 from gpudist.errors import ShapeError
 from gpudist.exchange import Movement
 from gpudist.geometry.blocks import Decomposition
-from gpudist.library import handles_of
+from gpudist.library import handles_of, is_recorded
 from gpudist.nn.parameter import normal_parameter, tied_empty
 from gpudist.nn.parameter_layer import ParameterLayer, move_those
 from gpudist.nn.partitions import leading_partitions, plane, regrid, require_cells
@@ -56,7 +55,7 @@ class TableLayer(ParameterLayer):
     def _require_indices(self, x: torch.Tensor) -> None:
         if x.dtype not in (torch.int64, torch.int32):
             raise ShapeError(f"{self._name}: indices are {x.dtype} but must be int64 or int32")
-        if is_dynamo_compiling():
+        if is_recorded():
             (layer,) = handles_of(self)
             torch.ops.gpudist.check(layer, x, "_check_range", [], None)
         else:

@@ -10,19 +10,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
-from gpudist.autograd import apply
+from gpudist.autograd import all_reduce_constant, apply
 from gpudist.errors import PartitionError
 from gpudist.exchange import all_reduce
-from gpudist.library import define, handles_of, thing_of
+from gpudist.library import define, handles_of, is_recorded, thing_of
 from gpudist.partition import Partition
 
 
 class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(x: torch.Tensor, P: Partition) -> torch.Tensor:
-        return all_reduce(x, P)
+        return all_reduce_constant(x, P, "sum")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -79,7 +78,7 @@ def _fake(partition: int, x: torch.Tensor) -> list[torch.Tensor]:
     return [x.new_empty(x.shape)]
 
 
-# The same pair for the graphs of torch.compile.
+# The same pair for graphs, and wherever operations are watched.
 define(
     "invariant_sum",
     "int partition, Tensor x",
@@ -122,7 +121,7 @@ def invariant_sum(x: torch.Tensor, P: Partition) -> torch.Tensor:
         PartitionError: this worker is not in ``P``.
     """
     require_active("invariant_sum", P)
-    if is_dynamo_compiling():
+    if is_recorded():
         (partition,) = handles_of(P)
         return torch.ops.gpudist.invariant_sum(partition, x, None)[0]
     return apply(_Sum, x, P)
@@ -151,7 +150,7 @@ def invariant_copy(x: torch.Tensor, P: Partition) -> torch.Tensor:
         PartitionError: this worker is not in ``P``.
     """
     require_active("invariant_copy", P)
-    if is_dynamo_compiling():
+    if is_recorded():
         (partition,) = handles_of(P)
         return torch.ops.gpudist.invariant_copy(partition, x, None)[0]
     return apply(_Identity, x, P)

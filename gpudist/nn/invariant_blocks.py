@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
-from gpudist.autograd import apply, move
-from gpudist.exchange import Movement, carry_out
+from gpudist.autograd import apply, move, moved
+from gpudist.exchange import Movement
+from gpudist.library import is_recorded
 from gpudist.nn.invariant import invariant_copy, require_active
 from gpudist.nn.line_blocks import LineBlocks
 from gpudist.ops.operator import remembered
@@ -109,6 +109,8 @@ def invariant_share(x: torch.Tensor, P: Partition) -> torch.Tensor:
         PartitionError: this worker is not in ``P``.
     """
     require_active("invariant_share", P)
+    if is_recorded():
+        return _with_share_of_gradient(x, P.size)
     return apply(_Share, x, P.size)
 
 
@@ -116,17 +118,20 @@ def gather_once(
     x: torch.Tensor, movement: Movement, dim: int, own: tuple[int, int]
 ) -> torch.Tensor:
     """See :func:`invariant_gather`; ``own`` is where this worker's block starts, and its length."""
-    if is_dynamo_compiling():
-        share = 1 / movement.steps[0].partition.size
-        whole = move((movement,), (x,))[0]
-        return whole * share + (whole * (1 - share)).detach()
+    if is_recorded():
+        return _with_share_of_gradient(move((movement,), (x,))[0], movement.steps[0].partition.size)
     return apply(_Gather, x, movement, dim, own)
+
+
+def _with_share_of_gradient(x: torch.Tensor, size: int) -> torch.Tensor:
+    """``x``, whose gradient is divided by ``size``, of torch's operations alone."""
+    return x / size + (x * (1 - 1 / size)).detach()
 
 
 def cut_once(x: torch.Tensor, blocks: LineBlocks, dim: int, lengths: Sequence[int]) -> torch.Tensor:
     """See :func:`invariant_scatter`."""
     movement, own = _movement_and_own(blocks, x, dim, lengths)
-    if is_dynamo_compiling():
+    if is_recorded():
         return invariant_copy(x, blocks.P).narrow(dim, *own)
     return apply(_Cut, x, movement, dim, own)
 
@@ -143,7 +148,7 @@ class _Gather(torch.autograd.Function):
     def forward(
         x: torch.Tensor, movement: Movement, dim: int, own: tuple[int, int]
     ) -> torch.Tensor:
-        return carry_out((movement,), (x,))[0]
+        return moved((movement,), (x,))[0]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import ClassVar, Literal, NoReturn
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
 from gpudist.errors import PartitionError, ShapeError
-from gpudist.library import handles_of
+from gpudist.library import handles_of, is_recorded
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.invariant import invariant_sum
 from gpudist.ops.agreement import refuse
@@ -90,7 +89,7 @@ class DistributedLoss(DistributedModule):
         """Call the method with ``x``, for its errors. On a GPU that would wait for the host."""
         if x.device.type != "cpu":
             return
-        if is_dynamo_compiling():
+        if is_recorded():
             (loss,) = handles_of(self)
             torch.ops.gpudist.check(loss, x, method, [*numbers], None)
         else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from gpudist.autograd import move
+from gpudist.autograd import is_eager, move
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.broadcasting import plan_all_sum_reduce
 from gpudist.ops.agreement import Layout
@@ -227,10 +227,15 @@ class Normalization:
         factor = scale.to(rest.dtype)
         y = rest.mul_(factor) if in_place else rest * factor
         if shift is not None:
-            y = y.add_(shift.to(rest.dtype))
+            y = _added(y, shift.to(rest.dtype))
         if weight is not None:
             y = y * weight.to(rest.dtype)
-        return y if bias is None else y.add_(bias.to(rest.dtype))
+        return y if bias is None else _added(y, bias.to(rest.dtype))
+
+
+def _added(y: torch.Tensor, term: torch.Tensor) -> torch.Tensor:
+    """Their sum, in the memory of ``y`` unless somebody may have kept ``y``."""
+    return y.add_(term) if is_eager() else y + term
 
 
 def bind_total(

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
 from gpudist.autograd import move
 from gpudist.exchange import Movement
+from gpudist.library import is_compiled
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.parameter_spread import Spread, copies_of_owned
 from gpudist.nn.placement import Placement
@@ -79,7 +79,7 @@ class ParameterLayer(DistributedModule):
         """What :meth:`own_parameters` gives are the blocks that this worker uses."""
         if self.replicate_parameters:
             return False
-        return self._copies is not None or (self._is_fused and not is_dynamo_compiling())
+        return self._copies is not None or (self._is_fused and not is_compiled())
 
     def own_parameters(self) -> list[torch.Tensor]:
         """The same for use in a forward, once; the gradients of replicated ones are summed."""

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gpudist.autograd import apply, has_tangents, is_eager
-from gpudist.exchange import Movement, bind, carry_out
+from gpudist.autograd import apply, has_tangents, is_eager, move, moved
+from gpudist.exchange import Movement, bind
 from gpudist.geometry.broadcasting import Pairing
+from gpudist.library import is_recorded
 from gpudist.nn.buckets import BUCKET_BYTES, joined, messages
 from gpudist.nn.parameter import bind_parameter
 from gpudist.nn.placement import Placement
@@ -122,7 +123,10 @@ def copies_of_owned(
         return copies
     tensors = [copies[number] for number, _ in moving]
     learns = torch.is_grad_enabled() and any([tensor.requires_grad for tensor in tensors])
-    if learns or not is_eager():
+    if is_recorded():
+        ways = zip(moving, tensors, strict=True)
+        found = move([spread.bind(tensor) for (_, spread), tensor in ways], tensors)
+    elif learns or not is_eager():
         found = apply(_Spread, moving, False, bucket_bytes, *tensors)
     else:
         found = _moved(moving, tensors, False, bucket_bytes)
@@ -186,7 +190,7 @@ def _moved(
             movement = _bind(tuple([moving[i] for i in part]), tensors[part[0]].dtype)
             movements.append(movement.T if to_owners else movement)
         blocks = [joined([tensors[i] for i in part]) for part in parts]
-        for part, total in zip(parts, carry_out(movements, blocks), strict=True):
+        for part, total in zip(parts, moved(movements, blocks), strict=True):
             spreads = [moving[i].spread for i in part]
             shapes = [s.owned_shape if to_owners else s.used_shape for s in spreads]
             pieces = total.split([prod(shape) for shape in shapes])

@@ -17,11 +17,11 @@ from math import prod
 from typing import Any, NamedTuple
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
-from gpudist.autograd import apply, has_tangents, is_eager
-from gpudist.exchange import Movement, bind, carry_out, start
+from gpudist.autograd import apply, has_tangents, is_eager, moved
+from gpudist.exchange import Movement, bind, start
 from gpudist.geometry.broadcasting import plan_all_sum_reduce
+from gpudist.library import has_modes, is_recorded
 from gpudist.nn.buckets import BUCKET_BYTES, joined, messages
 from gpudist.nn.invariant import invariant_copy
 from gpudist.nn.placement import Placement
@@ -71,7 +71,7 @@ def copies_of(
     """
     copies = list(parameters)
     held = [(i, P) for i, P in enumerate(holders) if P is not None]
-    if is_dynamo_compiling():
+    if is_recorded():
         for i, P in held:
             copies[i] = invariant_copy(copies[i], P)
         return copies
@@ -169,8 +169,8 @@ def _carried_out(
     movements: Sequence[Movement], blocks: Iterable[torch.Tensor]
 ) -> tuple[torch.Tensor, ...]:
     """The blocks moved; where there are streams, the next is made while one is on its way."""
-    if not movements[0].steps[0].partition.wire.has_streams:
-        return carry_out(movements, list(blocks))
+    if has_modes() or not movements[0].steps[0].partition.wire.has_streams:
+        return moved(movements, list(blocks))
     started = [start([m], [block]) for m, block in zip(movements, blocks, strict=True)]
     return tuple([in_flight.wait(0) for in_flight in started])
 

@@ -6,15 +6,23 @@ import copy
 import operator
 import re
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.compiler import is_dynamo_compiling
 
-from gpudist.library import constant_when_traced, handles_of
+from gpudist.library import (
+    binding_for_compiler,
+    constant_when_traced,
+    handles_of,
+    has_modes,
+    is_traced,
+    outside_torch,
+    refuse_vmap,
+)
 from gpudist.ops.agreement import Agreement, ShapeMode
 
 # A layer sees a few shapes: full batches, a last one, perhaps another for evaluation.
@@ -67,27 +75,27 @@ class Bound(Generic[T]):
 
     def __call__(self, x: torch.Tensor, make: Callable[..., T], *numbers: int) -> T:
         """What ``make(x, *numbers)`` gave for a tensor like ``x`` and the same numbers."""
-        if is_dynamo_compiling():
+        if is_traced():
             return self._traced(x, make, *numbers)
         if not self._remembers:
-            return _outside_transforms(make, x, *numbers)
+            return _made(make, x, *numbers)
         key = (x.shape, x.dtype, x.device, *numbers)
         found = self._found.get(key)
         if found is None:
-            found = _outside_transforms(make, x, *numbers)
+            found = _made(make, x, *numbers)
             if len(self._found) >= _REMEMBERED_SHAPES:
                 self._found.clear()
             self._found[key] = found
         return found
 
     def _traced(self, x: torch.Tensor, make: Callable[..., T], *numbers: int) -> T:
-        """The same while torch.compile traces: bound now, and part of the graph."""
+        """The same while a graph is made: bound now, and part of the graph."""
         # An index is no symbol: the graph is for this shape alone.
         shape = [operator.index(extent) for extent in x.shape]
         given = [operator.index(number) for number in numbers]
         name, agreed = _bind_while_tracing(
             self, make.__func__, make.__self__, len(shape), *shape, *given,
-            dtype=x.dtype, device=x.device,
+            dtype=x.dtype, device=x.device, compiled=is_dynamo_compiling(),
         )  # fmt: skip
         if not self._remembers:
             (agreement,) = handles_of(self._agreement)
@@ -95,10 +103,22 @@ class Bound(Generic[T]):
         return getattr(self, name)
 
 
-def _outside_transforms(make: Callable[..., T], x: torch.Tensor, *numbers: int) -> T:
-    """``make``, even in ``torch.func.jvp``, where the tensors of an agreement are no memory."""
-    with temporarily_clear_interpreter_stack():
+def _made(make: Callable[..., T], x: torch.Tensor, *numbers: int) -> T:
+    """``make(x, *numbers)``, even in a transform or a mode, where new tensors are no memory."""
+    refuse_vmap()
+    if has_modes():
+        x = _stand_in(x.shape, x.dtype, x.device, x.requires_grad)
+    with outside_torch():
         return make(x, *numbers)
+
+
+def _stand_in(
+    shape: Sequence[int], dtype: torch.dtype, device: torch.device, requires_grad: bool = False
+) -> torch.Tensor:
+    """A tensor with memory for what is agreed on, in place of one that has none."""
+    with outside_torch():
+        x = torch.empty((), dtype=dtype, device=device, requires_grad=requires_grad)
+        return x.expand(tuple(shape))
 
 
 @constant_when_traced
@@ -110,11 +130,12 @@ def _bind_while_tracing(
     *shape_and_numbers: int,
     dtype: torch.dtype,
     device: torch.device,
+    compiled: bool,
 ) -> tuple[str, int]:
     """Where ``bound`` keeps what ``make`` gave for such a tensor, and what was agreed then."""
     shape, numbers = shape_and_numbers[:dims], shape_and_numbers[dims:]
-    stand_in = torch.empty((), dtype=dtype, device=device).expand(shape)
-    found = bound(stand_in, partial(make, owner), *numbers)
+    with outside_torch(), binding_for_compiler() if compiled else nullcontext():
+        found = bound(_stand_in(shape, dtype, device), partial(make, owner), *numbers)
     agreed = 0
     if not bound._remembers and bound._agreement is not None:
         agreed = bound._agreement.number
