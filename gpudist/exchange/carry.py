@@ -15,6 +15,7 @@ from gpudist.errors import ShapeError
 from gpudist.exchange.movement import Movement
 from gpudist.exchange.plain import plain
 from gpudist.exchange.rounds import Blocks, InFlight, Round
+from gpudist.exchange.storage import storage_problem, with_memory
 from gpudist.partition import Partition
 from gpudist.transport.base import ReduceOp, Signature
 
@@ -84,11 +85,18 @@ def add_into(
 
 
 def all_reduce(x: torch.Tensor, partition: Partition, op: ReduceOp = "sum") -> torch.Tensor:
-    """The members' equally shaped tensors combined element by element; not differentiable."""
+    """The members' equally shaped tensors combined element by element; not differentiable.
+
+    Raises:
+        ShapeError: the tensor has no strided memory.
+    """
+    problem = storage_problem(x)
+    if problem:
+        raise ShapeError(f"all_reduce({op}): {problem}")
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     label = f"all_reduce({op}) of {x.dtype} {list(x.shape)} on {list(partition.shape)}"
     with partition.wire.group(Signature.of(label, partition.digest)):
-        partition.communicator.all_reduce(plain(x.detach()), output, op)
+        partition.communicator.all_reduce(plain(with_memory(x.detach())), output, op)
     return output
 
 

@@ -15,6 +15,7 @@ import torch
 
 from gpudist.arrays import TENSOR
 from gpudist.errors import GpudistError, PlanMismatch, ShapeError, side_by_side
+from gpudist.exchange import storage_problem
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.cartesian import index_of, left_padded
 from gpudist.partition import Partition
@@ -37,7 +38,7 @@ _DTYPES = (
     torch.uint8,
     torch.bool,
 )
-_NO_BLOCK, BLOCK, _WRONG_DIMS, _WRONG_DEVICE, _WRONG_DTYPE = range(5)
+_NO_BLOCK, BLOCK, _WRONG_DIMS, _WRONG_DEVICE, _WRONG_DTYPE, _NO_STORAGE = range(6)
 
 
 class Told(NamedTuple):
@@ -254,6 +255,8 @@ class Agreement:
             return _NO_BLOCK
         if x.dtype not in _DTYPES:
             return _WRONG_DTYPE
+        if storage_problem(x):
+            return _NO_STORAGE
         wrong = x.dim() != self._dims if self._dims is not None else x.dim() > _MAX_DIMS
         return _WRONG_DIMS if wrong else BLOCK
 
@@ -261,13 +264,16 @@ class Agreement:
         assert self._global_shape is not None
         problem = self._problem(x)
         if problem > BLOCK:
-            self.refuse(self._error(problem, self._P_x.rank, tuple(x.shape), str(x.device)))
+            self.refuse(self._error(problem, self._P_x.rank, tuple(x.shape), x))
         grid = self._grid(len(self._global_shape))
         cut = Decomposition.balanced(self._global_shape, grid)
         return Layout(self._name, grid, x.dtype, cut, placed=self._placed)
 
     def _tell(self, x: torch.Tensor) -> Told:
-        return Told(self._problem(x), x.dtype, tuple(x.shape), wants_gradient(x), self.kind)
+        problem = self._problem(x)
+        # A tensor in other storage may have extents that are no numbers, or none.
+        shape = tuple(x.shape) if problem != _NO_STORAGE else ()
+        return Told(problem, x.dtype, shape, wants_gradient(x), self.kind)
 
     def _gathered(self, x: torch.Tensor) -> Layout:
         known = self._known(x)
@@ -276,7 +282,8 @@ class Agreement:
         told = [Told.of(row) for row in self._P_all.allgather_data(self._tell(x).row)]
         for rank, row in enumerate(told):
             if row.problem > BLOCK:
-                raise self._error(row.problem, rank, row.shape)
+                given = x if rank == self._P_all.rank else None
+                raise self._error(row.problem, rank, row.shape, given)
         by_world_rank = dict(zip(self._P_all.ranks, told, strict=True))
         owners = [by_world_rank[rank] for rank in self._P_x.ranks]
         self.owners_kind = owners[0].kind
@@ -322,7 +329,7 @@ class Agreement:
         if self._P_x.rank is not None:
             problem = self._problem(x)
             if problem > BLOCK:
-                self.refuse(self._error(problem, self._P_x.rank, tuple(x.shape), str(x.device)))
+                self.refuse(self._error(problem, self._P_x.rank, tuple(x.shape), x))
             mine = agreed.shape_of(self._P_x.rank)
             dtype = x.dtype
             if x.dim() != dims or any(x.shape[d] != mine[d] for d in range(dims) if d not in free):
@@ -353,8 +360,9 @@ class Agreement:
         )
 
     def _error(
-        self, problem: int, rank: int | None, shape: tuple[int, ...], device: str = "another device"
+        self, problem: int, rank: int | None, shape: tuple[int, ...], x: torch.Tensor | None
     ) -> GpudistError:
+        """What is wrong with the block of ``rank``, which is ``x`` if this rank has it."""
         where = f"{self._name}, rank {rank} of {self._P_all!r}"
         if problem == _WRONG_DIMS:
             if self._dims is None:
@@ -364,11 +372,20 @@ class Agreement:
                 f"{self._dims}; the partition has one axis per dim of the tensor"
             )
         if problem == _WRONG_DEVICE:
+            device = "another device" if x is None else x.device
             return ShapeError(
                 f"{where}: the tensor is on {device} but the partition's is {self._P_x.device}; "
                 f"move it there with .to()"
             )
-        return ShapeError(f"{where}: the dtype cannot be moved; it must be one of {_DTYPES}")
+        if problem == _NO_STORAGE:
+            found = "the tensor is not in strided memory" if x is None else storage_problem(x)
+            return ShapeError(f"{where}: {found}")
+        dtype = "it" if x is None else x.dtype
+        known = ", ".join(str(known).removeprefix("torch.") for known in _DTYPES)
+        return ShapeError(
+            f"{where}: the dtype cannot be moved: {dtype} is none of {known}; convert the tensor, "
+            "or where nothing is added move its bytes, x.view(torch.uint8)"
+        )
 
     def refuse(self, error: GpudistError) -> NoReturn:
         """See :func:`refuse`."""

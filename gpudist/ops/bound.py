@@ -14,6 +14,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from gpudist.errors import ShapeError
+from gpudist.exchange import storage_problem
 from gpudist.library import (
     binding_for_compiler,
     constant_when_traced,
@@ -79,8 +81,11 @@ class Bound(Generic[T]):
             return self._traced(x, make, *numbers)
         if not self._remembers:
             return _made(make, x, *numbers)
-        key = (x.shape, x.dtype, x.device, *numbers)
-        found = self._found.get(key)
+        try:
+            key = (x.shape, x.dtype, x.device, *numbers)
+            found = self._found.get(key)
+        except (RuntimeError, TypeError) as error:
+            raise ShapeError(storage_problem(x) or f"a tensor without a shape: {error}") from error
         if found is None:
             found = _made(make, x, *numbers)
             if len(self._found) >= _REMEMBERED_SHAPES:

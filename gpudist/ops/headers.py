@@ -71,7 +71,7 @@ class SourceHeaders(Agreement):
         rank, source = self._P_x.rank, self._source
         mine = self._tell(x)
         if mine.problem > BLOCK:
-            self.refuse(self._error(mine.problem, self._P_all.rank, mine.shape, str(x.device)))
+            self.refuse(self._error(mine.problem, self._P_all.rank, mine.shape, x))
         row = torch.tensor(mine.row if rank is not None else [], dtype=torch.int64)
         (came,) = carry_out((self._movement,), (row.to(self._P_x.device),))
         shapes = {rank: mine.shape} if rank is not None else {}
