@@ -254,6 +254,8 @@ NB_MODULE(_native, m) {
       .def("failure", &HostCommunicator::failure)
       .def("reports", &HostCommunicator::reports)
       .def("posted", &HostCommunicator::posted, "sends"_a, "peer"_a)
+      .def("try_enter", &HostCommunicator::try_enter)
+      .def("leave", &HostCommunicator::leave)
       .def("close", &HostCommunicator::close, nb::call_guard<nb::gil_scoped_release>())
       .def("leave_to_parent", &HostCommunicator::leave_to_parent);
 

@@ -12,6 +12,15 @@ struct TransportError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Two threads of a rank are inside its world at once.
+struct SimultaneousEntry : TransportError {
+  explicit SimultaneousEntry(int rank)
+      : TransportError("two threads of rank " + std::to_string(rank) +
+                       " are inside operations of one world at once, and no other rank can know "
+                       "whose messages come first: call operators of a world from one thread at a "
+                       "time, in the same order on every rank") {}
+};
+
 struct PlanMismatch : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

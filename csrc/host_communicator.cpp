@@ -100,8 +100,17 @@ void HostCommunicator::abandon() {
   abandoned_ = true;
 }
 
+std::unique_lock<std::recursive_mutex> HostCommunicator::enter() const {
+  std::unique_lock<std::recursive_mutex> locked(mutex_, std::try_to_lock);
+  if (!locked.owns_lock()) {
+    if (closed_ || leaving_) require_open();
+    throw SimultaneousEntry(rank_);
+  }
+  return locked;
+}
+
 void HostCommunicator::begin(const Signature& signature) {
-  const auto locked = lock();
+  const auto locked = enter();
   require_open();
   require_no_failure();
   Control* mine = control(rank_);
@@ -116,7 +125,7 @@ void HostCommunicator::begin(const Signature& signature) {
 }
 
 void HostCommunicator::wait(const std::vector<Transfer*>& transfers) {
-  const auto locked = lock();
+  const auto locked = enter();
   try {
     carry_on_until_complete(transfers);
   } catch (...) {

@@ -27,8 +27,8 @@ namespace gpudist {
 struct Control;
 struct Mailbox;
 
-// Calls from several threads of a rank come one after the other. `close` may come while one waits,
-// and ends it.
+// One thread of a rank at a time is inside: a second one is refused, since other ranks could not
+// know whose messages come first. `close` may come while one waits, and ends it.
 class HostCommunicator {
  public:
   // Room for the text of a failure, with a final zero.
@@ -45,10 +45,12 @@ class HostCommunicator {
   // Map the control block of every other rank, by rank; entry `rank` is ignored.
   void connect(const std::vector<std::pair<pid_t, int>>& addresses);
 
-  // Held over calls that belong together; `begin`, `post` and `wait` take it themselves.
-  std::unique_lock<std::recursive_mutex> lock() const {
-    return std::unique_lock<std::recursive_mutex>(mutex_);
-  }
+  // Held over calls that belong together; `begin`, `post` and `wait` take it themselves. Throws if
+  // another thread has it.
+  std::unique_lock<std::recursive_mutex> enter() const;
+  // The same over calls from Python, which end with `leave`; whether no other thread has it.
+  bool try_enter() const { return mutex_.try_lock(); }
+  void leave() const { mutex_.unlock(); }
 
   void post(Transfer* transfer);
   // Do what can be done at once, such as packing; whether that was anything.
@@ -92,6 +94,9 @@ class HostCommunicator {
   void require_no_failure() const;
   void forget_transfers();
   void let_go();
+  std::unique_lock<std::recursive_mutex> lock() const {
+    return std::unique_lock<std::recursive_mutex>(mutex_);
+  }
 
   mutable std::recursive_mutex mutex_;
   // Shared by whoever reads the controls without `mutex_`, which one that waits holds for long.

@@ -19,7 +19,7 @@ constexpr int64_t kTurnBytes = 1024 * 1024;
 }  // namespace
 
 void HostCommunicator::post(Transfer* transfer) {
-  const auto locked = lock();
+  const auto locked = enter();
   require_open();
   transfer->stream = BoxStream(transfer->boxes);
   if (transfer->kind == Transfer::Kind::kOwn) {

@@ -90,7 +90,7 @@ NcclCommunicator* NcclWorld::adopt(uintptr_t comm, std::vector<int> members) {
 
 NcclCommunicator* NcclWorld::split(NcclCommunicator& parent, int color, int key,
                                    std::vector<int> members) {
-  const Lock locked(mutex_);
+  const auto locked = enter();
   return keep(
       parent.split(device_api_, device_, color, key, std::move(members), [this] { look(); }));
 }
@@ -143,9 +143,19 @@ uint64_t NcclWorld::enqueue(const std::string& label, DeviceStream stream, const
   return operation;
 }
 
+std::unique_lock<std::mutex> NcclWorld::enter() {
+  std::unique_lock<std::mutex> locked(mutex_, std::try_to_lock);
+  if (!locked.owns_lock()) {
+    // The end of the world takes it too.
+    if (!is_closed_ && !watchdog_.has_failed()) throw SimultaneousEntry(rank_);
+    locked.lock();
+  }
+  return locked;
+}
+
 void NcclWorld::run(const Signature& signature, const std::vector<DeviceCall>& calls,
                     DeviceStream stream) {
-  const Lock locked(mutex_);
+  const auto locked = enter();
   agree(signature, calls, stream);
   ++rounds_;
   enqueue(signature.label, stream, [&](uint64_t capture) {
@@ -173,7 +183,7 @@ void NcclWorld::run(const Signature& signature, const std::vector<DeviceCall>& c
 
 void NcclWorld::run_calls(const Signature& signature, std::vector<WireCall> calls,
                           DeviceStream stream) {
-  const Lock locked(mutex_);
+  const auto locked = enter();
   agree(signature, calls, stream);
   enqueue(signature.label, stream, [&](uint64_t) {
     group(calls, stream);
@@ -219,7 +229,7 @@ DeviceEvent NcclWorld::start(const Signature& signature, const std::vector<Devic
                              DeviceStream stream) {
   DeviceEvent event = nullptr;
   {
-    const Lock locked(mutex_);
+    const auto locked = enter();
     const DeviceGuard guard(device_api_, device_);
     event = take_event();
     has_started_ = true;

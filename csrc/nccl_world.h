@@ -112,6 +112,8 @@ class NcclWorld {
   void call(const WireCall& call, DeviceStream stream);
   // What a call has given becomes not-a-number if the world has failed meanwhile.
   void guard(const WireCall& call, DeviceStream stream);
+  // Held over a call that posts messages; throws if another thread has it.
+  std::unique_lock<std::mutex> enter();
   void look();
   std::string find_error();
   void abort_all();

@@ -20,7 +20,7 @@ Pieces::Pieces(HostCommunicator& communicator, const Signature& signature, Trans
     box.rows = 1;
     total += bytes;
   }
-  const auto locked = communicator.lock();
+  const auto locked = communicator.enter();
   communicator.begin(signature);
   try {
     for (size_t i = 0; i < peers.size(); ++i) {

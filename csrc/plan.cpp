@@ -116,7 +116,7 @@ size_t transfers_in(const BoundStage& stage) {
 Exchange::Exchange(HostCommunicator& communicator, const Signature& signature,
                    const std::vector<StageCall>& calls)
     : communicator_(communicator), signature_(signature), calls_(calls.size()) {
-  const auto locked = communicator.lock();
+  const auto locked = communicator.enter();
   communicator.begin(signature);
   try {
     post_all(calls);
@@ -220,7 +220,7 @@ Transfer& Exchange::add(Call& call, Kind kind, const BoundMessage& message, char
 void Exchange::wait(size_t i) {
   Call& call = calls_.at(i);
   if (call.complete) return;
-  const auto locked = communicator_.lock();
+  const auto locked = communicator_.enter();
   try {
     communicator_.wait(call.transfers);
   } catch (...) {

@@ -13,7 +13,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, get_args
+from functools import partial
+from threading import RLock
+from typing import Any, Literal, NoReturn, Protocol, get_args
 
 import torch
 
@@ -191,6 +193,9 @@ class Transport(ABC):
         self.remembered: dict[tuple[object, ...], object] = {}
         self.attached: dict[tuple[int, ...], Transport] = {}
         self._communicators: dict[tuple[int, ...], Communicator] = {}
+        entry = RLock()
+        self._try_enter: Callable[[], bool] = partial(entry.acquire, blocking=False)
+        self._leave: Callable[[], None] = entry.release
         leave_to_parent_after_fork(self)
 
     @property
@@ -228,21 +233,36 @@ class Transport(ABC):
             PlanMismatch: ranks disagree (signature, order or size); raised on all of them.
             PeerFailure: a peer died or raised; names it.
             CollectiveTimeout: the deadline passed; says what each rank did last.
+            TransportError: another thread of this rank is inside.
         """
         self.check()
-        operation = self.recorder.begin_group(signature.label)
+        if not self._try_enter():
+            self._refuse_entry(signature.label)
         try:
-            self._group_start(signature)
+            operation = self.recorder.begin_group(signature.label)
             try:
-                yield
+                self._group_start(signature)
+                try:
+                    yield
+                except BaseException:
+                    self._group_discard()
+                    raise
+                self._group_end()
             except BaseException:
-                self._group_discard()
+                self.recorder.leave(operation)
                 raise
-            self._group_end()
-        except BaseException:
-            self.recorder.leave(operation)
-            raise
-        self.recorder.end(operation)
+            self.recorder.end(operation)
+        finally:
+            self._leave()
+
+    def _refuse_entry(self, label: str) -> NoReturn:
+        error = errors.TransportError(
+            f"'{label}': two threads of rank {self.rank} are inside operations of one world at "
+            "once, and no other rank can know whose messages come first: call operators of a world "
+            "from one thread at a time, in the same order on every rank"
+        )
+        self.abort(Failure.from_exception(error, self.rank))
+        raise error
 
     def check(self) -> None:
         """Raise the failure this transport already ended with, if any. Local and cheap."""

@@ -109,6 +109,7 @@ class HostTransport(PointToPointTransport):
         self._core = _native.HostCommunicator(rank, size, timeout_s, pulls)
         super().__init__(rank, size, torch.device("cpu"), timeout_s, HostFailureChannel(self._core))
         self.recorder.number_of = self._core.posted
+        self._try_enter, self._leave = self._core.try_enter, self._core.leave
         operation = self.recorder.begin_group(f"connect {size} ranks")
         try:
             meeting = HostMeeting(store, prefix, rank, size, timeout_s, store_rank, look)

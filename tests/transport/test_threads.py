@@ -1,0 +1,102 @@
+"""Threads of one rank: one at a time is right, two at once are refused on every rank."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import gpudist
+from gpudist.errors import GpudistError
+from gpudist.partition import Partition
+from tests.pool import distributed
+
+THREADS = 4
+CALLS = 200
+
+
+def _in_thread(run: Callable[[], Any]) -> Any:
+    """What ``run()`` gives, or raises, in another thread."""
+    outcome: list[Any] = []
+
+    def body() -> None:
+        try:
+            outcome.append((run(), None))
+        except BaseException as error:
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    result, error = outcome[0]
+    if error is not None:
+        raise error
+    return result
+
+
+@pytest.mark.parametrize("operation", ["halo", "data"])
+@distributed(ranks=2)
+def test_threads_at_once_end_the_world(P_world: Partition, operation: str) -> None:
+    P = P_world.create_cartesian_topology_partition([P_world.size])
+    gpudist.halo_exchange(torch.zeros(8), P, halo=((1, 1),))
+    P_world.allgather_data([0])
+    errors: list[BaseException] = []
+
+    def call(value: int) -> None:
+        if operation == "data":
+            P_world.allgather_data([value])
+        else:
+            gpudist.halo_exchange(torch.full((8,), float(value)), P, halo=((1, 1),))
+
+    def body(thread: int) -> None:
+        try:
+            for i in range(CALLS):
+                call(thread * CALLS + i)
+        except GpudistError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=body, args=(i,)) for i in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert any("two threads of rank" in str(error) for error in errors), errors[0]
+    with pytest.raises(GpudistError):
+        P_world.barrier()
+
+
+@distributed(ranks=2)
+def test_a_thread_inside_a_group_keeps_others_out(P_world: Partition) -> None:
+    """Even where it does not wait, so that nothing but the rule could tell."""
+    if P_world.rank == 0:
+        signature = gpudist.partition.Signature.of("a group of the main thread")
+        with pytest.raises(GpudistError, match="two threads of rank 0"):
+            with P_world.wire.group(signature):
+                _in_thread(lambda: P_world.allgather_data([1]))
+    with pytest.raises(GpudistError, match="two threads of rank 0"):
+        P_world.allgather_data([1])
+
+
+@distributed(ranks=2)
+def test_one_thread_after_another_is_right(P_world: Partition) -> None:
+    P = P_world.create_cartesian_topology_partition([P_world.size])
+    x = torch.arange(4.0) + 4 * P_world.plan_rank
+    x.requires_grad_()
+    here = gpudist.halo_exchange(x, P, halo=((1, 1),))
+    there = _in_thread(lambda: gpudist.halo_exchange(x, P, halo=((1, 1),)))
+    assert torch.equal(here, there)
+    (expected,) = torch.autograd.grad(here.sum(), x)
+    (found,) = _in_thread(lambda: torch.autograd.grad(there.sum(), x))
+    assert torch.equal(found, expected)
+
+
+@distributed(ranks=2)
+def test_a_thread_that_prefetches_is_beside_operators(P_world: Partition) -> None:
+    batches = [{"x": torch.full((3,), float(i))} for i in range(20)] if P_world.rank == 0 else None
+    stream = gpudist.stream_batches(batches, P_world, prefetch=4)
+    for i, batch in enumerate(stream):
+        assert torch.equal(batch["x"], torch.full((3,), float(i)))
+        assert P_world.allreduce_data([i]) == [i * P_world.size]
