@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,9 +74,11 @@ def test_a_thread_inside_a_group_keeps_others_out(P_world: Partition) -> None:
     """Even where it does not wait, so that nothing but the rule could tell."""
     if P_world.rank == 0:
         signature = gpudist.partition.Signature.of("a group of the main thread")
-        with pytest.raises(GpudistError, match="two threads of rank 0"):
-            with P_world.wire.group(signature):
-                _in_thread(lambda: P_world.allgather_data([1]))
+        with (
+            pytest.raises(GpudistError, match="two threads of rank 0"),
+            P_world.wire.group(signature),
+        ):
+            _in_thread(lambda: P_world.allgather_data([1]))
     with pytest.raises(GpudistError, match="two threads of rank 0"):
         P_world.allgather_data([1])
 
@@ -91,6 +94,23 @@ def test_one_thread_after_another_is_right(P_world: Partition) -> None:
     (expected,) = torch.autograd.grad(here.sum(), x)
     (found,) = _in_thread(lambda: torch.autograd.grad(there.sum(), x))
     assert torch.equal(found, expected)
+
+
+@distributed(ranks=2, transports=("host", "gloo", "nccl"))
+def test_a_checkpoint_is_written_beside_operators(P_world: Partition, tmp_path: Path) -> None:
+    """The state is gathered first; a thread writes it while operators go on."""
+    P = P_world.create_cartesian_topology_partition([1, 1, P_world.size])
+    layer = gpudist.nn.DistributedConv1d(P, 1, 1, 3, padding=1)
+    state = gpudist.checkpoint.full_state_dict(layer)
+    path = tmp_path / f"{P_world.plan_rank}.pt"
+    writer = threading.Thread(target=torch.save, args=(state, path))
+    writer.start()
+    for i in range(20):
+        layer(torch.full((1, 1, 4), float(i)))
+    writer.join()
+    assert torch.load(path).keys() == state.keys()
+    _in_thread(lambda: gpudist.checkpoint.save(layer, tmp_path / "saved"))
+    gpudist.checkpoint.load(layer, tmp_path / "saved")
 
 
 @distributed(ranks=2)
