@@ -113,11 +113,12 @@ def has_tangents() -> bool:
 
 def all_reduce_constant(x: torch.Tensor, partition: Partition, op: ReduceOp) -> torch.Tensor:
     """The members' tensors combined element by element, as a constant: without gradient."""
-    if is_recorded() or _transforms_active() or type(x) not in _PLAIN:
+    if not is_recorded():
+        if not _transforms_active() and type(x) in _PLAIN:
+            return all_reduce(x, partition, op)
         refuse_vmap()
-        (handle,) = handles_of(partition)
-        return torch.ops.gpudist.all_reduce(handle, x, op, None)[0]
-    return all_reduce(x, partition, op)
+    (handle,) = handles_of(partition)
+    return torch.ops.gpudist.all_reduce(handle, x, op, None)[0]
 
 
 class _Move(torch.autograd.Function):
