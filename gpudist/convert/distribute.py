@@ -96,6 +96,7 @@ def _converted(
     walk.wanted.require_followed()
     P_y = _partitions_of(P_y)
     _copy_what_is_shared(new, module, P_x.device)
+    _restore_order(new, module)
     facts: dict[str, Any] = {"P_x": P_x, "P_y": P_y, "_gpudist_skeleton": Skeleton(module)}
     for name, fact in facts.items():
         setattr(new, name, fact)
@@ -203,3 +204,20 @@ def _copy_what_is_shared(
         for name, x in child._buffers.items():
             if x is not None and id(x) in theirs:
                 child._buffers[name] = x.detach().clone().to(device)
+
+
+def _restore_order(new: torch.nn.Module, original: torch.nn.Module) -> None:
+    """Have ``new`` list what the original has in the original's order, and what is added behind it.
+
+    Optimizers number their state by that order.
+    """
+    converted = dict(new.named_modules(remove_duplicate=False))
+    for path, module in original.named_modules(remove_duplicate=False):
+        if path not in converted:
+            continue
+        for kind in ("_modules", "_parameters", "_buffers"):
+            theirs, own = vars(module)[kind], vars(converted[path])[kind]
+            added = [name for name in own if name not in theirs]
+            # In place: further calls of a layer have the same dict.
+            for name in [*(name for name in theirs if name in own), *added]:
+                own[name] = own.pop(name)

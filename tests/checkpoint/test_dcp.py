@@ -202,8 +202,9 @@ def test_other_optimizer_on_one_rank_changes_nothing_on_any(
     save(P_world, Path(shared_path), (2, "features"))
     model, optimizer, _, _ = make(P_world, (2, "features"), seed=12)
     if P_world.rank == 1:
-        optimizer.param_groups[0]["params"].reverse()
-    stored, own = ["0.weight", "0.bias"], ["0.bias", "0.weight"]
+        first, second = (group["params"] for group in optimizer.param_groups)
+        first[1], second[0] = second[0], first[1]
+    stored, own = ["0.weight", "0.bias"], ["0.weight", "1.weight"]
     words = re.escape(f"rank 1: a group has parameters {stored}, not {own}")
     assert_refused_unchanged(model, shared_path, optimizer, words)
 
