@@ -57,7 +57,7 @@ def save(
 
     Cost:
         Every rank writes its blocks to a file of its own; of copies the first is written. Rank 0
-        gathers about 500 bytes for each block and writes the index.
+        gathers about 500 bytes for each block, writes the index and opens every file once.
 
     Raises:
         CheckpointError: on every rank, if one cannot write, or does not see the folder, or the

@@ -10,7 +10,9 @@ from uuid import uuid4
 
 import pytest
 
+from gpudist.checkpoint import folders
 from gpudist.checkpoint.identity import require_of_one_save
+from gpudist.checkpoint.reader import METADATA
 from gpudist.errors import CheckpointError
 from gpudist.partition import Partition
 from gpudist.testing import run_distributed
@@ -64,3 +66,26 @@ def test_checkpoint_without_identity_loads(tmp_path: Path) -> None:
         run_distributed(save, 2, target, (2, "features"), 1)
     assert (target / "__1_0.distcp").read_bytes().startswith(b"PK")
     run_distributed(assert_loads, 3, target, (2, "channels"), 1)
+
+
+def test_save_that_wakes_with_its_renames_leaves_the_one_in_place(tmp_path: Path) -> None:
+    """Another has removed its folder, and put its own in place."""
+    target, sync = tmp_path / "checkpoint", folders._sync
+
+    def written(name: str) -> str:
+        identity = folders.prepare(target)
+        (folders.writing_folder(target, identity) / METADATA).write_text(name)
+        return identity
+
+    def stopped(folder: Path) -> None:
+        with mock.patch("gpudist.checkpoint.folders._sync", sync):
+            folders.put_in_place(target, written("other"))
+
+    late = written("late")
+    with (
+        mock.patch("gpudist.checkpoint.folders._sync", stopped),
+        pytest.raises(FileNotFoundError, match=late),
+    ):
+        folders.put_in_place(target, late)
+    assert (folders.find(target) / METADATA).read_text() == "other"
+    assert os.listdir(tmp_path) == ["checkpoint"]
