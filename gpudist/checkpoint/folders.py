@@ -3,41 +3,64 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
+from gpudist.checkpoint.identity import new_identity
 from gpudist.checkpoint.reader import METADATA
 from gpudist.errors import CheckpointError
 
 
-def prepare(target: Path) -> Path:
-    """A new empty folder beside ``target`` to write to; what an interrupted save left is removed.
+def place_of(path: str | os.PathLike[str]) -> Path:
+    """Where the checkpoint of that name lies, or will: at the end of symbolic links."""
+    return Path(os.path.realpath(path))
+
+
+def prepare(target: Path) -> str:
+    """Make an empty folder beside ``target`` to write to; what interrupted saves left is removed.
+
+    Returns:
+        The identity of the save, which the folder has in its name.
 
     Raises:
         CheckpointError: there is something at ``target`` that is not a checkpoint alone.
     """
+    _require_end_of_links(target)
     if target.exists() and not _is_checkpoint(target):
         raise CheckpointError(f"{target} exists and is not a checkpoint; give another path")
-    partial = writing_folder(target)
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    return partial
+    target.parent.mkdir(parents=True, exist_ok=True)
+    left = re.compile(re.escape(f".{target.name}.saving") + r"(\.gpudist-[0-9a-f]+)?")
+    for entry in list(target.parent.iterdir()):
+        if left.fullmatch(entry.name):
+            _remove(entry)
+    identity = new_identity()
+    writing_folder(target, identity).mkdir()
+    return identity
 
 
-def writing_folder(target: Path) -> Path:
-    return target.with_name(f".{target.name}.saving")
+def writing_folder(target: Path, identity: str) -> Path:
+    """The folder that one save alone writes to: a rank of another that wakes late has its own."""
+    return target.with_name(f".{target.name}.saving.{identity}")
 
 
-def put_in_place(target: Path) -> None:
+def put_in_place(target: Path, identity: str) -> None:
     """Make the folder that was written the checkpoint; what was there before is removed last."""
-    previous = _previous(target)
-    _sync(writing_folder(target))
+    previous, written = _previous(target), writing_folder(target, identity)
+    _sync(written)
     if target.exists():
-        shutil.rmtree(previous, ignore_errors=True)
+        _remove(previous)
         os.rename(target, previous)
-    os.rename(writing_folder(target), target)
+    try:
+        os.rename(written, target)
+    except OSError:
+        # Another save has removed the folder, and perhaps put its own in place meanwhile.
+        with suppress(OSError):
+            os.rename(previous, target)
+        raise
     _sync(target.parent)
-    shutil.rmtree(previous, ignore_errors=True)
+    _remove(previous)
 
 
 def find(target: Path) -> Path:
@@ -46,14 +69,29 @@ def find(target: Path) -> Path:
     Raises:
         CheckpointError: there is none.
     """
+    _require_end_of_links(target)
     for folder in (target, _previous(target)):
         if (folder / METADATA).is_file():
             return folder
     raise CheckpointError(f"there is no checkpoint at {target}: it has no {METADATA}")
 
 
+def _remove(path: Path) -> None:
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def _previous(target: Path) -> Path:
     return target.with_name(f".{target.name}.previous")
+
+
+def _require_end_of_links(target: Path) -> None:
+    if target.is_symlink():
+        raise CheckpointError(
+            f"{target} is a symbolic link that leads to itself; give another path"
+        )
 
 
 def _is_checkpoint(folder: Path) -> bool:

@@ -30,8 +30,11 @@ def full_optimizer_state_dict(
 ) -> dict[str, Any]:
     """The state dict that the optimizer of the sequential model would have.
 
-    Collective over the world. State of the shape of its parameter is put together from blocks;
-    tensors of one cell, as the number of steps, are those of the parameter's first owner.
+    Collective over the world. It numbers parameters in the order of ``optimizer``'s groups, as
+    torch does: those of a converted network are in the order of the sequential one's. Where the
+    optimizer was made from ``named_parameters()``, groups have ``"param_names"``. State of the
+    shape of its parameter is put together from blocks; tensors of one cell, as the number of steps,
+    are those of the parameter's first owner.
 
     Args:
         module: a tree of layers, distributed or not, the same on every rank.
@@ -72,7 +75,12 @@ def full_optimizer_state_dict(
             state[number] = whole
     if not gets:
         return {}
-    return {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
+    options = optimizer.state_dict()["param_groups"]
+    for group, names in zip(options, groups, strict=True):
+        if sorted(group.get("param_names", ())) == sorted(names):
+            # A state dict loaded before may have left them in another order.
+            group["param_names"] = names
+    return {"state": state, "param_groups": options}
 
 
 def load_full_optimizer_state_dict(
@@ -84,11 +92,13 @@ def load_full_optimizer_state_dict(
 ) -> None:
     """Fill the distributed model's optimizer from the state of the sequential one's.
 
-    Collective over the world.
+    Collective over the world. Where groups of ``state_dict`` have ``"param_names"``, as those of
+    an optimizer made from ``named_parameters()``, state goes by name; else by order, as in torch.
 
     Args:
         module: a tree of layers, distributed or not, the same on every rank.
-        optimizer: of its parameters, in the same groups and order as the sequential one's.
+        optimizer: of its parameters, in the same groups as the sequential one's; where these have
+            no names, also in the same order. Its own ``"param_names"`` stay.
         state_dict: on the root, what ``optimizer.state_dict()`` gives there; ignored elsewhere.
         root: the rank of the world that has it.
 
@@ -96,17 +106,20 @@ def load_full_optimizer_state_dict(
         A tensor at a time: one message per owner of a block.
 
     Raises:
-        CheckpointError: on every rank, and nothing has changed, if groups or shapes do not fit, the
-            optimizer does not take the state, or the torch of one rank does not have a dtype.
+        CheckpointError: on every rank, and nothing has changed, if groups, names or shapes do not
+            fit, the optimizer does not take the state, or the torch of one rank does not have a
+            dtype.
     """
     placed, P_world = placements(module), world_of(module)
     groups = require_same_parameters(module, optimizer, P_world)
     parameters = dict(module.named_parameters(remove_duplicate=False))
     shapes = {n: whole_shape(n, parameters[n], placed) for group in groups for n in group}
     text, what = None, "the state dict does not fit the optimizer"
+    numbers: dict[str, int] = {}
     with failing_together(P_world, what):
         if P_world.rank == root:
-            text = json.dumps(_described(state_dict, groups, shapes))
+            numbers = _numbers(state_dict, optimizer, groups)
+            text = json.dumps(_described(state_dict, numbers, shapes))
     told = json.loads(broadcast_text(P_world, text, root))
     with failing_together(P_world, what):
         options = decode(told["groups"])
@@ -123,35 +136,76 @@ def load_full_optimizer_state_dict(
             where = placed.get(name) or Placement.everywhere(block.shape, P_world)
             given = None
             if P_world.rank == root and state_dict is not None:
-                given = state_dict["state"][number][key]
+                given = state_dict["state"][numbers[name]][key]
             scatter_blocks(given, block, where, root)
+    own = {name: number for number, name in enumerate(shapes)}
+    for group, names in zip(options, groups, strict=True):
+        group["params"] = [own[name] for name in names]
     with unchanged_by_failure(optimizer), failing_together(P_world, what):
         set_state(optimizer, {"state": state, "param_groups": options})
 
 
-def _described(
-    state_dict: Mapping[str, Any] | None,
-    groups: list[list[str]],
-    shapes: dict[str, tuple[int, ...]],
-) -> dict[str, Any]:
-    """What the other ranks must know of a sequential optimizer's state dict."""
+def _numbers(
+    state_dict: Mapping[str, Any] | None, optimizer: torch.optim.Optimizer, groups: list[list[str]]
+) -> dict[str, int]:
+    """The number that each parameter has in a sequential optimizer's state dict."""
     if state_dict is None:
         raise CheckpointError("the root gave none; only the other ranks may pass None")
-    sizes = [len(group["params"]) for group in state_dict["param_groups"]]
+    given = state_dict["param_groups"]
+    sizes = [len(group["params"]) for group in given]
     if sizes != [len(group) for group in groups]:
         raise CheckpointError(
             f"its groups have {sizes} parameters, those of the optimizer "
             f"{[len(group) for group in groups]}"
         )
+    numbers: dict[str, int] = {}
+    for i, (group, own, names) in enumerate(
+        zip(given, optimizer.param_groups, groups, strict=True)
+    ):
+        ordered = names
+        if "param_names" in group:
+            ordered = _in_order(group["param_names"], names, own.get("param_names", names), i)
+        numbers |= dict(zip(ordered, group["params"], strict=True))
+    return numbers
+
+
+def _in_order(given: list[str], names: list[str], own: list[str], group: int) -> list[str]:
+    """A group's parameters in the order in which a state dict names them.
+
+    Args:
+        given: the names there.
+        names, own: the names in the module, and those that the optimizer was made with.
+        group: number of the group, for errors.
+    """
+    for known in (names, own):
+        if sorted(given) == sorted(known):
+            by_name = dict(zip(known, names, strict=True))
+            return [by_name[name] for name in given]
+    unknown = [name for name in given if name not in names]
+    missing = [name for name in names if name not in given]
+    raise CheckpointError(
+        f"its group {group} names the parameters {unknown}, which that of the optimizer has not, "
+        f"and not {missing}; make both optimizers of the same groups of named_parameters(), or "
+        "rename the state dict's 'param_names'"
+    )
+
+
+def _described(
+    state_dict: Mapping[str, Any] | None,
+    numbers: dict[str, int],
+    shapes: dict[str, tuple[int, ...]],
+) -> dict[str, Any]:
+    """What the other ranks must know of a sequential optimizer's state dict."""
+    assert state_dict is not None
     state = state_dict["state"]
-    unknown = [number for number in state if number not in range(len(shapes))]
+    unknown = [number for number in state if number not in numbers.values()]
     if unknown:
         raise CheckpointError(f"it has state of parameters {unknown} but there are {len(shapes)}")
     return {
         "state": {
-            name: dict(_about(name, shape, state[number]))
-            for number, (name, shape) in enumerate(shapes.items())
-            if number in state
+            name: dict(_about(name, shape, state[numbers[name]]))
+            for name, shape in shapes.items()
+            if numbers[name] in state
         },
         "groups": encode(state_dict["param_groups"], "param_groups"),
     }

@@ -125,6 +125,9 @@ def _about(name: str, key: str, value: Any, parameter: torch.Tensor) -> dict[str
 
 def set_state(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
     """Give the optimizer a state dict of its own blocks. An error may leave it half changed."""
+    for group in state_dict["param_groups"]:
+        # The optimizer's own stay: others may be in another order.
+        group.pop("param_names", None)
     try:
         optimizer.load_state_dict(state_dict)
     except Exception as error:  # each optimizer has its own

@@ -145,7 +145,8 @@ def require_same_groups(
     """Refuse values that were read if they are of other groups of parameters.
 
     Raises:
-        CheckpointError: a group has other parameters, or the same in another order.
+        CheckpointError: a group has other parameters. In which order does not matter: state goes
+            by name.
     """
     stored = {
         int(path[1]): values.get(full)
@@ -153,8 +154,9 @@ def require_same_groups(
         if path[0] == "param_groups" and path[2] == "params"
     }
     for number, own in enumerate(parameter_names(module, optimizer)):
-        if stored.get(number) != own:
-            raise CheckpointError(f"a group has parameters {stored.get(number)}, not {own}")
+        found = stored.get(number)
+        if not isinstance(found, list) or sorted(map(str, found)) != sorted(own):
+            raise CheckpointError(f"a group has parameters {found}, not {own}")
 
 
 def set_optimizer(

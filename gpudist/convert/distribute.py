@@ -15,6 +15,7 @@ from gpudist.convert.plan import Plan
 from gpudist.convert.values import Count, Extent, Extents, Whole, depends_on_tensors, resized
 from gpudist.convert.walk import Walk
 from gpudist.convert.weights import Skeleton
+from gpudist.convert.whole_shapes import Shapes, refuse_other_blocks, shapes_by_name
 from gpudist.errors import ConversionError
 from gpudist.nn import fuse_parameter_movements
 from gpudist.partition import CartesianPartition
@@ -26,6 +27,7 @@ def distribute(
     plan: Plan | None = None,
     *,
     replicate_parameters: bool = True,
+    global_shape: Shapes | None = None,
 ) -> torch.nn.Module:
     """The same network over blocks of its input: layers become distributed, weights stay.
 
@@ -44,6 +46,9 @@ def distribute(
         replicate_parameters: every worker that uses a parameter of a layer holds it, and all
             gradients are summed together at the end of backward. Otherwise one worker owns each
             block, as in the paper: less memory, and messages in every forward.
+        global_shape: of the whole input; of several, a list in their order, or a dict by name. Then
+            every call refuses a tensor that is not this worker's balanced block of it, such as the
+            whole one. Dims that ``P_x`` does not cut, usually the batch, may differ.
 
     Returns:
         The converted network, on the device of ``P_x``. Its attributes ``P_x`` and ``P_y`` are the
@@ -59,8 +64,15 @@ def distribute(
     Raises:
         ConversionError: on every rank alike, if a module or a function is not known to be right on
             blocks; names its path, and the line of the forward.
+        ShapeError: on every rank alike, if ``global_shape`` does not fit the inputs. By a call of
+            the network, before any message, and from the next wait of its peers: a block is wrong.
     """
-    return _converted(module, P_x, plan or Plan(), replicate_parameters)[0]
+    names = _tensors_of(module)
+    shapes = None if global_shape is None else shapes_by_name(global_shape, names, P_x)
+    net, _ = _converted(module, P_x, plan or Plan(), replicate_parameters)
+    if shapes is not None:
+        refuse_other_blocks(net, P_x, shapes)
+    return net
 
 
 def plan_of(
@@ -96,6 +108,7 @@ def _converted(
     walk.wanted.require_followed()
     P_y = _partitions_of(P_y)
     _copy_what_is_shared(new, module, P_x.device)
+    _restore_order(new, module)
     facts: dict[str, Any] = {"P_x": P_x, "P_y": P_y, "_gpudist_skeleton": Skeleton(module)}
     for name, fact in facts.items():
         setattr(new, name, fact)
@@ -203,3 +216,20 @@ def _copy_what_is_shared(
         for name, x in child._buffers.items():
             if x is not None and id(x) in theirs:
                 child._buffers[name] = x.detach().clone().to(device)
+
+
+def _restore_order(new: torch.nn.Module, original: torch.nn.Module) -> None:
+    """Have ``new`` list what the original has in the original's order, and what is added behind it.
+
+    Optimizers number their state by that order.
+    """
+    converted = dict(new.named_modules(remove_duplicate=False))
+    for path, module in original.named_modules(remove_duplicate=False):
+        if path not in converted:
+            continue
+        for kind in ("_modules", "_parameters", "_buffers"):
+            theirs, own = vars(module)[kind], vars(converted[path])[kind]
+            added = [name for name in own if name not in theirs]
+            # In place: further calls of a layer have the same dict.
+            for name in [*(name for name in theirs if name in own), *added]:
+                own[name] = own.pop(name)

@@ -18,6 +18,7 @@ from gpudist.errors import GpudistError, PlanMismatch, ShapeError, side_by_side
 from gpudist.exchange import storage_problem
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.cartesian import index_of, left_padded
+from gpudist.ops.given_shape import wrong_block
 from gpudist.partition import Partition
 from gpudist.transport.failure import Failure
 
@@ -192,6 +193,11 @@ class Agreement:
     ) -> None:
         if shape not in ("static", "dynamic"):
             raise ShapeError(f"{name}: shape is {shape!r}; it must be 'static' or 'dynamic'")
+        if global_shape is not None and shape == "dynamic":
+            raise ShapeError(
+                f"{name}: global_shape={list(global_shape)} and shape='dynamic', which agrees on "
+                "another one at every call; give one of the two"
+            )
         self._name = name
         self._P_x = P_x
         self._P_all = P_all
@@ -217,7 +223,7 @@ class Agreement:
             ShapeError: a block has the wrong number of dims or is on the wrong device.
             PlanMismatch: a block changed in a way its peers cannot know.
         """
-        if self._global_shape is not None and not self._dynamic:
+        if self._global_shape is not None:
             return self._adapted(self._given(x), x)
         if self._agreed is None or self._dynamic:
             self._agreed = self._gathered(x)
@@ -265,9 +271,16 @@ class Agreement:
         problem = self._problem(x)
         if problem > BLOCK:
             self.refuse(self._error(problem, self._P_x.rank, tuple(x.shape), x))
-        grid = self._grid(len(self._global_shape))
-        cut = Decomposition.balanced(self._global_shape, grid)
-        return Layout(self._name, grid, x.dtype, cut, placed=self._placed)
+        whole = self._global_shape
+        grid = self._grid(len(whole))
+        cut = Decomposition.balanced(whole, grid)
+        layout = Layout(self._name, grid, x.dtype, cut, placed=self._placed)
+        if self._P_x.rank is not None:
+            own = layout.shape_of(self._P_x.rank)
+            error = wrong_block(self._name, self._P_x, x.shape, own, whole, grid)
+            if error is not None:
+                self.refuse(error)
+        return layout
 
     def _tell(self, x: torch.Tensor) -> Told:
         problem = self._problem(x)

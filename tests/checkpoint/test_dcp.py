@@ -18,6 +18,7 @@ import torch.distributed.checkpoint as dcp
 from gpudist import checkpoint
 from gpudist.checkpoint import folders
 from gpudist.checkpoint.block_tensor import BlockTensor
+from gpudist.checkpoint.identity import new_identity
 from gpudist.checkpoint.reader import METADATA, read_pickled
 from gpudist.errors import CheckpointError
 from gpudist.nn.placement import placements
@@ -201,8 +202,9 @@ def test_other_optimizer_on_one_rank_changes_nothing_on_any(
     save(P_world, Path(shared_path), (2, "features"))
     model, optimizer, _, _ = make(P_world, (2, "features"), seed=12)
     if P_world.rank == 1:
-        optimizer.param_groups[0]["params"].reverse()
-    stored, own = ["0.weight", "0.bias"], ["0.bias", "0.weight"]
+        first, second = (group["params"] for group in optimizer.param_groups)
+        first[1], second[0] = second[0], first[1]
+    stored, own = ["0.weight", "0.bias"], ["0.weight", "1.weight"]
     words = re.escape(f"rank 1: a group has parameters {stored}, not {own}")
     assert_refused_unchanged(model, shared_path, optimizer, words)
 
@@ -265,15 +267,25 @@ def test_save_that_ends_between_renames_is_found(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["checkpoint"]
 
 
-def test_what_a_killed_save_left_is_not_read_and_goes(tmp_path: Path) -> None:
-    target, left = tmp_path / "checkpoint", tmp_path / ".checkpoint.saving"
+def test_what_killed_saves_left_is_not_read_and_goes(tmp_path: Path) -> None:
+    """Not what other checkpoints beside it have left."""
+    target, other = tmp_path / "checkpoint", f".checkpoint.saving.more.saving.{new_identity()}"
     run_distributed(save, 2, target, (2, "features"), 1)
-    left.mkdir()
-    (left / METADATA).write_bytes(b"half")
+    for name in (".checkpoint.saving", f".checkpoint.saving.{new_identity()}", other):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / METADATA).write_bytes(b"half")
     run_distributed(assert_loads, 2, target, (2, "features"), 1)
     run_distributed(save, 2, target, (2, "features"), 2)
     run_distributed(assert_loads, 2, target, (2, "features"), 2)
-    assert os.listdir(tmp_path) == ["checkpoint"]
+    assert sorted(os.listdir(tmp_path)) == [other, "checkpoint"]
+
+
+def test_folder_that_one_rank_does_not_see_is_refused_on_every_rank(tmp_path: Path) -> None:
+    def save_elsewhere(P_world: Partition) -> None:
+        save(P_world, tmp_path / f"node {P_world.rank}" / "checkpoint", (2, "features"))
+
+    with pytest.raises(CheckpointError, match=r"rank 1: .*is not there: every rank must see the"):
+        run_distributed(save_elsewhere, 2)
 
 
 def test_damaged_file_is_named_on_every_rank(tmp_path: Path) -> None:

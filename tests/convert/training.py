@@ -51,6 +51,7 @@ def assert_as_alone(
     net: Any = distribute(alone, P_x, plan, **options)
     beyond = names_beyond_sequential(net)
     assert [name for name in net.state_dict() if name not in beyond] == list(alone.state_dict())
+    assert [n for n, _ in net.named_parameters()] == [n for n, _ in alone.named_parameters()]
     for step in range(steps):
         wholes = [random_like_all(s, 10 * step + i).requires_grad_() for i, s in enumerate(shapes)]
         blocks = [own_block(whole, P_x) for whole in wholes]

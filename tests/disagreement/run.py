@@ -113,5 +113,6 @@ def shows_both(text: str, odd: int) -> bool:
     ranks = set(re.findall(r"\brank (\d)\b", text))
     unlike = re.search(r"(dtypes|numbers of dims) \[[^]]+, [^]]+\]", text)
     changed = "agreed on as" in text and "is now" in text
+    given = "got [" in text and "this worker's block of the global shape" in text
     implied = "imply" in text and re.search(r"rank \d has", text)
-    return len(ranks | {str(odd)}) == len(ranks) > 1 or bool(unlike or implied) or changed
+    return len(ranks | {str(odd)}) == len(ranks) > 1 or bool(unlike or implied) or changed or given

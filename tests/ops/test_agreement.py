@@ -16,6 +16,8 @@ from gpudist import nn, ops, zero_volume_tensor
 from gpudist.errors import PlanMismatch, ShapeError
 from gpudist.ops.agreement import Agreement
 from gpudist.partition import Partition
+from gpudist.runtime import world_of
+from gpudist.transport.loopback import LoopbackTransport
 from tests.ops.dense import operations, partition_of
 from tests.pool import distributed
 
@@ -82,10 +84,29 @@ def test_global_shape_needs_no_agreement(P_world: Partition) -> None:
 
 @distributed(ranks=2)
 def test_blocks_that_do_not_fit_the_global_shape(P_world: Partition) -> None:
+    """Refused by one rank alone, whose peers hear of it."""
     agreement = Agreement("Test", P_world, P_world, 1, global_shape=(5,))
-    with pytest.raises(PlanMismatch, match=r"rank 0 .*\[3\].*\[2\]"):
+    words = r"Test, rank 0 .*got \[2\], another block; .* shape \[5\] is \[3\]: give it the"
+    with pytest.raises(ShapeError, match=words):
         agreement(torch.ones(2))
         P_world.barrier()
+
+
+@distributed(ranks=2)
+def test_whole_tensor_in_place_of_a_block(P_world: Partition) -> None:
+    """Here rank 0's block is the whole, so that it does not know."""
+    P_x = P_world.create_cartesian_topology_partition([1, 2])
+    agreement = Agreement("Test", P_x, P_x, 2, global_shape=(2, 1))
+    words = r"rank 1 .*got \[2, 1\], the whole tensor; .* is \[2, 0\]: was scatter forgotten\?"
+    with pytest.raises(ShapeError, match=words):
+        agreement(torch.ones(2, 1))
+        P_world.barrier()
+
+
+def test_global_shape_that_may_change_is_refused() -> None:
+    P_world = world_of(LoopbackTransport.single())
+    with pytest.raises(ShapeError, match=r"Broadcast: global_shape=\[2\] and shape='dynamic'"):
+        nn.Broadcast(P_world, P_world, global_shape=[2], shape="dynamic")
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -101,9 +122,6 @@ def test_wrong_dims_and_device(P_world: Partition, named: bool) -> None:
 
 
 def test_shape_mode_is_checked() -> None:
-    from gpudist.runtime import world_of
-    from gpudist.transport.loopback import LoopbackTransport
-
     P_world = world_of(LoopbackTransport.single())
     with pytest.raises(ShapeError, match=r"'often'.*'static' or 'dynamic'"):
         nn.Broadcast(P_world, P_world, shape="often")  # pyright: ignore[reportArgumentType]

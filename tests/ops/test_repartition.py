@@ -205,7 +205,7 @@ def test_changed_shape_by_agreement_and_by_name(P_world: Partition) -> None:
 def test_global_shape_that_is_not_the_tensors_is_refused(P_world: Partition) -> None:
     P_x = P_world.create_cartesian_topology_partition([1, 2])
     P_y = P_world.create_cartesian_topology_partition([2, 1])
-    with pytest.raises(PlanMismatch, match=r"\[3, 2\].*\[3, 5\]"):
+    with pytest.raises(ShapeError, match=r"got \[3, 5\], another block; .* is \[3, 2\]"):
         repartition(torch.ones(3, 5), P_x, P_y, global_shape=(3, 4))
         P_world.barrier()
 

@@ -1,0 +1,57 @@
+"""The identity of a save, which its index and the first bytes of each of its files have."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+
+from torch.distributed.checkpoint.metadata import Metadata
+
+from gpudist.errors import CheckpointError
+
+_IDENTITY = re.compile(r"gpudist-[0-9a-f]{32}")
+
+
+def new_identity() -> str:
+    return f"gpudist-{secrets.token_hex(16)}"
+
+
+def first_bytes(identity: str) -> bytes:
+    """What a file of the save begins with. The index names parts by offsets, so readers pass it."""
+    return f"{identity}\n".encode()
+
+
+def identity_of(metadata: Metadata) -> str | None:
+    """The identity of the save that wrote an index; ``None`` of plain torch, or of earlier ones."""
+    found = getattr(metadata.storage_meta, "save_id", None)
+    return found if isinstance(found, str) and _IDENTITY.fullmatch(found) else None
+
+
+def files_of(metadata: Metadata) -> list[str]:
+    """Names of the files that an index refers to, in order."""
+    return sorted({info.relative_path for info in (metadata.storage_data or {}).values()})
+
+
+def require_of_one_save(folder: Path, files: Iterable[str], metadata: Metadata) -> None:
+    """Refuse files that another save has written than the index.
+
+    Raises:
+        CheckpointError: naming the file.
+        OSError: one cannot be read.
+    """
+    identity = identity_of(metadata)
+    if identity is None:
+        return
+    expected = first_bytes(identity)
+    for name in files:
+        with open(folder / name, "rb") as file:
+            found = file.read(len(expected))
+        if found != expected:
+            told = found.decode("ascii", errors="replace").strip()
+            other = f"save {told}" if _IDENTITY.fullmatch(told) else "no save that it names"
+            raise CheckpointError(
+                f"{folder / name} is of {other}, the index of save {identity}: the checkpoint is a "
+                "mixture; take another one, or copy all its files again"
+            )
