@@ -10,7 +10,8 @@ from torch.compiler import is_dynamo_compiling
 
 from gpudist.autograd import apply, move
 from gpudist.exchange import Movement, carry_out
-from gpudist.nn.invariant import invariant_copy, require_active
+from gpudist.nn.conventions import expect
+from gpudist.nn.invariant import copy_once, require_active
 from gpudist.nn.line_blocks import LineBlocks
 from gpudist.ops.operator import remembered
 from gpudist.partition import Partition
@@ -43,6 +44,7 @@ def invariant_gather(
     Raises:
         PartitionError: this worker is not in ``P``.
         ShapeError: the block does not fit the lengths.
+        ConventionError: the block is an invariant value already.
     """
     require_active("invariant_gather", P)
     blocks = remembered(LineBlocks, P, "invariant_gather")
@@ -50,6 +52,7 @@ def invariant_gather(
     if lengths is None:
         lengths = [row[0] for row in P.allgather_data([x.shape[dim]])]
     movement, own = _movement_and_own(blocks, x, dim, blocks.given(x, dim, lengths, False))
+    expect("invariant_gather", "dual", x, P)
     return gather_once(x, movement, dim, own)
 
 
@@ -78,10 +81,12 @@ def invariant_scatter(
     Raises:
         PartitionError: this worker is not in ``P``.
         ShapeError: the value does not fit the lengths.
+        ConventionError: the value is a part, or a copy whose gradients add up.
     """
     require_active("invariant_scatter", P)
     blocks = remembered(LineBlocks, P, "invariant_scatter")
     dim %= x.dim()
+    expect("invariant_scatter", "invariant", x, P)
     return cut_once(x, blocks, dim, blocks.given(x, dim, lengths, True))
 
 
@@ -107,9 +112,11 @@ def invariant_share(x: torch.Tensor, P: Partition) -> torch.Tensor:
 
     Raises:
         PartitionError: this worker is not in ``P``.
+        ConventionError: the value is invariant already.
     """
     require_active("invariant_share", P)
-    return apply(_Share, x, P.size)
+    expect("invariant_share", "dual", x, P)
+    return apply(_Share, x, P)
 
 
 def gather_once(
@@ -127,7 +134,7 @@ def cut_once(x: torch.Tensor, blocks: LineBlocks, dim: int, lengths: Sequence[in
     """See :func:`invariant_scatter`."""
     movement, own = _movement_and_own(blocks, x, dim, lengths)
     if is_dynamo_compiling():
-        return invariant_copy(x, blocks.P).narrow(dim, *own)
+        return copy_once(x, blocks.P).narrow(dim, *own)
     return apply(_Cut, x, movement, dim, own)
 
 
@@ -139,6 +146,8 @@ def _movement_and_own(
 
 
 class _Gather(torch.autograd.Function):
+    name, takes, gives = "invariant_gather", "dual", "invariant"
+
     @staticmethod
     def forward(
         x: torch.Tensor, movement: Movement, dim: int, own: tuple[int, int]
@@ -148,6 +157,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
         x, *ctx.given = inputs
+        ctx.P = inputs[1].steps[0].partition
         ctx.save_for_backward(x.new_empty(0))
 
     @staticmethod
@@ -161,6 +171,8 @@ class _Gather(torch.autograd.Function):
 
 
 class _Cut(torch.autograd.Function):
+    name, takes, gives = "invariant_scatter", "invariant", "dual"
+
     @staticmethod
     def forward(
         x: torch.Tensor, movement: Movement, dim: int, own: tuple[int, int]
@@ -170,6 +182,7 @@ class _Cut(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
         x, *ctx.given = inputs
+        ctx.P = inputs[1].steps[0].partition
         ctx.save_for_backward(x.new_empty(0))
 
     @staticmethod
@@ -183,13 +196,15 @@ class _Cut(torch.autograd.Function):
 
 
 class _Share(torch.autograd.Function):
+    name, takes, gives = "invariant_share", "dual", "invariant"
+
     @staticmethod
-    def forward(x: torch.Tensor, size: int) -> torch.Tensor:
+    def forward(x: torch.Tensor, P: Partition) -> torch.Tensor:
         return x.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        ctx.size = inputs[1]
+        ctx.P = inputs[1]
 
     @staticmethod
     def jvp(ctx: Any, *tangents: torch.Tensor) -> torch.Tensor:
@@ -197,22 +212,24 @@ class _Share(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return apply(_Divide, gradients[0], ctx.size), None
+        return apply(_Divide, gradients[0], ctx.P), None
 
 
 class _Divide(torch.autograd.Function):
+    name, takes, gives = "invariant_share", "invariant", "dual"
+
     @staticmethod
-    def forward(x: torch.Tensor, size: int) -> torch.Tensor:
-        return x / size
+    def forward(x: torch.Tensor, P: Partition) -> torch.Tensor:
+        return x / P.size
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        ctx.size = inputs[1]
+        ctx.P = inputs[1]
 
     @staticmethod
     def jvp(ctx: Any, *tangents: torch.Tensor) -> torch.Tensor:
-        return tangents[0] / ctx.size
+        return tangents[0] / ctx.P.size
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return apply(_Share, gradients[0], ctx.size), None
+        return apply(_Share, gradients[0], ctx.P), None

@@ -9,8 +9,9 @@ from torch.compiler import is_dynamo_compiling
 
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.library import handles_of
+from gpudist.nn.conventions import Expectation
 from gpudist.nn.distributed_module import DistributedModule
-from gpudist.nn.invariant import invariant_sum
+from gpudist.nn.invariant import sum_once
 from gpudist.ops.agreement import refuse
 from gpudist.ops.all_sum_reduce import AllSumReduce
 from gpudist.ops.operator import require_cartesian
@@ -59,6 +60,7 @@ class DistributedLoss(DistributedModule):
         if outside:
             raise PartitionError(f"{self._name}: world ranks {outside} of P_x are not in P_loss")
         self.reduction = reduction
+        self._expectation = Expectation(self._name, "dual")
 
     @property
     def _name(self) -> str:
@@ -78,7 +80,8 @@ class DistributedLoss(DistributedModule):
         # Half precision counts to 2048, or 256.
         wide = at_least_float32(losses.dtype)
         parts = torch.stack([losses.sum(dtype=wide), weights.sum(dtype=wide)])
-        total = invariant_sum(parts, self._P_total)
+        self._expectation(parts, self._P_total)
+        total = sum_once(parts, self._P_total)
         value = total[0] if self.reduction == "sum" else total[0] / total[1].detach()
         return value.to(dtype)
 
@@ -153,7 +156,10 @@ class DistributedSampleLoss(DistributedLoss):
 
     def _sum_over_line(self, x: torch.Tensor) -> torch.Tensor:
         """The sum of all workers that hold parts of the same samples; on others, ``x``."""
-        return self._sum(x) if self._line.size > 1 and self._line.active else x
+        if self._line.size == 1 or not self._line.active:
+            return x
+        self._expectation(x, self._line)
+        return self._sum(x)
 
     def _value(
         self, losses: torch.Tensor, weights: torch.Tensor, dtype: torch.dtype

@@ -87,7 +87,9 @@ class ParallelLinear(ParallelLayer):
         dim = self._sequence_of(x)
         known = self.region.lengths(x, dim, lengths)
         if self.overlap:
-            return self.region.products(x, dim, known).of_gathered(x, weight, bias)
+            self.region.take_parts(x)
+            products = self.region.products(x, dim, known)
+            return self.region.marked(products.of_gathered(x, weight, bias))
         return F.linear(self.region.gather(x, dim, known), weight, bias)
 
     def multiply_own(
@@ -101,7 +103,9 @@ class ParallelLinear(ParallelLayer):
         shape = [*x.shape[:-1], self.out_features]
         shape[dim] = known[self.region.rank]
         block = x.new_empty(()).expand(shape)
-        return self.region.products(block, dim, known).scattered(x, weight)
+        self.region.take_parts(x)
+        products = self.region.products(block, dim, known)
+        return self.region.marked(products.scattered(x, weight))
 
     def extra_repr(self) -> str:
         return (
@@ -162,7 +166,7 @@ class ColumnParallelLinear(ParallelLinear):
         gather_output: bool = False,
         sequence_dim: int | None = None,
         out_sizes: Sequence[int] | None = None,
-        convention: Convention = "dual",
+        convention: Convention = "invariant",
         shape: ShapeMode = "static",
         overlap: bool = False,
     ) -> None:
@@ -233,7 +237,7 @@ class RowParallelLinear(ParallelLinear):
         input_is_parallel: bool = True,
         sequence_dim: int | None = None,
         in_sizes: Sequence[int] | None = None,
-        convention: Convention = "dual",
+        convention: Convention = "invariant",
         overlap: bool = False,
     ) -> None:
         region = TensorRegion(type(self).__name__, P, axis, convention)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gpudist.nn.invariant import invariant_sum
+from gpudist.nn.invariant import sum_once
 from gpudist.nn.loss import DistributedLoss, Reduction
 from gpudist.nn.loss_classes import DistributedCrossEntropyLoss
 from gpudist.nn.tensor_region import Convention, TensorRegion
@@ -51,7 +51,7 @@ class VocabParallelCrossEntropyLoss(DistributedCrossEntropyLoss):
         label_smoothing: float = 0.0,
         *,
         axis: int = -1,
-        convention: Convention = "dual",
+        convention: Convention = "invariant",
         P_loss: Partition | None = None,
     ) -> None:
         self._region = TensorRegion(self._name, P, axis, convention)
@@ -84,7 +84,8 @@ class VocabParallelCrossEntropyLoss(DistributedCrossEntropyLoss):
 
     def _sum_over_line(self, x: torch.Tensor) -> torch.Tensor:
         if self._is_invariant and self._line.size > 1 and self._line.active:
-            return invariant_sum(x, self._line)
+            self._expectation(x, self._line)
+            return sum_once(x, self._line)
         return super()._sum_over_line(x)
 
     def _value(
