@@ -16,6 +16,7 @@ from gpudist.nn.gradient_graph import (
     border_of,
     ends_search,
     inputs_of,
+    mark,
     outline,
 )
 from gpudist.ops.agreement import refuse
@@ -115,3 +116,8 @@ def expect(name: str, convention: Convention, x: torch.Tensor, P: Partition) -> 
     if key not in kept:
         kept[key] = Expectation(name, convention)
     kept[key](x, P)
+
+
+def marked(y: torch.Tensor, name: str, P: Partition) -> torch.Tensor:
+    """``y``, which an operator has just made, with its name and workers on the graph's node."""
+    return mark(y, name, P) if is_eager() else y

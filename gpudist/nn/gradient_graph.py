@@ -11,6 +11,7 @@ on the names of nodes whose inside nobody sees.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -27,6 +28,9 @@ NODE_LIMIT = 100_000
 _OPAQUE = ("CompiledFunctionBackward", "CheckpointFunctionBackward")
 _OPAQUE_PREFIX = "GeneratedBackwardFor_gpudist"
 _OUTLINE_NODES = 8
+
+Made = tuple[str, str, int]
+_recorded = threading.local()
 
 
 class Border(NamedTuple):
@@ -49,11 +53,25 @@ class Border(NamedTuple):
 
 
 def mark(y: torch.Tensor, name: str, P: Partition) -> torch.Tensor:
-    """Write the layer's name and its workers on the node that made ``y``."""
-    if y.grad_fn is not None:
-        node: Node = y.grad_fn
+    """Write the layer's name and its workers on the node that made ``y``, and record the node."""
+    node: Node = y.grad_fn
+    if node is not None:
         node.made_by, node.made_on = name, P
+        for made in getattr(_recorded, "lists", ()):
+            made.append((name, type(node).__name__, node._sequence_nr()))
     return y
+
+
+def begin_record() -> None:
+    """Record the operators that declare a convention, in this thread, until `end_record`."""
+    if not hasattr(_recorded, "lists"):
+        _recorded.lists = []
+    _recorded.lists.append([])
+
+
+def end_record() -> list[Made]:
+    """The operators since the last `begin_record`: name, kind of node and its sequence number."""
+    return _recorded.lists.pop()
 
 
 def border_of(node: Node) -> Border | None:
@@ -106,14 +124,19 @@ def inputs_of(node: Node) -> Iterator[tuple[Node, int]]:
 def outline(node: Node) -> tuple[str | int, ...]:
     """A few numbers that graphs of another structure hardly share: cheap, for every step.
 
-    Names of the nodes along the first inputs, and how many nodes were made between each and the
-    first.
+    Names of the nodes along the newest inputs, and how many nodes were made between each and the
+    first. Parameters are older than what is made of them.
     """
-    first, found = node._sequence_nr(), []
+    number = first = node._sequence_nr()
+    found: list[str | int] = []
     for _ in range(_OUTLINE_NODES):
-        found += [type(node).__name__, first - node._sequence_nr()]
-        source = next(inputs_of(node), (None, 0))[0]
-        if source is None or hasattr(source, "variable"):
+        found += [type(node).__name__, first - number]
+        newest = None
+        for source, _ in inputs_of(node):
+            made = source._sequence_nr()
+            if made < first and (newest is None or made > number):
+                newest, number = source, made
+        if newest is None:
             break
-        node = source
+        node = newest
     return tuple(found)

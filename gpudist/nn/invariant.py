@@ -16,7 +16,7 @@ from gpudist.autograd import apply
 from gpudist.errors import PartitionError
 from gpudist.exchange import all_reduce
 from gpudist.library import define, handles_of, thing_of
-from gpudist.nn.conventions import expect
+from gpudist.nn.conventions import expect, marked
 from gpudist.partition import Partition
 
 
@@ -129,7 +129,7 @@ def invariant_sum(x: torch.Tensor, P: Partition) -> torch.Tensor:
     """
     require_active("invariant_sum", P)
     expect("invariant_sum", "dual", x, P)
-    return sum_once(x, P)
+    return marked(sum_once(x, P), "invariant_sum", P)
 
 
 def sum_once(x: torch.Tensor, P: Partition) -> torch.Tensor:
@@ -165,7 +165,7 @@ def invariant_copy(x: torch.Tensor, P: Partition) -> torch.Tensor:
     """
     require_active("invariant_copy", P)
     expect("invariant_copy", "invariant", x, P)
-    return copy_once(x, P)
+    return marked(copy_once(x, P), "invariant_copy", P)
 
 
 def copy_once(x: torch.Tensor, P: Partition) -> torch.Tensor:

@@ -10,7 +10,7 @@ from torch.compiler import is_dynamo_compiling
 
 from gpudist.autograd import apply, move
 from gpudist.exchange import Movement, carry_out
-from gpudist.nn.conventions import expect
+from gpudist.nn.conventions import expect, marked
 from gpudist.nn.invariant import copy_once, require_active
 from gpudist.nn.line_blocks import LineBlocks
 from gpudist.ops.operator import remembered
@@ -53,7 +53,7 @@ def invariant_gather(
         lengths = [row[0] for row in P.allgather_data([x.shape[dim]])]
     movement, own = _movement_and_own(blocks, x, dim, blocks.given(x, dim, lengths, False))
     expect("invariant_gather", "dual", x, P)
-    return gather_once(x, movement, dim, own)
+    return marked(gather_once(x, movement, dim, own), "invariant_gather", P)
 
 
 def invariant_scatter(
@@ -87,7 +87,8 @@ def invariant_scatter(
     blocks = remembered(LineBlocks, P, "invariant_scatter")
     dim %= x.dim()
     expect("invariant_scatter", "invariant", x, P)
-    return cut_once(x, blocks, dim, blocks.given(x, dim, lengths, True))
+    y = cut_once(x, blocks, dim, blocks.given(x, dim, lengths, True))
+    return marked(y, "invariant_scatter", P)
 
 
 def invariant_share(x: torch.Tensor, P: Partition) -> torch.Tensor:
@@ -116,7 +117,7 @@ def invariant_share(x: torch.Tensor, P: Partition) -> torch.Tensor:
     """
     require_active("invariant_share", P)
     expect("invariant_share", "dual", x, P)
-    return apply(_Share, x, P)
+    return marked(apply(_Share, x, P), "invariant_share", P)
 
 
 def gather_once(

@@ -11,7 +11,7 @@ from torch.compiler import is_dynamo_compiling
 
 from gpudist.errors import ConventionError
 from gpudist.nn.buckets import BUCKET_BYTES
-from gpudist.nn.gradient_graph import Convention
+from gpudist.nn.gradient_graph import Convention, Made, begin_record, end_record
 from gpudist.nn.parameter_layer import ParameterLayer
 from gpudist.nn.parameter_spread import copies_of_owned
 from gpudist.nn.plain_sums import PlainSums
@@ -122,6 +122,7 @@ def _hand_out(
     for (module, name, _), copy in zip(lent, copies, strict=True):
         module._parameters[name] = copy  # pyright: ignore[reportArgumentType]
     network.__dict__["_handed_out"] = layers, lent, copies
+    begin_record()
 
 
 def _parameters_of_others(network: torch.nn.Module) -> list[_Lent]:
@@ -138,19 +139,23 @@ def _parameters_of_others(network: torch.nn.Module) -> list[_Lent]:
 def _take_back(
     sums: PlainSums | None, network: torch.nn.Module, inputs: object, output: object
 ) -> None:
-    layers, lent, copies = network.__dict__.pop("_handed_out", ((), (), ()))
+    if "_handed_out" not in network.__dict__:
+        return
+    layers, lent, copies = network.__dict__.pop("_handed_out")
+    made = end_record()
     for layer in layers:
         layer.lend(None)
     for module, name, parameter in lent:
         module._parameters[name] = parameter
     if sums is not None:
-        _settle(sums, network, output, lent, copies)
+        _settle(sums, network, output, made, lent, copies)
 
 
 def _settle(
     sums: PlainSums,
     network: torch.nn.Module,
     output: object,
+    made: Sequence[Made],
     lent: Sequence[_Lent],
     copies: Sequence[torch.Tensor],
 ) -> None:
@@ -163,4 +168,4 @@ def _settle(
             handed = copy.grad_fn
             names[copy.output_nr] = f"{of_modules[module]}.{name}".lstrip(".")
     if handed is not None:
-        sums.settle(network, output, handed, names)
+        sums.settle(network, output, made, handed, names)

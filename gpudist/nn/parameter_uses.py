@@ -18,6 +18,7 @@ from gpudist.errors import ConventionError
 from gpudist.nn.gradient_graph import (
     Border,
     Convention,
+    Made,
     Node,
     border_of,
     ends_search,
@@ -139,11 +140,14 @@ def tensors_of(outputs: object) -> list[torch.Tensor]:
     return [y for y in leaves if isinstance(y, torch.Tensor) and y.grad_fn is not None]
 
 
-def outline_of(outputs: Sequence[torch.Tensor], handed: Node) -> tuple[object, ...]:
-    """A few numbers that forwards of another structure hardly share.
+def outline_of(
+    outputs: Sequence[torch.Tensor], made: Sequence[Made], handed: Node
+) -> tuple[object, ...]:
+    """Numbers that forwards of another structure hardly share: cheap, for every step.
 
-    How many nodes were made since the parameters were handed out, and the last ones.
+    The last nodes, and all operators that declare a convention, each with the number of nodes that
+    were made since the parameters were handed out.
     """
     first = handed._sequence_nr()
     graphs = [(y.grad_fn._sequence_nr() - first, outline(y.grad_fn)) for y in outputs if y.grad_fn]
-    return tuple(graphs)
+    return *graphs, *((name, kind, number - first) for name, kind, number in made)

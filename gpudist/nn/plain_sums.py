@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 
 from gpudist.errors import ConventionError
-from gpudist.nn.gradient_graph import Convention, Node
+from gpudist.nn.gradient_graph import Convention, Made, Node
 from gpudist.nn.parameter_uses import Ranks, UsedParameters, outline_of, tensors_of
 from gpudist.nn.replication import Place
 from gpudist.nn.tensor_region import TensorRegion
@@ -44,13 +44,19 @@ class PlainSums:
         self._known: dict[tuple[object, ...], _Sums] = {}
 
     def settle(
-        self, network: torch.nn.Module, outputs: object, handed: Node, names: Mapping[int, str]
+        self,
+        network: torch.nn.Module,
+        outputs: object,
+        made: Sequence[Made],
+        handed: Node,
+        names: Mapping[int, str],
     ) -> None:
         """Tell the node that handed out parameters over whom to sum those of plain modules.
 
         Args:
             network: whose forward has ended.
             outputs: what it returned.
+            made: the operators of its forward that declare a convention.
             handed: the node.
             names: of the parameters of plain modules, by number of output.
         """
@@ -58,7 +64,7 @@ class PlainSums:
             _refuse_compiled(network)
             return
         found = tensors_of(outputs)
-        key = outline_of(found, handed)
+        key = outline_of(found, made, handed)
         if key not in self._known:
             try:
                 sums = self._found(network, UsedParameters(found, handed), names)

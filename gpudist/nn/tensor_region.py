@@ -14,8 +14,8 @@ from gpudist.exchange import Movement
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.cartesian import rank_of
 from gpudist.library import constant_when_traced
-from gpudist.nn.conventions import Expectation
-from gpudist.nn.gradient_graph import Convention, mark
+from gpudist.nn.conventions import Expectation, marked
+from gpudist.nn.gradient_graph import Convention
 from gpudist.nn.invariant import copy_once, sum_once
 from gpudist.nn.invariant_blocks import cut_once, gather_once
 from gpudist.nn.line_blocks import LineBlocks
@@ -199,7 +199,7 @@ class TensorRegion:
 
     def marked(self, y: torch.Tensor) -> torch.Tensor:
         """``y``, which the layer's operator has just made, with the layer's name on its node."""
-        return y if is_dynamo_compiling() else mark(y, self._name, self.line)
+        return marked(y, self._name, self.line)
 
     def own_block(self, x: torch.Tensor, dim: int, lengths: Sequence[int]) -> torch.Tensor:
         """This worker's block of a value that is the same on all workers."""
