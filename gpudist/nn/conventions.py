@@ -34,10 +34,11 @@ class Expectation:
     Args:
         name: of the layer or the operator.
         convention: that it takes.
+        nodes: of the graph, by which structures are told apart: those of the operator, and more.
     """
 
-    def __init__(self, name: str, convention: Convention) -> None:
-        self._name = name
+    def __init__(self, name: str, convention: Convention, nodes: int = 8) -> None:
+        self._name, self._nodes = name, nodes
         self._convention: Convention = convention
         self._seen: set[tuple[object, ...]] = set()
 
@@ -49,7 +50,7 @@ class Expectation:
         """
         if not is_eager() or x.grad_fn is None or P.size == 1:
             return
-        key = (*outline(x.grad_fn), P.ranks)
+        key = (*outline(x.grad_fn, self._nodes), P.ranks)
         if key in self._seen:
             return
         found = nearest_of_other(x.grad_fn, frozenset(P.ranks), self._convention)

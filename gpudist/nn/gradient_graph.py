@@ -27,7 +27,6 @@ NODE_LIMIT = 100_000
 # Nodes that stand for a part of the graph which is made elsewhere, or in backward.
 _OPAQUE = ("CompiledFunctionBackward", "CheckpointFunctionBackward")
 _OPAQUE_PREFIX = "GeneratedBackwardFor_gpudist"
-_OUTLINE_NODES = 8
 
 Made = tuple[str, str, int]
 _recorded = threading.local()
@@ -121,15 +120,19 @@ def inputs_of(node: Node) -> Iterator[tuple[Node, int]]:
             yield source, number
 
 
-def outline(node: Node) -> tuple[str | int, ...]:
+def outline(node: Node, nodes: int) -> tuple[str | int, ...]:
     """A few numbers that graphs of another structure hardly share: cheap, for every step.
 
     Names of the nodes along the newest inputs, and how many nodes were made between each and the
     first. Parameters are older than what is made of them.
+
+    Args:
+        node: the first.
+        nodes: how many to look at.
     """
     number = first = node._sequence_nr()
     found: list[str | int] = []
-    for _ in range(_OUTLINE_NODES):
+    for _ in range(nodes):
         found += [type(node).__name__, first - number]
         newest = None
         for source, _ in inputs_of(node):

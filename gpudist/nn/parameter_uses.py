@@ -28,6 +28,7 @@ from gpudist.nn.gradient_graph import (
 )
 
 Ranks = frozenset[int]
+_OUTLINE_NODES = 8
 
 
 class _Declared(NamedTuple):
@@ -149,5 +150,9 @@ def outline_of(
     were made since the parameters were handed out.
     """
     first = handed._sequence_nr()
-    graphs = [(y.grad_fn._sequence_nr() - first, outline(y.grad_fn)) for y in outputs if y.grad_fn]
+    graphs = [
+        (y.grad_fn._sequence_nr() - first, outline(y.grad_fn, _OUTLINE_NODES))
+        for y in outputs
+        if y.grad_fn
+    ]
     return *graphs, *((name, kind, number - first) for name, kind, number in made)

@@ -69,8 +69,8 @@ class TensorRegion:
         self.line = along.create_cartesian_topology_partition([along.size])
         self.size, self.rank = self.line.size, self.line.rank or 0
         self._blocks = LineBlocks(self.line, name) if self.line.active else None
-        self._copies = Expectation(name, convention)
-        self._parts = Expectation(name, "dual")
+        self._copies = Expectation(name, convention, 2)
+        self._parts = Expectation(name, "dual", 2)
         self._dynamic = shape == "dynamic"
         self._agreed: tuple[int, ...] | None = None
         self._learnt = Bound[tuple[int, ...]](shape)
