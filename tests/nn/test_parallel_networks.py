@@ -1,4 +1,4 @@
-"""Random networks have the sequential gradients or are refused; of one convention, they are right."""
+"""Random networks have the sequential gradients, or are refused if they mix conventions."""
 
 from __future__ import annotations
 
