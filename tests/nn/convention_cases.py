@@ -25,6 +25,7 @@ from gpudist.nn.conventions import Expectation
 from gpudist.nn.placement import placements
 from gpudist.nn.tensor_region import TensorRegion
 from gpudist.partition import Partition
+from gpudist.sbp import Placement, broadcast, to_global
 from tests.nn.compare import gradient_of, random_like_all
 from tests.nn.parallel_cases import F64, gradient_of_copies, leaf
 
@@ -126,6 +127,17 @@ def tokens_of_loss(y: torch.Tensor, t: torch.Tensor, P: Partition, gives: Any) -
     return gives(loss)(y, t.argmax(1)).mean()
 
 
+def global_loss(y: torch.Tensor, t: torch.Tensor, P: Partition, gives: Any) -> torch.Tensor:
+    """Of a global tensor made of the copies."""
+    placement = Placement.of(P.create_cartesian_topology_partition([P.size]))
+    y, t = (to_global(each, placement, [broadcast]) for each in (y, t))
+    return F.mse_loss(y, t)
+
+
+def global_of_copy(y: torch.Tensor, t: torch.Tensor, P: Partition, gives: Any) -> torch.Tensor:
+    return global_loss(invariant_copy(y, P), t, P, gives)
+
+
 def own(t: torch.Tensor, dim: int, P: Partition) -> torch.Tensor:
     return t.tensor_split(P.size, dim)[P.rank or 0]
 
@@ -135,6 +147,9 @@ ROWS = {
     "whole, distributed": Row("refused", {}, {}, distributed_loss),
     "whole, copy, distributed": Row("right", {}, {}, of_copy),
     "whole, scatter, distributed": Row("right", {}, {}, of_scattered),
+    "whole, global": Row("refused", {}, {}, global_loss),
+    "whole, copy, global": Row("right", {}, {}, global_of_copy),
+    "dual, global": Row("right", DUAL, DUAL, global_loss),
     "whole, own sum": Row("refused", {}, {}, summed),
     "tokens, distributed": Row("right", SPLIT, SPLIT, of_tokens),
     "tokens, own sum": Row("right", SPLIT, SPLIT, sum_of_tokens),
@@ -212,8 +227,9 @@ def unchecked(module: Any) -> Any:
 
 
 def leave_functions_unchecked(P: Partition, but: bool) -> None:
-    for name in ("copy", "sum", "gather", "scatter", "share"):
-        key: Any = Expectation, f"invariant_{name}"
+    names = [f"invariant_{name}" for name in ("copy", "sum", "gather", "scatter", "share")]
+    for name in (*names, "to_global"):
+        key: Any = Expectation, name
         P.wire.remembered[key] = (lambda *_: None) if but else Expectation(*arguments(key[1]))
 
 
