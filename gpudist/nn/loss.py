@@ -42,6 +42,9 @@ class DistributedLoss(DistributedModule):
             call, on every worker, if one worker's block does not fit its input or has values that
             torch refuses. On a GPU, to look at values would wait for the host: such values make
             the loss not a number there, or fail in torch's kernel.
+        ConventionError: on every worker, at the first call with such a graph, if the input has the
+            whole gradient on each worker, as whole outputs of tensor-parallel layers have by their
+            invariant convention.
     """
 
     reductions: ClassVar[tuple[str, ...]] = ("mean", "sum", "none")

@@ -132,9 +132,10 @@ class ColumnParallelLinear(ParallelLinear):
         gather_output: every worker gets all features.
         sequence_dim: of the input that is cut over the same workers; none if it is whole.
         out_sizes: features of each worker's block, balanced unless given; may be 0.
-        convention: of gradients of tensors that are the same on all workers. ``"dual"``: those of
-            the copies add up to the gradient, as the input's do here. ``"invariant"``, Megatron's:
-            each copy has the whole gradient, and those of the input are summed.
+        convention: of gradients of tensors that are the same on all workers. ``"invariant"``,
+            Megatron's: each copy has the whole gradient, as torch's losses of the whole output give
+            it; the gradients of the input are summed. ``"dual"``: those of the copies add up to the
+            gradient, as the input's do then.
         shape: of blocks of the sequence: agreed on once (``"static"``), or at every call
             (``"dynamic"``), where ``forward`` is not given their lengths.
         overlap: with ``sequence_dim``, multiply each block of the sequence while the others are on
@@ -147,6 +148,8 @@ class ColumnParallelLinear(ParallelLinear):
 
     Raises:
         ShapeError: the blocks or the input do not fit.
+        ConventionError: the input is of the other convention; see
+            :func:`~gpudist.nn.invariant_copy` and :func:`~gpudist.nn.invariant_share`.
         PlanMismatch: lengths of blocks changed unannounced.
 
     Source:
@@ -209,16 +212,17 @@ class RowParallelLinear(ParallelLinear):
         sequence_dim: of the output, to be cut over the same workers; none to keep it whole.
         in_sizes: features of each worker's block, balanced unless given; may be 0.
         convention: as of :class:`ColumnParallelLinear`; here of the output, and of an input that is
-            not parallel. ``"dual"``: the gradients that the workers give to their copies of the
-            output are summed. ``"invariant"``: they are the same, and taken once.
+            not parallel. ``"invariant"``: the gradients that the workers give to their copies of
+            the output are the same, and taken once. ``"dual"``: they are summed.
         overlap: as of :class:`ColumnParallelLinear`.
 
     Cost:
-        An all-reduce of the output; backward another with ``"dual"``, none with ``"invariant"``.
+        An all-reduce of the output; backward none with ``"invariant"``, another with ``"dual"``.
         With ``sequence_dim`` a sum-scatter; backward an all-gather of the gradient.
 
     Raises:
         ShapeError: the blocks or the input do not fit.
+        ConventionError: as of :class:`ColumnParallelLinear`.
 
     Source:
         Shoeybi et al. 2019, arXiv:1909.08053; Korthikanti et al. 2022, arXiv:2205.05198.

@@ -23,8 +23,8 @@ class VocabParallelCrossEntropyLoss(DistributedCrossEntropyLoss):
         weight, ignore_index, reduction, label_smoothing: as torch's loss; ``weight`` has the global
             number of classes, on every worker.
         axis: of ``P``, along which the classes are cut; the others hold other samples.
-        convention: for ``"none"``. ``"dual"``: the gradients that the workers give to their copies
-            of a loss add up; ``"invariant"``: they are the same, and taken once.
+        convention: for ``"none"``. ``"invariant"``: the gradients that the workers give to their
+            copies of a loss are the same, and taken once; ``"dual"``: they add up.
         P_loss: the workers that call the loss and get its value, the whole world unless given;
             contains ``P``.
 
@@ -37,6 +37,7 @@ class VocabParallelCrossEntropyLoss(DistributedCrossEntropyLoss):
         ShapeError: on every worker, for an index that is no class, or a weight that is not of the
             classes.
         PlanMismatch: the blocks of classes change.
+        ConventionError: the logits are whole, of an invariant layer.
 
     Source:
         Shoeybi et al. 2019, arXiv:1909.08053.
