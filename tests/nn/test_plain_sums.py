@@ -89,7 +89,7 @@ def check(
     for each in (network, alone):
         each.zero_grad()
     F.cross_entropy(alone(whole), targets).backward()
-    y = network(own_tokens(whole, P, is_split))
+    y = network(leaf(own_tokens(whole, P, is_split)))
     VocabParallelCrossEntropyLoss(P)(y, own_tokens(targets, P, False)).backward()
     assert_sequential(network, alone)
 
@@ -157,6 +157,15 @@ def test_recomputed(P_world: Partition, how: str) -> None:
     alone = sequential()
     alone.norm = Recomputed(alone.norm, False)  # pyright: ignore
     check(P, network, alone, False)
+
+
+@pytest.mark.parametrize("is_reentrant", [False, True])
+@distributed(ranks=2, transports=["loopback"])
+def test_a_whole_network_recomputed(P_world: Partition, is_reentrant: bool) -> None:
+    """Its parameters are handed out again, and summed as the graph made then shows."""
+    P = grid_of(P_world)
+    network = Recomputed(fuse_parameter_movements(parallel(P, "invariant"), P), is_reentrant)
+    check(P, network, Recomputed(sequential(), False), False)
 
 
 class Recomputed(nn.Module):
