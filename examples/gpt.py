@@ -188,7 +188,7 @@ class ParallelGPT(nn.Module):
         )
         self.norm = nn.LayerNorm(width)
         self.head = ColumnParallelLinear(cut.P, width, sizes.vocabulary, sequence_dim=dim)
-        # Of norms, positions and whole projections, every worker has a part of the gradient.
+        # Gradients of norms, positions and whole projections are summed where they are parts.
         fuse_parameter_movements(self, cut.P)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ from gpudist.convert import Plan, distribute, plan_of, sequential
 from gpudist.errors import (
     CheckpointError,
     CollectiveTimeout,
+    ConventionError,
     ConversionError,
     GpudistError,
     NotBuiltError,
@@ -47,6 +48,7 @@ __all__ = [
     "CartesianPartition",
     "CheckpointError",
     "CollectiveTimeout",
+    "ConventionError",
     "ConversionError",
     "GlobalTensor",
     "GpudistError",

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 __all__ = [
     "CheckpointError",
     "CollectiveTimeout",
+    "ConventionError",
     "ConversionError",
     "GpudistError",
     "NotBuiltError",
@@ -35,6 +36,10 @@ class PartitionError(GpudistError, ValueError):
 
 class ShapeError(GpudistError, ValueError):
     """A tensor whose shape, dtype or device does not fit the operator."""
+
+
+class ConventionError(GpudistError, ValueError):
+    """A value whose gradients follow another convention than the operator that takes it."""
 
 
 class ConversionError(GpudistError, ValueError):

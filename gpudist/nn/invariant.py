@@ -15,10 +15,13 @@ from gpudist.autograd import all_reduce_constant, apply
 from gpudist.errors import PartitionError
 from gpudist.exchange import all_reduce
 from gpudist.library import define, handles_of, is_recorded, thing_of
+from gpudist.nn.conventions import expect, marked
 from gpudist.partition import Partition
 
 
 class _Sum(torch.autograd.Function):
+    name, takes, gives = "invariant_sum", "dual", "invariant"
+
     @staticmethod
     def forward(x: torch.Tensor, P: Partition) -> torch.Tensor:
         return all_reduce_constant(x, P, "sum")
@@ -39,6 +42,8 @@ class _Sum(torch.autograd.Function):
 
 
 class _Identity(torch.autograd.Function):
+    name, takes, gives = "invariant_copy", "invariant", "dual"
+
     @staticmethod
     def forward(x: torch.Tensor, P: Partition) -> torch.Tensor:
         return x.clone()
@@ -119,8 +124,15 @@ def invariant_sum(x: torch.Tensor, P: Partition) -> torch.Tensor:
 
     Raises:
         PartitionError: this worker is not in ``P``.
+        ConventionError: ``x`` is an invariant value.
     """
     require_active("invariant_sum", P)
+    expect("invariant_sum", "dual", x, P)
+    return marked(sum_once(x, P), "invariant_sum", P)
+
+
+def sum_once(x: torch.Tensor, P: Partition) -> torch.Tensor:
+    """See :func:`invariant_sum`; the caller has checked ``x``."""
     if is_recorded():
         (partition,) = handles_of(P)
         return torch.ops.gpudist.invariant_sum(partition, x, None)[0]
@@ -148,8 +160,15 @@ def invariant_copy(x: torch.Tensor, P: Partition) -> torch.Tensor:
 
     Raises:
         PartitionError: this worker is not in ``P``.
+        ConventionError: ``x`` is a part, or a copy whose gradients add up.
     """
     require_active("invariant_copy", P)
+    expect("invariant_copy", "invariant", x, P)
+    return marked(copy_once(x, P), "invariant_copy", P)
+
+
+def copy_once(x: torch.Tensor, P: Partition) -> torch.Tensor:
+    """See :func:`invariant_copy`; the caller has checked ``x``."""
     if is_recorded():
         (partition,) = handles_of(P)
         return torch.ops.gpudist.invariant_copy(partition, x, None)[0]

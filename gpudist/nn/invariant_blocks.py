@@ -10,7 +10,8 @@ import torch
 from gpudist.autograd import apply, move, moved
 from gpudist.exchange import Movement
 from gpudist.library import is_recorded
-from gpudist.nn.invariant import invariant_copy, require_active
+from gpudist.nn.conventions import expect, marked
+from gpudist.nn.invariant import copy_once, require_active
 from gpudist.nn.line_blocks import LineBlocks
 from gpudist.ops.operator import remembered
 from gpudist.partition import Partition
@@ -43,6 +44,7 @@ def invariant_gather(
     Raises:
         PartitionError: this worker is not in ``P``.
         ShapeError: the block does not fit the lengths.
+        ConventionError: the block is an invariant value already.
     """
     require_active("invariant_gather", P)
     blocks = remembered(LineBlocks, P, "invariant_gather")
@@ -50,7 +52,8 @@ def invariant_gather(
     if lengths is None:
         lengths = [row[0] for row in P.allgather_data([x.shape[dim]])]
     movement, own = _movement_and_own(blocks, x, dim, blocks.given(x, dim, lengths, False))
-    return gather_once(x, movement, dim, own)
+    expect("invariant_gather", "dual", x, P)
+    return marked(gather_once(x, movement, dim, own), "invariant_gather", P)
 
 
 def invariant_scatter(
@@ -78,11 +81,14 @@ def invariant_scatter(
     Raises:
         PartitionError: this worker is not in ``P``.
         ShapeError: the value does not fit the lengths.
+        ConventionError: the value is a part, or a copy whose gradients add up.
     """
     require_active("invariant_scatter", P)
     blocks = remembered(LineBlocks, P, "invariant_scatter")
     dim %= x.dim()
-    return cut_once(x, blocks, dim, blocks.given(x, dim, lengths, True))
+    expect("invariant_scatter", "invariant", x, P)
+    y = cut_once(x, blocks, dim, blocks.given(x, dim, lengths, True))
+    return marked(y, "invariant_scatter", P)
 
 
 def invariant_share(x: torch.Tensor, P: Partition) -> torch.Tensor:
@@ -107,11 +113,13 @@ def invariant_share(x: torch.Tensor, P: Partition) -> torch.Tensor:
 
     Raises:
         PartitionError: this worker is not in ``P``.
+        ConventionError: the value is invariant already.
     """
     require_active("invariant_share", P)
+    expect("invariant_share", "dual", x, P)
     if is_recorded():
         return _with_share_of_gradient(x, P.size)
-    return apply(_Share, x, P.size)
+    return marked(apply(_Share, x, P), "invariant_share", P)
 
 
 def gather_once(
@@ -132,7 +140,7 @@ def cut_once(x: torch.Tensor, blocks: LineBlocks, dim: int, lengths: Sequence[in
     """See :func:`invariant_scatter`."""
     movement, own = _movement_and_own(blocks, x, dim, lengths)
     if is_recorded():
-        return invariant_copy(x, blocks.P).narrow(dim, *own)
+        return copy_once(x, blocks.P).narrow(dim, *own)
     return apply(_Cut, x, movement, dim, own)
 
 
@@ -144,6 +152,8 @@ def _movement_and_own(
 
 
 class _Gather(torch.autograd.Function):
+    name, takes, gives = "invariant_gather", "dual", "invariant"
+
     @staticmethod
     def forward(
         x: torch.Tensor, movement: Movement, dim: int, own: tuple[int, int]
@@ -153,6 +163,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
         x, *ctx.given = inputs
+        ctx.P = inputs[1].steps[0].partition
         ctx.save_for_backward(x.new_empty(0))
 
     @staticmethod
@@ -166,6 +177,8 @@ class _Gather(torch.autograd.Function):
 
 
 class _Cut(torch.autograd.Function):
+    name, takes, gives = "invariant_scatter", "invariant", "dual"
+
     @staticmethod
     def forward(
         x: torch.Tensor, movement: Movement, dim: int, own: tuple[int, int]
@@ -175,6 +188,7 @@ class _Cut(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
         x, *ctx.given = inputs
+        ctx.P = inputs[1].steps[0].partition
         ctx.save_for_backward(x.new_empty(0))
 
     @staticmethod
@@ -188,13 +202,15 @@ class _Cut(torch.autograd.Function):
 
 
 class _Share(torch.autograd.Function):
+    name, takes, gives = "invariant_share", "dual", "invariant"
+
     @staticmethod
-    def forward(x: torch.Tensor, size: int) -> torch.Tensor:
+    def forward(x: torch.Tensor, P: Partition) -> torch.Tensor:
         return x.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        ctx.size = inputs[1]
+        ctx.P = inputs[1]
 
     @staticmethod
     def jvp(ctx: Any, *tangents: torch.Tensor) -> torch.Tensor:
@@ -202,22 +218,24 @@ class _Share(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return apply(_Divide, gradients[0], ctx.size), None
+        return apply(_Divide, gradients[0], ctx.P), None
 
 
 class _Divide(torch.autograd.Function):
+    name, takes, gives = "invariant_share", "invariant", "dual"
+
     @staticmethod
-    def forward(x: torch.Tensor, size: int) -> torch.Tensor:
-        return x / size
+    def forward(x: torch.Tensor, P: Partition) -> torch.Tensor:
+        return x / P.size
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        ctx.size = inputs[1]
+        ctx.P = inputs[1]
 
     @staticmethod
     def jvp(ctx: Any, *tangents: torch.Tensor) -> torch.Tensor:
-        return tangents[0] / ctx.size
+        return tangents[0] / ctx.P.size
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return apply(_Share, gradients[0], ctx.size), None
+        return apply(_Share, gradients[0], ctx.P), None

@@ -119,6 +119,8 @@ def _of_weight(gradients: Sequence[torch.Tensor], blocks: Sequence[torch.Tensor]
 
 
 class _OfGathered(torch.autograd.Function):
+    name, takes, gives = "linear layer", "dual", "dual"
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -153,6 +155,8 @@ class _OfGathered(torch.autograd.Function):
 
 
 class _Scattered(torch.autograd.Function):
+    name, takes, gives = "linear layer", "dual", "dual"
+
     @staticmethod
     def forward(
         ctx: Any, products: BlockProducts, x: torch.Tensor, weight: torch.Tensor

@@ -8,8 +8,9 @@ import torch
 
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.library import handles_of, is_recorded
+from gpudist.nn.conventions import Expectation
 from gpudist.nn.distributed_module import DistributedModule
-from gpudist.nn.invariant import invariant_sum
+from gpudist.nn.invariant import sum_once
 from gpudist.ops.agreement import refuse
 from gpudist.ops.all_sum_reduce import AllSumReduce
 from gpudist.ops.operator import require_cartesian
@@ -40,6 +41,9 @@ class DistributedLoss(DistributedModule):
             call, on every worker, if one worker's block does not fit its input or has values that
             torch refuses. On a GPU, to look at values would wait for the host: such values make
             the loss not a number there, or fail in torch's kernel.
+        ConventionError: on every worker, at the first call with such a graph, if the input has the
+            whole gradient on each worker, as whole outputs of tensor-parallel layers have by their
+            invariant convention.
     """
 
     reductions: ClassVar[tuple[str, ...]] = ("mean", "sum", "none")
@@ -58,6 +62,7 @@ class DistributedLoss(DistributedModule):
         if outside:
             raise PartitionError(f"{self._name}: world ranks {outside} of P_x are not in P_loss")
         self.reduction = reduction
+        self._expectation = Expectation(self._name, "dual")
 
     @property
     def _name(self) -> str:
@@ -77,7 +82,8 @@ class DistributedLoss(DistributedModule):
         # Half precision counts to 2048, or 256.
         wide = at_least_float32(losses.dtype)
         parts = torch.stack([losses.sum(dtype=wide), weights.sum(dtype=wide)])
-        total = invariant_sum(parts, self._P_total)
+        self._expectation(parts, self._P_total)
+        total = sum_once(parts, self._P_total)
         value = total[0] if self.reduction == "sum" else total[0] / total[1].detach()
         return value.to(dtype)
 
@@ -152,7 +158,10 @@ class DistributedSampleLoss(DistributedLoss):
 
     def _sum_over_line(self, x: torch.Tensor) -> torch.Tensor:
         """The sum of all workers that hold parts of the same samples; on others, ``x``."""
-        return self._sum(x) if self._line.size > 1 and self._line.active else x
+        if self._line.size == 1 or not self._line.active:
+            return x
+        self._expectation(x, self._line)
+        return self._sum(x)
 
     def _value(
         self, losses: torch.Tensor, weights: torch.Tensor, dtype: torch.dtype

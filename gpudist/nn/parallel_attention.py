@@ -64,7 +64,7 @@ class ParallelAttention(torch.nn.Module):
         seed: int | None = None,
         axis: int = -1,
         split_sequence: bool = False,
-        convention: Convention = "dual",
+        convention: Convention = "invariant",
         shape: ShapeMode = "static",
         overlap: bool = False,
     ) -> None:

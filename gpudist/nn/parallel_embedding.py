@@ -54,7 +54,7 @@ class VocabParallelEmbedding(TableLayer, ParallelLayer):
         *,
         axis: int = -1,
         sequence_dim: int | None = None,
-        convention: Convention = "dual",
+        convention: Convention = "invariant",
     ) -> None:
         name = type(self).__name__
         region = TensorRegion(name, P, axis, convention)

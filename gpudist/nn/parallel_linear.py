@@ -87,7 +87,9 @@ class ParallelLinear(ParallelLayer):
         dim = self._sequence_of(x)
         known = self.region.lengths(x, dim, lengths)
         if self.overlap:
-            return self.region.products(x, dim, known).of_gathered(x, weight, bias)
+            self.region.take_parts(x)
+            products = self.region.products(x, dim, known)
+            return self.region.marked(products.of_gathered(x, weight, bias))
         return F.linear(self.region.gather(x, dim, known), weight, bias)
 
     def multiply_own(
@@ -101,7 +103,9 @@ class ParallelLinear(ParallelLayer):
         shape = [*x.shape[:-1], self.out_features]
         shape[dim] = known[self.region.rank]
         block = x.new_empty(()).expand(shape)
-        return self.region.products(block, dim, known).scattered(x, weight)
+        self.region.take_parts(x)
+        products = self.region.products(block, dim, known)
+        return self.region.marked(products.scattered(x, weight))
 
     def extra_repr(self) -> str:
         return (
@@ -128,9 +132,10 @@ class ColumnParallelLinear(ParallelLinear):
         gather_output: every worker gets all features.
         sequence_dim: of the input that is cut over the same workers; none if it is whole.
         out_sizes: features of each worker's block, balanced unless given; may be 0.
-        convention: of gradients of tensors that are the same on all workers. ``"dual"``: those of
-            the copies add up to the gradient, as the input's do here. ``"invariant"``, Megatron's:
-            each copy has the whole gradient, and those of the input are summed.
+        convention: of gradients of tensors that are the same on all workers. ``"invariant"``,
+            Megatron's: each copy has the whole gradient, as torch's losses of the whole output give
+            it; the gradients of the input are summed. ``"dual"``: those of the copies add up to the
+            gradient, as the input's do then.
         shape: of blocks of the sequence: agreed on once (``"static"``), or at every call
             (``"dynamic"``), where ``forward`` is not given their lengths.
         overlap: with ``sequence_dim``, multiply each block of the sequence while the others are on
@@ -143,6 +148,8 @@ class ColumnParallelLinear(ParallelLinear):
 
     Raises:
         ShapeError: the blocks or the input do not fit.
+        ConventionError: the input is of the other convention; see
+            :func:`~gpudist.nn.invariant_copy` and :func:`~gpudist.nn.invariant_share`.
         PlanMismatch: lengths of blocks changed unannounced.
 
     Source:
@@ -162,7 +169,7 @@ class ColumnParallelLinear(ParallelLinear):
         gather_output: bool = False,
         sequence_dim: int | None = None,
         out_sizes: Sequence[int] | None = None,
-        convention: Convention = "dual",
+        convention: Convention = "invariant",
         shape: ShapeMode = "static",
         overlap: bool = False,
     ) -> None:
@@ -205,16 +212,17 @@ class RowParallelLinear(ParallelLinear):
         sequence_dim: of the output, to be cut over the same workers; none to keep it whole.
         in_sizes: features of each worker's block, balanced unless given; may be 0.
         convention: as of :class:`ColumnParallelLinear`; here of the output, and of an input that is
-            not parallel. ``"dual"``: the gradients that the workers give to their copies of the
-            output are summed. ``"invariant"``: they are the same, and taken once.
+            not parallel. ``"invariant"``: the gradients that the workers give to their copies of
+            the output are the same, and taken once. ``"dual"``: they are summed.
         overlap: as of :class:`ColumnParallelLinear`.
 
     Cost:
-        An all-reduce of the output; backward another with ``"dual"``, none with ``"invariant"``.
+        An all-reduce of the output; backward none with ``"invariant"``, another with ``"dual"``.
         With ``sequence_dim`` a sum-scatter; backward an all-gather of the gradient.
 
     Raises:
         ShapeError: the blocks or the input do not fit.
+        ConventionError: as of :class:`ColumnParallelLinear`.
 
     Source:
         Shoeybi et al. 2019, arXiv:1909.08053; Korthikanti et al. 2022, arXiv:2205.05198.
@@ -233,7 +241,7 @@ class RowParallelLinear(ParallelLinear):
         input_is_parallel: bool = True,
         sequence_dim: int | None = None,
         in_sizes: Sequence[int] | None = None,
-        convention: Convention = "dual",
+        convention: Convention = "invariant",
         overlap: bool = False,
     ) -> None:
         region = TensorRegion(type(self).__name__, P, axis, convention)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gpudist.nn.invariant import invariant_sum
+from gpudist.nn.invariant import sum_once
 from gpudist.nn.loss import DistributedLoss, Reduction
 from gpudist.nn.loss_classes import DistributedCrossEntropyLoss
 from gpudist.nn.tensor_region import Convention, TensorRegion
@@ -23,8 +23,8 @@ class VocabParallelCrossEntropyLoss(DistributedCrossEntropyLoss):
         weight, ignore_index, reduction, label_smoothing: as torch's loss; ``weight`` has the global
             number of classes, on every worker.
         axis: of ``P``, along which the classes are cut; the others hold other samples.
-        convention: for ``"none"``. ``"dual"``: the gradients that the workers give to their copies
-            of a loss add up; ``"invariant"``: they are the same, and taken once.
+        convention: for ``"none"``. ``"invariant"``: the gradients that the workers give to their
+            copies of a loss are the same, and taken once; ``"dual"``: they add up.
         P_loss: the workers that call the loss and get its value, the whole world unless given;
             contains ``P``.
 
@@ -37,6 +37,7 @@ class VocabParallelCrossEntropyLoss(DistributedCrossEntropyLoss):
         ShapeError: on every worker, for an index that is no class, or a weight that is not of the
             classes.
         PlanMismatch: the blocks of classes change.
+        ConventionError: the logits are whole, of an invariant layer.
 
     Source:
         Shoeybi et al. 2019, arXiv:1909.08053.
@@ -51,7 +52,7 @@ class VocabParallelCrossEntropyLoss(DistributedCrossEntropyLoss):
         label_smoothing: float = 0.0,
         *,
         axis: int = -1,
-        convention: Convention = "dual",
+        convention: Convention = "invariant",
         P_loss: Partition | None = None,
     ) -> None:
         self._region = TensorRegion(self._name, P, axis, convention)
@@ -84,7 +85,8 @@ class VocabParallelCrossEntropyLoss(DistributedCrossEntropyLoss):
 
     def _sum_over_line(self, x: torch.Tensor) -> torch.Tensor:
         if self._is_invariant and self._line.size > 1 and self._line.active:
-            return invariant_sum(x, self._line)
+            self._expectation(x, self._line)
+            return sum_once(x, self._line)
         return super()._sum_over_line(x)
 
     def _value(

@@ -83,7 +83,7 @@ class ParallelQKV(torch.nn.Module):
         head_dim: int | None = None,
         axis: int = -1,
         sequence_dim: int | None = None,
-        convention: Convention = "dual",
+        convention: Convention = "invariant",
         shape: ShapeMode = "static",
         overlap: bool = False,
     ) -> None:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from gpudist.errors import ConventionError
 from gpudist.nn.buckets import BUCKET_BYTES
+from gpudist.nn.gradient_graph import Convention, Made, begin_record, end_record
 from gpudist.nn.parameter_layer import ParameterLayer
 from gpudist.nn.parameter_spread import copies_of_owned
+from gpudist.nn.plain_sums import PlainSums
 from gpudist.nn.replication import copies_of
 from gpudist.partition import Partition
 
 
 def fuse_parameter_movements(
-    network: torch.nn.Module, P: Partition | None = None, bucket_bytes: int = BUCKET_BYTES
+    network: torch.nn.Module,
+    P: Partition | None = None,
+    bucket_bytes: int = BUCKET_BYTES,
+    *,
+    convention: Convention | None = None,
 ) -> torch.nn.Module:
     """Move the parameters of all layers of ``network`` together, and their gradients.
 
@@ -31,10 +39,14 @@ def fuse_parameter_movements(
 
     Args:
         network: holds distributed layers. All ranks have the same modules, in the same order.
-        P: the workers on each of which modules of ``network`` that are not distributed, such as
-            ``torch.nn.PReLU``, work on blocks of their own: the gradients of their parameters are
-            summed over ``P`` too. Not within one graph of torch.compile.
+        P: all workers with the modules of ``network`` that are not distributed, such as
+            ``torch.nn.PReLU``: the gradients of their parameters are summed over ``P`` too. Where a
+            module works on invariant values of tensor-parallel layers, which have the whole
+            gradient on each worker of a line, its gradients are summed over the other axes alone;
+            the graph of a forward shows where. Not within one graph of torch.compile.
         bucket_bytes: small parameters, or gradients, are copied into one message up to this many.
+        convention: of the values on which modules work of which the graph does not tell, because
+            they are between no tensor-parallel layers.
 
     Returns:
         ``network``, with hooks on its forward.
@@ -44,14 +56,26 @@ def fuse_parameter_movements(
         workers that take part in layers. Of replicated ones none forward, and backward one for each
         set of workers that hold the same parameters and each dtype. A layer alone sends one-owner
         parameters in the group of its ghosts: where all layers have ghosts, the network has one
-        group more in each direction, and in all of them together fewer messages.
+        group more in each direction, and in all of them together fewer messages. With ``P``, the
+        first forward of each structure visits the nodes of its graph once.
+
+    Raises:
+        ConventionError: with ``P``, in the first forward: values of both conventions meet, a module
+            works on values of both, or on values of which nothing tells and ``convention`` is not
+            given; or ``P`` lacks workers that have a part of a gradient. In backward, if such a
+            module is reached by another way than the outputs.
     """
+    if convention not in (None, "dual", "invariant"):
+        raise ConventionError(
+            f"fuse_parameter_movements: convention is {convention!r}; use 'dual' or 'invariant'"
+        )
     if P is not None and P.active and P.size > 1:
         holders = P.world.create_partition_inclusive(sorted(P.ranks))
+        sums = PlainSums(P, convention)
     else:
-        holders = None
+        holders = sums = None
     network.register_forward_pre_hook(partial(_hand_out, P is not None, holders, bucket_bytes))
-    network.register_forward_hook(_take_back, always_call=True)
+    network.register_forward_hook(partial(_take_back, sums), always_call=True)
     return network
 
 
@@ -97,7 +121,8 @@ def _hand_out(
         copies = copies[count:]
     for (module, name, _), copy in zip(lent, copies, strict=True):
         module._parameters[name] = copy  # pyright: ignore[reportArgumentType]
-    network.__dict__["_handed_out"] = layers, lent
+    network.__dict__["_handed_out"] = layers, lent, copies
+    begin_record()
 
 
 def _parameters_of_others(network: torch.nn.Module) -> list[_Lent]:
@@ -111,9 +136,36 @@ def _parameters_of_others(network: torch.nn.Module) -> list[_Lent]:
     ]
 
 
-def _take_back(network: torch.nn.Module, inputs: object, output: object) -> None:
-    layers, lent = network.__dict__.pop("_handed_out", ((), ()))
+def _take_back(
+    sums: PlainSums | None, network: torch.nn.Module, inputs: object, output: object
+) -> None:
+    if "_handed_out" not in network.__dict__:
+        return
+    layers, lent, copies = network.__dict__.pop("_handed_out")
+    made = end_record()
     for layer in layers:
         layer.lend(None)
     for module, name, parameter in lent:
         module._parameters[name] = parameter
+    if sums is not None:
+        _settle(sums, network, output, made, lent, copies)
+
+
+def _settle(
+    sums: PlainSums,
+    network: torch.nn.Module,
+    output: object,
+    made: Sequence[Made],
+    lent: Sequence[_Lent],
+    copies: Sequence[torch.Tensor],
+) -> None:
+    """Find out over whom to sum the gradients of plain modules, before their backward."""
+    names: dict[int, str] = {}
+    handed: Any = None
+    of_modules = {module: name for name, module in network.named_modules()}
+    for (module, name, _), copy in zip(lent, copies, strict=True):
+        if not copy.is_leaf:
+            handed = copy.grad_fn
+            names[copy.output_nr] = f"{of_modules[module]}.{name}".lstrip(".")
+    if handed is not None:
+        sums.settle(network, output, made, handed, names)

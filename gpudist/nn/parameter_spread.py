@@ -136,6 +136,8 @@ def copies_of_owned(
 
 
 class _Spread(torch.autograd.Function):
+    ends_search = True
+
     @staticmethod
     def forward(
         moving: tuple[Moving, ...], to_owners: bool, bucket_bytes: int, *tensors: torch.Tensor

@@ -19,20 +19,25 @@ from typing import Any, NamedTuple
 import torch
 
 from gpudist.autograd import apply, has_tangents, is_eager, moved
+from gpudist.errors import ConventionError
 from gpudist.exchange import Movement, bind, start
 from gpudist.geometry.broadcasting import plan_all_sum_reduce
 from gpudist.library import has_modes, is_recorded
 from gpudist.nn.buckets import BUCKET_BYTES, joined, messages
-from gpudist.nn.invariant import invariant_copy
+from gpudist.nn.invariant import copy_once
 from gpudist.nn.placement import Placement
+from gpudist.ops.agreement import refuse
 from gpudist.partition import Partition
 
 
 class Place(NamedTuple):
-    """A parameter's number, the same on all ranks, and the workers that hold the same cells."""
+    """A parameter's number, the same on all ranks, and the workers its gradient is summed over.
+
+    ``None`` stands for this one alone.
+    """
 
     number: int
-    holders: Partition
+    holders: Partition | None
 
 
 def holders_of(placement: Placement) -> Partition | None:
@@ -73,7 +78,7 @@ def copies_of(
     held = [(i, P) for i, P in enumerate(holders) if P is not None]
     if is_recorded():
         for i, P in held:
-            copies[i] = invariant_copy(copies[i], P)
+            copies[i] = copy_once(copies[i], P)
         return copies
     learns = torch.is_grad_enabled()
     places = [
@@ -89,6 +94,8 @@ def copies_of(
 
 
 class _Copy(torch.autograd.Function):
+    ends_search = True
+
     @staticmethod
     def forward(
         places: tuple[Place, ...], bucket_bytes: int, *parameters: torch.Tensor
@@ -100,6 +107,7 @@ class _Copy(torch.autograd.Function):
         # Nothing is saved, so that checkpointing may find a layer with a node of its own when it
         # recomputes, outside of the forward that handed out the copies. What uses a copy saves.
         ctx.places, ctx.bucket_bytes = inputs[:2]
+        ctx.unknown = {}
         # Of tangents, some parameters may have one and some none.
         ctx.set_materialize_grads(has_tangents())
 
@@ -109,8 +117,10 @@ class _Copy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        given = [i for i, gradient in enumerate(gradients) if gradient is not None]
-        results: list[torch.Tensor | None] = [None] * len(gradients)
+        results = list(gradients)
+        found = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        _refuse_unknown(ctx, found)
+        given = [i for i in found if ctx.places[i].holders is not None]
         if given:
             places = tuple([ctx.places[i] for i in given])
             sums = apply(_Sum, places, ctx.bucket_bytes, *[gradients[i] for i in given])
@@ -119,7 +129,17 @@ class _Copy(torch.autograd.Function):
         return None, None, *results
 
 
+def _refuse_unknown(ctx: Any, given: Sequence[int]) -> None:
+    """Refuse gradients of which nobody knows over whom to sum them; see :mod:`.plain_sums`."""
+    for i in given:
+        if i in ctx.unknown:
+            # Such a parameter keeps its first holders.
+            refuse(ctx.places[i].holders, ConventionError(ctx.unknown[i]))
+
+
 class _Sum(torch.autograd.Function):
+    ends_search = True
+
     @staticmethod
     def forward(
         places: tuple[Place, ...], bucket_bytes: int, *gradients: torch.Tensor
@@ -147,11 +167,12 @@ def sums_of(
     Every rank goes through the sets of holders in the order of the parameters' numbers: no two
     ranks wait for each other in turn.
     """
-    alike: dict[tuple[Partition, torch.dtype], list[int]] = {}
+    alike: dict[tuple[Partition | None, torch.dtype], list[int]] = {}
     for i, (place, gradient) in enumerate(zip(places, gradients, strict=True)):
         alike.setdefault((place.holders, gradient.dtype), []).append(i)
     sums = list(gradients)
     for (holders, dtype), chosen in alike.items():
+        assert holders is not None
         parts = messages({i: gradients[i].nbytes for i in chosen}, bucket_bytes)
         movements = [
             _bind_sum(holders, dtype, tuple((places[i].number, gradients[i].shape) for i in part))

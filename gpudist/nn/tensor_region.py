@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Literal
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
 from gpudist.autograd import move
 from gpudist.errors import PartitionError, PlanMismatch, ShapeError
+from gpudist.exchange import Movement
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.cartesian import rank_of
 from gpudist.library import constant_when_traced
-from gpudist.nn.invariant import invariant_copy, invariant_sum
+from gpudist.nn.conventions import Expectation, marked
+from gpudist.nn.gradient_graph import Convention
+from gpudist.nn.invariant import copy_once, sum_once
 from gpudist.nn.invariant_blocks import cut_once, gather_once
 from gpudist.nn.line_blocks import LineBlocks
 from gpudist.nn.linear_overlap import BlockProducts
@@ -23,7 +25,6 @@ from gpudist.ops.agreement import ShapeMode, refuse
 from gpudist.ops.bound import Bound
 from gpudist.partition import CartesianPartition, Partition
 
-Convention = Literal["dual", "invariant"]
 Lengths = int | Sequence[int]
 
 
@@ -55,7 +56,7 @@ class TensorRegion:
         name: str,
         P: Partition,
         axis: int = -1,
-        convention: Convention = "dual",
+        convention: Convention = "invariant",
         shape: ShapeMode = "static",
     ) -> None:
         if convention not in ("dual", "invariant"):
@@ -68,6 +69,8 @@ class TensorRegion:
         self.line = along.create_cartesian_topology_partition([along.size])
         self.size, self.rank = self.line.size, self.line.rank or 0
         self._blocks = LineBlocks(self.line, name) if self.line.active else None
+        self._copies = Expectation(name, convention, 2)
+        self._parts = Expectation(name, "dual", 2)
         self._dynamic = shape == "dynamic"
         self._agreed: tuple[int, ...] | None = None
         self._learnt = Bound[tuple[int, ...]](shape)
@@ -142,23 +145,26 @@ class TensorRegion:
 
     def copy(self, x: torch.Tensor) -> torch.Tensor:
         """A value that is the same on all workers, where they begin to differ."""
+        self._copies(x, self.line)
         if self.size > 1 and self.is_invariant:
-            return invariant_copy(x, self.line)
+            return self.marked(copy_once(x, self.line))
         return x
 
     def total(self, x: torch.Tensor) -> torch.Tensor:
         """The sum of the workers' tensors, on each of them."""
         if self.size == 1:
             return x
+        self.take_parts(x)
         if self.is_invariant:
-            return invariant_sum(x, self.line)
-        return move((self._line_blocks.total(x),), (x,))[0]
+            return self.marked(sum_once(x, self.line))
+        return self._moved(self._line_blocks.total(x), x)
 
     def gather(self, x: torch.Tensor, dim: int, lengths: Sequence[int]) -> torch.Tensor:
         """The workers' blocks put together, for workers that go on to differ."""
         if self.size == 1:
             return x
-        return move((self._line_blocks.gather(x, dim, lengths),), (x,))[0]
+        self.take_parts(x)
+        return self._moved(self._line_blocks.gather(x, dim, lengths), x)
 
     def products(self, block: torch.Tensor, dim: int, lengths: Sequence[int]) -> BlockProducts:
         """Products of the workers' blocks like ``block``, while others of them are on their way."""
@@ -173,22 +179,36 @@ class TensorRegion:
             return x
         blocks = self._line_blocks
         lengths = blocks.given(x, dim, given, True)
-        return move((blocks.sum_scatter(x, dim, lengths),), (x,))[0]
+        self.take_parts(x)
+        return self._moved(blocks.sum_scatter(x, dim, lengths), x)
 
     def whole(self, x: torch.Tensor, dim: int, lengths: Sequence[int]) -> torch.Tensor:
         """The workers' blocks put together into a value that is the same on all of them."""
         if self.size == 1 or not self.is_invariant:
             return self.gather(x, dim, lengths)
         own = sum(lengths[: self.rank]), lengths[self.rank]
-        return gather_once(x, self._line_blocks.gather(x, dim, lengths), dim, own)
+        self.take_parts(x)
+        return self.marked(gather_once(x, self._line_blocks.gather(x, dim, lengths), dim, own))
+
+    def _moved(self, movement: Movement, x: torch.Tensor) -> torch.Tensor:
+        return self.marked(move((movement,), (x,))[0])
+
+    def take_parts(self, x: torch.Tensor) -> None:
+        """Refuse a value that has the whole gradient on each worker, where parts are wanted."""
+        self._parts(x, self.line)
+
+    def marked(self, y: torch.Tensor) -> torch.Tensor:
+        """``y``, which the layer's operator has just made, with the layer's name on its node."""
+        return marked(y, self._name, self.line)
 
     def own_block(self, x: torch.Tensor, dim: int, lengths: Sequence[int]) -> torch.Tensor:
         """This worker's block of a value that is the same on all workers."""
         if self.size == 1:
             return x
         lengths = self._line_blocks.given(x, dim, lengths, True)
+        self._copies(x, self.line)
         if self.is_invariant:
-            return cut_once(x, self._line_blocks, dim, lengths)
+            return self.marked(cut_once(x, self._line_blocks, dim, lengths))
         return x.narrow(dim, sum(lengths[: self.rank]), lengths[self.rank])
 
 

@@ -76,6 +76,8 @@ def least_bytes(source: Layout, target: Layout, dtype: torch.dtype) -> int:
 class _Declared(torch.autograd.Function):
     """A movement, or none, whose backward is other ones, by declaration."""
 
+    ends_search = True
+
     @staticmethod
     def forward(
         x: torch.Tensor, there: Sequence[Movement], back: Sequence[Movement]

@@ -11,6 +11,7 @@ import torch
 from gpudist.autograd import move
 from gpudist.errors import PartitionError, PlanMismatch, ShapeError
 from gpudist.geometry.cartesian import index_of
+from gpudist.nn.conventions import expect
 from gpudist.sbp.attributes import NdSbp, Sbp, broadcast, nd_sbp
 from gpudist.sbp.boxing import declared, gradient_layout, movement_of
 from gpudist.sbp.global_tensor import GlobalTensor
@@ -80,6 +81,8 @@ def to_global(
     Raises:
         ShapeError: on every rank alike, if the blocks are not balanced, ``n // p`` cells and one
             more in the first ``n % p``, or their shapes or dtypes do not fit together.
+        ConventionError: a plain tensor has the whole gradient on each rank, as tensor-parallel
+            layers give it by their invariant convention; pass it through ``invariant_copy`` first.
     """
     if isinstance(x, torch.nn.Module):
         return _module_to_global(x, placement, sbp, grad_sbp)
@@ -105,6 +108,7 @@ def _from_local(
         given = placement.layout(nd_sbp(grad_sbp, placement.axes, len(shape)), shape)
         local = declared(x, [source, layout], [gradient_layout(layout), given], world)
         return GlobalTensor._wrap(local, placement, sbp, shape)
+    expect("to_global", "dual", x, placement.partition)
     movement = movement_of(dtype, source, layout, world)
     local = x.view_as(x)
     if movement is not None:

@@ -92,7 +92,7 @@ def test_queries_keys_and_values(P_world: Partition) -> None:
 @distributed(ranks=3, transports=["loopback"])
 def test_the_dual_convention_is_the_adjoint(P_world: Partition) -> None:
     """Of the projection to the values, which is linear."""
-    layer = ParallelQKV(P_world, 6, 6, 2, False, dtype=F64)
+    layer = ParallelQKV(P_world, 6, 6, 2, False, dtype=F64, convention="dual")
     assert_adjoint(lambda x: layer(x)[2], random_like_all((4, 6), 0), P_world)
 
 
@@ -115,8 +115,8 @@ def test_dropout_is_the_same_on_one_worker(P_world: Partition, mask: str | None)
         assert_equal_to(y.detach(), y_whole.detach(), 1e-12, "output")
         gradient = random_like_all(y.shape, 2)
         y_whole.backward(gradient)
-        y.backward(cotangent_of_copies(gradient, "dual", P_world, 9))
-        found = gradient_of_copies(x, "dual", P_world)
+        y.backward(cotangent_of_copies(gradient, "invariant", P_world, 9))
+        found = gradient_of_copies(x, "invariant", P_world)
         assert_equal_to(found, gradient_of(whole), 1e-10, "input gradient")
         outputs.append(y.detach())
     assert not torch.equal(*outputs)

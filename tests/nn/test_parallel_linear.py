@@ -214,12 +214,30 @@ def test_the_dual_convention_is_the_adjoint(P_world: Partition) -> None:
     x = torch.randn(4 if P_world.rank else 2, 5, dtype=F64)
     same = torch.randn(4, 5, dtype=F64)
     for layer, given in (
-        (ColumnParallelLinear(P_world, 5, 7, False, dtype=F64), same),
-        (ColumnParallelLinear(P_world, 5, 7, False, dtype=F64, gather_output=True), same),
-        (ColumnParallelLinear(P_world, 5, 7, False, dtype=F64, sequence_dim=0), x),
-        (RowParallelLinear(P_world, 15, 4, False, dtype=F64), same),
-        (RowParallelLinear(P_world, 15, 4, False, dtype=F64, sequence_dim=0), same),
-        (RowParallelLinear(P_world, 5, 4, False, dtype=F64, input_is_parallel=False), same),
+        (ColumnParallelLinear(P_world, 5, 7, False, dtype=F64, convention="dual"), same),
+        (
+            ColumnParallelLinear(
+                P_world, 5, 7, False, dtype=F64, convention="dual", gather_output=True
+            ),
+            same,
+        ),
+        (
+            ColumnParallelLinear(
+                P_world, 5, 7, False, dtype=F64, convention="dual", sequence_dim=0
+            ),
+            x,
+        ),
+        (RowParallelLinear(P_world, 15, 4, False, dtype=F64, convention="dual"), same),
+        (
+            RowParallelLinear(P_world, 15, 4, False, dtype=F64, convention="dual", sequence_dim=0),
+            same,
+        ),
+        (
+            RowParallelLinear(
+                P_world, 5, 4, False, dtype=F64, convention="dual", input_is_parallel=False
+            ),
+            same,
+        ),
     ):
         assert_adjoint(layer, given, P_world)
 
