@@ -22,6 +22,7 @@ from gpudist.launch import (
     Launch,
     Settings,
     choose_transport,
+    deadline_of,
     diagnostics_of,
     launch_of,
     settings_of,
@@ -130,13 +131,18 @@ def init(
     """Join the world that torchrun, mpirun or srun started, and return the partition of all its
     workers.
 
-    Un-launched, the process is a world of one. Called again, returns the same partition. The
-    transport is NCCL where torch sees GPUs, else shared memory between processes of one node and
-    gloo between nodes; ``GPUDIST_TRANSPORT`` overrides the choice. On GPUs this process takes the
-    one of its number on the node, as torch's current device, and backward runs in one thread.
+    A launcher is known by the rank and the world size that it sets: ``RANK`` and ``WORLD_SIZE``
+    (torchrun), ``OMPI_COMM_WORLD_RANK`` and ``_SIZE``, ``PMI_RANK`` and ``PMI_SIZE``, or, in a step
+    of ``srun``, ``SLURM_PROCID`` and ``SLURM_NTASKS``. A process with none of them is a world of
+    one, and so is one in a batch script or a shell of Slurm's.
+
+    Called again, returns the same partition. The transport is NCCL where torch sees GPUs, else
+    shared memory between processes of one node and gloo between nodes; ``GPUDIST_TRANSPORT``
+    overrides the choice. On GPUs this process takes the one of its number on the node, as torch's
+    current device, and backward runs in one thread.
 
     Args:
-        timeout: deadline of every wait, in seconds.
+        timeout: deadline of every wait, in seconds: above 0, and at most 1,000,000.
         process_group: torch's group of the workers, in place of all that were started: they meet in
             its store, and its communicator, if it is NCCL's, is used and stays its own.
         deterministic: the same bits in every run and over every transport, in a stated order of
@@ -145,9 +151,11 @@ def init(
             messages. The same on all ranks.
 
     Raises:
-        TransportError: the launcher's variables are incomplete, or the world cannot be joined.
+        TransportError: the launcher's variables are incomplete (only one of a pair is set),
+            ``timeout`` is no such number, or the world cannot be joined.
         NotBuiltError: there are GPUs, and this installation cannot use them.
     """
+    timeout = deadline_of(timeout, "gpudist.init")
     if _runtime.P_world is not None:
         return _runtime.P_world
     if deterministic:
