@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -31,6 +32,7 @@ from gpudist.partition import Partition
 from gpudist.transport.background import Background
 from gpudist.transport.base import Transport
 from gpudist.transport.debug_lines import DebugLines
+from gpudist.transport.failure import Failure
 from gpudist.transport.forks import keep_for_good
 from gpudist.transport.gloo import GlooTransport
 from gpudist.transport.host import HostTransport, is_built, what_is_missing
@@ -38,6 +40,7 @@ from gpudist.transport.host_meeting import NotOneNode
 from gpudist.transport.loopback import LoopbackTransport
 from gpudist.transport.nccl import NcclTransport
 from gpudist.transport.nccl_library import what_nccl_misses
+from gpudist.transport.processes import await_end_of_parent
 from gpudist.transport.report import (
     report_failures,
     report_on_signal,
@@ -188,11 +191,34 @@ def init(
         "rank %d of %d: transport %s, device %s, started by %s",
         launch.rank, launch.size, transport.name, transport.device, launch.launcher,
     )  # fmt: skip
+    if launch.launcher == "torchrun" and launch.store_is_served:
+        _watch_launcher(transport)
     report_on_signal(transport, diagnostics_of(os.environ).folder)
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
     tell_uncaught_errors(transport, error_file, _note_failure)
     atexit.register(_shut_down, transport, launch)
     return _runtime.P_world
+
+
+def _watch_launcher(transport: Transport) -> None:
+    """End the world when torchrun's agent, which started this process, is gone.
+
+    Nobody would end or restart the workers any more, and over shared memory they need no store.
+    """
+    agent = os.getppid()
+
+    def watch() -> None:
+        await_end_of_parent(agent)
+        transport.post_failure(
+            Failure(
+                "TransportError",
+                None,
+                f"the launcher has died: torchrun's agent of rank {transport.rank}, process "
+                f"{agent}, has ended before its workers; start the job again",
+            )
+        )
+
+    threading.Thread(target=watch, name="gpudist watches the launcher", daemon=True).start()
 
 
 def _make_torch_deterministic() -> None:
