@@ -37,15 +37,12 @@ from gpudist.transport.forks import keep_for_good
 from gpudist.transport.gloo import GlooTransport
 from gpudist.transport.host import HostTransport, is_built, what_is_missing
 from gpudist.transport.host_meeting import NotOneNode
+from gpudist.transport.last_words import Endings, tell_uncaught_errors
 from gpudist.transport.loopback import LoopbackTransport
 from gpudist.transport.nccl import NcclTransport
 from gpudist.transport.nccl_library import what_nccl_misses
 from gpudist.transport.processes import await_end_of_parent
-from gpudist.transport.report import (
-    report_failures,
-    report_on_signal,
-    tell_uncaught_errors,
-)
+from gpudist.transport.report import report_failures, report_on_signal
 from gpudist.transport.store_asker import StoreAsker
 from gpudist.transport.store_failures import STORE_ERRORS, own_connection, store_gone
 from gpudist.version import __version__
@@ -170,6 +167,7 @@ def init(
     if reason == what_is_missing():
         logger.warning("using gloo, which is many times slower: %s", reason)
     transport: Transport
+    store: dist.Store | None = None
     if choice == "loopback":
         transport = LoopbackTransport.single(timeout)
     else:
@@ -193,9 +191,11 @@ def init(
     )  # fmt: skip
     if launch.launcher == "torchrun" and launch.store_is_served:
         _watch_launcher(transport)
-    report_on_signal(transport, diagnostics_of(os.environ).folder)
+    wanted = diagnostics_of(os.environ)
+    report_on_signal(transport, wanted.folder)
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
-    tell_uncaught_errors(transport, error_file, _note_failure)
+    endings = Endings(store if transport.size > 1 else None, f"gpudist/{launch.run}")
+    tell_uncaught_errors(transport, error_file, _note_failure, endings, wanted.lines)
     atexit.register(_shut_down, transport, launch)
     return _runtime.P_world
 
