@@ -7,11 +7,16 @@ that nothing waits for the GPU.
 
 from __future__ import annotations
 
+import logging
+
 from gpudist.partition import Partition
 from gpudist.transport.base import Transport
 from gpudist.transport.gloo import GlooTransport
 from gpudist.transport.host import HostTransport
+from gpudist.transport.host_meeting import NotOneNode
 from gpudist.transport.nccl import NcclTransport
+
+logger = logging.getLogger("gpudist")
 
 
 def host_partition(P: Partition) -> Partition:
@@ -33,10 +38,14 @@ def _connect(P: Partition, wire: NcclTransport, rank: int) -> Transport:
     prefix = f"{wire.prefix}/host/{Partition(wire, P.ranks).digest.hex()}"
     store_rank = P.ranks.index(wire.store_rank) if wire.store_rank in P.ranks else None
     if wire.same_node:
-        return HostTransport(
-            wire.store, rank, P.size, wire.timeout_s, prefix=prefix, store_rank=store_rank,
-            look=wire.look,
-        )  # fmt: skip
+        try:
+            return HostTransport(
+                wire.store, rank, P.size, wire.timeout_s, prefix=prefix, store_rank=store_rank,
+                look=wire.look,
+            )  # fmt: skip
+        except NotOneNode as error:
+            logger.warning("using gloo beside nccl: %s", error)
+            prefix = f"{prefix}/apart"
     return GlooTransport(
         wire.store, rank, P.size, wire.timeout_s, prefix=prefix, same_node=False,
         interface=wire.interface, store_rank=store_rank, look=wire.look,

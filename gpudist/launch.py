@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
+from typing import Any
 
 from gpudist.errors import NotBuiltError, TransportError
 
@@ -40,6 +42,9 @@ class Launch:
         return self.local_size == self.size
 
 
+# A wait of the system's takes at most 24 days.
+LONGEST_S = 1e6
+
 _SWITCHES = ("GPUDIST_CHECK", "GPUDIST_DEBUG")
 
 _LAUNCHERS = {
@@ -55,17 +60,20 @@ _LAUNCHERS = {
 }
 
 
+# Steps of Slurm above this number are not started by srun: batch scripts, interactive shells.
+_LAST_STEP = 4_000_000_000
+
+
 def launch_of(environment: Mapping[str, str]) -> Launch:
     """Read torchrun's, mpirun's or srun's variables; a process without them is a world of one.
+
+    A launcher sets a rank and a world size, and the first launcher with both of them counts. What
+    Slurm sets counts in a step of ``srun`` only: its batch scripts and shells have a rank too.
 
     Raises:
         TransportError: a variable is missing, is no number, or does not go with the others.
     """
-    found = next(
-        (name for name, (rank, size, *_) in _LAUNCHERS.items()
-         if rank in environment and size in environment),
-        None,
-    )  # fmt: skip
+    found = _launcher_of(environment)
     if found is None:
         return Launch("none")
 
@@ -128,10 +136,50 @@ def launch_of(environment: Mapping[str, str]) -> Launch:
     )
 
 
+def _launcher_of(environment: Mapping[str, str]) -> str | None:
+    """The first launcher that says both which rank this is and how many there are."""
+    alone: dict[str, str] = {}
+    for launcher, (rank, size, *_) in _LAUNCHERS.items():
+        if launcher == "srun" and not _is_step_of_srun(environment):
+            continue
+        if rank in environment and size in environment:
+            return launcher
+        if rank in environment or size in environment:
+            given, missing = (rank, size) if rank in environment else (size, rank)
+            alone.setdefault(given, missing)
+    for given, missing in alone.items():
+        raise TransportError(
+            f"{given} is {environment[given]!r:.80} but {missing} is not set; a launcher sets "
+            f"both: start the program by torchrun, mpirun or srun, or unset {given} to run it as "
+            f"one process"
+        )
+    return None
+
+
+def _is_step_of_srun(environment: Mapping[str, str]) -> bool:
+    step = environment.get("SLURM_STEP_ID", environment.get("SLURM_STEPID", ""))
+    return re.fullmatch(r"[0-9]{1,10}", step) is not None and int(step) < _LAST_STEP
+
+
 def _local_size(environment: Mapping[str, str], size: int) -> int:
     """Under srun and mpiexec: all ranks are here if there is one node."""
     nodes = environment.get("SLURM_JOB_NUM_NODES", environment.get("SLURM_NNODES", "1"))
     return size if nodes == "1" else 1
+
+
+def deadline_of(timeout: object, where: str) -> float:
+    """``timeout`` in seconds, as ``where`` takes it.
+
+    Raises:
+        TransportError: it is not a number of seconds that can be waited for.
+    """
+    number: Any = timeout if isinstance(timeout, Real) and not isinstance(timeout, bool) else 0
+    if not 0 < number <= LONGEST_S:
+        raise TransportError(
+            f"{where}: timeout is {timeout!r:.80}; it must be a number of seconds above 0 and at "
+            f"most {LONGEST_S:.0f}"
+        )
+    return float(number)
 
 
 @dataclass(frozen=True)

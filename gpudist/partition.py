@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from math import prod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -20,7 +20,11 @@ from gpudist.device_mesh import mesh_of
 from gpudist.digest import digest_of
 from gpudist.errors import PartitionError
 from gpudist.geometry.cartesian import index_of, integers, rank_of
+from gpudist.shared_numbers import combined, numbers_of, words_of
 from gpudist.transport.base import Communicator, ReduceOp, Signature, Transport
+from gpudist.transport.failure import Failure
+
+Number = TypeVar("Number", int, float)
 
 
 class Partition:
@@ -127,6 +131,17 @@ class Partition:
         # It never changes, and its communicators are the world's: copies of layers share it.
         return self
 
+    def __copy__(self) -> Partition:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise PartitionError(
+            f"{self!r} cannot be pickled, nor can a module that has partitions: they belong to "
+            "this process. Of a model save model.state_dict(), or the whole training by "
+            "gpudist.checkpoint.save; gpudist.sequential(model) is a model without partitions. "
+            "To another process send the ranks and the shape"
+        )
+
     def __repr__(self) -> str:
         ranks = list(self.ranks) if self.size <= 8 else f"[{self.ranks[0]}, ..., {self.ranks[-1]}]"
         where = f"rank {self.rank}" if self.active else "inactive"
@@ -166,9 +181,12 @@ class Partition:
         return Partition(self._wire, [self.ranks[rank] for rank in ranks])
 
     def create_partition_union(self, other: Partition) -> Partition:
-        """This partition's members, then ``other``'s that are not among them."""
-        if self._wire is not other._wire:
-            raise PartitionError("partitions of different worlds have no union")
+        """This partition's members, then ``other``'s that are not among them.
+
+        Raises:
+            PartitionError: they are of different worlds.
+        """
+        require_one_world("create_partition_union", self, other)
         if self.ranks == other.ranks:
             return Partition(self._wire, self.ranks)
         mine = set(self.ranks)
@@ -184,9 +202,25 @@ class Partition:
         if prod(shape) != self.size or any(extent < 1 for extent in shape):
             raise PartitionError(
                 f"a process grid of shape {list(shape)} holds {prod(shape)} workers but the "
-                f"partition has {self.size}; first select as many with create_partition_inclusive"
+                f"partition has {self.size}; {self._how_to_fit(shape)}"
             )
         return CartesianPartition(self._wire, self.ranks, shape)
+
+    def _how_to_fit(self, shape: tuple[int, ...]) -> str:
+        wanted, there = prod(shape), self._wire.size
+        if any(extent < 1 for extent in shape):
+            return "every axis has at least one"
+        if wanted > there:
+            return (
+                f"start {wanted} processes, as by torchrun --nproc-per-node {wanted}, or use a "
+                f"grid of {self.size} workers"
+            )
+        if wanted > self.size:
+            return (
+                f"select {wanted} of the {there} workers of the world with "
+                f"create_partition_inclusive, or use a grid of {self.size} workers"
+            )
+        return "first select as many with create_partition_inclusive"
 
     def create_mesh_partition(self, mesh: DeviceMesh) -> CartesianPartition:
         """The members of torch's ``mesh``, on a process grid of its shape; axes are its dims.
@@ -197,48 +231,67 @@ class Partition:
         members = self.create_partition_inclusive([int(rank) for rank in mesh.mesh.flatten()])
         return members.create_cartesian_topology_partition(list(mesh.mesh.shape))
 
-    def allgather_data(self, data: Sequence[int]) -> list[list[int]]:
-        """Every member's integers, by rank; all give equally many. Collective over the members."""
-        self._require_active("allgather_data")
-        mine = torch.tensor(list(data), dtype=torch.int64, device=self.device)
-        output = torch.empty((self.size, len(mine)), dtype=torch.int64, device=self.device)
-        with self._wire.group(self._signature("allgather_data")):
-            self.communicator.all_gather(mine, output)
-        return self._read(output)
+    def allgather_data(self, data: Sequence[Number]) -> list[list[Number]]:
+        """Every member's numbers, by rank; all give equally many. Collective over the members.
 
-    def broadcast_data(self, data: Sequence[int] | None, root: int = 0) -> list[int]:
-        """The integers of rank ``root``; others may pass ``None``. Collective over the members."""
+        Numbers are Python's integers, of at most 64 bits, or floats, and arrive exactly as they
+        were given. A list with a float in it is one of floats.
+
+        Raises:
+            PartitionError: on every rank, if a rank gives anything else.
+            PlanMismatch: on every rank, if ranks give lists of different lengths.
+        """
+        return self._gathered("allgather_data", "allgather_data", data)
+
+    def broadcast_data(self, data: Sequence[Number] | None, root: int = 0) -> list[Number]:
+        """The numbers of rank ``root``; others may pass ``None``. Collective over the members.
+
+        Raises:
+            PartitionError: on every rank, if the root gives no list of numbers as
+                :meth:`allgather_data` takes them.
+        """
         self._require_active("broadcast_data")
         self._check_rank(root)
+        words = self._words("broadcast_data", data) if self.rank == root else []
         if self.device.type == "meta" and data is not None:
             # A rehearsal of one rank: nobody else is there, and nothing has cells.
             return list(data)
-        count = torch.tensor([len(data) if data is not None else 0], device=self.device)
+        count = torch.tensor([len(words)], device=self.device)
         signature = self._signature(f"broadcast_data(root={root})")
         with self._wire.group(signature):
             self.communicator.broadcast(count, root)
         (length,) = self._read(count)
         values = torch.zeros(length, dtype=torch.int64, device=self.device)
-        if self.rank == root and data is not None:
-            values.copy_(torch.tensor(list(data), dtype=torch.int64))
+        if self.rank == root:
+            values.copy_(torch.tensor(words, dtype=torch.int64))
         with self._wire.group(signature):
             self.communicator.broadcast(values, root)
-        return self._read(values)
+        return numbers_of(self._read(values))
 
-    def allreduce_data(self, data: Sequence[int], op: ReduceOp = "sum") -> list[int]:
-        """The members' integers combined element by element. Collective over the members."""
+    def allreduce_data(self, data: Sequence[Number], op: ReduceOp = "sum") -> list[Number]:
+        """The members' numbers combined element by element. Collective over the members.
+
+        Integers have an exact result of any size. Where a rank gives floats the results are
+        floats, combined in ascending rank order: bitwise equal on all.
+
+        Raises:
+            PartitionError: as :meth:`allgather_data`; or a rank gives floats and another one an
+                integer that is no float.
+            PlanMismatch: as :meth:`allgather_data`.
+        """
         self._require_active("allreduce_data")
         if op not in ("sum", "prod", "max", "min"):
             raise PartitionError(f"allreduce_data: op is {op!r}; it must be sum, prod, max or min")
-        mine = torch.tensor(list(data), dtype=torch.int64, device=self.device)
-        output = torch.empty_like(mine)
-        with self._wire.group(self._signature(f"allreduce_data({op})")):
-            self.communicator.all_reduce(mine, output, op)
-        return self._read(output)
+        rows = self._gathered("allreduce_data", f"allreduce_data({op})", data)
+        return combined("allreduce_data", rows, op)
 
     def barrier(self) -> None:
         """Return when every member has called it."""
-        self.allreduce_data([0])
+        self._require_active("barrier")
+        token = torch.zeros(1, dtype=torch.int64, device=self.device)
+        with self._wire.group(self._signature("barrier")):
+            self.communicator.all_reduce(token, torch.empty_like(token))
+        self._wire.wait()
 
     def print_sequential(self, text: object) -> None:
         """Print one line a member, in rank order. Collective over the members."""
@@ -248,6 +301,23 @@ class Partition:
                 print(f"rank {rank}: {text}")
                 sys.stdout.flush()
             self.barrier()
+
+    def _gathered(self, name: str, label: str, data: object) -> list[list[Any]]:
+        self._require_active(name)
+        mine = torch.tensor(self._words(name, data), dtype=torch.int64, device=self.device)
+        output = torch.empty((self.size, len(mine)), dtype=torch.int64, device=self.device)
+        with self._wire.group(self._signature(label)):
+            self.communicator.all_gather(mine, output)
+        return [numbers_of(row) for row in self._read(output)]
+
+    def _words(self, name: str, data: object) -> list[int]:
+        try:
+            return words_of(f"{name}, rank {self.rank} of {self!r}", data)
+        except PartitionError as error:
+            if self.size > 1:
+                # The others wait for this rank, which alone knows.
+                self._wire.abort(Failure.from_exception(error, self._wire.rank))
+            raise
 
     def _read(self, tensor: torch.Tensor) -> Any:
         """A tensor of integers as (nested) lists, when it is complete."""
@@ -392,3 +462,23 @@ class CartesianPartition(Partition):
         if len(set(counted)) != len(counted):
             raise PartitionError(f"axes {list(axes)} name an axis more than once")
         return tuple(counted)
+
+
+def require_one_world(where: str, *partitions: Partition) -> None:
+    """Refuse partitions of different worlds, whose messages would never meet.
+
+    Raises:
+        PartitionError: and on the other ranks of both worlds, of which not all may mix them.
+    """
+    first, *others = partitions
+    for other in others:
+        if other.wire is first.wire:
+            continue
+        error = PartitionError(
+            f"{where}: {first!r} and {other!r} are of two worlds (over {first.transport} and over "
+            f"{other.transport}); make both from one P_world"
+        )
+        for wire in (first.wire, other.wire):
+            if wire.size > 1:
+                wire.abort(Failure.from_exception(error, wire.rank))
+        raise error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -22,6 +23,7 @@ from gpudist.launch import (
     Launch,
     Settings,
     choose_transport,
+    deadline_of,
     diagnostics_of,
     launch_of,
     settings_of,
@@ -30,18 +32,17 @@ from gpudist.partition import Partition
 from gpudist.transport.background import Background
 from gpudist.transport.base import Transport
 from gpudist.transport.debug_lines import DebugLines
+from gpudist.transport.failure import Failure
 from gpudist.transport.forks import keep_for_good
 from gpudist.transport.gloo import GlooTransport
 from gpudist.transport.host import HostTransport, is_built, what_is_missing
 from gpudist.transport.host_meeting import NotOneNode
+from gpudist.transport.last_words import Endings, tell_uncaught_errors
 from gpudist.transport.loopback import LoopbackTransport
 from gpudist.transport.nccl import NcclTransport
 from gpudist.transport.nccl_library import what_nccl_misses
-from gpudist.transport.report import (
-    report_failures,
-    report_on_signal,
-    tell_uncaught_errors,
-)
+from gpudist.transport.processes import await_end_of_parent
+from gpudist.transport.report import report_failures, report_on_signal
 from gpudist.transport.store_asker import StoreAsker
 from gpudist.transport.store_failures import STORE_ERRORS, own_connection, store_gone
 from gpudist.version import __version__
@@ -130,13 +131,18 @@ def init(
     """Join the world that torchrun, mpirun or srun started, and return the partition of all its
     workers.
 
-    Un-launched, the process is a world of one. Called again, returns the same partition. The
-    transport is NCCL where torch sees GPUs, else shared memory between processes of one node and
-    gloo between nodes; ``GPUDIST_TRANSPORT`` overrides the choice. On GPUs this process takes the
-    one of its number on the node, as torch's current device, and backward runs in one thread.
+    A launcher is known by the rank and the world size that it sets: ``RANK`` and ``WORLD_SIZE``
+    (torchrun), ``OMPI_COMM_WORLD_RANK`` and ``_SIZE``, ``PMI_RANK`` and ``PMI_SIZE``, or, in a step
+    of ``srun``, ``SLURM_PROCID`` and ``SLURM_NTASKS``. A process with none of them is a world of
+    one, and so is one in a batch script or a shell of Slurm's.
+
+    Called again, returns the same partition. The transport is NCCL where torch sees GPUs, else
+    shared memory between processes of one node and gloo between nodes; ``GPUDIST_TRANSPORT``
+    overrides the choice. On GPUs this process takes the one of its number on the node, as torch's
+    current device, and backward runs in one thread.
 
     Args:
-        timeout: deadline of every wait, in seconds.
+        timeout: deadline of every wait, in seconds: above 0, and at most 1,000,000.
         process_group: torch's group of the workers, in place of all that were started: they meet in
             its store, and its communicator, if it is NCCL's, is used and stays its own.
         deterministic: the same bits in every run and over every transport, in a stated order of
@@ -145,9 +151,11 @@ def init(
             messages. The same on all ranks.
 
     Raises:
-        TransportError: the launcher's variables are incomplete, or the world cannot be joined.
+        TransportError: the launcher's variables are incomplete (only one of a pair is set),
+            ``timeout`` is no such number, or the world cannot be joined.
         NotBuiltError: there are GPUs, and this installation cannot use them.
     """
+    timeout = deadline_of(timeout, "gpudist.init")
     if _runtime.P_world is not None:
         return _runtime.P_world
     if deterministic:
@@ -159,6 +167,7 @@ def init(
     if reason == what_is_missing():
         logger.warning("using gloo, which is many times slower: %s", reason)
     transport: Transport
+    store: dist.Store | None = None
     if choice == "loopback":
         transport = LoopbackTransport.single(timeout)
     else:
@@ -180,11 +189,36 @@ def init(
         "rank %d of %d: transport %s, device %s, started by %s",
         launch.rank, launch.size, transport.name, transport.device, launch.launcher,
     )  # fmt: skip
-    report_on_signal(transport, diagnostics_of(os.environ).folder)
+    if launch.launcher == "torchrun" and launch.store_is_served:
+        _watch_launcher(transport)
+    wanted = diagnostics_of(os.environ)
+    report_on_signal(transport, wanted.folder)
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
-    tell_uncaught_errors(transport, error_file, _note_failure)
+    endings = Endings(store if transport.size > 1 else None, f"gpudist/{launch.run}")
+    tell_uncaught_errors(transport, error_file, _note_failure, endings, wanted.lines)
     atexit.register(_shut_down, transport, launch)
     return _runtime.P_world
+
+
+def _watch_launcher(transport: Transport) -> None:
+    """End the world when torchrun's agent, which started this process, is gone.
+
+    Nobody would end or restart the workers any more, and over shared memory they need no store.
+    """
+    agent = os.getppid()
+
+    def watch() -> None:
+        await_end_of_parent(agent)
+        transport.post_failure(
+            Failure(
+                "TransportError",
+                None,
+                f"the launcher has died: torchrun's agent of rank {transport.rank}, process "
+                f"{agent}, has ended before its workers; start the job again",
+            )
+        )
+
+    threading.Thread(target=watch, name="gpudist watches the launcher", daemon=True).start()
 
 
 def _make_torch_deterministic() -> None:

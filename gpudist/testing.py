@@ -13,6 +13,7 @@ import torch
 
 from gpudist import errors, runtime
 from gpudist.exchange import all_reduce
+from gpudist.launch import deadline_of
 from gpudist.partition import Partition
 from gpudist.rank_pool import GRACE_S, RankPool, RanksFailed
 from gpudist.transport.loopback import LoopbackWorld
@@ -33,7 +34,8 @@ def run_distributed(
             find it by its name.
         size: number of ranks.
         transport: ``"loopback"``, threads of this process; ``"gloo"`` or ``"host"``, new processes.
-        timeout: deadline of every wait between ranks, in seconds; the whole run may take 5 s more.
+        timeout: deadline of every wait between ranks, in seconds, above 0 and at most 1,000,000;
+            the whole run may take 5 s more.
         args, kwargs: passed on to ``fn``; for processes they, and the results, are pickled.
 
     Returns:
@@ -48,7 +50,9 @@ def run_distributed(
             processes its ``__cause__`` shows the traceback of every rank.
         PeerFailure: a process died; names its rank.
         CollectiveTimeout: the time is over; shows where each rank was.
+        TransportError: ``timeout`` is no such number.
     """
+    timeout = deadline_of(timeout, "run_distributed")
     if transport == "loopback":
         return _run_threads(size, fn, args, kwargs, timeout)
     if transport not in ("gloo", "host"):

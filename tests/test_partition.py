@@ -10,13 +10,22 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
+import math
+import pickle
 import sys
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 
-from gpudist import runtime
-from gpudist.errors import PartitionError
+import gpudist
+from gpudist import nn, runtime
+from gpudist.errors import PartitionError, PlanMismatch
 from gpudist.partition import CartesianPartition, Partition
 from gpudist.transport.loopback import LoopbackTransport
 from tests.pool import distributed
@@ -118,6 +127,63 @@ def test_shared_integers(P_world: Partition) -> None:
 
 
 @distributed(ranks=3)
+def test_shared_floats_arrive_exactly(P_world: Partition) -> None:
+    mine = [0.1 * (P_world.rank + 1), -0.0, math.inf]
+    assert repr(P_world.allgather_data(mine)) == repr(
+        [[0.1 * r, -0.0, math.inf] for r in (1, 2, 3)]
+    )
+    assert repr(P_world.broadcast_data(mine, 1)) == repr([0.2, -0.0, math.inf])
+    assert P_world.broadcast_data(np.array([2.7]) if P_world.rank == 0 else None) == [2.7]
+    assert P_world.allreduce_data(mine)[0] == 0.1 + 0.2 + 0.1 * 3
+    assert P_world.allreduce_data([mine[0]], "max") == [0.1 * 3]
+    assert P_world.allreduce_data([mine[0]], "prod") == [0.1 * 0.2 * (0.1 * 3)]
+    undefined = [math.nan if P_world.rank == 1 else 1.0]
+    assert all(math.isnan(P_world.allreduce_data(undefined, op)[0]) for op in ("max", "min", "sum"))
+
+
+@distributed(ranks=3)
+def test_ranks_that_share_integers_and_floats(P_world: Partition) -> None:
+    """Each rank's numbers stay what they are, and a sum is of floats."""
+    mine = [0.5, 1] if P_world.rank == 1 else [1, 2]
+    rows = P_world.allgather_data(mine)
+    assert repr(rows) == repr([[1, 2], [0.5, 1.0], [1, 2]])
+    assert repr(P_world.allreduce_data(mine)) == repr([2.5, 5.0])
+    assert P_world.allreduce_data([2**62]) == [3 * 2**62]
+    with pytest.raises(PartitionError, match="9007199254740993 stands beside floats"):
+        P_world.allreduce_data([0.5 if P_world.rank == 1 else 2**53 + 1])
+    P_world.barrier()
+
+
+BAD = {
+    "none": (None, "data is None"),
+    "text": (["1"], r"data\[0\] is '1', of type str"),
+    "bool": ([1, True], r"data\[1\] is True, of type bool"),
+    "wide": ([2**63], "data has 9223372036854775808"),
+    "nested": ([[1]], r"data\[0\] is \[1\], of type list"),
+    "complex": ([1j], r"data\[0\] is 1j, of type complex"),
+}
+
+
+@pytest.mark.parametrize("name", ["allgather_data", "allreduce_data", "broadcast_data"])
+@pytest.mark.parametrize("kind", BAD)
+@distributed(ranks=3)
+def test_data_that_are_no_numbers_are_refused_on_all(
+    P_world: Partition, name: str, kind: str
+) -> None:
+    data, words = BAD[kind]
+    root = [1] if name == "broadcast_data" else []
+    with pytest.raises(PartitionError, match=rf"{name}, rank 1 of .*: {words}"):
+        getattr(P_world, name)(data if P_world.rank == 1 else [1], *root)
+
+
+@pytest.mark.parametrize("name", ["allgather_data", "allreduce_data"])
+@distributed(ranks=2, transports=["loopback", "host", "gloo"])
+def test_lists_of_different_lengths(P_world: Partition, name: str) -> None:
+    with pytest.raises(PlanMismatch):
+        getattr(P_world, name)([1] * (1 + P_world.rank))
+
+
+@distributed(ranks=3)
 def test_print_sequential(P_world: Partition) -> None:
     """One line a rank, in rank order; ranks may share a stream, as threads do, or not."""
     P = P_world.create_partition_inclusive([2, 0, 1])
@@ -186,8 +252,100 @@ def test_grid_off_its_workers(P_world: Partition) -> None:
 def test_worlds_do_not_mix() -> None:
     one, other = (runtime.world_of(LoopbackTransport.single()) for _ in range(2))
     assert one != other
-    with pytest.raises(PartitionError, match="different worlds"):
+    with pytest.raises(PartitionError, match=r"create_partition_union: .* of two worlds"):
         one.create_partition_union(other)
+    grids = [P.create_cartesian_topology_partition([1, 1]) for P in (one, other)]
+    with pytest.raises(PartitionError, match=r"DistributedMSELoss: .* of two worlds"):
+        nn.DistributedMSELoss(grids[0], P_loss=other)
+    with pytest.raises(PartitionError, match=r"DistributedLinear: .* of two worlds|union: "):
+        nn.DistributedLinear(grids[0], grids[0], grids[1], 2, 2)
+
+
+@pytest.fixture
+def store_path(tmp_path: Path) -> str:
+    return str(tmp_path / "store")
+
+
+@pytest.mark.parametrize("mixes", [[0, 1], [1]])
+@distributed(ranks=2, transports=["host", "gloo"])
+def test_worlds_of_the_same_ranks_do_not_mix(
+    P_world: Partition, mixes: list[int], store_path: str
+) -> None:
+    """Also where only one rank mixes them, and the other one waits for it."""
+    store = dist.FileStore(store_path, P_world.size)
+    wire = runtime.connect(P_world.transport, store, P_world.rank, P_world.size, 20.0, "other")
+    P_other = runtime.world_of(wire)
+    assert P_other.ranks == P_world.ranks and P_other != P_world
+    with (
+        contextlib.closing(wire),
+        pytest.raises(PartitionError, match=r"Broadcast: .* of two worlds"),
+    ):
+        gpudist.broadcast(torch.ones(2), P_world, P_other if P_world.rank in mixes else P_world)
+
+
+def network(P: Partition) -> tuple[torch.nn.Module, torch.Tensor]:
+    P_x = P.create_cartesian_topology_partition([1, 1, 1])
+    layers = nn.DistributedConv1d(P_x, 1, 2, 3), torch.nn.ReLU(), nn.DistributedDropout(P_x)
+    return torch.nn.Sequential(*layers), torch.ones(1, 1, 8)
+
+
+def test_partitions_are_not_pickled(tmp_path: Path) -> None:
+    P = runtime.world_of(LoopbackTransport.single())
+    model, x = network(P)
+    for used in (False, True):
+        if used:
+            model(x).sum().backward()
+        for thing in (P, model):
+            words = r"cannot be pickled.*state_dict\(\).*checkpoint\.save.*gpudist\.sequential"
+            with pytest.raises(PartitionError, match=words):
+                pickle.dumps(thing)
+            with pytest.raises(PartitionError, match=words):
+                torch.save(thing, tmp_path / "model")
+        assert copy.copy(P) is copy.deepcopy(P) is P
+        twin = copy.deepcopy(model)
+        assert twin(x).shape == model(x).shape
+        assert next(copy.copy(model).children()) is next(model.children())
+
+
+class WithPartition(torch.utils.data.Dataset[int]):
+    def __init__(self, P: Partition) -> None:
+        self.P = P
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def test_workers_that_are_spawned_get_no_partitions() -> None:
+    dataset = WithPartition(runtime.world_of(LoopbackTransport.single()))
+    loader: Any = torch.utils.data.DataLoader(
+        dataset, num_workers=1, multiprocessing_context="spawn"
+    )
+    with pytest.raises(PartitionError, match="cannot be pickled"):
+        next(iter(loader))
+
+
+@distributed(ranks=4, transports=["loopback"])
+def test_grids_that_do_not_fit_say_what_does(P_world: Partition) -> None:
+    half = P_world.create_partition_inclusive([0, 1])
+    for P, shape, remedy in (
+        (
+            P_world,
+            [2, 3],
+            "start 6 processes, as by torchrun --nproc-per-node 6, or use a grid of 4",
+        ),
+        (
+            half,
+            [1, 3],
+            "select 3 of the 4 workers of the world with create_partition_inclusive, or",
+        ),
+        (P_world, [1, 3], "first select as many with create_partition_inclusive"),
+        (P_world, [0, 4], "every axis has at least one"),
+    ):
+        with pytest.raises(PartitionError, match=remedy):
+            P.create_cartesian_topology_partition(shape)
 
 
 def test_long_lists_are_shortened() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -11,12 +12,15 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import gpudist
 from gpudist.errors import ShapeError, TransportError
 from gpudist.launch import Built, Launch, launch_of, settings_of
 from gpudist.runtime import _runtime, _shut_down
+from gpudist.testing import run_distributed
 from gpudist.transport.failure import Failure
 from gpudist.transport.loopback import LoopbackTransport
 from gpudist.transport.report import write_error_file
@@ -46,6 +50,7 @@ SRUN = {
     "SLURM_NTASKS_PER_NODE": "4",
     "SLURM_JOB_NUM_NODES": "2",
     "SLURM_JOB_ID": "77",
+    "SLURM_STEP_ID": "0",
     "MASTER_ADDR": "node0",
 }
 
@@ -58,9 +63,49 @@ def test_srun_that_does_not_say_how_many_share_a_node() -> None:
 
 
 def test_unlaunched() -> None:
-    launch = launch_of({"PATH": "/bin", "RANK": "3"})
+    launch = launch_of({"PATH": "/bin", "LOCAL_RANK": "3"})
     assert launch == Launch("none")
     assert (launch.rank, launch.size, launch.same_node) == (0, 1, True)
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [
+        ("RANK", "WORLD_SIZE"),
+        ("WORLD_SIZE", "RANK"),
+        ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+        ("PMI_RANK", "PMI_SIZE"),
+        ("SLURM_PROCID", "SLURM_NTASKS"),
+    ],
+)
+def test_half_of_a_launch(given: str, missing: str) -> None:
+    said = {given: "0", "SLURM_STEP_ID": "3"} if given.startswith("SLURM") else {given: "0"}
+    with pytest.raises(
+        TransportError, match=f"{given} is '0' but {missing} is not set.*unset {given}"
+    ):
+        launch_of(said)
+    # Another launcher's pair is whole.
+    assert launch_of({**said, **MPICH}).launcher == "mpiexec" or given.startswith("PMI")
+
+
+@pytest.mark.parametrize("step", [{}, {"SLURM_STEP_ID": "4294967290"}, {"SLURM_STEP_ID": ""}])
+@pytest.mark.parametrize("names", [["SLURM_NTASKS"], ["SLURM_PROCID", "SLURM_NTASKS"]])
+def test_scripts_and_shells_of_slurm_are_no_ranks(step: dict[str, str], names: list[str]) -> None:
+    """A batch script has the rank and the size of a task; an interactive shell a step as well."""
+    assert launch_of({**{name: SRUN[name] for name in names}, **step}) == Launch("none")
+
+
+NO_DEADLINES = [0, -1, 0.0, math.nan, math.inf, 1e300, 10**400, "5", None, True, [5]]
+
+
+@pytest.mark.parametrize("timeout", NO_DEADLINES)
+def test_deadlines_that_are_none(timeout: Any) -> None:
+    words = "timeout is .*; it must be a number of seconds above 0 and at most 1000000"
+    with pytest.raises(TransportError, match=f"gpudist.init: {words}"):
+        gpudist.init(timeout=timeout)
+    with pytest.raises(TransportError, match=f"run_distributed: {words}"):
+        run_distributed(str, 2, timeout=timeout)
+    assert run_distributed(lambda P: P.wire.timeout_s, 2, timeout=1_000_000) == [1e6, 1e6]
 
 
 def test_torchrun() -> None:
@@ -93,6 +138,7 @@ def test_srun() -> None:
     assert (launch.launcher, launch.rank, launch.size, launch.local_size) == ("srun", 5, 8, 4)
     assert (launch.address, launch.run) == ("node0", "77/0")
     one_node = {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_JOB_NUM_NODES": "1"}
+    one_node["SLURM_STEP_ID"] = "1"
     assert launch_of(one_node).same_node
     unknown = {**one_node, "SLURM_JOB_NUM_NODES": "2", "MASTER_ADDR": "node0"}
     assert not launch_of(unknown).same_node

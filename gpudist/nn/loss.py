@@ -14,7 +14,7 @@ from gpudist.nn.invariant import sum_once
 from gpudist.ops.agreement import refuse
 from gpudist.ops.all_sum_reduce import AllSumReduce
 from gpudist.ops.operator import require_cartesian
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.partition import CartesianPartition, Partition, require_one_world
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -58,6 +58,7 @@ class DistributedLoss(DistributedModule):
         self.P_x = P_x
         self.P_loss = P_loss if P_loss is not None else P_x.world
         self._P_total = self.P_loss
+        require_one_world(self._name, P_x, self.P_loss)
         outside = sorted(set(P_x.ranks) - set(self.P_loss.ranks))
         if outside:
             raise PartitionError(f"{self._name}: world ranks {outside} of P_x are not in P_loss")

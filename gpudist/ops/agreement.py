@@ -69,7 +69,8 @@ class Told(NamedTuple):
         shape = self.shape[:_MAX_DIMS]
         dtype = _DTYPES.index(self.dtype) if self.dtype in _DTYPES else 0
         room = [0] * (_MAX_DIMS - len(shape))
-        return [self.problem, dtype, len(self.shape), *shape, *room, self.requires_grad, self.kind]
+        wants = int(self.requires_grad)
+        return [self.problem, dtype, len(self.shape), *shape, *room, wants, self.kind]
 
 
 ROW_LENGTH = 5 + _MAX_DIMS

@@ -16,7 +16,7 @@ from gpudist.exchange import Movement
 from gpudist.library import constant_when_traced, handle_of
 from gpudist.ops.agreement import Agreement, Layout, ShapeMode
 from gpudist.ops.bound import Bound, Recent
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.partition import CartesianPartition, Partition, require_one_world
 
 # Of each list of partitions. A program has as many functions as its text, but their arguments, such
 # as a global shape, may be new at every call.
@@ -86,6 +86,7 @@ class Operator(torch.nn.Module):
         super().__init__()
         self.P_x = P_x
         self.P_y = P_y
+        require_one_world(type(self).__name__, P_x, P_y)
         self.P_all = P_x if P_x.ranks == P_y.ranks else P_x.create_partition_union(P_y)
         self.preserve_batch = preserve_batch
         self._takes_part = self.P_all.active

@@ -381,6 +381,10 @@ class Transport(ABC):
     def abort(self, failure: Failure) -> None:
         """Post ``failure`` and end this rank's transport: every later use raises it."""
 
+    def post_failure(self, failure: Failure) -> None:
+        """Leave ``failure`` for all ranks, from any thread: waits and later uses end with it."""
+        self.failures.post(failure)
+
     @abstractmethod
     def error(self) -> errors.GpudistError | None:
         """What this transport ended with, as far as this rank knows; local and cheap."""

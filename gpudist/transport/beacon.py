@@ -18,9 +18,18 @@ class Beacon:
 
     def __init__(self) -> None:
         token = os.urandom(16).hex()
-        self._descriptor = os.memfd_create("gpudist beacon", os.MFD_CLOEXEC)
-        os.write(self._descriptor, token.encode())
+        try:
+            self._descriptor = os.memfd_create("gpudist beacon", os.MFD_CLOEXEC)
+            os.write(self._descriptor, token.encode())
+        except OSError:
+            # The system does not let this process: nobody sees it.
+            self._descriptor = -1
         self.text = f"{os.getpid()} {self._descriptor} {token}"
+
+    @property
+    def is_lit(self) -> bool:
+        """Whether others can find it."""
+        return self._descriptor >= 0
 
     def close(self) -> None:
         """Put it out; it goes with the process as well."""

@@ -21,6 +21,7 @@ from gpudist.transport.host_meeting import HostMeeting
 from gpudist.transport.message import Header
 from gpudist.transport.native_round import native_part
 from gpudist.transport.point_to_point import PointToPointTransport
+from gpudist.transport.processes import forbidden_call
 from gpudist.transport.recording import END_S, START_S, Activity, Operation, Post
 from gpudist.transport.store_failures import STORE_ERRORS, store_gone
 
@@ -86,7 +87,8 @@ class HostTransport(PointToPointTransport):
         CollectiveTimeout: a rank did not arrive in time.
         PeerFailure: a rank died meanwhile.
         TransportError: what a rank has left in the store is no segment of this user.
-        NotOneNode: two ranks cannot reach each other's memory.
+        NotOneNode: on every rank, if two ranks cannot reach each other's memory, or the system
+            forbids a rank to share its own.
     """
 
     name = "host"
@@ -106,13 +108,16 @@ class HostTransport(PointToPointTransport):
     ) -> None:
         if _native is None:
             raise NotBuiltError(f"the host transport: {what_is_missing()}")
+        meeting = HostMeeting(store, prefix, rank, size, timeout_s, store_rank, look)
+        if call := forbidden_call():
+            with closing(meeting):
+                meeting.refuse(call)
         self._core = _native.HostCommunicator(rank, size, timeout_s, pulls)
         super().__init__(rank, size, torch.device("cpu"), timeout_s, HostFailureChannel(self._core))
         self.recorder.number_of = self._core.posted
         self._try_enter, self._leave = self._core.try_enter, self._core.leave
         operation = self.recorder.begin_group(f"connect {size} ranks")
         try:
-            meeting = HostMeeting(store, prefix, rank, size, timeout_s, store_rank, look)
             with closing(meeting):
                 meeting.hold(self._core)
         except BaseException as error:

@@ -80,15 +80,12 @@ class HostMeeting:
         Raises:
             CollectiveTimeout: a rank did not come in time.
             PeerFailure: a rank died meanwhile.
-            NotOneNode: two ranks cannot reach each other's memory.
+            NotOneNode: two ranks cannot reach each other's memory, or one must not share it.
             TransportError: what a rank has left in the store is not what ranks write.
         """
         mapped = [f"{key}/mapped" for key in self._keys]
         with closing(Beacon()) as beacon:
-            own = json.dumps([*core.address(), self._numbers, beacon.text])
-            self._ask(lambda: self._store.set(self._keys[self._rank], own))
-            self._await(self._keys)
-            texts = self._ask(lambda: list(map(self._store.get, self._keys)))
+            texts = self._exchange([*core.address(), self._numbers, beacon.text])
             self._told = [_address(text, rank) for rank, text in enumerate(texts)]
             strangers = [r for r, told in enumerate(self._told) if not is_beside(told.beacon)]
             if not strangers:
@@ -102,6 +99,28 @@ class HostMeeting:
                     f"rank {rank} does not see the processes of ranks {others}, which are on "
                     f"another node or in another container; messages between those go over gloo"
                 )
+
+    def refuse(self, call: str) -> None:
+        """Tell the others that the system forbids ``call`` to this rank. Collective.
+
+        Raises:
+            NotOneNode: as all ranks do.
+        """
+        self._exchange(call)
+
+    def _exchange(self, own: object) -> list[bytes]:
+        """What every rank has to say, by rank, unless one must not share its memory."""
+        self._ask(lambda: self._store.set(self._keys[self._rank], json.dumps(own)))
+        self._await(self._keys)
+        texts = self._ask(lambda: list(map(self._store.get, self._keys)))
+        for rank, text in enumerate(texts):
+            if text.startswith(b'"'):
+                raise NotOneNode(
+                    f"the system forbids rank {rank} the call {text.decode(errors='replace'):.80}, "
+                    "which shared memory between processes needs (in a container, its seccomp "
+                    "profile does): allow it, or set GPUDIST_TRANSPORT=gloo on all ranks"
+                )
+        return texts
 
     def _map(self, core: Any) -> None:
         try:

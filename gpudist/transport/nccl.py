@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -27,6 +28,7 @@ from gpudist.transport.nccl_stages import (
 from gpudist.transport.nccl_streams import StagesOnStream, stream_of
 from gpudist.transport.nccl_verbs import Call, NcclCommunicator, run_alone
 from gpudist.transport.nccl_watch import DeviceRecorder, NcclWatch
+from gpudist.transport.processes import forbidden_call
 from gpudist.transport.recording import Activity, Post
 from gpudist.transport.store_failures import StoreFailureChannel
 
@@ -34,6 +36,8 @@ try:
     import gpudist._native as _native
 except ImportError:
     _native = None
+
+logger = logging.getLogger("gpudist")
 
 _CLOSING_S = 5.0
 
@@ -277,6 +281,10 @@ class NcclTransport(Transport):
         self._core.settle(self.stream())
         self.tell_failure(failure)
 
+    def post_failure(self, failure: Failure) -> None:
+        if not self._is_child:
+            self._watch.fail(failure)
+
     def error(self) -> Any:
         if self._is_child:
             return TransportError(words_of_child(self.name, self.rank))
@@ -375,7 +383,12 @@ class NcclTransport(Transport):
         world = tuple(range(self.size))
         try:
             here = self._rendezvous.arrive()
-            self.same_node = len(here) == self.size - 1
+            self.same_node = self._rendezvous.is_seen and len(here) == self.size - 1
+            if here and (call := forbidden_call()):
+                logger.warning(
+                    "rank %d cannot watch the processes of this node, whose deaths end waits at "
+                    "the deadline only: the system forbids %s", self.rank, call,
+                )  # fmt: skip
             for rank, pid in here.items():
                 self._watch.watch_process(rank, pid)
             self._rendezvous.ask(lambda: self._channel.connecting.wait(self.timeout_s))

@@ -34,6 +34,9 @@ class Rendezvous:
         rank, size: this process in the world.
         timeout_s: for all ranks to arrive, in seconds.
         look: raises the failure of the world, if there is one.
+
+    Attributes:
+        is_seen: the processes of the others on this node can find this one.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Rendezvous:
         self._look = look
         self._background = Background(f"gpudist meets {prefix}")
         self._beacon = Beacon()
+        self.is_seen = self._beacon.is_lit
 
     def arrive(self) -> dict[int, int]:
         """Return when all ranks are here: the processes of the others on this node, by rank.

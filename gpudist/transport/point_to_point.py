@@ -110,6 +110,11 @@ class PointToPointTransport(Transport):
             self.tell_failure(self._failure)
             self._break()
 
+    def post_failure(self, failure: Failure) -> None:
+        super().post_failure(failure)
+        # A rank that never waits for long asks nobody else.
+        self._failure = self._failure or self.failures.peek() or failure
+
     def error(self) -> errors.GpudistError | None:
         if self._failure is not None:
             return self.exception_of(self._failure)

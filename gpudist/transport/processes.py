@@ -1,10 +1,29 @@
-"""Whether a process of this node still runs."""
+"""Whether a process of this node still runs, and what the system lets this one ask of others."""
 
 from __future__ import annotations
 
 import errno
 import os
 import select
+import time
+from pathlib import Path
+
+# What a system that forbids a call, or does not have it, answers.
+_FORBIDDEN = (errno.EPERM, errno.EACCES, errno.ENOSYS)
+_POLL_S = 0.2
+
+
+def forbidden_call() -> str:
+    """The first call that shared memory between processes needs and that fails; ``""`` if none."""
+    for name, call in (
+        ("memfd_create", lambda: os.memfd_create("gpudist")),
+        ("pidfd_open", lambda: os.pidfd_open(os.getpid())),
+    ):
+        try:
+            os.close(call())
+        except OSError as error:
+            return f"{name} ({error.strerror})"
+    return ""
 
 
 def has_ended(pid: int) -> bool:
@@ -15,10 +34,40 @@ def has_ended(pid: int) -> bool:
         # Nobody has the number, or what has it is no process: a thread, a session.
         if error.errno in (errno.ESRCH, errno.EINVAL):
             return True
+        if error.errno in _FORBIDDEN:
+            return _state(pid) in "ZX"
         raise
     try:
-        poll = select.poll()
-        poll.register(process, select.POLLIN)
-        return bool(poll.poll(0))
+        return _is_readable(process, 0)
     finally:
         os.close(process)
+
+
+def await_end_of_parent(parent: int) -> None:
+    """Return when the process ``parent``, which started this one, has ended."""
+    try:
+        process = os.pidfd_open(parent)
+    except (OSError, AttributeError):
+        process = -1
+    # Another process may have got its number before it was opened.
+    if process >= 0 and os.getppid() == parent:
+        _is_readable(process, None)
+    while os.getppid() == parent:
+        time.sleep(_POLL_S)
+    if process >= 0:
+        os.close(process)
+
+
+def _is_readable(process: int, timeout_ms: int | None) -> bool:
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    return bool(poll.poll(timeout_ms))
+
+
+def _state(pid: int) -> str:
+    """The letter of its state, X if there is no such process."""
+    try:
+        # Its name, in brackets, may have spaces and brackets of its own.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return "X"

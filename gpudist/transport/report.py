@@ -15,9 +15,8 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
-from gpudist.errors import GpudistError, PlanMismatch, TransportError
+from gpudist.errors import GpudistError
 from gpudist.transport.base import Transport
 from gpudist.transport.failure import Failure
 
@@ -49,35 +48,6 @@ def write_report(folder: str, transport: Transport, why: str, stacks: str = "") 
             file.write(report(transport, why, _KEPT) + stacks)
     except OSError as error:
         sys.stderr.write(f"gpudist: no report in {folder}: {error}\n")
-
-
-def tell_uncaught_errors(transport: Transport, path: str, note: Callable[[], None]) -> None:
-    """An exception that ends this process ends its peers' waits with its text.
-
-    Args:
-        path: of torchrun's error file; empty where there is none.
-        note: called first.
-    """
-    previous, owner = sys.excepthook, os.getpid()
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        # A forked child's errors are not this rank's.
-        if os.getpid() != owner:
-            previous(kind, error, trace)
-            return
-        note()
-        try:
-            if not issubclass(kind, (SystemExit, KeyboardInterrupt)):
-                transport.abort(Failure.from_exception(error, transport.rank))
-            if isinstance(error, GpudistError):
-                write_error_file(path, error, transport.rank, report(transport, "has failed"))
-        finally:
-            # The user's own error is shown whatever becomes of telling the others.
-            previous(kind, error, trace)
-            if isinstance(error, (TransportError, PlanMismatch)):
-                sys.stderr.write(report(transport, "has failed"))
-
-    sys.excepthook = hook
 
 
 def write_error_file(path: str, error: GpudistError, rank: int, reported: str = "") -> None:

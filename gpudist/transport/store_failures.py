@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -66,9 +65,11 @@ class StoreFailureChannel(FailureChannel):
             lambda: self._store().compare_set(self._key("failure"), "", text)
         )
         if self._wait(job):
-            # What is wrong with the store, the next look finds.
-            with suppress(RuntimeError, OSError):
+            try:
                 self._found = Failure.from_json(job.result())
+            except (RuntimeError, OSError):
+                # The store is gone, which says less.
+                self._found = failure
 
     def peek(self) -> Failure | None:
         """The failure of this world, if any; also learns whether a rank wants all ranks' lines."""
@@ -164,10 +165,12 @@ def store_gone(host_rank: int | None, error: Exception) -> Failure:
     Args:
         host_rank: the rank whose process hosts it, where it is one of them.
     """
-    host = "its host" if host_rank is None else f"rank {host_rank}, its host,"
-    return Failure(
-        "PeerFailure", host_rank, f"the store of this world is gone: {host} has ended ({error})"
+    ended = (
+        "its host has ended, torchrun's agent where that serves it"
+        if host_rank is None
+        else f"rank {host_rank}, its host, has ended"
     )
+    return Failure("PeerFailure", host_rank, f"the store of this world is gone: {ended} ({error})")
 
 
 def _lines_of(text: bytes) -> list[str]:

@@ -16,7 +16,8 @@ TORCHRUN |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 NAMES = [
     *TORCHRUN, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE",
     "PMI_RANK", "PMI_SIZE", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_NNODES",
-    "SLURM_LOCALID", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "GPUDIST_TRANSPORT", "GPUDIST_CHECK",
+    "SLURM_LOCALID", "SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID",
+    "GPUDIST_TRANSPORT", "GPUDIST_CHECK",
 ]  # fmt: skip
 numbers = st.integers(-1, 5).map(str) | st.sampled_from(["0", "1", "4", "70000", "9" * 5000])
 texts = numbers | st.text(max_size=5) | st.sampled_from(["", " 1", "1_0", "٣", "1e0", *TRANSPORTS])
@@ -73,4 +74,5 @@ def test_each_malformed_variable_is_named(name: str, text: str) -> None:
 
 def test_srun_says_the_most_that_a_node_may_get() -> None:
     said = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "4"}
+    said["SLURM_STEP_ID"] = "0"
     assert launch_of(said).local_size == 2 and launch_of(said).same_node

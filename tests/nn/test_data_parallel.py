@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from gpudist.partition import CartesianPartition, Partition
 from tests.nn.compare import assert_equal_to, grid, own_block, random_like_all
 from tests.nn.replicated_cases import network, sequential_network
 from tests.pool import distributed
+from tests.torchs_group import torchs_group
 
 STEPS = 5
 TOLERANCE = 1e-9
@@ -28,17 +27,6 @@ TOLERANCE = 1e-9
 @pytest.fixture
 def store_path(tmp_path: Path) -> str:
     return str(tmp_path / "store")
-
-
-@contextmanager
-def torchs_group(P_world: Partition, store_path: str) -> Iterator[None]:
-    """Torch's default process group of the same ranks."""
-    store = dist.FileStore(store_path, P_world.size)
-    dist.init_process_group("gloo", store=store, rank=P_world.rank or 0, world_size=P_world.size)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 def ddp(net: torch.nn.Module, mesh: Any) -> torch.nn.Module:
@@ -164,10 +152,8 @@ def test_meshes_that_cannot_be_are_refused(P_world: Partition, store_path: str) 
         grid(P_world, [2, 1], [1, 0]).create_device_mesh([0])
     assert P_world.rank is not None
     reverse = 1 - P_world.rank
-    store = dist.FileStore(store_path, P_world.size)
-    dist.init_process_group("gloo", store=store, rank=reverse, world_size=P_world.size)
-    try:
-        with pytest.raises(PartitionError, match=f"rank {P_world.rank} of 2 .* rank {reverse} of"):
-            P_x.create_device_mesh([0])
-    finally:
-        dist.destroy_process_group()
+    with (
+        torchs_group(P_world, store_path, reverse),
+        pytest.raises(PartitionError, match=f"rank {P_world.rank} of 2 .* rank {reverse} of"),
+    ):
+        P_x.create_device_mesh([0])

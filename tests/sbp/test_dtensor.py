@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from gpudist.errors import PartitionError, ShapeError
@@ -18,17 +15,7 @@ from gpudist.sbp import GlobalTensor, Placement, from_dtensor, to_dtensor
 from tests.pool import distributed
 from tests.sbp.compare import assert_global, global_of
 from tests.sbp.parts import B, P, S, random
-
-
-@contextmanager
-def torch_world(P_world: Partition, folder: Path) -> Iterator[None]:
-    """torch's own process group, of the same ranks."""
-    store = dist.FileStore(str(folder / "store"), P_world.size)
-    dist.init_process_group("gloo", store=store, rank=P_world.rank or 0, world_size=P_world.size)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+from tests.torchs_group import torchs_group
 
 
 @distributed(ranks=4, transports=("loopback",))
@@ -48,7 +35,7 @@ def test_partitions_and_placements(P_world: Partition) -> None:
 def test_there_and_back_shares_memory(P_world: Partition, tmp_path: Path) -> None:
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-    with torch_world(P_world, tmp_path):
+    with torchs_group(P_world, str(tmp_path / "store")):
         placement = Placement("cpu", [[0, 1], [2, 3]], P_world)
         mesh = placement.to_mesh(("rows", "columns"))
         assert Placement.of_mesh(mesh, P_world) == placement
@@ -74,7 +61,7 @@ def test_gradients_by_the_rules_of_both(P_world: Partition, tmp_path: Path) -> N
     """A product begun by one and ended by the other: both leaves get the sequential gradient."""
     from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
-    with torch_world(P_world, tmp_path):
+    with torchs_group(P_world, str(tmp_path / "store")):
         placement = Placement("cpu", [[0, 1], [2, 3]], P_world)
         mesh = placement.to_mesh()
         x, w, v = random((8, 4)), random((4, 6), 1), random((6, 2), 2)
@@ -110,7 +97,7 @@ def test_gradients_by_the_rules_of_both(P_world: Partition, tmp_path: Path) -> N
 def test_what_does_not_fit(P_world: Partition, tmp_path: Path) -> None:
     from torch.distributed.tensor import Partial, Shard, distribute_tensor
 
-    with torch_world(P_world, tmp_path):
+    with torchs_group(P_world, str(tmp_path / "store")):
         placement = Placement("cpu", [0, 1, 2, 3], P_world)
         mesh = placement.to_mesh()
         # 6 cells over 4: 2, 2, 1, 1 here and 2, 2, 2, 0 there.
@@ -136,7 +123,7 @@ def test_a_mesh_of_some_ranks(P_world: Partition, tmp_path: Path) -> None:
     """Ranks outside have no cells, on either side; a pending collective is waited for."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-    with torch_world(P_world, tmp_path):
+    with torchs_group(P_world, str(tmp_path / "store")):
         placement = Placement("cpu", [1, 2], P_world)
         mesh = placement.to_mesh()
         x = random((4, 3))

@@ -1,0 +1,82 @@
+"""Python's integers and floats as words of 64 bits, in which ranks send them to each other."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from math import isnan, nan
+from operator import add, mul
+from typing import Any
+
+from gpudist.errors import PartitionError
+
+_INTEGERS, _FLOATS = 0, 1
+_EXPECTED = "it must be a list of integers of at most 64 bits, or of floats"
+_COMBINE: dict[str, Any] = {"sum": add, "prod": mul, "max": max, "min": min}
+
+
+def words_of(where: str, data: Any) -> list[int]:
+    """Whether the numbers ``data`` are floats, and then their bits.
+
+    Raises:
+        PartitionError: one is neither an integer of 64 bits nor a float.
+    """
+    if not isinstance(data, Iterable):
+        raise PartitionError(f"{where}: data is {data!r:.80}; {_EXPECTED}")
+    values: list[Any] = list(data)
+    if set(map(type, values)) - {int}:
+        values = [_number(where, i, value) for i, value in enumerate(values)]
+        if any(type(value) is float for value in values):
+            floats = [_as_float(where, value) for value in values]
+            bits = struct.pack(f"{len(floats)}d", *floats)
+            return [_FLOATS, *struct.unpack(f"{len(floats)}q", bits)]
+    if values and not -(2**63) <= min(values) <= max(values) < 2**63:
+        raise PartitionError(
+            f"{where}: data has {max(values, key=abs)}, which has more than 64 bits; {_EXPECTED}"
+        )
+    return [_INTEGERS, *values]
+
+
+def _number(where: str, index: int, value: Any) -> int | float:
+    # Numbers of NumPy and torch say what they are in Python.
+    number = value.item() if getattr(value, "shape", None) == () else value
+    if type(number) is float or type(number) is int:
+        return number
+    raise PartitionError(
+        f"{where}: data[{index}] is {value!r:.80}, of type {type(value).__name__}; {_EXPECTED}"
+    )
+
+
+def _as_float(where: str, value: int | float) -> float:
+    """``value``, which stands beside floats; refused if no float is equal to it."""
+    if type(value) is float:
+        return value
+    if abs(value) <= 2**53 or (abs(value) < 2**63 and int(float(value)) == value):
+        return float(value)
+    raise PartitionError(
+        f"{where}: {value} stands beside floats, and is no float64; give integers only"
+    )
+
+
+def numbers_of(words: Sequence[int]) -> list[Any]:
+    """Inverse of :func:`words_of`."""
+    kind, *values = words
+    if kind == _INTEGERS:
+        return values
+    return list(struct.unpack(f"{len(values)}d", struct.pack(f"{len(values)}q", *values)))
+
+
+def combined(where: str, rows: Sequence[Sequence[Any]], op: str) -> list[Any]:
+    """Combine the rows element by element, in their order; into floats if one of them has floats.
+
+    Raises:
+        PartitionError: an integer stands beside floats and is none.
+    """
+    if any(type(value) is float for row in rows for value in row):
+        rows = [[_as_float(where, value) for value in row] for row in rows]
+        return [
+            nan if any(map(isnan, column)) else reduce(_COMBINE[op], column)
+            for column in zip(*rows, strict=True)
+        ]
+    return [reduce(_COMBINE[op], column) for column in zip(*rows, strict=True)]

@@ -1,0 +1,143 @@
+"""Ranks that are ended by one mistake print one traceback, and a line each of the others."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpudist.transport.last_words import Ending, Endings
+from tests import warm
+from tests.doubles import use_doubles
+from tests.transport.worlds import new_store
+
+ROOT = Path(__file__).resolve().parents[2]
+RANKS = 4
+START = """
+import os, time, torch, gpudist
+P_world = gpudist.init(timeout=20)
+P_x = P_world.create_cartesian_topology_partition([1, 4])
+x = torch.ones(2, 4)
+gpudist.halo_exchange(x, P_x, halo=((0, 0), (1, 1)))
+"""
+ENDINGS = {
+    "same_mistake": "gpudist.halo_exchange(x, P_x, halo=((0, 0), (1, 1), (1, 1)))",
+    "other_texts": "raise ValueError(f'no shard for {P_world.rank}')",
+    "exception": "if P_world.rank == 1: raise KeyError('no such shard')\nP_world.barrier()",
+    "assertion": "assert P_world.rank != 1, 'no data'\nP_world.barrier()",
+    "mismatch": "x = torch.ones(2, 4 + (P_world.rank == 1))\n"
+    "gpudist.halo_exchange(x, P_x, halo=((0, 0), (1, 1)))\nP_world.barrier()",
+    "order": "P_world.barrier() if P_world.rank == 1 else P_world.allreduce_data([1])",
+    "death": "if P_world.rank == 1: os.kill(os.getpid(), 9)\nP_world.barrier()",
+}
+TEXTS = {
+    "same_mistake": "PartitionError: HaloExchange: 3 windows",
+    "other_texts": "ValueError: no shard for",
+    "exception": "KeyError: 'no such shard'",
+    "assertion": "AssertionError: no data",
+    "mismatch": r"PlanMismatch: HaloExchange: the block of rank 1 of .* agreed on as \[2, 4\]",
+    "order": "PlanMismatch: ranks disagree about the operation",
+    "death": "PeerFailure: ",
+}
+
+
+def outputs(tmp_path: Path, transport: str, program: str, **variables: str) -> list[str]:
+    """What each rank prints, of which none is ended by a launcher."""
+    if transport == "nccl":
+        use_doubles()
+    store = new_store()
+    said = {
+        "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GPUDIST_TRANSPORT": transport,
+        "WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }  # fmt: skip
+    path = tmp_path / "program.py"
+    path.write_text(START + program)
+    ranks = [
+        subprocess.Popen(
+            [warm.python(), str(path)],
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, **said, "RANK": str(rank), "LOCAL_RANK": str(rank), **variables,
+                 "TORCHELASTIC_ERROR_FILE": str(tmp_path / f"error-{rank}")},
+        )
+        for rank in range(RANKS)
+    ]  # fmt: skip
+    printed = [rank.communicate(timeout=90)[1] for rank in ranks]
+    return [re.sub(r"(?m)^\[W.*\n", "", text) for text in printed]
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+@pytest.mark.parametrize("transport", ["host", "gloo", "nccl"])
+def test_one_traceback(tmp_path: Path, transport: str, name: str) -> None:
+    printed = outputs(tmp_path, transport, ENDINGS[name])
+    tell = [rank for rank, text in enumerate(printed) if "Traceback" in text]
+    assert len(tell) == 1, printed
+    assert re.search(TEXTS[name], printed[tell[0]])
+    if name in ("exception", "assertion", "mismatch"):
+        assert tell == [1]
+    # What each rank did last says more about these than the traceback.
+    assert ("has failed\n  last operations over" in printed[tell[0]]) == (
+        name in ("mismatch", "order", "death")
+    )
+    for rank, text in enumerate(printed):
+        if rank in tell or (name, rank) == ("death", 1):
+            continue
+        line = rf"gpudist: rank {rank} ended at program\.py:\d+ (because|with the same) .*"
+        assert re.fullmatch(rf"{line}; see rank {tell[0]}'s traceback\n", text), text
+    if name not in ("other_texts", "exception", "assertion"):
+        # Torchrun is told by every rank, as ever.
+        failed = [rank for rank in range(RANKS) if (name, rank) != ("death", 1)]
+        assert all("Traceback" in (tmp_path / f"error-{rank}").read_text() for rank in failed)
+
+
+@pytest.mark.parametrize("name", ["same_mistake", "exception"])
+def test_every_traceback_where_it_is_asked_for(tmp_path: Path, name: str) -> None:
+    printed = outputs(tmp_path, "host", ENDINGS[name], GPUDIST_DEBUG="1")
+    assert all("Traceback" in text for text in printed)
+
+
+def test_two_mistakes_are_two_tracebacks(tmp_path: Path) -> None:
+    program = """
+if P_world.rank == 0: raise ValueError("the first")
+if P_world.rank == 1: raise TypeError("the second")
+P_world.barrier()
+"""
+    printed = outputs(tmp_path, "host", program)
+    assert "ValueError: the first" in printed[0] and "Traceback" in printed[0]
+    assert "TypeError: the second" in printed[1] and "Traceback" in printed[1]
+    assert all(len(text.splitlines()) == 1 for text in printed[2:])
+
+
+def test_a_rank_that_keeps_its_mistake_to_itself(tmp_path: Path) -> None:
+    """Nobody prints the cause, and so the first of the others does what it can."""
+    program = """
+try:
+    x = torch.ones(2, 4 + (P_world.rank == 1))
+    gpudist.halo_exchange(x, P_x, halo=((0, 0), (1, 1)))
+    P_world.barrier()
+except gpudist.PlanMismatch:
+    if P_world.rank != 1:
+        raise
+"""
+    printed = outputs(tmp_path, "host", program)
+    assert printed[1] == ""
+    assert sum("Traceback" in text for text in printed) == 1
+    assert all("PlanMismatch: HaloExchange" in printed[rank] for rank in (0, 2, 3))
+
+
+class Silent:
+    """A store that is gone."""
+
+    def compare_set(self, *_: str) -> bytes:
+        raise RuntimeError("Connection reset by peer")
+
+
+def test_a_store_that_is_gone_keeps_no_traceback_back() -> None:
+    endings = Endings(Silent(), "world")
+    mine = Ending(0, "ValueError", "no shard", "", False)
+    assert endings.first(mine) is None
+    assert not endings.are_told()
+    assert Endings(None, "world").first(mine) is None
