@@ -34,7 +34,7 @@ FLOORS = [
     ["device_mesh"],
     ["transport"],
     ["geometry"],
-    ["version", "digest"],
+    ["arguments", "version", "digest"],
     ["errors"],
     ["recycling"],
     ["_native"],  # the compiled core, which imports errors only when it raises

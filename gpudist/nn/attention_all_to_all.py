@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -43,8 +42,17 @@ class AllToAllAttention(SequenceAttention):
         Jacobs et al. 2023, arXiv:2309.14509.
     """
 
-    def __init__(self, P_x: CartesianPartition, *arguments: Any, **options: Any) -> None:
-        super().__init__(P_x, *arguments, **options)
+    def __init__(
+        self,
+        P_x: CartesianPartition,
+        is_causal: bool = False,
+        scale: float | None = None,
+        dropout_p: float = 0.0,
+        *,
+        seed: int | None = None,
+        shape: ShapeMode = "static",
+    ) -> None:
+        super().__init__(P_x, is_causal, scale, dropout_p, seed=seed, shape=shape)
         self._exchanges: dict[object, _Exchange] = {}
 
     def _attend(

@@ -45,8 +45,17 @@ class RingAttention(SequenceAttention):
         Liu, Zaharia and Abbeel 2023, arXiv:2310.01889.
     """
 
-    def __init__(self, P_x: CartesianPartition, *arguments: Any, **options: Any) -> None:
-        super().__init__(P_x, *arguments, **options)
+    def __init__(
+        self,
+        P_x: CartesianPartition,
+        is_causal: bool = False,
+        scale: float | None = None,
+        dropout_p: float = 0.0,
+        *,
+        seed: int | None = None,
+        shape: ShapeMode = "static",
+    ) -> None:
+        super().__init__(P_x, is_causal, scale, dropout_p, seed=seed, shape=shape)
         self._hops: dict[object, tuple[tuple[Movement, ...], ...]] = {}
 
     def _attend(

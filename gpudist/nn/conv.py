@@ -41,7 +41,7 @@ from gpudist.nn.edge_padding import EdgePadding, bind_edge_padding, require_padd
 from gpudist.nn.in_place import use_in_place
 from gpudist.nn.parameter import tied_empty, zero_bias
 from gpudist.nn.parameter_layer import move_those
-from gpudist.nn.partitions import leading_partitions
+from gpudist.nn.partitions import arguments_of, leading_partitions
 from gpudist.nn.region_layer import BlockOperation, WithPadding, padding_widths
 from gpudist.nn.window import per_dim
 from gpudist.ops.agreement import Agreement, Layout, ShapeMode
@@ -119,7 +119,7 @@ class _DistributedConv(ConvLayer):
         self.overlap = overlap and not nested
         self._name = type(self).__name__
         P_y, P_w, rest = leading_partitions(self._name, arguments, options)
-        given = self._arguments(*rest, **options)
+        given = arguments_of(self._name, self._arguments, rest, options)
         require_supported(self._name, given, self._padding_modes)
         self.in_channels = given.in_channels
         self.out_channels = given.out_channels

@@ -7,13 +7,37 @@ from typing import Any
 
 import torch
 
+from gpudist.arguments import Checked, refusal_of
+from gpudist.ops.agreement import refuse
+
 CarryOut = Callable[[torch.nn.Module, tuple[Any, ...], dict[str, Any]], Any]
 
 # By type of tensor, what carries out a layer given one: an upper room enters its tensors here.
 carried_out_by: dict[type, CarryOut] = {}
 
 
-class DistributedModule(torch.nn.Module):
+class CheckedModule(Checked, torch.nn.Module):
+    """A layer that refuses wrong arguments, where it is made and where it is called."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        for x in (*args, *kwargs.values()):
+            if not isinstance(x, torch.Tensor):
+                self._refuse_arguments(args, kwargs)
+                break
+        return super().__call__(*args, **kwargs)
+
+    def _refuse_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise here, and where the peers wait, if the layer does not take these."""
+        if torch.compiler.is_dynamo_compiling():
+            return
+        name = type(self).__name__
+        refusal = refusal_of(type(self).forward, name, (self, *args), kwargs)
+        if refusal is not None:
+            region = getattr(self, "region", None)
+            refuse(self.P_x if region is None else region.P, refusal)
+
+
+class DistributedModule(CheckedModule):
     """A layer on blocks of tensors, or on tensors that know what their blocks are."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

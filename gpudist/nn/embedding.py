@@ -17,7 +17,7 @@ from gpudist.geometry.blocks import Decomposition
 from gpudist.library import handles_of
 from gpudist.nn.parameter import normal_parameter, tied_empty
 from gpudist.nn.parameter_layer import ParameterLayer, move_those
-from gpudist.nn.partitions import leading_partitions, plane, regrid, require_cells
+from gpudist.nn.partitions import arguments_of, leading_partitions, plane, regrid, require_cells
 from gpudist.nn.placement import Placement
 from gpudist.nn.weight_grid import WeightGrid
 from gpudist.ops.agreement import Agreement, ShapeMode
@@ -138,7 +138,7 @@ class DistributedEmbedding(TableLayer):
         super().__init__()
         self._name = name = type(self).__name__
         P_y, P_w, rest = leading_partitions(name, arguments, options)
-        given = _Arguments(*rest, **options)
+        given = arguments_of(name, _Arguments, rest, options)
         self.num_embeddings, self.embedding_dim = given.num_embeddings, given.embedding_dim
         self.padding_idx = _require(name, given)
         self.P_x, self.P_y = P_x, P_y if P_y is not None else P_x

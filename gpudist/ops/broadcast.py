@@ -131,6 +131,6 @@ def broadcast(
     """
     operator = remembered(
         Broadcast, P_x, P_y, transpose_src, transpose_dest, preserve_batch,
-        global_shape=tuple(global_shape) if global_shape is not None else None, shape=shape,
+        global_shape=global_shape, shape=shape,
     )  # fmt: skip
     return applied(operator, x)

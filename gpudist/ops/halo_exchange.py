@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.compiler import is_dynamo_compiling
 
@@ -37,13 +38,15 @@ class HaloExchange(Operator):
     ) -> None:
         require_cartesian("HaloExchange", P_x)
         self.windows = _windows(P_x, window, halo)
-        leading = P_x.dim - len(window if window is not None else halo or ())
-        wraps = [periodic] * (P_x.dim - leading) if isinstance(periodic, bool) else list(periodic)
+        given = window if window is not None else halo
+        leading = P_x.dim - len(given if given is not None else ())
+        is_one = isinstance(periodic, bool | np.bool_)
+        wraps = [periodic] * (P_x.dim - leading) if is_one else list(periodic)
         if len(wraps) != P_x.dim - leading:
             raise ShapeError(
                 f"HaloExchange: periodic has {len(wraps)} entries for {P_x.dim - leading} dims"
             )
-        self.periodic = (False,) * leading + tuple(wraps)
+        self.periodic = (False,) * leading + tuple(map(bool, wraps))
         self.padding_value = padding_value
         self.nested = nested
         super().__init__(P_x, P_x, P_x.dim, True, global_shape, shape)
@@ -70,11 +73,11 @@ def _windows(
 ) -> tuple[Window, ...]:
     if (window is None) == (halo is None):
         raise ShapeError("HaloExchange: give either a window or halo widths, and not both")
-    given: tuple[Window, ...]
+    given: tuple[Window, ...] = ()
     if window is not None:
         given = tuple(window)
-    else:
-        given = tuple(HaloWidths(left, right) for left, right in halo or ())
+    elif halo is not None:
+        given = tuple(HaloWidths(left, right) for left, right in halo)
     if len(given) > P_x.dim:
         raise PartitionError(
             f"HaloExchange: {len(given)} windows for a partition with {P_x.dim} axes; there is one "
@@ -128,12 +131,9 @@ def halo_exchange(
     """
     windows = window if not is_dynamo_compiling() else _numbers(window)
     operator = remembered(
-        HaloExchange if not is_dynamo_compiling() else _of_numbers, P_x,
-        tuple(windows) if windows is not None else None,
-        halo=tuple(map(tuple, halo)) if halo is not None else None,
-        periodic=periodic if isinstance(periodic, bool) else tuple(periodic),
-        padding_value=padding_value, nested=nested,
-        global_shape=tuple(global_shape) if global_shape is not None else None, shape=shape,
+        HaloExchange if not is_dynamo_compiling() else _of_numbers, P_x, windows,
+        halo=halo, periodic=periodic, padding_value=padding_value, nested=nested,
+        global_shape=global_shape, shape=shape,
     )  # fmt: skip
     return applied(operator, x)
 

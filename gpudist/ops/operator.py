@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from gpudist.arguments import Checked, as_plain, check, refusal_of
 from gpudist.autograd import is_eager, move
 from gpudist.errors import PartitionError
 from gpudist.exchange import Movement
@@ -55,7 +56,7 @@ def _as_told(x: torch.Tensor, layout: Layout) -> torch.Tensor:
     return torch.empty(x.shape, dtype=layout.dtype, device=x.device, requires_grad=True)
 
 
-class Operator(torch.nn.Module):
+class Operator(Checked, torch.nn.Module):
     """A linear operator from a tensor on ``P_x`` to one on ``P_y``, as a module.
 
     Workers in neither partition get a clone of their input. Called first with a tensor, the
@@ -102,6 +103,8 @@ class Operator(torch.nn.Module):
         self._bound = Bound[tuple[Layout, Movement]]("dynamic", agreement)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not isinstance(x, torch.Tensor):
+            self.refuse_arguments(x)
         if not self._takes_part:
             return x.clone()
         if self._is_dynamic and is_eager():
@@ -109,6 +112,12 @@ class Operator(torch.nn.Module):
             x = _as_told(x, layout)
             return move((self._bind_recent(layout, x),), (x,))[0]
         return move((self.movement(x),), (x,))[0]
+
+    def refuse_arguments(self, *args: object) -> NoReturn:
+        """Refuse what is no tensor, here and where the peers wait."""
+        refusal = refusal_of(type(self).forward, type(self).__name__, (self, *args), {})
+        assert refusal is not None
+        self.agreement.refuse(refusal)
 
     def movement(self, x: torch.Tensor) -> Movement:
         """The movement of ``x``, bound to its shape and dtype; collective at first."""
@@ -153,9 +162,15 @@ def remembered(
         args = tuple([_constant(value) for value in args])
         kwargs = {name: _constant(value) for name, value in kwargs.items()}
         return getattr(P_x, _remember_while_tracing(make, P_x, *args, **kwargs))
-    operators = P_x.wire.remembered
-    key = (make, P_x, args, tuple(sorted(kwargs.items())))
-    found = operators.get(key)
+    key = (make, P_x, _hashable(args), _hashable(sorted(kwargs.items())))
+    try:
+        operators = P_x.wire.remembered
+        found = operators.get(key)
+    except (AttributeError, TypeError):
+        # No partition, or an argument without a hash, which may be right.
+        check(make.__init__, make.__name__, (None, P_x, *args), kwargs)
+        operators, key = P_x.wire.remembered, as_plain(key)
+        found = operators.get(key)
     if found is None:
         found = make(P_x, *args, **kwargs)
         values = (P_x, *args, *kwargs.values())
@@ -166,6 +181,11 @@ def remembered(
         order.append(key)
         operators[key] = found
     return found  # type: ignore[return-value]
+
+
+def _hashable(values: Sequence[object]) -> tuple[object, ...]:
+    """``values`` with tuples in place of lists."""
+    return tuple([as_plain(value) if type(value) in (list, tuple) else value for value in values])
 
 
 @constant_when_traced
@@ -181,7 +201,7 @@ def _remember_while_tracing(
 
 def _constant(value: object) -> object:
     """``value`` with plain numbers in place of torch.compile's symbols."""
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return tuple([_constant(part) for part in value])
     if isinstance(value, (int, float)):
         # What is hashed is no symbol.
