@@ -23,7 +23,7 @@ from torch.compiler import is_dynamo_compiling
 
 from gpudist.errors import GpudistError, PartitionError, ShapeError
 
-__all__ = ["Checked", "as_plain", "check", "checked", "refusal_of"]
+__all__ = ["Checked", "as_plain", "check", "checked", "described", "refusal_of"]
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
@@ -50,12 +50,12 @@ class _Kind:
 class _Takes:
     """Parameters of a function, in order, and what each takes."""
 
-    names: tuple[str, ...]
-    kinds: dict[str, _Kind]
+    in_order: tuple[tuple[str, _Kind], ...]
+    by_name: dict[str, _Kind]
 
 
 class Checked:
-    """Base of classes whose constructors check their arguments, once, for the class that is made."""
+    """Base of classes whose constructors check their arguments, once."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if not is_dynamo_compiling():
@@ -119,22 +119,30 @@ def refusal_of(
 ) -> GpudistError | None:
     """What :func:`check` would raise."""
     takes = _takes(function)
-    for name, value in (*zip(takes.names, args, strict=False), *kwargs.items()):
-        kind = takes.kinds.get(name)
-        if kind is None or type(value) in kind.types or kind.admits(value):
-            continue
-        if kind.is_partition:
-            error = PartitionError
-            if hasattr(value, "create_cartesian_topology_partition"):
-                return error(
-                    f"{where}: {value!r} has no Cartesian topology; give it one with "
-                    "create_cartesian_topology_partition"
-                )
-        text = f"{where}: {name} is {_found(value)}; it takes {kind.text}"
-        if isinstance(value, np.ndarray) and "tensor" in kind.text:
-            text += "; make one with torch.from_numpy"
-        return error(text)
+    for (name, kind), value in zip(takes.in_order, args, strict=False):
+        if type(value) not in kind.types and not kind.admits(value):
+            return _refusal(where, name, value, kind, error)
+    for name, value in kwargs.items():
+        kind = takes.by_name.get(name, _ANYTHING)
+        if type(value) not in kind.types and not kind.admits(value):
+            return _refusal(where, name, value, kind, error)
     return None
+
+
+def _refusal(
+    where: str, name: str, value: Any, kind: _Kind, error: type[GpudistError]
+) -> GpudistError:
+    if kind.is_partition:
+        error = PartitionError
+        if hasattr(value, "create_cartesian_topology_partition"):
+            return error(
+                f"{where}: {value!r} has no Cartesian topology; give it one with "
+                "create_cartesian_topology_partition"
+            )
+    text = f"{where}: {name} is {described(value)}; it takes {kind.text}"
+    if isinstance(value, np.ndarray) and "tensor" in kind.text:
+        text += "; make one with torch.from_numpy"
+    return error(text)
 
 
 def as_plain(value: Any) -> Any:
@@ -147,19 +155,19 @@ def as_plain(value: Any) -> Any:
 @cache
 def _takes(function: Callable[..., Any]) -> _Takes:
     plain = inspect.unwrap(function)
-    names: list[str] = []
-    kinds: dict[str, _Kind] = {}
+    in_order: list[tuple[str, _Kind]] = []
+    by_name: dict[str, _Kind] = {}
     for parameter in inspect.signature(plain).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         annotation = parameter.annotation
         if isinstance(annotation, str):
             annotation = eval(annotation, plain.__globals__)
-        if annotation not in (parameter.empty, Any):
-            kinds[parameter.name] = _kind_of(annotation)
+        kind = _kind_of(annotation) if annotation is not parameter.empty else _ANYTHING
+        by_name[parameter.name] = kind
         if parameter.kind is not parameter.KEYWORD_ONLY:
-            names.append(parameter.name)
-    return _Takes(tuple(names), kinds)
+            in_order.append((parameter.name, kind))
+    return _Takes(tuple(in_order), by_name)
 
 
 def _kind_of(annotation: Any) -> _Kind:
@@ -223,7 +231,7 @@ def _of_class(annotation: Any) -> _Kind:
     if plain is not None:
         return plain
     if not isinstance(annotation, type):
-        return _Kind(lambda value: True, "anything", "anything")
+        return _ANYTHING
     name = annotation.__name__
     if annotation.__module__ == "torch":
         name = f"torch.{name}"
@@ -292,7 +300,7 @@ def _is_iterable(value: Any) -> bool:
     return hasattr(type(value), "__iter__") or hasattr(type(value), "__getitem__")
 
 
-def _found(value: Any) -> str:
+def described(value: Any) -> str:
     """A value in a few words."""
     if value is None:
         return "None"
@@ -312,9 +320,10 @@ def _short(value: Any) -> str:
 
 
 _TEXTS = {"torch.Tensor": "a tensor", "Module": "a module", "ndarray": "a NumPy array"}
+_ANYTHING = _Kind(lambda value: True, "anything", "anything")
 _PLAIN = {
-    Any: _Kind(lambda value: True, "anything", "anything"),
-    object: _Kind(lambda value: True, "anything", "anything"),
+    Any: _ANYTHING,
+    object: _ANYTHING,
     None: _Kind(lambda value: value is None, "None", "None", frozenset([NoneType])),
     NoneType: _Kind(lambda value: value is None, "None", "None", frozenset([NoneType])),
     bool: _Kind(

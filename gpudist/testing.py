@@ -12,12 +12,14 @@ from typing import Any, Literal
 import torch
 
 from gpudist import errors, runtime
+from gpudist.arguments import Checked, checked
 from gpudist.exchange import all_reduce
 from gpudist.partition import Partition
 from gpudist.rank_pool import GRACE_S, RankPool, RanksFailed
 from gpudist.transport.loopback import LoopbackWorld
 
 
+@checked()
 def run_distributed(
     fn: Callable[..., Any],
     size: int,
@@ -61,6 +63,7 @@ def run_distributed(
             raise failed.root.error from failed
 
 
+@checked()
 def assert_adjoint(
     operator: Callable[[torch.Tensor], torch.Tensor],
     x: torch.Tensor,
@@ -93,7 +96,7 @@ def assert_adjoint(
 
 
 @dataclass(frozen=True)
-class DotTest:
+class DotTest(Checked):
     """Two inner products that are equal if a backward is the adjoint of its forward.
 
     Attributes:
@@ -114,6 +117,7 @@ class DotTest:
         return difference / self.scale if difference else 0.0
 
 
+@checked()
 def dot_test(
     operator: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, P: Partition
 ) -> DotTest:

@@ -13,6 +13,7 @@ import torch
 from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
+from gpudist.arguments import checked
 from gpudist.checkpoint import folders
 from gpudist.checkpoint.optimizer_state import unchanged_by_failure
 from gpudist.checkpoint.reader import SafePlanner, SafeReader
@@ -30,6 +31,7 @@ from gpudist.errors import CheckpointError
 from gpudist.partition import Partition
 
 
+@checked(CheckpointError)
 def save(
     module: torch.nn.Module,
     path: str | os.PathLike[str],
@@ -99,6 +101,7 @@ def _write(
     return pickle.dumps((replace(plan, storage_data=None), results))
 
 
+@checked(CheckpointError)
 def load(
     module: torch.nn.Module,
     path: str | os.PathLike[str],
@@ -146,6 +149,7 @@ def load(
             _read(state, reader, metadata)
 
 
+@checked(CheckpointError)
 def exists(path: str | os.PathLike[str]) -> bool:
     """Whether there is a checkpoint for :func:`load`, as this rank sees the folder.
 

@@ -11,6 +11,7 @@ import torch
 from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_map
 
+from gpudist.arguments import checked
 from gpudist.convert.plan import Plan
 from gpudist.convert.values import Count, Extent, Extents, Whole, depends_on_tensors, resized
 from gpudist.convert.walk import Walk
@@ -20,6 +21,7 @@ from gpudist.nn import fuse_parameter_movements
 from gpudist.partition import CartesianPartition
 
 
+@checked(ConversionError)
 def distribute(
     module: torch.nn.Module,
     P_x: CartesianPartition,
@@ -63,6 +65,7 @@ def distribute(
     return _converted(module, P_x, plan or Plan(), replicate_parameters)[0]
 
 
+@checked(ConversionError)
 def plan_of(
     module: torch.nn.Module,
     P_x: CartesianPartition,

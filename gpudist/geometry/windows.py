@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from gpudist.arguments import check
 from gpudist.errors import ShapeError
 from gpudist.geometry.blocks import Blocks
 
@@ -39,6 +40,7 @@ class SlidingWindow:
     padding: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
+        _check(self)
         if min(self.kernel, self.stride, self.dilation) < 1 or min(self.padding) < 0:
             raise ShapeError(
                 f"kernel {self.kernel}, stride {self.stride} and dilation {self.dilation} must be "
@@ -85,6 +87,7 @@ class TransposedWindow:
     output_padding: int = 0
 
     def __post_init__(self) -> None:
+        _check(self)
         steps = self.kernel, self.stride, self.dilation
         if min(steps) < 1 or min(self.padding, self.output_padding) < 0:
             raise ShapeError(
@@ -136,8 +139,16 @@ class HaloWidths:
     left: int = 0
     right: int = 0
 
+    def __post_init__(self) -> None:
+        _check(self)
+
     def outputs(self, inputs: Blocks) -> Blocks:
         return inputs
 
     def needed(self, start: int, stop: int, extent: int) -> tuple[int, int]:
         return start - self.left, max(start - self.left, stop + self.right)
+
+
+def _check(window: SlidingWindow | TransposedWindow | HaloWidths) -> None:
+    given = (None, *vars(window).values())
+    check(type(window).__init__, type(window).__name__, given, {})

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from gpudist.arguments import checked
 from gpudist.autograd import move
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.blocks import Blocks, Decomposition
@@ -85,6 +86,7 @@ class AllToAllAttention(SequenceAttention):
         return self._exchanges[signature]
 
 
+@checked()
 def all_to_all_attention(
     query: torch.Tensor,
     key: torch.Tensor,

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from gpudist.arguments import checked
 from gpudist.autograd import is_eager, move
 from gpudist.exchange import InFlight, Movement, bind, start
 from gpudist.geometry.blocks import Blocks
@@ -98,6 +99,7 @@ class RingAttention(SequenceAttention):
         return bind(plan, line, label, x.dtype, x.shape, x.dtype)
 
 
+@checked()
 def ring_attention(
     query: torch.Tensor,
     key: torch.Tensor,

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from gpudist.arguments import checked
 from gpudist.autograd import apply
 from gpudist.errors import PartitionError
 from gpudist.exchange import all_reduce
@@ -98,6 +99,7 @@ define(
 )
 
 
+@checked()
 def invariant_sum(x: torch.Tensor, P: Partition) -> torch.Tensor:
     """Sum ``x`` over the workers of ``P`` into one value that counts once.
 
@@ -128,6 +130,7 @@ def invariant_sum(x: torch.Tensor, P: Partition) -> torch.Tensor:
     return apply(_Sum, x, P)
 
 
+@checked()
 def invariant_copy(x: torch.Tensor, P: Partition) -> torch.Tensor:
     """Hand on a value that is the same on all workers of ``P``, summing its gradient over them.
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from gpudist.arguments import checked
 from gpudist.autograd import apply, move
 from gpudist.exchange import Movement, carry_out
 from gpudist.nn.invariant import invariant_copy, require_active
@@ -16,6 +17,7 @@ from gpudist.ops.operator import remembered
 from gpudist.partition import Partition
 
 
+@checked()
 def invariant_gather(
     x: torch.Tensor, P: Partition, dim: int = -1, *, lengths: Sequence[int] | int | None = None
 ) -> torch.Tensor:
@@ -53,6 +55,7 @@ def invariant_gather(
     return gather_once(x, movement, dim, own)
 
 
+@checked()
 def invariant_scatter(
     x: torch.Tensor, P: Partition, dim: int = -1, *, lengths: Sequence[int] | None = None
 ) -> torch.Tensor:
@@ -85,6 +88,7 @@ def invariant_scatter(
     return cut_once(x, blocks, dim, blocks.given(x, dim, lengths, True))
 
 
+@checked()
 def invariant_share(x: torch.Tensor, P: Partition) -> torch.Tensor:
     """Take a value that each worker of ``P`` holds a copy of as one that counts once.
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from gpudist.arguments import checked
 from gpudist.nn.buckets import BUCKET_BYTES
 from gpudist.nn.parameter_layer import ParameterLayer
 from gpudist.nn.parameter_spread import copies_of_owned
@@ -15,6 +16,7 @@ from gpudist.nn.replication import copies_of
 from gpudist.partition import Partition
 
 
+@checked()
 def fuse_parameter_movements(
     network: torch.nn.Module, P: Partition | None = None, bucket_bytes: int = BUCKET_BYTES
 ) -> torch.nn.Module:

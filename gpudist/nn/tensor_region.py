@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from gpudist.arguments import checked
 from gpudist.autograd import move
 from gpudist.errors import PartitionError, PlanMismatch, ShapeError
 from gpudist.geometry.blocks import Blocks, Decomposition
@@ -192,6 +193,7 @@ class TensorRegion:
         return x.narrow(dim, sum(lengths[: self.rank]), lengths[self.rank])
 
 
+@checked()
 def sequence_lengths(x: torch.Tensor, P: Partition, dim: int) -> tuple[int, ...]:
     """The lengths of the blocks of all workers of ``P`` along ``dim``, to be passed to layers.
 

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeVar
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from gpudist.arguments import Checked, as_plain, check, refusal_of
+from gpudist.arguments import Checked, as_plain, check, checked, refusal_of
 from gpudist.autograd import is_eager, move
 from gpudist.errors import PartitionError
 from gpudist.exchange import Movement
@@ -24,6 +24,7 @@ from gpudist.partition import CartesianPartition, Partition
 _REMEMBERED_OPERATORS = 256
 
 
+@checked()
 def zero_volume_tensor(
     batch: int | None = None,
     *,

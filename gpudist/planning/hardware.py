@@ -10,12 +10,13 @@ from math import log
 from pathlib import Path
 from typing import Any
 
+from gpudist.arguments import Checked, checked
 from gpudist.errors import ShapeError
 from gpudist.planning.dry import Wire
 
 
 @dataclass(frozen=True)
-class Link:
+class Link(Checked):
     """What carries messages between two ranks.
 
     Attributes:
@@ -37,7 +38,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class ConvolutionRate:
+class ConvolutionRate(Checked):
     """How fast convolutions of a width are, which kernels for few channels are far from.
 
     Attributes:
@@ -51,7 +52,7 @@ class ConvolutionRate:
 
 
 @dataclass(frozen=True)
-class Profile:
+class Profile(Checked):
     """A machine, as one rank sees it while all ranks work.
 
     Attributes:
@@ -107,11 +108,13 @@ class Profile:
         ]
         return whole * _between(rates, channels) / self.tflops
 
+    @checked()
     def save(self, path: str | Path) -> None:
         """Write the figures as JSON, for :func:`profile_of`."""
         Path(path).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
 
 
+@checked()
 def profile_of(name: str | Path) -> Profile:
     """The built-in profile of this name, or the one in this file.
 
