@@ -162,7 +162,11 @@ def _takes(function: Callable[..., Any]) -> _Takes:
             continue
         annotation = parameter.annotation
         if isinstance(annotation, str):
-            annotation = eval(annotation, plain.__globals__)
+            try:
+                annotation = eval(annotation, plain.__globals__)
+            except NameError:
+                # Of a library that is imported when it is used: the function looks for itself.
+                annotation = Any
         kind = _kind_of(annotation) if annotation is not parameter.empty else _ANYTHING
         by_name[parameter.name] = kind
         if parameter.kind is not parameter.KEYWORD_ONLY:
@@ -179,7 +183,8 @@ def _kind_of(annotation: Any) -> _Kind:
     if origin in (Union, UnionType):
         return _any_of([_kind_of(part) for part in parts])
     if origin is Literal:
-        text = " or ".join(map(repr, parts))
+        *others, last = map(repr, parts)
+        text = f"{', '.join(others)} or {last}" if others else last
         return _Kind(lambda value: isinstance(value, str) and value in parts, text, text)
     if origin is tuple and parts[-1] is not Ellipsis:
         return _tuple_of([_kind_of(part) for part in parts])
@@ -250,6 +255,12 @@ def _of_class(annotation: Any) -> _Kind:
             ),
             text, f"{name}s",
         )  # fmt: skip
+    if text == "a tensor":
+        # And what torch's functions take for one, as a proxy that is traced.
+        return _Kind(
+            lambda value: isinstance(value, annotation) or hasattr(value, "__torch_function__"),
+            text, "tensors", frozenset([annotation]),
+        )  # fmt: skip
     # A partition is known by what it can do: its room is above.
     is_partition = hasattr(annotation, "create_partition_union")
     return _Kind(
@@ -305,7 +316,7 @@ def described(value: Any) -> str:
     if value is None:
         return "None"
     of = type(value)
-    if isinstance(value, bool | int | float | complex | str | bytes | list | tuple | dict | set):
+    if of in (bool, int, float, complex, str, bytes, list, tuple, dict, set):
         return f"{_short(value)} ({of.__name__})"
     name = of.__qualname__ if of.__module__ == "builtins" else f"{of.__module__}.{of.__qualname__}"
     shape = getattr(value, "shape", None)

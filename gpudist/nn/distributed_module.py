@@ -22,19 +22,20 @@ class CheckedModule(Checked, torch.nn.Module):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         for x in (*args, *kwargs.values()):
             if not isinstance(x, torch.Tensor):
-                self._refuse_arguments(args, kwargs)
+                self._check_arguments(args, kwargs)
                 break
         return super().__call__(*args, **kwargs)
 
-    def _refuse_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise here, and where the peers wait, if the layer does not take these."""
         if torch.compiler.is_dynamo_compiling():
             return
         name = type(self).__name__
         refusal = refusal_of(type(self).forward, name, (self, *args), kwargs)
         if refusal is not None:
-            region = getattr(self, "region", None)
-            refuse(self.P_x if region is None else region.P, refusal)
+            region: Any = getattr(self, "region", self)
+            P: Any = self.P_x if region is self else region.P
+            refuse(P, refusal)
 
 
 class DistributedModule(CheckedModule):

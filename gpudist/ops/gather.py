@@ -31,7 +31,7 @@ class Scatter(Repartition):
             # this rank.
             x = zero_volume_tensor(device=self.P_x.device) if x is None else x
             if not isinstance(x, torch.Tensor):
-                self.refuse_arguments(x)
+                self.require_tensor(x)
             x = x if x.numel() == 0 else x.reshape(-1)[:0]
         if x is None:
             self.agreement.refuse(

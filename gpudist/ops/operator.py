@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -105,7 +105,7 @@ class Operator(Checked, torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not isinstance(x, torch.Tensor):
-            self.refuse_arguments(x)
+            self.require_tensor(x)
         if not self._takes_part:
             return x.clone()
         if self._is_dynamic and is_eager():
@@ -114,11 +114,11 @@ class Operator(Checked, torch.nn.Module):
             return move((self._bind_recent(layout, x),), (x,))[0]
         return move((self.movement(x),), (x,))[0]
 
-    def refuse_arguments(self, *args: object) -> NoReturn:
+    def require_tensor(self, x: object) -> None:
         """Refuse what is no tensor, here and where the peers wait."""
-        refusal = refusal_of(type(self).forward, type(self).__name__, (self, *args), {})
-        assert refusal is not None
-        self.agreement.refuse(refusal)
+        refusal = refusal_of(type(self).forward, type(self).__name__, (self, x), {})
+        if refusal is not None:
+            self.agreement.refuse(refusal)
 
     def movement(self, x: torch.Tensor) -> Movement:
         """The movement of ``x``, bound to its shape and dtype; collective at first."""

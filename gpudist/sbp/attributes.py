@@ -28,7 +28,7 @@ class Sbp:
 
     def __post_init__(self) -> None:
         # At a glance: operators on global tensors make many.
-        if type(self.dim) is not int or self.kind not in _KINDS:
+        if type(self.dim) is not int or type(self.kind) is not str or self.kind not in _KINDS:
             check(Sbp.__init__, "Sbp", (None, self.kind, self.dim), {})
 
     def __call__(self) -> Sbp:
