@@ -109,9 +109,9 @@ class Special(Thing):
 
 def test_a_class_checks_its_own_constructor() -> None:
     assert Thing(2, name="a").size == 2 and Special([1, 2]).size == 2
-    with pytest.raises(ShapeError, match="^Thing: size is None; it takes an integer$"):
+    with pytest.raises(ShapeError, match=r"^Thing: size is None; it takes an integer$"):
         Thing(None)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ShapeError, match="^Special: size is 3 "):
+    with pytest.raises(ShapeError, match=r"^Special: size is 3 "):
         Special(3)  # pyright: ignore[reportArgumentType]
 
 
@@ -121,9 +121,9 @@ def test_the_error_of_a_function() -> None:
         return path
 
     assert save("a") == "a" and save.__name__ == "save"
-    with pytest.raises(CheckpointError, match="save: path is 1 "):
+    with pytest.raises(CheckpointError, match=r"save: path is 1 "):
         save(1)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(PartitionError, match="save: P is 2 .*takes a Partition or None"):
+    with pytest.raises(PartitionError, match=r"save: P is 2 .*takes a Partition or None"):
         save("a", 2)  # pyright: ignore[reportArgumentType]
 
 
@@ -136,7 +136,7 @@ def test_missing_and_unknown_arguments_are_for_python() -> None:
 
 def test_a_partition_without_a_topology() -> None:
     P_world = Partition(LoopbackTransport.single(), [0])
-    with pytest.raises(PartitionError, match="DistributedConv2d: .*has no Cartesian topology"):
+    with pytest.raises(PartitionError, match=r"DistributedConv2d: .*has no Cartesian topology"):
         nn.DistributedConv2d(P_world, 2, 2, 3)  # pyright: ignore[reportArgumentType]
 
 

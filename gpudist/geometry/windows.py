@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import index
 from typing import Protocol
 
 from gpudist.arguments import check
@@ -40,7 +41,7 @@ class SlidingWindow:
     padding: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
-        _check(self)
+        _settle(self)
         if min(self.kernel, self.stride, self.dilation) < 1 or min(self.padding) < 0:
             raise ShapeError(
                 f"kernel {self.kernel}, stride {self.stride} and dilation {self.dilation} must be "
@@ -87,7 +88,7 @@ class TransposedWindow:
     output_padding: int = 0
 
     def __post_init__(self) -> None:
-        _check(self)
+        _settle(self)
         steps = self.kernel, self.stride, self.dilation
         if min(steps) < 1 or min(self.padding, self.output_padding) < 0:
             raise ShapeError(
@@ -140,7 +141,7 @@ class HaloWidths:
     right: int = 0
 
     def __post_init__(self) -> None:
-        _check(self)
+        _settle(self)
 
     def outputs(self, inputs: Blocks) -> Blocks:
         return inputs
@@ -149,6 +150,11 @@ class HaloWidths:
         return start - self.left, max(start - self.left, stop + self.right)
 
 
-def _check(window: SlidingWindow | TransposedWindow | HaloWidths) -> None:
-    given = (None, *vars(window).values())
-    check(type(window).__init__, type(window).__name__, given, {})
+def _settle(window: SlidingWindow | TransposedWindow | HaloWidths) -> None:
+    """Check what a window was made of, and keep plain integers, which all ranks write alike."""
+    given = dict(vars(window))
+    check(type(window).__init__, type(window).__name__, (None, *given.values()), {})
+    for name, value in given.items():
+        if type(value) not in (int, bool):
+            plain = tuple(map(index, value)) if hasattr(value, "__len__") else index(value)
+            object.__setattr__(window, name, plain)

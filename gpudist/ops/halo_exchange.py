@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import astuple
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch.compiler import is_dynamo_compiling
 
 from gpudist.arrays import Array, applied
-from gpudist.errors import PartitionError, ShapeError
+from gpudist.errors import PartitionError, PlanMismatch, ShapeError, side_by_side
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.boxes import Plan, Stage
@@ -50,9 +51,31 @@ class HaloExchange(Operator):
         self.padding_value = padding_value
         self.nested = nested
         super().__init__(P_x, P_x, P_x.dim, True, global_shape, shape)
+        # A window is that of a kernel, as all ranks have it; widths may be of a rank's own making.
+        self._is_agreed = halo is None or P_x.size == 1 or P_x.device.type == "meta"
 
     def _bind(self, layout: Layout, x: torch.Tensor) -> Movement:
+        if not self._is_agreed:
+            self._agree_on_widths()
         return self.bind_to(layout.decomposition, layout.dtype, x)
+
+    def _agree_on_widths(self) -> None:
+        """Refuse widths that are not the same on all ranks: each plans for the others too."""
+        widths = [w for window in self.windows for w in astuple(cast(HaloWidths, window))]
+        told = self.P_x.allgather_data([*widths, *self.periodic])
+        if any(row != told[0] for row in told):
+            raise PlanMismatch(
+                "HaloExchange: the ranks' halo widths, (left, right) per dim, or periodic differ:"
+                + side_by_side({rank: self._written(row) for rank, row in enumerate(told)})
+                + "\ngive the same ones on all ranks; halos that differ from rank to rank follow "
+                "from window=, the kernel that reads them"
+            )
+        self._is_agreed = True
+
+    def _written(self, row: Sequence[int]) -> str:
+        widths, wraps = row[: -self.P_x.dim], row[-self.P_x.dim :]
+        pairs = list(zip(widths[::2], widths[1::2], strict=True))
+        return f"halo={pairs}, periodic={list(map(bool, wraps))}"
 
     def bind_to(self, inputs: Decomposition, dtype: torch.dtype, x: torch.Tensor) -> Movement:
         """The movement for a tensor that is cut like ``inputs``; an empty one off ``P_x``."""
@@ -106,7 +129,8 @@ def halo_exchange(
         x: the owned block, a tensor or a NumPy or CuPy array, shape ``[..., *spatial]``.
         P_x: partition of the global tensor, one axis per dim of ``x``.
         window: kernel, stride, dilation and padding per spatial dim, in cells, or
-        halo: widths ``(left, right)`` per spatial dim, in cells; negative widths drop own cells.
+        halo: widths ``(left, right)`` per spatial dim, in cells, the same on all ranks; negative
+            widths drop own cells. Halos that differ from rank to rank follow from a window.
         periodic: whether cells beyond the global edge are those of the other end, per spatial dim.
         padding_value: of cells beyond the global edge where it is not periodic.
         nested: exchange dim after dim instead of with all neighbours at once.
@@ -121,9 +145,11 @@ def halo_exchange(
         Ghost cells are added into the cells they were copied from.
 
     Cost:
-        One message per worker that owns a needed cell, ``itemsize * cells`` bytes each.
+        One message per worker that owns a needed cell, ``itemsize * cells`` bytes each. With
+        ``halo``, a small all-gather at the first call.
 
     Raises:
+        PlanMismatch: on every rank alike, if ``halo`` or ``periodic`` differ between ranks.
         ShapeError: on every rank alike, if the kernel does not fit the padded global extent.
 
     Source:

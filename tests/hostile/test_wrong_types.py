@@ -178,15 +178,20 @@ GOOD: dict[Any, Callable[[Context], Any]] = {
     int | Sequence[int]: lambda c: 2,
     int | Sequence[int | None]: lambda c: 1,
 }
-# What a call needs that its signature does not say.
-NEEDS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("AllGather", "SumScatter", "all_gather", "sum_scatter"), {"axes": [1]}),
-    **dict.fromkeys(("AllSumReduce", "all_sum_reduce"), {"axes_reduce": [1]}),
-    **dict.fromkeys(("HaloExchange", "halo_exchange", "draw"), {"halo": [(1, 1)]}),
-    **dict.fromkeys(("DistributedUpsample", "DistributedUpsamplingNearest2d"), {"size": 4}),
-    "DistributedUpsamplingBilinear2d": {"size": 4},
-    **dict.fromkeys(("DistributedSoftmax", "DistributedLogSoftmax"), {"dim": 1}),
-    "DistributedSoftmin": {"dim": 1},
+# What calls need that their signatures do not say: a parameter, its value and the callables.
+NEEDED: dict[str, tuple[Any, set[str]]] = {
+    "axes": ([1], {"AllGather", "SumScatter", "all_gather", "sum_scatter"}),
+    "axes_reduce": ([1], {"AllSumReduce", "all_sum_reduce"}),
+    "halo": ([(1, 1)], {"HaloExchange", "halo_exchange", "draw"}),
+    "size": (
+        4,
+        {
+            "DistributedUpsample",
+            "DistributedUpsamplingNearest2d",
+            "DistributedUpsamplingBilinear2d",
+        },
+    ),
+    "dim": (1, {"DistributedSoftmax", "DistributedLogSoftmax", "DistributedSoftmin"}),
 }
 
 
@@ -283,7 +288,7 @@ CALLABLES = {
 def arguments_of(context: Context) -> dict[str, Any]:
     """A right value of each parameter that needs one."""
     name = context.name
-    given = dict(NEEDS.get(name, {}))
+    given = {parameter: value for parameter, (value, names) in NEEDED.items() if name in names}
     for parameter, (annotation, required) in parameters_of(CALLABLES[name]).items():
         if required:
             make = GOOD.get(f"{name}.{parameter}") or GOOD.get(parameter) or GOOD.get(annotation)
@@ -346,8 +351,8 @@ def test_together(name: str, tmp_path: Path) -> None:
     for parameter, wrong in first.items():
         world = LoopbackWorld(2, 5.0)
         said = world.run(
-            lambda wire: complaint(
-                Context(Partition(wire, range(2)), name, tmp_path), parameter, CANDIDATES[wrong]
+            lambda wire, parameter=parameter, value=CANDIDATES[wrong]: complaint(
+                Context(Partition(wire, range(2)), name, tmp_path), parameter, value
             )
         )
         complaints += [f"{parameter} is {wrong}: {one}" for one in said if one is not None]
