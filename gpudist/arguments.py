@@ -23,7 +23,7 @@ from torch.compiler import is_dynamo_compiling
 
 from gpudist.errors import GpudistError, PartitionError, ShapeError
 
-__all__ = ["Checked", "as_plain", "check", "checked", "described", "refusal_of"]
+__all__ = ["Checked", "as_plain", "check", "checked", "described", "refusal_of", "settle"]
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
@@ -143,6 +143,18 @@ def _refusal(
     if isinstance(value, np.ndarray) and "tensor" in kind.text:
         text += "; make one with torch.from_numpy"
     return error(text)
+
+
+def settle(made: Any) -> None:
+    """Check the fields of a dataclass, and keep plain integers, which all ranks write alike."""
+    if is_dynamo_compiling():
+        return
+    given = dict(vars(made))
+    check(type(made).__init__, type(made).__name__, (None, *given.values()), {})
+    for name, value in given.items():
+        if type(value) not in (int, bool):
+            plain = tuple(map(index, value)) if hasattr(value, "__len__") else index(value)
+            object.__setattr__(made, name, plain)
 
 
 def as_plain(value: Any) -> Any:

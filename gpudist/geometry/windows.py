@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from operator import index
 from typing import Protocol
 
-from gpudist.arguments import check
+from gpudist.arguments import settle
 from gpudist.errors import ShapeError
 from gpudist.geometry.blocks import Blocks
 
@@ -41,7 +40,7 @@ class SlidingWindow:
     padding: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
-        _settle(self)
+        settle(self)
         if min(self.kernel, self.stride, self.dilation) < 1 or min(self.padding) < 0:
             raise ShapeError(
                 f"kernel {self.kernel}, stride {self.stride} and dilation {self.dilation} must be "
@@ -88,7 +87,7 @@ class TransposedWindow:
     output_padding: int = 0
 
     def __post_init__(self) -> None:
-        _settle(self)
+        settle(self)
         steps = self.kernel, self.stride, self.dilation
         if min(steps) < 1 or min(self.padding, self.output_padding) < 0:
             raise ShapeError(
@@ -141,20 +140,10 @@ class HaloWidths:
     right: int = 0
 
     def __post_init__(self) -> None:
-        _settle(self)
+        settle(self)
 
     def outputs(self, inputs: Blocks) -> Blocks:
         return inputs
 
     def needed(self, start: int, stop: int, extent: int) -> tuple[int, int]:
         return start - self.left, max(start - self.left, stop + self.right)
-
-
-def _settle(window: SlidingWindow | TransposedWindow | HaloWidths) -> None:
-    """Check what a window was made of, and keep plain integers, which all ranks write alike."""
-    given = dict(vars(window))
-    check(type(window).__init__, type(window).__name__, (None, *given.values()), {})
-    for name, value in given.items():
-        if type(value) not in (int, bool):
-            plain = tuple(map(index, value)) if hasattr(value, "__len__") else index(value)
-            object.__setattr__(window, name, plain)

@@ -223,9 +223,3 @@ class DistributedLinear(ParameterLayer):
                 f"{self._name}, dim -1: the input's blocks have {sizes} features but the "
                 f"weight needs {self.in_features} in balanced blocks; repartition the input"
             )
-
-    def extra_repr(self) -> str:
-        return (
-            f"in_features={self.in_features}, out_features={self.out_features}, "
-            f"P_x={list(self.P_x.shape)}, P_y={list(self.P_y.shape)}, P_w={list(self.P_w.shape)}"
-        )

@@ -52,15 +52,23 @@ class HaloExchange(Operator):
         self.nested = nested
         super().__init__(P_x, P_x, P_x.dim, True, global_shape, shape)
         # A window is that of a kernel, as all ranks have it; widths may be of a rank's own making.
-        self._is_agreed = halo is None or P_x.size == 1 or P_x.device.type == "meta"
+        is_told = global_shape is not None and shape == "static"
+        is_alone = P_x.size == 1 or P_x.device.type == "meta"
+        self._is_agreed = halo is None or is_told or is_alone
 
     def _bind(self, layout: Layout, x: torch.Tensor) -> Movement:
-        if not self._is_agreed:
-            self._agree_on_widths()
+        self._agree_on_widths()
         return self.bind_to(layout.decomposition, layout.dtype, x)
+
+    def _agree_and_bind(self, x: torch.Tensor) -> tuple[Layout, Movement]:
+        # Before blocks are agreed on, so that after a refusal no rank remembers any.
+        self._agree_on_widths()
+        return super()._agree_and_bind(x)
 
     def _agree_on_widths(self) -> None:
         """Refuse widths that are not the same on all ranks: each plans for the others too."""
+        if self._is_agreed:
+            return
         widths = [w for window in self.windows for w in astuple(cast(HaloWidths, window))]
         told = self.P_x.allgather_data([*widths, *self.periodic])
         if any(row != told[0] for row in told):
@@ -134,7 +142,7 @@ def halo_exchange(
         periodic: whether cells beyond the global edge are those of the other end, per spatial dim.
         padding_value: of cells beyond the global edge where it is not periodic.
         nested: exchange dim after dim instead of with all neighbours at once.
-        global_shape: of the balanced tensor, to save agreeing on the blocks.
+        global_shape: of the balanced tensor, to save agreeing on the blocks and on ``halo``.
         shape: ``"dynamic"`` agrees at every call.
 
     Returns:
@@ -146,7 +154,7 @@ def halo_exchange(
 
     Cost:
         One message per worker that owns a needed cell, ``itemsize * cells`` bytes each. With
-        ``halo``, a small all-gather at the first call.
+        ``halo`` and without ``global_shape``, one more small all-gather at the first call.
 
     Raises:
         PlanMismatch: on every rank alike, if ``halo`` or ``periodic`` differ between ranks.
