@@ -1,8 +1,9 @@
 """Arguments of public names, checked against the annotations of their signatures.
 
 A wrong argument is refused before anything else happens, by an error that names it and says what it
-takes. Classes check where they are constructed, functions by :func:`checked`. Annotations are
-resolved at the first check; nothing is checked while torch.compile traces.
+takes. Classes check where they are constructed, functions by :func:`checked`, and of both those of
+gpudist alone. Annotations are resolved at the first check; nothing is checked while torch.compile
+traces.
 """
 
 from __future__ import annotations
@@ -167,6 +168,9 @@ def as_plain(value: Any) -> Any:
 @cache
 def _takes(function: Callable[..., Any]) -> _Takes:
     plain = inspect.unwrap(function)
+    if plain.__module__.partition(".")[0] != "gpudist":
+        # Of a subclass, which may take what it likes.
+        return _Takes((), {})
     in_order: list[tuple[str, _Kind]] = []
     by_name: dict[str, _Kind] = {}
     for parameter in inspect.signature(plain).parameters.values():
@@ -304,18 +308,13 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_sequence(value: Any) -> bool:
-    """Whether it has a length and an order."""
+    """Whether it has a length and an order, and is no text and no tensor."""
     if isinstance(value, np.ndarray):
         return value.ndim > 0
-    return hasattr(type(value), "__getitem__") and _is_sized(value)
-
-
-def _is_sized(value: Any) -> bool:
     return (
-        hasattr(type(value), "__len__")
-        and hasattr(type(value), "__iter__")
+        all(hasattr(type(value), name) for name in ("__len__", "__iter__", "__getitem__"))
         and not isinstance(value, str | bytes | Mapping)
-        and not hasattr(value, "requires_grad_")
+        and not hasattr(value, "__torch_function__")
     )
 
 

@@ -163,7 +163,8 @@ def remembered(
         args = tuple([_constant(value) for value in args])
         kwargs = {name: _constant(value) for name, value in kwargs.items()}
         return getattr(P_x, _remember_while_tracing(make, P_x, *args, **kwargs))
-    key = (make, P_x, _hashable(args), _hashable(sorted(kwargs.items())))
+    given = [*args, *[part for item in sorted(kwargs.items()) for part in item]]
+    key = (make, P_x, *[tuple(value) if type(value) is list else value for value in given])
     try:
         operators = P_x.wire.remembered
         found = operators.get(key)
@@ -182,11 +183,6 @@ def remembered(
         order.append(key)
         operators[key] = found
     return found  # type: ignore[return-value]
-
-
-def _hashable(values: Sequence[object]) -> tuple[object, ...]:
-    """``values`` with tuples in place of lists."""
-    return tuple([as_plain(value) if type(value) in (list, tuple) else value for value in values])
 
 
 @constant_when_traced
