@@ -201,7 +201,8 @@ def _kind_of(annotation: Any) -> _Kind:
     if origin is Literal:
         *others, last = map(repr, parts)
         text = f"{', '.join(others)} or {last}" if others else last
-        return _Kind(lambda value: isinstance(value, str) and value in parts, text, text)
+        # Another text is refused where it is used, in words of its own.
+        return _Kind(lambda value: isinstance(value, str), text, text, frozenset([str]))
     if origin is tuple and parts[-1] is not Ellipsis:
         return _tuple_of([_kind_of(part) for part in parts])
     if origin in (tuple, list, Sequence):

@@ -53,6 +53,8 @@ def run_distributed(
     """
     if transport == "loopback":
         return _run_threads(size, fn, args, kwargs, timeout)
+    if transport not in ("gloo", "host"):
+        raise errors.ShapeError(f"transport {transport!r} is none of 'loopback', 'gloo' and 'host'")
     with RankPool(size, timeout) as pool:
         try:
             return pool.run(size, fn, args, kwargs, timeout + GRACE_S, transport)

@@ -62,7 +62,7 @@ def test_run_distributed_reports_a_hang(transport: Any, monkeypatch: pytest.Monk
 
 
 def test_run_distributed_names_the_transports() -> None:
-    with pytest.raises(ValueError, match="it takes 'loopback', 'gloo' or 'host'"):
+    with pytest.raises(ValueError, match="none of 'loopback', 'gloo' and 'host'"):
         run_distributed(identify, 2, transport="carrier pigeon")  # pyright: ignore[reportArgumentType]
 
 

@@ -40,8 +40,14 @@ def arguments_of(
     name: str, kind: type[_Arguments], arguments: Sequence[Any], options: dict[str, Any]
 ) -> _Arguments:
     """The arguments of torch's layer, of a dataclass that lists them, checked."""
-    check(kind.__init__, name, (None, *arguments), options)
-    return kind(*arguments, **options)
+    given = kind(*arguments, **options)
+    require_types(name, given)
+    return given
+
+
+def require_types(name: str, given: object) -> None:
+    """Refuse fields of a dataclass that its annotations do not admit."""
+    check(type(given).__init__, name, (None, *vars(given).values()), {})
 
 
 def require_shape(name: str, what: str, P: Partition, shape: Sequence[int | None]) -> None:

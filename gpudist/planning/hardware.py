@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from math import log
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from gpudist.arguments import Checked, checked
 from gpudist.errors import ShapeError
@@ -87,6 +87,10 @@ class Profile(Checked):
     tflops_by_dtype: dict[str, float] = field(default_factory=dict[str, float], hash=False)
     convolutions: tuple[ConvolutionRate, ...] = ()
     layer_us: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.wire not in get_args(Wire):
+            raise ShapeError(f"Profile: wire is {self.wire!r}; it must be one of {get_args(Wire)}")
 
     @property
     def overlaps(self) -> bool:

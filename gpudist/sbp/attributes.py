@@ -28,8 +28,10 @@ class Sbp:
 
     def __post_init__(self) -> None:
         # At a glance: operators on global tensors make many.
-        if type(self.dim) is not int or type(self.kind) is not str or self.kind not in _KINDS:
+        if type(self.dim) is not int or type(self.kind) is not str:
             check(Sbp.__init__, "Sbp", (None, self.kind, self.dim), {})
+        if self.kind not in _KINDS:
+            raise PartitionError(f"Sbp: kind is {self.kind!r}; it must be one of {_KINDS}")
 
     def __call__(self) -> Sbp:
         """Itself, so that ``broadcast()`` and ``broadcast`` are one."""
