@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from gpudist.arguments import Checked
 from gpudist.errors import PartitionError
 from gpudist.exchange import all_reduce
 from gpudist.partition import Partition
 
 
-class GradScaler(torch.amp.GradScaler):
+class GradScaler(Checked, torch.amp.GradScaler):
     """Torch's gradient scaler for parameters of which each worker holds other cells.
 
     A gradient that is infinite or no number on one worker is found by all of them: all skip the

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, Sampler
 
+from gpudist.arguments import Checked, checked, described
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.blocks import Blocks, Decomposition
-from gpudist.partition import CartesianPartition
+from gpudist.partition import CartesianPartition, Partition
 
 
 @runtime_checkable
@@ -33,10 +34,14 @@ class ReadsRegions(Protocol):
         ...
 
 
-class BlockDataset(Dataset[Any]):
+class BlockDataset(Checked, Dataset[Any]):
     """What :func:`block_of` returns."""
 
     def __init__(self, dataset: Any, P_x: Any) -> None:
+        if not hasattr(dataset, "__getitem__") and not isinstance(dataset, ReadsRegions):
+            raise ShapeError(
+                f"block_of: dataset is {described(dataset)}; it takes a map-style dataset"
+            )
         self._dataset = dataset
         self._places = _places(P_x)
         if isinstance(dataset, ReadsRegions) and not isinstance(self._places, _Place):
@@ -54,6 +59,7 @@ class BlockDataset(Dataset[Any]):
         return _cut(self._dataset[index], self._places)
 
 
+@checked()
 def block_of(dataset: Any, P_x: Any) -> BlockDataset:
     """A view of ``dataset`` whose samples are this worker's blocks, for torch's ``DataLoader``.
 
@@ -79,7 +85,7 @@ def block_of(dataset: Any, P_x: Any) -> BlockDataset:
     return BlockDataset(dataset, P_x)
 
 
-class BlockSampler(Sampler[list[int]]):
+class BlockSampler(Checked, Sampler[list[int]]):
     """The samples of each global batch that this worker's row of ``P_x`` works on.
 
     For ``DataLoader(..., batch_sampler=...)``. Every worker shuffles alike, as
@@ -124,6 +130,7 @@ class BlockSampler(Sampler[list[int]]):
                 f"P_x of shape {list(P_x.shape)}; each needs a sample, use {remedy}"
             )
 
+    @checked()
     def set_epoch(self, epoch: int) -> None:
         """Shuffle as in this epoch from now on; call it on every worker."""
         self._epoch = epoch
@@ -177,6 +184,11 @@ def _places(P_x: Any) -> Any:
         return [_places(P) for P in P_x]
     if P_x is None:
         return None
+    if not isinstance(P_x, Partition):
+        raise PartitionError(
+            f"block_of: P_x is {described(P_x)}; it takes a CartesianPartition, or a tuple, list "
+            "or mapping of them and None"
+        )
     if P_x.dim < 2:
         raise PartitionError(
             f"block_of: a partition of shape {list(P_x.shape)} needs an axis for the batch and one "

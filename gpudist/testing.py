@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 
 from gpudist import errors, runtime
+from gpudist.arguments import Checked, checked
 from gpudist.exchange import all_reduce
 from gpudist.launch import deadline_of
 from gpudist.partition import Partition
@@ -19,6 +20,7 @@ from gpudist.rank_pool import GRACE_S, RankPool, RanksFailed
 from gpudist.transport.loopback import LoopbackWorld
 
 
+@checked()
 def run_distributed(
     fn: Callable[..., Any],
     size: int,
@@ -56,7 +58,7 @@ def run_distributed(
     if transport == "loopback":
         return _run_threads(size, fn, args, kwargs, timeout)
     if transport not in ("gloo", "host"):
-        raise ValueError(f"transport {transport!r} is none of 'loopback', 'gloo' and 'host'")
+        raise errors.ShapeError(f"transport {transport!r} is none of 'loopback', 'gloo' and 'host'")
     with RankPool(size, timeout) as pool:
         try:
             return pool.run(size, fn, args, kwargs, timeout + GRACE_S, transport)
@@ -65,6 +67,7 @@ def run_distributed(
             raise failed.root.error from failed
 
 
+@checked()
 def assert_adjoint(
     operator: Callable[[torch.Tensor], torch.Tensor],
     x: torch.Tensor,
@@ -97,7 +100,7 @@ def assert_adjoint(
 
 
 @dataclass(frozen=True)
-class DotTest:
+class DotTest(Checked):
     """Two inner products that are equal if a backward is the adjoint of its forward.
 
     Attributes:
@@ -118,6 +121,7 @@ class DotTest:
         return difference / self.scale if difference else 0.0
 
 
+@checked()
 def dot_test(
     operator: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, P: Partition
 ) -> DotTest:

@@ -34,7 +34,7 @@ FLOORS = [
     ["device_mesh"],
     ["transport"],
     ["geometry"],
-    ["version", "digest", "shared_numbers"],
+    ["arguments", "version", "digest", "shared_numbers"],
     ["errors"],
     ["recycling"],
     ["_native"],  # the compiled core, which imports errors only when it raises

@@ -6,10 +6,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from gpudist.arguments import checked
 from gpudist.batch.channel import channel_of
 from gpudist.partition import Partition
 
 
+@checked()
 def broadcast_batch(
     batch: Any,
     P: Partition,

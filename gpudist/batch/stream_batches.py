@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from gpudist.arguments import checked
 from gpudist.batch.channel import BatchChannel, channel_of
 from gpudist.batch.prefetching import Loaded, Prefetched, Raised
 from gpudist.partition import Partition
@@ -45,6 +46,7 @@ class BatchStream(Iterator[Any]):
         raise loaded.error
 
 
+@checked()
 def stream_batches(
     loader: Iterable[Any] | None,
     P: Partition,

@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan
 
+from gpudist.arguments import checked
 from gpudist.checkpoint import folders
 from gpudist.checkpoint.identity import files_of, first_bytes, require_of_one_save
 from gpudist.checkpoint.optimizer_state import unchanged_by_failure
@@ -35,6 +36,7 @@ from gpudist.errors import CheckpointError
 from gpudist.partition import Partition
 
 
+@checked(CheckpointError)
 def save(
     module: torch.nn.Module,
     path: str | os.PathLike[str],
@@ -139,6 +141,7 @@ def _write(
     return pickle.dumps((replace(plan, storage_data=None), results))
 
 
+@checked(CheckpointError)
 def load(
     module: torch.nn.Module,
     path: str | os.PathLike[str],
@@ -189,6 +192,7 @@ def load(
             _read(state, reader, metadata)
 
 
+@checked(CheckpointError)
 def exists(path: str | os.PathLike[str]) -> bool:
     """Whether there is a checkpoint for :func:`load`, as this rank sees the folder.
 

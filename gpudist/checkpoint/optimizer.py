@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from gpudist.arguments import checked
 from gpudist.checkpoint.moving import gather_blocks, scatter_blocks
 from gpudist.checkpoint.optimizer_state import (
     described_state,
@@ -25,6 +26,7 @@ from gpudist.errors import CheckpointError
 from gpudist.nn.placement import Placement, placements
 
 
+@checked(CheckpointError)
 def full_optimizer_state_dict(
     module: torch.nn.Module, optimizer: torch.optim.Optimizer, *, to_all: bool = False
 ) -> dict[str, Any]:
@@ -83,6 +85,7 @@ def full_optimizer_state_dict(
     return {"state": state, "param_groups": options}
 
 
+@checked(CheckpointError)
 def load_full_optimizer_state_dict(
     module: torch.nn.Module,
     optimizer: torch.optim.Optimizer,

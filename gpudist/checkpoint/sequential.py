@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from gpudist import runtime
+from gpudist.arguments import checked
 from gpudist.checkpoint.moving import gather_blocks, scatter_blocks
 from gpudist.checkpoint.texts import broadcast_text, require_alike
 from gpudist.errors import CheckpointError
@@ -15,6 +16,7 @@ from gpudist.nn.placement import Placement, placements
 from gpudist.partition import Partition
 
 
+@checked(CheckpointError)
 def full_state_dict(module: torch.nn.Module, *, to_all: bool = False) -> dict[str, Any]:
     """The state dict that the sequential model would have: same names, shapes and values.
 
@@ -51,6 +53,7 @@ def full_state_dict(module: torch.nn.Module, *, to_all: bool = False) -> dict[st
     return full
 
 
+@checked(CheckpointError)
 def load_full_state_dict(
     module: torch.nn.Module, state_dict: Mapping[str, Any] | None, *, root: int = 0
 ) -> None:

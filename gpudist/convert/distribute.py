@@ -11,6 +11,7 @@ import torch
 from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_map
 
+from gpudist.arguments import checked
 from gpudist.convert.plan import Plan
 from gpudist.convert.values import Count, Extent, Extents, Whole, depends_on_tensors, resized
 from gpudist.convert.walk import Walk
@@ -21,6 +22,7 @@ from gpudist.nn import fuse_parameter_movements
 from gpudist.partition import CartesianPartition
 
 
+@checked(ConversionError)
 def distribute(
     module: torch.nn.Module,
     P_x: CartesianPartition,
@@ -75,6 +77,7 @@ def distribute(
     return net
 
 
+@checked(ConversionError)
 def plan_of(
     module: torch.nn.Module,
     P_x: CartesianPartition,

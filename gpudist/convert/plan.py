@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpudist.arguments import Checked, checked
 from gpudist.errors import ConversionError
 
 Shape = tuple[int, ...]
@@ -42,7 +43,7 @@ class Row:
 
 
 @dataclass
-class Plan:
+class Plan(Checked):
     """The rows of a conversion in the order of the forward; prints as a table, also by rich.
 
     Attributes:
@@ -62,10 +63,12 @@ class Plan:
             raise ConversionError(f"the plan has no row {path!r}, only {paths}")
         return row
 
+    @checked(ConversionError)
     def find(self, path: str) -> Row | None:
         """The row of a path, if there is one."""
         return next((row for row in self.rows if row.path == path), None)
 
+    @checked(ConversionError)
     def repartition(self, path: str, shape: Sequence[int]) -> None:
         """Move the first argument of a module, or of a converted function, before it is called.
 
@@ -80,6 +83,7 @@ class Plan:
         else:
             row.repartition = tuple(shape)
 
+    @checked(ConversionError)
     def split_weight(self, path: str, shape: Sequence[int]) -> None:
         """Cut the weight of a linear layer.
 

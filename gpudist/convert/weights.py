@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from gpudist.arguments import checked
 from gpudist.convert.values import with_shape
 from gpudist.errors import ConversionError
 from gpudist.nn.placement import Placement, placements
@@ -49,6 +50,7 @@ def copy_weights(source: torch.nn.Module, layer: torch.nn.Module) -> None:
             blocks[name].requires_grad_(wholes[name].requires_grad)
 
 
+@checked(ConversionError)
 def sequential(distributed: torch.nn.Module, root: int | None = None) -> torch.nn.Module | None:
     """The tree of torch modules that :func:`distribute` was given, with the weights of now.
 

@@ -38,29 +38,21 @@ class Pairing:
     transpose_target: bool = False
 
     def __post_init__(self) -> None:
-        source, target = self._source_shape, self._target_shape
-        fits = len(source) == len(target) and all(
-            a in (1, b) for a, b in zip(source, target, strict=True)
-        )
-        if not fits:
+        problem = misfit(self.source, self.target, self.transpose_source, self.transpose_target)
+        if problem is not None:
             raise PartitionError(
-                f"a partition of shape {self._written(self.source, self.transpose_source)} "
-                f"does not broadcast to one of shape "
-                f"{self._written(self.target, self.transpose_target)}: "
-                f"padded with ones on the left, each axis must be 1 or equal"
+                f"a partition of shape {written(self.source, self.transpose_source)} does not "
+                f"broadcast to one of shape {written(self.target, self.transpose_target)}: "
+                f"{problem}"
             )
-
-    @staticmethod
-    def _written(shape: tuple[int, ...], transposed: bool) -> str:
-        return f"{list(shape)} (transposed)" if transposed else f"{list(shape)}"
 
     @cached_property
     def _target_shape(self) -> tuple[int, ...]:
-        return self.target[::-1] if self.transpose_target else self.target
+        return _effective(self.target, self.transpose_target)
 
     @cached_property
     def _source_shape(self) -> tuple[int, ...]:
-        shape = self.source[::-1] if self.transpose_source else self.source
+        shape = _effective(self.source, self.transpose_source)
         return left_padded(shape, len(self._target_shape), 1)
 
     @cached_property
@@ -112,6 +104,40 @@ class Pairing:
     def _index(self, number: int, transposed: bool) -> tuple[int, ...]:
         order = column_major_index if transposed else index_of
         return order(number, self._matching_shape)
+
+
+def _effective(shape: tuple[int, ...], transposed: bool) -> tuple[int, ...]:
+    return shape[::-1] if transposed else shape
+
+
+def written(shape: tuple[int, ...], transposed: bool) -> str:
+    """A grid as errors show it."""
+    return f"{list(shape)} (transposed)" if transposed else f"{list(shape)}"
+
+
+def misfit(
+    source: tuple[int, ...],
+    target: tuple[int, ...],
+    transpose_source: bool,
+    transpose_target: bool,
+    source_name: str = "the first",
+    target_name: str = "the second",
+) -> str | None:
+    """Why two grids do not match, in words; ``None`` if they do."""
+    many = _effective(target, transpose_target)
+    few = left_padded(_effective(source, transpose_source), len(many), 1)
+    if len(few) > len(many):
+        return (
+            f"{source_name} has {len(few)} axes and {target_name} {len(many)}; padded with ones on "
+            f"the left, each axis must be 1 or equal"
+        )
+    for axis, (a, b) in enumerate(zip(few, many, strict=True)):
+        if a not in (1, b):
+            return (
+                f"axis {axis} of {source_name} is {a} and of {target_name} {b}, counted in "
+                f"{list(few)} and {list(many)}; of {source_name}, each axis must be 1 or equal"
+            )
+    return None
 
 
 def plan_broadcast(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from gpudist.arguments import settle
 from gpudist.errors import ShapeError
 from gpudist.geometry.blocks import Blocks
 
@@ -39,6 +40,7 @@ class SlidingWindow:
     padding: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
+        settle(self)
         if min(self.kernel, self.stride, self.dilation) < 1 or min(self.padding) < 0:
             raise ShapeError(
                 f"kernel {self.kernel}, stride {self.stride} and dilation {self.dilation} must be "
@@ -85,6 +87,7 @@ class TransposedWindow:
     output_padding: int = 0
 
     def __post_init__(self) -> None:
+        settle(self)
         steps = self.kernel, self.stride, self.dilation
         if min(steps) < 1 or min(self.padding, self.output_padding) < 0:
             raise ShapeError(
@@ -135,6 +138,9 @@ class HaloWidths:
 
     left: int = 0
     right: int = 0
+
+    def __post_init__(self) -> None:
+        settle(self)
 
     def outputs(self, inputs: Blocks) -> Blocks:
         return inputs

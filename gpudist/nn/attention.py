@@ -18,7 +18,7 @@ from gpudist.nn.attention_ring import RingAttention
 from gpudist.nn.linear import DistributedLinear
 from gpudist.nn.parameter import uniform_parameter
 from gpudist.nn.parameter_layer import ParameterLayer, move_those
-from gpudist.nn.partitions import plane, regrid
+from gpudist.nn.partitions import arguments_of, plane, regrid
 from gpudist.nn.placement import Placement
 from gpudist.ops.agreement import ShapeMode
 from gpudist.ops.bound import Bound
@@ -85,7 +85,7 @@ class DistributedMultiheadAttention(ParameterLayer):
     ) -> None:
         super().__init__()
         self._name = type(self).__name__
-        given = _Arguments(*arguments, **options)
+        given = arguments_of(self._name, _Arguments, arguments, options)
         self._require(P_x, given, exchange)
         self.embed_dim, self.num_heads = given.embed_dim, given.num_heads
         self.P_x, self.batch_first = P_x, given.batch_first

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
+from gpudist.arguments import checked
 from gpudist.autograd import move
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.blocks import Blocks, Decomposition
@@ -43,8 +43,17 @@ class AllToAllAttention(SequenceAttention):
         Jacobs et al. 2023, arXiv:2309.14509.
     """
 
-    def __init__(self, P_x: CartesianPartition, *arguments: Any, **options: Any) -> None:
-        super().__init__(P_x, *arguments, **options)
+    def __init__(
+        self,
+        P_x: CartesianPartition,
+        is_causal: bool = False,
+        scale: float | None = None,
+        dropout_p: float = 0.0,
+        *,
+        seed: int | None = None,
+        shape: ShapeMode = "static",
+    ) -> None:
+        super().__init__(P_x, is_causal, scale, dropout_p, seed=seed, shape=shape)
         self._exchanges: dict[object, _Exchange] = {}
 
     def _attend(
@@ -77,6 +86,7 @@ class AllToAllAttention(SequenceAttention):
         return self._exchanges[signature]
 
 
+@checked()
 def all_to_all_attention(
     query: torch.Tensor,
     key: torch.Tensor,

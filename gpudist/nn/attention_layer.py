@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.blocks import Blocks
 from gpudist.nn.attention_block import AttentionDropout, BlockAttention
+from gpudist.nn.distributed_module import CheckedModule
 from gpudist.ops.agreement import Agreement, ShapeMode, refuse
 from gpudist.partition import CartesianPartition
 
@@ -24,7 +25,7 @@ class Cuts(NamedTuple):
     keys: Blocks
 
 
-class SequenceAttention(torch.nn.Module):
+class SequenceAttention(CheckedModule):
     """Attention ``softmax(scale * Q K^T) V`` of tensors ``[B, H, S, D]`` on ``P_x``.
 
     Args:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from gpudist.arguments import checked
 from gpudist.autograd import is_eager, move
 from gpudist.exchange import InFlight, Movement, bind, start
 from gpudist.geometry.blocks import Blocks
@@ -45,8 +46,17 @@ class RingAttention(SequenceAttention):
         Liu, Zaharia and Abbeel 2023, arXiv:2310.01889.
     """
 
-    def __init__(self, P_x: CartesianPartition, *arguments: Any, **options: Any) -> None:
-        super().__init__(P_x, *arguments, **options)
+    def __init__(
+        self,
+        P_x: CartesianPartition,
+        is_causal: bool = False,
+        scale: float | None = None,
+        dropout_p: float = 0.0,
+        *,
+        seed: int | None = None,
+        shape: ShapeMode = "static",
+    ) -> None:
+        super().__init__(P_x, is_causal, scale, dropout_p, seed=seed, shape=shape)
         self._hops: dict[object, tuple[tuple[Movement, ...], ...]] = {}
 
     def _attend(
@@ -89,6 +99,7 @@ class RingAttention(SequenceAttention):
         return bind(plan, line, label, x.dtype, x.shape, x.dtype)
 
 
+@checked()
 def ring_attention(
     query: torch.Tensor,
     key: torch.Tensor,

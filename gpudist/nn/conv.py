@@ -41,7 +41,7 @@ from gpudist.nn.edge_padding import EdgePadding, bind_edge_padding, require_padd
 from gpudist.nn.in_place import use_in_place
 from gpudist.nn.parameter import tied_empty, zero_bias
 from gpudist.nn.parameter_layer import move_those
-from gpudist.nn.partitions import leading_partitions
+from gpudist.nn.partitions import arguments_of, leading_partitions
 from gpudist.nn.region_layer import BlockOperation, WithPadding, padding_widths
 from gpudist.nn.window import per_dim
 from gpudist.ops.agreement import Agreement, Layout, ShapeMode
@@ -119,7 +119,7 @@ class _DistributedConv(ConvLayer):
         self.overlap = overlap and not nested
         self._name = type(self).__name__
         P_y, P_w, rest = leading_partitions(self._name, arguments, options)
-        given = self._arguments(*rest, **options)
+        given = arguments_of(self._name, self._arguments, rest, options)
         require_supported(self._name, given, self._padding_modes)
         self.in_channels = given.in_channels
         self.out_channels = given.out_channels
@@ -128,7 +128,13 @@ class _DistributedConv(ConvLayer):
         self.stride = per_dim(self._name, "stride", given.stride, self._dims)
         self.dilation = per_dim(self._name, "dilation", given.dilation, self._dims)
         window = (self.kernel_size, self.stride, self.dilation)
-        self.padding = given.paddings(self._name, *window)
+        self._paddings = given.paddings(self._name, *window)
+        self.padding: str | tuple[int, ...] = (
+            given.padding
+            if isinstance(given.padding, str)
+            else per_dim(self._name, "padding", given.padding, self._dims)
+        )
+        self.output_padding = (0,) * self._dims
         self.padding_mode = given.padding_mode
         channels = self.in_channels, self.out_channels, self.groups
         placed = place(self._name, P_x, P_y, P_w, *channels, self._dims, replicate_parameters)
@@ -136,7 +142,7 @@ class _DistributedConv(ConvLayer):
         self.P_x, self.P_y = placed.P_x, placed.P_y
         self.halo_exchange = HaloExchange(
             placed.P_x,
-            conv_windows(*window, self.padding, self.padding_mode),
+            conv_windows(*window, self._paddings, self.padding_mode),
             periodic=self.padding_mode == "circular",
             nested=nested,
         )
@@ -271,7 +277,7 @@ class _DistributedConv(ConvLayer):
 
     def require_input(self, inputs: Decomposition) -> None:
         require_input_channels(self._name, inputs, self.in_channels)
-        require_padding_of_input(self._name, self.padding_mode, self.padding, inputs.shape[2:])
+        require_padding_of_input(self._name, self.padding_mode, self._paddings, inputs.shape[2:])
 
     def bind_block(self, reads: Sequence[Read], shape: Sequence[int]) -> BlockOperation:
         if all(front == behind for front, behind in (read.overhang for read in reads)):

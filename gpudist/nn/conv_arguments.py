@@ -68,6 +68,11 @@ class CausalArguments:
     device: torch.device | str | None = None
     dtype: torch.dtype | None = None
 
+    @property
+    def padding(self) -> int:
+        """What is no argument, and not shown as one."""
+        return 0
+
     def paddings(
         self, name: str, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
     ) -> Paddings:

@@ -46,9 +46,3 @@ class ConvLayer(ParameterLayer, RegionLayer):
 
     def _placements(self) -> dict[str, Placement]:
         return self._parameters_cut.placements(self.bias is not None)
-
-    def extra_repr(self) -> str:
-        return (
-            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
-            f"stride={self.stride}, P_x={list(self.P_x.shape)}, P_y={list(self.P_y.shape)}"
-        )

@@ -22,7 +22,7 @@ from gpudist.nn.conv_placement import place
 from gpudist.nn.conv_transpose_block import TransposedBlock, transposed_block
 from gpudist.nn.parameter import tied_empty, zero_bias
 from gpudist.nn.parameter_layer import move_those
-from gpudist.nn.partitions import leading_partitions
+from gpudist.nn.partitions import leading_partitions, require_types
 from gpudist.nn.region_layer import BlockOperation
 from gpudist.nn.window import per_dim
 from gpudist.ops.agreement import Agreement, ShapeMode
@@ -105,6 +105,9 @@ class _DistributedConvTranspose(ConvLayer):
         self._name = type(self).__name__
         P_y, P_w, rest = leading_partitions(self._name, arguments, options)
         given = _Arguments(*rest, **options)
+        if isinstance(given.padding, str):
+            raise ShapeError(f"{self._name}: padding is {given.padding!r}; use numbers")
+        require_types(self._name, given)
         self.in_channels, self.out_channels = given.in_channels, given.out_channels
         self.groups = given.groups
         self._take_windows(given)
@@ -133,8 +136,6 @@ class _DistributedConvTranspose(ConvLayer):
             raise ShapeError(
                 f"{self._name}: padding_mode {given.padding_mode!r} is not supported; use 'zeros'"
             )
-        if isinstance(given.padding, str):
-            raise ShapeError(f"{self._name}: padding is {given.padding!r}; use numbers")
 
         def numbers(what: str) -> tuple[int, ...]:
             return per_dim(self._name, what, getattr(given, what), self._dims)

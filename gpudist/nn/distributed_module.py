@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+
+from gpudist.arguments import Checked, refusal_of
+from gpudist.ops.agreement import refuse
 
 CarryOut = Callable[[torch.nn.Module, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -13,8 +16,36 @@ CarryOut = Callable[[torch.nn.Module, tuple[Any, ...], dict[str, Any]], Any]
 carried_out_by: dict[type, CarryOut] = {}
 
 
-class DistributedModule(torch.nn.Module):
-    """A layer on blocks of tensors, or on tensors that know what their blocks are."""
+class CheckedModule(Checked, torch.nn.Module):
+    """A layer that refuses wrong arguments, where it is made and where it is called."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        for x in (*args, *kwargs.values()):
+            if not isinstance(x, torch.Tensor):
+                self._check_arguments(args, kwargs)
+                break
+        return super().__call__(*args, **kwargs)
+
+    def _check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise here, and where the peers wait, if the layer does not take these."""
+        if torch.compiler.is_dynamo_compiling():
+            return
+        name = type(self).__name__
+        refusal = refusal_of(type(self).forward, name, (self, *args), kwargs)
+        if refusal is not None:
+            region: Any = getattr(self, "region", self)
+            P: Any = self.P_x if region is self else region.P
+            refuse(P, refusal)
+
+
+class DistributedModule(CheckedModule):
+    """A layer on blocks of tensors, or on tensors that know what their blocks are.
+
+    Attributes, and through them its text, are those of torch's layer of the same name.
+    """
+
+    # Attributes that its text shows beside those of torch's layer.
+    _shown: ClassVar[tuple[str, ...]] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         for x in args or kwargs.values():
@@ -22,3 +53,20 @@ class DistributedModule(torch.nn.Module):
             if carry_out is not None:
                 return carry_out(self, args, kwargs)
         return super().__call__(*args, **kwargs)
+
+    def extra_repr(self) -> str:
+        """What torch's layer of the same name shows, and the shapes of the partitions."""
+        like = next(filter(None, map(_torch_layer, type(self).__mro__)), torch.nn.Module)
+        parts = [like.extra_repr(self)]
+        parts += [f"{name}={getattr(self, name)!r}" for name in self._shown]
+        partitions = {name: getattr(self, name, None) for name in ("P_x", "P_y", "P_w")}
+        for name, P in partitions.items():
+            if P is not None and (name == "P_x" or P is not partitions["P_x"]):
+                parts.append(f"{name}={list(P.shape)}")
+        return ", ".join(filter(None, parts))
+
+
+def _torch_layer(kind: type) -> type[torch.nn.Module] | None:
+    """Torch's layer of which ``kind`` has the name, with "Distributed" in front of it."""
+    name = kind.__name__.removeprefix("Distributed")
+    return getattr(torch.nn, name, None) if name != kind.__name__ else None

@@ -37,6 +37,7 @@ class _DistributedDropout(DistributedModule):
     calls: torch.Tensor | None
     # Names that the state dict of the sequential layer does not have.
     _beyond_sequential = ("seed", "calls")
+    _shown = ("generator",)
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class _DistributedDropout(DistributedModule):
         self._name = type(self).__name__
         self._require(P_x, p, inplace, seed, generator)
         self.P_x, self.p, self.generator = P_x, p, generator
+        self.inplace = inplace
         self._leading_dims = leading_dims
         by_index = generator == "index"
         first = _NO_SEED if seed is None else seed
@@ -159,9 +161,6 @@ class _DistributedDropout(DistributedModule):
         for name, buffer in self.named_buffers(recurse=False):
             state_dict.setdefault(prefix + name, buffer)
         super()._load_from_state_dict(state_dict, prefix, *rest, **options)
-
-    def extra_repr(self) -> str:
-        return f"p={self.p}, P_x={list(self.P_x.shape)}, generator={self.generator!r}"
 
 
 def _fake_kept(layer: int, x: torch.Tensor) -> list[torch.Tensor]:

@@ -16,7 +16,7 @@ from gpudist.geometry.blocks import Decomposition
 from gpudist.library import handles_of, is_recorded
 from gpudist.nn.parameter import normal_parameter, tied_empty
 from gpudist.nn.parameter_layer import ParameterLayer, move_those
-from gpudist.nn.partitions import leading_partitions, plane, regrid, require_cells
+from gpudist.nn.partitions import arguments_of, leading_partitions, plane, regrid, require_cells
 from gpudist.nn.placement import Placement
 from gpudist.nn.weight_grid import WeightGrid
 from gpudist.ops.agreement import Agreement, ShapeMode
@@ -137,9 +137,11 @@ class DistributedEmbedding(TableLayer):
         super().__init__()
         self._name = name = type(self).__name__
         P_y, P_w, rest = leading_partitions(name, arguments, options)
-        given = _Arguments(*rest, **options)
+        given = arguments_of(name, _Arguments, rest, options)
         self.num_embeddings, self.embedding_dim = given.num_embeddings, given.embedding_dim
         self.padding_idx = _require(name, given)
+        self.max_norm, self.norm_type = given.max_norm, given.norm_type
+        self.scale_grad_by_freq, self.sparse = given.scale_grad_by_freq, given.sparse
         self.P_x, self.P_y = P_x, P_y if P_y is not None else P_x
         self._grid: WeightGrid | None = None
         self.P_w, self._P_all = plane(P_x, ()), P_x
@@ -221,13 +223,6 @@ class DistributedEmbedding(TableLayer):
 
     def _refuse(self, error: ShapeError) -> NoReturn:
         self._agreement.refuse(error)
-
-    def extra_repr(self) -> str:
-        padding = f"padding_idx={self.padding_idx}, " if self.padding_idx is not None else ""
-        return (
-            f"{self.num_embeddings}, {self.embedding_dim}, {padding}P_x={list(self.P_x.shape)}, "
-            f"P_y={list(self.P_y.shape)}, P_w={list(self.P_w.shape)}"
-        )
 
 
 def _require(name: str, given: _Arguments) -> int | None:

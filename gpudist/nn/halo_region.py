@@ -148,9 +148,6 @@ class HaloRegion(DistributedModule):
         per_dim = [window.reads(*last.block(i), first.extent) for window, first, last, i in along]
         return list(zip(*per_dim, strict=True))
 
-    def extra_repr(self) -> str:
-        return f"P_x={list(self.P_x.shape)}"
-
 
 @dataclass(frozen=True)
 class _Operation:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from gpudist.arguments import checked
 from gpudist.autograd import all_reduce_constant, apply
 from gpudist.errors import PartitionError
 from gpudist.exchange import all_reduce
@@ -102,6 +103,7 @@ define(
 )
 
 
+@checked()
 def invariant_sum(x: torch.Tensor, P: Partition) -> torch.Tensor:
     """Sum ``x`` over the workers of ``P`` into one value that counts once.
 
@@ -139,6 +141,7 @@ def sum_once(x: torch.Tensor, P: Partition) -> torch.Tensor:
     return apply(_Sum, x, P)
 
 
+@checked()
 def invariant_copy(x: torch.Tensor, P: Partition) -> torch.Tensor:
     """Hand on a value that is the same on all workers of ``P``, summing its gradient over them.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from gpudist.arguments import checked
 from gpudist.autograd import apply, move, moved
 from gpudist.exchange import Movement
 from gpudist.library import is_recorded
@@ -17,6 +18,7 @@ from gpudist.ops.operator import remembered
 from gpudist.partition import Partition
 
 
+@checked()
 def invariant_gather(
     x: torch.Tensor, P: Partition, dim: int = -1, *, lengths: Sequence[int] | int | None = None
 ) -> torch.Tensor:
@@ -56,6 +58,7 @@ def invariant_gather(
     return marked(gather_once(x, movement, dim, own), "invariant_gather", P)
 
 
+@checked()
 def invariant_scatter(
     x: torch.Tensor, P: Partition, dim: int = -1, *, lengths: Sequence[int] | None = None
 ) -> torch.Tensor:
@@ -91,6 +94,7 @@ def invariant_scatter(
     return marked(y, "invariant_scatter", P)
 
 
+@checked()
 def invariant_share(x: torch.Tensor, P: Partition) -> torch.Tensor:
     """Take a value that each worker of ``P`` holds a copy of as one that counts once.
 

@@ -21,7 +21,7 @@ from gpudist.nn.parameter import (
     zero_bias,
 )
 from gpudist.nn.parameter_layer import ParameterLayer, move_those
-from gpudist.nn.partitions import leading_partitions, plane, regrid, require_cells
+from gpudist.nn.partitions import arguments_of, leading_partitions, plane, regrid, require_cells
 from gpudist.nn.placement import Placement
 from gpudist.nn.weight_grid import WeightGrid
 from gpudist.ops.agreement import Agreement, Layout, ShapeMode
@@ -90,7 +90,7 @@ class DistributedLinear(ParameterLayer):
         super().__init__()
         self._name = name = type(self).__name__
         P_y, P_w, rest = leading_partitions(name, arguments, options)
-        given = _Arguments(*rest, **options)
+        given = arguments_of(name, _Arguments, rest, options)
         self.in_features, self.out_features = given.in_features, given.out_features
         self.P_x, self.P_y = P_x, P_y if P_y is not None else P_x
         leading, fi = P_x.shape[:-1], P_x.shape[-1]
@@ -223,9 +223,3 @@ class DistributedLinear(ParameterLayer):
                 f"{self._name}, dim -1: the input's blocks have {sizes} features but the "
                 f"weight needs {self.in_features} in balanced blocks; repartition the input"
             )
-
-    def extra_repr(self) -> str:
-        return (
-            f"in_features={self.in_features}, out_features={self.out_features}, "
-            f"P_x={list(self.P_x.shape)}, P_y={list(self.P_y.shape)}, P_w={list(self.P_w.shape)}"
-        )

@@ -46,6 +46,7 @@ class DistributedLoss(DistributedModule):
             invariant convention.
     """
 
+    _shown = ("reduction",)
     reductions: ClassVar[tuple[str, ...]] = ("mean", "sum", "none")
 
     def __init__(self, P_x: Partition, reduction: str, P_loss: Partition | None) -> None:
@@ -104,9 +105,6 @@ class DistributedLoss(DistributedModule):
 
     def _refuse(self, text: str) -> NoReturn:
         refuse(self.P_loss, ShapeError(f"{self._name}: {text}"))
-
-    def extra_repr(self) -> str:
-        return f"P_x={list(self.P_x.shape)}, reduction={self.reduction!r}"
 
 
 class DistributedElementLoss(DistributedLoss):

@@ -125,9 +125,3 @@ class DistributedGroupNorm(Norm):
         # Unlike the function of torch.nn, it does not count the values of this block.
         on = torch.backends.cudnn.enabled
         return torch.group_norm(x, bound.group_count, weight, bias, self.eps, on)
-
-    def extra_repr(self) -> str:
-        return (
-            f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.affine}, "
-            f"P_x={list(self.P_x.shape)}"
-        )

@@ -79,12 +79,6 @@ class _DistributedTrailingNorm(Norm):
             parameters=parameters,
         )
 
-    def extra_repr(self) -> str:
-        return (
-            f"{self.normalized_shape}, eps={self.eps}, "
-            f"elementwise_affine={self.elementwise_affine}, P_x={list(self.P_x.shape)}"
-        )
-
 
 class DistributedLayerNorm(_DistributedTrailingNorm):
     """Layer normalization of a tensor cut over ``P_x`` in any dims, the normalized ones included.

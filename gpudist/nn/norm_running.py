@@ -124,10 +124,3 @@ class RunningNorm(Norm):
             assert running is not None
             wide = running.double()
             running.copy_(wide + (seen.view(running.shape) - wide) * factor)
-
-    def extra_repr(self) -> str:
-        return (
-            f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, "
-            f"affine={self.affine}, bias={self.bias is not None}, "
-            f"track_running_stats={self.track_running_stats}, P_x={list(self.P_x.shape)}"
-        )

@@ -125,9 +125,6 @@ class _DistributedPad(RegionLayer):
     def bind_block(self, reads: Sequence[Read], shape: Sequence[int]) -> BlockOperation:
         return _Padded(padding_widths(reads), self.halo_exchange.padding_value)
 
-    def extra_repr(self) -> str:
-        return f"{self.padding}, P_x={list(self.P_x.shape)}"
-
 
 @dataclass(frozen=True)
 class _Padded:

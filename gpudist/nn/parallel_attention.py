@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.errors import ShapeError
+from gpudist.nn.distributed_module import CheckedModule
 from gpudist.nn.dropout import DistributedDropout
 from gpudist.nn.parallel_linear import RowParallelLinear
 from gpudist.nn.parallel_qkv import ParallelQKV
@@ -16,7 +17,7 @@ from gpudist.ops.agreement import ShapeMode, refuse
 from gpudist.partition import Partition
 
 
-class ParallelAttention(torch.nn.Module):
+class ParallelAttention(CheckedModule):
     """Multi-head self-attention of ``[L, E]`` or ``[B, L, E]``, its heads split over workers.
 
     Every worker has the whole sequence, attends with its heads, by

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from gpudist.errors import ShapeError
+from gpudist.nn.distributed_module import CheckedModule
 from gpudist.nn.head_cut import HeadCut
 from gpudist.nn.parallel_linear import ParallelLinear
 from gpudist.nn.tensor_region import Convention, Lengths, TensorRegion
@@ -35,7 +36,7 @@ class HeadProjection(ParallelLinear):
         self._make_parameters(rows, 0, bias, device, dtype, len(rows))
 
 
-class ParallelQKV(torch.nn.Module):
+class ParallelQKV(CheckedModule):
     """Linear projections to queries, keys and values, cut by whole heads over workers.
 
     The parameters are those of three :class:`torch.nn.Linear`, ``q_proj``, ``k_proj`` and

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from gpudist.arguments import checked
 from gpudist.errors import ConventionError
 from gpudist.nn.buckets import BUCKET_BYTES
 from gpudist.nn.gradient_graph import Convention, Made, begin_record, end_record
@@ -19,6 +20,7 @@ from gpudist.nn.replication import copies_of
 from gpudist.partition import Partition
 
 
+@checked()
 def fuse_parameter_movements(
     network: torch.nn.Module,
     P: Partition | None = None,

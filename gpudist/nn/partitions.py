@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
+from gpudist.arguments import check
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.partition import CartesianPartition, Partition
 
@@ -21,10 +22,32 @@ def leading_partitions(
             f"{name}: give P_x alone, or P_x, P_y and P_w; got {count + 1} partitions"
         )
     named = options.pop("P_y", None), options.pop("P_w", None)
+    check(_behind_P_x, name, named, {})
     P_y, P_w = arguments[:2] if count else named
     if (P_y is None) != (P_w is None):
         raise PartitionError(f"{name}: P_y and P_w belong together; give both or neither")
     return P_y, P_w, tuple(arguments[count:])
+
+
+def _behind_P_x(P_y: Partition | None, P_w: Partition | None) -> None:
+    """What may be given by name."""
+
+
+_Arguments = TypeVar("_Arguments")
+
+
+def arguments_of(
+    name: str, kind: type[_Arguments], arguments: Sequence[Any], options: dict[str, Any]
+) -> _Arguments:
+    """The arguments of torch's layer, of a dataclass that lists them, checked."""
+    given = kind(*arguments, **options)
+    require_types(name, given)
+    return given
+
+
+def require_types(name: str, given: object) -> None:
+    """Refuse fields of a dataclass that its annotations do not admit."""
+    check(type(given).__init__, name, (None, *vars(given).values()), {})
 
 
 def require_shape(name: str, what: str, P: Partition, shape: Sequence[int | None]) -> None:

@@ -64,9 +64,6 @@ class DistributedPixelShuffle(DistributedWindowed):
         function = partial(_pixel_shuffle, factor=self.upscale_factor)
         return _Shuffle(function, _inside(windows, cells, outputs))
 
-    def extra_repr(self) -> str:
-        return f"upscale_factor={self.upscale_factor}, P_x={list(self.P_x.shape)}"
-
 
 class DistributedPixelUnshuffle(DistributedWindowed):
     """Turn features into channels: ``[..., C, H * r, W * r]`` to ``[..., C * r * r, H, W]``.
@@ -116,9 +113,6 @@ class DistributedPixelUnshuffle(DistributedWindowed):
         function = partial(_pixel_unshuffle, factor=self.downscale_factor)
         return _Shuffle(function, _inside(windows, cells, outputs))
 
-    def extra_repr(self) -> str:
-        return f"downscale_factor={self.downscale_factor}, P_x={list(self.P_x.shape)}"
-
 
 class DistributedChannelShuffle(DistributedWindowed):
     """Mix the channels of groups: ``[B, g, C / g, ...]`` becomes ``[B, C / g, g, ...]``.
@@ -163,9 +157,6 @@ class DistributedChannelShuffle(DistributedWindowed):
         self, layout: Layout, windows: Sequence[Window], cells: Box, outputs: Box, x: torch.Tensor
     ) -> Compute:
         return partial(_channel_shuffle, groups=self.groups)
-
-    def extra_repr(self) -> str:
-        return f"groups={self.groups}, P_x={list(self.P_x.shape)}"
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,8 @@ class _DistributedAdaptivePool(DistributedModule):
                 f"channels and {self._dims} of features"
             )
         self.P_x = P_x
-        self.output_size = _sizes(name, output_size, self._dims)
+        self.output_size = output_size
+        self._sizes = _sizes(name, output_size, self._dims)
         self._agreement = Agreement(name, P_x, P_x, P_x.dim, global_shape, shape)
         self._bound = Bound[_Bound](shape, self._agreement)
 
@@ -87,14 +88,11 @@ class _DistributedAdaptivePool(DistributedModule):
 
     def _output_extent(self, d: int, extent: int) -> int:
         """Global outputs along spatial dim ``d`` of ``extent`` cells."""
-        size = self.output_size[d]
+        size = self._sizes[d]
         return extent if size is None else size
 
     def _step(self, axis: ReducedAxis, layout: Layout, x: torch.Tensor) -> Any:
         raise NotImplementedError
-
-    def extra_repr(self) -> str:
-        return f"output_size={self.output_size}, P_x={list(self.P_x.shape)}"
 
 
 class DistributedAdaptiveAvgPool(_DistributedAdaptivePool):

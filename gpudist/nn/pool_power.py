@@ -56,7 +56,7 @@ class _DistributedLPPool(SlidingPool):
             P_x, kernel_size, stride, 0, 1, ceil_mode, takes_maximum=isinf(norm_type),
             global_shape=global_shape, shape=shape, overlap=overlap, nested=nested,
         )  # fmt: skip
-        self.norm_type = norm_type
+        self.norm_type, self.stride = norm_type, stride
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.P_x.active:
@@ -67,10 +67,7 @@ class _DistributedLPPool(SlidingPool):
         return self._norm(super().bind_block(reads, shape))
 
     def _norm(self, pool: BlockOperation) -> BlockOperation:
-        return _Norm(pool, self.norm_type, prod(self.kernel_size))
-
-    def extra_repr(self) -> str:
-        return f"norm_type={self.norm_type}, {super().extra_repr()}"
+        return _Norm(pool, self.norm_type, prod(self._kernel))
 
 
 @dataclass(frozen=True)

@@ -92,14 +92,15 @@ class SlidingPool(RegionLayer):
                 f"channels and {self._dims} of features"
             )
         self.P_x = P_x
-        self.kernel_size = per_dim(name, "kernel_size", kernel_size, self._dims)
-        strides = self.kernel_size if stride is None else stride
-        self.stride = per_dim(name, "stride", strides, self._dims)
-        self.padding = per_dim(name, "padding", padding, self._dims)
-        self.dilation = per_dim(name, "dilation", dilation, self._dims)
+        self.kernel_size, self.padding, self.dilation = kernel_size, padding, dilation
+        self.stride = kernel_size if stride is None else stride
+        self._kernel = per_dim(name, "kernel_size", kernel_size, self._dims)
+        self._strides = per_dim(name, "stride", self.stride, self._dims)
+        self._paddings = per_dim(name, "padding", padding, self._dims)
+        self._dilations = per_dim(name, "dilation", dilation, self._dims)
         self.ceil_mode = ceil_mode
         self.count_include_pad = count_include_pad
-        for d, (p, k) in enumerate(zip(self.padding, self.kernel_size, strict=True)):
+        for d, (p, k) in enumerate(zip(self._paddings, self._kernel, strict=True)):
             if 2 * p > k:
                 raise ShapeError(
                     f"{name}, dim {d + 2}: padding {p} is more than half of the kernel {k}, so "
@@ -107,7 +108,7 @@ class SlidingPool(RegionLayer):
                 )
         self._windows = self._make_windows()
         self._pool = LocalPool(
-            takes_maximum, self.kernel_size, self.stride, self.dilation, ceil_mode, divisor
+            takes_maximum, self._kernel, self._strides, self._dilations, ceil_mode, divisor
         )
         self.halo_exchange = HaloExchange(
             P_x,
@@ -120,7 +121,7 @@ class SlidingPool(RegionLayer):
         self._bound = Bound[_Bound](shape, self.halo_exchange.agreement)
 
     def _make_windows(self) -> list[PoolWindow]:
-        per_dim = zip(self.kernel_size, self.stride, self.dilation, self.padding, strict=True)
+        per_dim = zip(self._kernel, self._strides, self._dilations, self._paddings, strict=True)
         try:
             return [PoolWindow(k, s, d, (p, p), self.ceil_mode) for k, s, d, p in per_dim]
         except ShapeError as error:
@@ -229,12 +230,6 @@ class SlidingPool(RegionLayer):
             if smallest < window.kernel or 2 * most_padding > window.kernel:
                 return False
         return True
-
-    def extra_repr(self) -> str:
-        return (
-            f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}, "
-            f"P_x={list(self.P_x.shape)}"
-        )
 
 
 def _margin_of(block: PoolBlock, cells: Sequence[slice]) -> tuple[int, ...]:

@@ -88,9 +88,6 @@ class _AlongDim(DistributedModule):
         label = f"{self._name}: sum along dim {self.dim} on {list(self.P_x.shape)}"
         return bind(plan, line, label, layout.dtype, shape, layout.dtype)
 
-    def extra_repr(self) -> str:
-        return f"dim={self.dim}, P_x={list(self.P_x.shape)}"
-
 
 class DistributedSoftmax(_AlongDim):
     """``exp(x) / sum(exp(x))`` along ``dim`` of a tensor cut over ``P_x`` in any dims.

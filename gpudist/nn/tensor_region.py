@@ -8,6 +8,7 @@ from math import prod
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from gpudist.arguments import checked
 from gpudist.autograd import move
 from gpudist.errors import PartitionError, PlanMismatch, ShapeError
 from gpudist.exchange import Movement
@@ -212,6 +213,7 @@ class TensorRegion:
         return x.narrow(dim, sum(lengths[: self.rank]), lengths[self.rank])
 
 
+@checked()
 def sequence_lengths(x: torch.Tensor, P: Partition, dim: int) -> tuple[int, ...]:
     """The lengths of the blocks of all workers of ``P`` along ``dim``, to be passed to layers.
 

@@ -89,11 +89,14 @@ class DistributedUpsample(DistributedWindowed):
         self._require_mode()
         self._dims = P_x.dim - 2
         self._require_one_of(size, scale_factor)
-        self.size = None if size is None else self._positive("size", size)
-        self.scale_factor: tuple[float, ...] | None = None
+        self.size, self.scale_factor = size, scale_factor
+        self._sizes = None if size is None else self._positive("size", size)
+        self._scales: tuple[float, ...] | None = None
         if scale_factor is not None:
             scales = self._positive("scale_factor", scale_factor)
-            self.scale_factor = tuple(map(float, scales))
+            self._scales = tuple(map(float, scales))
+            if not _is_listed(scale_factor):
+                self.scale_factor = self._scales[0]
         # Torch places the outputs by the scale factor as given, not by the ratio of the extents.
         self._keeps_scale = not (size is not None or recompute_scale_factor)
         self._means: _Means | None = None
@@ -130,7 +133,7 @@ class DistributedUpsample(DistributedWindowed):
 
     def _positive(self, what: str, value: Any) -> tuple[Any, ...]:
         """``value`` for each spatial dim."""
-        values = tuple(value) if isinstance(value, Sequence) else (value,) * self._dims
+        values = tuple(value) if _is_listed(value) else (value,) * self._dims
         if len(values) != self._dims:
             raise ShapeError(
                 f"{self._name}: {what} has {len(values)} entries but P_x has {self._dims} dims of "
@@ -159,8 +162,8 @@ class DistributedUpsample(DistributedWindowed):
         single = dtype != torch.float64 or (self.mode in _NEAREST and kernel != "general")
         scales: Sequence[float | None] = (None,) * self._dims
         if self._keeps_scale:
-            assert self.scale_factor is not None
-            scales = self.scale_factor
+            assert self._scales is not None
+            scales = self._scales
         aligned = bool(self.align_corners)
         return tuple(
             InterpolationWindow(mode, size, scale, aligned, single, kernel)
@@ -168,11 +171,11 @@ class DistributedUpsample(DistributedWindowed):
         )
 
     def _output_extent(self, d: int, extent: int) -> int:
-        if self.size is not None:
-            size, why = self.size[d], f"size {self.size[d]}"
+        if self._sizes is not None:
+            size, why = self._sizes[d], f"size {self._sizes[d]}"
         else:
-            assert self.scale_factor is not None
-            size, why = int(extent * self.scale_factor[d]), f"scale_factor {self.scale_factor[d]}"
+            assert self._scales is not None
+            size, why = int(extent * self._scales[d]), f"scale_factor {self._scales[d]}"
         if extent < 1 or size < 1:
             raise ShapeError(
                 f"{self._name}, dim {d + 2}: {extent} cells with {why} have no output; torch "
@@ -212,13 +215,12 @@ class DistributedUpsample(DistributedWindowed):
     def _whole(self, sizes: tuple[int, ...]) -> Interpolation:
         """Torch's function, for a block that is whole in its spatial dims."""
         if self._keeps_scale:
-            return Interpolation(self.mode, None, self.scale_factor, self.align_corners)
+            return Interpolation(self.mode, None, self._scales, self.align_corners)
         return Interpolation(self.mode, sizes, None, self.align_corners)
 
-    def extra_repr(self) -> str:
-        what = "scale_factor" if self.size is None else "size"
-        given = f"{what}={getattr(self, what)}"
-        return f"{given}, mode={self.mode!r}, P_x={list(self.P_x.shape)}"
+
+def _is_listed(value: Any) -> bool:
+    return hasattr(value, "__len__")
 
 
 class _Means(DistributedAdaptiveAvgPool):

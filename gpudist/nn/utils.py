@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from gpudist.arguments import check
 from gpudist.errors import ShapeError
 from gpudist.exchange import all_reduce
 from gpudist.nn.placement import Placement, placements
@@ -49,6 +50,8 @@ def clip_grad_norm_(
             "clip_grad_norm_: give the module instead of its parameters; these do not tell which "
             "of their cells other workers hold too"
         )
+    given = module, max_norm, norm_type, error_if_nonfinite, foreach
+    check(clip_grad_norm_, "clip_grad_norm_", given, {})
     norm_type = float(norm_type)
     if not norm_type > 0:
         raise ShapeError(f"clip_grad_norm_: norm_type {norm_type} must be above 0")

@@ -117,12 +117,7 @@ def all_gather(
     Source:
         Hewett & Grady 2020, arXiv:2006.03108, section 3.
     """
-    operator = remembered(
-        AllGather, P_x,
-        tuple(axes) if axes is not None else None,
-        tuple(axes_keep) if axes_keep is not None else None,
-        global_shape=tuple(global_shape) if global_shape is not None else None, shape=shape,
-    )  # fmt: skip
+    operator = remembered(AllGather, P_x, axes, axes_keep, global_shape=global_shape, shape=shape)
     return applied(operator, x)
 
 
@@ -163,9 +158,5 @@ def sum_scatter(
     Source:
         Hewett & Grady 2020, arXiv:2006.03108, section 3.
     """
-    operator = remembered(
-        SumScatter, P_x,
-        tuple(axes) if axes is not None else None,
-        tuple(axes_keep) if axes_keep is not None else None, shape=shape,
-    )  # fmt: skip
+    operator = remembered(SumScatter, P_x, axes, axes_keep, shape=shape)
     return applied(operator, x)

@@ -124,9 +124,6 @@ def all_sum_reduce(
         Hewett & Grady 2020, arXiv:2006.03108, section 3.
     """
     operator = remembered(
-        AllSumReduce, P_x,
-        tuple(axes_reduce) if axes_reduce is not None else None,
-        tuple(axes_keep) if axes_keep is not None else None,
-        global_shape=tuple(global_shape) if global_shape is not None else None, shape=shape,
-    )  # fmt: skip
+        AllSumReduce, P_x, axes_reduce, axes_keep, global_shape=global_shape, shape=shape
+    )
     return applied(operator, x)

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 
 from gpudist.arrays import Array, applied
+from gpudist.errors import PartitionError
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.boxes import Plan
-from gpudist.geometry.broadcasting import Pairing, plan_broadcast
+from gpudist.geometry.broadcasting import Pairing, misfit, plan_broadcast, written
 from gpudist.ops.agreement import Layout, ShapeMode
 from gpudist.ops.headers import SourceHeaders
 from gpudist.ops.operator import Operator, remembered
@@ -30,7 +31,14 @@ class Broadcast(Operator):
         global_shape: Sequence[int] | None = None,
         shape: ShapeMode = "static",
     ) -> None:
-        self.pairing = Pairing(P_x.shape, P_y.shape, transpose_src, transpose_dest)
+        grids = P_x.shape, P_y.shape, transpose_src, transpose_dest
+        problem = misfit(*grids, "P_x", "P_y")
+        if problem is not None:
+            raise PartitionError(
+                f"{type(self).__name__}: P_x of shape {written(P_x.shape, transpose_src)} does not "
+                f"broadcast to P_y of shape {written(P_y.shape, transpose_dest)}: {problem}"
+            )
+        self.pairing = Pairing(*grids)
         super().__init__(P_x, P_y, None, preserve_batch, global_shape, shape)
         if shape == "dynamic":
             source = self.pairing.source_of(P_y.rank) if P_y.rank is not None else None
@@ -102,8 +110,12 @@ def broadcast(
         x: the block on workers of ``P_x``, a tensor or a NumPy or CuPy array; a zero-volume
             placeholder elsewhere.
         P_x, P_y: own the blocks, and get the copies.
-        transpose_src, transpose_dest: reverse that partition's shape and index first; tensors stay
-            as they are.
+        transpose_src, transpose_dest: reverse that partition's shape first, before it is padded;
+            tensors stay as they are. Workers then match over the axes where the two shapes are
+            equal: those of a transposed partition are numbered in column-major order of the
+            reversed index, those of any other in row-major order, and workers with equal numbers
+            match. So from ``[3, 4]`` to ``[4, 3]``, with ``transpose_src``, each worker's block
+            goes to the worker of equal rank, which is not where NumPy's transpose has it.
         preserve_batch: workers of ``P_x`` alone get ``(batch, 0)`` instead of ``(0,)``.
         global_shape: of the balanced tensor on ``P_x``, to save agreeing on the blocks.
         shape: ``"dynamic"`` has each source tell its receivers at every call; then size, dtype and
@@ -131,6 +143,6 @@ def broadcast(
     """
     operator = remembered(
         Broadcast, P_x, P_y, transpose_src, transpose_dest, preserve_batch,
-        global_shape=tuple(global_shape) if global_shape is not None else None, shape=shape,
+        global_shape=global_shape, shape=shape,
     )  # fmt: skip
     return applied(operator, x)

@@ -30,6 +30,8 @@ class Scatter(Repartition):
             # A tensor off the root is ignored, but its graph is not: its backward takes part on
             # this rank.
             x = zero_volume_tensor(device=self.P_x.device) if x is None else x
+            if not isinstance(x, torch.Tensor):
+                self.require_tensor(x)
             x = x if x.numel() == 0 else x.reshape(-1)[:0]
         if x is None:
             self.agreement.refuse(

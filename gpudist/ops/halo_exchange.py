@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import astuple
+from typing import Any, cast
 
+import numpy as np
 import torch
 from torch.compiler import is_dynamo_compiling
 
 from gpudist.arrays import Array, applied
-from gpudist.errors import PartitionError, ShapeError
+from gpudist.errors import PartitionError, PlanMismatch, ShapeError, side_by_side
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.boxes import Plan, Stage
@@ -37,19 +39,51 @@ class HaloExchange(Operator):
     ) -> None:
         require_cartesian("HaloExchange", P_x)
         self.windows = _windows(P_x, window, halo)
-        leading = P_x.dim - len(window if window is not None else halo or ())
-        wraps = [periodic] * (P_x.dim - leading) if isinstance(periodic, bool) else list(periodic)
+        given = window if window is not None else halo
+        leading = P_x.dim - len(given if given is not None else ())
+        is_one = isinstance(periodic, bool | np.bool_)
+        wraps = [periodic] * (P_x.dim - leading) if is_one else list(periodic)
         if len(wraps) != P_x.dim - leading:
             raise ShapeError(
                 f"HaloExchange: periodic has {len(wraps)} entries for {P_x.dim - leading} dims"
             )
-        self.periodic = (False,) * leading + tuple(wraps)
+        self.periodic = (False,) * leading + tuple(map(bool, wraps))
         self.padding_value = padding_value
         self.nested = nested
         super().__init__(P_x, P_x, P_x.dim, True, global_shape, shape)
+        # A window is that of a kernel, as all ranks have it; widths may be of a rank's own making.
+        is_told = global_shape is not None and shape == "static"
+        is_alone = P_x.size == 1 or P_x.device.type == "meta"
+        self._is_agreed = halo is None or is_told or is_alone
 
     def _bind(self, layout: Layout, x: torch.Tensor) -> Movement:
+        self._agree_on_widths()
         return self.bind_to(layout.decomposition, layout.dtype, x)
+
+    def _agree_and_bind(self, x: torch.Tensor) -> tuple[Layout, Movement]:
+        # Before blocks are agreed on, so that after a refusal no rank remembers any.
+        self._agree_on_widths()
+        return super()._agree_and_bind(x)
+
+    def _agree_on_widths(self) -> None:
+        """Refuse widths that are not the same on all ranks: each plans for the others too."""
+        if self._is_agreed:
+            return
+        widths = [w for window in self.windows for w in astuple(cast(HaloWidths, window))]
+        told = self.P_x.allgather_data([*widths, *self.periodic])
+        if any(row != told[0] for row in told):
+            raise PlanMismatch(
+                "HaloExchange: the ranks' halo widths, (left, right) per dim, or periodic differ:"
+                + side_by_side({rank: self._written(row) for rank, row in enumerate(told)})
+                + "\ngive the same ones on all ranks; halos that differ from rank to rank follow "
+                "from window=, the kernel that reads them"
+            )
+        self._is_agreed = True
+
+    def _written(self, row: Sequence[int]) -> str:
+        widths, wraps = row[: -self.P_x.dim], row[-self.P_x.dim :]
+        pairs = list(zip(widths[::2], widths[1::2], strict=True))
+        return f"halo={pairs}, periodic={list(map(bool, wraps))}"
 
     def bind_to(self, inputs: Decomposition, dtype: torch.dtype, x: torch.Tensor) -> Movement:
         """The movement for a tensor that is cut like ``inputs``; an empty one off ``P_x``."""
@@ -70,11 +104,11 @@ def _windows(
 ) -> tuple[Window, ...]:
     if (window is None) == (halo is None):
         raise ShapeError("HaloExchange: give either a window or halo widths, and not both")
-    given: tuple[Window, ...]
+    given: tuple[Window, ...] = ()
     if window is not None:
         given = tuple(window)
-    else:
-        given = tuple(HaloWidths(left, right) for left, right in halo or ())
+    elif halo is not None:
+        given = tuple(HaloWidths(left, right) for left, right in halo)
     if len(given) > P_x.dim:
         raise PartitionError(
             f"HaloExchange: {len(given)} windows for a partition with {P_x.dim} axes; there is one "
@@ -103,11 +137,12 @@ def halo_exchange(
         x: the owned block, a tensor or a NumPy or CuPy array, shape ``[..., *spatial]``.
         P_x: partition of the global tensor, one axis per dim of ``x``.
         window: kernel, stride, dilation and padding per spatial dim, in cells, or
-        halo: widths ``(left, right)`` per spatial dim, in cells; negative widths drop own cells.
+        halo: widths ``(left, right)`` per spatial dim, in cells, the same on all ranks; negative
+            widths drop own cells. Halos that differ from rank to rank follow from a window.
         periodic: whether cells beyond the global edge are those of the other end, per spatial dim.
         padding_value: of cells beyond the global edge where it is not periodic.
         nested: exchange dim after dim instead of with all neighbours at once.
-        global_shape: of the balanced tensor, to save agreeing on the blocks.
+        global_shape: of the balanced tensor, to save agreeing on the blocks and on ``halo``.
         shape: ``"dynamic"`` agrees at every call.
 
     Returns:
@@ -118,9 +153,11 @@ def halo_exchange(
         Ghost cells are added into the cells they were copied from.
 
     Cost:
-        One message per worker that owns a needed cell, ``itemsize * cells`` bytes each.
+        One message per worker that owns a needed cell, ``itemsize * cells`` bytes each. With
+        ``halo`` and without ``global_shape``, one more small all-gather at the first call.
 
     Raises:
+        PlanMismatch: on every rank alike, if ``halo`` or ``periodic`` differ between ranks.
         ShapeError: on every rank alike, if the kernel does not fit the padded global extent.
 
     Source:
@@ -128,12 +165,9 @@ def halo_exchange(
     """
     windows = window if not is_dynamo_compiling() else _numbers(window)
     operator = remembered(
-        HaloExchange if not is_dynamo_compiling() else _of_numbers, P_x,
-        tuple(windows) if windows is not None else None,
-        halo=tuple(map(tuple, halo)) if halo is not None else None,
-        periodic=periodic if isinstance(periodic, bool) else tuple(periodic),
-        padding_value=padding_value, nested=nested,
-        global_shape=tuple(global_shape) if global_shape is not None else None, shape=shape,
+        HaloExchange if not is_dynamo_compiling() else _of_numbers, P_x, windows,
+        halo=halo, periodic=periodic, padding_value=padding_value, nested=nested,
+        global_shape=global_shape, shape=shape,
     )  # fmt: skip
     return applied(operator, x)
 

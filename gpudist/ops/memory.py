@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from gpudist.arguments import checked
 from gpudist.autograd import apply
 
 Matrix = tuple[tuple[int, ...], ...]
@@ -75,36 +76,43 @@ def _pair(matrix: Matrix, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tenso
     return first, second
 
 
+@checked()
 def clear(a: torch.Tensor) -> torch.Tensor:
     """``a -> 0``. Its own adjoint. Source: arXiv:2006.03108, section 2."""
     return _apply(_CLEAR, (a,))[0]
 
 
+@checked()
 def add(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """``(a, b) -> (a, a + b)``. Adjoint: :func:`add_adjoint`. Source: arXiv:2006.03108."""
     return _pair(_ADD, a, b)
 
 
+@checked()
 def add_adjoint(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """``(a, b) -> (a + b, b)``: an add the other way. Adjoint: :func:`add`."""
     return _pair(_transposed(_ADD), a, b)
 
 
+@checked()
 def copy(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """``(a, b) -> (a, a)``. Adjoint: :func:`copy_adjoint`. Source: arXiv:2006.03108, section 2."""
     return _pair(_COPY, a, b)
 
 
+@checked()
 def copy_adjoint(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """``(a, b) -> (a + b, 0)``: an add, then a clear. Adjoint: :func:`copy`."""
     return _pair(_transposed(_COPY), a, b)
 
 
+@checked()
 def move(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """``(a, b) -> (0, a)``. Adjoint: :func:`move_adjoint`. Source: arXiv:2006.03108, section 2."""
     return _pair(_MOVE, a, b)
 
 
+@checked()
 def move_adjoint(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """``(a, b) -> (b, 0)``: a move the other way. Adjoint: :func:`move`."""
     return _pair(_transposed(_MOVE), a, b)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from gpudist.arguments import Checked, as_plain, check, checked, refusal_of
 from gpudist.autograd import is_eager, move
 from gpudist.errors import PartitionError
 from gpudist.exchange import Movement
@@ -23,6 +24,7 @@ from gpudist.partition import CartesianPartition, Partition, require_one_world
 _REMEMBERED_OPERATORS = 256
 
 
+@checked()
 def zero_volume_tensor(
     batch: int | None = None,
     *,
@@ -55,7 +57,7 @@ def _as_told(x: torch.Tensor, layout: Layout) -> torch.Tensor:
     return torch.empty(x.shape, dtype=layout.dtype, device=x.device, requires_grad=True)
 
 
-class Operator(torch.nn.Module):
+class Operator(Checked, torch.nn.Module):
     """A linear operator from a tensor on ``P_x`` to one on ``P_y``, as a module.
 
     Workers in neither partition get a clone of their input. Called first with a tensor, the
@@ -103,6 +105,8 @@ class Operator(torch.nn.Module):
         self._bound = Bound[tuple[Layout, Movement]]("dynamic", agreement)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not isinstance(x, torch.Tensor):
+            self.require_tensor(x)
         if not self._takes_part:
             return x.clone()
         if self._is_dynamic and is_eager():
@@ -110,6 +114,12 @@ class Operator(torch.nn.Module):
             x = _as_told(x, layout)
             return move((self._bind_recent(layout, x),), (x,))[0]
         return move((self.movement(x),), (x,))[0]
+
+    def require_tensor(self, x: object) -> None:
+        """Refuse what is no tensor, here and where the peers wait."""
+        refusal = refusal_of(type(self).forward, type(self).__name__, (self, x), {})
+        if refusal is not None:
+            self.agreement.refuse(refusal)
 
     def movement(self, x: torch.Tensor) -> Movement:
         """The movement of ``x``, bound to its shape and dtype; collective at first."""
@@ -154,9 +164,16 @@ def remembered(
         args = tuple([_constant(value) for value in args])
         kwargs = {name: _constant(value) for name, value in kwargs.items()}
         return getattr(P_x, _remember_while_tracing(make, P_x, *args, **kwargs))
-    operators = P_x.wire.remembered
-    key = (make, P_x, args, tuple(sorted(kwargs.items())))
-    found = operators.get(key)
+    given = [*args, *[part for item in sorted(kwargs.items()) for part in item]]
+    key = (make, P_x, *[tuple(value) if type(value) is list else value for value in given])
+    try:
+        operators = P_x.wire.remembered
+        found = operators.get(key)
+    except (AttributeError, TypeError):
+        # No partition, or an argument without a hash, which may be right.
+        check(make.__init__, make.__name__, (None, P_x, *args), kwargs)
+        operators, key = P_x.wire.remembered, as_plain(key)
+        found = operators.get(key)
     if found is None:
         found = make(P_x, *args, **kwargs)
         values = (P_x, *args, *kwargs.values())
@@ -182,7 +199,7 @@ def _remember_while_tracing(
 
 def _constant(value: object) -> object:
     """``value`` with plain numbers in place of torch.compile's symbols."""
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return tuple([_constant(part) for part in value])
     if isinstance(value, (int, float)):
         # What is hashed is no symbol.

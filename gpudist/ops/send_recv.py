@@ -77,6 +77,6 @@ def send_recv(
     """
     operator = remembered(
         SendRecv, P_x, P_y, preserve_batch,
-        global_shape=tuple(global_shape) if global_shape is not None else None, shape=shape,
+        global_shape=global_shape, shape=shape,
     )  # fmt: skip
     return applied(operator, x)

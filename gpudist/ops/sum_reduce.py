@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from gpudist.arrays import Array, applied
-from gpudist.errors import PlanMismatch, ShapeError
+from gpudist.errors import PartitionError, PlanMismatch, ShapeError
 from gpudist.exchange import Movement, bind
-from gpudist.geometry.broadcasting import Pairing
+from gpudist.geometry.broadcasting import Pairing, misfit, written
 from gpudist.geometry.cartesian import index_of
 from gpudist.ops.agreement import Layout, ShapeMode
 from gpudist.ops.broadcast import plan_between
@@ -31,7 +31,14 @@ class SumReduce(Operator):
         global_shape: Sequence[int] | None = None,
         shape: ShapeMode = "static",
     ) -> None:
-        self.pairing = Pairing(P_y.shape, P_x.shape, transpose_dest, transpose_src)
+        grids = P_y.shape, P_x.shape, transpose_dest, transpose_src
+        problem = misfit(*grids, "P_y", "P_x")
+        if problem is not None:
+            raise PartitionError(
+                f"SumReduce: P_x of shape {written(P_x.shape, transpose_src)} does not reduce to "
+                f"P_y of shape {written(P_y.shape, transpose_dest)}: {problem}"
+            )
+        self.pairing = Pairing(*grids)
         super().__init__(
             P_x, P_y, None, preserve_batch, global_shape, shape, P_y.shape,
             lambda rank: index_of(self.pairing.source_of(rank), P_y.shape),
@@ -85,8 +92,7 @@ def sum_reduce(
         x: the block on workers of ``P_x``, a tensor or a NumPy or CuPy array; a zero-volume
             placeholder elsewhere. Blocks that are summed have equal shapes.
         P_x, P_y: own the blocks, and get the sums.
-        transpose_src, transpose_dest: reverse that partition's shape and index first; tensors stay
-            as they are.
+        transpose_src, transpose_dest: as of :func:`~gpudist.broadcast`.
         preserve_batch: workers of ``P_x`` alone get ``(batch, 0)`` instead of ``(0,)``.
         global_shape: of the balanced sum on ``P_y``, to save agreeing on the blocks.
         shape: ``"dynamic"`` agrees at every call; then placeholders say nothing, and an output
@@ -104,7 +110,7 @@ def sum_reduce(
         float32 and rounded once.
 
     Raises:
-        PartitionError: on every rank alike, if ``P_y`` does not broadcast to ``P_x``.
+        PartitionError: on every rank alike, if ``P_x`` does not reduce to ``P_y``.
         PlanMismatch: on every rank alike, if blocks to be summed differ in shape.
         ShapeError: on every rank alike, if the dtype is bool.
 
@@ -113,6 +119,6 @@ def sum_reduce(
     """
     operator = remembered(
         SumReduce, P_x, P_y, transpose_src, transpose_dest, preserve_batch,
-        global_shape=tuple(global_shape) if global_shape is not None else None, shape=shape,
+        global_shape=global_shape, shape=shape,
     )  # fmt: skip
     return applied(operator, x)

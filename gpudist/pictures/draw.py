@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpudist.arguments import checked
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.windows import HaloWidths, Window
 from gpudist.partition import Partition
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 Grid = Partition | Sequence[int]
 
 
+@checked()
 def draw(
     shape: Sequence[int],
     P_x: Grid,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from torch import nn
 
+from gpudist.arguments import Checked, checked
 from gpudist.errors import GpudistError, ShapeError
 from gpudist.planning.grids import Grid, estimate_s, grids, imbalance, spread_ranks
 from gpudist.planning.hardware import Profile, profile_of
@@ -18,7 +19,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Advice:
+class Advice(Checked):
     """What a training step costs on one partition.
 
     Attributes:
@@ -68,6 +69,7 @@ class Advice:
         return sum(counts) if self.is_total else max(counts) * prod(self.grid)
 
 
+@checked()
 def plan(
     network: nn.Module | Sequence[nn.Module],
     global_shape: Sequence[int],

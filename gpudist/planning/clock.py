@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from gpudist.arguments import Checked
 from gpudist.planning.dry import Posted, Shared, Traffic
 from gpudist.planning.hardware import Link, Profile
 
@@ -49,7 +50,7 @@ class Kernel:
 
 
 @dataclass
-class Phase:
+class Phase(Checked):
     """What one rank does in a forward, or in a backward.
 
     Attributes:

@@ -8,14 +8,15 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from math import log
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from gpudist.arguments import Checked, checked
 from gpudist.errors import ShapeError
 from gpudist.planning.dry import Wire
 
 
 @dataclass(frozen=True)
-class Link:
+class Link(Checked):
     """What carries messages between two ranks.
 
     Attributes:
@@ -37,7 +38,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class ConvolutionRate:
+class ConvolutionRate(Checked):
     """How fast convolutions of a width are, which kernels for few channels are far from.
 
     Attributes:
@@ -51,7 +52,7 @@ class ConvolutionRate:
 
 
 @dataclass(frozen=True)
-class Profile:
+class Profile(Checked):
     """A machine, as one rank sees it while all ranks work.
 
     Attributes:
@@ -87,6 +88,10 @@ class Profile:
     convolutions: tuple[ConvolutionRate, ...] = ()
     layer_us: float = 0.0
 
+    def __post_init__(self) -> None:
+        if self.wire not in get_args(Wire):
+            raise ShapeError(f"Profile: wire is {self.wire!r}; it must be one of {get_args(Wire)}")
+
     @property
     def overlaps(self) -> bool:
         """Whether messages are on their way while the rank computes."""
@@ -107,11 +112,13 @@ class Profile:
         ]
         return whole * _between(rates, channels) / self.tflops
 
+    @checked()
     def save(self, path: str | Path) -> None:
         """Write the figures as JSON, for :func:`profile_of`."""
         Path(path).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
 
 
+@checked()
 def profile_of(name: str | Path) -> Profile:
     """The built-in profile of this name, or the one in this file.
 

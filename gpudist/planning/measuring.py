@@ -9,6 +9,7 @@ from statistics import median
 import torch
 from torch import nn
 
+from gpudist.arguments import checked
 from gpudist.convert import distribute
 from gpudist.nn.local_conv import LocalConvolution
 from gpudist.partition import Partition
@@ -32,6 +33,7 @@ _CELLS = (1 << 12, 1 << 15)
 _TIMES_ON_GPU = 64
 
 
+@checked()
 def measured_profile(
     P_world: Partition,
     name: str = "measured",

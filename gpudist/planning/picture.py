@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from gpudist.arguments import checked
 from gpudist.pictures.page import Panel, box, figure_of, label
 from gpudist.planning.advice import Advice
 from gpudist.planning.table import bytes_of, seconds_of
@@ -35,6 +36,7 @@ MEMORY = {
 Bars = Sequence[tuple[str, Sequence[float], str]]
 
 
+@checked()
 def picture_of(advice: Sequence[Advice], title: str) -> Figure:
     """Bars for at most 12 partitions, in the order of ``advice``: time of a step, and memory.
 

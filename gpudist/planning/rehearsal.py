@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from gpudist.arguments import Checked
 from gpudist.convert import distribute
 from gpudist.errors import GpudistError, ShapeError
 from gpudist.geometry.blocks import Decomposition
@@ -24,7 +25,7 @@ from gpudist.planning.shapes import GlobalShapes
 
 
 @dataclass(frozen=True)
-class Memory:
+class Memory(Checked):
     """Bytes that a rank holds at the end of a forward, before its backward.
 
     Attributes:
@@ -48,7 +49,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Rehearsal:
+class Rehearsal(Checked):
     """What one rank of a partition does in a step."""
 
     rank: int

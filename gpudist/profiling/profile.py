@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from gpudist import runtime
+from gpudist.arguments import checked
 from gpudist.host_channel import host_partition
 from gpudist.partition import Partition
 from gpudist.profiling.clocks import Reading, aligned_ns, read_clock
@@ -16,6 +17,7 @@ from gpudist.profiling.gathering import collected
 from gpudist.profiling.trace import Event, Tracer, events_of
 
 
+@checked()
 @contextmanager
 def profile(path: str | Path, P_world: Partition | None = None) -> Generator[None, None, None]:
     """Write a trace of the movements in the block, of all workers, to one file.

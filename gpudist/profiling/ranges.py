@@ -8,6 +8,7 @@ import torch
 from torch.profiler import record_function
 
 from gpudist import runtime
+from gpudist.arguments import checked
 from gpudist.partition import Partition
 from gpudist.transport.base import Transport
 from gpudist.transport.recording import ACTIVITY, Operation, Phase, Post
@@ -60,6 +61,7 @@ class Recording:
         _stop(self._wire)
 
 
+@checked()
 def record_ranges(enabled: bool = True, P_world: Partition | None = None) -> Recording:
     """Give every movement of this worker a range with its operator and partition.
 

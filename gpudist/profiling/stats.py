@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from gpudist import runtime
+from gpudist.arguments import Checked, checked
 from gpudist.host_channel import host_partition
 from gpudist.partition import Partition
 from gpudist.profiling.gathering import gathered
@@ -17,7 +18,7 @@ _LONGEST = 48
 
 
 @dataclass(frozen=True)
-class Stat:
+class Stat(Checked):
     """Totals of one operator over one partition.
 
     Attributes:
@@ -40,7 +41,7 @@ class Stat:
     seconds: float
 
 
-class Stats(Sequence[Stat]):
+class Stats(Checked, Sequence[Stat]):
     """Rows by operator and partition; prints as a table."""
 
     def __init__(self, rows: Iterable[Stat]) -> None:
@@ -75,6 +76,7 @@ class Stats(Sequence[Stat]):
     __repr__ = __str__
 
 
+@checked()
 def stats(reset: bool = False, all_ranks: bool = False, P_world: Partition | None = None) -> Stats:
     """Return what this worker has moved since the start, or since the last reset.
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
+from gpudist.arguments import check
 from gpudist.errors import PartitionError
 
 Kind = Literal["split", "broadcast", "partial_sum"]
+_KINDS = get_args(Kind)
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,13 @@ class Sbp:
 
     kind: Kind
     dim: int = -1
+
+    def __post_init__(self) -> None:
+        # At a glance: operators on global tensors make many.
+        if type(self.dim) is not int or type(self.kind) is not str:
+            check(Sbp.__init__, "Sbp", (None, self.kind, self.dim), {})
+        if self.kind not in _KINDS:
+            raise PartitionError(f"Sbp: kind is {self.kind!r}; it must be one of {_KINDS}")
 
     def __call__(self) -> Sbp:
         """Itself, so that ``broadcast()`` and ``broadcast`` are one."""
@@ -47,6 +56,8 @@ def split(dim: int) -> Sbp:
     Raises:
         PartitionError: ``dim`` is negative.
     """
+    if type(dim) is not int:
+        check(split, "split", (dim,), {})
     if dim < 0:
         raise PartitionError(f"split({dim}): count the dim from the front, from 0 on")
     return Sbp("split", int(dim))

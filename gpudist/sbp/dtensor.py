@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from gpudist.arguments import checked, described
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.boxes import Box
 from gpudist.geometry.cartesian import index_of
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import placement_types as words
 
 
+@checked()
 def from_dtensor(x: DTensor, P_world: Partition | None = None) -> GlobalTensor:
     """The global tensor that ``x`` is, on the ranks of its mesh.
 
@@ -50,6 +52,8 @@ def from_dtensor(x: DTensor, P_world: Partition | None = None) -> GlobalTensor:
         ShapeError: on every rank alike, if the blocks are not balanced: DTensor cuts as
             ``torch.chunk`` does.
     """
+    if not hasattr(x, "device_mesh"):
+        raise ShapeError(f"from_dtensor: x is {described(x)}; it takes a DTensor")
     placement = Placement.of_mesh(x.device_mesh, P_world)
     layout = placement.layout(_attributes(x.placements), tuple(x.shape))
     _require_alike(layout, "DTensor's", "use x.redistribute to make that dim Replicate()")
@@ -60,6 +64,7 @@ def from_dtensor(x: DTensor, P_world: Partition | None = None) -> GlobalTensor:
     return GlobalTensor._wrap(local, placement, layout.sbp, layout.shape)
 
 
+@checked()
 def to_dtensor(x: GlobalTensor, mesh: DeviceMesh | None = None) -> DTensor:
     """The DTensor that ``x`` is; the inverse of :func:`from_dtensor`.
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gpudist.arguments import checked
 from gpudist.sbp import methods
 from gpudist.sbp.attributes import NdSbp, Sbp, broadcast, nd_sbp
 from gpudist.sbp.boxing import box, declared, gradient_layout
@@ -85,10 +86,12 @@ class GlobalTensor(torch.Tensor):
         """Which cells each rank has."""
         return self._placement.layout(self._sbp, tuple(self.shape))
 
+    @checked()
     def like(self, local: torch.Tensor) -> GlobalTensor:
         """A global tensor that lies as this one does, of other parts."""
         return self._wrap(local, self._placement, self._sbp, tuple(self.shape))
 
+    @checked()
     def to_global(
         self,
         placement: Placement | None = None,
@@ -112,6 +115,7 @@ class GlobalTensor(torch.Tensor):
             local = declared(self._local, [self.layout, target], back, world)
         return self._wrap(local, placement, target.sbp, tuple(self.shape))
 
+    @checked()
     def to_local(self, *, grad_sbp: Sbp | Sequence[Sbp] | None = None) -> torch.Tensor:
         """This rank's part: a block, a copy or a term; ``(0,)`` outside the placement.
 
@@ -130,11 +134,13 @@ class GlobalTensor(torch.Tensor):
         back = [given, gradient_layout(self.layout)]
         return declared(self._local, [self.layout], back, self._placement.partition.world)
 
+    @checked()
     def full_tensor(self, *, grad_sbp: Sbp | Sequence[Sbp] | None = None) -> torch.Tensor:
         """The whole tensor on each rank of the placement. Collective over it."""
         copies = (broadcast,) * self._placement.axes
         return self.to_global(sbp=copies).to_local(grad_sbp=grad_sbp)
 
+    @checked()
     def numpy(self, *, force: bool = False) -> np.ndarray[Any, Any]:
         """The whole tensor as an array on each rank of the placement. Collective over it.
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from gpudist.arguments import checked
 from gpudist.errors import PartitionError
 from gpudist.nn.distributed_module import carried_out_by
 from gpudist.nn.loss import DistributedLoss
@@ -32,7 +33,8 @@ class _Lies(NamedTuple):
     dtype: torch.dtype
 
 
-def call_layer(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@checked()
+def call_layer(layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A layer of ``gpudist.nn`` on global tensors, which every rank of the world calls.
 
     Args:

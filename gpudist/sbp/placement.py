@@ -10,13 +10,14 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from gpudist import runtime
+from gpudist.arguments import Checked
 from gpudist.errors import PartitionError
 from gpudist.partition import CartesianPartition, Partition
 from gpudist.sbp.attributes import NdSbp, broadcast
 from gpudist.sbp.layout import Layout
 
 
-class Placement:
+class Placement(Checked):
     """An N-d array of ranks of the world.
 
     Making one never communicates. Two are equal when type, ranks and shape are.

@@ -8,6 +8,7 @@ from typing import Any, TypeVar, overload
 
 import torch
 
+from gpudist.arguments import checked
 from gpudist.autograd import move
 from gpudist.errors import PartitionError, PlanMismatch, ShapeError
 from gpudist.geometry.cartesian import index_of
@@ -44,8 +45,9 @@ def to_global(
     *,
     grad_sbp: Attributes | None = None,
 ) -> _Module: ...
+@checked()
 def to_global(
-    x: Any,
+    x: torch.Tensor | torch.nn.Module,
     placement: Placement | None = None,
     sbp: Attributes | None = None,
     *,

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from gpudist.arguments import checked
 from gpudist.autograd import move
 from gpudist.errors import PartitionError
 from gpudist.nn.distributed_module import DistributedModule
@@ -47,6 +48,7 @@ def exempt_movements() -> None:
         register(function)
 
 
+@checked()
 def to_typed_local(x: GlobalTensor) -> torch.Tensor:
     """``x.to_local()``, typed on every axis of the placement with more than one rank.
 

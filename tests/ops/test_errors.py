@@ -28,7 +28,7 @@ MISUSES: dict[str, tuple[Callable[[Partition], object], type[GpudistError], str]
     "source does not broadcast": (
         lambda P: ops.Broadcast(P.create_partition_inclusive([0, 1]), P),
         PartitionError,
-        r"\[2\] does not broadcast .*\[4\]",
+        r"^Broadcast: P_x of shape \[2\] does not broadcast to P_y of shape \[4\]: axis 0 of P_x ",
     ),
     "destination may not be one": (
         lambda P: ops.Broadcast(P, P.create_partition_inclusive([0])),
@@ -43,7 +43,18 @@ MISUSES: dict[str, tuple[Callable[[Partition], object], type[GpudistError], str]
     "sum does not fit": (
         lambda P: ops.SumReduce(grid(P, 2, 2), P.create_partition_inclusive([0, 1, 2])),
         PartitionError,
-        r"\[3\] does not broadcast .*\[2, 2\]",
+        r"^SumReduce: P_x of shape \[2, 2\] does not reduce to P_y of shape \[3\]: axis 1 of P_y "
+        r"is 3 and of P_x 2, counted in \[1, 3\] and \[2, 2\]; of P_y, each axis must be 1 ",
+    ),
+    "sum does not fit transposed": (
+        lambda P: ops.SumReduce(grid(P, 4, 1), grid(P, 4, 1), transpose_dest=True),
+        PartitionError,
+        r"^SumReduce: P_x of shape \[4, 1\] does not reduce to P_y of .* \[4, 1\] \(transposed\)",
+    ),
+    "sum of fewer axes": (
+        lambda P: ops.SumReduce(P, grid(P, 2, 2)),
+        PartitionError,
+        r"^SumReduce: .* does not reduce to P_y of shape \[2, 2\]: P_y has 2 axes and P_x 1",
     ),
     "duplicate rank": (
         lambda P: P.create_partition_inclusive([0, 2, 0]),

@@ -285,7 +285,7 @@ def test_relu_in_place_after_it(P_world: Partition) -> None:
 def test_toggled_grad_and_smaller_batch_agree_once(P_world: Partition) -> None:
     P_x = P_world.create_cartesian_topology_partition([1, 3])
     layer = nn.HaloExchange(P_x, halo=((1, 1),))
-    for batch, wanted, started in ((4, True, 2), (4, False, 1), (3, False, 1), (4, True, 1)):
+    for batch, wanted, started in ((4, True, 3), (4, False, 1), (3, False, 1), (4, True, 1)):
         before = operations(P_world)
         y = layer(local_input(cells((batch, 7)), P_x).requires_grad_(wanted))
         assert operations(P_world) - before == started + 1
@@ -337,3 +337,23 @@ def test_refusals(P_world: Partition) -> None:
         nn.HaloExchange(P_x, halo=((1, 1), (1, 1)))
     with pytest.raises(ShapeError, match="periodic has 2 entries for 1 dims"):
         nn.HaloExchange(P_x, halo=((1, 1),), periodic=[True, False])
+
+
+@pytest.mark.parametrize("options", [{}, {"shape": "dynamic"}])
+@distributed(ranks=[2, 3])
+def test_widths_that_differ_between_ranks_are_refused(
+    P_world: Partition, options: dict[str, object]
+) -> None:
+    """On all ranks, with all widths, before the first ghost; equal widths go on working."""
+    P_x = P_world.create_cartesian_topology_partition([P_world.size])
+    x = torch.ones(12 // P_world.size)
+    own = [[(0, 1)], [(2, 0)], [(1, 1)]][P_world.rank]
+    for _ in range(2):
+        with pytest.raises(PlanMismatch, match=r"halo widths, .* differ") as caught:
+            halo_exchange(x, P_x, halo=own, **options)
+        assert "rank 0: halo=[(0, 1)], periodic=[False]" in str(caught.value)
+        assert "rank 1: halo=[(2, 0)], periodic=[False]" in str(caught.value)
+    layer = nn.HaloExchange(P_x, halo=[(1, 1)], periodic=P_world.rank == 0, **options)
+    with pytest.raises(PlanMismatch, match=r"rank 0: .* periodic=.True"):
+        layer(x)
+    assert halo_exchange(x, P_x, halo=[(1, 1)], **options).shape == (len(x) + 2,)
