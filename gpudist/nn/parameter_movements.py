@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -12,7 +12,7 @@ from torch.compiler import is_dynamo_compiling
 from gpudist.arguments import checked
 from gpudist.errors import ConventionError
 from gpudist.nn.buckets import BUCKET_BYTES
-from gpudist.nn.gradient_graph import Convention, Made, begin_record, end_record
+from gpudist.nn.gradient_graph import Convention, Node, begin_record, end_record
 from gpudist.nn.parameter_layer import ParameterLayer
 from gpudist.nn.parameter_spread import copies_of_owned
 from gpudist.nn.plain_sums import PlainSums
@@ -76,7 +76,9 @@ def fuse_parameter_movements(
         sums = PlainSums(P, convention)
     else:
         holders = sums = None
-    network.register_forward_pre_hook(partial(_hand_out, P is not None, holders, bucket_bytes))
+    network.register_forward_pre_hook(
+        partial(_hand_out, P is not None, holders, sums, bucket_bytes)
+    )
     network.register_forward_hook(partial(_take_back, sums), always_call=True)
     return network
 
@@ -92,6 +94,7 @@ class _Lent(NamedTuple):
 def _hand_out(
     with_others: bool,
     holders: Partition | None,
+    sums: PlainSums | None,
     bucket_bytes: int,
     network: torch.nn.Module,
     inputs: object,
@@ -121,10 +124,24 @@ def _hand_out(
         count = len(layer._spreads)
         layer.lend(copies[:count])
         copies = copies[count:]
+    handed = _handing_node(lent, copies)
+    if handed is not None and sums is not None and not sums.follows(network, handed[0]):
+        handed = None
     for (module, name, _), copy in zip(lent, copies, strict=True):
         module._parameters[name] = copy  # pyright: ignore[reportArgumentType]
-    network.__dict__["_handed_out"] = layers, lent, copies
-    begin_record()
+    network.__dict__["_handed_out"] = layers, lent, handed
+    if handed is not None:
+        begin_record()
+
+
+def _handing_node(
+    lent: Sequence[_Lent], copies: Sequence[torch.Tensor]
+) -> tuple[Node, dict[int, torch.nn.Parameter]] | None:
+    """The node whose outputs the copies are, and of which parameters; ``None`` if they are none."""
+    pairs = [(one, copy) for one, copy in zip(lent, copies, strict=True) if not copy.is_leaf]
+    if not pairs:
+        return None
+    return pairs[0][1].grad_fn, {copy.output_nr: one.parameter for one, copy in pairs}
 
 
 def _parameters_of_others(network: torch.nn.Module) -> list[_Lent]:
@@ -141,33 +158,10 @@ def _parameters_of_others(network: torch.nn.Module) -> list[_Lent]:
 def _take_back(
     sums: PlainSums | None, network: torch.nn.Module, inputs: object, output: object
 ) -> None:
-    if "_handed_out" not in network.__dict__:
-        return
-    layers, lent, copies = network.__dict__.pop("_handed_out")
-    made = end_record()
+    layers, lent, handed = network.__dict__.pop("_handed_out", ((), (), None))
     for layer in layers:
         layer.lend(None)
     for module, name, parameter in lent:
         module._parameters[name] = parameter
-    if sums is not None:
-        _settle(sums, network, output, made, lent, copies)
-
-
-def _settle(
-    sums: PlainSums,
-    network: torch.nn.Module,
-    output: object,
-    made: Sequence[Made],
-    lent: Sequence[_Lent],
-    copies: Sequence[torch.Tensor],
-) -> None:
-    """Find out over whom to sum the gradients of plain modules, before their backward."""
-    names: dict[int, str] = {}
-    handed: Any = None
-    of_modules = {module: name for name, module in network.named_modules()}
-    for (module, name, _), copy in zip(lent, copies, strict=True):
-        if not copy.is_leaf:
-            handed = copy.grad_fn
-            names[copy.output_nr] = f"{of_modules[module]}.{name}".lstrip(".")
-    if handed is not None:
-        sums.settle(network, output, made, handed, names)
+    if handed is not None and sums is not None:
+        sums.settle(network, output, end_record(), *handed)

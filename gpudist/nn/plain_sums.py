@@ -43,13 +43,29 @@ class PlainSums:
         self._P, self._convention = P, convention
         self._known: dict[tuple[object, ...], _Sums] = {}
 
+    def follows(self, network: torch.nn.Module, handed: Node) -> bool:
+        """Whether the graph shows how parameters are used that this node hands out.
+
+        Raises:
+            ConventionError: it does not, and ``network`` has layers of the invariant convention.
+        """
+        if hasattr(handed, "places"):
+            return True
+        # Made in a graph of torch.compile.
+        if any(region.is_invariant for region in _regions_of(network)):
+            raise ConventionError(
+                f"{_NAME}: under torch.compile nothing tells over whom to sum the gradients of "
+                "modules between layers of the invariant convention; compile parts of the network"
+            )
+        return False
+
     def settle(
         self,
         network: torch.nn.Module,
         outputs: object,
         made: Sequence[Made],
         handed: Node,
-        names: Mapping[int, str],
+        parameters: Mapping[int, torch.nn.Parameter],
     ) -> None:
         """Tell the node that handed out parameters over whom to sum those of plain modules.
 
@@ -58,14 +74,13 @@ class PlainSums:
             outputs: what it returned.
             made: the operators of its forward that declare a convention.
             handed: the node.
-            names: of the parameters of plain modules, by number of output.
+            parameters: those of plain modules, by number of output.
         """
-        if not hasattr(handed, "places"):
-            _refuse_compiled(network)
-            return
         found = tensors_of(outputs)
         key = outline_of(found, made, handed)
         if key not in self._known:
+            names = {p: name for name, p in network.named_parameters()}
+            names = {number: names[p] for number, p in parameters.items()}
             try:
                 sums = self._found(network, UsedParameters(found, handed), names)
             except ConventionError as error:
@@ -153,15 +168,6 @@ def _regions_of(network: torch.nn.Module) -> list[TensorRegion]:
     found = [getattr(module, "region", None) for module in network.modules()]
     regions = [region for region in found if isinstance(region, TensorRegion)]
     return [region for region in regions if region.P.active and region.size > 1]
-
-
-def _refuse_compiled(network: torch.nn.Module) -> None:
-    """Refuse parameters handed out within a graph of torch.compile, which shows no use of them."""
-    if any(region.is_invariant for region in _regions_of(network)):
-        raise ConventionError(
-            f"{_NAME}: under torch.compile nothing tells over whom to sum the gradients of modules "
-            "between layers of the invariant convention; compile parts of the network"
-        )
 
 
 def _line_of(region: TensorRegion) -> Ranks:

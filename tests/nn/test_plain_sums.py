@@ -280,3 +280,14 @@ def test_workers_that_are_missing(P_world: Partition) -> None:
 def test_refused_convention(P_world: Partition) -> None:
     with pytest.raises(ConventionError, match="convention is 'both'"):
         fuse_parameter_movements(nn.Identity(), P_world, convention="both")  # pyright: ignore
+
+
+@distributed(ranks=2, transports=["host"], timeout_s=120)
+def test_a_graph_of_torch_compile_does_not_tell(P_world: Partition) -> None:
+    """Of modules between invariant layers, nobody sees over whom to sum."""
+    layers = nn.LayerNorm(FEATURES), ColumnParallelLinear(P_world, FEATURES, CLASSES)
+    network = fuse_parameter_movements(nn.Sequential(*layers), P_world)
+    torch.compiler.reset()
+    compiled: Any = torch.compile(network, backend="eager")
+    with pytest.raises(ConventionError, match=r"under torch\.compile nothing tells"):
+        compiled(torch.ones(2, FEATURES))
