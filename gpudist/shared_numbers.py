@@ -41,8 +41,10 @@ def words_of(where: str, data: Any) -> list[int]:
 def _number(where: str, index: int, value: Any) -> int | float:
     # Numbers of NumPy and torch say what they are in Python.
     number = value.item() if getattr(value, "shape", None) == () else value
-    if type(number) is float or type(number) is int:
+    if type(number) is float:
         return number
+    if isinstance(number, int):  # also True and False
+        return int(number)
     raise PartitionError(
         f"{where}: data[{index}] is {value!r:.80}, of type {type(value).__name__}; {_EXPECTED}"
     )

@@ -157,7 +157,6 @@ def test_ranks_that_share_integers_and_floats(P_world: Partition) -> None:
 BAD = {
     "none": (None, "data is None"),
     "text": (["1"], r"data\[0\] is '1', of type str"),
-    "bool": ([1, True], r"data\[1\] is True, of type bool"),
     "wide": ([2**63], "data has 9223372036854775808"),
     "nested": ([[1]], r"data\[0\] is \[1\], of type list"),
     "complex": ([1j], r"data\[0\] is 1j, of type complex"),
