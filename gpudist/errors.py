@@ -31,11 +31,11 @@ class GpudistError(RuntimeError):
 
 
 class PartitionError(GpudistError, ValueError):
-    """A partition, rank list or axis that makes no sense for the operation."""
+    """A partition, rank list or axis that makes no sense for the operation, or is none."""
 
 
 class ShapeError(GpudistError, ValueError):
-    """A tensor whose shape, dtype or device does not fit the operator."""
+    """A tensor, size or other argument that does not fit the operator."""
 
 
 class ConventionError(GpudistError, ValueError):

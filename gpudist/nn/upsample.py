@@ -143,8 +143,6 @@ class DistributedUpsample(DistributedWindowed):
             where = f"{self._name}, dim {d + 2}"
             if not 0 < given < math.inf:
                 raise ShapeError(f"{where}: {what} {given} must be above 0")
-            if what == "size" and not isinstance(given, int):
-                raise ShapeError(f"{where}: size {given} must be an integer")
         return values
 
     def _windows(self, layout: Layout, x: torch.Tensor) -> tuple[Window, ...]:

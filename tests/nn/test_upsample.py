@@ -274,7 +274,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"size": (3, 4)}, "size has 2 entries but P_x has 1 dims"),
     ({"scale_factor": (2.0, 2.0)}, "scale_factor has 2 entries"),
     ({"size": 0}, "dim 2: size 0 must be above 0"),
-    ({"size": 2.5}, r"dim 2: size 2\.5 must be an integer"),
+    ({"size": 2.5}, r"size is 2\.5 .*takes an integer"),
     ({"scale_factor": -1.5}, "dim 2: scale_factor -1.5 must be above 0"),
     ({"scale_factor": float("nan")}, "dim 2: scale_factor nan must be above 0"),
     ({"size": 3, "mode": "cubic"}, "mode 'cubic' is not supported"),
