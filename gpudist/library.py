@@ -49,7 +49,7 @@ _tokens: WeakKeyDictionary[object, torch.Tensor] = WeakKeyDictionary()
 
 
 _private: Any = torch._C
-_functorch: Any = torch._C._functorch
+_functorch: Any = _private._functorch
 _has_transforms: Callable[[], bool] = _private._are_functorch_transforms_active
 _count_modes: Callable[[], int] = _private._len_torch_dispatch_stack
 _script_tracer: Callable[[], object] = _private._get_tracing_state

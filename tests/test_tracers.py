@@ -98,7 +98,7 @@ def _gradient(function: Function, x: torch.Tensor) -> torch.Tensor:
     return torch.autograd.grad(function(x).sin().sum(), x)[0]
 
 
-def _replayed(function: Function, x: torch.Tensor, tracing_mode: str) -> torch.Tensor:
+def _replayed(function: Function, x: torch.Tensor, tracing_mode: Any) -> torch.Tensor:
     other = torch.zeros_like(x)
     return make_fx(function, tracing_mode=tracing_mode, _allow_non_fake_inputs=True)(other)(x)
 

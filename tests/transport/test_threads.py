@@ -11,8 +11,10 @@ import pytest
 import torch
 
 import gpudist
+from gpudist import checkpoint
 from gpudist.errors import GpudistError
 from gpudist.partition import Partition
+from gpudist.transport.base import Signature
 from tests.pool import distributed
 
 THREADS = 4
@@ -73,7 +75,7 @@ def test_threads_at_once_end_the_world(P_world: Partition, operation: str) -> No
 def test_a_thread_inside_a_group_keeps_others_out(P_world: Partition) -> None:
     """Even where it does not wait, so that nothing but the rule could tell."""
     if P_world.rank == 0:
-        signature = gpudist.partition.Signature.of("a group of the main thread")
+        signature = Signature.of("a group of the main thread")
         with (
             pytest.raises(GpudistError, match="two threads of rank 0"),
             P_world.wire.group(signature),
@@ -101,7 +103,7 @@ def test_a_checkpoint_is_written_beside_operators(P_world: Partition, tmp_path: 
     """The state is gathered first; a thread writes it while operators go on."""
     P = P_world.create_cartesian_topology_partition([1, 1, P_world.size])
     layer = gpudist.nn.DistributedConv1d(P, 1, 1, 3, padding=1)
-    state = gpudist.checkpoint.full_state_dict(layer)
+    state = checkpoint.full_state_dict(layer)
     path = tmp_path / f"{P_world.plan_rank}.pt"
     writer = threading.Thread(target=torch.save, args=(state, path))
     writer.start()
@@ -109,8 +111,8 @@ def test_a_checkpoint_is_written_beside_operators(P_world: Partition, tmp_path: 
         layer(torch.full((1, 1, 4), float(i)))
     writer.join()
     assert torch.load(path).keys() == state.keys()
-    _in_thread(lambda: gpudist.checkpoint.save(layer, tmp_path / "saved"))
-    gpudist.checkpoint.load(layer, tmp_path / "saved")
+    _in_thread(lambda: checkpoint.save(layer, tmp_path / "saved"))
+    checkpoint.load(layer, tmp_path / "saved")
 
 
 @distributed(ranks=2)
