@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from gpudist.arguments import checked
 from gpudist.device_mesh import mesh_of
 from gpudist.digest import digest_of
 from gpudist.errors import PartitionError
@@ -152,8 +153,18 @@ class Partition:
         return {world_rank: rank for rank, world_rank in enumerate(self.ranks)}
 
     def rank_of(self, world_rank: int) -> int:
-        """Position in this partition of the worker with this rank in the world."""
-        return self._positions[world_rank]
+        """Position in this partition of the worker with this rank in the world.
+
+        Raises:
+            PartitionError: no member has it.
+        """
+        try:
+            return self._positions[world_rank]
+        except (KeyError, TypeError):
+            raise PartitionError(
+                f"rank_of: world_rank is {world_rank!r:.80}; it takes the world rank of a member "
+                f"of {self!r}"
+            ) from None
 
     def create_partition_inclusive(self, ranks: Sequence[int]) -> Partition:
         """The members at positions ``ranks`` of this partition, in that order.
@@ -180,6 +191,7 @@ class Partition:
             )
         return Partition(self._wire, [self.ranks[rank] for rank in ranks])
 
+    @checked(PartitionError)
     def create_partition_union(self, other: Partition) -> Partition:
         """This partition's members, then ``other``'s that are not among them.
 
@@ -228,6 +240,10 @@ class Partition:
         Raises:
             PartitionError: the mesh names a rank outside this partition, or one twice.
         """
+        if not isinstance(getattr(mesh, "mesh", None), torch.Tensor):
+            raise PartitionError(
+                f"create_mesh_partition: mesh is {mesh!r:.80}; it takes a DeviceMesh of torch"
+            )
         members = self.create_partition_inclusive([int(rank) for rank in mesh.mesh.flatten()])
         return members.create_cartesian_topology_partition(list(mesh.mesh.shape))
 
@@ -251,7 +267,7 @@ class Partition:
                 :meth:`allgather_data` takes them.
         """
         self._require_active("broadcast_data")
-        self._check_rank(root)
+        self._check_rank(root, "root")
         words = self._words("broadcast_data", data) if self.rank == root else []
         if self.device.type == "meta" and data is not None:
             # A rehearsal of one rank: nobody else is there, and nothing has cells.
@@ -280,7 +296,7 @@ class Partition:
             PlanMismatch: as :meth:`allgather_data`.
         """
         self._require_active("allreduce_data")
-        if op not in ("sum", "prod", "max", "min"):
+        if not (isinstance(op, str) and op in ("sum", "prod", "max", "min")):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise PartitionError(f"allreduce_data: op is {op!r}; it must be sum, prod, max or min")
         rows = self._gathered("allreduce_data", f"allreduce_data({op})", data)
         return combined("allreduce_data", rows, op)
@@ -331,9 +347,10 @@ class Partition:
         if not self.active:
             raise PartitionError(f"{what}: this worker is not a member of {self!r}")
 
-    def _check_rank(self, rank: int) -> None:
-        if not 0 <= rank < self.size:
-            raise PartitionError(f"rank {rank} is not one of 0 to {self.size - 1} of {self!r}")
+    def _check_rank(self, rank: int, name: str = "rank") -> None:
+        (number,) = integers([rank], name)
+        if not 0 <= number < self.size:
+            raise PartitionError(f"{name} {rank} is not one of 0 to {self.size - 1} of {self!r}")
 
 
 class CartesianPartition(Partition):
@@ -368,6 +385,7 @@ class CartesianPartition(Partition):
             pairs.append((left, right))
         return pairs
 
+    @checked(PartitionError)
     def create_cartesian_subtopology_partition(self, remain: Sequence[bool]) -> CartesianPartition:
         """The workers that differ from this one only along the axes that ``remain``.
 
@@ -382,6 +400,7 @@ class CartesianPartition(Partition):
             self._wire, self.along(axes).ranks, [self.shape[axis] for axis in axes]
         )
 
+    @checked(PartitionError)
     def along(self, axes: Sequence[int]) -> CartesianPartition:
         """The workers that differ from this one only along ``axes``: shape 1 on the other axes.
 
@@ -402,6 +421,7 @@ class CartesianPartition(Partition):
 
     create_allreduction_partition = along
 
+    @checked(PartitionError)
     def create_device_mesh(
         self, axes: Sequence[int], names: Sequence[str] | None = None
     ) -> DeviceMesh | None:
@@ -450,6 +470,7 @@ class CartesianPartition(Partition):
             lines.setdefault((*index[:axis], *index[axis + 1 :]), []).append(world_rank)
         return list(lines.values())
 
+    @checked(PartitionError)
     def check_axes(self, axes: Sequence[int]) -> tuple[int, ...]:
         """``axes`` ascending, counted from the front; refuses those out of range or doubled."""
         wrong = [axis for axis in axes if not -self.dim <= axis < self.dim]

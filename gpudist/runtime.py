@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from gpudist.agreement import Agreement
+from gpudist.arguments import check
 from gpudist.errors import GpudistError, NotBuiltError, PlanMismatch, TransportError
 from gpudist.launch import (
     Built,
@@ -156,6 +157,8 @@ def init(
         NotBuiltError: there are GPUs, and this installation cannot use them.
     """
     timeout = deadline_of(timeout, "gpudist.init")
+    given = {"process_group": process_group, "deterministic": deterministic}
+    check(init, "gpudist.init", (), given, TransportError)
     if _runtime.P_world is not None:
         return _runtime.P_world
     if deterministic:

@@ -9,71 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from hashlib import blake2b
-from typing import Literal, NamedTuple, NoReturn
+from typing import Literal, NoReturn
 
 import torch
 
 from gpudist.arrays import TENSOR
 from gpudist.errors import GpudistError, PlanMismatch, ShapeError, side_by_side
-from gpudist.exchange import storage_problem
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.cartesian import index_of, left_padded
 from gpudist.ops.given_shape import wrong_block
+from gpudist.ops.told import BLOCK, NEVER_MOVED, Told, problem_error, problem_of, shape_of
 from gpudist.partition import Partition
 from gpudist.transport.failure import Failure
 
 ShapeMode = Literal["static", "dynamic"]
-
-_MAX_DIMS = 8
-_DTYPES = (
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.complex64,
-    torch.complex128,
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.int8,
-    torch.uint8,
-    torch.bool,
-)
-_NO_BLOCK, BLOCK, _WRONG_DIMS, _WRONG_DEVICE, _WRONG_DTYPE, _NO_STORAGE = range(6)
-
-
-class Told(NamedTuple):
-    """What a rank tells of its tensor.
-
-    Attributes:
-        problem: ``BLOCK``, or why there is none that can be moved.
-        requires_grad: whether what is made of the tensor now does.
-        kind: of array that the tensor was given as.
-    """
-
-    problem: int
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    requires_grad: bool
-    kind: int
-
-    @classmethod
-    def of(cls, row: Sequence[int]) -> Told:
-        """What a row says; of too many dims it has the first ones."""
-        problem, dtype, dims, *shape, requires_grad, kind = row
-        return cls(problem, _DTYPES[dtype], tuple(shape[:dims]), bool(requires_grad), kind)
-
-    @property
-    def row(self) -> list[int]:
-        """As ``ROW_LENGTH`` integers."""
-        shape = self.shape[:_MAX_DIMS]
-        dtype = _DTYPES.index(self.dtype) if self.dtype in _DTYPES else 0
-        room = [0] * (_MAX_DIMS - len(shape))
-        wants = int(self.requires_grad)
-        return [self.problem, dtype, len(self.shape), *shape, *room, wants, self.kind]
-
-
-ROW_LENGTH = 5 + _MAX_DIMS
 
 
 class Layout:
@@ -256,22 +205,13 @@ class Agreement:
             )
 
     def _problem(self, x: torch.Tensor) -> int:
-        if x.device != self._P_x.device:
-            return _WRONG_DEVICE
-        if not self._P_x.active:
-            return _NO_BLOCK
-        if x.dtype not in _DTYPES:
-            return _WRONG_DTYPE
-        if storage_problem(x):
-            return _NO_STORAGE
-        wrong = x.dim() != self._dims if self._dims is not None else x.dim() > _MAX_DIMS
-        return _WRONG_DIMS if wrong else BLOCK
+        return problem_of(x, self._P_x, self._dims)
 
     def _given(self, x: torch.Tensor) -> Layout:
         assert self._global_shape is not None
         problem = self._problem(x)
         if problem > BLOCK:
-            self.refuse(self._error(problem, self._P_x.rank, tuple(x.shape), x))
+            self.refuse(self._error(problem, self._P_all.rank, shape_of(x, problem), x))
         whole = self._global_shape
         grid = self._grid(len(whole))
         cut = Decomposition.balanced(whole, grid)
@@ -285,9 +225,7 @@ class Agreement:
 
     def _tell(self, x: torch.Tensor) -> Told:
         problem = self._problem(x)
-        # A tensor in other storage may have extents that are no numbers, or none.
-        shape = tuple(x.shape) if problem != _NO_STORAGE else ()
-        return Told(problem, x.dtype, shape, wants_gradient(x), self.kind)
+        return Told(problem, x.dtype, shape_of(x, problem), wants_gradient(x), self.kind)
 
     def _gathered(self, x: torch.Tensor) -> Layout:
         known = self._known(x)
@@ -297,7 +235,11 @@ class Agreement:
         for rank, row in enumerate(told):
             if row.problem > BLOCK:
                 given = x if rank == self._P_all.rank else None
-                raise self._error(row.problem, rank, row.shape, given)
+                error = self._error(row.problem, rank, row.shape, given)
+                if row.problem in NEVER_MOVED:
+                    # As at later calls, which only the rank with such a tensor could refuse.
+                    self.refuse(error)
+                raise error
         by_world_rank = dict(zip(self._P_all.ranks, told, strict=True))
         owners = [by_world_rank[rank] for rank in self._P_x.ranks]
         self.owners_kind = owners[0].kind
@@ -305,11 +247,11 @@ class Agreement:
         dims = {len(row.shape) for row in owners}
         if len(dtypes) > 1 or len(dims) > 1:
             raise PlanMismatch(
-                f"{self._name}: the ranks' blocks do not belong to one tensor:"
+                f"{self._name}: the blocks of {self._P_x!r} do not belong to one tensor:"
                 + side_by_side(
                     {
                         rank: f"{row.dtype} {list(row.shape)}, {len(row.shape)} dims"
-                        for rank, row in zip(self._P_x.ranks, owners, strict=True)
+                        for rank, row in enumerate(owners)
                     }
                 )
             )
@@ -343,7 +285,7 @@ class Agreement:
         if self._P_x.rank is not None:
             problem = self._problem(x)
             if problem > BLOCK:
-                self.refuse(self._error(problem, self._P_x.rank, tuple(x.shape), x))
+                self.refuse(self._error(problem, self._P_all.rank, shape_of(x, problem), x))
             mine = agreed.shape_of(self._P_x.rank)
             dtype = x.dtype
             if x.dim() != dims or any(x.shape[d] != mine[d] for d in range(dims) if d not in free):
@@ -376,30 +318,9 @@ class Agreement:
     def _error(
         self, problem: int, rank: int | None, shape: tuple[int, ...], x: torch.Tensor | None
     ) -> GpudistError:
-        """What is wrong with the block of ``rank``, which is ``x`` if this rank has it."""
+        """What is wrong with the block of ``rank`` of all, which is ``x`` if this rank has it."""
         where = f"{self._name}, rank {rank} of {self._P_all!r}"
-        if problem == _WRONG_DIMS:
-            if self._dims is None:
-                return ShapeError(f"{where}: the block has more dims than at most {_MAX_DIMS}")
-            return ShapeError(
-                f"{where}: the block of shape {list(shape)} has {len(shape)} dims, not "
-                f"{self._dims}; the partition has one axis per dim of the tensor"
-            )
-        if problem == _WRONG_DEVICE:
-            device = "another device" if x is None else x.device
-            return ShapeError(
-                f"{where}: the tensor is on {device} but the partition's is {self._P_x.device}; "
-                f"move it there with .to()"
-            )
-        if problem == _NO_STORAGE:
-            found = "the tensor is not in strided memory" if x is None else storage_problem(x)
-            return ShapeError(f"{where}: {found}")
-        dtype = "it" if x is None else x.dtype
-        known = ", ".join(str(known).removeprefix("torch.") for known in _DTYPES)
-        return ShapeError(
-            f"{where}: the dtype cannot be moved: {dtype} is none of {known}; convert the tensor, "
-            "or where nothing is added move its bytes, x.view(torch.uint8)"
-        )
+        return problem_error(where, problem, shape, self._dims, self._P_x.device, x)
 
     def refuse(self, error: GpudistError) -> NoReturn:
         """See :func:`refuse`."""

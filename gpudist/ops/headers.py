@@ -12,7 +12,8 @@ import torch
 
 from gpudist.errors import PlanMismatch
 from gpudist.exchange import Movement, carry_out
-from gpudist.ops.agreement import BLOCK, ROW_LENGTH, Agreement, Layout, Told
+from gpudist.ops.agreement import Agreement, Layout
+from gpudist.ops.told import BLOCK, ROW_LENGTH, Told
 from gpudist.partition import Partition
 
 
