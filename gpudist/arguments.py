@@ -23,6 +23,7 @@ import numpy as np
 from torch.compiler import is_dynamo_compiling
 
 from gpudist.errors import GpudistError, PartitionError, ShapeError
+from gpudist.storage import TORCH_ERRORS, explain, storage_refusal
 
 __all__ = ["Checked", "as_plain", "check", "checked", "described", "refusal_of", "settle"]
 
@@ -80,7 +81,14 @@ def checked(
         def call(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
             if not is_dynamo_compiling():
                 check(function, name, args, kwargs, error)
-            return function(*args, **kwargs)
+                refusal = storage_refusal(name, (*args, *kwargs.values()))
+                if refusal is not None:
+                    raise refusal
+            try:
+                return function(*args, **kwargs)
+            except TORCH_ERRORS as raised:
+                explain(name, raised, (*args, *kwargs.values()))
+                raise
 
         return call
 

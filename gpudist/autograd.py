@@ -10,14 +10,11 @@ from torch.autograd import forward_ad
 
 from gpudist.errors import ShapeError
 from gpudist.exchange import Movement, all_reduce, carry_out
-from gpudist.library import handles_of, has_modes, is_recorded, refuse_vmap
+from gpudist.library import PLAIN, handles_of, has_modes, is_recorded, refuse_vmap
 from gpudist.partition import Partition
 from gpudist.transport.base import ReduceOp
 
 _transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active  # pyright: ignore
-
-# Subclasses have operations of their own: the dispatcher knows which.
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def move(movements: Sequence[Movement], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -47,7 +44,7 @@ def move(movements: Sequence[Movement], inputs: Sequence[torch.Tensor]) -> tuple
     Source:
         Hewett & Grady 2020, arXiv:2006.03108.
     """
-    if is_recorded() or any([type(x) not in _PLAIN for x in inputs]):
+    if is_recorded() or any([type(x) not in PLAIN for x in inputs]):
         return _moved_by_library(movements, inputs)
     if _transforms_active():
         return apply(_Move, tuple(movements), *inputs)
@@ -64,7 +61,7 @@ def moved(
 
     There torch's transforms are at work no longer, but its modes may be.
     """
-    if has_modes() or any([type(x) not in _PLAIN for x in inputs]):
+    if has_modes() or any([type(x) not in PLAIN for x in inputs]):
         return _moved_by_library(movements, inputs)
     return carry_out(movements, inputs)
 
@@ -75,7 +72,7 @@ def _moved_by_library(
     try:
         *outputs, _ = torch.ops.gpudist.move(handles_of(*movements), inputs, None)
     except (NotImplementedError, TypeError) as error:
-        others = sorted({type(x).__qualname__ for x in inputs if type(x) not in _PLAIN})
+        others = sorted({type(x).__qualname__ for x in inputs if type(x) not in PLAIN})
         if not others:
             raise
         raise ShapeError(
@@ -98,12 +95,13 @@ def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
     return applied.apply(*args)
 
 
-def is_eager() -> bool:
+def is_eager(x: torch.Tensor | None = None) -> bool:
     """Nothing but reverse mode is at work, so that a node may have its backward written for it.
 
-    Else torch.compile, forward mode and torch.func want a composition of operators.
+    Else torch.compile, forward mode, torch.func, dispatch modes and tensors with operations of
+    their own, if ``x`` is one, want a composition of operators.
     """
-    return not (is_recorded() or has_tangents() or _transforms_active())
+    return not (is_recorded(x) or has_tangents() or _transforms_active())
 
 
 def has_tangents() -> bool:
@@ -114,7 +112,7 @@ def has_tangents() -> bool:
 def all_reduce_constant(x: torch.Tensor, partition: Partition, op: ReduceOp) -> torch.Tensor:
     """The members' tensors combined element by element, as a constant: without gradient."""
     if not is_recorded():
-        if not _transforms_active() and type(x) in _PLAIN:
+        if not _transforms_active() and type(x) in PLAIN:
             return all_reduce(x, partition, op)
         refuse_vmap()
     (handle,) = handles_of(partition)

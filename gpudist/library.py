@@ -48,6 +48,9 @@ _recent: deque[object] = deque(maxlen=_REMEMBERED)
 _tokens: WeakKeyDictionary[object, torch.Tensor] = WeakKeyDictionary()
 
 
+# Subclasses have operations of their own: the dispatcher knows which.
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+
 _private: Any = torch._C
 _functorch: Any = _private._functorch
 _has_transforms: Callable[[], bool] = _private._are_functorch_transforms_active
@@ -57,10 +60,13 @@ _binding = threading.local()
 _PROXY = _private._TorchDispatchModeKey.PROXY
 
 
-def is_recorded() -> bool:
+def is_recorded(x: torch.Tensor | None = None) -> bool:
     """Torch watches or replaces operations: by torch.compile, a dispatch mode, functionalization.
 
     What moves must then be an operation of this library. All ranks are to be under the same modes.
+
+    Args:
+        x: a tensor that is read, which may have operations of its own, as a fake one.
 
     Raises:
         GpudistError: under torch.jit.trace, which would record what moves as a constant.
@@ -74,7 +80,7 @@ def is_recorded() -> bool:
         )
     if _has_transforms():
         return any(kind == _functorch.TransformType.Functionalize for kind in _transforms())
-    return _count_modes() > 0
+    return _count_modes() > 0 or (x is not None and type(x) not in PLAIN)
 
 
 def has_modes() -> bool:

@@ -34,7 +34,8 @@ FLOORS = [
     ["device_mesh"],
     ["transport"],
     ["geometry"],
-    ["arguments", "version", "digest", "shared_numbers"],
+    ["arguments", "digest", "shared_numbers", "version"],
+    ["storage"],
     ["errors"],
     ["recycling"],
     ["_native"],  # the compiled core, which imports errors only when it raises

@@ -3,7 +3,6 @@
 from gpudist.exchange.carry import InFlight, add_into, all_reduce, carry_out, start
 from gpudist.exchange.movement import Movement, Step, bind
 from gpudist.exchange.rounds import output_form
-from gpudist.exchange.storage import storage_problem
 
 __all__ = [
     "InFlight",
@@ -15,5 +14,4 @@ __all__ = [
     "carry_out",
     "output_form",
     "start",
-    "storage_problem",
 ]

@@ -15,8 +15,8 @@ from gpudist.errors import ShapeError
 from gpudist.exchange.movement import Movement
 from gpudist.exchange.plain import plain
 from gpudist.exchange.rounds import Blocks, InFlight, Round
-from gpudist.exchange.storage import storage_problem, with_memory
 from gpudist.partition import Partition
+from gpudist.storage import storage_problem, with_memory
 from gpudist.transport.base import ReduceOp, Signature
 
 

@@ -11,9 +11,9 @@ from gpudist import recycling
 from gpudist.errors import ShapeError, TransportError
 from gpudist.exchange.movement import Movement
 from gpudist.exchange.plain import Arrival, finish, post
-from gpudist.exchange.storage import storage_problem, with_memory
 from gpudist.geometry.boxes import Stage
 from gpudist.partition import Partition
+from gpudist.storage import storage_problem, with_memory
 from gpudist.transport.base import RoundRunner, Signature, StageCall, StagesInFlight, Transport
 from gpudist.transport.failure import Failure
 from gpudist.transport.recording import Activity, Post

@@ -101,7 +101,7 @@ class SequenceAttention(CheckedModule):
                 self.dropout.drops(query)
             # As on other workers, all inputs have a gradient.
             return query + key.sum() + value.sum()
-        self._require(query, key, value, key_padding_mask)
+        self._require(query, key, value, key_padding_mask, key_lengths)
         cuts = self._cuts(query, key)
         line = self._P_line.rank
         assert line is not None
@@ -142,6 +142,7 @@ class SequenceAttention(CheckedModule):
         key: torch.Tensor,
         value: torch.Tensor,
         padding: torch.Tensor | None,
+        lengths: torch.Tensor | None,
     ) -> None:
         shapes = [list(x.shape) for x in (query, key, value)]
         problem = None
@@ -157,6 +158,10 @@ class SequenceAttention(CheckedModule):
             padding.dtype != torch.bool or padding.shape != (key.shape[0], key.shape[2])
         ):
             problem = f"key_padding_mask is {padding.dtype} of shape {list(padding.shape)}"
+        elif lengths is not None and (
+            lengths.dtype not in (torch.int32, torch.int64) or lengths.shape != key.shape[:1]
+        ):
+            problem = f"key_lengths is {lengths.dtype} of shape {list(lengths.shape)}"
         elif len({query.dtype, key.dtype, value.dtype}) > 1 or not query.is_floating_point():
             problem = "query, key and value must be of one floating-point dtype"
         if problem is not None:

@@ -72,9 +72,13 @@ class RingAttention(SequenceAttention):
         rank = self._P_line.rank
         assert rank is not None
         ring = _Ring(block, cuts.keys, rank, self._hops_of(cuts.keys, held))
-        if is_eager() and torch.is_grad_enabled() and any(x.requires_grad for x in (query, *held)):
+        if (
+            is_eager(query)
+            and torch.is_grad_enabled()
+            and any(x.requires_grad for x in (query, *held))
+        ):
             return _RingAttention.apply(ring, query, *held)  # pyright: ignore
-        return (ring.forward(query, held)[0]) if is_eager() else ring.composed(query, held)
+        return (ring.forward(query, held)[0]) if is_eager(query) else ring.composed(query, held)
 
     def _hops_of(self, keys: Blocks, held: Held) -> tuple[tuple[Movement, ...], ...]:
         """The movements of every hop, bound to tensors like these; remembered."""

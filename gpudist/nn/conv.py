@@ -167,7 +167,7 @@ class _DistributedConv(ConvLayer):
             return x.clone()
         bound = self._bound(x, self._agree_and_bind, self.uses_copies)
         weight, bias = [*self.own_parameters(), None][:2]
-        as_composition = not is_eager() or autocast_is_on(x.device)
+        as_composition = not is_eager(x) or autocast_is_on(x.device)
         if bound.in_place is not None and not as_composition:
             return bound.in_place(x, weight, bias)
         return self._compose(bound, x, weight, bias)

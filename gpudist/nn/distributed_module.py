@@ -9,6 +9,13 @@ import torch
 
 from gpudist.arguments import Checked, refusal_of
 from gpudist.ops.agreement import refuse
+from gpudist.storage import (
+    TORCH_ERRORS,
+    explain,
+    has_plain_storage,
+    storage_refusal,
+    with_memory,
+)
 
 CarryOut = Callable[[torch.nn.Module, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -21,21 +28,37 @@ class CheckedModule(Checked, torch.nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         for x in (*args, *kwargs.values()):
-            if not isinstance(x, torch.Tensor):
-                self._check_arguments(args, kwargs)
+            if not has_plain_storage(x):
+                args, kwargs = self._settled(args, kwargs)
                 break
-        return super().__call__(*args, **kwargs)
+        try:
+            return super().__call__(*args, **kwargs)
+        except TORCH_ERRORS as error:
+            explain(type(self).__name__, error, (*args, *kwargs.values()))
+            raise
 
-    def _check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raise here, and where the peers wait, if the layer does not take these."""
+    def _settled(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments, with zeros for tensors that torch keeps as a rule.
+
+        Raises here, and where the peers wait, if the layer does not take them.
+        """
         if torch.compiler.is_dynamo_compiling():
-            return
+            return args, kwargs
         name = type(self).__name__
         refusal = refusal_of(type(self).forward, name, (self, *args), kwargs)
+        if refusal is None:
+            refusal = storage_refusal(name, (*args, *kwargs.values()))
         if refusal is not None:
             region: Any = getattr(self, "region", self)
             P: Any = self.P_x if region is self else region.P
             refuse(P, refusal)
+        return tuple(map(_filled, args)), {name: _filled(x) for name, x in kwargs.items()}
+
+
+def _filled(x: Any) -> Any:
+    return with_memory(x) if isinstance(x, torch.Tensor) and x._is_zerotensor() else x
 
 
 class DistributedModule(CheckedModule):

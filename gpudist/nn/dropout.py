@@ -101,7 +101,7 @@ class _DistributedDropout(DistributedModule):
             return input.clone()
         if self.p == 1:
             return input * torch.zeros((), dtype=input.dtype, device=input.device)
-        if is_recorded():
+        if is_recorded(input):
             (layer,) = handles_of(self)
             kept = torch.ops.gpudist.dropout_kept(layer, input, None)[0]
         else:

@@ -55,7 +55,7 @@ class TableLayer(ParameterLayer):
     def _require_indices(self, x: torch.Tensor) -> None:
         if x.dtype not in (torch.int64, torch.int32):
             raise ShapeError(f"{self._name}: indices are {x.dtype} but must be int64 or int32")
-        if is_recorded():
+        if is_recorded(x):
             (layer,) = handles_of(self)
             torch.ops.gpudist.check(layer, x, "_check_range", [], None)
         else:

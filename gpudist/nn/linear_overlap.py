@@ -45,7 +45,7 @@ class BlockProducts:
         Cost:
             An all-gather; backward a sum-scatter, under way while the products are made.
         """
-        if not is_eager():
+        if not is_eager(block):
             return self.composed_of_gathered(block, weight, bias)
         return _OfGathered.apply(self, block, weight, bias)  # pyright: ignore
 
@@ -55,7 +55,7 @@ class BlockProducts:
         Adjoint, Cost:
             As of :meth:`of_gathered`, the other way round.
         """
-        if not is_eager():
+        if not is_eager(whole):
             return self.composed_scattered(whole, weight)
         return _Scattered.apply(self, whole, weight)  # pyright: ignore
 

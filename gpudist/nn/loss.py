@@ -97,7 +97,7 @@ class DistributedLoss(DistributedModule):
         """Call the method with ``x``, for its errors. On a GPU that would wait for the host."""
         if x.device.type != "cpu":
             return
-        if is_recorded():
+        if is_recorded(x):
             (loss,) = handles_of(self)
             torch.ops.gpudist.check(loss, x, method, [*numbers], None)
         else:

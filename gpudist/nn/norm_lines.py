@@ -30,7 +30,7 @@ _FEWEST_CELLS = 8
 def fits(normalization: Normalization, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> bool:
     """Whether the native core can normalize this block, and quicker than torch."""
     return (
-        is_eager()
+        is_eager(x)
         and _native is not None
         and normalization.total is not None
         and x.device.type == "cpu"

@@ -235,7 +235,7 @@ class Normalization:
 
 def _added(y: torch.Tensor, term: torch.Tensor) -> torch.Tensor:
     """Their sum, in the memory of ``y`` unless somebody may have kept ``y``."""
-    return y.add_(term) if is_eager() else y + term
+    return y.add_(term) if is_eager(y) else y + term
 
 
 def bind_total(

@@ -38,7 +38,7 @@ def normalize(
         return Normalized(*normalize_lines(normalization, x, parameters))
     learns = torch.is_grad_enabled() and any([t.requires_grad for t in (x, *parameters)])
     # Alone, a block may be one of a few without cells: it does as torch's layer does elsewhere.
-    if learns and normalization.total is not None and is_eager():
+    if learns and normalization.total is not None and is_eager(x):
         return Normalized(*_Normalize.apply(normalization, x, *parameters))  # pyright: ignore
     composed = normalization.compose(x, parameters)
     return Normalized(composed.y, composed.totals.detach())

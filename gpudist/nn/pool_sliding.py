@@ -131,7 +131,7 @@ class SlidingPool(RegionLayer):
         if not self.P_x.active:
             return x.clone()
         bound = self._bound(x, self._bind)
-        if bound.in_place is not None and is_eager():
+        if bound.in_place is not None and is_eager(x):
             return bound.block.scaled(bound.in_place(x))
         return bound.block.scaled(self._compose(bound, x)[0])
 

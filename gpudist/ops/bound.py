@@ -15,7 +15,6 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from gpudist.errors import ShapeError
-from gpudist.exchange import storage_problem
 from gpudist.library import (
     binding_for_compiler,
     constant_when_traced,
@@ -26,6 +25,7 @@ from gpudist.library import (
     refuse_vmap,
 )
 from gpudist.ops.agreement import Agreement, ShapeMode
+from gpudist.storage import storage_problem
 
 # A layer sees a few shapes: full batches, a last one, perhaps another for evaluation.
 _REMEMBERED_SHAPES = 256

@@ -18,6 +18,7 @@ from gpudist.library import constant_when_traced, handle_of
 from gpudist.ops.agreement import Agreement, Layout, ShapeMode
 from gpudist.ops.bound import Bound, Recent
 from gpudist.partition import CartesianPartition, Partition, require_one_world
+from gpudist.storage import TORCH_ERRORS, explain
 
 # Of each list of partitions. A program has as many functions as its text, but their arguments, such
 # as a global shape, may be new at every call.
@@ -109,11 +110,15 @@ class Operator(Checked, torch.nn.Module):
             self.require_tensor(x)
         if not self._takes_part:
             return x.clone()
-        if self._is_dynamic and is_eager():
-            layout = self.agreement(x)
-            x = _as_told(x, layout)
-            return move((self._bind_recent(layout, x),), (x,))[0]
-        return move((self.movement(x),), (x,))[0]
+        try:
+            if self._is_dynamic and is_eager(x):
+                layout = self.agreement(x)
+                x = _as_told(x, layout)
+                return move((self._bind_recent(layout, x),), (x,))[0]
+            return move((self.movement(x),), (x,))[0]
+        except TORCH_ERRORS as error:
+            explain(type(self).__name__, error, (x,))
+            raise
 
     def require_tensor(self, x: object) -> None:
         """Refuse what is no tensor, here and where the peers wait."""

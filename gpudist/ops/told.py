@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 
 from gpudist.errors import GpudistError, ShapeError
-from gpudist.exchange import storage_problem
 from gpudist.partition import Partition
+from gpudist.storage import storage_problem
 
 MAX_DIMS = 8
 _DTYPES = (

@@ -274,9 +274,7 @@ def right_of(annotation: Any) -> set[str]:
     return RIGHT.get(origin if origin is not None and origin is not Literal else annotation, set())
 
 
-CALLABLES = {
-    name: thing for name, thing in public().items() if name not in NOT_CALLED_BY_USERS
-}
+CALLABLES = {name: thing for name, thing in public().items() if name not in NOT_CALLED_BY_USERS}
 
 
 def arguments_of(context: Context) -> dict[str, Any]:
