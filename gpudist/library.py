@@ -28,7 +28,7 @@ from torch._library.effects import EffectType
 from torch.autograd.forward_ad import unpack_dual
 from torch.compiler import is_dynamo_compiling
 from torch.fx.node import has_side_effect
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from gpudist.errors import GpudistError, ShapeError
 from gpudist.exchange import Movement, all_reduce, carry_out, output_form
@@ -56,7 +56,7 @@ _functorch: Any = _private._functorch
 _has_transforms: Callable[[], bool] = _private._are_functorch_transforms_active
 _count_modes: Callable[[], int] = _private._len_torch_dispatch_stack
 _script_tracer: Callable[[], object] = _private._get_tracing_state
-_binding = threading.local()
+_binding, _watching = threading.local(), threading.local()
 _PROXY = _private._TorchDispatchModeKey.PROXY
 
 
@@ -80,12 +80,24 @@ def is_recorded(x: torch.Tensor | None = None) -> bool:
         )
     if _has_transforms():
         return any(kind == _functorch.TransformType.Functionalize for kind in _transforms())
-    return _count_modes() > 0 or (x is not None and type(x) not in PLAIN)
+    return has_modes() or (x is not None and type(x) not in PLAIN)
 
 
 def has_modes() -> bool:
-    """A dispatch mode of torch's is at work."""
-    return _count_modes() > 0
+    """A dispatch mode is at work that may record or replace operations."""
+    return _count_modes() > 0 and _count_modes() > getattr(_watching, "modes", 0)
+
+
+class Watching(TorchDispatchMode):
+    """A mode that counts torch's operations as they are eagerly, and records none of them."""
+
+    def __enter__(self) -> Any:
+        _watching.modes = getattr(_watching, "modes", 0) + 1
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        _watching.modes -= 1
 
 
 def is_compiled() -> bool:

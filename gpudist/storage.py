@@ -47,7 +47,7 @@ def storage_problem(x: torch.Tensor) -> str:
             "batched gradients (is_grads_batched=True, vmap) cannot be moved; loop over the "
             "gradients"
         )
-    if x.layout is not torch.strided:
+    if x.layout is not torch.strided and isinstance(x.layout, torch.layout):
         remedy = _REMEDIES.get(x.layout, "give a tensor of layout torch.strided")
         return f"a tensor of layout {x.layout} cannot be moved; {remedy}"
     if x.is_quantized:

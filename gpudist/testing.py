@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from gpudist import errors, runtime
-from gpudist.arguments import Checked, checked
+from gpudist.arguments import Checked, check, checked
 from gpudist.exchange import all_reduce
 from gpudist.launch import deadline_of
 from gpudist.partition import Partition
@@ -20,7 +20,6 @@ from gpudist.rank_pool import GRACE_S, RankPool, RanksFailed
 from gpudist.transport.loopback import LoopbackWorld
 
 
-@checked()
 def run_distributed(
     fn: Callable[..., Any],
     size: int,
@@ -55,6 +54,7 @@ def run_distributed(
         TransportError: ``timeout`` is no such number.
     """
     timeout = deadline_of(timeout, "run_distributed")
+    check(run_distributed, "run_distributed", (fn, size), {"transport": transport})
     if transport == "loopback":
         return _run_threads(size, fn, args, kwargs, timeout)
     if transport not in ("gloo", "host"):

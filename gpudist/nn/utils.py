@@ -17,7 +17,7 @@ from gpudist.partition import Partition
 def clip_grad_norm_(
     module: torch.nn.Module,
     max_norm: float,
-    norm_type: float = 2.0,
+    norm_type: float | str = 2.0,
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> torch.Tensor:
@@ -30,7 +30,7 @@ def clip_grad_norm_(
         module: a tree of layers, distributed or not; of the latter, every rank holds the same
             parameters and gradients.
         max_norm: of all gradients together.
-        norm_type: of the norm, above 0, or infinity.
+        norm_type: order of the norm, above 0; infinity, or ``"inf"``, for the maximum.
         error_if_nonfinite: refuse gradients that are infinite or no number.
         foreach: scale many gradients in one call; as torch's, where that is possible unless given.
 
@@ -52,18 +52,28 @@ def clip_grad_norm_(
         )
     given = module, max_norm, norm_type, error_if_nonfinite, foreach
     check(clip_grad_norm_, "clip_grad_norm_", given, {})
-    norm_type = float(norm_type)
-    if not norm_type > 0:
-        raise ShapeError(f"clip_grad_norm_: norm_type {norm_type} must be above 0")
-    total = _norm(module, norm_type)
+    order = _order_of(norm_type)
+    total = _norm(module, order)
     if error_if_nonfinite and not total.isfinite():
         raise RuntimeError(
-            f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, "
+            f"The total norm of order {order} for gradients from `parameters` is non-finite, "
             "so it cannot be clipped. To disable this error and scale the gradients by the "
             "non-finite norm anyway, set `error_if_nonfinite=False`"
         )
     torch.nn.utils.clip_grads_with_norm_(module.parameters(), max_norm, total, foreach)
     return total
+
+
+def _order_of(norm_type: float | str) -> float:
+    try:
+        order = float(norm_type)
+    except ValueError:
+        order = 0.0
+    if not order > 0:
+        raise ShapeError(
+            f"clip_grad_norm_: norm_type is {norm_type!r}; it must be above 0, or 'inf'"
+        )
+    return order
 
 
 def _norm(module: torch.nn.Module, order: float) -> torch.Tensor:

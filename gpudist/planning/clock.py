@@ -8,11 +8,11 @@ from math import ceil, log2, sqrt
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from gpudist.arguments import Checked
+from gpudist.library import Watching
 from gpudist.planning.dry import Posted, Shared, Traffic
 from gpudist.planning.hardware import Link, Profile
 
@@ -185,7 +185,7 @@ def _messages_s(link: Link, sends: Sequence[Posted], receives: Sequence[Posted])
     return (link.latency_us + (count - 1) * link.message_us) * 1e-6 + size_bytes / link.bytes_per_s
 
 
-class Kernels(TorchDispatchMode):
+class Kernels(Watching):
     """Tells a clock of every operation of torch that runs a kernel."""
 
     def __init__(self, clock: Clock) -> None:

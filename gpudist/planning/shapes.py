@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gpudist.errors import ShapeError
 from gpudist.geometry.blocks import Decomposition
+from gpudist.library import Watching
 
 Shape = tuple[int, ...]
 
@@ -137,7 +137,7 @@ class GlobalShapes:
         self._open.pop().outputs = _shapes(output)
 
 
-class _Recording(TorchDispatchMode):
+class _Recording(Watching):
     def __init__(self, calls: list[Call]) -> None:
         super().__init__()
         self._calls = calls

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpudist import nn
+from gpudist.library import Watching
 from gpudist.nn.norm_lines import fits
 from gpudist.partition import CartesianPartition, Partition
 from gpudist.transport.host import is_built, what_is_missing
@@ -102,7 +102,7 @@ def test_as_accurate_as_torch(P_world: Partition, kind: str, mean: float) -> Non
         assert error <= allowed, f"{name}: {error} but torch's is {allowed / 2}"
 
 
-class LargeTensors(TorchDispatchMode):
+class LargeTensors(Watching):
     """How many tensors of at least some size operators make."""
 
     def __init__(self, cells: int) -> None:

@@ -187,7 +187,8 @@ def test_arguments_that_do_not_fit_are_refused(P_world: Partition) -> None:
         nn.DistributedZeroPad2d(P_x, 1)
     for padding in ((1, 1, 1), (1,), 1.5, (1.5, 1)):
         with pytest.raises(
-            ShapeError, match=r"DistributedReflectionPad1d: padding is .* or 2: left"
+            ShapeError,
+            match=r"DistributedReflectionPad1d: padding is .*( or 2: left|it takes an integer)",
         ):
             nn.DistributedReflectionPad1d(P_x, padding)  # type: ignore[arg-type]
     with pytest.raises(

@@ -21,8 +21,11 @@ ENDINGS: dict[str, Expected] = {
     "leaves_an_exchange_in_flight": FINE,
     "operates_after_everything_is_closed": REFUSED,
     "operates_while_the_interpreter_is_taken_down": ((0, "refused"), (0, "refused")),
-    "raises": ((1, "rank 1 raised ValueError: of the user's"), (1, "ValueError: of the user's")),
-    "raises_in_backward": ((1, "rank 1 raised ValueError"), (1, "ValueError: in backward")),
+    "raises": (
+        (1, "rank 1 failed with ValueError: of the user's"),
+        (1, "ValueError: of the user's"),
+    ),
+    "raises_in_backward": ((1, "rank 1 failed with ValueError"), (1, "ValueError: in backward")),
     "goes_on_after_an_error_in_backward": ((0, "caught: in backward"), (0, "caught: in backward")),
     "is_interrupted": ((-2, "interrupted after"), (1, "rank 0")),
     "forks": ((0, "went on"), (0, "went on")),
