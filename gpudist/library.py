@@ -56,7 +56,16 @@ _functorch: Any = _private._functorch
 _has_transforms: Callable[[], bool] = _private._are_functorch_transforms_active
 _count_modes: Callable[[], int] = _private._len_torch_dispatch_stack
 _script_tracer: Callable[[], object] = _private._get_tracing_state
-_binding, _watching = threading.local(), threading.local()
+
+
+class _Thread(threading.local):
+    """What this thread is doing."""
+
+    binds_for_compiler = False
+    watching_modes = 0
+
+
+_thread = _Thread()
 _PROXY = _private._TorchDispatchModeKey.PROXY
 
 
@@ -80,39 +89,39 @@ def is_recorded(x: torch.Tensor | None = None) -> bool:
         )
     if _has_transforms():
         return any(kind == _functorch.TransformType.Functionalize for kind in _transforms())
-    return has_modes() or (x is not None and type(x) not in PLAIN)
+    return (_count_modes() > 0 and has_modes()) or (x is not None and type(x) not in PLAIN)
 
 
 def has_modes() -> bool:
     """A dispatch mode is at work that may record or replace operations."""
-    return _count_modes() > 0 and _count_modes() > getattr(_watching, "modes", 0)
+    return _count_modes() > 0 and _count_modes() > _thread.watching_modes
 
 
 class Watching(TorchDispatchMode):
     """A mode that counts torch's operations as they are eagerly, and records none of them."""
 
     def __enter__(self) -> Any:
-        _watching.modes = getattr(_watching, "modes", 0) + 1
+        _thread.watching_modes += 1
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        _watching.modes -= 1
+        _thread.watching_modes -= 1
 
 
 def is_compiled() -> bool:
     """torch.compile traces, or has what it traces bound, which it does not trace."""
-    return is_dynamo_compiling() or getattr(_binding, "for_compiler", False)
+    return is_dynamo_compiling() or _thread.binds_for_compiler
 
 
 @contextmanager
 def binding_for_compiler() -> Generator[None, None, None]:
     """In the body what is bound is for a graph of torch.compile."""
-    _binding.for_compiler = True
+    _thread.binds_for_compiler = True
     try:
         yield
     finally:
-        _binding.for_compiler = False
+        _thread.binds_for_compiler = False
 
 
 def is_traced() -> bool:

@@ -55,15 +55,6 @@ def storage_problem(x: torch.Tensor) -> str:
     return ""
 
 
-def has_plain_storage(x: torch.Tensor) -> bool:
-    """Whether ``x`` is an ordinary tensor, with cells in strided memory; cheap."""
-    return (
-        type(x) is torch.Tensor
-        and x.layout is torch.strided
-        and not (x.is_nested or x.is_quantized or x._is_zerotensor())
-    )
-
-
 def with_memory(x: torch.Tensor) -> torch.Tensor:
     """``x``, or an equal tensor where torch keeps ``x`` as a rule: conjugated, negated or zero.
 

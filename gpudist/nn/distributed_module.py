@@ -6,16 +6,11 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from gpudist.arguments import Checked, refusal_of
 from gpudist.ops.agreement import refuse
-from gpudist.storage import (
-    TORCH_ERRORS,
-    explain,
-    has_plain_storage,
-    storage_refusal,
-    with_memory,
-)
+from gpudist.storage import TORCH_ERRORS, explain, storage_refusal, with_memory
 
 CarryOut = Callable[[torch.nn.Module, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -27,10 +22,24 @@ class CheckedModule(Checked, torch.nn.Module):
     """A layer that refuses wrong arguments, where it is made and where it is called."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            return super().__call__(*args, **kwargs)
         for x in (*args, *kwargs.values()):
-            if not has_plain_storage(x):
-                args, kwargs = self._settled(args, kwargs)
-                break
+            if not (
+                type(x) is torch.Tensor
+                and x.layout is torch.strided
+                and not (x.is_nested or x.is_quantized or x._is_zerotensor())
+            ):
+                return self._call_with_others(args, kwargs)
+        try:
+            return super().__call__(*args, **kwargs)
+        except TORCH_ERRORS as error:
+            explain(type(self).__name__, error, (*args, *kwargs.values()))
+            raise
+
+    def _call_with_others(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call where an argument is no tensor with cells in strided memory."""
+        args, kwargs = self._settled(args, kwargs)
         try:
             return super().__call__(*args, **kwargs)
         except TORCH_ERRORS as error:
@@ -44,8 +53,6 @@ class CheckedModule(Checked, torch.nn.Module):
 
         Raises here, and where the peers wait, if the layer does not take them.
         """
-        if torch.compiler.is_dynamo_compiling():
-            return args, kwargs
         name = type(self).__name__
         refusal = refusal_of(type(self).forward, name, (self, *args), kwargs)
         if refusal is None:
@@ -70,12 +77,12 @@ class DistributedModule(CheckedModule):
     # Attributes that its text shows beside those of torch's layer.
     _shown: ClassVar[tuple[str, ...]] = ()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def _call_with_others(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for x in args or kwargs.values():
             carry_out = carried_out_by.get(type(x))
             if carry_out is not None:
                 return carry_out(self, args, kwargs)
-        return super().__call__(*args, **kwargs)
+        return super()._call_with_others(args, kwargs)
 
     def extra_repr(self) -> str:
         """What torch's layer of the same name shows, and the shapes of the partitions."""

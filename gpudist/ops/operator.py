@@ -169,16 +169,19 @@ def remembered(
         args = tuple([_constant(value) for value in args])
         kwargs = {name: _constant(value) for name, value in kwargs.items()}
         return getattr(P_x, _remember_while_tracing(make, P_x, *args, **kwargs))
-    given = [*args, *[part for item in sorted(kwargs.items()) for part in item]]
-    key = (make, P_x, *[tuple(value) if type(value) is list else value for value in given])
+    key: Any = (make, P_x, args, tuple(sorted(kwargs.items())))
     try:
         operators = P_x.wire.remembered
         found = operators.get(key)
     except (AttributeError, TypeError):
-        # No partition, or an argument without a hash, which may be right.
-        check(make.__init__, make.__name__, (None, P_x, *args), kwargs)
-        operators, key = P_x.wire.remembered, as_plain(key)
-        found = operators.get(key)
+        # A list, which has no hash; or no partition, or what else is refused.
+        try:
+            key = as_plain(key)
+            operators = P_x.wire.remembered
+            found = operators.get(key)
+        except (AttributeError, TypeError):
+            check(make.__init__, make.__name__, (None, P_x, *args), kwargs)
+            raise
     if found is None:
         found = make(P_x, *args, **kwargs)
         values = (P_x, *args, *kwargs.values())

@@ -166,7 +166,7 @@ def test_examples_that_do_not_broadcast(P_world: Partition, number: int) -> None
     example = REFUSED[number]
     P_coarse, P_fine = partitions(P_world, example)
     for make in (broadcast_of, sum_reduce_of):
-        with pytest.raises(PartitionError, match="does not (broadcast|reduce)"):
+        with pytest.raises(PartitionError, match=r"does not (broadcast|reduce)"):
             make(P_coarse, P_fine, example, shape="dynamic")
 
 
