@@ -21,6 +21,7 @@ from gpudist.runtime import connect
 from gpudist.transport.host import is_built, what_is_missing
 from gpudist.transport.store_asker import StoreAsker
 from tests import warm
+from tests.patience import allowed_s
 
 PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
 needs_core = pytest.mark.skipif(not is_built(), reason="" if is_built() else what_is_missing())
@@ -104,7 +105,7 @@ def test_ranks_must_all_be_deterministic() -> None:
 def test_ranks_that_wait_over_different_transports_learn_of_it_long_before_the_deadline() -> None:
     start_s = time.monotonic()
     texts = raised_by_both(("gloo", "host"), (False, False))
-    assert time.monotonic() - start_s < 5.0
+    assert time.monotonic() - start_s < allowed_s(5.0)
     for text in texts:
         assert text.startswith("PlanMismatch: ranks disagree about what they run:")
         assert f"rank 1: gpudist {gpudist.__version__} over host\n" in text
@@ -157,7 +158,7 @@ def test_a_store_that_does_not_answer_ends_at_the_deadline() -> None:
             connect("gloo", store, 0, 2, 0.3, "world", store_rank=1)
     finally:
         store.answers.set()
-    assert 0.3 <= time.monotonic() - start_s < 2.0
+    assert 0.3 <= time.monotonic() - start_s < allowed_s(2.0)
 
 
 class LostStore(dist.Store):

@@ -24,8 +24,9 @@ import torch
 import torch.distributed as dist
 
 import gpudist
-from gpudist import nn, runtime
+from gpudist import nn, ops, runtime, sbp
 from gpudist.errors import PartitionError, PlanMismatch
+from gpudist.exchange import carry_out
 from gpudist.partition import CartesianPartition, Partition
 from gpudist.transport.loopback import LoopbackTransport
 from tests.pool import distributed
@@ -258,6 +259,14 @@ def test_worlds_do_not_mix() -> None:
         nn.DistributedMSELoss(grids[0], P_loss=other)
     with pytest.raises(PartitionError, match=r"DistributedLinear: .* of two worlds|union: "):
         nn.DistributedLinear(grids[0], grids[0], grids[1], 2, 2)
+    x = torch.ones(2, 2)
+    copies = [sbp.broadcast, sbp.broadcast]
+    whole = sbp.to_global(x, grids[0].to_placement(), copies)
+    with pytest.raises(PartitionError, match=r"to_global: .* of two worlds"):
+        whole.to_global(grids[1].to_placement(), copies)
+    movements = [ops.Repartition(P, P).movement(x) for P in grids]
+    with pytest.raises(PartitionError, match=r"repartition .* of two worlds"):
+        carry_out(movements, (x, x))
 
 
 @pytest.fixture

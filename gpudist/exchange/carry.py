@@ -15,7 +15,7 @@ from gpudist.errors import ShapeError
 from gpudist.exchange.movement import Movement
 from gpudist.exchange.plain import plain
 from gpudist.exchange.rounds import Blocks, InFlight, Round
-from gpudist.partition import Partition
+from gpudist.partition import Partition, require_one_world
 from gpudist.storage import storage_problem, with_memory
 from gpudist.transport.base import ReduceOp, Signature
 
@@ -106,7 +106,9 @@ def _rounds_of(movements: Sequence[Movement]) -> tuple[Round, ...]:
 
 
 def _make_rounds(movements: tuple[Movement, ...]) -> tuple[Round, ...]:
-    wire = movements[0].steps[0].partition.wire
+    first, *others = [movement.steps[0].partition for movement in movements]
+    require_one_world(movements[0].label, first, *others)
+    wire = first.wire
     depths = max(len(movement.steps) for movement in movements)
     return tuple(
         Round(wire, movements, depth, _signature(movements, depth)) for depth in range(depths)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from gpudist.arguments import checked
+from gpudist.partition import require_one_world
 from gpudist.sbp import methods
 from gpudist.sbp.attributes import NdSbp, Sbp, broadcast, nd_sbp
 from gpudist.sbp.boxing import box, declared, gradient_layout
@@ -101,6 +102,7 @@ class GlobalTensor(torch.Tensor):
     ) -> GlobalTensor:
         """The same tensor with other attributes, or on another placement; see ``to_global``."""
         placement = self._placement if placement is None else placement
+        require_one_world("to_global", self._placement.partition, placement.partition)
         if sbp is None and placement.axes == self._placement.axes:
             sbp = self._sbp
         target = placement.layout(nd_sbp(sbp or (), placement.axes, self.dim()), tuple(self.shape))

@@ -20,6 +20,7 @@ from gpudist.transport.loopback import LoopbackTransport, LoopbackWorld
 from tests.chaos.points import calls
 from tests.chaos.ranks import Ranks
 from tests.doubles import use_doubles
+from tests.patience import allowed_s
 
 SIGNATURE = Signature("a test", bytes(16))
 
@@ -41,7 +42,7 @@ def test_control_c_ends_a_waiting_rank() -> None:
         start_s = ranks.kill(0, signal.SIGINT)
         answer = ranks.ends[0].recv()
         assert isinstance(answer.error, KeyboardInterrupt)
-        assert answer.end_s - start_s < 1
+        assert answer.end_s - start_s < allowed_s(1)
         ranks.kill(1)
 
 
@@ -104,7 +105,7 @@ def test_more_ranks_than_cores_make_progress() -> None:
     with Ranks(16, go_round, 200) as ranks:
         start_s = time.monotonic()
         answers = ranks.answers()
-        assert time.monotonic() - start_s < 20
+        assert time.monotonic() - start_s < allowed_s(20)
     assert [answers[rank].value for rank in range(16)] == [(rank - 200) % 16 for rank in range(16)]
     assert not any(answer.leftovers for answer in answers.values())
 
@@ -150,7 +151,7 @@ def test_a_rank_that_dies_while_all_join_is_named() -> None:
         cause = f"rank 1 (process {pid}) died while rank {rank} was in 'connect 3 ranks'"
         assert isinstance(answer.error, PeerFailure) and answer.error.rank == 1, answer
         assert str(answer.error) == cause
-        assert answer.end_s - start_s < 10 and answer.leftovers == []
+        assert answer.end_s - start_s < allowed_s(10) and answer.leftovers == []
 
 
 def lose_the_store(P_world: Partition) -> None:

@@ -1,0 +1,22 @@
+"""Limits of time that hold on a busy machine too."""
+
+from __future__ import annotations
+
+import os
+import time
+
+_SPIN_S = 0.02
+
+
+def allowed_s(idle_s: float) -> float:
+    """``idle_s``, longer by as much as other processes keep this one from its processor."""
+    waiting = os.getloadavg()[0] / (os.cpu_count() or 1)
+    return idle_s * max(1.0, waiting, _wall_for_cpu())
+
+
+def _wall_for_cpu() -> float:
+    """Seconds that pass for one of this thread's on a processor, just now."""
+    start_s, start_cpu_s = time.perf_counter(), time.thread_time()
+    while time.thread_time() - start_cpu_s < _SPIN_S:
+        pass
+    return (time.perf_counter() - start_s) / _SPIN_S
