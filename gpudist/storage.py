@@ -25,7 +25,6 @@ _REMEDIES = {
 # Of torch's, with operations that would take a movement's numbers for something else.
 _SUBCLASSES = {
     "MaskedTensor": "give its data by .get_data(), and the mask beside it",
-    "DTensor": "give its block by .to_local(), or make a global tensor by gpudist.sbp.from_dtensor",
 }
 _USUAL = (torch.float32, torch.float64)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -94,6 +93,8 @@ def _unusual(x: torch.Tensor) -> str:
     problem = storage_problem(x)
     if problem:
         return problem
+    if type(x).__name__ == "DTensor":
+        return "give a DTensor's block by .to_local(), or a global tensor by sbp.from_dtensor"
     if x.is_meta:
         return "a tensor on the meta device has no cells"
     if x.dim() == 0 or x.numel() == 0:

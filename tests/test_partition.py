@@ -122,7 +122,7 @@ def test_shared_integers(P_world: Partition) -> None:
     assert P.allreduce_data(mine, "min") == [1, -2]
     with pytest.raises(PartitionError, match=r"'mean'.*sum, prod, max or min"):
         P.allreduce_data(mine, "mean")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(PartitionError, match="rank 3 is not one of 0 to 2"):
+    with pytest.raises(PartitionError, match="root 3 is not one of 0 to 2"):
         P.broadcast_data([1], root=3)
     P.barrier()
 

@@ -102,11 +102,6 @@ MISUSES: dict[str, tuple[Callable[[Partition], object], type[GpudistError], str]
         ShapeError,
         "at most 8",
     ),
-    "dtype without a wire": (
-        lambda P: ops.broadcast(torch.empty(2, dtype=torch.uint16), P, P),
-        ShapeError,
-        "dtype cannot be moved",
-    ),
     "batch that is no cut": (
         lambda P: ops.all_gather(torch.ones(2 + (P.rank == 1), 3), grid(P, 2, 2), [0]),
         ShapeError,
@@ -123,6 +118,35 @@ def test_misuse_on_every_rank(P_world: Partition, name: str) -> None:
         call(P_world)
     # Refused before the first message: the world goes on.
     P_world.barrier()
+
+
+OPERATORS: dict[str, Callable[[torch.Tensor, Partition], object]] = {
+    "halo_exchange": lambda x, P: ops.halo_exchange(x, grid(P, 2), halo=((1, 1),)),
+    "broadcast": lambda x, P: ops.broadcast(x, P, P),
+    "sum_reduce": lambda x, P: ops.sum_reduce(x, P, P),
+    "all_sum_reduce": lambda x, P: ops.all_sum_reduce(x, grid(P, 2), [0]),
+    "repartition": lambda x, P: ops.repartition(x, grid(P, 2), grid(P, 2)),
+    "all_gather": lambda x, P: ops.all_gather(x, grid(P, 2), [0]),
+    "sum_scatter": lambda x, P: ops.sum_scatter(x, grid(P, 2), [0]),
+    "scatter": lambda x, P: ops.scatter(x, grid(P, 2)),
+    "gather": lambda x, P: ops.gather(x, grid(P, 2)),
+}
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("name", OPERATORS)
+@distributed(ranks=2)
+def test_a_dtype_without_a_wire_ends_the_world(
+    P_world: Partition, name: str, is_first: bool
+) -> None:
+    """At every call alike: later only the ranks with such a tensor could know."""
+    if not is_first:
+        OPERATORS[name](torch.ones(2), P_world)
+    x = torch.ones(2).to(torch.float8_e4m3fn)
+    with pytest.raises(GpudistError, match=r"the dtype cannot be moved: \S+ is none of float32"):
+        OPERATORS[name](x, P_world)
+    with pytest.raises(GpudistError, match="the dtype cannot be moved"):
+        P_world.barrier()
 
 
 @pytest.mark.parametrize("culprit", [0, 2])
