@@ -83,6 +83,16 @@ struct HostWire {
   const Signature* signature;
 };
 
+// Its end waits for a thread that is inside the communicator, which may want Python's lock.
+template <class InFlight>
+struct Unlocked : InFlight {
+  using InFlight::InFlight;
+  ~Unlocked() {
+    const nb::gil_scoped_release release;
+    InFlight::end();
+  }
+};
+
 using HostRound = gpudist::Round<HostWire>;
 
 // A capsule that nobody has taken the tensor out of lets go of it.
@@ -270,33 +280,37 @@ NB_MODULE(_native, m) {
           nb::keep_alive<1, 3>())
       .def("run", &HostRound::run, "blocks"_a);
 
-  nb::class_<Exchange>(m, "Exchange", "Stages on their way together.")
+  nb::class_<Unlocked<Exchange>>(m, "Exchange", "Stages on their way together.")
       .def(
           "__init__",
-          [](Exchange* self, HostCommunicator& communicator, const Signature& signature,
+          [](Unlocked<Exchange>* self, HostCommunicator& communicator, const Signature& signature,
              const Calls& calls) {
             const std::vector<StageCall> bound = stage_calls(calls);
             nb::gil_scoped_release release;
-            new (self) Exchange(communicator, signature, bound);
+            new (self) Unlocked<Exchange>(communicator, signature, bound);
           },
           "communicator"_a, "signature"_a, "calls"_a, nb::keep_alive<1, 2>(),
           nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
-      .def("wait", nb::overload_cast<size_t>(&Exchange::wait), "call"_a,
-           nb::call_guard<nb::gil_scoped_release>());
+      .def(
+          "wait", [](Unlocked<Exchange>& self, size_t call) { self.wait(call); }, "call"_a,
+          nb::call_guard<nb::gil_scoped_release>());
 
-  nb::class_<Pieces>(m, "Pieces", "One message that lies in several pieces of memory, in flight.")
+  nb::class_<Unlocked<Pieces>>(m, "Pieces",
+                               "One message that lies in several pieces of memory, in flight.")
       .def(
           "__init__",
-          [](Pieces* self, HostCommunicator& communicator, const Signature& signature, bool sends,
-             const std::vector<int>& peers, const std::vector<gpudist::Piece>& pieces) {
+          [](Unlocked<Pieces>* self, HostCommunicator& communicator, const Signature& signature,
+             bool sends, const std::vector<int>& peers, const std::vector<gpudist::Piece>& pieces) {
             nb::gil_scoped_release release;
-            new (self)
-                Pieces(communicator, signature,
-                       sends ? Transfer::Kind::kSend : Transfer::Kind::kReceive, peers, pieces);
+            new (self) Unlocked<Pieces>(communicator, signature,
+                                        sends ? Transfer::Kind::kSend : Transfer::Kind::kReceive,
+                                        peers, pieces);
           },
           "communicator"_a, "signature"_a, "sends"_a, "peers"_a, "pieces"_a, nb::keep_alive<1, 2>(),
           nb::keep_alive<1, 3>())
-      .def("wait", &Pieces::wait, nb::call_guard<nb::gil_scoped_release>());
+      .def(
+          "wait", [](Unlocked<Pieces>& self) { self.wait(); },
+          nb::call_guard<nb::gil_scoped_release>());
 
   m.def(
       "run_local",

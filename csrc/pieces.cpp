@@ -40,8 +40,9 @@ Pieces::Pieces(HostCommunicator& communicator, const Signature& signature, Trans
   }
 }
 
-Pieces::~Pieces() {
+void Pieces::end() {
   if (!complete_) communicator_.abandon();
+  complete_ = true;
 }
 
 void Pieces::wait() {

@@ -18,8 +18,9 @@ class Pieces {
  public:
   Pieces(HostCommunicator& communicator, const Signature& signature, Transfer::Kind kind,
          const std::vector<int>& peers, const std::vector<Piece>& pieces);
-  // One that was not waited for leaves the communicator unusable.
-  ~Pieces();
+  ~Pieces() { end(); }
+  // One that was not waited for leaves the communicator unusable; waits for a thread inside it.
+  void end();
   Pieces(const Pieces&) = delete;
 
   void wait();

@@ -126,12 +126,13 @@ Exchange::Exchange(HostCommunicator& communicator, const Signature& signature,
   }
 }
 
-Exchange::~Exchange() {
-  for (const Call& call : calls_) {
-    if (call.complete) continue;
-    communicator_.abandon();
-    return;
+void Exchange::end() {
+  bool is_complete = true;
+  for (Call& call : calls_) {
+    is_complete = is_complete && call.complete;
+    call.complete = true;
   }
+  if (!is_complete) communicator_.abandon();
 }
 
 void Exchange::post_all(const std::vector<StageCall>& calls) {

@@ -73,8 +73,9 @@ class Exchange {
  public:
   Exchange(HostCommunicator& communicator, const Signature& signature,
            const std::vector<StageCall>& calls);
-  // One that was not waited for leaves the communicator unusable.
-  ~Exchange();
+  ~Exchange() { end(); }
+  // One that was not waited for leaves the communicator unusable; waits for a thread inside it.
+  void end();
   Exchange(const Exchange&) = delete;
 
   // Complete call number `i`, or all.

@@ -17,7 +17,7 @@ from functools import cache, wraps
 from numbers import Real
 from operator import index
 from types import NoneType, UnionType
-from typing import Any, Literal, ParamSpec, TypeVar, Union, cast, get_args, get_origin
+from typing import Any, Literal, NoReturn, ParamSpec, TypeVar, Union, cast, get_args, get_origin
 
 import numpy as np
 from torch.compiler import is_dynamo_compiling
@@ -68,7 +68,7 @@ class Checked:
 def checked(
     error: type[GpudistError] = ShapeError,
 ) -> Callable[[Callable[_Parameters, _Result]], Callable[_Parameters, _Result]]:
-    """Check the arguments of a function at each call.
+    """Check the arguments of a function at each call; see :func:`gpudist.storage.explain` too.
 
     Args:
         error: raised for arguments that are no partitions.
@@ -83,7 +83,7 @@ def checked(
                 check(function, name, args, kwargs, error)
                 refusal = storage_refusal(name, (*args, *kwargs.values()))
                 if refusal is not None:
-                    raise refusal
+                    _refuse_for_all(refusal, (*args, *kwargs.values()))
             try:
                 return function(*args, **kwargs)
             except TORCH_ERRORS as raised:
@@ -93,6 +93,14 @@ def checked(
         return call
 
     return decorate
+
+
+def _refuse_for_all(refusal: GpudistError, given: Iterable[Any]) -> NoReturn:
+    """Raise here, and where the workers of a partition among the arguments wait."""
+    for P in given:
+        if hasattr(P, "create_partition_union"):
+            P.wire.refuse(refusal)
+    raise refusal
 
 
 def check(
@@ -358,7 +366,10 @@ _PLAIN = {
     None: _Kind(lambda value: value is None, "None", "None", frozenset([NoneType])),
     NoneType: _Kind(lambda value: value is None, "None", "None", frozenset([NoneType])),
     bool: _Kind(
-        lambda value: isinstance(value, bool | np.bool_), "True or False", "bools",
+        lambda value: (
+            isinstance(value, bool | np.bool_) or (_is_integer(value) and index(value) in (0, 1))
+        ),
+        "True or False", "bools",
         frozenset([bool, np.bool_]),
     ),
     int: _Kind(_is_integer, "an integer", "integers", frozenset([int])),

@@ -10,8 +10,9 @@ from torch.autograd import forward_ad
 
 from gpudist.errors import ShapeError
 from gpudist.exchange import Movement, all_reduce, carry_out
-from gpudist.library import PLAIN, handles_of, has_modes, is_recorded, refuse_vmap
+from gpudist.library import handles_of, has_modes, is_recorded, refuse_vmap
 from gpudist.partition import Partition
+from gpudist.storage import PLAIN
 from gpudist.transport.base import ReduceOp
 
 _transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active  # pyright: ignore

@@ -32,6 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from gpudist.errors import GpudistError, ShapeError
 from gpudist.exchange import Movement, all_reduce, carry_out, output_form
+from gpudist.storage import PLAIN
 from gpudist.transport.base import ReduceOp
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -47,9 +48,6 @@ _recent: deque[object] = deque(maxlen=_REMEMBERED)
 # Of the last operation of each graph that is being traced.
 _tokens: WeakKeyDictionary[object, torch.Tensor] = WeakKeyDictionary()
 
-
-# Subclasses have operations of their own: the dispatcher knows which.
-PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 _private: Any = torch._C
 _functorch: Any = _private._functorch

@@ -330,10 +330,8 @@ class Partition:
         try:
             return words_of(f"{name}, rank {self.rank} of {self!r}", data)
         except PartitionError as error:
-            if self.size > 1:
-                # The others wait for this rank, which alone knows.
-                self._wire.abort(Failure.from_exception(error, self._wire.rank))
-            raise
+            # The others wait for this rank, which alone knows.
+            self._wire.refuse(error)
 
     def _read(self, tensor: torch.Tensor) -> Any:
         """A tensor of integers as (nested) lists, when it is complete."""

@@ -42,7 +42,7 @@ from gpudist.transport.last_words import Endings, tell_uncaught_errors
 from gpudist.transport.loopback import LoopbackTransport
 from gpudist.transport.nccl import NcclTransport
 from gpudist.transport.nccl_library import what_nccl_misses
-from gpudist.transport.processes import await_end_of_parent
+from gpudist.transport.processes import await_end_of_parent, has_variable
 from gpudist.transport.report import report_failures, report_on_signal
 from gpudist.transport.store_asker import StoreAsker
 from gpudist.transport.store_failures import STORE_ERRORS, own_connection, store_gone
@@ -209,6 +209,8 @@ def _watch_launcher(transport: Transport) -> None:
     Nobody would end or restart the workers any more, and over shared memory they need no store.
     """
     agent = os.getppid()
+    if has_variable(agent, "TORCHELASTIC_RUN_ID"):
+        return  # a shell between, which torchrun has started and which may end before this process
 
     def watch() -> None:
         await_end_of_parent(agent)

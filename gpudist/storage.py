@@ -26,8 +26,13 @@ _REMEDIES = {
 _SUBCLASSES = {
     "MaskedTensor": "give its data by .get_data(), and the mask beside it",
 }
+# Words of what torch raises of dtypes.
+_ABOUT_DTYPES = (
+    "dtype", "data type", "scalar type", "not implemented for", "not supported",
+    "should be the same", "omplex", "integer", "loating", "Long", "Bool", "Half",
+)  # fmt: skip
 _USUAL = (torch.float32, torch.float64)
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+PLAIN = (torch.Tensor, torch.nn.Parameter)
 # What torch raises of tensors that an operation does not take.
 TORCH_ERRORS = (
     RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AttributeError,
@@ -37,7 +42,7 @@ TORCH_ERRORS = (
 
 def storage_problem(x: torch.Tensor) -> str:
     """Why ``x`` cannot be moved, and what to do; empty for strided memory on any device."""
-    if type(x) not in _PLAIN and type(x).__name__ in _SUBCLASSES:
+    if type(x) not in PLAIN and type(x).__name__ in _SUBCLASSES:
         return f"a {type(x).__name__} cannot be moved; {_SUBCLASSES[type(x).__name__]}"
     if x.is_nested:
         return f"a nested tensor cannot be moved; {_REMEDIES[torch.jagged]}"
@@ -64,7 +69,7 @@ def with_memory(x: torch.Tensor) -> torch.Tensor:
         x = x.detach().resolve_conj().resolve_neg()
     if x._is_zerotensor():
         return torch.zeros(x.shape, dtype=x.dtype, device=x.device, requires_grad=x.requires_grad)
-    if type(x) not in _PLAIN and type(x).__torch_dispatch__ is not _NO_OPERATIONS:
+    if type(x) not in PLAIN and getattr(type(x), "__torch_dispatch__", None) is not _NO_OPERATIONS:
         raise ShapeError(f"a {type(x).__name__} has no memory of its own to be read here")
     return x
 
@@ -82,14 +87,15 @@ def explain(where: str, error: Exception, given: Iterable[object]) -> None:
     """
     if isinstance(error, GpudistError | torch.OutOfMemoryError):
         return
-    problems = [_unusual(x) for x in given if isinstance(x, torch.Tensor)]
+    problems = [_problem_with(x, error) for x in given if isinstance(x, torch.Tensor)]
     problem = next(filter(None, problems), "")
     if problem:
         first = str(error).partition("\n")[0]
         raise ShapeError(f"{where}: {problem} ({type(error).__name__}: {first:.200})") from error
 
 
-def _unusual(x: torch.Tensor) -> str:
+def _problem_with(x: torch.Tensor, error: Exception) -> str:
+    """What ``error`` is about, if it can be about ``x``; other errors may be the user's own."""
     problem = storage_problem(x)
     if problem:
         return problem
@@ -97,9 +103,11 @@ def _unusual(x: torch.Tensor) -> str:
         return "give a DTensor's block by .to_local(), or a global tensor by sbp.from_dtensor"
     if x.is_meta:
         return "a tensor on the meta device has no cells"
+    if not isinstance(error, RuntimeError | TypeError | IndexError | ArithmeticError):
+        return ""
     if x.dim() == 0 or x.numel() == 0:
         return f"it does not take a tensor of shape {list(x.shape)}"
-    if x.dtype not in _USUAL:
+    if x.dtype not in _USUAL and any(words in str(error) for words in _ABOUT_DTYPES):
         return f"it does not take {x.dtype} here; convert the tensor to the dtype of the layer"
     return ""
 

@@ -43,7 +43,7 @@ WRONG: list[tuple[Any, Any, str]] = [
     (float, "1", "argument is '1' (str); it takes a number"),
     (float, 1j, "argument is 1j (complex); it takes a number"),
     (float, False, "argument is False (bool); it takes a number"),
-    (bool, 1, "argument is 1 (int); it takes True or False"),
+    (bool, 2, "argument is 2 (int); it takes True or False"),
     (Sequence[int], "12", "argument is '12' (str); it takes a sequence of integers"),
     (Sequence[int], 1, "argument is 1 (int); it takes a sequence of integers"),
     (Sequence[int], [1.5], "argument is [1.5] (list); it takes a sequence of integers"),

@@ -44,7 +44,7 @@ def shapes_by_name(
     """
     if isinstance(given, Mapping):
         named: dict[str, Any] = dict(given)
-    elif all(isinstance(extent, int) for extent in given):
+    elif all(hasattr(extent, "__index__") for extent in given):
         named = {names[0]: given}
     else:
         named = {name: shape for name, shape in zip(names, given, strict=False)}
@@ -56,7 +56,7 @@ def shapes_by_name(
             "shape for each, in this order or by name"
         )
     for name, shape in named.items():
-        if len(shape) != P_x.dim or not all(isinstance(n, int) and n >= 0 for n in shape):
+        if len(shape) != P_x.dim or not all(hasattr(n, "__index__") and n >= 0 for n in shape):
             raise ShapeError(
                 f"distribute: the global shape {list(shape)} of {name!r} must have {P_x.dim} "
                 f"extents, one for each axis of the partition {list(P_x.shape)}"

@@ -23,12 +23,15 @@ from gpudist.ops.agreement import refuse
 from gpudist.partition import Partition
 
 _REMEMBERED_OUTLINES = 64
+# So short a way to the nearest operators is followed at every call: microseconds, and certain.
+_FOLLOWED_NODES = 64
 
 
 class Expectation:
-    """The convention of values that an operator takes, checked once for each structure of graph.
+    """The convention of values that an operator takes, checked in the graph that made them.
 
-    The graph is followed from a value to the nearest operators that declare a convention. Not under
+    The graph is followed from a value to the nearest operators that declare a convention: at every
+    call where they are near, else once for each structure, told apart by its last nodes. Not under
     torch.compile, in forward mode nor in transforms of torch.func, where there is no such graph.
 
     Args:
@@ -53,9 +56,11 @@ class Expectation:
         key = (*outline(x.grad_fn, self._nodes), P.ranks)
         if key in self._seen:
             return
-        found = nearest_of_other(x.grad_fn, frozenset(P.ranks), self._convention)
+        found, visited = nearest_of_other(x.grad_fn, frozenset(P.ranks), self._convention)
         if found is not None:
             refuse(P, ConventionError(self._text(found)))
+        if visited <= _FOLLOWED_NODES:
+            return
         if len(self._seen) == _REMEMBERED_OUTLINES:
             self._seen.clear()
         self._seen.add(key)
@@ -80,8 +85,12 @@ class Expectation:
         )
 
 
-def nearest_of_other(start: Node, ranks: frozenset[int], convention: Convention) -> Border | None:
+def nearest_of_other(
+    start: Node, ranks: frozenset[int], convention: Convention
+) -> tuple[Border | None, int]:
     """The operator of the other convention from which a value comes without a border between.
+
+    And how many nodes were visited to find it, or that there is none.
 
     Visits every node once, and at most ``NODE_LIMIT``.
 
@@ -96,7 +105,7 @@ def nearest_of_other(start: Node, ranks: frozenset[int], convention: Convention)
         border = border_of(node)
         if border is not None and border.concerns(ranks):
             if border.gives != convention:
-                return border
+                return border, len(seen)
             if border.takes != border.gives:
                 continue
         if ends_search(node):
@@ -105,7 +114,7 @@ def nearest_of_other(start: Node, ranks: frozenset[int], convention: Convention)
             if source not in seen:
                 seen.add(source)
                 pending.append(source)
-    return None
+    return None, len(seen)
 
 
 def expect(name: str, convention: Convention, x: torch.Tensor, P: Partition) -> None:

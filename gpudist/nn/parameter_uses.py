@@ -8,7 +8,6 @@ gradients add up.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,17 +17,14 @@ from gpudist.errors import ConventionError
 from gpudist.nn.gradient_graph import (
     Border,
     Convention,
-    Made,
     Node,
     border_of,
     ends_search,
     inputs_of,
     is_opaque,
-    outline,
 )
 
 Ranks = frozenset[int]
-_OUTLINE_NODES = 8
 
 
 class _Declared(NamedTuple):
@@ -58,6 +54,12 @@ class UsedParameters:
         self._opaque: set[int] = set()
         self.hides_recomputation = False
         self._follow([y.grad_fn for y in tensors_of(outputs)], handed)
+
+    @property
+    def structure(self) -> tuple[object, ...]:
+        """Equal for forwards of equal graphs, in which parameters are used in equal places."""
+        borders = [(i, b.name, b.takes, b.gives, b.ranks) for i, b in self._borders.items()]
+        return tuple(self._edges), tuple(self._uses), tuple(borders), frozenset(self._opaque)
 
     @property
     def borders(self) -> list[Border]:
@@ -139,20 +141,3 @@ def tensors_of(outputs: object) -> list[torch.Tensor]:
     """The tensors in what a forward returned that have a graph."""
     leaves = tree_leaves(outputs)
     return [y for y in leaves if isinstance(y, torch.Tensor) and y.grad_fn is not None]
-
-
-def outline_of(
-    outputs: Sequence[torch.Tensor], made: Sequence[Made], handed: Node
-) -> tuple[object, ...]:
-    """Numbers that forwards of another structure hardly share: cheap, for every step.
-
-    The last nodes, and all operators that declare a convention, each with the number of nodes that
-    were made since the parameters were handed out.
-    """
-    first = handed._sequence_nr()
-    graphs = [
-        (y.grad_fn._sequence_nr() - first, outline(y.grad_fn, _OUTLINE_NODES))
-        for y in outputs
-        if y.grad_fn
-    ]
-    return *graphs, *((name, kind, number - first) for name, kind, number in made)

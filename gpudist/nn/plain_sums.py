@@ -9,7 +9,7 @@ import torch
 
 from gpudist.errors import ConventionError
 from gpudist.nn.gradient_graph import Convention, Made, Node
-from gpudist.nn.parameter_uses import Ranks, UsedParameters, outline_of, tensors_of
+from gpudist.nn.parameter_uses import Ranks, UsedParameters, tensors_of
 from gpudist.nn.replication import Place
 from gpudist.nn.tensor_region import TensorRegion
 from gpudist.ops.agreement import refuse
@@ -77,12 +77,13 @@ class PlainSums:
             parameters: those of plain modules, by number of output.
         """
         found = tensors_of(outputs)
-        key = outline_of(found, made, handed)
+        used = UsedParameters(found, handed)
+        key = used.structure
         if key not in self._known:
             names = {p: name for name, p in network.named_parameters()}
             names = {number: names[p] for number, p in parameters.items()}
             try:
-                sums = self._found(network, UsedParameters(found, handed), names)
+                sums = self._found(network, used, names)
             except ConventionError as error:
                 refuse(self._P, error)
             if len(self._known) == _REMEMBERED_GRAPHS:

@@ -20,7 +20,6 @@ from gpudist.geometry.cartesian import index_of, left_padded
 from gpudist.ops.given_shape import wrong_block
 from gpudist.ops.told import BLOCK, NEVER_MOVED, Told, problem_error, problem_of, shape_of
 from gpudist.partition import Partition
-from gpudist.transport.failure import Failure
 
 ShapeMode = Literal["static", "dynamic"]
 
@@ -334,6 +333,4 @@ def wants_gradient(x: torch.Tensor) -> bool:
 
 def refuse(P: Partition, error: GpudistError) -> NoReturn:
     """Raise here, and where the peers wait: this rank alone knows."""
-    wire = P.wire
-    wire.abort(Failure.from_exception(error, wire.rank))
-    raise error
+    P.wire.refuse(error)

@@ -10,6 +10,7 @@ from gpudist.ops.agreement import ShapeMode
 from gpudist.ops.operator import remembered, zero_volume_tensor
 from gpudist.ops.repartition import Repartition
 from gpudist.partition import CartesianPartition
+from gpudist.storage import storage_problem
 
 
 class Scatter(Repartition):
@@ -32,6 +33,10 @@ class Scatter(Repartition):
             x = zero_volume_tensor(device=self.P_x.device) if x is None else x
             if not isinstance(x, torch.Tensor):
                 self.require_tensor(x)
+            if storage_problem(x):
+                x = zero_volume_tensor(
+                    dtype=x.dtype, device=x.device, requires_grad=x.requires_grad
+                )
             x = x if x.numel() == 0 else x.reshape(-1)[:0]
         if x is None:
             self.agreement.refuse(

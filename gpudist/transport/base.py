@@ -264,6 +264,12 @@ class Transport(ABC):
         self.abort(Failure.from_exception(error, self.rank))
         raise error
 
+    def refuse(self, error: errors.GpudistError) -> NoReturn:
+        """Raise ``error`` here, and where the other ranks wait for this one, if there are any."""
+        if self.size > 1:
+            self.abort(Failure.from_exception(error, self.rank))
+        raise error
+
     def check(self) -> None:
         """Raise the failure this transport already ended with, if any. Local and cheap."""
         error = self.error()

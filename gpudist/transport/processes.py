@@ -71,3 +71,12 @@ def _state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return "X"
+
+
+def has_variable(pid: int, name: str) -> bool:
+    """Whether the process began with this variable in its environment; no if nobody may know."""
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+    return any(entry.startswith(f"{name}=".encode()) for entry in environment.split(b"\0"))

@@ -11,9 +11,16 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from gpudist.errors import ConventionError
-from gpudist.nn import DistributedMSELoss, conventions
+from gpudist.nn import (
+    ColumnParallelLinear,
+    DistributedMSELoss,
+    conventions,
+    invariant_copy,
+    invariant_sum,
+)
 from gpudist.nn.conventions import Expectation
 from gpudist.nn.placement import placements
+from gpudist.ops import all_sum_reduce
 from gpudist.partition import Partition
 from tests.nn.compare import gradient_of, random_like_all
 from tests.nn.convention_cases import (
@@ -138,7 +145,7 @@ def test_networks_in_torchs_data_parallelism(P_world: Partition, store_path: str
 
 
 @distributed(ranks=1, transports=["loopback"])
-def test_the_graph_is_followed_once_for_each_structure(
+def test_a_long_way_is_followed_once_for_each_structure(
     P_world: Partition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     visits: list[object] = []
@@ -149,16 +156,44 @@ def test_the_graph_is_followed_once_for_each_structure(
     expectation = Expectation("a layer", "dual")
     two: Any = Two(P_world)
     x = torch.ones(3, requires_grad=True)
+
+    def far() -> torch.Tensor:
+        y = x.exp()
+        for _ in range(100):
+            y = y.tanh()
+        return y
+
     for _ in range(3):
-        expectation(x.exp().sin(), two)
+        expectation(far().sin(), two)
     assert len(visits) == 1
-    expectation(x.exp().cos(), two)
-    expectation(x.exp(), two)
-    assert len(visits) == 3
+    expectation(far().cos(), two)
+    assert len(visits) == 2
+    for _ in range(3):
+        expectation(x.exp(), two)
+    assert len(visits) == 5
     expectation(x, two)
     with torch.no_grad():
         expectation(x.exp(), two)
-    assert len(visits) == 3
+    assert len(visits) == 5
+
+
+@distributed(ranks=2)
+def test_structures_that_end_alike_are_told_apart(P_world: Partition) -> None:
+    """What was right of one value says nothing of another, made by other operators before."""
+    P = P_world.create_cartesian_topology_partition([P_world.size])
+    layer = ColumnParallelLinear(P, 4, 4)
+
+    def after(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(12):
+            x = x.tanh()
+        return x
+
+    x = torch.ones(4, requires_grad=True)
+    invariant, dual = invariant_sum(x * 1, P), all_sum_reduce(x * 1, P, axes_reduce=[0])
+    layer(after(invariant))
+    invariant_copy(after(invariant), P)
+    with pytest.raises(ConventionError, match="ColumnParallelLinear"):
+        layer(after(dual))
 
 
 class Two:
@@ -180,8 +215,8 @@ def test_every_node_is_visited_once(P_world: Partition, monkeypatch: pytest.Monk
     for _ in range(200):
         x = x + x * x
     ranks = frozenset({0, 1})
-    assert conventions.nearest_of_other(x.grad_fn, ranks, "dual") is None
+    assert conventions.nearest_of_other(x.grad_fn, ranks, "dual")[0] is None
     assert len(visits) == 2 * 200 + 1
     monkeypatch.setattr(conventions, "NODE_LIMIT", 10)
-    assert conventions.nearest_of_other(x.grad_fn, ranks, "dual") is None
+    assert conventions.nearest_of_other(x.grad_fn, ranks, "dual")[0] is None
     assert len(visits) < 2 * 200 + 1 + 11

@@ -291,3 +291,35 @@ def test_a_graph_of_torch_compile_does_not_tell(P_world: Partition) -> None:
     compiled: Any = torch.compile(network, backend="eager")
     with pytest.raises(ConventionError, match=r"under torch\.compile nothing tells"):
         compiled(torch.ones(2, FEATURES))
+
+
+class Swapping(nn.Module):
+    """Two plain modules, one on parts and one on whole values, that change places."""
+
+    def __init__(self, P: Partition) -> None:
+        super().__init__()
+        self.up, self.down = ColumnParallelLinear(P, 8, 16), RowParallelLinear(P, 16, 8)
+        self.one, self.other = (nn.Parameter(torch.full((8,), 2.0)) for _ in range(2))
+        self.is_swapped = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, last = (self.other, self.one) if self.is_swapped else (self.one, self.other)
+        return self.down(self.up(x) * first) * last
+
+
+@distributed(ranks=2)
+def test_parameters_that_change_places(P_world: Partition) -> None:
+    """The graphs differ in nothing but which parameter is where."""
+    P = P_world.create_cartesian_topology_partition([P_world.size])
+
+    def gradients(*swapped: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        network = Swapping(P)
+        fused = fuse_parameter_movements(network, P)
+        for network.is_swapped in swapped:
+            network.zero_grad()
+            fused(torch.ones(2, 8)).sum().backward()
+        return [gradient_of(network.one), gradient_of(network.other)]
+
+    for found, expected in zip(gradients(False, True), gradients(True), strict=True):
+        assert torch.equal(found, expected)

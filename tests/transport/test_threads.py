@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 import gpudist
 from gpudist import checkpoint
 from gpudist.errors import GpudistError
+from gpudist.exchange import start
 from gpudist.partition import Partition
 from gpudist.transport.base import Signature
 from tests.pool import distributed
@@ -83,6 +85,33 @@ def test_a_thread_inside_a_group_keeps_others_out(P_world: Partition) -> None:
             _in_thread(lambda: P_world.allgather_data([1]))
     with pytest.raises(GpudistError, match="two threads of rank 0"):
         P_world.allgather_data([1])
+
+
+@distributed(ranks=2, transports=("host",))
+def test_what_is_dropped_unfinished_waits_for_no_lock_of_pythons(P_world: Partition) -> None:
+    """The thread inside needs Python's lock to leave."""
+    P = P_world.create_cartesian_topology_partition([P_world.size])
+    operator = gpudist.ops.HaloExchange(P, halo=((1, 1),))
+    x = torch.ones(8)
+    held = [start([operator.movement(x)], [x])]
+    if P_world.rank == 0:
+
+        def drop() -> None:
+            with pytest.raises(GpudistError, match="two threads of rank 0"):
+                held[0].wait(0)
+            held.clear()
+
+        signature = Signature.of("a group of the main thread")
+        with pytest.raises(GpudistError), P_world.wire.group(signature):
+            thread = threading.Thread(target=drop)
+            thread.start()
+            time.sleep(0.3)
+            P_world.wire.check()
+        thread.join()
+    else:
+        with pytest.raises(GpudistError):
+            held[0].wait(0)
+            P_world.barrier()
 
 
 @distributed(ranks=2)
