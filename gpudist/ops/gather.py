@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from gpudist.arrays import Array, applied
 from gpudist.errors import ShapeError
@@ -33,7 +34,7 @@ class Scatter(Repartition):
             x = zero_volume_tensor(device=self.P_x.device) if x is None else x
             if not isinstance(x, torch.Tensor):
                 self.require_tensor(x)
-            if storage_problem(x):
+            if not is_dynamo_compiling() and storage_problem(x):
                 x = zero_volume_tensor(
                     dtype=x.dtype, device=x.device, requires_grad=x.requires_grad
                 )

@@ -38,6 +38,7 @@ NOT_CALLED_BY_USERS = {"Partition", "CartesianPartition"}
 # Right calls need more than a world: process groups of torch, or another package.
 NEEDS_MORE = {
     "from_dtensor", "to_dtensor", "to_typed_local", "CartesianPartition.create_device_mesh",
+    "install_methods",
 }  # fmt: skip
 
 _CELLS = {"1d": 3, "2d": 4, "3d": 5}

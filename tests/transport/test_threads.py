@@ -94,6 +94,7 @@ def test_what_is_dropped_unfinished_waits_for_no_lock_of_pythons(P_world: Partit
     operator = gpudist.ops.HaloExchange(P, halo=((1, 1),))
     x = torch.ones(8)
     held = [start([operator.movement(x)], [x])]
+    P_world.barrier()
     if P_world.rank == 0:
 
         def drop() -> None:
