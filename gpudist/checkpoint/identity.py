@@ -19,7 +19,7 @@ def new_identity() -> str:
 
 
 def first_bytes(identity: str) -> bytes:
-    """What a file of the save begins with. The index names parts by offsets, so readers pass it."""
+    """First bytes of each file of the save. The index names parts by offsets, so readers pass them."""
     return f"{identity}\n".encode()
 
 

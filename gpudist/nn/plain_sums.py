@@ -165,7 +165,7 @@ class PlainSums:
 
 
 def _regions_of(network: torch.nn.Module) -> list[TensorRegion]:
-    """Those of all tensor-parallel layers that this worker takes part in."""
+    """Regions of all tensor-parallel layers that this worker takes part in."""
     found = [getattr(module, "region", None) for module in network.modules()]
     regions = [region for region in found if isinstance(region, TensorRegion)]
     return [region for region in regions if region.P.active and region.size > 1]

@@ -1,4 +1,4 @@
-"""What a rank tells of its tensor, and which tensors no operator moves."""
+"""Facts that a rank tells of its tensor, and the tensors that no operator moves."""
 
 from __future__ import annotations
 

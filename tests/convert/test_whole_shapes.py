@@ -86,7 +86,7 @@ def test_one_wrong_number_of_dims_is_told_to_all(P_world: Partition) -> None:
 @pytest.mark.parametrize("replicated", [True, False])
 @distributed(ranks=5)
 def test_blocks_of_the_whole_are_taken(P_world: Partition, replicated: bool) -> None:
-    """Of any batch, which is not cut; names stay, and the network comes back without the check."""
+    """Any batch passes, since it is not cut; names stay, and `sequential` drops the check."""
     P_x, alone = in_four(P_world), network()
     net = gpudist.distribute(alone, P_x, replicate_parameters=replicated, global_shape=list(WHOLE))
     for batch in (2, 3, 1):

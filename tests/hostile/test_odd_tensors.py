@@ -107,7 +107,7 @@ OF_LAYERS = [
 
 
 def outcome(context: Context, parameter: str, make: Callable[[torch.Tensor], Any]) -> Any:
-    """What a call gives: its result, or the error that it ends with."""
+    """Result of a call, or the error that it ends with."""
     torch.manual_seed(0)
     try:
         if not is_layer(CALLABLES[context.name]):
@@ -149,7 +149,7 @@ def complaint(
 def complaints(
     name: str, folder: Path, run: Callable[[Callable[[Partition], Any]], list[Any]], parameter: str
 ) -> list[str]:
-    """Of every kind, on every rank of the worlds in which ``run`` runs a body."""
+    """Complaints about every kind, on every rank of the worlds in which ``run`` runs a body."""
 
     def outcomes(make: Callable[[torch.Tensor], Any]) -> list[Any]:
         return run(lambda P_world: outcome(Context(P_world, name, folder), parameter, make))

@@ -326,7 +326,7 @@ def wrong_values(name: str) -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize("name", CALLABLES)
 def test_alone(name: str, tmp_path: Path) -> None:
-    """Of a world of one rank: each value that is wrong."""
+    """A world of one rank refuses each wrong value."""
     complaints: list[str] = []
     for parameter, wrong in wrong_values(name):
         context = Context(Partition(LoopbackTransport.single(), [0]), name, tmp_path)
@@ -338,7 +338,7 @@ def test_alone(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", CALLABLES)
 def test_together(name: str, tmp_path: Path) -> None:
-    """Of two ranks that give the same wrong value, one for each parameter, both are told."""
+    """Two ranks that give the same wrong value, one for each parameter, are both told."""
     first = {parameter: wrong for parameter, wrong in reversed([*wrong_values(name)])}
     complaints: list[str] = []
     for parameter, wrong in first.items():
