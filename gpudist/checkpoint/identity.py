@@ -19,7 +19,7 @@ def new_identity() -> str:
 
 
 def first_bytes(identity: str) -> bytes:
-    """First bytes of each file of the save. The index names parts by offsets, so readers pass them."""
+    """First bytes of each file of the save; readers skip them, by the offsets in the index."""
     return f"{identity}\n".encode()
 
 
