@@ -1,5 +1,6 @@
 // CUDA's runtime, linked statically, so that the module imports with neither driver nor GPU.
 #include <cuda_runtime.h>
+#include <dlfcn.h>
 
 #include "device_api.h"
 
@@ -78,6 +79,41 @@ int set_device(int device) {
   return status(cudaSetDevice(device));
 }
 
+// The runtime does not tell; the driver, which it has loaded by then, does.
+int has_context(int device, bool* is_there) {
+  using GetDevice = int(int* device, int ordinal);
+  using GetState = int(int device, unsigned int* flags, int* is_active);
+  *is_there = false;
+  void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+  if (driver == nullptr) return cudaSuccess;
+  auto* const find = reinterpret_cast<GetDevice*>(dlsym(driver, "cuDeviceGet"));
+  auto* const ask = reinterpret_cast<GetState*>(dlsym(driver, "cuDevicePrimaryCtxGetState"));
+  int handle = 0, is_active = 0;
+  unsigned int flags = 0;
+  const bool has_told = find != nullptr && ask != nullptr && find(&handle, device) == 0 &&
+                        ask(handle, &flags, &is_active) == 0;
+  dlclose(driver);
+  *is_there = has_told && is_active != 0;
+  return cudaSuccess;
+}
+
+int capability(int device, int* capability) {
+  int major = 0, minor = 0;
+  const int error =
+      status(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  if (error != 0) return error;
+  *capability = 10 * major;
+  const int last =
+      status(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+  *capability += minor;
+  return last;
+}
+
+int check_kernels() {
+  cudaFuncAttributes attributes;
+  return status(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(combine_kernel)));
+}
+
 int allocate(void** memory, size_t bytes) {
   return status(cudaMalloc(memory, bytes));
 }
@@ -87,7 +123,7 @@ int release(void* memory) {
 }
 
 int allocate_pinned(void** memory, size_t bytes) {
-  return status(cudaHostAlloc(memory, bytes, cudaHostAllocDefault));
+  return status(cudaHostAlloc(memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped));
 }
 
 int release_pinned(void* memory) {
@@ -196,6 +232,9 @@ DeviceApi make_api() {
   api.device_count = device_count;
   api.get_device = get_device;
   api.set_device = set_device;
+  api.has_context = has_context;
+  api.capability = capability;
+  api.check_kernels = check_kernels;
   api.allocate = allocate;
   api.release = release;
   api.allocate_pinned = allocate_pinned;

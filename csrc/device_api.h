@@ -16,7 +16,7 @@ constexpr int kRelaxedCapture = 2;
 
 // Every call but the texts returns zero, or one of the runtime's error codes.
 struct DeviceApi {
-  static constexpr int kAbi = 2;
+  static constexpr int kAbi = 3;
 
   int abi;  // kAbi of the table's maker
   const char* name;
@@ -26,9 +26,16 @@ struct DeviceApi {
   int (*device_count)(int* count);
   int (*get_device)(int* device);
   int (*set_device)(int device);
+  // Whether this process has a context on a device: to make a device current makes one.
+  int (*has_context)(int device, bool* is_there);
+  // Ten times the compute capability of a device, such as 90.
+  int (*capability)(int device, int* capability);
+  // Whether this build has code for the current device.
+  int (*check_kernels)();
 
   int (*allocate)(void** memory, size_t bytes);
   int (*release)(void* memory);
+  // Of the host, and the device reads and writes it at the same address.
   int (*allocate_pinned)(void** memory, size_t bytes);
   int (*release_pinned)(void* memory);
   // In stream order, between any two of device and pinned memory.

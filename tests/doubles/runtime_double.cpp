@@ -21,6 +21,7 @@ constexpr int kSuccess = 0;
 constexpr int kInvalidValue = 1;
 constexpr int kOutOfMemory = 2;
 constexpr int kInvalidDevice = 101;
+constexpr int kNoKernelImage = 209;
 constexpr int kInvalidHandle = 400;
 constexpr int kCaptureUnsupported = 900;
 constexpr int kUnknown = 999;
@@ -74,6 +75,7 @@ const char* error_string(int error) {
     case kInvalidValue: return "invalid argument";
     case kOutOfMemory: return "out of memory";
     case kInvalidDevice: return "invalid device ordinal";
+    case kNoKernelImage: return "no kernel image is available for execution on the device";
     case kInvalidHandle: return "invalid resource handle";
     case kCaptureUnsupported: return "operation not permitted when stream is capturing";
     default: return "unknown error";
@@ -101,6 +103,21 @@ int set_device(int device) {
   if (device < 0 || device >= device_count()) return kInvalidDevice;
   current_device = device;
   return kSuccess;
+}
+
+int has_context(int device, bool* is_there) {
+  *is_there = device >= 0 && device < device_count();
+  return kSuccess;
+}
+
+int capability(int device, int* capability) {
+  if (device < 0 || device >= device_count()) return kInvalidDevice;
+  *capability = 90;
+  return kSuccess;
+}
+
+int check_kernels() {
+  return device_call_fails("check_kernels") ? kNoKernelImage : kSuccess;
 }
 
 int allocate_as(bool is_pinned, const char* call, void** memory, size_t bytes) {
@@ -268,6 +285,9 @@ constexpr DeviceApi kApi{DeviceApi::kAbi,
                          count_devices,
                          get_device,
                          set_device,
+                         has_context,
+                         capability,
+                         check_kernels,
                          allocate,
                          release,
                          allocate_pinned,
