@@ -158,6 +158,10 @@ GPUDIST_EXPORT int ncclCommSplit(NcclComm comm, int color, int key, NcclComm* pa
   }
   if (const int refused = enter("split", *parent)) return refused;
   log_plain("split", parent);
+  if (parent->has_work()) {
+    parent->leave();
+    return refuse(kNcclInvalidUsage, "split: operations of the parent are still in flight");
+  }
   Communicator* made = nullptr;
   const int result = split_communicator(*parent, color, key, &made);
   parent->leave();

@@ -47,7 +47,9 @@ int end_communicator(const char* call, NcclComm comm, State ended) {
 
 }  // namespace
 
+// To set the flag, which comes before it, is no call of the device's.
 int finish_abort(Communicator& communicator) {
+  need_context("abort");
   int result = kNcclSuccess;
   if (communicator.is_used_by_another()) {
     result = refuse(kNcclInvalidUsage,
@@ -75,7 +77,6 @@ GPUDIST_EXPORT int ncclCommAbort(NcclComm comm) {
   Communicator* communicator = find_communicator(comm);
   if (communicator == nullptr) return refuse(kInvalidArgument, "abort: no such communicator");
   log_plain("abort", communicator);
-  need_context("abort");
   const bool is_grouped = this_group().depth() > 0;
   if (communicator->state == Communicator::State::kFinalizing) {
     return refuse(kNcclInvalidUsage, "abort: another thread is in its finalize");

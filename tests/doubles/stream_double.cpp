@@ -69,6 +69,7 @@ struct Streams {
   int made = 0;
   std::map<DeviceStream, std::shared_ptr<Stream>> open;
   std::vector<std::weak_ptr<Stream>> all;  // also those that are closed and still busy
+  std::vector<DeviceStream> handles;       // of those that are closed: the next one's
   std::shared_ptr<Stream> null;            // where a test lets it have a thread
 };
 
@@ -97,6 +98,12 @@ std::shared_ptr<Stream> find(DeviceStream stream) {
   return found == streams().open.end() ? nullptr : found->second;
 }
 
+// Null where it never had a thread.
+std::shared_ptr<Stream> find_null() {
+  const std::lock_guard<std::mutex> locked(streams().mutex);
+  return streams().null;
+}
+
 }  // namespace
 
 bool is_stream(DeviceStream stream) {
@@ -113,8 +120,11 @@ DeviceStream make_stream(int device) {
   Streams& all = streams();
   const std::lock_guard<std::mutex> locked(all.mutex);
   const auto stream = start(all, ++all.made, device);
-  all.open[stream.get()] = stream;
-  return stream.get();
+  if (all.handles.empty()) all.handles.push_back(new char);
+  const DeviceStream handle = all.handles.back();
+  all.handles.pop_back();
+  all.open[handle] = stream;
+  return handle;
 }
 
 void close_stream(DeviceStream stream) {
@@ -122,6 +132,7 @@ void close_stream(DeviceStream stream) {
   found->close();
   const std::lock_guard<std::mutex> locked(streams().mutex);
   streams().open.erase(stream);
+  streams().handles.push_back(stream);
 }
 
 bool is_immediate(DeviceStream stream) {
@@ -132,6 +143,7 @@ void enqueue(DeviceStream stream, std::function<void()> work) {
   if (const auto graph = graph_of(stream)) {
     graph->add(stream, [work = std::move(work)](DeviceStream other) { enqueue(other, work); });
   } else if (is_immediate(stream)) {
+    if (const auto before = find_null()) before->wait_until_idle();
     work();
   } else {
     const auto found = find(stream);

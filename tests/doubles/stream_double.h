@@ -19,7 +19,7 @@ bool is_stream(DeviceStream stream);
 int stream_number(DeviceStream stream);
 
 DeviceStream make_stream(int device);
-// What is on it is still carried out.
+// What is on it is still carried out. The next stream has the same handle, as CUDA's may have.
 void close_stream(DeviceStream stream);
 
 // Do `work` after all that is on the stream, or keep it in the graph that is being captured. Where

@@ -145,3 +145,21 @@ def test_contexts() -> None:
     assert contexts() == {0: "exchange_capture_mode", 2: "set_device"}
     check(device().has_context(0, ctypes.byref(is_there)))
     assert is_there.value
+
+
+def test_null_stream_with_a_thread() -> None:
+    """What is put there is done later; without the thread, after that."""
+    configure("asynchronous", 1)
+    x, y, z = np.arange(8.0), np.zeros(8), np.zeros(8)
+    nccl().gpudist_double_hang(None)
+    check(device().copy(y.ctypes.data, x.ctypes.data, x.nbytes, None))
+    assert not is_complete(recorded(None))
+    assert not y.any()
+    clear()
+    check(device().copy(z.ctypes.data, y.ctypes.data, y.nbytes, None))
+    assert (z == x).all()
+
+
+def recorded(stream: int | None) -> int:
+    check(device().record_event(EVENTS[0], stream))
+    return EVENTS[0]

@@ -13,8 +13,14 @@ import pytest
 from tests.doubles.build import NoCompiler, library
 from tests.doubles.device import device, finish, make
 from tests.doubles.nccl import (
-    clear, configure, contexts, forget_contexts, inject, nccl, violations,
-)  # fmt: skip
+    clear,
+    configure,
+    contexts,
+    forget_contexts,
+    inject,
+    nccl,
+    violations,
+)
 from tests.doubles.ranks import Group, Rank, check, join, last_error, make_id, run_in_threads
 
 try:
