@@ -16,8 +16,9 @@ import torch.distributed as dist
 
 from gpudist import ops, runtime
 from gpudist.errors import NotBuiltError, ShapeError, TransportError
+from gpudist.exchange import carry
 from gpudist.exchange.rounds import Part
-from gpudist.partition import Partition
+from gpudist.partition import CartesianPartition, Partition
 from gpudist.transport.base import Transport
 from gpudist.transport.failure import Failure
 from gpudist.transport.nccl import NcclTransport
@@ -33,7 +34,8 @@ from tests.doubles.nccl import (
     forget_contexts,
     violations,
 )
-from tests.transport.mortals import Mortals
+from tests.doubles.ranks import run_all
+from tests.transport.mortals import Mortals, forget_rounds
 from tests.transport.nccl_actions import (
     all_sum_reduce,
     backward,
@@ -78,9 +80,7 @@ def on_second_gpu(transport: Transport) -> NcclTransport:
 
 def in_thread(call: Callable[[], Any]) -> None:
     """Call in a thread that has chosen no device."""
-    thread = threading.Thread(target=call)
-    thread.start()
-    thread.join()
+    run_all([call])
 
 
 def act(P_world: Partition) -> None:
@@ -91,6 +91,7 @@ def act(P_world: Partition) -> None:
 def live_on_second_gpu(transport: Transport, fails: bool) -> tuple[dict[int, str], list[str]]:
     """The contexts of a world that does something in several threads, perhaps fails, and ends."""
     clear()
+    forget_rounds()  # with worlds that were on GPU 0
     forget_contexts()
     second = on_second_gpu(transport)
     P_second = runtime.world_of(second)
@@ -175,8 +176,8 @@ def test_tensor_on_another_gpu() -> None:
     P_x = runtime.world_of(wire).create_cartesian_topology_partition([1])
     x = torch.ones(4)
     movement = ops.HaloExchange(P_x, halo=((1, 1),)).movement(x)
-    wire.device = torch.device("cuda", 1)
     part = Part(movement, 0, 0)
+    wire.device = torch.device("cuda", 1)
     run = wire.bind_round(None, [part])
     blocks: list[Any] = [OnGpu(x, 0)]
     with pytest.raises(ShapeError, match="the tensor is on cuda:0, its partition's are on cuda:1"):
@@ -238,29 +239,36 @@ def test_communicator_of_a_process_group_stays_torchs() -> None:
     assert ended.stdout.count("[2.0, 2.0]") == 2
 
 
+def living() -> int:
+    return count("allocate") - count("release")
+
+
+def call_at_once(P_x: CartesianPartition, cells: int) -> None:
+    """Four threads are the first to carry out one movement."""
+    x = torch.arange(float(cells**3)).reshape(cells, cells, cells)
+    movement = ops.HaloExchange(P_x, halo=((1, 1),) * 3, periodic=True).movement(x)
+    barrier = threading.Barrier(4)
+
+    def call() -> torch.Tensor:
+        barrier.wait()
+        return carry.carry_out([movement], [x])[0]
+
+    found = run_all([call] * 4)
+    (expected,) = carry.carry_out([movement], [x])
+    assert all(torch.equal(y, expected) for y in found)
+
+
 def test_threads_that_call_a_local_operator_first() -> None:
-    """Its tables are made once, and all of them get right numbers."""
+    """They get right numbers, and no table is made that nobody gives back."""
     use_doubles()
+    forget_rounds()
+    before, made = living(), count("allocate")
     wire = runtime.connect("nccl", dist.HashStore(), 0, 1, LONG_S, "local")
     P_x = runtime.world_of(wire).create_cartesian_topology_partition([1, 1, 1])
-    extra: list[int] = []
-    for cells in range(4, 24):
-        x = torch.arange(float(cells**3)).reshape(cells, cells, cells)
-        operator = ops.HaloExchange(P_x, halo=((1, 1),) * 3, periodic=True)
-        at_once, found = threading.Barrier(4), []
-
-        def call(operator=operator, x=x, at_once=at_once, found=found) -> None:
-            at_once.wait()
-            found.append(operator(x))
-
-        before = count("allocate")
-        threads = [threading.Thread(target=call) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        extra.append(count("allocate") - before)
-        assert all(torch.equal(y, operator(x)) for y in found) and len(found) == 4
+    for cells in range(4, 14):
+        call_at_once(P_x, cells)
+    assert count("allocate") > made, "no table is in the device's memory"
     wire.close()
-    assert min(extra) > 0, "no table is in the device's memory"
-    assert max(extra) == min(extra), extra
+    del wire, P_x
+    forget_rounds()
+    assert living() == before

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from gpudist import ops, runtime
+from gpudist.ops.operator import remembered
 from gpudist.partition import Partition
 from gpudist.transport.base import Transport
 from gpudist.transport.nccl import NcclTransport
 from tests.doubles.graphs import Graph
 from tests.doubles.nccl import clear, configure, violations
+from tests.transport.mortals import forget_rounds
 from tests.transport.nccl_actions import ACTIONS
 from tests.transport.worlds import results
 
@@ -41,7 +43,7 @@ def repartitioned(P_world: Partition, first: list[int], second: list[int]) -> Te
     P_x = P_world.create_cartesian_topology_partition(first)
     P_y = P_world.create_cartesian_topology_partition(second)
     x = blocks(P_x, 8).requires_grad_()
-    return with_gradient(ops.Repartition(P_x, P_y), x)
+    return with_gradient(remembered(ops.Repartition, P_x, P_y, global_shape=(8, 8)), x)
 
 
 def rows_to_columns(P_world: Partition) -> Tensors:
@@ -56,14 +58,18 @@ def halo_of_rows(P_world: Partition) -> Tensors:
     """Faces are contiguous in the input and in the output; the adjoint adds them."""
     P_x = P_world.create_cartesian_topology_partition([RANKS, 1])
     x = blocks(P_x, 8).requires_grad_()
-    return with_gradient(ops.HaloExchange(P_x, halo=((1, 1), (0, 0))), x)
+    operator = remembered(ops.HaloExchange, P_x, None, halo=((1, 1), (0, 0)), global_shape=(8, 8))
+    return with_gradient(operator, x)
 
 
 def halo_of_boxes(P_world: Partition) -> Tensors:
     """Some faces are contiguous in the input, and none in the output."""
     P_x = P_world.create_cartesian_topology_partition([2, 2, 1])
     x = torch.arange(64.0).reshape(4, 4, 4).requires_grad_()
-    return with_gradient(ops.HaloExchange(P_x, halo=((1, 1), (1, 1), (0, 0))), x)
+    operator = remembered(
+        ops.HaloExchange, P_x, None, halo=((1, 1), (1, 1), (0, 0)), global_shape=(8, 8, 4)
+    )
+    return with_gradient(operator, x)
 
 
 def action_of(name: str) -> Callable[[Partition], Tensors]:
@@ -94,6 +100,7 @@ def in_a_world_that_registers(
                 del os.environ[variable]
             else:
                 os.environ[variable] = value
+    forget_rounds()
     clear()
     P_world, movement = runtime.world_of(second), MOVEMENTS[name]
     configure("register_limit", 10**9)
