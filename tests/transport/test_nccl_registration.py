@@ -20,16 +20,18 @@ from tests.transport.nccl_actions import ACTIONS
 from tests.transport.worlds import results
 
 RANKS = 4
+CELLS = 8
 Tensors = tuple[torch.Tensor, ...]
 VARIABLES = ("NCCL_LOCAL_REGISTER", "NCCL_GRAPH_REGISTER")
 
 
-def blocks(P_x: Partition, cells: int) -> torch.Tensor:
-    """The block of a square matrix of different cells."""
-    whole = torch.arange(float(cells * cells)).reshape(cells, cells)
+def block(P_x: Partition) -> torch.Tensor:
+    """A block of a square matrix of different cells."""
+    cells = torch.arange(float(CELLS * CELLS)).reshape(CELLS, CELLS)
+    assert P_x.index is not None
     for axis, size in enumerate(P_x.shape):
-        whole = whole.tensor_split(size, axis)[P_x.index[axis]]
-    return whole.contiguous()
+        cells = cells.tensor_split(size, axis)[P_x.index[axis]]
+    return cells.contiguous()
 
 
 def with_gradient(operator: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Tensors:
@@ -42,8 +44,8 @@ def repartitioned(P_world: Partition, first: list[int], second: list[int]) -> Te
     """Rows leave and arrive as they lie, columns do not."""
     P_x = P_world.create_cartesian_topology_partition(first)
     P_y = P_world.create_cartesian_topology_partition(second)
-    x = blocks(P_x, 8).requires_grad_()
-    return with_gradient(remembered(ops.Repartition, P_x, P_y, global_shape=(8, 8)), x)
+    x = block(P_x).requires_grad_()
+    return with_gradient(remembered(ops.Repartition, P_x, P_y, global_shape=(CELLS, CELLS)), x)
 
 
 def rows_to_columns(P_world: Partition) -> Tensors:
@@ -57,8 +59,10 @@ def columns_to_rows(P_world: Partition) -> Tensors:
 def halo_of_rows(P_world: Partition) -> Tensors:
     """Faces are contiguous in the input and in the output; the adjoint adds them."""
     P_x = P_world.create_cartesian_topology_partition([RANKS, 1])
-    x = blocks(P_x, 8).requires_grad_()
-    operator = remembered(ops.HaloExchange, P_x, None, halo=((1, 1), (0, 0)), global_shape=(8, 8))
+    x = block(P_x).requires_grad_()
+    operator = remembered(
+        ops.HaloExchange, P_x, None, halo=((1, 1), (0, 0)), global_shape=(CELLS, CELLS)
+    )
     return with_gradient(operator, x)
 
 
