@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import subprocess
 import threading
@@ -123,23 +122,28 @@ def test_no_context_on_the_first_gpu(mortals: Mortals, fails: bool) -> None:
         assert misuses == []
 
 
-def end_after_an_illegal_address(transport: Transport) -> str:
-    """Every call of the device's fails for good, also those of what is being destroyed."""
-    clear()
-    second = on_second_gpu(transport)
-    halo(runtime.world_of(second))
+def break_device() -> None:
     memory, other = make("allocate", 64), make("allocate", 64)
     assert device().release(memory) == 0
     assert device().copy(other, memory, 64, None) == 0
     assert device().release(other) == 700
+
+
+def end_on_a_broken_device(transport: Transport, is_closed: bool) -> str:
+    """Every call of the device's fails for good, also those of what is being destroyed."""
+    clear()
+    second = on_second_gpu(transport)
+    halo(runtime.world_of(second))
+    if is_closed:
+        second.close()
+    break_device()
 
     def end() -> None:
         nonlocal second
         with suppress(TransportError):
             second.close()
         del second
-        while gc.collect():
-            pass
+        forget_rounds()
 
     in_thread(end)
     clear()
@@ -147,8 +151,9 @@ def end_after_an_illegal_address(transport: Transport) -> str:
     return "alive"
 
 
-def test_world_ends_on_a_broken_device(mortals: Mortals) -> None:
-    ended = mortals.run(RANKS, end_after_an_illegal_address, timeout_s=LONG_S, kind="gloo")
+@pytest.mark.parametrize("is_closed", [False, True], ids=["open", "closed"])
+def test_world_ends_on_a_broken_device(mortals: Mortals, is_closed: bool) -> None:
+    ended = mortals.run(RANKS, end_on_a_broken_device, is_closed, timeout_s=LONG_S, kind="gloo")
     assert ended == ["alive"] * RANKS
 
 
