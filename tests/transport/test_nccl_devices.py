@@ -90,6 +90,7 @@ def act(P_world: Partition) -> None:
 def live_on_second_gpu(transport: Transport, fails: bool) -> tuple[dict[int, str], list[str]]:
     """The contexts of a world that does something in several threads, perhaps fails, and ends."""
     clear()
+    configure("register_limit", 10**9)
     forget_rounds()  # with worlds that were on GPU 0
     forget_contexts()
     second = on_second_gpu(transport)
