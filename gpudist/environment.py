@@ -14,7 +14,12 @@ from gpudist.launch import Built, Settings
 from gpudist.links import Link, gpu_links
 from gpudist.runtime import built, settings
 from gpudist.transport.host import is_built, what_is_missing
-from gpudist.transport.nccl_library import installed_wheels, wheel_libraries, wheel_warnings
+from gpudist.transport.nccl_library import (
+    installed_wheels,
+    registration,
+    wheel_libraries,
+    wheel_warnings,
+)
 
 try:
     import gpudist._native as _native
@@ -64,12 +69,14 @@ class Nccl:
         found: ``"already in the process"``, ``"GPUDIST_NCCL_LIBRARY"``, ``"nvidia-nccl wheel"`` or
             ``"system"``.
         features: what it has beyond the oldest that will do.
+        registration: what it is told about registered memory, by variable.
     """
 
     version: str
     path: str
     found: str
     features: tuple[str, ...]
+    registration: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -205,4 +212,5 @@ def _nccl(path: str) -> tuple[Nccl | None, str]:
         path=found["path"],
         found=found["found"],
         features=tuple(name for name, is_there in features.items() if is_there),
+        registration=registration(),
     ), ""

@@ -34,6 +34,7 @@ def rows(environment: Environment) -> list[tuple[str, str]]:
         ("CUDA half", _cuda(environment)),
         ("GPUs", _devices(environment)),
         ("NCCL", _nccl(environment)),
+        *[("  registers", said) for said in _registration(environment)],
         *[("link", _link(link)) for link in environment.links],
         ("transport", f"{environment.transport}: {environment.transport_reason}"),
         *[
@@ -68,6 +69,11 @@ def _state(state: TransportState, nccl_missing: str) -> str:
     # Said at length a few lines above.
     reason = "there is no NCCL, see above" if state.reason == nccl_missing else state.reason
     return f"does not work: {reason}"
+
+
+def _registration(environment: Environment) -> list[str]:
+    found = environment.nccl.registration if environment.nccl else {}
+    return [f"{name}: {said}" for name, said in found.items()]
 
 
 def _nccl(environment: Environment) -> str:

@@ -28,7 +28,13 @@ FOUND = Environment(
     native_core_missing="",
     cuda=Cuda("13.0", "13.1", 2, ""),
     devices=(Device("H200", 141 * 2**30), Device("H200", 141 * 2**30)),
-    nccl=Nccl("2.30.7", "/site/libnccl.so.2", "nvidia-nccl wheel", ("windows", "others")),
+    nccl=Nccl(
+        "2.30.7",
+        "/site/libnccl.so.2",
+        "nvidia-nccl wheel",
+        ("windows", "others"),
+        {"NCCL_LOCAL_REGISTER": "0 (set before)"},
+    ),
     nccl_missing="",
     transport="host",
     transport_reason="2 processes on one node",
@@ -47,6 +53,7 @@ native core  built
 CUDA half    built with CUDA 13.0, driver for CUDA up to 13.1, GPUs: 2
 GPUs         H200, 141.0 GiB; H200, 141.0 GiB
 NCCL         2.30.7, /site/libnccl.so.2 (nvidia-nccl wheel); windows, others
+  registers  NCCL_LOCAL_REGISTER: 0 (set before)
 link         GPU 0 to GPU 1: NV18 (18 NVLinks)
 transport    host: 2 processes on one node
   nccl       works, between GPUs
@@ -102,6 +109,7 @@ def test_env_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
         "path": "/site/libnccl.so.2",
         "found": "nvidia-nccl wheel",
         "features": ["windows", "others"],
+        "registration": {"NCCL_LOCAL_REGISTER": "0 (set before)"},
     }
     assert printed["devices"][1] == {"name": "H200", "memory_bytes": 141 * 2**30}
     assert printed["warnings"] == ["two wheels"]
