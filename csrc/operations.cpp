@@ -27,7 +27,7 @@ Operations::Operations(const DeviceApi& api, int device)
     : api_(api), state_(std::make_shared<State>(api)) {
   thread_ = std::thread([state = state_, device] {
     state->api.set_device(device);
-    const RelaxedCapture relaxed(state->api);
+    const RelaxedCapture relaxed(state->api);  // for releases
     state->ask();
   });
 }
@@ -246,6 +246,8 @@ void Operations::State::retire(Lock& locked) {
   }
   if (asked.empty()) return;
   locked.unlock();
+  // Another thread may be capturing a graph, which a question from this one would end.
+  std::optional<RelaxedCapture> relaxed(api);
   size_t complete = 0, unknown = asked.size();  // the first `complete` of them are
   int failed = 0;
   for (size_t middle = asked.size() - 1; complete < unknown;) {
@@ -259,6 +261,7 @@ void Operations::State::retire(Lock& locked) {
     }
     middle = complete + (unknown - complete) / 2;
   }
+  relaxed.reset();
   locked.lock();
   if (failed != 0 && error.empty()) {
     error = std::string("asking for an operation: ") + api.error_string(failed);
