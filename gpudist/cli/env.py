@@ -25,11 +25,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def rows(environment: Environment) -> list[tuple[str, str]]:
     """A line each: what, and what of it."""
-    torch = f"built for CUDA {environment.torch_cuda}" if environment.torch_cuda else "without CUDA"
     return [
         ("gpudist", environment.gpudist),
         ("Python", environment.python),
-        ("torch", f"{environment.torch}, {torch}"),
+        ("torch", _torch(environment)),
         ("native core", "built" if environment.native_core else environment.native_core_missing),
         ("CUDA half", _cuda(environment)),
         ("GPUs", _devices(environment)),
@@ -42,6 +41,13 @@ def rows(environment: Environment) -> list[tuple[str, str]]:
             for state in environment.transports
         ],
     ]
+
+
+def _torch(environment: Environment) -> str:
+    cuda = f"built for CUDA {environment.torch_cuda}" if environment.torch_cuda else "without CUDA"
+    oldest, newest = environment.tested_torch
+    where = "within" if environment.torch_is_tested else "outside"
+    return f"{environment.torch}, {cuda}, {where} the tested {oldest} to {newest}"
 
 
 def _cuda(environment: Environment) -> str:
