@@ -73,6 +73,7 @@ class PinnedMemory {
  public:
   PinnedMemory() = default;
   PinnedMemory(const DeviceApi& api, size_t bytes) : api_(&api), bytes_(bytes) {
+    const RelaxedCapture relaxed(api);
     check_device(api, api.allocate_pinned(&memory_, bytes), "allocating pinned memory");
   }
   PinnedMemory(PinnedMemory&& other) noexcept { swap(other); }
@@ -81,11 +82,13 @@ class PinnedMemory {
     return *this;
   }
   ~PinnedMemory() {
-    if (memory_ != nullptr) api_->release_pinned(memory_);
+    if (memory_ == nullptr) return;
+    const RelaxedCapture relaxed(*api_);
+    api_->release_pinned(memory_);
   }
 
-  // Never release it: the device may use it as long as this process lives.
-  void leave() { memory_ = nullptr; }
+  // For who releases it, which waits for the device, or leaves it alone.
+  void* take() { return std::exchange(memory_, nullptr); }
 
   char* data() const { return static_cast<char*>(memory_); }
   size_t size() const { return bytes_; }

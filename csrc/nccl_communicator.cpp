@@ -163,11 +163,13 @@ std::shared_ptr<Beside> release_communicators(const NcclOnDevice& on, std::vecto
   });
 }
 
-std::shared_ptr<Beside> release_memory(const NcclOnDevice& on, std::vector<void*> memory) {
-  return run_beside([on, memory = std::move(memory)](Beside&) {
+std::shared_ptr<Beside> release_memory(const NcclOnDevice& on, std::vector<void*> memory,
+                                       std::vector<void*> pinned) {
+  return run_beside([on, memory = std::move(memory), pinned = std::move(pinned)](Beside&) {
     on.device_api->set_device(on.device);
     const RelaxedCapture relaxed(*on.device_api);
     for (void* piece : memory) on.device_api->release(piece);
+    for (void* piece : pinned) on.device_api->release_pinned(piece);
   });
 }
 

@@ -86,7 +86,9 @@ std::shared_ptr<Beside> abort_communicators(const NcclOnDevice& on, std::vector<
 // peers, and for captured graphs with operations of theirs.
 std::shared_ptr<Beside> release_communicators(const NcclOnDevice& on, std::vector<NcclComm> comms);
 
-// Release device memory, which waits for all that is on the device.
-std::shared_ptr<Beside> release_memory(const NcclOnDevice& on, std::vector<void*> memory);
+// Release memory of the device, and pinned memory of the host, which waits for all that is on the
+// device.
+std::shared_ptr<Beside> release_memory(const NcclOnDevice& on, std::vector<void*> memory,
+                                       std::vector<void*> pinned);
 
 }  // namespace gpudist

@@ -299,7 +299,13 @@ void NcclWorld::synchronize(DeviceStream stream) {
   uint64_t operation = 0;
   {
     const Lock locked(mutex_);
-    operation = enqueue("synchronize", stream, [](uint64_t) {});
+    operation = enqueue("synchronize", stream, [](uint64_t capture) {
+      if (capture == 0) return;
+      throw RefusedCapture(
+          "this call waits for the GPU, as what ranks agree on at the first call of an operator "
+          "does, "
+          "and cannot be part of a graph; call the operator once before the capture");
+    });
   }
   operations_->wait(operation, [this] { watchdog_.check(); }, check_signals_);
 }
@@ -417,12 +423,9 @@ void NcclWorld::close(double seconds) {
   const bool has_ended = ending == nullptr || ending->wait(Beside::Stage::kDone, deadline);
   watchdog_.stop();
   std::vector<void*> memory = operations_->stop();
-  if (!has_ended) {
-    // Kernels, or graphs that are alive, may use what is left.
-    watchdog_.leave_failed_word();
-    pinned_.leave();
-    return;
-  }
+  std::vector<void*> pinned{watchdog_.take_failed_word(), pinned_.take()};
+  // Kernels, or graphs that are alive, may use what is left.
+  if (!has_ended) return;
   const std::unique_lock<std::mutex> locked(mutex_);
   operations_->set_idle();
   const DeviceGuard guard(device_api_, device_, std::nothrow);
@@ -432,7 +435,7 @@ void NcclWorld::close(double seconds) {
   has_started_ = false;
   for (void* piece : staging_.take()) memory.push_back(piece);
   guards_.clear();
-  release_memory(on_, std::move(memory))->wait(Beside::Stage::kDone, deadline);
+  release_memory(on_, std::move(memory), std::move(pinned))->wait(Beside::Stage::kDone, deadline);
 }
 
 }  // namespace gpudist

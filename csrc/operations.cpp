@@ -24,7 +24,7 @@ double seconds_since(Operations::Clock::time_point start) {
 }  // namespace
 
 Operations::Operations(const DeviceApi& api, int device)
-    : api_(api), state_(std::make_shared<State>(api)) {
+    : api_(api), device_(device), state_(std::make_shared<State>(api)) {
   thread_ = std::thread([state = state_, device] {
     state->api.set_device(device);
     const RelaxedCapture relaxed(state->api);  // for releases
@@ -50,6 +50,7 @@ std::vector<void*> Operations::stop() {
       return {};
     }
   }
+  const DeviceGuard guard(api_, device_, std::nothrow);
   for (const Operation& operation : state_->operations) {
     if (operation.event != nullptr) api_.destroy_event(operation.event);
   }
@@ -188,16 +189,24 @@ std::vector<std::string> Operations::lines(size_t last) const {
 
 void Operations::discard(void* memory) {
   if (memory == nullptr) return;
-  if (is_idle_) return static_cast<void>(api_.release(memory));
+  if (has_stopped_) return release_beside(memory);
   const Lock locked(state_->mutex);
   state_->discarded.push_back({memory, state_->begun});
 }
 
 void Operations::keep(void* memory) {
   if (memory == nullptr) return;
-  if (is_idle_) return static_cast<void>(api_.release(memory));
+  if (has_stopped_) return release_beside(memory);
   const Lock locked(state_->mutex);
   state_->kept.push_back(memory);
+}
+
+void Operations::release_beside(void* memory) const {
+  std::thread([&api = api_, device = device_, memory] {
+    api.set_device(device);
+    const RelaxedCapture relaxed(api);
+    api.release(memory);
+  }).detach();
 }
 
 std::optional<std::string> Operations::next_error() {
@@ -237,8 +246,8 @@ void Operations::State::ask() {
   changed.notify_all();
 }
 
-// They end in order: the newest is asked first, then what halves the rest, and nobody waits for the
-// lock while the driver answers.
+// They end in order. The oldest is asked first, since mostly it is under way, then the newest, then
+// what halves the rest. Nobody waits for the lock while the driver answers.
 void Operations::State::retire(Lock& locked) {
   std::vector<std::pair<uint64_t, DeviceEvent>> asked;
   for (const Operation& operation : operations) {
@@ -250,16 +259,17 @@ void Operations::State::retire(Lock& locked) {
   std::optional<RelaxedCapture> relaxed(api);
   size_t complete = 0, unknown = asked.size();  // the first `complete` of them are
   int failed = 0;
-  for (size_t middle = asked.size() - 1; complete < unknown;) {
+  for (size_t next = 0; complete < unknown;) {
     bool is_complete = false;
-    failed = api.query_event(asked[middle].second, &is_complete);
+    failed = api.query_event(asked[next].second, &is_complete);
     if (failed != 0) break;
+    const bool was_oldest = complete == 0;
     if (is_complete) {
-      complete = middle + 1;
+      complete = next + 1;
     } else {
-      unknown = middle;
+      unknown = next;
     }
-    middle = complete + (unknown - complete) / 2;
+    next = was_oldest && is_complete ? unknown - 1 : complete + (unknown - complete) / 2;
   }
   relaxed.reset();
   locked.lock();

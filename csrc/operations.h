@@ -71,8 +71,8 @@ class Operations {
   // End the thread that asks; it is left alone if the device keeps it. Gives the memory that was
   // discarded or kept, for who releases it.
   std::vector<void*> stop();
-  // Nothing runs on the device any more: from now on memory is released at once.
-  void set_idle() { is_idle_ = true; }
+  // Nothing uses memory any more that is discarded or kept from now on.
+  void set_idle() { has_stopped_ = true; }
 
  private:
   struct Operation {
@@ -112,9 +112,12 @@ class Operations {
     bool is_stopping = false, has_stopped = false;
   };
 
+  void release_beside(void* memory) const;
+
   const DeviceApi& api_;
+  const int device_;
   const std::shared_ptr<State> state_;
-  std::atomic<bool> is_idle_{false};
+  std::atomic<bool> has_stopped_{false};
   std::thread thread_;
 };
 

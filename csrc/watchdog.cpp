@@ -81,6 +81,11 @@ std::optional<Watchdog::Report> Watchdog::next_report() {
   return report;
 }
 
+void* Watchdog::take_failed_word() {
+  const std::lock_guard<std::mutex> locked(mutex_);
+  return failed_word_.take();
+}
+
 void Watchdog::check() const {
   if (has_failed()) throw WorldFailed();
 }
@@ -95,12 +100,11 @@ void Watchdog::fail(const std::string& text) {
     const std::lock_guard<std::mutex> locked(mutex_);
     if (has_failed()) return;
     failure_ = text;
-    failed_.store(true, std::memory_order_release);
+    // The mark comes before the end of the kernels that wait, and so before what follows them.
+    auto* const word = reinterpret_cast<volatile uint32_t*>(failed_word_.data());
+    if (word != nullptr) *word = 1;
+    failed_.store(true, std::memory_order_seq_cst);
   }
-  // The mark comes before the end of the kernels that wait, and so before what follows them.
-  auto* const word = reinterpret_cast<volatile uint32_t*>(failed_word_.data());
-  *word = 1;
-  std::atomic_thread_fence(std::memory_order_seq_cst);
   abort_all_();
   changed_.notify_all();
 }

@@ -54,8 +54,8 @@ class Watchdog {
   void check() const;
   // Where the device reads whether the world has failed: not zero.
   const uint32_t* failed_word() const { return reinterpret_cast<uint32_t*>(failed_word_.data()); }
-  // Kernels may read it as long as this process lives.
-  void leave_failed_word() { failed_word_.leave(); }
+  // At the end of a world, for who releases it.
+  void* take_failed_word();
 
   // End the thread, and forget the processes.
   void stop();

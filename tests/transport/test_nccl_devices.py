@@ -175,8 +175,8 @@ def test_tensor_on_another_gpu() -> None:
     P_x = runtime.world_of(wire).create_cartesian_topology_partition([1])
     x = torch.ones(4)
     movement = ops.HaloExchange(P_x, halo=((1, 1),)).movement(x)
-    wire.device = torch.device("cuda", 1)
     part = Part(movement, 0, 0)
+    wire.device = torch.device("cuda", 1)
     run = wire.bind_round(None, [part])
     blocks: list[Any] = [OnGpu(x, 0)]
     with pytest.raises(ShapeError, match="the tensor is on cuda:0, its partition's are on cuda:1"):

@@ -247,9 +247,11 @@ def replay_what_was_dropped(transport: Transport) -> list[str]:
     P_world = runtime.world_of(transport)
     clear()
     x = torch.arange(16.0).reshape(4, 4) + 100 * transport.rank
-    expected = wide_halo(P_world)(x)
+    operator = wide_halo(P_world)
+    expected = operator(x)
     with Graph() as graph:
-        y = wide_halo(P_world)(x)
+        y = operator(x)
+    del operator
     forget()
     wide_halo(P_world)(x)
     y.fill_(-1.0)

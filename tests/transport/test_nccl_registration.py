@@ -30,13 +30,21 @@ def blocks(P_x: Partition, cells: int) -> torch.Tensor:
     return whole.contiguous()
 
 
-def with_gradient(operator: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Tensors:
-    y = operator(x)
-    (gradient,) = torch.autograd.grad(y, x, torch.ones_like(y))
-    return y.detach(), gradient
+Bound = Callable[[], Tensors]
 
 
-def repartitioned(P_world: Partition, first: list[int], second: list[int]) -> Tensors:
+def with_gradient(operator: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Bound:
+    """To be called again in a capture, by when ranks have agreed on the operator."""
+
+    def call() -> Tensors:
+        y = operator(x)
+        (gradient,) = torch.autograd.grad(y, x, torch.ones_like(y))
+        return y.detach(), gradient
+
+    return call
+
+
+def repartitioned(P_world: Partition, first: list[int], second: list[int]) -> Bound:
     """Rows leave and arrive as they lie, columns do not."""
     P_x = P_world.create_cartesian_topology_partition(first)
     P_y = P_world.create_cartesian_topology_partition(second)
@@ -44,33 +52,33 @@ def repartitioned(P_world: Partition, first: list[int], second: list[int]) -> Te
     return with_gradient(ops.Repartition(P_x, P_y), x)
 
 
-def rows_to_columns(P_world: Partition) -> Tensors:
+def rows_to_columns(P_world: Partition) -> Bound:
     return repartitioned(P_world, [RANKS, 1], [1, RANKS])
 
 
-def columns_to_rows(P_world: Partition) -> Tensors:
+def columns_to_rows(P_world: Partition) -> Bound:
     return repartitioned(P_world, [1, RANKS], [RANKS, 1])
 
 
-def halo_of_rows(P_world: Partition) -> Tensors:
+def halo_of_rows(P_world: Partition) -> Bound:
     """Faces are contiguous in the input and in the output; the adjoint adds them."""
     P_x = P_world.create_cartesian_topology_partition([RANKS, 1])
     x = blocks(P_x, 8).requires_grad_()
     return with_gradient(ops.HaloExchange(P_x, halo=((1, 1), (0, 0))), x)
 
 
-def halo_of_boxes(P_world: Partition) -> Tensors:
+def halo_of_boxes(P_world: Partition) -> Bound:
     """Some faces are contiguous in the input, and none in the output."""
     P_x = P_world.create_cartesian_topology_partition([2, 2, 1])
     x = torch.arange(64.0).reshape(4, 4, 4).requires_grad_()
     return with_gradient(ops.HaloExchange(P_x, halo=((1, 1), (1, 1), (0, 0))), x)
 
 
-def action_of(name: str) -> Callable[[Partition], Tensors]:
-    return lambda P_world: (ACTIONS[name](P_world),)
+def action_of(name: str) -> Callable[[Partition], Bound]:
+    return lambda P_world: lambda: (ACTIONS[name](P_world),)
 
 
-MOVEMENTS: dict[str, Callable[[Partition], Tensors]] = {
+MOVEMENTS: dict[str, Callable[[Partition], Bound]] = {
     movement.__name__: movement
     for movement in (rows_to_columns, columns_to_rows, halo_of_rows, halo_of_boxes)
 } | {name: action_of(name) for name in ("halo", "backward", "broadcast", "all_sum_reduce")}
@@ -95,20 +103,20 @@ def in_a_world_that_registers(
             else:
                 os.environ[variable] = value
     clear()
-    P_world, movement = runtime.world_of(second), MOVEMENTS[name]
+    movement = MOVEMENTS[name](runtime.world_of(second))
     configure("register_limit", 10**9)
-    expected = movement(P_world)
+    expected = movement()
     configure("register_limit", 1)
     configure("expandable_segments", int(expandable))
     if is_captured:
         with Graph() as graph:
-            found = movement(P_world)
+            found = movement()
         for y in found:
             y.fill_(-1.0)
         graph.launch()
         graph.destroy()
     else:
-        found = movement(P_world)
+        found = movement()
     second.wait()
     assert all(map(torch.equal, found, expected))
     misuses = violations()
