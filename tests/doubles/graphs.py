@@ -33,6 +33,9 @@ class Graph:
     def __exit__(self, *details: Any) -> None:
         self._pool.__exit__(*details)
         result = nccl().gpudist_double_end_capture(self._number)
+        if details[0] is not None:
+            self.destroy()  # nobody else would
+            return
         assert result == 0, f"the end of the capture returned {result}"
 
     def launch(self) -> None:

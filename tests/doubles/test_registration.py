@@ -46,7 +46,7 @@ def array(kind: str, rank: Rank) -> np.ndarray:
     else:
         memory = c_void_p(make("allocate", BYTES))
     assert memory.value is not None
-    return np.frombuffer((ctypes.c_char * BYTES).from_address(memory.value), np.float32)
+    return np.ctypeslib.as_array((ctypes.c_float * (BYTES // 4)).from_address(memory.value))
 
 
 def exchange(rank: Rank, kinds: tuple[str, str], is_captured: bool) -> int:

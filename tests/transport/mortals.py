@@ -1,10 +1,12 @@
-"""Processes for tests in which ranks end or hang."""
+"""Processes for tests in which ranks end or hang, and what worlds leave in a process."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
+from gpudist.exchange import carry
 from gpudist.transport.base import Transport
 from tests.transport.worlds import Outcome, ProcessRanks
 
@@ -47,3 +49,10 @@ class Mortals:
 
     def kill(self) -> None:
         self._ranks.kill()
+
+
+def forget_rounds() -> None:
+    """Let go of what is bound, and with it of worlds that are gone."""
+    carry._rounds.cache_clear()
+    while gc.collect():
+        pass

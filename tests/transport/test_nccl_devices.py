@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import subprocess
 import threading
@@ -16,8 +15,9 @@ import torch.distributed as dist
 
 from gpudist import ops, runtime
 from gpudist.errors import NotBuiltError, ShapeError, TransportError
+from gpudist.exchange import carry
 from gpudist.exchange.rounds import Part
-from gpudist.partition import Partition
+from gpudist.partition import CartesianPartition, Partition
 from gpudist.transport.base import Transport
 from gpudist.transport.failure import Failure
 from gpudist.transport.nccl import NcclTransport
@@ -33,7 +33,8 @@ from tests.doubles.nccl import (
     forget_contexts,
     violations,
 )
-from tests.transport.mortals import Mortals
+from tests.doubles.ranks import run_all
+from tests.transport.mortals import Mortals, forget_rounds
 from tests.transport.nccl_actions import (
     all_sum_reduce,
     backward,
@@ -78,9 +79,7 @@ def on_second_gpu(transport: Transport) -> NcclTransport:
 
 def in_thread(call: Callable[[], Any]) -> None:
     """Call in a thread that has chosen no device."""
-    thread = threading.Thread(target=call)
-    thread.start()
-    thread.join()
+    run_all([call])
 
 
 def act(P_world: Partition) -> None:
@@ -91,6 +90,8 @@ def act(P_world: Partition) -> None:
 def live_on_second_gpu(transport: Transport, fails: bool) -> tuple[dict[int, str], list[str]]:
     """The contexts of a world that does something in several threads, perhaps fails, and ends."""
     clear()
+    configure("register_limit", 10**9)
+    forget_rounds()  # with worlds that were on GPU 0
     forget_contexts()
     second = on_second_gpu(transport)
     P_second = runtime.world_of(second)
@@ -122,23 +123,28 @@ def test_no_context_on_the_first_gpu(mortals: Mortals, fails: bool) -> None:
         assert misuses == []
 
 
-def end_after_an_illegal_address(transport: Transport) -> str:
-    """Every call of the device's fails for good, also those of what is being destroyed."""
-    clear()
-    second = on_second_gpu(transport)
-    halo(runtime.world_of(second))
+def break_device() -> None:
     memory, other = make("allocate", 64), make("allocate", 64)
     assert device().release(memory) == 0
     assert device().copy(other, memory, 64, None) == 0
     assert device().release(other) == 700
+
+
+def end_on_a_broken_device(transport: Transport, is_closed: bool) -> str:
+    """Every call of the device's fails for good, also those of what is being destroyed."""
+    clear()
+    second = on_second_gpu(transport)
+    halo(runtime.world_of(second))
+    if is_closed:
+        second.close()
+    break_device()
 
     def end() -> None:
         nonlocal second
         with suppress(TransportError):
             second.close()
         del second
-        while gc.collect():
-            pass
+        forget_rounds()
 
     in_thread(end)
     clear()
@@ -146,8 +152,9 @@ def end_after_an_illegal_address(transport: Transport) -> str:
     return "alive"
 
 
-def test_world_ends_on_a_broken_device(mortals: Mortals) -> None:
-    ended = mortals.run(RANKS, end_after_an_illegal_address, timeout_s=LONG_S, kind="gloo")
+@pytest.mark.parametrize("is_closed", [False, True], ids=["open", "closed"])
+def test_world_ends_on_a_broken_device(mortals: Mortals, is_closed: bool) -> None:
+    ended = mortals.run(RANKS, end_on_a_broken_device, is_closed, timeout_s=LONG_S, kind="gloo")
     assert ended == ["alive"] * RANKS
 
 
@@ -238,29 +245,36 @@ def test_communicator_of_a_process_group_stays_torchs() -> None:
     assert ended.stdout.count("[2.0, 2.0]") == 2
 
 
+def living() -> int:
+    return count("allocate") - count("release")
+
+
+def call_at_once(P_x: CartesianPartition, cells: int) -> None:
+    """Four threads are the first to carry out one movement."""
+    x = torch.arange(float(cells**3)).reshape(cells, cells, cells)
+    movement = ops.HaloExchange(P_x, halo=((1, 1),) * 3, periodic=True).movement(x)
+    barrier = threading.Barrier(4)
+
+    def call() -> torch.Tensor:
+        barrier.wait()
+        return carry.carry_out([movement], [x])[0]
+
+    found = run_all([call] * 4)
+    (expected,) = carry.carry_out([movement], [x])
+    assert all(torch.equal(y, expected) for y in found)
+
+
 def test_threads_that_call_a_local_operator_first() -> None:
-    """Its tables are made once, and all of them get right numbers."""
+    """They get right numbers, and no table is made that nobody gives back."""
     use_doubles()
+    forget_rounds()
+    before, made = living(), count("allocate")
     wire = runtime.connect("nccl", dist.HashStore(), 0, 1, LONG_S, "local")
     P_x = runtime.world_of(wire).create_cartesian_topology_partition([1, 1, 1])
-    extra: list[int] = []
-    for cells in range(4, 24):
-        x = torch.arange(float(cells**3)).reshape(cells, cells, cells)
-        operator = ops.HaloExchange(P_x, halo=((1, 1),) * 3, periodic=True)
-        at_once, found = threading.Barrier(4), []
-
-        def call(operator=operator, x=x, at_once=at_once, found=found) -> None:
-            at_once.wait()
-            found.append(operator(x))
-
-        before = count("allocate")
-        threads = [threading.Thread(target=call) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        extra.append(count("allocate") - before)
-        assert all(torch.equal(y, operator(x)) for y in found) and len(found) == 4
+    for cells in range(4, 14):
+        call_at_once(P_x, cells)
+    assert count("allocate") > made, "no table is in the device's memory"
     wire.close()
-    assert min(extra) > 0, "no table is in the device's memory"
-    assert max(extra) == min(extra), extra
+    del wire, P_x
+    forget_rounds()
+    assert living() == before

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import time
@@ -13,15 +12,15 @@ import torch
 
 from gpudist import ops, runtime
 from gpudist.errors import PeerFailure, TransportError
-from gpudist.exchange import InFlight, carry, start
+from gpudist.exchange import InFlight, start
 from gpudist.partition import Partition
 from gpudist.transport.base import Transport
 from gpudist.transport.failure import Failure
 from gpudist.transport.nccl import NcclTransport
 from tests.doubles.graphs import Graph
-from tests.doubles.nccl import clear, configure, count, inject, violations
+from tests.doubles.nccl import clear, configure, count, inject, log, violations
 from tests.patience import allowed_s
-from tests.transport.mortals import Mortals
+from tests.transport.mortals import Mortals, forget_rounds
 from tests.transport.nccl_actions import Fate, block_of, fate_of, halo, halo_of
 
 RANKS = 2
@@ -62,6 +61,7 @@ def close(transport: Transport) -> float:
 
 def fail_with_a_graph(transport: Transport) -> Fate:
     P_world = runtime.world_of(transport)
+    forget_rounds()
     clear()
     expected = halo(P_world)
     with Graph() as graph:
@@ -169,9 +169,10 @@ def close_before_queued_kernels(transport: Transport) -> list[str]:
     P_world = runtime.world_of(transport)
     clear()
     halo(P_world)
+    messages = sum(line[3] in ("send", "recv") for line in log())
     configure("asynchronous", 1)
     inject("stall")
-    inject("delay", after=1)
+    inject("delay", after=messages)
     in_flight = [started_halo(P_world, factor) for factor in (1.0, 2.0, 3.0)]
     give_up(transport)
     transport.close()
@@ -211,49 +212,109 @@ def wide_halo(P_world: Partition) -> ops.HaloExchange:
     return ops.HaloExchange(P_x, halo=((1, 1), (1, 1)), periodic=True)
 
 
-def forget(*kept: object) -> float:
-    """Let go of what is bound; how long that took."""
-    begin_s = time.monotonic()
-    carry._rounds.cache_clear()
-    while gc.collect():
-        pass
-    return time.monotonic() - begin_s
-
-
-def drop_while_a_kernel_hangs(transport: Transport) -> tuple[float, list[str]]:
-    P_world = runtime.world_of(transport)
-    clear()
-    halo(P_world)
+def another_world(transport: Transport) -> Partition:
+    """Beside the transport's, in which an operator has tables in the device's memory."""
+    assert isinstance(transport, NcclTransport)
+    second = runtime.connect(
+        "nccl", transport.store, transport.rank, transport.size, LONG_S,
+        f"{transport.prefix}/another",
+    )  # fmt: skip
     before = count("allocate")
-    wide_halo(P_world)(torch.ones(4, 4))
+    P_second = runtime.world_of(second)
+    wide_halo(P_second)(torch.ones(4, 4))
     assert count("allocate") > before, "no table is in the device's memory"
+    return P_second
+
+
+def drop_while_a_kernel_hangs(transport: Transport, is_closed: bool) -> tuple[float, list[str]]:
+    """Operators of this world, or of another that was closed before."""
+    forget_rounds()
+    clear()
+    P_world = runtime.world_of(transport)
+    halo(P_world)
+    if is_closed:
+        another_world(transport).wire.close()
+    else:
+        wide_halo(P_world)(torch.ones(4, 4))
     P_world.barrier()
     inject("stall")
     in_flight = started_halo(P_world)
-    forgetting_s = forget()
+    begin_s = time.monotonic()
+    forget_rounds()
+    forgetting_s = time.monotonic() - begin_s
     give_up(transport)
     let_go([in_flight])
     return forgetting_s, violations()
 
 
-def test_dropped_operators_do_not_wait_for_kernels(mortals: Mortals) -> None:
+@pytest.mark.parametrize("is_closed", [False, True], ids=["its own", "a closed world's"])
+def test_dropped_operators_do_not_wait_for_kernels(mortals: Mortals, is_closed: bool) -> None:
     """Their device memory goes later: Python goes on meanwhile, and learns of deaths."""
-    for forgetting_s, misuses in mortals.run(GRID, drop_while_a_kernel_hangs, timeout_s=LONG_S):
+    ended = mortals.run(GRID, drop_while_a_kernel_hangs, is_closed, timeout_s=LONG_S)
+    for forgetting_s, misuses in ended:
         assert forgetting_s < allowed_s(1.0)
         assert misuses == []
 
 
-def replay_what_was_dropped(transport: Transport) -> list[str]:
+def drop_in_a_capture(transport: Transport, closes: bool) -> list[str]:
+    """Python frees a world whenever it likes."""
+    forget_rounds()
+    clear()
+    P_world = runtime.world_of(transport)
+    halo(P_world)
+    P_second = another_world(transport)
+    if closes:
+        P_second.wire.close()
+    with Graph() as graph:
+        halo(P_world)
+        del P_second
+        forget_rounds()
+    graph.launch()
+    graph.destroy()
+    return violations()
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_world_that_is_dropped_in_a_capture(mortals: Mortals, closes: bool) -> None:
+    """A call that a capture forbids would end it."""
+    found = mortals.run(GRID, drop_in_a_capture, closes, timeout_s=LONG_S)
+    assert found == [[]] * GRID
+
+
+def read_in_a_capture(transport: Transport) -> str:
     P_world = runtime.world_of(transport)
     clear()
+    P_world.allgather_data([transport.rank])
+    said = ""
+    with Graph() as graph:
+        try:
+            said = f"no error, but {P_world.allgather_data([transport.rank])}"
+        except TransportError as error:
+            said = str(error)
+    graph.destroy()
+    return said
+
+
+def test_data_that_the_host_reads_in_a_capture(mortals: Mortals) -> None:
+    """Nothing has been carried out that could be read."""
+    for text in mortals.run(RANKS, read_in_a_capture, timeout_s=LONG_S):
+        assert "capture" in text, text
+
+
+def replay_what_was_dropped(transport: Transport) -> list[str]:
+    P_world = runtime.world_of(transport)
+    forget_rounds()
+    clear()
+    configure("register_limit", 10**9)
     x = torch.arange(16.0).reshape(4, 4) + 100 * transport.rank
+    before = count("allocate")
     operator = wide_halo(P_world)
     expected = operator(x)
+    assert count("allocate") > before, "no table is in the device's memory"
     with Graph() as graph:
         y = operator(x)
-    del operator
-    forget()
-    wide_halo(P_world)(x)
+    forget_rounds()
+    operator(x)
     y.fill_(-1.0)
     graph.launch()
     misuses = violations()

@@ -15,6 +15,7 @@ from gpudist.transport.nccl import NcclTransport
 from tests.doubles.device import device, finish, is_complete, make
 from tests.doubles.graphs import Graph
 from tests.doubles.nccl import clear, inject, violations
+from tests.transport.mortals import forget_rounds
 from tests.transport.nccl_actions import block_of, halo, halo_of
 from tests.transport.worlds import results
 
@@ -26,17 +27,19 @@ def stream_with_the_same_handle(transport: Transport) -> list[str]:
     P_world = runtime.world_of(transport)
     clear()
     expected = halo(P_world)
-    operator = halo_of(P_world)
+    operator, current = halo_of(P_world), [0]
     x, negative = block_of(P_world), -block_of(P_world)
+    transport.stream = lambda: current[0]
+    forget_rounds()  # which ask the transport for its stream
     first = make("stream")
     inject("delay")
-    transport.stream = lambda: first
+    current[0] = first
     y = operator(x)
     assert device().destroy_stream(first) == 0
-    second = make("stream")
+    second = current[0] = make("stream")
     assert second == first
     z = operator(negative)
-    transport.stream = lambda: 0
+    current[0] = 0
     finish(second)
     time.sleep(0.5)  # what was on the first stream has ended too
     assert torch.equal(z, -expected)

@@ -9,76 +9,78 @@ import pytest
 import torch
 
 from gpudist import ops, runtime
+from gpudist.ops.operator import remembered
 from gpudist.partition import Partition
 from gpudist.transport.base import Transport
 from gpudist.transport.nccl import NcclTransport
 from tests.doubles.graphs import Graph
 from tests.doubles.nccl import clear, configure, violations
+from tests.transport.mortals import forget_rounds
 from tests.transport.nccl_actions import ACTIONS
 from tests.transport.worlds import results
 
 RANKS = 4
+CELLS = 8
 Tensors = tuple[torch.Tensor, ...]
 VARIABLES = ("NCCL_LOCAL_REGISTER", "NCCL_GRAPH_REGISTER")
 
 
-def blocks(P_x: Partition, cells: int) -> torch.Tensor:
-    """The block of a square matrix of different cells."""
-    whole = torch.arange(float(cells * cells)).reshape(cells, cells)
+def block(P_x: Partition) -> torch.Tensor:
+    """A block of a square matrix of different cells."""
+    cells = torch.arange(float(CELLS * CELLS)).reshape(CELLS, CELLS)
+    assert P_x.index is not None
     for axis, size in enumerate(P_x.shape):
-        whole = whole.tensor_split(size, axis)[P_x.index[axis]]
-    return whole.contiguous()
+        cells = cells.tensor_split(size, axis)[P_x.index[axis]]
+    return cells.contiguous()
 
 
-Bound = Callable[[], Tensors]
+def with_gradient(operator: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Tensors:
+    y = operator(x)
+    (gradient,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    return y.detach(), gradient
 
 
-def with_gradient(operator: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Bound:
-    """To be called again in a capture, by when ranks have agreed on the operator."""
-
-    def call() -> Tensors:
-        y = operator(x)
-        (gradient,) = torch.autograd.grad(y, x, torch.ones_like(y))
-        return y.detach(), gradient
-
-    return call
-
-
-def repartitioned(P_world: Partition, first: list[int], second: list[int]) -> Bound:
+def repartitioned(P_world: Partition, first: list[int], second: list[int]) -> Tensors:
     """Rows leave and arrive as they lie, columns do not."""
     P_x = P_world.create_cartesian_topology_partition(first)
     P_y = P_world.create_cartesian_topology_partition(second)
-    x = blocks(P_x, 8).requires_grad_()
-    return with_gradient(ops.Repartition(P_x, P_y), x)
+    x = block(P_x).requires_grad_()
+    return with_gradient(remembered(ops.Repartition, P_x, P_y, global_shape=(CELLS, CELLS)), x)
 
 
-def rows_to_columns(P_world: Partition) -> Bound:
+def rows_to_columns(P_world: Partition) -> Tensors:
     return repartitioned(P_world, [RANKS, 1], [1, RANKS])
 
 
-def columns_to_rows(P_world: Partition) -> Bound:
+def columns_to_rows(P_world: Partition) -> Tensors:
     return repartitioned(P_world, [1, RANKS], [RANKS, 1])
 
 
-def halo_of_rows(P_world: Partition) -> Bound:
+def halo_of_rows(P_world: Partition) -> Tensors:
     """Faces are contiguous in the input and in the output; the adjoint adds them."""
     P_x = P_world.create_cartesian_topology_partition([RANKS, 1])
-    x = blocks(P_x, 8).requires_grad_()
-    return with_gradient(ops.HaloExchange(P_x, halo=((1, 1), (0, 0))), x)
+    x = block(P_x).requires_grad_()
+    operator = remembered(
+        ops.HaloExchange, P_x, None, halo=((1, 1), (0, 0)), global_shape=(CELLS, CELLS)
+    )
+    return with_gradient(operator, x)
 
 
-def halo_of_boxes(P_world: Partition) -> Bound:
+def halo_of_boxes(P_world: Partition) -> Tensors:
     """Some faces are contiguous in the input, and none in the output."""
     P_x = P_world.create_cartesian_topology_partition([2, 2, 1])
     x = torch.arange(64.0).reshape(4, 4, 4).requires_grad_()
-    return with_gradient(ops.HaloExchange(P_x, halo=((1, 1), (1, 1), (0, 0))), x)
+    operator = remembered(
+        ops.HaloExchange, P_x, None, halo=((1, 1), (1, 1), (0, 0)), global_shape=(8, 8, 4)
+    )
+    return with_gradient(operator, x)
 
 
-def action_of(name: str) -> Callable[[Partition], Bound]:
-    return lambda P_world: lambda: (ACTIONS[name](P_world),)
+def action_of(name: str) -> Callable[[Partition], Tensors]:
+    return lambda P_world: (ACTIONS[name](P_world),)
 
 
-MOVEMENTS: dict[str, Callable[[Partition], Bound]] = {
+MOVEMENTS: dict[str, Callable[[Partition], Tensors]] = {
     movement.__name__: movement
     for movement in (rows_to_columns, columns_to_rows, halo_of_rows, halo_of_boxes)
 } | {name: action_of(name) for name in ("halo", "backward", "broadcast", "all_sum_reduce")}
@@ -102,21 +104,22 @@ def in_a_world_that_registers(
                 del os.environ[variable]
             else:
                 os.environ[variable] = value
+    forget_rounds()
     clear()
-    movement = MOVEMENTS[name](runtime.world_of(second))
+    P_world, movement = runtime.world_of(second), MOVEMENTS[name]
     configure("register_limit", 10**9)
-    expected = movement()
+    expected = movement(P_world)
     configure("register_limit", 1)
     configure("expandable_segments", int(expandable))
     if is_captured:
         with Graph() as graph:
-            found = movement()
+            found = movement(P_world)
         for y in found:
             y.fill_(-1.0)
         graph.launch()
         graph.destroy()
     else:
-        found = movement()
+        found = movement(P_world)
     second.wait()
     assert all(map(torch.equal, found, expected))
     misuses = violations()
