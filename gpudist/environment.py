@@ -22,7 +22,7 @@ except ImportError:
     _native = None
 
 # The oldest and the newest torch that the whole suite runs on: `make compatibility`.
-TESTED_TORCH = ("2.10", "2.15")
+TESTED_TORCH = ("2.11", "2.15")
 
 _USES = {
     "nccl": "between GPUs",
