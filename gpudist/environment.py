@@ -27,7 +27,7 @@ except ImportError:
     _native = None
 
 # The oldest and the newest torch that the whole suite runs on: `make compatibility`.
-TESTED_TORCH = ("2.10", "2.15")
+TESTED_TORCH = ("2.11", "2.15")
 
 _USES = {
     "nccl": "between GPUs",
@@ -162,11 +162,14 @@ def describe(asked: Settings | None = None) -> Environment:
 
 def is_tested(version: str) -> bool:
     """Whether a version of torch, such as ``"2.13.0+cpu"``, is in the tested range."""
-    oldest, own, newest = (
-        tuple([int(part) for part in text.split(".")[:2]])
-        for text in (TESTED_TORCH[0], version, TESTED_TORCH[1])
-    )
-    return oldest <= own <= newest
+    oldest, newest = TESTED_TORCH
+    return numbers(oldest) <= numbers(version) <= numbers(newest)
+
+
+def numbers(version: str) -> tuple[int, int]:
+    """``"2.13.0+cpu"`` is 2 and 13."""
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
 
 
 def _transports(found: Built, nccl_missing: str) -> tuple[TransportState, ...]:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gpudist.environment import TESTED_TORCH, is_tested
+from gpudist.environment import TESTED_TORCH, is_tested, numbers
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "compatibility"
@@ -31,6 +31,11 @@ def newest_on_pypi() -> str:
     found = re.match(r"torch \(([\d.]+)\)", told)
     if found is None:
         raise SystemExit(f"`{' '.join(command[1:])}` names no version:\n{told}")
+    if numbers(found[1]) < numbers(TESTED_TORCH[1]):
+        raise SystemExit(
+            f"pip finds no torch after {found[1]}, but gpudist is tested with {TESTED_TORCH[1]}: "
+            "is PyPI reachable? `pip index versions torch` tells"
+        )
     return found[1]
 
 

@@ -22,8 +22,8 @@ settings.register_profile("same", derandomize=True)
 settings.load_profile("same")
 
 
-# Torch 2.11 built for CUDA, without a GPU: what fake tensors have in place of one belongs to
-# the thread that had the first of them, and later ones end the process once that thread has ended.
+# Torch 2.11 built for CUDA, where there is no GPU: what fake tensors have in place of one is lost
+# with the thread that had the first of them, and later ones end the process.
 if torch.version.cuda and not torch.cuda.is_available():
     torch._C._ensureCUDADeviceGuardSet()  # pyright: ignore[reportAttributeAccessIssue]
 

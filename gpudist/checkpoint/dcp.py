@@ -85,6 +85,8 @@ def save(
             if P_world.rank == 0:
                 _, metadata = planner.create_global_plan([plan for plan, _ in all_written])
                 writer.finish(metadata, [results for _, results in all_written])
+                # Not every torch completes the object that it is given.
+                metadata = SafeReader(folder).read_metadata()
                 require_of_one_save(folder, files_of(metadata), metadata)
                 folders.put_in_place(target, identity)
     except BaseException:

@@ -19,12 +19,13 @@ from gpudist.transport.host import is_built
 from gpudist.transport.nccl_library import wheel_libraries
 
 ROOT = Path(__file__).resolve().parents[2]
+DOUBLES = ("GPUDIST_NCCL_LIBRARY", "GPUDIST_DEVICE_LIBRARY")
 FOUND = Environment(
     gpudist="0.1.0",
     python="3.11.7",
     torch="2.13.0+cu130",
     torch_cuda="13.0",
-    tested_torch=("2.10", "2.15"),
+    tested_torch=("2.11", "2.15"),
     torch_is_tested=True,
     native_core=True,
     native_core_missing="",
@@ -50,7 +51,7 @@ FOUND = Environment(
 TEXT = """\
 gpudist      0.1.0
 Python       3.11.7
-torch        2.13.0+cu130, built for CUDA 13.0, within the tested 2.10 to 2.15
+torch        2.13.0+cu130, built for CUDA 13.0, within the tested 2.11 to 2.15
 native core  built
 CUDA half    built with CUDA 13.0, driver for CUDA up to 13.1, GPUs: 2
 GPUs         H200, 141.0 GiB; H200, 141.0 GiB
@@ -142,10 +143,15 @@ def test_on_a_terminal_with_rich(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """In an environment without the doubles that another test may use."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
         [sys.executable, *arguments],
-        env={**os.environ, "PYTHONPATH": path, **environment},
+        env={
+            **{name: os.environ[name] for name in os.environ if name not in DOUBLES},
+            "PYTHONPATH": path,
+            **environment,
+        },
         capture_output=True,
         text=True,
         timeout=90,
