@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 
@@ -30,6 +31,28 @@ def late_stream(device: torch.device) -> Iterator[None]:
         torch.cuda._sleep(BUSY_CYCLES)
         yield
     before.wait_stream(stream)
+
+
+def recorded(call: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
+    """Capture ``call`` as a CUDA graph, after one call outside it; on a CPU, the call itself.
+
+    Returns:
+        What replays the graph and returns what ``call`` returned under capture. It owns the graph.
+    """
+    call()
+    if device.type != "cuda":
+        return call
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    # Threads that watch communicators ask for events meanwhile.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        result = call()
+
+    def replay() -> Any:
+        graph.replay()
+        return result
+
+    return replay
 
 
 def on_late_stream(P_world: Partition, case: str) -> dict[str, torch.Tensor]:
@@ -98,16 +121,9 @@ def replayed(P_world: Partition, case: str) -> dict[str, torch.Tensor]:
     """An operator captured in a CUDA graph moves what is in its input at each replay."""
     operator, values = OPERATORS[case](P_world)
     x = torch.zeros_like(values, device=P_world.device)
-    if x.device.type != "cuda":
-        return on_cpu(**{f"y {turn}": operator(values * turn) for turn in range(3)})
-    operator(x)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        y = operator(x)
+    replay = recorded(lambda: operator(x), P_world.device)
     results: dict[str, torch.Tensor] = {}
     for turn in range(3):
         x.copy_(values * turn)
-        graph.replay()
-        results[f"y {turn}"] = y.clone()
+        results[f"y {turn}"] = replay().clone()
     return on_cpu(**results)

@@ -77,11 +77,19 @@ class SeveralRanks:
     """Processes of their own, on one GPU or on one each.
 
     They are spawned: nothing of this process's CUDA is inherited, and the environment is theirs.
+
+    Args:
+        kind: one of ``SEVERAL``.
+        timeout_s: deadline of every wait between ranks.
+        more: variables of their environment beside those that all worlds of this kind have.
     """
 
-    def __init__(self, kind: str, timeout_s: float = WAIT_S) -> None:
+    def __init__(
+        self, kind: str, timeout_s: float = WAIT_S, more: Mapping[str, str] | None = None
+    ) -> None:
         self.size = SHARED.get(kind) or gpus()
-        self._environment = {**_CHOSEN, **(_sharing() if kind in SHARED else {})}
+        sharing = _sharing() if kind in SHARED else {}
+        self._environment = {**_CHOSEN, **sharing, **(more or {})}
         self.pool = RankPool(self.size, timeout_s, start_method="spawn")
 
     def run(self, body: Callable[..., Any], **params: Any) -> list[Any]:
