@@ -8,7 +8,7 @@ import pytest
 
 from tests.gpu.devices import require_gpu, scaled
 from tests.gpu.large import MOVEMENTS, compared, every_operator, table_beside_others
-from tests.gpu.worlds import SEVERAL, OneRank, SeveralRanks, World, why_there_is_no
+from tests.gpu.worlds import TWO_OR_MORE, OneRank, SeveralRanks, World, why_there_is_no
 
 require_gpu()
 
@@ -35,7 +35,7 @@ def registering(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
     yield {"NCCL_GRAPH_REGISTER": request.param}
 
 
-@pytest.fixture(scope="module", params=SEVERAL)
+@pytest.fixture(scope="module", params=TWO_OR_MORE)
 def ranks(
     request: pytest.FixtureRequest, registering: dict[str, str]
 ) -> Iterator[SeveralRanks]:

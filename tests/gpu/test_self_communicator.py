@@ -6,6 +6,8 @@ NCCL and one GPU these tests alone run it.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -117,3 +119,12 @@ def test_abort(mortal: SelfCommunicator) -> None:
     mortal.core.close(SOON_S)
     assert time.monotonic() - start_s < 2 * SOON_S
     assert float((x + 1).sum()) == 2 * MIB
+
+
+def test_a_program_ends_with_a_graph_alive() -> None:
+    """NCCL does not give up a communicator while a graph has its messages; the program ends."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.gpu.graph_at_exit"],
+        timeout=120, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stdout) == (0, "right\n"), ended.stderr

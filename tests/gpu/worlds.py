@@ -24,6 +24,8 @@ ONE_RANK = "one rank"
 A_RANK_A_GPU = "a rank a GPU"
 SHARED = {"2 ranks on one GPU": 2, "4 ranks on one GPU": 4}
 SEVERAL = (*SHARED, A_RANK_A_GPU)
+# For tests that make a world of their own.
+TWO_OR_MORE = ("2 ranks on one GPU", A_RANK_A_GPU)
 
 _CHOSEN = {
     "GPUDIST_NCCL_LIBRARY": SETTINGS.nccl_library,
@@ -103,6 +105,10 @@ class SeveralRanks:
         """Raises ``RanksFailed``, for a test of what becomes of a rank's failure."""
         with environment(self._environment):
             return self.pool.run(self.size, body, kwargs=params, limit_s=LIMIT_S, transport="nccl")
+
+    def processes(self) -> list[Any]:
+        """Those of the ranks, for a test of how they end."""
+        return [worker.process for worker in self.pool._workers]
 
     def close(self) -> None:
         self.pool.close()
