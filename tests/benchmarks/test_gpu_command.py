@@ -19,10 +19,10 @@ from benchmarks.case import Case
 from benchmarks.files import write
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import files
+from benchmarks.gpu.machine import HostMachine
 from benchmarks.measure import Series, rows_of
 from gpudist import runtime
 from tests import warm
-from tests.benchmarks.gpu_host import HostMachine
 from tests.doubles import use_doubles
 
 ROOT = Path(__file__).resolve().parents[2]

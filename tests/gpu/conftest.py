@@ -8,7 +8,6 @@ import pytest
 
 from tests.gpu.worlds import ONE_RANK, SEVERAL, OneRank, SeveralRanks, World, why_there_is_no
 
-
 WORLDS = (ONE_RANK, *SEVERAL)
 
 

@@ -150,5 +150,5 @@ def test_steps_name_what_there_is() -> None:
 
 
 def test_unknown_steps_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="no step is called 'kernel'|no step is called kernel"):
+    with pytest.raises(SystemExit, match="no step is called kernel"):
         main(["--out", str(tmp_path), "--only", "kernel"])

@@ -36,9 +36,7 @@ def registering(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture(scope="module", params=TWO_OR_MORE)
-def ranks(
-    request: pytest.FixtureRequest, registering: dict[str, str]
-) -> Iterator[SeveralRanks]:
+def ranks(request: pytest.FixtureRequest, registering: dict[str, str]) -> Iterator[SeveralRanks]:
     reason = why_there_is_no(request.param)
     if reason:
         pytest.skip(reason)

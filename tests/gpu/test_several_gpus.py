@@ -1,4 +1,4 @@
-"""What only several GPUs show: whose memory a process uses, and torch's own messages beside ours."""
+"""What only several GPUs show: whose memory a process uses, torch's own messages beside ours."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def data_parallel_beside_a_halo(P_world: Partition, port: int) -> list[float]:
 def _trained(P_world: Partition, on_gpu: bool) -> list[float]:
     torch.manual_seed(0)
     P_x = P_world.create_cartesian_topology_partition([1, 1, P_world.size, 1])
-    convolution = nn.DistributedConv2d(P_x, 2, 2, 3, padding=1, replicate_parameters=True)
+    convolution = nn.DistributedConv2d(P_x, 2, 2, 3, padding=1).to(P_world.device)
     network = torch.nn.Linear(8, 8).to(P_world.device)
     parallel = DistributedDataParallel(network, device_ids=[P_world.rank] if on_gpu else None)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.01)
@@ -85,7 +85,7 @@ def _trained(P_world: Partition, on_gpu: bool) -> list[float]:
     losses: list[float] = []
     for _ in range(STEPS):
         optimizer.zero_grad()
-        loss = parallel(convolution.to(P_world.device)(x)).square().mean()
+        loss = parallel(convolution(x)).square().mean()
         loss.backward()
         optimizer.step()
         total = loss.detach().clone()

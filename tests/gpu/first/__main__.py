@@ -74,7 +74,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.gpu.first", description=__doc__)
     parser.add_argument("--out", type=Path, help="folder of all output")
     parser.add_argument("--list", action="store_true", help="show the steps and run none")
-    parser.add_argument("--only", action="append", default=[], metavar="STEP", help="may be repeated")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="STEP", help="may be repeated"
+    )
     parser.add_argument("--from", dest="first", default="", metavar="STEP", help="begin with it")
     parser.add_argument("--quick", action="store_true", help="only what takes seconds")
     parser.add_argument("--budget", type=float, default=BUDGET_S, help="of all, in s; 0: no limit")
