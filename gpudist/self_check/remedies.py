@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import astuple, dataclass, replace
 from statistics import median
+from typing import TypeVar
 
 import torch
 
@@ -15,6 +16,8 @@ from gpudist.environment import describe, nccl_version
 from gpudist.links import Link
 from gpudist.partition import Partition
 from gpudist.self_check.link_speeds import LinkSpeed
+
+Key = TypeVar("Key", bound=Hashable)
 
 # Of the median of all links; below it a link is said to be slow.
 SLOW_LINK = 0.5
@@ -191,8 +194,8 @@ def of_failure(text: str) -> str:
     return next((remedy for words, remedy in _SAID.items() if words in lower), "")
 
 
-def _by(found: Sequence[Place], key: Callable[[Place], Hashable]) -> Mapping[object, list[int]]:
-    ranks: dict[object, list[int]] = {}
+def _by(found: Sequence[Place], key: Callable[[Place], Key]) -> dict[Key, list[int]]:
+    ranks: dict[Key, list[int]] = {}
     for rank, place in enumerate(found):
         ranks.setdefault(key(place), []).append(rank)
     return ranks

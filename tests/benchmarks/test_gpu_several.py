@@ -1,4 +1,4 @@
-"""What is measured between GPUs, over the doubles: every side is right, and what is wrong is seen."""
+"""What is measured between GPUs, over the doubles: every side is right, what is wrong is seen."""
 
 from __future__ import annotations
 

@@ -27,7 +27,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _worlds_of(item: pytest.Item) -> list[str]:
     """Those that a test makes or is given; one rank if it names none."""
-    given = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    call = getattr(item, "callspec", None)
+    given = call.params.values() if call is not None else ()
     return [value for value in given if value in WORLDS] or [ONE_RANK]
 
 

@@ -41,7 +41,7 @@ class SelfCommunicator:
         self.stream = stream_of(self.device)
 
     def exchange(self, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor]) -> None:
-        """One group: a message from each tensor of ``sent`` to that of ``received`` in its place."""
+        """One group: a message from each tensor of ``sent`` to its place in ``received``."""
         assert _native is not None
         sizes = [x.nbytes for x in sent]
         digest = blake2b(repr(sizes).encode(), digest_size=16).digest()

@@ -120,7 +120,7 @@ def test_logs_are_packed(tmp_path: Path) -> None:
          "needs a GPU: none"),
         (".s\nSKIPPED [1] tests/gpu/t.py:9: no CuPy\n1 passed, 1 skipped", 0, "ok",
          "1 passed, 1 skipped"),
-        ("error: nothing is measured: one GPU", 3, "skipped", "error: nothing is measured: one GPU"),
+        ("error: nothing is measured: none", 3, "skipped", "error: nothing is measured: none"),
         ("no tests ran in 0.1s", 5, "skipped", "no tests ran in 0.1s"),
         ("", 0, "ok", "it printed nothing"),
         ("word", -11, "failed", "exit status -11: word"),

@@ -100,7 +100,7 @@ def test_finalize_and_destroy(mortal: SelfCommunicator) -> None:
 
 
 def test_abort(mortal: SelfCommunicator) -> None:
-    """A failed world ends at once, whatever is under way; it has no results, and the GPU works on."""
+    """A failed world ends at once, whatever is under way, and the GPU works on."""
     x = torch.ones(MIB, dtype=torch.float32, device=mortal.device)
     y = torch.zeros_like(x)
     mortal.exchange([x], [y])
