@@ -40,7 +40,10 @@ def start(P_world: Partition) -> str:
     """Make torch's process group of all ranks, unless there is one; returns its backend."""
     on_gpu = P_world.device.type == "cuda"
     if not dist.is_initialized():
-        store = dist.PrefixStore("benchmarks/torch", P_world.wire.store)  # pyright: ignore
+        shared: dist.Store = P_world.wire.store  # pyright: ignore
+        # A group after another one does not read what the first has left there.
+        number = shared.add(f"benchmarks/torch/starts of rank {P_world.rank}", 1)
+        store = dist.PrefixStore(f"benchmarks/torch/{number}", shared)
         dist.init_process_group(
             "nccl" if on_gpu else "gloo", store=store, rank=P_world.rank or 0,
             world_size=P_world.size, device_id=P_world.device if on_gpu else None,
