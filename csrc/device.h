@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <new>
 #include <string>
 #include <thread>
 #include <utility>
@@ -15,22 +16,31 @@ inline void check_device(const DeviceApi& api, int error, const char* what) {
   if (error != 0) throw TransportError(std::string(what) + ": " + api.error_string(error));
 }
 
-// Makes a device the thread's current one, and the former again.
+// Makes a device the thread's current one, and the former again if this process has a context
+// there: to make a device current makes one, of some hundred MiB.
 class DeviceGuard {
  public:
-  DeviceGuard(const DeviceApi& api, int device) : api_(api), device_(device) {
-    check_device(api, api.get_device(&before_), "asking for the current device");
-    if (before_ != device) check_device(api, api.set_device(device), "choosing a device");
+  DeviceGuard(const DeviceApi& api, int device) : DeviceGuard(api, device, std::nothrow) {
+    check_device(api, error_, "choosing a device");
+  }
+  // For what ends a world, in whatever state the device is.
+  DeviceGuard(const DeviceApi& api, int device, std::nothrow_t) : api_(api) {
+    int before = device;
+    error_ = api.get_device(&before);
+    if (error_ != 0 || before == device) return;
+    bool has_context = false;
+    if (api.has_context(before, &has_context) == 0 && has_context) before_ = before;
+    error_ = api.set_device(device);
   }
   ~DeviceGuard() {
-    if (before_ != device_) api_.set_device(before_);
+    if (before_ >= 0) api_.set_device(before_);
   }
   DeviceGuard(const DeviceGuard&) = delete;
 
  private:
   const DeviceApi& api_;
-  const int device_;
-  int before_ = 0;
+  int before_ = -1;
+  int error_ = 0;
 };
 
 // While it lives, no capture of a graph refuses a call of this thread.
@@ -73,6 +83,9 @@ class PinnedMemory {
   ~PinnedMemory() {
     if (memory_ != nullptr) api_->release_pinned(memory_);
   }
+
+  // Never release it: the device may use it as long as this process lives.
+  void leave() { memory_ = nullptr; }
 
   char* data() const { return static_cast<char*>(memory_); }
   size_t size() const { return bytes_; }

@@ -39,7 +39,7 @@ const DeviceApi& device_api(const char* library) {
   const DeviceApi* const api = cuda_api();
   if (api == nullptr) {
     throw NotBuiltError(
-        "this installation of gpudist was built without CUDA; put nvcc of the CUDA toolkit (12.0 "
+        "this installation of gpudist was built without CUDA; put nvcc of the CUDA toolkit (12.1 "
         "or later) into PATH, or name its folder in CUDA_HOME, then GPUDIST_CUDA=on pip install "
         "--force-reinstall --no-deps gpudist");
   }

@@ -19,24 +19,40 @@ int alignment_of(const std::array<char*, kBuffers>& buffers) {
 }  // namespace
 
 DeviceCombine::~DeviceCombine() {
-  const RelaxedCapture relaxed(api_);
   for (const auto& [alignment, prepared] : prepared_) {
-    if (prepared.memory != nullptr) api_.release(prepared.memory);
+    if (prepared.is_captured) {
+      operations_->keep(prepared.memory);
+    } else {
+      operations_->discard(prepared.memory);
+    }
   }
 }
 
 void DeviceCombine::launch(const std::array<char*, kBuffers>& buffers, const uint32_t* failed,
                            DeviceStream stream) {
   if (plan_.is_empty()) return;
-  CombineArguments arguments = prepared(alignment_of(buffers));
+  CombineArguments arguments = prepared(alignment_of(buffers), stream);
   for (int i = 0; i < kBuffers; ++i) arguments.buffers[i] = buffers[i];
   arguments.failed = failed;
-  check_device(api_, api_.launch_combine(arguments, stream), "launching a kernel");
+  const DeviceApi& api = operations_->api();
+  check_device(api, api.launch_combine(arguments, stream), "launching a kernel");
 }
 
-const CombineArguments& DeviceCombine::prepared(int alignment) {
-  const auto found = prepared_.find(alignment);
-  if (found != prepared_.end()) return found->second.arguments;
+CombineArguments DeviceCombine::prepared(int alignment, DeviceStream stream) {
+  const std::lock_guard<std::mutex> locked(mutex_);
+  auto found = prepared_.find(alignment);
+  if (found == prepared_.end()) found = prepared_.emplace(alignment, prepare(alignment)).first;
+  Prepared& prepared = found->second;
+  if (prepared.memory != nullptr && !prepared.is_captured) {
+    const DeviceApi& api = operations_->api();
+    uint64_t capture = 0;
+    check_device(api, api.capture_id(stream, &capture), "asking for a capture");
+    prepared.is_captured = capture != 0;
+  }
+  return prepared.arguments;
+}
+
+DeviceCombine::Prepared DeviceCombine::prepare(int alignment) const {
   const CombineTable table = plan_.table(alignment);
   const size_t jobs_bytes = (table.jobs.size() * sizeof(CombineJob) + 15) / 16 * 16;
   const size_t views_bytes = table.views.size() * sizeof(CombineView);
@@ -46,7 +62,7 @@ const CombineArguments& DeviceCombine::prepared(int alignment) {
   std::memcpy(made.tables.data() + jobs_bytes, table.views.data(), views_bytes);
   made.arguments = plan_.arguments(table);
   const char* begin = made.tables.data();
-  if (made.tables.size() > api_.most_inline_bytes()) {
+  if (made.tables.size() > operations_->api().most_inline_bytes()) {
     upload(made);
     begin = static_cast<const char*>(made.memory);
   } else {
@@ -54,21 +70,22 @@ const CombineArguments& DeviceCombine::prepared(int alignment) {
   }
   made.arguments.jobs = reinterpret_cast<const CombineJob*>(begin);
   made.arguments.views = reinterpret_cast<const CombineView*>(begin + jobs_bytes);
-  return prepared_.emplace(alignment, std::move(made)).first->second.arguments;
+  return made;
 }
 
 void DeviceCombine::upload(Prepared& prepared) const {
   // A graph may be being captured, of which this is no part.
-  const RelaxedCapture relaxed(api_);
+  const DeviceApi& api = operations_->api();
+  const RelaxedCapture relaxed(api);
   DeviceStream stream = nullptr;
-  check_device(api_, api_.create_stream(&stream), "creating a stream");
-  int error = api_.allocate(&prepared.memory, prepared.tables.size());
+  check_device(api, api.create_stream(&stream), "creating a stream");
+  int error = api.allocate(&prepared.memory, prepared.tables.size());
   if (error == 0) {
-    error = api_.copy(prepared.memory, prepared.tables.data(), prepared.tables.size(), stream);
+    error = api.copy(prepared.memory, prepared.tables.data(), prepared.tables.size(), stream);
   }
-  if (error == 0) finish(api_, stream);
-  api_.destroy_stream(stream);
-  check_device(api_, error, "copying the tables of a plan");
+  if (error == 0) finish(api, stream);
+  api.destroy_stream(stream);
+  check_device(api, error, "copying the tables of a plan");
 }
 
 WireCall WireStep::at(const std::array<char*, kBuffers>& buffers) const {

@@ -5,18 +5,23 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <vector>
 
 #include "combine_plan.h"
 #include "device_api.h"
 #include "nccl_communicator.h"
+#include "operations.h"
 
 namespace gpudist {
 
 // A combine plan, and its tables where the device can read them.
 class DeviceCombine {
  public:
-  DeviceCombine(const DeviceApi& api, CombinePlan plan) : api_(api), plan_(std::move(plan)) {}
+  // `operations`: of the world that launches it.
+  DeviceCombine(std::shared_ptr<Operations> operations, CombinePlan plan)
+      : operations_(std::move(operations)), plan_(std::move(plan)) {}
   ~DeviceCombine();
   DeviceCombine(const DeviceCombine&) = delete;
 
@@ -30,14 +35,17 @@ class DeviceCombine {
   struct Prepared {
     std::vector<char> tables;
     void* memory = nullptr;
+    bool is_captured = false;  // a graph may read the memory as long as it lives
     CombineArguments arguments;
   };
 
-  const CombineArguments& prepared(int alignment);
+  CombineArguments prepared(int alignment, DeviceStream stream);
+  Prepared prepare(int alignment) const;
   void upload(Prepared& prepared) const;
 
-  const DeviceApi& api_;
+  const std::shared_ptr<Operations> operations_;
   const CombinePlan plan_;
+  std::mutex mutex_;  // stages that exchange nothing may be run from several threads
   std::map<int, Prepared> prepared_;
 };
 
@@ -80,13 +88,20 @@ struct WireStep {
 };
 
 struct DeviceStage {
-  DeviceStage(const DeviceApi& api, CombinePlan before, CombinePlan after,
-              std::vector<WireStep> steps, int64_t sent_bytes, int64_t received_bytes)
-      : before(api, std::move(before)),
-        after(api, std::move(after)),
+  DeviceStage(const std::shared_ptr<Operations>& operations, CombinePlan before, CombinePlan after,
+              std::vector<WireStep> steps, int64_t sent_bytes, int64_t received_bytes,
+              DeviceStage* captured)
+      : before(operations, std::move(before)),
+        after(operations, std::move(after)),
         steps(std::move(steps)),
         sent_bytes(sent_bytes),
-        received_bytes(received_bytes) {}
+        received_bytes(received_bytes),
+        captured(captured) {}
+
+  // What is put on a stream for it.
+  DeviceStage& under(uint64_t capture) {
+    return capture != 0 && captured != nullptr ? *captured : *this;
+  }
 
   DeviceCombine before;
   DeviceCombine after;
@@ -94,6 +109,10 @@ struct DeviceStage {
   // Of what is packed, and of what arrives and is unpacked.
   int64_t sent_bytes;
   int64_t received_bytes;
+  // The same where a graph is captured: all messages start from staging memory and arrive there.
+  // NCCL registers by itself the tensors of a graph whose memory is of one kind, and not those of
+  // another; both sides of a message have to be alike. Null if this one does so anyway.
+  DeviceStage* const captured;
 };
 
 struct DeviceCall {

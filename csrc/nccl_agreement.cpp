@@ -136,11 +136,11 @@ void NcclWorld::refuse_capture(const Signature& signature, DeviceStream stream) 
   if (capture == 0) return;
   const std::string what = "'" + signature.label + "' is compared between ranks at ";
   if (checks_) {
-    throw TransportError(what +
+    throw RefusedCapture(what +
                          "every call, as GPUDIST_CHECK asks for, and so cannot be part of a "
                          "graph; turn that off to capture one");
   }
-  throw TransportError(what +
+  throw RefusedCapture(what +
                        "its first call, which cannot be part of a graph; call it once "
                        "before the capture");
 }
@@ -172,7 +172,7 @@ void NcclWorld::agree(const Signature& signature, const std::vector<WireCall>& c
 
   const std::string label = "comparing '" + signature.label + "'";
   const uint64_t operation = enqueue(label, stream, [&](uint64_t) {
-    char* leaves = staging_.of(stream, 0, 2 * bytes);
+    char* leaves = staging_.of(0, 2 * bytes);
     char* arrives = leaves + bytes;
     const char* const begin = arrives;
     check_device(device_api_, device_api_.copy(leaves, pinned_.data(), bytes, stream),
@@ -190,7 +190,7 @@ void NcclWorld::agree(const Signature& signature, const std::vector<WireCall>& c
     check_device(device_api_, device_api_.copy(arrived, begin, bytes, stream),
                  "copying from the device");
   });
-  watchdog_.wait(operation, check_signals_);
+  operations_->wait(operation, [this] { watchdog_.check(); }, check_signals_);
 
   const char* came = arrived;
   for (const auto& [peer, partner] : partners) {

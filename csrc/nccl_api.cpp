@@ -161,8 +161,6 @@ NcclApi make_api(const Library& library) {
   calls.find(api.comm_destroy, "ncclCommDestroy");
   calls.find(api.comm_abort, "ncclCommAbort");
   calls.find(api.comm_get_async_error, "ncclCommGetAsyncError");
-  calls.find(api.comm_count, "ncclCommCount");
-  calls.find(api.comm_user_rank, "ncclCommUserRank");
   calls.find(api.group_start, "ncclGroupStart");
   calls.find(api.group_end, "ncclGroupEnd");
   calls.find(api.send, "ncclSend");
@@ -172,10 +170,6 @@ NcclApi make_api(const Library& library) {
   calls.find(api.all_reduce, "ncclAllReduce");
   calls.find(api.reduce_scatter, "ncclReduceScatter");
   calls.find(api.all_gather, "ncclAllGather");
-  calls.find(api.mem_alloc, "ncclMemAlloc");
-  calls.find(api.mem_free, "ncclMemFree");
-  calls.find(api.comm_register, "ncclCommRegister");
-  calls.find(api.comm_deregister, "ncclCommDeregister");
   return api;
 }
 

@@ -25,8 +25,6 @@ struct NcclApi {
   int (*comm_destroy)(NcclComm comm);
   int (*comm_abort)(NcclComm comm);
   int (*comm_get_async_error)(NcclComm comm, int* error);
-  int (*comm_count)(NcclComm comm, int* size);
-  int (*comm_user_rank)(NcclComm comm, int* rank);
 
   int (*group_start)();
   int (*group_end)();
@@ -43,11 +41,6 @@ struct NcclApi {
                         NcclComm comm, DeviceStream stream);
   int (*all_gather)(const void* from, void* to, size_t sent, int dtype, NcclComm comm,
                     DeviceStream stream);
-
-  int (*mem_alloc)(void** memory, size_t bytes);
-  int (*mem_free)(void* memory);
-  int (*comm_register)(NcclComm comm, void* memory, size_t bytes, void** handle);
-  int (*comm_deregister)(NcclComm comm, void* handle);
 
   bool has_windows() const { return version >= 22700; }
   // Several ranks on one GPU.

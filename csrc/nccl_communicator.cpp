@@ -1,6 +1,5 @@
 #include "nccl_communicator.h"
 
-#include <condition_variable>
 #include <thread>
 
 #include "check.h"
@@ -11,6 +10,8 @@ namespace gpudist {
 namespace {
 
 constexpr auto kSlice = std::chrono::milliseconds(5);
+// To set the flags that end kernels takes microseconds.
+constexpr auto kFlagsTime = std::chrono::seconds(1);
 
 // What a thread that may never come back makes, and whether anybody still wants it.
 struct Making {
@@ -25,13 +26,13 @@ struct Making {
 // `make` blocks on peers and cannot be told to stop: another thread calls it, and may still do so
 // when everything else here is gone.
 template <class F>
-NcclComm make_beside(const NcclApi& api, const DeviceApi& device_api, int device, F make,
-                     const NcclCommunicator::Look& look, const char* what) {
+NcclComm make_beside(const NcclOnDevice& on, F make, const NcclCommunicator::Look& look,
+                     const char* what) {
   const auto making = std::make_shared<Making>();
-  std::thread([making, make, &api, &device_api, device] {
+  std::thread([making, make, on] {
     NcclComm comm = nullptr;
-    device_api.set_device(device);
-    const RelaxedCapture relaxed(device_api);
+    on.device_api->set_device(on.device);
+    const RelaxedCapture relaxed(*on.device_api);
     const int result = make(&comm);
     std::unique_lock<std::mutex> locked(making->mutex);
     making->comm = comm;
@@ -40,7 +41,7 @@ NcclComm make_beside(const NcclApi& api, const DeviceApi& device_api, int device
     const bool is_abandoned = making->is_abandoned;
     locked.unlock();
     making->done.notify_all();
-    if (is_abandoned && result == kNcclSuccess && comm != nullptr) api.comm_abort(comm);
+    if (is_abandoned && result == kNcclSuccess && comm != nullptr) on.nccl->comm_abort(comm);
   }).detach();
 
   std::unique_lock<std::mutex> locked(making->mutex);
@@ -55,57 +56,54 @@ NcclComm make_beside(const NcclApi& api, const DeviceApi& device_api, int device
     making->is_abandoned = true;
     throw;
   }
-  check_nccl(api, making->result, nullptr, what);
+  check_nccl(*on.nccl, making->result, nullptr, what);
   return making->comm;
+}
+
+template <class F>
+std::shared_ptr<Beside> run_beside(F run) {
+  const auto beside = std::make_shared<Beside>();
+  std::thread([beside, run] {
+    run(*beside);
+    beside->reach(Beside::Stage::kDone);
+  }).detach();
+  return beside;
 }
 
 }  // namespace
 
-std::unique_ptr<NcclCommunicator> NcclCommunicator::make(const NcclApi& api,
-                                                         const DeviceApi& device_api, int device,
+std::unique_ptr<NcclCommunicator> NcclCommunicator::make(const NcclOnDevice& on,
                                                          const NcclUniqueId& id,
                                                          std::vector<int> members, int rank,
                                                          const Look& look) {
   const int size = static_cast<int>(members.size());
-  const auto init = [&api, id, size, rank](NcclComm* comm) {
+  const auto init = [nccl = on.nccl, id, size, rank](NcclComm* comm) {
     NcclConfig config;
     config.blocking = 1;
-    return api.comm_init_rank_config(comm, size, id, rank, &config);
+    return nccl->comm_init_rank_config(comm, size, id, rank, &config);
   };
-  const NcclComm comm = make_beside(api, device_api, device, init, look, "ncclCommInitRankConfig");
+  const NcclComm comm = make_beside(on, init, look, "ncclCommInitRankConfig");
   return std::unique_ptr<NcclCommunicator>(
-      new NcclCommunicator(api, comm, std::move(members), true));
+      new NcclCommunicator(*on.nccl, comm, std::move(members)));
 }
 
-std::unique_ptr<NcclCommunicator> NcclCommunicator::adopt(const NcclApi& api, NcclComm comm,
-                                                          std::vector<int> members) {
-  int size = 0;
-  check_nccl(api, api.comm_count(comm, &size), comm, "ncclCommCount");
-  if (size != static_cast<int>(members.size())) {
-    throw TransportError("the communicator to adopt has " + std::to_string(size) +
-                         " ranks, the world has " + std::to_string(members.size()));
-  }
-  return std::unique_ptr<NcclCommunicator>(
-      new NcclCommunicator(api, comm, std::move(members), false));
-}
-
-std::unique_ptr<NcclCommunicator> NcclCommunicator::split(const DeviceApi& device_api, int device,
-                                                          int color, int key,
-                                                          std::vector<int> members,
+std::unique_ptr<NcclCommunicator> NcclCommunicator::split(const NcclOnDevice& on, int color,
+                                                          int key, std::vector<int> members,
                                                           const Look& look) {
   const int own = color < 0 ? kNcclSplitNoColor : color;
-  const auto part = [&api = api_, parent = comm_, own, key](NcclComm* comm) {
-    return api.comm_split(parent, own, key, comm, nullptr);
+  const auto part = [nccl = on.nccl, parent = comm_, own, key, lock = on.inside](NcclComm* comm) {
+    const std::shared_lock<std::shared_mutex> inside(*lock);
+    return nccl->comm_split(parent, own, key, comm, nullptr);
   };
-  const NcclComm comm = make_beside(api_, device_api, device, part, look, "ncclCommSplit");
+  const NcclComm comm = make_beside(on, part, look, "ncclCommSplit");
   if (comm == nullptr) return nullptr;
   return std::unique_ptr<NcclCommunicator>(
-      new NcclCommunicator(api_, comm, std::move(members), true));
+      new NcclCommunicator(*on.nccl, comm, std::move(members)));
 }
 
 std::string NcclCommunicator::async_error() {
   const std::lock_guard<std::mutex> locked(mutex_);
-  if (is_over_) return "";
+  if (is_taken_) return "";
   int error = kNcclSuccess;
   const int result = api_.comm_get_async_error(comm_, &error);
   if (result != kNcclSuccess) error = result;
@@ -116,51 +114,61 @@ std::string NcclCommunicator::async_error() {
   return text;
 }
 
-bool NcclCommunicator::is_over() {
+NcclComm NcclCommunicator::take() {
   const std::lock_guard<std::mutex> locked(mutex_);
-  return is_over_;
+  if (is_taken_) return nullptr;
+  is_taken_ = true;
+  return comm_;
 }
 
-void NcclCommunicator::abort() {
-  const std::lock_guard<std::mutex> locked(mutex_);
-  if (is_over_) return;
-  is_over_ = true;
-  if (is_ours_) api_.comm_abort(comm_);
-}
-
-void NcclCommunicator::close(double seconds) {
+void Beside::reach(Stage stage) {
   {
     const std::lock_guard<std::mutex> locked(mutex_);
-    if (is_over_) return;
-    is_over_ = true;
-    if (!is_ours_) return;
+    stage_ = stage;
   }
-  const auto closing = std::make_shared<Making>();
-  std::thread([closing, api = &api_, comm = comm_] {
-    api->comm_finalize(comm);
-    {
-      const std::lock_guard<std::mutex> locked(closing->mutex);
-      if (closing->is_abandoned) return;
-      closing->is_done = true;
-    }
-    api->comm_destroy(comm);
-    {
-      const std::lock_guard<std::mutex> locked(closing->mutex);
-      closing->result = 1;
-    }
-    closing->done.notify_all();
-  }).detach();
-  std::unique_lock<std::mutex> locked(closing->mutex);
-  const auto limit = std::chrono::duration<double>(seconds);
-  if (closing->done.wait_for(locked, limit, [&] { return closing->result != 0; })) return;
-  const bool is_destroying = closing->is_done;
-  closing->is_abandoned = true;
-  locked.unlock();
-  if (!is_destroying) api_.comm_abort(comm_);
+  changed_.notify_all();
 }
 
-NcclCommunicator::~NcclCommunicator() {
-  abort();
+bool Beside::wait(Stage stage, Clock::time_point deadline) {
+  std::unique_lock<std::mutex> locked(mutex_);
+  return changed_.wait_until(locked, deadline, [&] { return stage_ >= stage; });
+}
+
+std::shared_ptr<Beside> abort_communicators(const NcclOnDevice& on, std::vector<NcclComm> comms) {
+  const auto aborting = run_beside([on, comms = std::move(comms)](Beside& beside) {
+    // In a group an abort sets the flags at once, and its end frees. No call of the device's comes
+    // before: it may wait for what the flags end.
+    const bool is_grouped = on.nccl->group_start() == kNcclSuccess;
+    for (NcclComm comm : comms) on.nccl->comm_abort(comm);
+    beside.reach(Beside::Stage::kFirstPartDone);
+    if (!is_grouped) return;
+    on.device_api->set_device(on.device);
+    const RelaxedCapture relaxed(*on.device_api);
+    {
+      const std::unique_lock<std::shared_mutex> nobody_inside(*on.inside);
+    }
+    on.nccl->group_end();
+  });
+  aborting->wait(Beside::Stage::kFirstPartDone, Beside::Clock::now() + kFlagsTime);
+  return aborting;
+}
+
+std::shared_ptr<Beside> release_communicators(const NcclOnDevice& on, std::vector<NcclComm> comms) {
+  return run_beside([on, comms = std::move(comms)](Beside&) {
+    on.device_api->set_device(on.device);
+    for (NcclComm comm : comms) {
+      on.nccl->comm_finalize(comm);
+      on.nccl->comm_destroy(comm);
+    }
+  });
+}
+
+std::shared_ptr<Beside> release_memory(const NcclOnDevice& on, std::vector<void*> memory) {
+  return run_beside([on, memory = std::move(memory)](Beside&) {
+    on.device_api->set_device(on.device);
+    const RelaxedCapture relaxed(*on.device_api);
+    for (void* piece : memory) on.device_api->release(piece);
+  });
 }
 
 }  // namespace gpudist

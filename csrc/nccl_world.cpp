@@ -15,22 +15,29 @@ namespace {
 using Buffers = std::array<char*, kBuffers>;
 using Lock = std::lock_guard<std::mutex>;
 constexpr int64_t kAlignment = 256;
-// A call of NCCL's that takes longer waits for a peer.
-constexpr auto kCallTime = std::chrono::milliseconds(50);
 constexpr int kAttempts = 3;
+// For a world that nobody has closed.
+constexpr double kLastSeconds = 0.5;
+constexpr size_t kMebibyte = 1 << 20;
 
 int64_t aligned(int64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-// What std::timed_mutex does, in a way that the thread sanitizer understands.
-std::unique_lock<std::mutex> lock_within(std::mutex& mutex, std::chrono::milliseconds time) {
-  std::unique_lock<std::mutex> lock(mutex, std::try_to_lock);
-  for (int ms = 0; !lock.owns_lock() && ms < time.count(); ++ms) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    static_cast<void>(lock.try_lock());
-  }
-  return lock;
+void check_code(const DeviceApi& api, int device) {
+  if (api.check_kernels() == 0) return;
+  int capability = 0;
+  check_device(api, api.capability(device, &capability), "asking for a GPU's capability");
+  throw NotBuiltError("GPU " + std::to_string(device) + " has compute capability " +
+                      std::to_string(capability / 10) + "." + std::to_string(capability % 10) +
+                      ", for which this build of gpudist has no code: it needs 8.0 or later; use "
+                      "another GPU, or GPUDIST_TRANSPORT=host for ranks on CPUs");
+}
+
+// In memory of the host, so that it can be set whatever the device does.
+PinnedMemory failed_word(const DeviceApi& api, int device) {
+  const DeviceGuard guard(api, device);
+  return PinnedMemory(api, sizeof(uint32_t));
 }
 
 bool is_message(const WireCall& call) {
@@ -40,35 +47,33 @@ bool is_message(const WireCall& call) {
 }  // namespace
 
 NcclWorld::NcclWorld(const NcclApi* nccl, const DeviceApi& device_api, int device, int rank,
-                     int size, double timeout_s, CheckSignals check_signals)
-    : nccl_(nccl),
-      device_api_(device_api),
+                     double timeout_s, CheckSignals check_signals, MakeRoom make_room)
+    : device_api_(device_api),
       device_(device),
+      on_{nccl, &device_api, device},
       rank_(rank),
-      size_(size),
       check_signals_(std::move(check_signals)),
-      staging_(
-          device_api, [this](size_t bytes) { return allocate(bytes); },
-          [this](char* memory) { release(memory); }),
+      make_room_(std::move(make_room)),
+      staging_([this](size_t bytes) { return allocate(bytes); },
+               [this](char* memory, bool is_captured) {
+                 is_captured ? operations_->keep(memory) : operations_->discard(memory);
+               }),
+      operations_(std::make_shared<Operations>(device_api, device)),
       watchdog_(
-          device_api, device, timeout_s, [this] { return find_error(); }, [this] { abort_all(); }) {
+          *operations_, failed_word(device_api, device), timeout_s, [this] { return find_error(); },
+          [this] { abort_all(); }) {
   const DeviceGuard guard(device_api_, device_);
+  check_code(device_api_, device_);
   check_device(device_api_, device_api_.create_stream(&beside_), "creating a stream");
-  check_device(device_api_, device_api_.create_event(&last_), "creating an event");
 }
 
 NcclWorld::~NcclWorld() {
-  close(0);
-  watchdog_.stop();
-  const DeviceGuard guard(device_api_, device_);
-  for (DeviceEvent event : idle_events_) device_api_.destroy_event(event);
-  device_api_.destroy_event(last_);
-  device_api_.destroy_stream(beside_);
+  close(kLastSeconds);
 }
 
 std::string NcclWorld::new_id() const {
   NcclUniqueId id;
-  check_nccl(*nccl_, nccl_->get_unique_id(&id), nullptr, "ncclGetUniqueId");
+  check_nccl(*on_.nccl, on_.nccl->get_unique_id(&id), nullptr, "ncclGetUniqueId");
   return std::string(id.internal, sizeof(id.internal));
 }
 
@@ -79,32 +84,29 @@ NcclCommunicator* NcclWorld::connect(const std::string& text, std::vector<int> m
   const auto found = std::find(members.begin(), members.end(), rank_);
   if (found == members.end()) throw TransportError("this rank is not a member");
   const int rank = static_cast<int>(found - members.begin());
-  return keep(NcclCommunicator::make(*nccl_, device_api_, device_, id, std::move(members), rank,
-                                     [this] { look(); }));
-}
-
-NcclCommunicator* NcclWorld::adopt(uintptr_t comm, std::vector<int> members) {
-  return keep(
-      NcclCommunicator::adopt(*nccl_, reinterpret_cast<NcclComm>(comm), std::move(members)));
+  return keep(NcclCommunicator::make(on_, id, std::move(members), rank, [this] { look(); }));
 }
 
 NcclCommunicator* NcclWorld::split(NcclCommunicator& parent, int color, int key,
                                    std::vector<int> members) {
-  const auto locked = enter();
-  return keep(
-      parent.split(device_api_, device_, color, key, std::move(members), [this] { look(); }));
+  const Entry entered = enter();
+  operations_->wait_for_all([this] { watchdog_.check(); }, check_signals_);
+  return keep(parent.split(on_, color, key, std::move(members), [this] { look(); }));
 }
 
 NcclCommunicator* NcclWorld::keep(std::unique_ptr<NcclCommunicator> communicator) {
   if (communicator == nullptr) return nullptr;
-  const std::lock_guard<std::mutex> locked(communicators_mutex_);
-  if (watchdog_.has_failed()) throw WorldFailed();  // and it is aborted as it goes
+  const Lock locked(communicators_mutex_);
+  if (aborting_ != nullptr) {
+    abort_communicators(on_, {communicator->take()});
+    throw WorldFailed();
+  }
   communicators_.push_back(std::move(communicator));
   return communicators_.back().get();
 }
 
 NcclCommunicator* NcclWorld::world() const {
-  const std::lock_guard<std::mutex> locked(communicators_mutex_);
+  const Lock locked(communicators_mutex_);
   return communicators_.empty() ? nullptr : communicators_.front().get();
 }
 
@@ -114,28 +116,21 @@ void NcclWorld::look() {
 }
 
 uint64_t NcclWorld::enqueue(const std::string& label, DeviceStream stream, const Put& put) {
-  if (is_closed_) {
-    throw TransportError("'" + label + "': the nccl transport of rank " + std::to_string(rank_) +
-                         " was closed");
-  }
   const DeviceGuard guard(device_api_, device_);
-  const uint64_t operation = watchdog_.begin(label);
+  const uint64_t operation = begin(label);
   try {
     uint64_t capture = 0;
     check_device(device_api_, device_api_.capture_id(stream, &capture), "asking for a capture");
     // Kernels of NCCL's that wait for one another on two streams would be a deadlock.
-    if (capture == 0 && has_last_ && last_stream_ != stream) {
-      check_device(device_api_, device_api_.wait_event(stream, last_), "waiting for an event");
-    }
+    if (capture == 0) operations_->follow(stream);
     put(capture);
     if (capture == 0) {
-      check_device(device_api_, device_api_.record_event(last_, stream), "recording an event");
-      last_stream_ = stream;
-      has_last_ = true;
+      operations_->enqueued(operation, stream);
+    } else {
+      operations_->drop(operation);
     }
-    watchdog_.enqueued(operation, stream, capture != 0);
   } catch (...) {
-    watchdog_.drop(operation);
+    operations_->drop(operation);
     watchdog_.check();  // where the world has failed, this is only a consequence
     throw;
   }
@@ -143,47 +138,65 @@ uint64_t NcclWorld::enqueue(const std::string& label, DeviceStream stream, const
   return operation;
 }
 
-std::unique_lock<std::mutex> NcclWorld::enter() {
-  std::unique_lock<std::mutex> locked(mutex_, std::try_to_lock);
-  if (!locked.owns_lock()) {
-    // The end of the world takes it too.
-    if (!is_closed_ && !watchdog_.has_failed()) throw SimultaneousEntry(rank_);
-    locked.lock();
+void NcclWorld::check_open(const std::string& label) const {
+  if (is_closed_) {
+    throw TransportError("'" + label + "': the nccl transport of rank " + std::to_string(rank_) +
+                         " was closed");
   }
-  return locked;
+  watchdog_.check();
+}
+
+uint64_t NcclWorld::begin(const std::string& label) {
+  check_open(label);
+  return operations_->begin(label);
+}
+
+NcclWorld::Entry NcclWorld::enter() {
+  std::unique_lock<std::mutex> alone(mutex_, std::try_to_lock);
+  if (!alone.owns_lock()) {
+    if (!is_closed_ && !watchdog_.has_failed()) throw SimultaneousEntry(rank_);
+    alone.lock();
+  }
+  std::shared_lock<std::shared_mutex> inside(*on_.inside);
+  watchdog_.check();  // from here on communicators live until this thread has left
+  return {std::move(alone), std::move(inside)};
 }
 
 void NcclWorld::run(const Signature& signature, const std::vector<DeviceCall>& calls,
                     DeviceStream stream) {
-  const auto locked = enter();
+  const Entry entered = enter();
   agree(signature, calls, stream);
   ++rounds_;
   enqueue(signature.label, stream, [&](uint64_t capture) {
+    std::vector<DeviceStage*> stages;
+    stages.reserve(calls.size());
     int64_t bytes = 0;
     for (const DeviceCall& call : calls) {
-      bytes += aligned(call.stage->sent_bytes) + aligned(call.stage->received_bytes);
+      stages.push_back(&call.stage->under(capture));
+      bytes += aligned(stages.back()->sent_bytes) + aligned(stages.back()->received_bytes);
     }
-    char* staging = bytes == 0 ? nullptr : staging_.of(stream, capture, bytes);
+    char* staging = bytes == 0 ? nullptr : staging_.of(capture, bytes);
     std::vector<Buffers> buffers;
     buffers.reserve(calls.size());
     std::vector<WireCall> wire_calls;
-    for (const DeviceCall& call : calls) {
-      char* const received = staging + aligned(call.stage->sent_bytes);
-      buffers.push_back({call.input, call.output, staging, received});
-      staging = received + aligned(call.stage->received_bytes);
-      call.stage->before.launch(buffers.back(), nullptr, stream);
-      for (const WireStep& step : call.stage->steps) wire_calls.push_back(step.at(buffers.back()));
+    for (size_t i = 0; i < calls.size(); ++i) {
+      DeviceStage& stage = *stages[i];
+      char* const received = staging + aligned(stage.sent_bytes);
+      buffers.push_back({calls[i].input, calls[i].output, staging, received});
+      staging = received + aligned(stage.received_bytes);
+      stage.before.launch(buffers.back(), nullptr, stream);
+      for (const WireStep& step : stage.steps) wire_calls.push_back(step.at(buffers.back()));
     }
     group(wire_calls, stream);
     for (size_t i = 0; i < calls.size(); ++i) {
-      calls[i].stage->after.launch(buffers[i], watchdog_.failed_word(), stream);
+      stages[i]->after.launch(buffers[i], watchdog_.failed_word(), stream);
     }
   });
 }
 
 void NcclWorld::run_calls(const Signature& signature, std::vector<WireCall> calls,
                           DeviceStream stream) {
-  const auto locked = enter();
+  const Entry entered = enter();
   agree(signature, calls, stream);
   enqueue(signature.label, stream, [&](uint64_t) {
     group(calls, stream);
@@ -198,7 +211,7 @@ void NcclWorld::guard(const WireCall& call, DeviceStream stream) {
   auto& made = guards_[bytes];
   if (made == nullptr) {
     CombineBox box{{bytes}, {{Buffer::kOutput, 0, {1}}}, true};
-    made = std::make_unique<DeviceCombine>(device_api_,
+    made = std::make_unique<DeviceCombine>(operations_,
                                            CombinePlan(Dtype::kUint8, 0, {std::move(box)}));
   }
   made->launch({nullptr, static_cast<char*>(call.to), nullptr, nullptr}, watchdog_.failed_word(),
@@ -229,7 +242,8 @@ DeviceEvent NcclWorld::start(const Signature& signature, const std::vector<Devic
                              DeviceStream stream) {
   DeviceEvent event = nullptr;
   {
-    const auto locked = enter();
+    const Entry entered = enter();
+    check_open(signature.label);
     const DeviceGuard guard(device_api_, device_);
     event = take_event();
     has_started_ = true;
@@ -245,6 +259,8 @@ DeviceEvent NcclWorld::start(const Signature& signature, const std::vector<Devic
     idle_events_.push_back(event);
     throw;
   }
+  const Lock locked(mutex_);
+  started_[event] = stream;
   return event;
 }
 
@@ -252,6 +268,12 @@ void NcclWorld::join(DeviceEvent event, DeviceStream stream) {
   const Lock locked(mutex_);
   const DeviceGuard guard(device_api_, device_);
   check_device(device_api_, device_api_.wait_event(stream, event), "waiting for an event");
+  // Tensors of the operation may be freed now, to the stream that they were made for.
+  const DeviceStream started = started_[event];
+  started_.erase(event);
+  if (started != stream) {
+    check_device(device_api_, device_api_.wait_event(started, event), "waiting for an event");
+  }
   idle_events_.push_back(event);
   watchdog_.check();
 }
@@ -279,7 +301,7 @@ void NcclWorld::synchronize(DeviceStream stream) {
     const Lock locked(mutex_);
     operation = enqueue("synchronize", stream, [](uint64_t) {});
   }
-  watchdog_.wait(operation, check_signals_);
+  operations_->wait(operation, [this] { watchdog_.check(); }, check_signals_);
 }
 
 void NcclWorld::group(std::vector<WireCall>& calls, DeviceStream stream) {
@@ -295,19 +317,19 @@ void NcclWorld::group(std::vector<WireCall>& calls, DeviceStream stream) {
     if (is_message(a) || is_message(b)) return is_message(a) && !is_message(b);
     return a.communicator->members() < b.communicator->members();
   });
-  check_nccl(*nccl_, nccl_->group_start(), nullptr, "ncclGroupStart");
+  check_nccl(*on_.nccl, on_.nccl->group_start(), nullptr, "ncclGroupStart");
   try {
     for (const WireCall& wire_call : calls) call(wire_call, stream);
   } catch (...) {
-    nccl_->group_end();
+    on_.nccl->group_end();
     throw;
   }
-  check_nccl(*nccl_, nccl_->group_end(), world == nullptr ? nullptr : world->handle(),
+  check_nccl(*on_.nccl, on_.nccl->group_end(), world == nullptr ? nullptr : world->handle(),
              "ncclGroupEnd");
 }
 
 void NcclWorld::call(const WireCall& c, DeviceStream stream) {
-  const NcclApi& nccl = *nccl_;
+  const NcclApi& nccl = *on_.nccl;
   const NcclComm comm = c.communicator->handle();
   const auto check = [&](int result, const char* what) { check_nccl(nccl, result, comm, what); };
   switch (c.kind) {
@@ -333,7 +355,7 @@ void NcclWorld::call(const WireCall& c, DeviceStream stream) {
 }
 
 std::string NcclWorld::find_error() {
-  const std::lock_guard<std::mutex> locked(communicators_mutex_);
+  const Lock locked(communicators_mutex_);
   for (const auto& communicator : communicators_) {
     std::string error = communicator->async_error();
     if (!error.empty()) return error;
@@ -341,21 +363,39 @@ std::string NcclWorld::find_error() {
   return "";
 }
 
-void NcclWorld::abort_all() {
-  // No new call of NCCL's begins any more. One under way ends before the communicators go, unless
-  // it waits for a peer: only their going ends it.
-  const std::unique_lock<std::mutex> calls = lock_within(mutex_, kCallTime);
-  const std::lock_guard<std::mutex> locked(communicators_mutex_);
-  if (communicators_.empty()) return;
-  std::optional<DeviceGuard> guard;
-  try {
-    guard.emplace(device_api_, device_);
-  } catch (const TransportError&) {  // NOLINT(bugprone-empty-catch): they are to end all the same
+std::vector<NcclComm> NcclWorld::take_communicators() {
+  std::vector<NcclComm> comms;
+  for (auto it = communicators_.rbegin(); it != communicators_.rend(); ++it) {
+    if (const NcclComm comm = (*it)->take()) comms.push_back(comm);
   }
-  // All in one group: the abort of one may wait for another's kernel.
-  const bool is_grouped = nccl_->group_start() == kNcclSuccess;
-  for (const auto& communicator : communicators_) communicator->abort();
-  if (is_grouped) nccl_->group_end();
+  return comms;
+}
+
+void NcclWorld::abort_all() {
+  const Lock locked(communicators_mutex_);
+  if (aborting_ != nullptr) return;
+  const std::vector<NcclComm> comms = take_communicators();
+  if (comms.empty()) {
+    aborting_ = std::make_shared<Beside>();
+    aborting_->reach(Beside::Stage::kDone);
+  } else {
+    aborting_ = abort_communicators(on_, comms);
+  }
+}
+
+char* NcclWorld::allocate(size_t bytes) {
+  const RelaxedCapture relaxed(device_api_);
+  void* memory = nullptr;
+  if (device_api_.allocate(&memory, bytes) != 0) {
+    make_room_();
+    const std::string text =
+        "allocating " + std::to_string(bytes / kMebibyte) + " MiB for messages on GPU " +
+        std::to_string(device_) +
+        ", outside torch's memory, also after torch's cache was emptied (use smaller blocks, or "
+        "leave torch less: torch.cuda.set_per_process_memory_fraction)";
+    check_device(device_api_, device_api_.allocate(&memory, bytes), text.c_str());
+  }
+  return static_cast<char*>(memory);
 }
 
 void NcclWorld::close(double seconds) {
@@ -363,25 +403,36 @@ void NcclWorld::close(double seconds) {
   const auto deadline =
       Watchdog::Clock::now() +
       std::chrono::duration_cast<Watchdog::Clock::duration>(std::chrono::duration<double>(seconds));
-  // To give memory back, and to end a communicator, waits for what is under way, however long; and
-  // after a failure for peers that may still be at work.
-  if (!watchdog_.drain(deadline) || watchdog_.has_failed()) abort_all();
-  const DeviceGuard guard(device_api_, device_);
+  const bool is_idle = operations_->drain(deadline, [this] { return watchdog_.has_failed(); });
+  if (!is_idle || watchdog_.has_failed()) abort_all();
+  std::shared_ptr<Beside> ending;
   {
-    const Lock locked(mutex_);
-    staging_.clear();
+    const Lock locked(communicators_mutex_);
+    ending = aborting_;
+    if (ending == nullptr) {
+      const std::vector<NcclComm> comms = take_communicators();
+      if (!comms.empty()) ending = release_communicators(on_, comms);
+    }
   }
-  std::vector<NcclCommunicator*> communicators;
-  {
-    const std::lock_guard<std::mutex> locked(communicators_mutex_);
-    for (const auto& communicator : communicators_) communicators.push_back(communicator.get());
-  }
-  std::reverse(communicators.begin(), communicators.end());
-  for (NcclCommunicator* communicator : communicators) {
-    const std::chrono::duration<double> left = deadline - Watchdog::Clock::now();
-    communicator->close(std::max(0.0, left.count()));
-  }
+  const bool has_ended = ending == nullptr || ending->wait(Beside::Stage::kDone, deadline);
   watchdog_.stop();
+  std::vector<void*> memory = operations_->stop();
+  if (!has_ended) {
+    // Kernels, or graphs that are alive, may use what is left.
+    watchdog_.leave_failed_word();
+    pinned_.leave();
+    return;
+  }
+  const std::unique_lock<std::mutex> locked(mutex_);
+  operations_->set_idle();
+  const DeviceGuard guard(device_api_, device_, std::nothrow);
+  for (DeviceEvent event : idle_events_) device_api_.destroy_event(event);
+  idle_events_.clear();
+  if (beside_ != nullptr) device_api_.destroy_stream(beside_);
+  has_started_ = false;
+  for (void* piece : staging_.take()) memory.push_back(piece);
+  guards_.clear();
+  release_memory(on_, std::move(memory))->wait(Beside::Stage::kDone, deadline);
 }
 
 }  // namespace gpudist

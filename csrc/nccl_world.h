@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <shared_mutex>
 #include <string>
 #include <unordered_set>
 #include <utility>
@@ -17,6 +18,7 @@
 #include "device.h"
 #include "device_stage.h"
 #include "nccl_communicator.h"
+#include "operations.h"
 #include "staging.h"
 #include "transfer.h"
 #include "watchdog.h"
@@ -40,9 +42,12 @@ class NcclWorld {
  public:
   using CheckSignals = std::function<void()>;
 
+  // Frees memory of the device that somebody else has in reserve.
+  using MakeRoom = std::function<void()>;
+
   // `nccl` may be null in a world of one.
-  NcclWorld(const NcclApi* nccl, const DeviceApi& device_api, int device, int rank, int size,
-            double timeout_s, CheckSignals check_signals);
+  NcclWorld(const NcclApi* nccl, const DeviceApi& device_api, int device, int rank,
+            double timeout_s, CheckSignals check_signals, MakeRoom make_room);
   ~NcclWorld();
   NcclWorld(const NcclWorld&) = delete;
 
@@ -51,8 +56,8 @@ class NcclWorld {
   // Collective over `members`, world ranks in the communicator's order. The first one is the
   // world's own, which carries all messages between two ranks.
   NcclCommunicator* connect(const std::string& id, std::vector<int> members);
-  NcclCommunicator* adopt(uintptr_t comm, std::vector<int> members);
-  // Collective over `parent`. Null for a rank of no color.
+  // Collective over `parent`, on which nothing may be under way: waits for that. Null for a rank of
+  // no color.
   NcclCommunicator* split(NcclCommunicator& parent, int color, int key, std::vector<int> members);
 
   // Put stages, all their messages in flight together, on a stream.
@@ -74,8 +79,10 @@ class NcclWorld {
   // Return when all that is on the stream is complete. Throws WorldFailed.
   void synchronize(DeviceStream stream);
 
-  const DeviceApi& device_api() const { return device_api_; }
+  const std::shared_ptr<Operations>& operations() const { return operations_; }
   Watchdog& watchdog() { return watchdog_; }
+  // Start to watch something that takes place outside streams; its number, for Operations::drop().
+  uint64_t begin(const std::string& label);
   NcclCommunicator* world() const;
   // Whether to compare what ranks mean at every call, not only at the first of its kind.
   bool checks() const { return checks_; }
@@ -87,19 +94,20 @@ class NcclWorld {
   size_t staging_bytes() const { return staging_.bytes(); }
 
   // Release the communicators, younger ones first, when all that is under way has ended; waits for
-  // that and for peers at most `seconds`, then aborts.
+  // that, for peers, and for captured graphs with operations of theirs at most `seconds`. What is
+  // not ended by then is left alone, with its memory.
   void close(double seconds);
 
  private:
-  struct Registration {
-    char* memory;
-    bool is_nccls;  // and given back to NCCL
-    void* handle;   // of its registration, null if there is none
+  // Of a thread in a call that posts messages.
+  struct Entry {
+    std::unique_lock<std::mutex> alone;
+    std::shared_lock<std::shared_mutex> inside;
   };
 
   using Put = std::function<void(uint64_t capture)>;
 
-  // What is put on a stream is watched, comes after what is on other streams, and is the last.
+  // What is put on a stream is watched, and comes after all that was put on any before.
   DeviceEvent take_event();
   uint64_t enqueue(const std::string& label, DeviceStream stream, const Put& put);
   // Compare with partners what this rank means to do with them, unless that is known. Throws
@@ -112,28 +120,30 @@ class NcclWorld {
   void call(const WireCall& call, DeviceStream stream);
   // What a call has given becomes not-a-number if the world has failed meanwhile.
   void guard(const WireCall& call, DeviceStream stream);
-  // Held over a call that posts messages; throws if another thread has it.
-  std::unique_lock<std::mutex> enter();
+  void check_open(const std::string& label) const;
+  // Throws if another thread is inside, or the world has failed.
+  Entry enter();
   void look();
   std::string find_error();
   void abort_all();
   char* allocate(size_t bytes);
-  void release(char* memory);
+  // Handles of all communicators, younger ones first, for who ends them.
+  std::vector<NcclComm> take_communicators();
   NcclCommunicator* keep(std::unique_ptr<NcclCommunicator> communicator);
 
-  const NcclApi* const nccl_;
   const DeviceApi& device_api_;
   const int device_;
+  const NcclOnDevice on_;
   const int rank_;
-  const int size_;
   const CheckSignals check_signals_;
+  const MakeRoom make_room_;
 
-  // Of what calls NCCL; the list of communicators has one of its own, since they are aborted while
-  // a call hangs.
+  // Of what puts operations on streams; the list of communicators has one of its own, since they
+  // are aborted while a call hangs.
   std::mutex mutex_;
   mutable std::mutex communicators_mutex_;
   std::vector<std::unique_ptr<NcclCommunicator>> communicators_;
-  std::vector<Registration> registrations_;
+  std::shared_ptr<Beside> aborting_;
   std::atomic<bool> is_closed_{false};
   std::atomic<bool> checks_{false};
   std::atomic<size_t> remembered_{4096};  // with each partner, and of runs
@@ -146,11 +156,10 @@ class NcclWorld {
   std::unordered_set<std::string> runs_;                      // of which all has been compared
   DeviceStream beside_ = nullptr;
   bool has_started_ = false;
-  // Complete when the last group is, on the stream it was on.
-  DeviceEvent last_ = nullptr;
-  DeviceStream last_stream_ = nullptr;
-  bool has_last_ = false;
+  // The stream on which stages were started whose event this is.
+  std::map<DeviceEvent, DeviceStream> started_;
   std::vector<DeviceEvent> idle_events_;
+  std::shared_ptr<Operations> operations_;
   Watchdog watchdog_;
 };
 

@@ -37,6 +37,7 @@ struct Name {
 template <class Wire>
 class Round {
  public:
+  static constexpr int kCpu = -1;
   using Call = typename Wire::Call;
   using Stage = typename Wire::Stage;
   // Each part: the index of its tensor, the shape and dtype that are expected (None: not checked),
@@ -45,9 +46,9 @@ class Round {
   using PartTuple = std::tuple<size_t, nb::object, nb::object, bool, bool, nb::object, nb::object,
                                nb::dict, nb::dict, nb::object>;
 
-  // `on_cpu`: where inputs must be.
-  Round(Wire wire, bool on_cpu, const std::vector<PartTuple>& parts)
-      : wire_(std::move(wire)), on_cpu_(on_cpu ? Py_True : Py_False) {
+  // `device`: where inputs must be, the index of a GPU or kCpu.
+  Round(Wire wire, int device, const std::vector<PartTuple>& parts)
+      : wire_(std::move(wire)), device_(device) {
     for (const auto& [index, shape, dtype, takes, gives, check, make, makers, bound, bind] :
          parts) {
       parts_.push_back({index, shape, dtype, takes, gives, check, make, makers, bound, bind});
@@ -98,12 +99,16 @@ class Round {
   Input input_of(const Part& part, const nb::object& x) const {
     if (part.shape.is_none()) return {x, stride_.call(x), address(x)};
     const bool plain = shape_.of(x).equal(part.shape) && dtype_.of(x).is(part.dtype) &&
-                       is_cpu_.of(x).is(on_cpu_) && is_neg_.call(x).is(Py_False) &&
-                       is_conj_.call(x).is(Py_False);
+                       is_here(x) && is_neg_.call(x).is(Py_False) && is_conj_.call(x).is(Py_False);
     const uintptr_t found = plain ? address_if_any(x) : 0;
     if (found != 0) return {x, stride_.call(x), found};
     const nb::object block = part.check(x);
     return {block, stride_.call(block), address(block)};
+  }
+
+  bool is_here(const nb::object& x) const {
+    if (device_ == kCpu) return is_cpu_.of(x).is(Py_True);
+    return is_cuda_.of(x).is(Py_True) && nb::cast<int>(get_device_.call(x)) == device_;
   }
 
   static Stage& stage(const Part& part, const nb::object& strides) {
@@ -131,11 +136,12 @@ class Round {
     return 0;
   }
 
-  const Name shape_{"shape"}, dtype_{"dtype"}, is_cpu_{"is_cpu"}, is_neg_{"is_neg"},
-      is_conj_{"is_conj"}, stride_{"stride"}, data_ptr_{"data_ptr"};
+  const Name shape_{"shape"}, dtype_{"dtype"}, is_cpu_{"is_cpu"}, is_cuda_{"is_cuda"},
+      get_device_{"get_device"}, is_neg_{"is_neg"}, is_conj_{"is_conj"}, stride_{"stride"},
+      data_ptr_{"data_ptr"};
 
   Wire wire_;
-  PyObject* const on_cpu_;
+  const int device_;
   std::vector<Part> parts_;
 };
 

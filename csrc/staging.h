@@ -1,33 +1,33 @@
-// Device memory for what is packed and what arrives: a piece for each stream, whose operations
-// follow one another, so that no operation waits for another stream's and none allocates once the
-// largest has been met.
+// Device memory for what is packed and what arrives: one piece for all operations, which follow one
+// another, and one for each captured graph. No operation allocates once the largest has been met.
+//
+// It is plain memory and never registered with NCCL: NCCL decides on each side of a message from
+// its own address whether the memory is registered, and a message between the two kinds hangs, or
+// brings cells of an earlier one.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <utility>
 #include <vector>
-
-#include "device_api.h"
 
 namespace gpudist {
 
 class Staging {
  public:
   using Allocate = std::function<char*(size_t bytes)>;
-  using Release = std::function<void(char* memory)>;
+  // Of memory that a larger piece replaces. A captured graph may still use it.
+  using Retire = std::function<void(char* memory, bool is_captured)>;
 
-  Staging(const DeviceApi& api, Allocate allocate, Release release)
-      : api_(api), allocate_(std::move(allocate)), release_(std::move(release)) {}
-  ~Staging() { clear(); }
+  Staging(Allocate allocate, Retire retire)
+      : allocate_(std::move(allocate)), retire_(std::move(retire)) {}
   Staging(const Staging&) = delete;
 
-  // At least `bytes`, for the next operation of `stream`. What a graph uses, of which `capture` is
-  // the number, belongs to that graph.
-  char* of(DeviceStream stream, uint64_t capture, size_t bytes);
-  // Release everything; nothing may be under way.
-  void clear();
+  // At least `bytes`, for the next operation. What a graph uses, of which `capture` is the number,
+  // belongs to that graph.
+  char* of(uint64_t capture, size_t bytes);
+  // Everything, for who releases it.
+  std::vector<void*> take();
   // In all.
   size_t bytes() const;
 
@@ -36,19 +36,10 @@ class Staging {
     char* memory = nullptr;
     size_t bytes = 0;
   };
-  struct Retired {
-    char* memory;
-    DeviceEvent event;  // null: a graph may still use it
-  };
 
-  void retire(DeviceStream stream, uint64_t capture, char* memory);
-  void release_retired();
-
-  const DeviceApi& api_;
   const Allocate allocate_;
-  const Release release_;
-  std::map<std::pair<DeviceStream, uint64_t>, Piece> pieces_;
-  std::vector<Retired> retired_;
+  const Retire retire_;
+  std::map<uint64_t, Piece> pieces_;  // by capture
 };
 
 }  // namespace gpudist

@@ -1,5 +1,6 @@
-// What runs on a GPU, watched from a thread of its own that never needs Python: operations that do
-// not end, communicators that broke, processes of peers that ended.
+// A world that is watched from a thread of its own that needs neither Python nor the device, which
+// may both be blocked by what has to be ended: operations that do not end, communicators that
+// broke, processes of peers that ended.
 #pragma once
 
 #include <atomic>
@@ -15,13 +16,14 @@
 #include <utility>
 #include <vector>
 
-#include "device_api.h"
+#include "device.h"
+#include "operations.h"
 
 namespace gpudist {
 
 class Watchdog {
  public:
-  using Clock = std::chrono::steady_clock;
+  using Clock = Operations::Clock;
 
   // Something that went wrong, for the owner to tell the world about; it answers with fail().
   struct Report {
@@ -33,83 +35,52 @@ class Watchdog {
 
   // find_error: the text of a communicator's error, or nothing. abort_all: end all communicators;
   // called once, by whichever thread fails first.
-  Watchdog(const DeviceApi& api, int device, double timeout_s,
+  Watchdog(Operations& operations, PinnedMemory failed_word, double timeout_s,
            std::function<std::string()> find_error, std::function<void()> abort_all);
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
-
-  // Start to watch an operation: from now on it has the deadline. Throws WorldFailed.
-  uint64_t begin(const std::string& label);
-  // Everything of it is on the stream. `is_captured`: it is part of a graph, and not watched.
-  void enqueued(uint64_t operation, DeviceStream stream, bool is_captured);
-  // It was not enqueued.
-  void drop(uint64_t operation);
-  // Return when it is complete. Throws WorldFailed.
-  void wait(uint64_t operation, const std::function<void()>& check_signals);
-  // Wait for everything, at most so long; whether there is nothing under way.
-  bool drain(Clock::time_point deadline);
 
   void watch_process(int rank, int pid);
 
   // Once for each thing that went wrong.
   std::optional<Report> next_report();
-  // Age in seconds of the oldest operation that is not complete, 0 if there is none.
-  double oldest_s();
-  // The last operations in words, the most recent at the end.
-  std::vector<std::string> lines(size_t last);
 
   // End the world: results on their way become worthless, every communicator is aborted, every wait
-  // ends. The first text is kept.
+  // ends. The first text is kept. Makes no call of the device's.
   void fail(const std::string& text);
   std::string failure();
   bool has_failed() const { return failed_.load(std::memory_order_acquire); }
+  // Throws WorldFailed.
   void check() const;
-  // In the device's memory: not zero when the world has failed.
-  const uint32_t* failed_word() const { return failed_word_; }
+  // Where the device reads whether the world has failed: not zero.
+  const uint32_t* failed_word() const { return reinterpret_cast<uint32_t*>(failed_word_.data()); }
+  // Kernels may read it as long as this process lives.
+  void leave_failed_word() { failed_word_.leave(); }
 
   // End the thread, and forget the processes.
   void stop();
 
  private:
-  struct Operation {
-    uint64_t number;
-    std::string label;
-    Clock::time_point start;
-    DeviceEvent event = nullptr;
-    bool is_complete = false;
-    bool is_reported = false;
-  };
-
   void watch();
-  void retire();
   void look_for_ended();
   // The label of an operation whose lateness nobody has answered.
   std::string look_for_late();
-  void mark_results();
-  void forget(Operation& operation);
-  Operation* find(uint64_t number);
+  void look_for_broken();
 
-  const DeviceApi& api_;
-  const int device_;
+  Operations& operations_;
+  PinnedMemory failed_word_;
   const Clock::duration timeout_;
   const std::function<std::string()> find_error_;
   const std::function<void()> abort_all_;
 
-  mutable std::mutex mutex_;
+  std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Operation> operations_;  // the last ones, complete or not
-  std::vector<DeviceEvent> idle_events_;
-  uint64_t begun_ = 0;
   std::vector<std::pair<int, int>> processes_;  // rank, pidfd
   std::deque<Report> reports_;
   bool is_broken_ = false;
-  bool stopping_ = false;
+  bool is_stopping_ = false;
   std::atomic<bool> failed_{false};
   std::string failure_;
-
-  uint32_t* failed_word_ = nullptr;
-  uint32_t* pinned_one_ = nullptr;
-  DeviceStream stream_ = nullptr;
   std::thread thread_;
 };
 

@@ -14,12 +14,20 @@ from gpudist.launch import Built, Settings
 from gpudist.links import Link, gpu_links
 from gpudist.runtime import built, settings
 from gpudist.transport.host import is_built, what_is_missing
-from gpudist.transport.nccl_library import installed_wheels, wheel_libraries, wheel_warnings
+from gpudist.transport.nccl_library import (
+    installed_wheels,
+    registration,
+    wheel_libraries,
+    wheel_warnings,
+)
 
 try:
     import gpudist._native as _native
 except ImportError:
     _native = None
+
+# The oldest and the newest torch that the whole suite runs on: `make compatibility`.
+TESTED_TORCH = ("2.10", "2.15")
 
 _USES = {
     "nccl": "between GPUs",
@@ -64,12 +72,14 @@ class Nccl:
         found: ``"already in the process"``, ``"GPUDIST_NCCL_LIBRARY"``, ``"nvidia-nccl wheel"`` or
             ``"system"``.
         features: what it has beyond the oldest that will do.
+        registration: what it is told about registered memory, by variable.
     """
 
     version: str
     path: str
     found: str
     features: tuple[str, ...]
+    registration: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -88,6 +98,8 @@ class Environment:
     Attributes:
         gpudist, python, torch: their versions.
         torch_cuda: the version of CUDA that torch is built for, or ``None``.
+        tested_torch: the oldest and the newest torch that gpudist is tested on.
+        torch_is_tested: whether this torch is one of these or between them.
         native_core: whether it is built; ``native_core_missing`` says why not.
         cuda: ``None`` in a build without it.
         devices: the GPUs that torch sees.
@@ -102,6 +114,8 @@ class Environment:
     python: str
     torch: str
     torch_cuda: str | None
+    tested_torch: tuple[str, str]
+    torch_is_tested: bool
     native_core: bool
     native_core_missing: str
     cuda: Cuda | None
@@ -130,6 +144,8 @@ def describe(asked: Settings | None = None) -> Environment:
         python=platform.python_version(),
         torch=torch.__version__,
         torch_cuda=torch.version.cuda,
+        tested_torch=TESTED_TORCH,
+        torch_is_tested=is_tested(torch.__version__),
         native_core=is_built(),
         native_core_missing="" if is_built() else what_is_missing(),
         cuda=_cuda(),
@@ -142,6 +158,15 @@ def describe(asked: Settings | None = None) -> Environment:
         links=gpu_links(),
         warnings=tuple(wheel_warnings(installed_wheels(), torch.version.cuda)),
     )
+
+
+def is_tested(version: str) -> bool:
+    """Whether a version of torch, such as ``"2.13.0+cpu"``, is in the tested range."""
+    oldest, own, newest = (
+        tuple([int(part) for part in text.split(".")[:2]])
+        for text in (TESTED_TORCH[0], version, TESTED_TORCH[1])
+    )
+    return oldest <= own <= newest
 
 
 def _transports(found: Built, nccl_missing: str) -> tuple[TransportState, ...]:
@@ -205,4 +230,5 @@ def _nccl(path: str) -> tuple[Nccl | None, str]:
         path=found["path"],
         found=found["found"],
         features=tuple(name for name, is_there in features.items() if is_there),
+        registration=registration(),
     ), ""

@@ -11,12 +11,16 @@ backward.
 
 from __future__ import annotations
 
+import ctypes
 import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from enum import Enum
+from functools import wraps
 from itertools import islice
+from types import FunctionType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -36,6 +40,12 @@ from gpudist.storage import PLAIN
 from gpudist.transport.base import ReduceOp
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+# What every Dynamo passes as a constant.
+_CONSTANTS = (
+    bool, int, float, str, tuple, list, dict, type, type(None), Enum, FunctionType,
+    torch.dtype, torch.device,
+)  # fmt: skip
 
 _REMEMBERED = 4096
 _ITSELF, _ADJOINT, _ADJOINT_OF_ADJOINT = range(3)
@@ -163,9 +173,36 @@ def handle_of(thing: object) -> int:
 
 
 def constant_when_traced(function: F) -> F:
-    """``torch.compiler.assume_constant_result``, without loading the compiler."""
-    vars(function)["_dynamo_marked_constant"] = True
-    return function
+    """``torch.compiler.assume_constant_result``, for any arguments, without loading the compiler.
+
+    Not every Dynamo passes objects to such a function (torch 2.11 does not), but every one knows
+    ``id``, and guards the graph by it. So an object is passed by its address, and found there while
+    Dynamo, which holds it, waits.
+    """
+
+    def found(*args: Any, **kwargs: Any) -> Any:
+        named = {name: _object_of(*pair) for name, pair in kwargs.items()}
+        return function(*[_object_of(*pair) for pair in args], **named)
+
+    vars(found)["_dynamo_marked_constant"] = True
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not is_dynamo_compiling():
+            return function(*args, **kwargs)
+        named = {name: _address_or_value(value) for name, value in kwargs.items()}
+        return found(*[_address_or_value(value) for value in args], **named)
+
+    return call  # type: ignore[return-value]
+
+
+def _address_or_value(value: object) -> tuple[bool, object]:
+    """Whether it is passed by its address, and what is passed."""
+    return (False, value) if isinstance(value, _CONSTANTS) else (True, id(value))
+
+
+def _object_of(is_address: bool, value: Any) -> Any:
+    return ctypes.cast(value, ctypes.py_object).value if is_address else value
 
 
 @constant_when_traced

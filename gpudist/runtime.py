@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -150,7 +149,7 @@ def init(
     Args:
         timeout: deadline of every wait, in seconds: above 0, and at most 1,000,000.
         process_group: torch's group of the workers, in place of all that were started: they meet in
-            its store, and its communicator, if it is NCCL's, is used and stays its own.
+            its store. Over NCCL they have communicators of their own, whatever the group has.
         deterministic: the same bits in every run and over every transport, in a stated order of
             additions, from operators of gpudist's; and ``torch.use_deterministic_algorithms``,
             which makes torch's raise where they have no such algorithm. Over NCCL, sums then go by
@@ -253,7 +252,6 @@ def _connect_all(
             name, store, launch.rank, launch.size, timeout, prefix,
             same_node=same_node,
             interface=os.environ.get("GLOO_SOCKET_IFNAME"),
-            communicator=_communicator_of(process_group),
             deterministic=deterministic,
             store_rank=0 if _runtime.store is not None and not launch.store_is_served else None,
         )  # fmt: skip
@@ -278,7 +276,6 @@ def connect(
     *,
     same_node: bool = True,
     interface: str | None = None,
-    communicator: int = 0,
     deterministic: bool = False,
     store_rank: int | None = None,
 ) -> Transport:
@@ -287,7 +284,6 @@ def connect(
     Args:
         name: of the transport.
         same_node, interface: as :class:`GlooTransport` has them.
-        communicator: address of NCCL's for all ranks, made by somebody else.
         deterministic: the same sums over every transport.
         store_rank: the one whose process hosts the store, where it is one of them.
 
@@ -313,7 +309,7 @@ def connect(
         return NcclTransport(
             store, rank, size, timeout_s, prefix=prefix, device=device,
             nccl_library=asked.nccl_library, device_library=asked.device_library,
-            checks=asked.checks, in_rank_order=deterministic, adopt=communicator,
+            checks=asked.checks, in_rank_order=deterministic,
             interface=interface, store_rank=store_rank,
         )  # fmt: skip
 
@@ -376,17 +372,6 @@ def world_of(transport: Transport) -> Partition:
 
 def _store_of(process_group: dist.ProcessGroup) -> dist.Store:
     return dist.distributed_c10d._world.pg_map[process_group][1]
-
-
-def _communicator_of(process_group: dist.ProcessGroup | None) -> int:
-    """The address of its NCCL communicator; 0 if it has none, or has not made it yet."""
-    if process_group is None or not torch.cuda.is_available():
-        return 0
-    try:
-        backend: Any = process_group._get_backend(torch.device("cuda"))
-    except RuntimeError:
-        return 0
-    return backend._comm_ptr() if hasattr(backend, "_comm_ptr") else 0
 
 
 def _join(launch: Launch, timeout: float) -> dist.Store:

@@ -12,6 +12,7 @@ os.environ.setdefault("RES_OPTIONS", "attempts:0")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 import pytest
+import torch
 from hypothesis import settings
 
 from tests import pool
@@ -20,6 +21,11 @@ from tests import pool
 settings.register_profile("same", derandomize=True)
 settings.load_profile("same")
 
+
+# Torch 2.11 built for CUDA, without a GPU: what fake tensors have in place of one belongs to
+# the thread that had the first of them, and later ones end the process once that thread has ended.
+if torch.version.cuda and not torch.cuda.is_available():
+    torch._C._ensureCUDADeviceGuardSet()  # pyright: ignore[reportAttributeAccessIssue]
 
 # Files that begin first, since one that takes long and comes last has a processor to itself.
 LONG = ("benchmarks/", "checkpoint/test_killed", "chaos/", "docs/", "examples/", "nodes/", "soak/")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,14 @@ from gpudist import environment
 from gpudist.environment import Cuda, Device, Nccl, describe
 from gpudist.errors import NotBuiltError
 from gpudist.launch import Settings
-from gpudist.transport.nccl_library import installed_wheels, wheel_libraries, wheel_warnings
+from gpudist.transport import nccl_library
+from gpudist.transport.nccl_library import (
+    installed_wheels,
+    keep_memory_unregistered,
+    registration,
+    wheel_libraries,
+    wheel_warnings,
+)
 
 ASKED = Settings("host", "2 processes on one node", "", "", False)
 
@@ -157,8 +165,28 @@ def test_nccl(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "_native", core)
     found = describe(Settings("host", "why", "/given", "", False))
     assert core.asked == ("/given", [str(site / "nvidia/nccl/lib/libnccl.so.2")])
-    assert found.nccl == Nccl("2.27.5", "/x/libnccl.so.2", "system", ("windows",))
+    assert found.nccl == Nccl("2.27.5", "/x/libnccl.so.2", "system", ("windows",), registration())
     assert (found.transport, found.transport_reason) == ("host", "why")
+
+
+def test_what_nccl_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A choice of the user's stands; NCCL that is in use has read its variables."""
+    monkeypatch.setattr(nccl_library, "_chosen", set[str]())
+    monkeypatch.setenv("NCCL_LOCAL_REGISTER", "1")
+    monkeypatch.setenv("NCCL_GRAPH_REGISTER", "to be deleted")
+    monkeypatch.delenv("NCCL_GRAPH_REGISTER")
+    with monkeypatch.context() as patch:
+        patch.setattr(nccl_library, "_nccl_is_in_use", lambda: True)
+        keep_memory_unregistered()
+        assert "NCCL_GRAPH_REGISTER" not in os.environ
+        assert "torch uses NCCL already" in registration()["NCCL_GRAPH_REGISTER"]
+    assert "from init() on" in registration()["NCCL_GRAPH_REGISTER"]
+    keep_memory_unregistered()
+    assert os.environ["NCCL_GRAPH_REGISTER"] == "0"
+    assert registration() == {
+        "NCCL_LOCAL_REGISTER": "1 (set before)",
+        "NCCL_GRAPH_REGISTER": "0 (gpudist's choice)",
+    }
 
 
 @pytest.mark.parametrize(

@@ -25,15 +25,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 def rows(environment: Environment) -> list[tuple[str, str]]:
     """A line each: what, and what of it."""
-    torch = f"built for CUDA {environment.torch_cuda}" if environment.torch_cuda else "without CUDA"
     return [
         ("gpudist", environment.gpudist),
         ("Python", environment.python),
-        ("torch", f"{environment.torch}, {torch}"),
+        ("torch", _torch(environment)),
         ("native core", "built" if environment.native_core else environment.native_core_missing),
         ("CUDA half", _cuda(environment)),
         ("GPUs", _devices(environment)),
         ("NCCL", _nccl(environment)),
+        *[("  registers", said) for said in _registration(environment)],
         *[("link", _link(link)) for link in environment.links],
         ("transport", f"{environment.transport}: {environment.transport_reason}"),
         *[
@@ -41,6 +41,13 @@ def rows(environment: Environment) -> list[tuple[str, str]]:
             for state in environment.transports
         ],
     ]
+
+
+def _torch(environment: Environment) -> str:
+    cuda = f"built for CUDA {environment.torch_cuda}" if environment.torch_cuda else "without CUDA"
+    oldest, newest = environment.tested_torch
+    where = "within" if environment.torch_is_tested else "outside"
+    return f"{environment.torch}, {cuda}, {where} the tested {oldest} to {newest}"
 
 
 def _cuda(environment: Environment) -> str:
@@ -68,6 +75,11 @@ def _state(state: TransportState, nccl_missing: str) -> str:
     # Said at length a few lines above.
     reason = "there is no NCCL, see above" if state.reason == nccl_missing else state.reason
     return f"does not work: {reason}"
+
+
+def _registration(environment: Environment) -> list[str]:
+    found = environment.nccl.registration if environment.nccl else {}
+    return [f"{name}: {said}" for name, said in found.items()]
 
 
 def _nccl(environment: Environment) -> str:

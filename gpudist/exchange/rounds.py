@@ -124,7 +124,7 @@ class Part:
     def block(self, x: torch.Tensor) -> torch.Tensor:
         """An input that comes from outside, checked, as it lies in memory."""
         movement, device = self.movement, self.partition.device
-        if x.device.type != device.type:
+        if x.device != device:
             raise ShapeError(
                 f"{movement.label}: the tensor is on {x.device}, its partition's are on {device}"
             )
@@ -142,7 +142,12 @@ class Part:
         """Refuse a tensor to which the output cannot be added."""
         if target is None:
             return
-        shape, dtype = self.stage.output_shape, self.movement.dtype
+        shape, dtype, device = self.stage.output_shape, self.movement.dtype, self.partition.device
+        if target.device != device:
+            raise ShapeError(
+                f"{self.movement.label}: its output on {device} cannot be added to a tensor on "
+                f"{target.device}"
+            )
         if target.shape != shape or target.dtype != dtype:
             raise ShapeError(
                 f"{self.movement.label}: its {dtype} output of shape {shape} cannot be added to a "

@@ -25,7 +25,8 @@ _Backend: Any = torch._C._ConvBackend  # pyright: ignore
 _SLOW = (_Backend.Slow3d, _Backend.SlowDilated3d)
 
 
-@dataclass(frozen=True)
+# By identity, since torch 2.11's Dynamo asks for the hash of one that has no fields yet.
+@dataclass(frozen=True, eq=False)
 class LocalConvolution:
     """The arguments of a convolution, as torch's functions take them, one number per dim."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -158,7 +158,11 @@ def _parameters_of_others(network: torch.nn.Module) -> list[_Lent]:
 def _take_back(
     sums: PlainSums | None, network: torch.nn.Module, inputs: object, output: object
 ) -> None:
-    layers, lent, handed = network.__dict__.pop("_handed_out", ((), (), None))
+    handed_out: Any = getattr(network, "_handed_out", None)
+    if handed_out is None:
+        return
+    del network._handed_out
+    layers, lent, handed = handed_out
     for layer in layers:
         layer.lend(None)
     for module, name, parameter in lent:

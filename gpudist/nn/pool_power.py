@@ -70,7 +70,8 @@ class _DistributedLPPool(SlidingPool):
         return _Norm(pool, self.norm_type, prod(self._kernel))
 
 
-@dataclass(frozen=True)
+# By identity, since torch 2.11's Dynamo asks for the hash of one that has no fields yet.
+@dataclass(frozen=True, eq=False)
 class _Norm:
     """The norm of windows of so many cells.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -16,7 +17,7 @@ from gpudist.transport.failure import Failure
 from gpudist.transport.forks import words_of_child
 from gpudist.transport.host import what_is_missing
 from gpudist.transport.native_round import native_part
-from gpudist.transport.nccl_library import wheel_libraries
+from gpudist.transport.nccl_library import keep_memory_unregistered, wheel_libraries
 from gpudist.transport.nccl_program import native_call, native_signature
 from gpudist.transport.nccl_rendezvous import Rendezvous
 from gpudist.transport.nccl_stages import (
@@ -59,7 +60,6 @@ class NcclTransport(Transport):
         device_library: a stand-in for CUDA's runtime, for tests; then ``device`` is the CPU.
         checks: compare plans between ranks at every call, not only at their first.
         in_rank_order: every sum is in the order and precision of the other transports.
-        adopt: address of a communicator of all ranks that stays somebody else's.
         interface: network interface of wires attached between nodes.
         store_rank: world rank whose process hosts the store, where it is one of them.
 
@@ -90,7 +90,6 @@ class NcclTransport(Transport):
         device_library: str = "",
         checks: bool = False,
         in_rank_order: bool = False,
-        adopt: int = 0,
         interface: str | None = None,
         store_rank: int | None = None,
     ) -> None:
@@ -98,14 +97,17 @@ class NcclTransport(Transport):
             raise NotBuiltError(f"the nccl transport: {what_is_missing()}")
         self._channel = StoreFailureChannel(store, prefix, store_rank)
         super().__init__(rank, size, device, timeout_s, self._channel)
+        if size > 1:
+            keep_memory_unregistered()
         self._core = _native.NcclWorld(
             rank,
             size,
             device.index or 0,
             timeout_s,
-            nccl_library,
+            nccl_library if size > 1 else "",
             [str(path) for path in wheel_libraries()] if size > 1 else [],
             device_library,
+            torch.cuda.empty_cache if device.type == "cuda" else None,
         )
         self.recorder = DeviceRecorder(self._core)
         self.store = store
@@ -126,7 +128,7 @@ class NcclTransport(Transport):
         if size == 1:
             return
         try:
-            self._join(adopt)
+            self._join()
         except BaseException:
             self.close()
             raise
@@ -144,11 +146,6 @@ class NcclTransport(Transport):
     def staging_bytes(self) -> int:
         """Device memory held for what is packed and what arrives."""
         return self._core.staging_bytes()
-
-    @property
-    def address(self) -> int:
-        """The address of the world's communicator, for others to adopt."""
-        return self._core.address()
 
     def split(
         self, parent: Communicator, colors: Sequence[int], keys: Sequence[int]
@@ -180,17 +177,25 @@ class NcclTransport(Transport):
         accumulates: bool = False,
         output_strides: Sequence[int] | None = None,
     ) -> Any:
-        lowered = lower(
-            stage, ranks, rank, input_strides, dtype, accumulates, self.strategy, output_strides
-        )
-        return lowered.bind(self._core, self.native, fill)
+        as_called = partial(
+            lower, stage, ranks, rank, input_strides, dtype, accumulates, self.strategy,
+            output_strides,
+        )  # fmt: skip
+        lowered, captured = as_called(), None
+        if lowered.is_direct:
+            captured = as_called(in_graph=True).bind(self._core, self.native, fill)
+        return lowered.bind(self._core, self.native, fill, captured)
 
     def bind_round(self, signature: Signature | None, parts: Sequence[RoundPart]) -> RoundRunner:
         assert _native is not None
         given = [native_part(part) for part in parts]
         exchanged = native_signature(signature) if signature is not None else None
         run_round = _native.DeviceRound(
-            self._core, exchanged, self.device.type == "cpu", given, self.stream
+            self._core,
+            exchanged,
+            -1 if self.device.index is None else self.device.index,
+            given,
+            self.stream,
         ).run
         if signature is None:
             return run_round
@@ -315,6 +320,8 @@ class NcclTransport(Transport):
     def end_with(self, error: BaseException) -> NoReturn:
         """Raise what ``error``, which the native core raised, means to this rank and the others."""
         assert _native is not None
+        if isinstance(error, _native.RefusedCapture):
+            raise error
         self._watch.await_death(error)
         mine = Failure.from_exception(error, self.rank)
         for other in self.attached.values():
@@ -378,7 +385,7 @@ class NcclTransport(Transport):
             if call.after is not None:
                 call.after()
 
-    def _join(self, adopt: int) -> None:
+    def _join(self) -> None:
         """Meet the others, watch those on this node, and make the world's communicator."""
         world = tuple(range(self.size))
         try:
@@ -392,12 +399,9 @@ class NcclTransport(Transport):
             for rank, pid in here.items():
                 self._watch.watch_process(rank, pid)
             self._rendezvous.ask(lambda: self._channel.connecting.wait(self.timeout_s))
-            if adopt:
-                self._native[world] = self._core.adopt(adopt, world)
         except BaseException as error:
             self.end_with(error)
-        if not adopt:
-            self._native[world] = self._connect(world)
+        self._native[world] = self._connect(world)
 
     def _connect(self, members: tuple[int, ...]) -> Any:
         try:

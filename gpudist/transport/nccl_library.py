@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+
+import torch.distributed as dist
 
 from gpudist.transport.host import what_is_missing
 
@@ -15,6 +18,46 @@ except ImportError:
 
 # Both install the same files.
 _WHEELS = {12: "nvidia-nccl-cu12", 13: "nvidia-nccl-cu13"}
+# Whether NCCL uses registered memory in place: of those who register, and of captured graphs.
+_REGISTRATION = ("NCCL_LOCAL_REGISTER", "NCCL_GRAPH_REGISTER")
+
+
+def registration() -> dict[str, str]:
+    """What NCCL is told about registered memory, and who chose it, by variable.
+
+    NCCL decides on each side of a message alone whether memory is registered, and a message between
+    the two kinds hangs or brings old cells. Messages of gpudist's are alike on both sides whatever
+    is said here; that NCCL registers nothing is a second belt.
+    """
+    told: dict[str, str] = {}
+    for name in _REGISTRATION:
+        if name in _chosen:
+            told[name] = f"{os.environ.get(name)} (gpudist's choice)"
+        elif name in os.environ:
+            told[name] = f"{os.environ[name]} (set before)"
+        elif _nccl_is_in_use():
+            told[name] = "NCCL's default (torch uses NCCL already)"
+        else:
+            told[name] = "0 (gpudist's choice, from init() on)"
+    return told
+
+
+def keep_memory_unregistered() -> None:
+    """Let NCCL register nothing, unless the user chose, or NCCL has looked by now."""
+    if _nccl_is_in_use():
+        return
+    for name in _REGISTRATION:
+        if name not in os.environ:
+            os.environ[name] = "0"
+            _chosen.add(name)
+
+
+_chosen: set[str] = set()
+
+
+def _nccl_is_in_use() -> bool:
+    """Whether torch has a group over NCCL, which reads its variables once."""
+    return dist.is_initialized() and "nccl" in dist.get_backend_config()
 
 
 def what_nccl_misses() -> str:

@@ -86,6 +86,12 @@ class Lowered:
     after: list[Job] = field(default_factory=list)
     sent_bytes: int = 0
     received_bytes: int = 0
+    in_graph: bool = False
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether NCCL gets the address of a tensor, not only of staging memory."""
+        return any("input" in ends or "output" in ends for ends in map(_ends, self.steps))
 
     def room(self, buffer: Literal["sent", "received"], nbytes: int) -> int:
         """Offset in bytes of ``nbytes`` more of a staging buffer."""
@@ -94,8 +100,21 @@ class Lowered:
         setattr(self, name, start + -(-nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
         return start
 
-    def bind(self, core: Any, native: Callable[[Sequence[int]], Any], fill: float) -> Any:
-        """The native stage; makes the communicators it needs, in the order all ranks make them."""
+    def bind(
+        self,
+        core: Any,
+        native: Callable[[Sequence[int]], Any],
+        fill: float,
+        captured: Any = None,
+    ) -> Any:
+        """The native stage; makes the communicators it needs, in the order all ranks make them.
+
+        Args:
+            core: the native world.
+            native: the native communicator of some world ranks.
+            fill: value of cells that nobody sends.
+            captured: the native stage in its place where a graph is captured.
+        """
         assert _native is not None
         for members in sorted({step.members for step in self.steps if step.members is not None}):
             native(members)
@@ -122,7 +141,15 @@ class Lowered:
             ],
             self.sent_bytes,
             self.received_bytes,
+            captured,
         )
+
+
+def _ends(step: Step) -> tuple[BufferName, ...]:
+    """The buffers that a call of NCCL's reads and writes."""
+    if step.kind == "send":
+        return (step.source,)
+    return (step.target,) if step.kind == "receive" else (step.source, step.target)
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:

@@ -54,6 +54,8 @@ def lower(
     accumulates: bool,
     strategy: Strategy = collectives_by_nccl,
     output_strides: Sequence[int] | None = None,
+    *,
+    in_graph: bool = False,
 ) -> Lowered:
     """What ``rank`` does in ``stage``.
 
@@ -66,6 +68,10 @@ def lower(
         accumulates: the output has values, to which everything that arrives is added.
         strategy: which collectives are NCCL's own.
         output_strides: of the output, in items; contiguous if ``None``.
+        in_graph: the stage is part of a captured graph: every message starts from staging memory
+            and arrives there, and no address of a tensor reaches NCCL. NCCL registers memory of
+            some kinds by itself where it finds it in a graph, and both sides of a message have to
+            be alike.
     """
     own = tuple(c for c in stage.collectives if strategy(c, dtype))
     rest = tuple(c for c in stage.collectives if not strategy(c, dtype))
@@ -73,7 +79,7 @@ def lower(
         replace(stage, collectives=rest), rank, dtype.itemsize,
         accumulates=accumulates, scatters=False,
     )  # fmt: skip
-    lowered = Lowered(dtype)
+    lowered = Lowered(dtype, in_graph=in_graph)
     strides = tuple(input_strides)
     output = tuple(output_strides or contiguous_strides(stage.output_shape or ()))
     for message in boxes.sends:
@@ -115,7 +121,7 @@ def lowered_posts(
 def _send(lowered: Lowered, message: Message, peer: int, strides: tuple[int, ...]) -> None:
     item = lowered.dtype.itemsize
     nbytes = message.volume * item
-    if len(message.boxes) == 1 and _is_contiguous(message.boxes[0].shape, strides):
+    if _is_direct(lowered, message, strides):
         offset = _position(message.boxes[0].start, strides) * item
         step = Step("send", None, peer, "input", offset, "sent", 0, nbytes, "uint8")
     else:
@@ -151,7 +157,7 @@ def _receive(
     in_place: set[int] = set()
     for number, message in enumerate(boxes.incoming):
         nbytes = message.volume * item
-        if _lands_whole(number, message, pieces, output):
+        if _lands_whole(lowered, number, message, pieces, output):
             in_place.add(number)
             offset = _position(message.boxes[0].start, output) * item
             target: tuple[BufferName, int] = ("output", offset)
@@ -182,11 +188,22 @@ def _receive(
         lowered.after.append(Job(box.shape, destination, summands, there))
 
 
+def _is_direct(lowered: Lowered, message: Message, strides: tuple[int, ...]) -> bool:
+    """Whether NCCL sends or receives a message where a tensor has it, as one contiguous box."""
+    if lowered.in_graph or len(message.boxes) != 1:
+        return False
+    return _is_contiguous(message.boxes[0].shape, strides)
+
+
 def _lands_whole(
-    number: int, message: Message, pieces: Sequence[Combine], output: tuple[int, ...]
+    lowered: Lowered,
+    number: int,
+    message: Message,
+    pieces: Sequence[Combine],
+    output: tuple[int, ...],
 ) -> bool:
     """Whether a message is one contiguous box of the output to which nothing is added."""
-    if len(message.boxes) != 1 or not _is_contiguous(message.boxes[0].shape, output):
+    if not _is_direct(lowered, message, output):
         return False
     users = [p for p in pieces if any(source.message == number for source in p.sources)]
     return len(users) == 1 and len(users[0].sources) == 1
@@ -272,7 +289,7 @@ def _contribution(
         zeros = View("sent", start // lowered.dtype.itemsize, contiguous_strides(shape))
         lowered.before.append(Job(shape, zeros))
         return "sent", start
-    if _is_contiguous(shape, strides):
+    if not lowered.in_graph and _is_contiguous(shape, strides):
         return "input", 0
     start = lowered.room("sent", nbytes)
     _pack(lowered, (Box.whole(shape),), strides, start)
@@ -288,7 +305,7 @@ def _result(
 ) -> tuple[BufferName, int]:
     """Where a collective's result goes, and the job that makes the output of it."""
     output = View("output", 0, strides)
-    if not accumulates and _is_contiguous(shape, strides):
+    if not (accumulates or lowered.in_graph) and _is_contiguous(shape, strides):
         lowered.after.append(Job(shape, output, there=True))
         return "output", 0
     start = lowered.room("received", nbytes)

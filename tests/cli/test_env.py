@@ -24,11 +24,19 @@ FOUND = Environment(
     python="3.11.7",
     torch="2.13.0+cu130",
     torch_cuda="13.0",
+    tested_torch=("2.10", "2.15"),
+    torch_is_tested=True,
     native_core=True,
     native_core_missing="",
     cuda=Cuda("13.0", "13.1", 2, ""),
     devices=(Device("H200", 141 * 2**30), Device("H200", 141 * 2**30)),
-    nccl=Nccl("2.30.7", "/site/libnccl.so.2", "nvidia-nccl wheel", ("windows", "others")),
+    nccl=Nccl(
+        "2.30.7",
+        "/site/libnccl.so.2",
+        "nvidia-nccl wheel",
+        ("windows", "others"),
+        {"NCCL_LOCAL_REGISTER": "0 (set before)"},
+    ),
     nccl_missing="",
     transport="host",
     transport_reason="2 processes on one node",
@@ -42,11 +50,12 @@ FOUND = Environment(
 TEXT = """\
 gpudist      0.1.0
 Python       3.11.7
-torch        2.13.0+cu130, built for CUDA 13.0
+torch        2.13.0+cu130, built for CUDA 13.0, within the tested 2.10 to 2.15
 native core  built
 CUDA half    built with CUDA 13.0, driver for CUDA up to 13.1, GPUs: 2
 GPUs         H200, 141.0 GiB; H200, 141.0 GiB
 NCCL         2.30.7, /site/libnccl.so.2 (nvidia-nccl wheel); windows, others
+  registers  NCCL_LOCAL_REGISTER: 0 (set before)
 link         GPU 0 to GPU 1: NV18 (18 NVLinks)
 transport    host: 2 processes on one node
   nccl       works, between GPUs
@@ -58,6 +67,8 @@ NOTHING = Environment(
     python="3.11.7",
     torch="2.13.0+cpu",
     torch_cuda=None,
+    tested_torch=("2.14", "2.15"),
+    torch_is_tested=False,
     native_core=False,
     native_core_missing="no compiler",
     cuda=None,
@@ -84,7 +95,7 @@ def test_env_where_there_is_nothing(
     monkeypatch.setattr(env, "describe", lambda: NOTHING)
     assert main(["env"]) == 0
     assert capsys.readouterr().out.splitlines()[2:] == [
-        "torch        2.13.0+cpu, without CUDA",
+        "torch        2.13.0+cpu, without CUDA, outside the tested 2.14 to 2.15",
         "native core  no compiler",
         "CUDA half    not built",
         "GPUs         none that torch sees",
@@ -102,6 +113,7 @@ def test_env_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
         "path": "/site/libnccl.so.2",
         "found": "nvidia-nccl wheel",
         "features": ["windows", "others"],
+        "registration": {"NCCL_LOCAL_REGISTER": "0 (set before)"},
     }
     assert printed["devices"][1] == {"name": "H200", "memory_bytes": 141 * 2**30}
     assert printed["warnings"] == ["two wheels"]

@@ -99,8 +99,6 @@ SAME_CALL(comm_finalize, ncclCommFinalize);
 SAME_CALL(comm_destroy, ncclCommDestroy);
 SAME_CALL(comm_abort, ncclCommAbort);
 SAME_CALL(comm_get_async_error, ncclCommGetAsyncError);
-SAME_CALL(comm_count, ncclCommCount);
-SAME_CALL(comm_user_rank, ncclCommUserRank);
 SAME_CALL(group_start, ncclGroupStart);
 SAME_CALL(group_end, ncclGroupEnd);
 SAME_CALL(send, ncclSend);
@@ -110,9 +108,5 @@ SAME_CALL(reduce, ncclReduce);
 SAME_CALL(all_reduce, ncclAllReduce);
 SAME_CALL(reduce_scatter, ncclReduceScatter);
 SAME_CALL(all_gather, ncclAllGather);
-SAME_CALL(mem_alloc, ncclMemAlloc);
-SAME_CALL(mem_free, ncclMemFree);
-SAME_CALL(comm_register, ncclCommRegister);
-SAME_CALL(comm_deregister, ncclCommDeregister);
 
 }  // namespace

@@ -46,13 +46,13 @@ std::unique_ptr<DeviceStage> ring(NcclWorld& world, int rank) {
        Buffer::kReceived, 0, count, kNcclUint8, 0},
   };
   return std::make_unique<DeviceStage>(
-      world.device_api(), CombinePlan(Dtype::kFloat32, 0, {packed}),
-      CombinePlan(Dtype::kFloat32, 0, {sum}), std::move(steps), bytes, bytes);
+      world.operations(), CombinePlan(Dtype::kFloat32, 0, {packed}),
+      CombinePlan(Dtype::kFloat32, 0, {sum}), std::move(steps), bytes, bytes, nullptr);
 }
 
 struct Rank {
   Rank(int rank, double timeout_s)
-      : world(&nccl(), device_api(GPUDIST_NCCL_DOUBLE), 0, rank, kRanks, timeout_s, [] {}) {}
+      : world(&nccl(), device_api(GPUDIST_NCCL_DOUBLE), 0, rank, timeout_s, [] {}, [] {}) {}
 
   NcclWorld world;
   std::unique_ptr<DeviceStage> stage;

@@ -21,7 +21,7 @@ from gpudist.transport.nccl_stages import collectives_by_messages, collectives_b
 from gpudist.transport.nccl_verbs import NcclCommunicator
 from tests import warm
 from tests.doubles import use_doubles
-from tests.ops.dense import assert_same, cells, random
+from tests.ops.dense import assert_same, random
 from tests.pool import distributed
 
 BROADCAST = Collective("broadcast", (0, 1, 2), 1, True)
@@ -162,21 +162,6 @@ def test_mesh(P_world: Partition) -> None:
     assert ops.all_sum_reduce(torch.tensor([float(P_world.rank or 0)]), P_x, [0]).item() == (
         1.0 if P_world.rank in (0, 1) else 5.0
     )
-
-
-@distributed(ranks=2, transports=["nccl"])
-def test_adopted_communicator(P_world: Partition) -> None:
-    """It carries the messages, and stays what it was when this world is closed."""
-    wire = P_world.wire
-    assert isinstance(wire, NcclTransport)
-    another = runtime.connect(
-        "nccl", wire.store, wire.rank, 2, 20.0, f"{wire.prefix}/adopting", communicator=wire.address
-    )
-    P_other = runtime.world_of(another)
-    halo = ops.HaloExchange(P_other.create_cartesian_topology_partition([2]), halo=((1, 1),))
-    assert halo(cells((3,))).shape == (5,)
-    another.close()
-    P_world.barrier()
 
 
 @distributed(ranks=2, transports=["nccl"])

@@ -69,7 +69,9 @@ for name in NAMES:
     enter(f"{name}_", with_value(in_place) if takes_value else in_place)
 for function in (maximum, minimum, maximum_, minimum_):
     enter(function.__name__, function)
-enter("clone", Tensor.clone)
+if hasattr(torch, "_foreach_clone"):
+    # Not in torch 2.11, whose optimizers have no use for it.
+    enter("clone", Tensor.clone)
 enter("copy_", Tensor.copy_)
 enter("zero_", Tensor.zero_)
 enter("norm", torch.linalg.vector_norm)
