@@ -39,13 +39,19 @@ def recorded(call: Callable[[], Any], device: torch.device) -> Callable[[], Any]
     Returns:
         What replays the graph and returns what ``call`` returned under capture. It owns the graph.
     """
-    call()
     if device.type != "cuda":
+        call()
         return call
+    # One stream for both, as torch asks where gradients are accumulated.
+    current, stream = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        call()
+    current.wait_stream(stream)
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
     # Threads that watch communicators ask for events meanwhile.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         result = call()
 
     def replay() -> Any:

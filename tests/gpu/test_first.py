@@ -107,7 +107,7 @@ def test_logs_are_packed(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["logs.zip", "nccl", "summary.json"]
     assert not list((tmp_path / "nccl").iterdir())
     with zipfile.ZipFile(tmp_path / "logs.zip") as archive:
-        assert archive.namelist() == ["one-step.log", "nccl/one-step.h.p.log", "another.log"]
+        assert archive.namelist() == ["nccl/one-step.h.p.log", "one-step.log", "another.log"]
         assert archive.read("nccl/one-step.h.p.log") == b"NCCL"
 
 

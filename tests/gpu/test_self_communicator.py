@@ -77,6 +77,8 @@ def test_the_watchdog_sees_completion(alone: SelfCommunicator) -> None:
     """An operation is waited for until the GPU is done with it, and nobody asks."""
     x = pattern(MIB, 0, alone.device)
     y = torch.zeros_like(x)
+    alone.exchange([x], [y])
+    alone.finish()
     if not ON_DOUBLES:
         torch.cuda._sleep(BUSY_CYCLES)
     alone.exchange([x], [y])

@@ -20,7 +20,7 @@ OPERATORS = {
 }
 
 
-@distributed(ranks=[1, 3, 4], transports=("loopback", "host", "gloo"))
+@distributed(ranks=[1, 3, 4])
 def test_all_operators_pass(P_world: Partition) -> None:
     calls: list[tuple[str, int, int]] = []
     report = check(P_world, 1, lambda *call: calls.append(call))

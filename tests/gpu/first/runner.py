@@ -25,6 +25,7 @@ Status = Literal["ok", "failed", "timeout", "skipped"]
 # A command that could not even begin its work, by its exit status; 5 is pytest's without tests.
 NOTHING_DONE = {3: "nothing is", 5: "no tests ran"}
 STACKS_S = 3.0
+ARCHIVE = "logs.zip"
 # Limits are those of a machine with a GPU and nothing else to do.
 REHEARSAL_PATIENCE = 6
 LEAST_S = 5.0
@@ -60,7 +61,7 @@ class Place:
         gpus: how many GPUs there are.
         budget_s: of all steps together; no step begins after it.
         nccl: the libnccl of ranks that share a GPU; the one there is, if empty.
-        packed: logs go into one archive, ``logs.zip``, as soon as their step has ended.
+        packed: what a step leaves goes into one archive, ``logs.zip``, as soon as it has ended.
     """
 
     out: Path
@@ -137,7 +138,7 @@ def run(step: Step, place: Place, limit_s: float) -> Outcome:
     if status == "timeout":
         line = f"not done after {limit_s:g} s; {line}"
     if place.packed:
-        _pack(place.out, file_name)
+        _pack(place.out)
     return Outcome(step.name, step.shows, status, seconds, line)
 
 
@@ -235,10 +236,11 @@ def _descendants(pid: int) -> list[int]:
     return found[1:]
 
 
-def _pack(out: Path, file_name: str) -> None:
-    """Move the logs of a step into the archive."""
-    logs = [*out.glob(f"{file_name}.log"), *(out / "nccl").glob(f"{file_name}.*")]
-    with zipfile.ZipFile(out / "logs.zip", "a", zipfile.ZIP_DEFLATED) as archive:
-        for log in logs:
-            archive.write(log, log.relative_to(out))
-            log.unlink()
+def _pack(out: Path) -> None:
+    """Move what a step has left into the archive."""
+    kept = {out / "summary.json", out / ARCHIVE}
+    left = sorted(path for path in out.rglob("*") if path.is_file() and path not in kept)
+    with zipfile.ZipFile(out / ARCHIVE, "a", zipfile.ZIP_DEFLATED) as archive:
+        for path in left:
+            archive.write(path, path.relative_to(out))
+            path.unlink()
