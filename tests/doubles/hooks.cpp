@@ -14,8 +14,16 @@ namespace gpudist::doubles {
 
 namespace {
 
-constexpr int kVersion = 22703;
 constexpr size_t kMaxLines = 200'000;
+// What tests may set, and what it is otherwise.
+const std::map<std::string, long> kSettings{
+    {"version", 22703},  // of NCCL
+    {"devices", 1},
+    {"register_limit", 1},       // least bytes of a message that registered memory carries
+    {"expandable_segments", 0},  // whether torch's memory is mapped, as ncclMemAlloc's is
+    {"queue_depth", 1024},       // works that a stream has room for
+    {"asynchronous", 0},         // whether the null stream has a thread, as all others have
+};
 
 struct Injection {
   std::string what;
@@ -32,9 +40,8 @@ struct State {
   std::vector<Injection> injections;
   std::map<std::string, int> device_failures;
   std::map<std::string, size_t> counts;
-  int version = kVersion;
-  int devices = 1;
-  unsigned clears = 0;
+  std::map<std::string, long> settings = kSettings;
+  std::atomic<long> clears{0};
   std::condition_variable cleared;
   // Calls of the hot path look here only.
   std::atomic<bool> has_injections{false};
@@ -64,17 +71,6 @@ void append(State& state, const std::string& line) {
   if (state.log.size() > kMaxLines) state.log.pop_front();
 }
 
-template <class Lines>
-size_t copy_lines(const Lines& lines, char* buffer, size_t bytes) {
-  size_t total = 0;
-  for (const std::string& line : lines) {
-    const std::string text = line + "\n";
-    if (total < bytes) memcpy(buffer + total, text.data(), std::min(text.size(), bytes - total));
-    total += text.size();
-  }
-  return total;
-}
-
 }  // namespace
 
 Fault next_fault(int rank) {
@@ -85,6 +81,7 @@ Fault next_fault(int rank) {
   if (fires("async_error", rank)) fault = Fault::kAsyncError;
   if (fires("stall", rank)) fault = Fault::kStall;
   if (fires("delay", rank)) fault = Fault::kDelay;
+  if (fires("connect", rank)) fault = Fault::kConnect;
   if (fires("crash", rank)) fault = Fault::kCrash;
   return fault;
 }
@@ -116,19 +113,18 @@ void count_call(const char* name) {
   ++state().counts[name];
 }
 
-void stall_until_cleared() {
+long clears() {
+  return state().clears;
+}
+
+void stall_until_cleared(long since) {
   std::unique_lock<std::mutex> locked(state().mutex);
-  state().cleared.wait(locked, [seen = state().clears] { return state().clears != seen; });
+  state().cleared.wait(locked, [since] { return state().clears != since; });
 }
 
-int nccl_version() {
+long setting(const char* name) {
   const std::lock_guard<std::mutex> locked(state().mutex);
-  return state().version;
-}
-
-int device_count() {
-  const std::lock_guard<std::mutex> locked(state().mutex);
-  return state().devices;
+  return state().settings.at(name);
 }
 
 void log_call(const std::string& line) {
@@ -192,8 +188,7 @@ GPUDIST_EXPORT void gpudist_double_clear() {
   all.device_failures.clear();
   all.has_injections = false;
   all.has_device_failures = false;
-  all.version = gpudist::doubles::kVersion;
-  all.devices = 1;
+  all.settings = gpudist::doubles::kSettings;
   ++all.clears;
   all.cleared.notify_all();
 }
@@ -211,12 +206,11 @@ GPUDIST_EXPORT void gpudist_double_fail_call(const char* name, int after) {
   state().has_device_failures = true;
 }
 
-GPUDIST_EXPORT void gpudist_double_set_version(int version) {
+// False where there is no such setting.
+GPUDIST_EXPORT bool gpudist_double_set(const char* name, long value) {
   const std::lock_guard<std::mutex> locked(state().mutex);
-  state().version = version;
-}
-
-GPUDIST_EXPORT void gpudist_double_set_devices(int count) {
-  const std::lock_guard<std::mutex> locked(state().mutex);
-  state().devices = count;
+  const auto found = state().settings.find(name);
+  if (found == state().settings.end()) return false;
+  found->second = value;
+  return true;
 }

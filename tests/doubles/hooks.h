@@ -2,6 +2,8 @@
 // this process. These are doubles: nothing they measure or print is a result of CUDA or NCCL.
 #pragma once
 
+#include <algorithm>
+#include <cstring>
 #include <string>
 
 #define GPUDIST_EXPORT extern "C" __attribute__((visibility("default")))
@@ -9,7 +11,7 @@
 namespace gpudist::doubles {
 
 // What a test wants to happen in an operation.
-enum class Fault { kNone, kAsyncError, kStall, kDelay, kCrash };
+enum class Fault { kNone, kAsyncError, kStall, kDelay, kConnect, kCrash };
 
 // For the next operation of a rank.
 Fault next_fault(int rank);
@@ -19,13 +21,15 @@ bool next_call_fails();
 bool next_init_stalls(int rank);
 // Whether the next call of this entry of the device's table fails.
 bool device_call_fails(const char* name);
-// That a call of the device's table, which makes or ends something, has been carried out.
+// That a call of the device's table, or what it asks for, has been carried out.
 void count_call(const char* name);
-// Return when the hooks are cleared.
-void stall_until_cleared();
+// How often the hooks were cleared.
+long clears();
+// Return when they have been cleared once more than so often.
+void stall_until_cleared(long since);
 
-int nccl_version();
-int device_count();
+// What a test has set; hooks.cpp has the names.
+long setting(const char* name);
 
 // A line of the log, after its number.
 void log_call(const std::string& line);
@@ -35,5 +39,17 @@ void log_violation(const std::string& text);
 int refuse(int result, const std::string& text);
 void set_last_error(const std::string& text);
 std::string last_error();
+
+// As many lines as there is room for; returns how many bytes all of them have.
+template <class Lines>
+size_t copy_lines(const Lines& lines, char* buffer, size_t bytes) {
+  size_t total = 0;
+  for (const std::string& line : lines) {
+    const std::string text = line + "\n";
+    if (total < bytes) memcpy(buffer + total, text.data(), std::min(text.size(), bytes - total));
+    total += text.size();
+  }
+  return total;
+}
 
 }  // namespace gpudist::doubles

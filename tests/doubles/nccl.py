@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import c_char, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from ctypes import c_bool, c_char, c_char_p, c_int, c_long, c_size_t, c_uint, c_uint64, c_void_p
 from functools import lru_cache
 
 from tests.doubles.build import library
@@ -106,7 +106,16 @@ def nccl() -> ctypes.CDLL:
     opened.gpudist_double_violations.restype = c_size_t
     opened.gpudist_double_inject.argtypes = [c_char_p, c_int, c_int]
     opened.gpudist_double_fail_call.argtypes = [c_char_p, c_int]
-    opened.gpudist_double_set_capture.argtypes = [STREAM, c_uint64]
+    opened.gpudist_double_contexts.argtypes = [c_char_p, c_size_t]
+    opened.gpudist_double_contexts.restype = c_size_t
+    opened.gpudist_double_set.argtypes = [c_char_p, c_long]
+    opened.gpudist_double_set.restype = c_bool
+    opened.gpudist_double_hang.argtypes = [STREAM]
+    opened.gpudist_double_begin_capture.argtypes = [STREAM]
+    opened.gpudist_double_begin_capture.restype = c_uint64
+    opened.gpudist_double_end_capture.argtypes = [c_uint64]
+    opened.gpudist_double_launch_graph.argtypes = [c_uint64, STREAM]
+    opened.gpudist_double_destroy_graph.argtypes = [c_uint64]
     opened.gpudist_double_count.argtypes = [c_char_p]
     opened.gpudist_double_count.restype = c_size_t
     opened.gpudist_double_arm.argtypes = [c_int, c_int, c_int]
@@ -136,13 +145,32 @@ def lines_of(read) -> list[str]:
 
 
 def count(call: str) -> int:
-    """How often ``allocate``, ``create_event`` or their like were carried out in this process."""
+    """How often a call of the device's table was carried out in this process.
+
+    Also ``mem_alloc`` and ``mem_free`` of NCCL's; ``launch_that_only_looks``: launches that write
+    nothing unless the world has failed, and ``wide_launch_that_only_looks``, of several blocks.
+    """
     return nccl().gpudist_double_count(call.encode())
 
 
-def capture(number: int, stream: int | None = None) -> None:
-    """Let a stream be captured into the graph of this number; zero ends that."""
-    nccl().gpudist_double_set_capture(stream, number)
+def contexts() -> dict[int, str]:
+    """The devices on which this process has a context, and the calls that made them."""
+    lines = [line.split(" ", 1) for line in lines_of(nccl().gpudist_double_contexts)]
+    return {int(device): call for device, call in lines}
+
+
+def forget_contexts() -> None:
+    nccl().gpudist_double_forget_contexts()
+
+
+def configure(name: str, value: int) -> None:
+    """Set what hooks.cpp has in its table of settings, until ``clear``."""
+    assert nccl().gpudist_double_set(name.encode(), value), name
+
+
+def hang(stream: int) -> None:
+    """Put a kernel on a stream that ends with ``clear``."""
+    nccl().gpudist_double_hang(stream)
 
 
 def clear() -> None:
@@ -154,8 +182,9 @@ def inject(what: str, rank: int = -1, after: int = 0) -> None:
     """Let an operation or a call fail: the next, or after so many others.
 
     Args:
-        what: ``async_error``, ``stall``, ``delay`` or ``crash`` of an operation; ``call_error`` of
-            any call; ``stall_init``.
+        what: ``async_error``, ``stall``, ``delay``, ``connect`` (the end of its group waits for a
+            peer that does not connect) or ``crash`` of an operation; ``call_error`` of any call;
+            ``stall_init``.
         rank: in the communicator that the operation's own was split from; any, if negative.
         after: how many operations, or calls, still go well.
     """

@@ -96,6 +96,11 @@ int check_usable(const char* call, NcclComm comm, Communicator** communicator) {
   const std::string prefix = std::string(call) + ": ";
   if (*communicator == nullptr) return refuse(kInvalidArgument, prefix + "no such communicator");
   switch ((*communicator)->state.load()) {
+    case Communicator::State::kAborting:
+      // It is still there, and what is called now has no effect.
+      set_last_error(prefix + "the communicator is being aborted");
+      return kNcclInvalidUsage;
+    case Communicator::State::kFinalizing:
     case Communicator::State::kFinalized:
       return refuse(kNcclInvalidUsage, prefix + "the communicator has been finalized");
     case Communicator::State::kDestroyed:

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "memory_double.h"
 #include "nccl_operations.h"
 #include "nccl_reduce.h"
 
@@ -18,12 +19,12 @@ std::string describe(const Agreement& agreement) {
                      dtype_name(agreement.dtype);
   if (agreement.op >= 0) text += ", " + std::string(op_name(agreement.op));
   if (agreement.root >= 0) text += ", root " + std::to_string(agreement.root);
-  return text;
+  return text + ", in " + memory_name(agreement.is_registered);
 }
 
 bool same(const Agreement& a, const Agreement& b) {
   return a.kind == b.kind && a.dtype == b.dtype && a.op == b.op && a.root == b.root &&
-         a.count == b.count;
+         a.count == b.count && a.is_registered == b.is_registered;
 }
 
 class Collective {
@@ -41,7 +42,7 @@ class Collective {
   }
 
   bool run(bool crashes) {
-    if (!agree()) return false;
+    if (!agree() || !may_go_on()) return false;
     if (crashes && bytes_ == 0) crash();
     const size_t rounds = (bytes_ + piece_ - 1) / piece_;
     for (size_t round = 0; round < rounds; ++round) {
@@ -52,7 +53,7 @@ class Collective {
 
   // What has not come is marked.
   void mark_missing() {
-    if (operation_.written_bytes(rank_, size_) == 0) return;
+    if (operation_.written_bytes(rank_, size_) == 0 || !may_go_on()) return;
     const int blocks = operation_.kind == Kind::kAllGather ? size_ : 1;
     for (int block = 0; block < blocks; ++block) {
       memset(to_ + block * bytes_ + done_, kAbortedByte, bytes_ - done_);
@@ -80,10 +81,19 @@ class Collective {
     wire_.ring_all();
   }
 
+  // Where that makes a difference.
+  bool is_registered() const {
+    return operation_.is_registered && bytes_ >= static_cast<size_t>(setting("register_limit"));
+  }
+
   bool agree() {
     const uint64_t number = ++communicator_.collectives;
-    const Agreement mine{static_cast<int>(operation_.kind), operation_.dtype, operation_.op,
-                         operation_.peer, operation_.count};
+    const Agreement mine{static_cast<int>(operation_.kind),
+                         operation_.dtype,
+                         operation_.op,
+                         operation_.peer,
+                         operation_.count,
+                         is_registered()};
     wire_.line(rank_).agreements[number % 2] = mine;
     tell(&RankLine::entered, number);
     if (!wait_for_all(&RankLine::entered, number)) return false;
@@ -100,6 +110,12 @@ class Collective {
     return true;
   }
 
+  // What this rank reads and writes is still there.
+  bool may_go_on() const {
+    return may_touch(from_, operation_.read_bytes(rank_, size_), "a collective") &&
+           may_touch(to_, operation_.written_bytes(rank_, size_), "a collective");
+  }
+
   bool take_round(bool crashes) {
     const uint64_t round = ++communicator_.rounds;
     const size_t now = std::min(piece_, bytes_ - done_);
@@ -109,7 +125,7 @@ class Collective {
     }
     put(wire_.slot(rank_, round), now);
     tell(&RankLine::written, round);
-    if (!wait_for_all(&RankLine::written, round)) return false;
+    if (!wait_for_all(&RankLine::written, round) || !may_go_on()) return false;
     take(round, now);
     done_ += now;
     return true;

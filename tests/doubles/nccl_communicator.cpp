@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <set>
 #include <vector>
 
 #include "hooks.h"
@@ -110,6 +111,40 @@ void Communicator::leave() {
   drop_wire();
 }
 
+bool Communicator::is_used_by_another() {
+  const std::lock_guard<std::mutex> locked(mutex_);
+  return uses_ > 0 && user_ != gettid();
+}
+
+void Communicator::add_graph() {
+  const std::lock_guard<std::mutex> locked(mutex_);
+  ++graphs_;
+}
+
+void Communicator::drop_graph() {
+  const std::lock_guard<std::mutex> locked(mutex_);
+  --graphs_;
+  ended_.notify_all();
+}
+
+void Communicator::wait_for_graphs() {
+  std::unique_lock<std::mutex> locked(mutex_);
+  ended_.wait(locked, [this] { return graphs_ == 0; });
+}
+
+bool Communicator::start_abort() {
+  const auto open = wire();
+  {
+    const std::lock_guard<std::mutex> locked(mutex_);
+    if (state != State::kLive && state != State::kFinalized) return false;
+    state = State::kAborting;
+    is_aborted = true;
+  }
+  // Peers do not look at this rank's abort; its own threads do.
+  open->ring(rank);
+  return true;
+}
+
 uint64_t Communicator::take_ticket() {
   const std::lock_guard<std::mutex> locked(mutex_);
   return tickets_++;
@@ -143,15 +178,9 @@ bool Communicator::end(State ended) {
     const std::lock_guard<std::mutex> locked(mutex_);
     if (state == State::kDestroyed || state == State::kAborted) return false;
     state = ended;
-    if (ended == State::kAborted) is_aborted = true;
   }
   if (ended == State::kDestroyed) open->line(rank).state = RankState::kDestroyed;
-  // Peers do not look at this rank's abort; its own threads do.
-  if (ended == State::kAborted) {
-    open->ring(rank);
-  } else {
-    open->ring_all();
-  }
+  if (ended != State::kAborted) open->ring_all();
   const std::lock_guard<std::mutex> locked(mutex_);
   drop_wire();
   return true;

@@ -6,22 +6,24 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 
 #include "nccl_abi.h"
+#include "nccl_registration.h"
 #include "nccl_wire.h"
 
 namespace gpudist::doubles {
 
 // Of ncclResult_t, beside those of nccl_abi.h.
+constexpr int kCudaError = 1;
 constexpr int kSystemError = 2;
 constexpr int kInvalidArgument = 4;
 constexpr int kRemoteError = 6;
 
 class Communicator {
  public:
-  enum class State { kLive, kFinalized, kDestroyed, kAborted };
+  // kAborting: the flag is set, and nothing is freed yet.
+  enum class State { kLive, kFinalizing, kFinalized, kAborting, kDestroyed, kAborted };
 
   Communicator(std::shared_ptr<Wire> wire, int rank, int root_rank);
 
@@ -39,8 +41,7 @@ class Communicator {
   uint64_t rounds = 0;
   uint64_t splits = 0;
 
-  std::mutex registered_mutex;
-  std::set<void*> registered;
+  Registrations registrations;
 
   // Null when it has ended and nothing runs any more.
   std::shared_ptr<Wire> wire();
@@ -50,6 +51,7 @@ class Communicator {
   // One thread at a time may use it, as often as it likes. False where another does.
   bool enter();
   void leave();
+  bool is_used_by_another();
 
   // Work gets a ticket when it is enqueued, and its turn when all before it has ended.
   uint64_t take_ticket();
@@ -59,6 +61,13 @@ class Communicator {
   // Return when there is none.
   void drain();
 
+  // Graphs with works of this communicator. As NCCL's, its end waits for theirs, whatever is wrong.
+  void add_graph();
+  void drop_graph();
+  void wait_for_graphs();
+
+  // Let works end, and threads that wait in a call. False where it has ended or is about to.
+  bool start_abort();
   // False where another thread was first.
   bool end(State ended);
 
@@ -72,6 +81,7 @@ class Communicator {
   uint64_t turn_ = 0;
   int user_ = 0;
   int uses_ = 0;
+  int graphs_ = 0;
 };
 
 // Null where it never was one.

@@ -5,30 +5,20 @@
 // tell, and set as the error of a communicator on all its ranks where only the peers can. On the
 // null stream ncclGroupEnd returns that error too.
 #include <cstring>
-#include <map>
-#include <mutex>
 
+#include "device_double.h"
+#include "graph_double.h"
 #include "hooks.h"
+#include "memory_double.h"
+#include "nccl_calls.h"
 #include "nccl_checks.h"
 #include "nccl_group.h"
 #include "nccl_reduce.h"
 #include "stream_double.h"
 
-extern "C" const gpudist::DeviceApi* gpudist_device_api();
-
 namespace gpudist::doubles {
 
 namespace {
-
-struct Memory {
-  std::mutex mutex;
-  std::map<void*, size_t> bytes;
-};
-
-Memory& memory_of_nccl() {
-  static Memory& memory = *new Memory;
-  return memory;
-}
 
 std::string peer_text(int peer) {
   return peer < 0 ? "-" : std::to_string(peer);
@@ -44,24 +34,15 @@ void log_operation(const Communicator& communicator, const Operation& operation)
   log_call(line);
 }
 
-// Of the calls that are no operations.
-void log_plain(const char* call, const Communicator* communicator) {
-  log_call((communicator == nullptr
-                ? std::string("- -")
-                : communicator->name + " " + std::to_string(communicator->rank)) +
-           " " + call + " - - - - " + std::to_string(this_group().depth()));
-}
-
-int fail_call(const char* call) {
-  set_last_error(std::string(call) + ": injected failure");
-  this_group().fail(kSystemError);
-  return kSystemError;
-}
-
-int enter(const char* call, Communicator& communicator) {
-  if (communicator.enter()) return kNcclSuccess;
-  return refuse(kNcclInvalidUsage,
-                std::string(call) + ": another thread is using " + communicator.name);
+bool is_registered(Communicator& communicator, const Operation& operation) {
+  const bool is_captured = graph_of(operation.stream) != nullptr;
+  const auto has = [&](const void* memory, size_t bytes) {
+    return bytes == 0 || communicator.registrations.has(memory, bytes, is_captured);
+  };
+  // A message of a rank to itself is a copy.
+  return (!is_message(operation.kind) || operation.peer != communicator.rank) &&
+         has(operation.from, operation.read_bytes(communicator.rank, communicator.size)) &&
+         has(operation.to, operation.written_bytes(communicator.rank, communicator.size));
 }
 
 int try_operation(NcclComm comm, Operation operation) {
@@ -74,6 +55,7 @@ int try_operation(NcclComm comm, Operation operation) {
     return refused;
   }
   operation.fault = next_fault(communicator->root_rank);
+  operation.is_registered = is_registered(*communicator, operation);
   log_operation(*communicator, operation);
   this_group().add(*communicator, operation);
   return kNcclSuccess;
@@ -94,32 +76,6 @@ int call_operation(NcclComm comm, const Operation& operation) {
   return group.end();
 }
 
-// The end of a communicator without an abort, or its beginning.
-int end_communicator(const char* call, NcclComm comm, Communicator::State ended) {
-  if (next_call_fails()) return fail_call(call);
-  Communicator* communicator = find_communicator(comm);
-  const bool was_finalized = communicator != nullptr && ended == Communicator::State::kDestroyed &&
-                             communicator->state == Communicator::State::kFinalized;
-  if (!was_finalized) {
-    if (const int refused = check_usable(call, comm, &communicator)) return refused;
-  }
-  if (const int refused = enter(call, *communicator)) return refused;
-  log_plain(call, communicator);
-  int result = kNcclSuccess;
-  if (this_group().uses(*communicator)) {
-    result = refuse(kNcclInvalidUsage, std::string(call) + ": a group with its operations is open");
-  } else if (ended == Communicator::State::kDestroyed && communicator->has_work()) {
-    result = refuse(kNcclInvalidUsage, std::string(call) + ": operations are still in flight");
-  } else {
-    communicator->drain();
-    if (!communicator->end(ended)) {
-      result = refuse(kNcclInvalidUsage, std::string(call) + ": another thread has ended it");
-    }
-  }
-  communicator->leave();
-  return result;
-}
-
 }  // namespace
 
 }  // namespace gpudist::doubles
@@ -128,7 +84,7 @@ using namespace gpudist;
 using namespace gpudist::doubles;
 
 GPUDIST_EXPORT int ncclGetVersion(int* version) {
-  *version = nccl_version();
+  *version = static_cast<int>(setting("version"));
   return kNcclSuccess;
 }
 
@@ -144,7 +100,7 @@ GPUDIST_EXPORT int ncclGetUniqueId(NcclUniqueId* id) {
 GPUDIST_EXPORT const char* ncclGetErrorString(int result) {
   switch (result) {
     case kNcclSuccess: return "no error";
-    case 1: return "unhandled cuda error (of the double)";
+    case kCudaError: return "unhandled cuda error (of the double)";
     case kSystemError: return "unhandled system error (of the double)";
     case kInvalidArgument: return "invalid argument (of the double)";
     case kNcclInvalidUsage: return "invalid usage (of the double)";
@@ -177,9 +133,10 @@ GPUDIST_EXPORT int ncclCommInitRankConfig(NcclComm* comm, int size, NcclUniqueId
     return refuse(kNcclInvalidUsage, "init: in a group, for which there is no double");
   }
   if (next_init_stalls(rank)) {
-    stall_until_cleared();
+    stall_until_cleared(clears());
     return kSystemError;
   }
+  need_context("init");
   Address address;
   memcpy(&address, id.internal, sizeof(address));
   Communicator* made = nullptr;
@@ -201,28 +158,15 @@ GPUDIST_EXPORT int ncclCommSplit(NcclComm comm, int color, int key, NcclComm* pa
   }
   if (const int refused = enter("split", *parent)) return refused;
   log_plain("split", parent);
+  if (parent->has_work()) {
+    parent->leave();
+    return refuse(kNcclInvalidUsage, "split: operations of the parent are still in flight");
+  }
   Communicator* made = nullptr;
   const int result = split_communicator(*parent, color, key, &made);
   parent->leave();
   *part = made;
   return result;
-}
-
-GPUDIST_EXPORT int ncclCommFinalize(NcclComm comm) {
-  return end_communicator("finalize", comm, Communicator::State::kFinalized);
-}
-
-GPUDIST_EXPORT int ncclCommDestroy(NcclComm comm) {
-  return end_communicator("destroy", comm, Communicator::State::kDestroyed);
-}
-
-// From any thread, also while another uses the communicator.
-GPUDIST_EXPORT int ncclCommAbort(NcclComm comm) {
-  Communicator* communicator = find_communicator(comm);
-  if (communicator == nullptr) return refuse(kInvalidArgument, "abort: no such communicator");
-  log_plain("abort", communicator);
-  if (communicator->end(Communicator::State::kAborted)) return kNcclSuccess;
-  return refuse(kNcclInvalidUsage, "abort: the communicator has ended already");
 }
 
 GPUDIST_EXPORT int ncclCommGetAsyncError(NcclComm comm, int* error) {
@@ -298,21 +242,25 @@ GPUDIST_EXPORT int ncclAllGather(const void* from, void* to, size_t sent, int dt
 
 GPUDIST_EXPORT int ncclMemAlloc(void** memory, size_t bytes) {
   if (next_call_fails()) return fail_call("mem_alloc");
-  if (gpudist_device_api()->allocate(memory, bytes) != 0) return 1;
-  const std::lock_guard<std::mutex> locked(memory_of_nccl().mutex);
-  memory_of_nccl().bytes[*memory] = bytes;
+  if (device_call_fails("mem_alloc")) return kCudaError;
+  need_context("ncclMemAlloc");
+  *memory = take_memory(MemoryKind::kMapped, current_device(), bytes);
+  if (*memory == nullptr) return bytes == 0 ? kNcclSuccess : kCudaError;
+  count_call("mem_alloc");
   return kNcclSuccess;
 }
 
+// By calls that do not wait for what runs on the device, as those of cudaFree do.
 GPUDIST_EXPORT int ncclMemFree(void* memory) {
   if (next_call_fails()) return fail_call("mem_free");
-  {
-    const std::lock_guard<std::mutex> locked(memory_of_nccl().mutex);
-    if (memory != nullptr && memory_of_nccl().bytes.erase(memory) == 0) {
-      return refuse(kInvalidArgument, "mem_free: memory that mem_alloc has not given");
-    }
+  need_context("ncclMemFree");
+  if (memory == nullptr) return kNcclSuccess;
+  if (device_of(MemoryKind::kMapped, memory) < 0) {
+    return refuse(kInvalidArgument, "mem_free: memory that mem_alloc has not given");
   }
-  return gpudist_device_api()->release(memory) == 0 ? kNcclSuccess : 1;
+  count_call("mem_free");
+  end_memory(memory, "ncclMemFree");
+  return kNcclSuccess;
 }
 
 GPUDIST_EXPORT int ncclCommRegister(NcclComm comm, void* memory, size_t bytes, void** handle) {
@@ -321,9 +269,7 @@ GPUDIST_EXPORT int ncclCommRegister(NcclComm comm, void* memory, size_t bytes, v
   if (const int refused = check_usable("register", comm, &communicator)) return refused;
   if (memory == nullptr || bytes == 0) return refuse(kInvalidArgument, "register: no memory");
   log_plain("register", communicator);
-  const std::lock_guard<std::mutex> locked(communicator->registered_mutex);
-  *handle = new char;
-  communicator->registered.insert(*handle);
+  *handle = communicator->registrations.add(memory, bytes);
   return kNcclSuccess;
 }
 
@@ -332,10 +278,6 @@ GPUDIST_EXPORT int ncclCommDeregister(NcclComm comm, void* handle) {
   Communicator* communicator = nullptr;
   if (const int refused = check_usable("deregister", comm, &communicator)) return refused;
   log_plain("deregister", communicator);
-  const std::lock_guard<std::mutex> locked(communicator->registered_mutex);
-  if (communicator->registered.erase(handle) == 0) {
-    return refuse(kInvalidArgument, "deregister: no such handle");
-  }
-  delete static_cast<char*>(handle);
-  return kNcclSuccess;
+  if (communicator->registrations.remove(handle)) return kNcclSuccess;
+  return refuse(kInvalidArgument, "deregister: no such handle");
 }

@@ -1,11 +1,32 @@
 #include "nccl_group.h"
 
 #include <algorithm>
+#include <chrono>
+#include <functional>
+#include <thread>
 
+#include "device_double.h"
 #include "nccl_checks.h"
+#include "nccl_ends.h"
 #include "stream_double.h"
 
 namespace gpudist::doubles {
+
+namespace {
+
+constexpr auto kCleaningUp = std::chrono::milliseconds(20);
+
+// What a stream does, in its turn from now on.
+std::function<void()> work_of(Communicator& communicator, std::vector<Unit> units) {
+  const uint64_t ticket = communicator.take_ticket();
+  return [&communicator, ticket, units = std::move(units)]() mutable {
+    communicator.wait_for_turn(ticket);
+    for (Unit& unit : units) run(communicator, unit);
+    communicator.end_turn();
+  };
+}
+
+}  // namespace
 
 Group& this_group() {
   static thread_local Group group;
@@ -47,10 +68,33 @@ void Group::fail(int result) {
 int Group::end() {
   if (depth_ == 0) return refuse(kNcclInvalidUsage, "group_end: no group is open");
   if (--depth_ > 0) return kNcclSuccess;
-  const int result = result_ != 0 ? result_ : enqueue_all();
+  int result = result_;
   result_ = 0;
+  if (!entries_.empty()) need_context("ncclGroupEnd");
+  if (result == kNcclSuccess) result = connect_all();
+  if (result == kNcclSuccess) result = enqueue_all();
   leave_all();
+  std::vector<Communicator*> aborts;
+  aborts.swap(aborts_);
+  for (Communicator* communicator : aborts) {
+    const int refused = finish_abort(*communicator);
+    if (refused != kNcclSuccess) result = refused;
+  }
   return result;
+}
+
+// The first message to a peer is one that the host waits for.
+int Group::connect_all() {
+  for (const Entry& entry : entries_) {
+    if (entry.operation.fault != Fault::kConnect) continue;
+    Communicator& communicator = *entry.communicator;
+    communicator.wire()->wait(communicator.rank, communicator.is_aborted, [] { return false; });
+    // What NCCL has begun, it cleans up.
+    std::this_thread::sleep_for(kCleaningUp);
+    set_last_error("group_end: a peer of " + communicator.name + " does not connect");
+    return kRemoteError;
+  }
+  return kNcclSuccess;
 }
 
 // Communicators in the order of their first operations; the messages of one run together.
@@ -78,19 +122,32 @@ int Group::enqueue_all() {
     const int refused = check_launch(*launch.communicator, launch.units);
     if (refused != kNcclSuccess) return refused;
   }
-  int result = kNcclSuccess;
+  std::vector<std::function<void()>> immediate;
   for (const Launch& launch : all) {
     Communicator& communicator = *launch.communicator;
     const DeviceStream stream = launch.units[0][0].stream;
-    const uint64_t ticket = communicator.take_ticket();
-    enqueue(stream, [&communicator, ticket, units = launch.units]() mutable {
-      communicator.wait_for_turn(ticket);
-      for (Unit& unit : units) run(communicator, unit);
-      communicator.end_turn();
-    });
+    if (const auto graph = graph_of(stream)) {
+      communicator.add_graph();
+      graph->keep([&communicator] { communicator.drop_graph(); });
+      graph->add(stream, [&communicator, units = launch.units](DeviceStream other) {
+        enqueue(other, work_of(communicator, units));
+      });
+    } else if (is_immediate(stream)) {
+      immediate.push_back(work_of(communicator, launch.units));
+    } else {
+      enqueue(stream, work_of(communicator, launch.units));
+    }
+  }
+  // From here on the device works, and no thread is in a call of NCCL's.
+  leave_all();
+  for (const auto& work : immediate) work();
+  int result = kNcclSuccess;
+  for (const Launch& launch : all) {
     // On the null stream it has been carried out by now.
+    Communicator& communicator = *launch.communicator;
     std::string text;
-    if (stream == nullptr && !communicator.is_aborted && communicator.error(&text) != 0) {
+    if (is_immediate(launch.units[0][0].stream) && !communicator.is_aborted &&
+        communicator.error(&text) != 0) {
       set_last_error(text);
       result = communicator.error(&text);
     }

@@ -20,6 +20,8 @@ class Group {
   void fail(int result);
   // The communicator has been entered for this operation; the group leaves it.
   void add(Communicator& communicator, const Operation& operation);
+  // Its abort has begun, and ends with the outermost group.
+  void add_abort(Communicator& communicator) { aborts_.push_back(&communicator); }
 
   bool uses(const Communicator& communicator) const;
   bool uses(DeviceStream stream) const;
@@ -36,12 +38,14 @@ class Group {
   };
 
   std::vector<Launch> launches() const;
+  int connect_all();
   int enqueue_all();
   void leave_all();
 
   int depth_ = 0;
   int result_ = 0;
   std::vector<Entry> entries_;
+  std::vector<Communicator*> aborts_;
 };
 
 // This thread's.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "memory_double.h"
 #include "nccl_operations.h"
 #include "nccl_reduce.h"
 
@@ -15,7 +16,8 @@ constexpr size_t kStepBytes = 32 << 10;
 // Goes before the bytes of each message.
 struct Envelope {
   uint64_t count;
-  int64_t dtype;
+  int32_t dtype;
+  bool is_registered;
 };
 
 // The messages of a unit from or to one peer.
@@ -41,6 +43,7 @@ class Lane {
       has_envelope_ = true;
     }
     const size_t bytes = std::min({operation.bytes() - done_, limit, room()});
+    if (!may_touch(place(operation), bytes, "a message")) return false;
     if (is_send) {
       put(static_cast<const char*>(operation.from) + done_, bytes);
     } else {
@@ -59,9 +62,9 @@ class Lane {
   void mark_missing() const {
     for (size_t i = current_; i < operations_.size() && !is_send; ++i) {
       const size_t done = i == current_ ? done_ : 0;
-      if (operations_[i]->bytes() == done) continue;
-      memset(static_cast<char*>(operations_[i]->to) + done, kAbortedByte,
-             operations_[i]->bytes() - done);
+      const size_t missing = operations_[i]->bytes() - done;
+      char* const at = static_cast<char*>(operations_[i]->to) + done;
+      if (missing > 0 && may_touch(at, missing, "a message")) memset(at, kAbortedByte, missing);
     }
   }
 
@@ -69,6 +72,10 @@ class Lane {
   const bool is_send;
 
  private:
+  const void* place(const Operation& operation) const {
+    return static_cast<const char*>(is_send ? operation.from : operation.to) + done_;
+  }
+
   // Bytes that can be put, or taken.
   size_t room() const {
     const uint64_t waiting = channel_.written - channel_.read;
@@ -92,7 +99,7 @@ class Lane {
   }
 
   bool put_envelope(const Operation& operation) {
-    const Envelope envelope{operation.count, operation.dtype};
+    const Envelope envelope{operation.count, operation.dtype, operation.is_registered};
     if (room() < sizeof(envelope)) return false;
     put(reinterpret_cast<const char*>(&envelope), sizeof(envelope));
     return true;
@@ -102,10 +109,17 @@ class Lane {
     Envelope envelope{};
     if (room() < sizeof(envelope)) return false;
     take(reinterpret_cast<char*>(&envelope), sizeof(envelope));
-    if (envelope.count == operation.count && envelope.dtype == operation.dtype) return true;
-    *mismatch = "sends " + std::to_string(envelope.count) + " of " +
-                dtype_name(static_cast<int>(envelope.dtype)) + ", and is expected to send " +
-                std::to_string(operation.count) + " of " + dtype_name(operation.dtype);
+    if (envelope.count != operation.count || envelope.dtype != operation.dtype) {
+      *mismatch = "sends " + std::to_string(envelope.count) + " of " + dtype_name(envelope.dtype) +
+                  ", and is expected to send " + std::to_string(operation.count) + " of " +
+                  dtype_name(operation.dtype);
+      return false;
+    }
+    const bool is_small = operation.bytes() < static_cast<size_t>(setting("register_limit"));
+    if (is_small || envelope.is_registered == operation.is_registered) return true;
+    *mismatch = "sends " + std::to_string(operation.bytes()) + " bytes from " +
+                memory_name(envelope.is_registered) + ", which are to arrive in " +
+                memory_name(operation.is_registered);
     return false;
   }
 

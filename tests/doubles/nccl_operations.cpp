@@ -52,6 +52,10 @@ void crash() {
 
 void run(Communicator& communicator, Unit& unit) {
   const auto wire = communicator.wire();
+  if (wire == nullptr) {
+    log_violation("a work of " + communicator.name + " runs after its end");
+    return;
+  }
   if (has(unit, Fault::kDelay)) std::this_thread::sleep_for(kDelay);
   if (has(unit, Fault::kAsyncError)) communicator.injected_error = kRemoteError;
   if (has(unit, Fault::kAsyncError) || has(unit, Fault::kStall)) {

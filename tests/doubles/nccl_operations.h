@@ -25,6 +25,7 @@ struct Operation {
   int peer;  // or root, else -1
   DeviceStream stream;
   Fault fault = Fault::kNone;
+  bool is_registered = false;  // the memory that it uses
 
   size_t bytes() const;
   // Bytes of `from` that this rank reads, and of `to` that it writes.

@@ -31,6 +31,7 @@ struct Agreement {
   int op;
   int root;
   uint64_t count;
+  bool is_registered;  // the memory that the rank uses
 };
 
 struct SplitOffer {

@@ -1,12 +1,15 @@
 // A test double of CUDA's runtime: memory of the device is the host's. Nothing it does is a result
 // of CUDA.
-#include <cstdlib>
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <vector>
 
+#include "device_double.h"
 #include "hooks.h"
+#include "memory_double.h"
 #include "nccl_group.h"
 #include "stream_double.h"
 
@@ -16,27 +19,8 @@ namespace doubles {
 
 namespace {
 
-// Of cudaError_t.
-constexpr int kSuccess = 0;
-constexpr int kInvalidValue = 1;
-constexpr int kOutOfMemory = 2;
-constexpr int kInvalidDevice = 101;
-constexpr int kNoKernelImage = 209;
-constexpr int kInvalidHandle = 400;
-constexpr int kCaptureUnsupported = 900;
-constexpr int kUnknown = 999;
-
-constexpr size_t kAlignment = 512;
-constexpr int kFreshByte = 0xcd;
-
-struct Allocation {
-  bool is_pinned;
-  int device;
-};
-
 struct Objects {
   std::mutex mutex;
-  std::map<void*, Allocation> memory;
   std::map<DeviceEvent, std::shared_ptr<Event>> events;
 };
 
@@ -45,7 +29,6 @@ Objects& objects() {
   return objects;
 }
 
-thread_local int current_device = 0;
 thread_local int capture_mode = 0;
 
 bool capture_forbids() {
@@ -60,26 +43,13 @@ std::shared_ptr<Event> find_event(DeviceEvent event) {
 
 // What every call that puts work on a stream looks at first.
 int check_stream(const char* call, DeviceStream stream) {
-  if (device_call_fails(call)) return kUnknown;
+  if (const int error = begin_call(call)) return error;
   if (!is_stream(stream)) return refuse(kInvalidHandle, std::string(call) + ": no such stream");
   if (group_uses(stream)) {
     return refuse(kInvalidHandle,
                   std::string(call) + ": before the end of a group with operations on this stream");
   }
   return kSuccess;
-}
-
-const char* error_string(int error) {
-  switch (error) {
-    case kSuccess: return "no error";
-    case kInvalidValue: return "invalid argument";
-    case kOutOfMemory: return "out of memory";
-    case kInvalidDevice: return "invalid device ordinal";
-    case kNoKernelImage: return "no kernel image is available for execution on the device";
-    case kInvalidHandle: return "invalid resource handle";
-    case kCaptureUnsupported: return "operation not permitted when stream is capturing";
-    default: return "unknown error";
-  }
 }
 
 int version(int* version) {
@@ -89,102 +59,97 @@ int version(int* version) {
 
 int count_devices(int* count) {
   if (device_call_fails("device_count")) return kUnknown;
-  *count = device_count();
+  *count = static_cast<int>(setting("devices"));
   return kSuccess;
 }
 
 int get_device(int* device) {
-  *device = current_device;
+  *device = current_device();
   return kSuccess;
 }
 
 int set_device(int device) {
   if (device_call_fails("set_device")) return kUnknown;
-  if (device < 0 || device >= device_count()) return kInvalidDevice;
-  current_device = device;
-  return kSuccess;
+  if (const int error = choose_device(device)) return error;
+  return pass_driver("set_device");
 }
 
-int has_context(int device, bool* is_there) {
-  *is_there = device >= 0 && device < device_count();
+int tell_context(int device, bool* is_there) {
+  *is_there = has_context(device);
   return kSuccess;
 }
 
 int capability(int device, int* capability) {
-  if (device < 0 || device >= device_count()) return kInvalidDevice;
+  if (device < 0 || device >= setting("devices")) return kInvalidDevice;
   *capability = 90;
   return kSuccess;
 }
 
 int check_kernels() {
+  need_context("check_kernels");
   return device_call_fails("check_kernels") ? kNoKernelImage : kSuccess;
 }
 
-int allocate_as(bool is_pinned, const char* call, void** memory, size_t bytes) {
+int allocate_as(MemoryKind kind, const char* call, void** memory, size_t bytes) {
   if (device_call_fails(call)) return kOutOfMemory;
+  if (const int error = pass_driver(call)) return error;
   if (capture_forbids()) return refuse(kCaptureUnsupported, std::string(call) + ": in a capture");
-  *memory = nullptr;
-  if (bytes == 0) return kSuccess;
-  const size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-  *memory = rounded < bytes ? nullptr : std::aligned_alloc(kAlignment, rounded);
-  if (*memory == nullptr) return kOutOfMemory;
-  memset(*memory, kFreshByte, rounded);
+  *memory = take_memory(kind, current_device(), bytes);
+  if (*memory == nullptr) return bytes == 0 ? kSuccess : kOutOfMemory;
   count_call(call);
-  const std::lock_guard<std::mutex> locked(objects().mutex);
-  objects().memory[*memory] = {is_pinned, current_device};
   return kSuccess;
 }
 
-int release_as(bool is_pinned, const char* call, void* memory) {
-  if (device_call_fails(call)) return kUnknown;
+// Waits for all that runs on the device, however long.
+int release_as(MemoryKind kind, const char* call, void* memory) {
+  if (const int error = begin_call(call)) return error;
   if (capture_forbids()) return refuse(kCaptureUnsupported, std::string(call) + ": in a capture");
   if (memory == nullptr) return kSuccess;
-  int device;
-  {
-    const std::lock_guard<std::mutex> locked(objects().mutex);
-    const auto found = objects().memory.find(memory);
-    if (found == objects().memory.end() || found->second.is_pinned != is_pinned) {
-      return refuse(kInvalidValue, std::string(call) + ": memory that was not allocated so");
-    }
-    device = found->second.device;
-    objects().memory.erase(found);
-    count_call(call);
+  const int device = device_of(kind, memory);
+  if (device < 0) {
+    return refuse(kInvalidValue, std::string(call) + ": memory that was not allocated so");
   }
+  count_call(call);
   wait_until_idle(device);
-  std::free(memory);
+  end_memory(memory, call);
   return kSuccess;
 }
 
 int allocate(void** memory, size_t bytes) {
-  return allocate_as(false, "allocate", memory, bytes);
+  return allocate_as(MemoryKind::kDevice, "allocate", memory, bytes);
 }
 int release(void* memory) {
-  return release_as(false, "release", memory);
+  return release_as(MemoryKind::kDevice, "release", memory);
 }
 int allocate_pinned(void** memory, size_t bytes) {
-  return allocate_as(true, "allocate_pinned", memory, bytes);
+  return allocate_as(MemoryKind::kPinned, "allocate_pinned", memory, bytes);
 }
 int release_pinned(void* memory) {
-  return release_as(true, "release_pinned", memory);
+  return release_as(MemoryKind::kPinned, "release_pinned", memory);
 }
 
 int copy(void* to, const void* from, size_t bytes, DeviceStream stream) {
   if (const int error = check_stream("copy", stream)) return error;
   if (bytes == 0) return kSuccess;
   if (to == nullptr || from == nullptr) return refuse(kInvalidValue, "copy: a null pointer");
-  enqueue(stream, [=] { memmove(to, from, bytes); });
+  count_call("copy");
+  enqueue(stream, [=] {
+    if (may_touch(to, bytes, "a copy") && may_touch(from, bytes, "a copy")) {
+      memmove(to, from, bytes);
+    }
+  });
   return kSuccess;
 }
 
 int create_stream(DeviceStream* stream) {
-  if (device_call_fails("create_stream")) return kUnknown;
-  *stream = make_stream(current_device);
+  if (const int error = begin_call("create_stream")) return error;
+  *stream = make_stream(current_device());
   count_call("create_stream");
   return kSuccess;
 }
 
 int destroy_stream(DeviceStream stream) {
-  if (device_call_fails("destroy_stream")) return kUnknown;
+  if (const int error = begin_call("destroy_stream")) return error;
   if (stream == nullptr || !is_stream(stream)) {
     return refuse(kInvalidHandle, "destroy_stream: no such stream");
   }
@@ -194,7 +159,7 @@ int destroy_stream(DeviceStream stream) {
 }
 
 int create_event(DeviceEvent* event) {
-  if (device_call_fails("create_event")) return kUnknown;
+  if (const int error = begin_call("create_event")) return error;
   const auto made = std::make_shared<Event>();
   *event = made.get();
   count_call("create_event");
@@ -204,7 +169,7 @@ int create_event(DeviceEvent* event) {
 }
 
 int destroy_event(DeviceEvent event) {
-  if (device_call_fails("destroy_event")) return kUnknown;
+  if (const int error = begin_call("destroy_event")) return error;
   const std::lock_guard<std::mutex> locked(objects().mutex);
   if (objects().events.erase(event) == 1) {
     count_call("destroy_event");
@@ -217,35 +182,38 @@ int record_event(DeviceEvent event, DeviceStream stream) {
   if (const int error = check_stream("record_event", stream)) return error;
   const auto found = find_event(event);
   if (found == nullptr) return refuse(kInvalidHandle, "record_event: no such event");
+  count_call("record_event");
   found->record(stream, found);
   return kSuccess;
 }
 
 int query_event(DeviceEvent event, bool* is_complete) {
-  if (device_call_fails("query_event")) return kUnknown;
+  if (const int error = begin_call("query_event")) return error;
   if (capture_forbids()) return refuse(kCaptureUnsupported, "query_event: in a capture");
   const auto found = find_event(event);
   if (found == nullptr) return refuse(kInvalidHandle, "query_event: no such event");
-  *is_complete = found->is_complete();
-  return kSuccess;
+  count_call("query_event");
+  return found->query(is_complete);
 }
 
 int wait_event(DeviceStream stream, DeviceEvent event) {
   if (const int error = check_stream("wait_event", stream)) return error;
   const auto found = find_event(event);
   if (found == nullptr) return refuse(kInvalidHandle, "wait_event: no such event");
-  found->hold(stream, found);
-  return kSuccess;
+  count_call("wait_event");
+  return found->hold(stream, found);
 }
 
 int capture_id(DeviceStream stream, uint64_t* id) {
-  if (device_call_fails("capture_id")) return kUnknown;
+  if (const int error = begin_call("capture_id")) return error;
   if (!is_stream(stream)) return refuse(kInvalidHandle, "capture_id: no such stream");
-  *id = capture_of(stream);
+  const auto graph = graph_of(stream);
+  *id = graph == nullptr ? 0 : graph->id;
   return kSuccess;
 }
 
 int exchange_capture_mode(int* mode) {
+  need_context("exchange_capture_mode");
   std::swap(capture_mode, *mode);
   return kSuccess;
 }
@@ -255,24 +223,64 @@ uint32_t most_inline_bytes() {
   return 1024;
 }
 
+// A launch with its tables, once they can be read.
+struct Launch {
+  const CombineArguments& arguments;
+  const CombineJob* jobs;
+  const CombineView* views;
+
+  bool has_tables() const {
+    return arguments.inline_bytes > 0 || device_of(MemoryKind::kDevice, jobs) >= 0;
+  }
+
+  // Whether nothing becomes of any cell, unless the world has failed.
+  bool only_looks() const {
+    return std::all_of(jobs, jobs + arguments.job_count, [](const CombineJob& job) {
+      return job.summands == CombineJob::kAlreadyThere;
+    });
+  }
+
+  bool may_run() const {
+    if (!may_touch(arguments.failed, sizeof(*arguments.failed), "a kernel")) return false;
+    return std::all_of(jobs, jobs + arguments.job_count, [&](const CombineJob& job) {
+      const CombineView* const first = views + job.first_view;
+      return std::all_of(first, first + 1 + std::max<int>(0, job.summands), [&](const auto& view) {
+        return may_touch(arguments.buffers[static_cast<int>(view.buffer)] + view.offset, 1,
+                         "a kernel");
+      });
+    });
+  }
+
+  void run() const {
+    for (uint32_t block = 0; block < arguments.blocks; ++block) {
+      for (uint32_t thread = 0; thread < CombineArguments::kThreads; ++thread) {
+        combine(arguments, jobs, views, block, thread);
+      }
+    }
+  }
+};
+
 int launch_combine(const CombineArguments& arguments, DeviceStream stream) {
   if (const int error = check_stream("launch_combine", stream)) return error;
   const auto* const begin = reinterpret_cast<const char*>(arguments.jobs);
   const size_t views_offset = reinterpret_cast<const char*>(arguments.views) - begin;
   // They travel with the launch.
   const auto tables = std::make_shared<std::vector<char>>(begin, begin + arguments.inline_bytes);
+  count_call("launch_combine");
+  const Launch now{arguments, arguments.jobs, arguments.views};
+  if (now.has_tables() && now.only_looks()) {
+    count_call("launch_that_only_looks");
+    if (arguments.blocks > 1) count_call("wide_launch_that_only_looks");
+  }
   enqueue(stream, [arguments, tables, views_offset] {
-    const CombineJob* jobs = arguments.jobs;
-    const CombineView* views = arguments.views;
+    Launch launch{arguments, arguments.jobs, arguments.views};
     if (!tables->empty()) {
-      jobs = reinterpret_cast<const CombineJob*>(tables->data());
-      views = reinterpret_cast<const CombineView*>(tables->data() + views_offset);
+      launch.jobs = reinterpret_cast<const CombineJob*>(tables->data());
+      launch.views = reinterpret_cast<const CombineView*>(tables->data() + views_offset);
+    } else if (!may_touch(launch.jobs, 1, "a kernel's table")) {
+      return;
     }
-    for (uint32_t block = 0; block < arguments.blocks; ++block) {
-      for (uint32_t thread = 0; thread < CombineArguments::kThreads; ++thread) {
-        combine(arguments, jobs, views, block, thread);
-      }
-    }
+    if (launch.may_run()) launch.run();
   });
   return kSuccess;
 }
@@ -285,7 +293,7 @@ constexpr DeviceApi kApi{DeviceApi::kAbi,
                          count_devices,
                          get_device,
                          set_device,
-                         has_context,
+                         tell_context,
                          capability,
                          check_kernels,
                          allocate,

@@ -1,12 +1,12 @@
 #include "stream_double.h"
 
 #include <algorithm>
-#include <atomic>
 #include <deque>
 #include <map>
 #include <thread>
 #include <vector>
 
+#include "device_double.h"
 #include "hooks.h"
 
 namespace gpudist::doubles {
@@ -17,8 +17,10 @@ class Stream {
  public:
   Stream(int number, int device) : number(number), device(device) {}
 
-  void push(std::function<void()> work) {
-    const std::lock_guard<std::mutex> locked(mutex_);
+  // Returns when there is room.
+  void push(std::function<void()> work, size_t most) {
+    std::unique_lock<std::mutex> locked(mutex_);
+    changed_.wait(locked, [&] { return queue_.size() < most; });
     queue_.push_back(std::move(work));
     changed_.notify_all();
   }
@@ -53,7 +55,6 @@ class Stream {
 
   const int number;
   const int device;
-  std::atomic<uint64_t> capture{0};
 
  private:
   std::mutex mutex_;
@@ -68,7 +69,8 @@ struct Streams {
   int made = 0;
   std::map<DeviceStream, std::shared_ptr<Stream>> open;
   std::vector<std::weak_ptr<Stream>> all;  // also those that are closed and still busy
-  std::atomic<uint64_t> null_capture{0};
+  std::vector<DeviceStream> handles;       // of those that are closed: the next one's
+  std::shared_ptr<Stream> null;            // where a test lets it have a thread
 };
 
 Streams& streams() {
@@ -76,10 +78,30 @@ Streams& streams() {
   return streams;
 }
 
+std::shared_ptr<Stream> start(Streams& all, int number, int device) {
+  const auto stream = std::make_shared<Stream>(number, device);
+  all.all.erase(std::remove_if(all.all.begin(), all.all.end(),
+                               [](const std::weak_ptr<Stream>& old) { return old.expired(); }),
+                all.all.end());
+  all.all.push_back(stream);
+  std::thread([stream] { stream->run(); }).detach();
+  return stream;
+}
+
 std::shared_ptr<Stream> find(DeviceStream stream) {
   const std::lock_guard<std::mutex> locked(streams().mutex);
+  if (stream == nullptr) {
+    if (streams().null == nullptr) streams().null = start(streams(), 0, current_device());
+    return streams().null;
+  }
   const auto found = streams().open.find(stream);
   return found == streams().open.end() ? nullptr : found->second;
+}
+
+// Null where it never had a thread.
+std::shared_ptr<Stream> find_null() {
+  const std::lock_guard<std::mutex> locked(streams().mutex);
+  return streams().null;
 }
 
 }  // namespace
@@ -89,6 +111,7 @@ bool is_stream(DeviceStream stream) {
 }
 
 int stream_number(DeviceStream stream) {
+  if (stream == nullptr) return 0;
   const auto found = find(stream);
   return found == nullptr ? 0 : found->number;
 }
@@ -96,14 +119,12 @@ int stream_number(DeviceStream stream) {
 DeviceStream make_stream(int device) {
   Streams& all = streams();
   const std::lock_guard<std::mutex> locked(all.mutex);
-  const auto stream = std::make_shared<Stream>(++all.made, device);
-  all.open[stream.get()] = stream;
-  all.all.erase(std::remove_if(all.all.begin(), all.all.end(),
-                               [](const std::weak_ptr<Stream>& old) { return old.expired(); }),
-                all.all.end());
-  all.all.push_back(stream);
-  std::thread([stream] { stream->run(); }).detach();
-  return stream.get();
+  const auto stream = start(all, ++all.made, device);
+  if (all.handles.empty()) all.handles.push_back(new char);
+  const DeviceStream handle = all.handles.back();
+  all.handles.pop_back();
+  all.open[handle] = stream;
+  return handle;
 }
 
 void close_stream(DeviceStream stream) {
@@ -111,13 +132,23 @@ void close_stream(DeviceStream stream) {
   found->close();
   const std::lock_guard<std::mutex> locked(streams().mutex);
   streams().open.erase(stream);
+  streams().handles.push_back(stream);
+}
+
+bool is_immediate(DeviceStream stream) {
+  return stream == nullptr && setting("asynchronous") == 0 && graph_of(stream) == nullptr;
 }
 
 void enqueue(DeviceStream stream, std::function<void()> work) {
-  if (stream == nullptr) {
+  if (const auto graph = graph_of(stream)) {
+    graph->add(stream, [work = std::move(work)](DeviceStream other) { enqueue(other, work); });
+  } else if (is_immediate(stream)) {
+    if (const auto before = find_null()) before->wait_until_idle();
     work();
   } else {
-    find(stream)->push(std::move(work));
+    const auto found = find(stream);
+    const std::lock_guard<std::mutex> locked(driver_lock());
+    found->push(std::move(work), static_cast<size_t>(setting("queue_depth")));
   }
 }
 
@@ -133,21 +164,17 @@ void wait_until_idle(int device) {
   }
 }
 
-uint64_t capture_of(DeviceStream stream) {
-  return stream == nullptr ? streams().null_capture.load() : find(stream)->capture.load();
-}
-
-bool any_capture() {
-  if (streams().null_capture != 0) return true;
-  const std::lock_guard<std::mutex> locked(streams().mutex);
-  return std::any_of(streams().open.begin(), streams().open.end(),
-                     [](const auto& entry) { return entry.second->capture != 0; });
-}
-
+// In a capture it is a mark of the graph's alone, which nobody may ask for.
 void Event::record(DeviceStream stream, const std::shared_ptr<Event>& self) {
+  const auto graph = graph_of(stream);
   uint64_t number;
   {
     const std::lock_guard<std::mutex> locked(mutex_);
+    graph_ = graph;
+    if (graph != nullptr) {
+      clock_ = graph->clock(stream);
+      return;
+    }
     number = ++recorded_;
   }
   enqueue(stream, [self, number] {
@@ -157,32 +184,45 @@ void Event::record(DeviceStream stream, const std::shared_ptr<Event>& self) {
   });
 }
 
-bool Event::is_complete() {
+int Event::query(bool* is_complete) {
   const std::lock_guard<std::mutex> locked(mutex_);
-  return complete_ == recorded_;
+  if (graph_ != nullptr) return refuse(kCapturedEvent, "query_event: recorded in a capture");
+  *is_complete = complete_ == recorded_;
+  return kSuccess;
 }
 
-void Event::hold(DeviceStream stream, const std::shared_ptr<Event>& self) {
+int Event::hold(DeviceStream stream, const std::shared_ptr<Event>& self) {
+  const auto graph = graph_of(stream);
   uint64_t number;
   {
     const std::lock_guard<std::mutex> locked(mutex_);
+    if (graph_ != nullptr) {
+      if (!graph_->is_open()) {
+        return refuse(kCapturedEvent, "wait_event: recorded in a capture that has ended");
+      }
+      if (graph != nullptr && graph != graph_) {
+        return refuse(kCaptureIsolation, "wait_event: recorded in another capture");
+      }
+      graph_->follow(stream, clock_);
+      return kSuccess;
+    }
     number = recorded_;
+  }
+  if (graph != nullptr) {
+    if (number == 0) return kSuccess;
+    return refuse(kCaptureIsolation, "wait_event: in a capture, for what is outside of it");
   }
   enqueue(stream, [self, number] {
     std::unique_lock<std::mutex> locked(self->mutex_);
     self->completed_.wait(locked, [&] { return self->complete_ >= number; });
   });
+  return kSuccess;
 }
 
 }  // namespace gpudist::doubles
 
-// What is on the stream is carried out all the same.
-GPUDIST_EXPORT void gpudist_double_set_capture(gpudist::DeviceStream stream, uint64_t id) {
-  using gpudist::doubles::find;
-  using gpudist::doubles::streams;
-  if (stream == nullptr) {
-    streams().null_capture = id;
-  } else if (const auto found = find(stream)) {
-    found->capture = id;
-  }
+// Put a kernel on a stream that ends when the hooks are cleared.
+GPUDIST_EXPORT void gpudist_double_hang(gpudist::DeviceStream stream) {
+  using namespace gpudist::doubles;
+  enqueue(stream, [since = clears()] { stall_until_cleared(since); });
 }

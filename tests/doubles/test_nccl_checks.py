@@ -225,18 +225,25 @@ def test_work_on_the_stream_of_an_open_group() -> None:
 
 
 def test_one_thread_at_a_time() -> None:
-    unique_id = make_id()
-    ranks = run_all([lambda rank=rank: join(unique_id, 2, rank) for rank in range(2)])
-    waiting = threading.Thread(target=lambda: ranks[0].all_reduce(memory(), memory()), daemon=True)
-    waiting.start()
-    while not any(line[3] == "all_reduce" for line in log()):
-        pass
-    results = run_all([lambda: ranks[0].send(memory(), 1)])
-    assert_refused(results[0], INVALID_USAGE, "another thread is using")
-    check(ranks[1].all_reduce(memory(), memory()))
-    waiting.join(10)
-    assert not waiting.is_alive()
-    check(ranks[0].destroy())
+    """A thread uses a communicator from its first call in a group to the end of the group."""
+    rank, is_inside, may_end = alone(), threading.Event(), threading.Event()
+    x, y = memory(), memory()
+
+    def body() -> None:
+        with Group() as group:
+            check(rank.all_reduce(x, y))
+            is_inside.set()
+            assert may_end.wait(10)
+        assert group.result == 0
+
+    thread = threading.Thread(target=body, daemon=True)
+    thread.start()
+    assert is_inside.wait(10)
+    assert_refused(rank.all_reduce(x, x), INVALID_USAGE, "another thread is using")
+    may_end.set()
+    thread.join(10)
+    assert not thread.is_alive()
+    check(rank.destroy())
 
 
 def test_rank_that_has_destroyed_it() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.doubles.build import NoCompiler, library
 from tests.doubles.device import device, finish, is_complete, make
-from tests.doubles.nccl import DTYPES, clear, log, nccl, violations
+from tests.doubles.nccl import DTYPES, clear, configure, log, nccl, violations
 from tests.doubles.ranks import Group, Rank, check, run_in_processes, run_in_threads
 
 try:
@@ -305,6 +305,6 @@ def test_version_is_what_a_test_says() -> None:
     version = ctypes.c_int()
     check(nccl().ncclGetVersion(ctypes.byref(version)))
     assert version.value == 22703
-    nccl().gpudist_double_set_version(21805)
+    configure("version", 21805)
     check(nccl().ncclGetVersion(ctypes.byref(version)))
     assert version.value == 21805

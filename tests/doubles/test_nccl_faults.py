@@ -138,29 +138,6 @@ def test_abort_of_one_rank_does_not_wake_another() -> None:
     end_by_abort(there, second)
 
 
-def test_abort_ends_a_split_and_a_finalize() -> None:
-    rank, _ = pair()
-    errors: list[str] = []
-
-    def split() -> None:
-        try:
-            rank.split(0, 0)
-        except RuntimeError as error:
-            errors.append(str(error))
-
-    end_by_abort(rank, in_background(split))
-    assert len(errors) == 1
-    rank, _ = pair()
-    rank.stream = make("stream")
-    x, y = memory(), memory()
-    check(rank.all_reduce(x, y))
-    results: list[int] = []
-    thread = in_background(lambda: results.append(rank.finalize()))
-    end_by_abort(rank, thread)
-    finish(rank.stream)
-    assert results == [5]
-
-
 @pytest.mark.parametrize("what", ["stall", "async_error"])
 def test_operation_that_hangs(what: str) -> None:
     """On rank 1, in its second operation."""

@@ -6,14 +6,14 @@ import ctypes
 import threading
 import time
 from collections.abc import Iterator
-from ctypes import c_int, c_uint64, c_void_p
+from ctypes import c_int, c_void_p
 
 import numpy as np
 import pytest
 
 from tests.doubles.build import NoCompiler, library
 from tests.doubles.device import device, is_complete, make
-from tests.doubles.nccl import clear, nccl, violations
+from tests.doubles.nccl import clear, configure, violations
 from tests.doubles.ranks import Rank, check, run_all, run_in_threads
 
 try:
@@ -60,7 +60,7 @@ def test_devices_belong_to_threads() -> None:
         return number.value
 
     count = c_int()
-    nccl().gpudist_double_set_devices(3)
+    configure("devices", 3)
     check(device().device_count(count))
     assert count.value == 3
     check(device().set_device(2))
@@ -153,28 +153,3 @@ def test_handles_that_are_none() -> None:
     assert len(violations()) == 6
     check(device().destroy_event(event))
     assert device().destroy_event(event) == 400
-
-
-def test_capture() -> None:
-    """Who has not relaxed may not allocate, nor ask, while there is a capture."""
-    stream, event, id_ = make("stream"), make("event"), c_uint64(1)
-
-    def body() -> None:
-        check(device().capture_id(stream, id_))
-        assert id_.value == 0
-        nccl().gpudist_double_set_capture(stream, 42)
-        check(device().capture_id(stream, id_))
-        assert id_.value == 42
-        check(device().capture_id(None, id_))
-        assert id_.value == 0
-        assert device().allocate(ctypes.byref(c_void_p()), 8) == 900
-        assert device().query_event(event, ctypes.c_bool()) == 900
-        mode = ctypes.c_int(2)
-        check(device().exchange_capture_mode(mode))
-        assert (mode.value, is_complete(event)) == (0, True)
-        check(device().exchange_capture_mode(mode))
-        assert (mode.value, device().query_event(event, ctypes.c_bool())) == (2, 900)
-
-    run_all([body])
-    nccl().gpudist_double_set_capture(stream, 0)
-    check(device().release(make("allocate", 8)))

@@ -14,7 +14,8 @@ from gpudist.partition import Partition
 from gpudist.transport.base import Transport
 from gpudist.transport.failure import Failure
 from gpudist.transport.nccl import NcclTransport
-from tests.doubles.nccl import capture, clear, inject, violations
+from tests.doubles.graphs import Graph
+from tests.doubles.nccl import clear, inject, violations
 from tests.transport.nccl_actions import (
     all_sum_reduce,
     block_of,
@@ -124,12 +125,15 @@ def in_capture(transport: Transport) -> list[str]:
     clear()
     expected = halo(P_world), broadcast(P_world), all_sum_reduce(P_world)
     sizes = [transport.staging_bytes]
-    for graph in (7, 8):
-        capture(graph)
-        found = halo(P_world), broadcast(P_world), all_sum_reduce(P_world)
-        capture(0)
+    for _ in range(2):
+        with Graph() as graph:
+            found = halo(P_world), broadcast(P_world), all_sum_reduce(P_world)
+        for y in found:
+            y.fill_(-1.0)
+        graph.launch()
         assert all(map(torch.equal, found, expected))
         sizes.append(transport.staging_bytes)
+        graph.destroy()
     assert sizes[0] < sizes[1] < sizes[2]
     assert torch.equal(halo(P_world), expected[0])
     assert transport.staging_bytes == sizes[2]
@@ -144,10 +148,9 @@ def unbound_in_capture(transport: Transport) -> tuple[str, list[str]]:
     P_world = runtime.world_of(transport)
     clear()
     all_sum_reduce(P_world)
-    capture(7)
-    with pytest.raises(TransportError) as caught:
+    with Graph() as graph, pytest.raises(TransportError) as caught:
         halo(P_world)
-    capture(0)
+    graph.destroy()
     return str(caught.value), violations()
 
 
@@ -165,9 +168,9 @@ def watched_in_capture(transport: Transport) -> list[str]:
     expected = halo(P_world)
     inject("delay")
     in_flight = started_halo(P_world)
-    capture(7)
-    time.sleep(DELAY_S / 2)
-    capture(0)
+    with Graph() as graph:
+        time.sleep(DELAY_S / 2)
+    graph.destroy()
     assert torch.equal(in_flight.wait(0), expected)
     return violations()
 

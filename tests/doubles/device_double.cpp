@@ -1,0 +1,110 @@
+#include "device_double.h"
+
+#include <atomic>
+#include <map>
+#include <vector>
+
+#include "hooks.h"
+
+namespace gpudist::doubles {
+
+namespace {
+
+struct Devices {
+  std::mutex driver;
+  std::mutex mutex;
+  std::map<int, std::string> contexts;  // by device: the call that made it
+  std::atomic<long> broken_at{-1};      // how often the hooks had been cleared then
+};
+
+// Never destroyed: threads of the doubles outlive main.
+Devices& devices() {
+  static Devices& devices = *new Devices;
+  return devices;
+}
+
+thread_local int chosen = 0;
+
+}  // namespace
+
+const char* error_string(int error) {
+  switch (error) {
+    case kSuccess: return "no error";
+    case kInvalidValue: return "invalid argument";
+    case kOutOfMemory: return "out of memory";
+    case kInvalidDevice: return "invalid device ordinal";
+    case kNoKernelImage: return "no kernel image is available for execution on the device";
+    case kInvalidHandle: return "invalid resource handle";
+    case kIllegalAddress: return "an illegal memory access was encountered";
+    case kCaptureUnsupported: return "operation not permitted when stream is capturing";
+    case kCaptureUnjoined: return "capturing stream has unjoined work";
+    case kCaptureIsolation: return "dependency created on uncaptured work in another stream";
+    case kCapturedEvent: return "operation not permitted on an event last recorded in a capture";
+    default: return "unknown error";
+  }
+}
+
+int current_device() {
+  return chosen;
+}
+
+int choose_device(int device) {
+  if (device < 0 || device >= setting("devices")) return kInvalidDevice;
+  chosen = device;
+  return kSuccess;
+}
+
+bool has_context(int device) {
+  const std::lock_guard<std::mutex> locked(devices().mutex);
+  return devices().contexts.count(device) == 1;
+}
+
+void need_context(const char* call) {
+  const std::lock_guard<std::mutex> locked(devices().mutex);
+  devices().contexts.emplace(chosen, call);
+}
+
+std::mutex& driver_lock() {
+  return devices().driver;
+}
+
+int begin_call(const char* call) {
+  return device_call_fails(call) ? kUnknown : pass_driver(call);
+}
+
+int pass_driver(const char* call) {
+  need_context(call);
+  {
+    const std::lock_guard<std::mutex> passed(driver_lock());
+  }
+  return is_device_broken() ? kIllegalAddress : kSuccess;
+}
+
+void break_device(const std::string& text) {
+  log_violation("illegal address: " + text);
+  devices().broken_at = clears();
+}
+
+bool is_device_broken() {
+  return devices().broken_at == clears();
+}
+
+}  // namespace gpudist::doubles
+
+// The devices on which this process has a context since these were last forgotten, and the calls
+// that made them.
+GPUDIST_EXPORT size_t gpudist_double_contexts(char* buffer, size_t bytes) {
+  using gpudist::doubles::devices;
+  const std::lock_guard<std::mutex> locked(devices().mutex);
+  std::vector<std::string> lines;
+  for (const auto& [device, call] : devices().contexts) {
+    lines.push_back(std::to_string(device) + " " + call);
+  }
+  return gpudist::doubles::copy_lines(lines, buffer, bytes);
+}
+
+GPUDIST_EXPORT void gpudist_double_forget_contexts() {
+  using gpudist::doubles::devices;
+  const std::lock_guard<std::mutex> locked(devices().mutex);
+  devices().contexts.clear();
+}

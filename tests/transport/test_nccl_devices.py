@@ -1,0 +1,266 @@
+"""Worlds on another GPU than the first, over the doubles of CUDA and NCCL."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from gpudist import ops, runtime
+from gpudist.errors import NotBuiltError, ShapeError, TransportError
+from gpudist.exchange.rounds import Part
+from gpudist.partition import Partition
+from gpudist.transport.base import Transport
+from gpudist.transport.failure import Failure
+from gpudist.transport.nccl import NcclTransport
+from tests import warm
+from tests.doubles import use_doubles
+from tests.doubles.device import device, make
+from tests.doubles.nccl import (
+    clear,
+    configure,
+    contexts,
+    count,
+    fail_device_call,
+    forget_contexts,
+    violations,
+)
+from tests.transport.mortals import Mortals
+from tests.transport.nccl_actions import (
+    all_sum_reduce,
+    backward,
+    barrier,
+    broadcast,
+    halo,
+    overlapped,
+)
+from tests.transport.worlds import results
+
+RANKS = 2
+LONG_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def mortals() -> Iterator[Mortals]:
+    """Not those that other files share: contexts are a process's."""
+    ranks = Mortals(RANKS)
+    yield ranks
+    ranks.kill()
+
+
+def on_second_gpu(transport: Transport) -> NcclTransport:
+    """A world beside one over gloo; it is on GPU 1, and its tensors are on the CPU."""
+    P_world = runtime.world_of(transport)
+    served = None
+    if transport.rank == 0:
+        served = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    (port,) = P_world.broadcast_data([served.port] if served else None)
+    store = served or dist.TCPStore("127.0.0.1", int(port), is_master=False)
+    asked = runtime.settings()
+    configure("devices", 2)
+    assert device().set_device(1) == 0
+    made = NcclTransport(
+        store, transport.rank, transport.size, LONG_S, prefix="second",
+        device=torch.device("cpu", 1), nccl_library=asked.nccl_library,
+        device_library=asked.device_library,
+    )  # fmt: skip
+    made.device = torch.device("cpu")
+    return made
+
+
+def in_thread(call: Callable[[], Any]) -> None:
+    """Call in a thread that has chosen no device."""
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+
+
+def act(P_world: Partition) -> None:
+    for action in (halo, backward, overlapped, broadcast, all_sum_reduce, barrier):
+        action(P_world)
+
+
+def live_on_second_gpu(transport: Transport, fails: bool) -> tuple[dict[int, str], list[str]]:
+    """The contexts of a world that does something in several threads, perhaps fails, and ends."""
+    clear()
+    forget_contexts()
+    second = on_second_gpu(transport)
+    P_second = runtime.world_of(second)
+    act(P_second)
+    in_thread(lambda: act(P_second))
+    # The watchdog looks meanwhile.
+    started = threading.Event()
+    started.wait(0.2)
+    in_thread(second.recorder.lines)
+    if fails:
+        failure = Failure("TransportError", transport.rank, "enough")
+        in_thread(lambda: second.abort(failure))
+        with pytest.raises(TransportError, match="enough"):
+            halo(P_second)
+    in_thread(second.close)
+    started.wait(0.2)
+    found = contexts(), violations()
+    assert device().set_device(0) == 0
+    clear()
+    return found
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["closed", "failed"])
+def test_no_context_on_the_first_gpu(mortals: Mortals, fails: bool) -> None:
+    """Each would take half a gigabyte there, beside the rank whose GPU it is."""
+    ended = mortals.run(RANKS, live_on_second_gpu, fails, timeout_s=LONG_S, kind="gloo")
+    for made, misuses in ended:
+        assert list(made) == [1], made
+        assert misuses == []
+
+
+def end_after_an_illegal_address(transport: Transport) -> str:
+    """Every call of the device's fails for good, also those of what is being destroyed."""
+    clear()
+    second = on_second_gpu(transport)
+    halo(runtime.world_of(second))
+    memory, other = make("allocate", 64), make("allocate", 64)
+    assert device().release(memory) == 0
+    assert device().copy(other, memory, 64, None) == 0
+    assert device().release(other) == 700
+
+    def end() -> None:
+        nonlocal second
+        with suppress(TransportError):
+            second.close()
+        del second
+        while gc.collect():
+            pass
+
+    in_thread(end)
+    clear()
+    assert device().set_device(0) == 0
+    return "alive"
+
+
+def test_world_ends_on_a_broken_device(mortals: Mortals) -> None:
+    ended = mortals.run(RANKS, end_after_an_illegal_address, timeout_s=LONG_S, kind="gloo")
+    assert ended == ["alive"] * RANKS
+
+
+class OnGpu:
+    """A tensor, as far as a check of its device goes."""
+
+    is_cpu, is_cuda = False, True
+
+    def __init__(self, x: torch.Tensor, index: int) -> None:
+        self._x = x
+        self.device = torch.device("cuda", index)
+        self.shape, self.dtype = x.shape, x.dtype
+
+    def get_device(self) -> int:
+        return self.device.index
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._x, name)
+
+
+def test_tensor_on_another_gpu() -> None:
+    """It is refused before anything is made on either."""
+    use_doubles()
+    wire = runtime.connect("nccl", dist.HashStore(), 0, 1, LONG_S, "another gpu")
+    P_x = runtime.world_of(wire).create_cartesian_topology_partition([1])
+    x = torch.ones(4)
+    movement = ops.HaloExchange(P_x, halo=((1, 1),)).movement(x)
+    wire.device = torch.device("cuda", 1)
+    part = Part(movement, 0, 0)
+    run = wire.bind_round(None, [part])
+    blocks: list[Any] = [OnGpu(x, 0)]
+    with pytest.raises(ShapeError, match="the tensor is on cuda:0, its partition's are on cuda:1"):
+        run(blocks)
+    with pytest.raises(ShapeError, match="the tensor is on cpu, its partition's are on cuda:1"):
+        run([x])
+    wire.device = torch.device("cpu")
+    wire.close()
+
+
+def without_code(transport: Transport) -> str:
+    assert isinstance(transport, NcclTransport)
+    clear()
+    fail_device_call("check_kernels")
+    with pytest.raises(NotBuiltError) as caught:
+        runtime.connect(
+            "nccl", transport.store, transport.rank, transport.size, LONG_S,
+            f"{transport.prefix}/without",
+        )  # fmt: skip
+    clear()
+    return str(caught.value)
+
+
+def test_gpu_for_which_there_is_no_code() -> None:
+    """That is known when a world is made, not at its first launch."""
+    for text in results("nccl", RANKS, without_code):
+        assert "capability 9.0" in text, text
+
+
+PROGRAM = """
+import torch, torch.distributed as dist, gpudist
+dist.init_process_group("gloo")
+group = dist.group.WORLD
+
+class Backend:
+    def _comm_ptr(self):
+        return 1
+
+torch.cuda.is_available = lambda: True
+type(group)._get_backend = lambda self, device: Backend()
+P_world = gpudist.init(process_group=group, timeout=20)
+torch.cuda.is_available = lambda: False
+assert P_world.transport == "nccl", P_world.transport
+P_x = P_world.create_cartesian_topology_partition([2])
+print(gpudist.all_sum_reduce(torch.ones(2), P_x, [0]).tolist())
+"""
+
+
+def test_communicator_of_a_process_group_stays_torchs() -> None:
+    """A world ends its communicators when it fails; another's it may not."""
+    use_doubles()
+    command = [warm.python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    environment = {**os.environ, "GPUDIST_TRANSPORT": "nccl", "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        [*command, "--no-python", warm.python(), "-c", PROGRAM],
+        capture_output=True, text=True, env=environment, timeout=120,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("[2.0, 2.0]") == 2
+
+
+def test_threads_that_call_a_local_operator_first() -> None:
+    """Its tables are made once, and all of them get right numbers."""
+    use_doubles()
+    wire = runtime.connect("nccl", dist.HashStore(), 0, 1, LONG_S, "local")
+    P_x = runtime.world_of(wire).create_cartesian_topology_partition([1, 1, 1])
+    extra: list[int] = []
+    for cells in range(4, 24):
+        x = torch.arange(float(cells**3)).reshape(cells, cells, cells)
+        operator = ops.HaloExchange(P_x, halo=((1, 1),) * 3, periodic=True)
+        at_once, found = threading.Barrier(4), []
+
+        def call(operator=operator, x=x, at_once=at_once, found=found) -> None:
+            at_once.wait()
+            found.append(operator(x))
+
+        before = count("allocate")
+        threads = [threading.Thread(target=call) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        extra.append(count("allocate") - before)
+        assert all(torch.equal(y, operator(x)) for y in found) and len(found) == 4
+    wire.close()
+    assert min(extra) > 0, "no table is in the device's memory"
+    assert max(extra) == min(extra), extra

@@ -1,0 +1,127 @@
+"""No message goes between registered memory and other memory, over the doubles of CUDA and NCCL."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from gpudist import ops, runtime
+from gpudist.partition import Partition
+from gpudist.transport.base import Transport
+from gpudist.transport.nccl import NcclTransport
+from tests.doubles.graphs import Graph
+from tests.doubles.nccl import clear, configure, violations
+from tests.transport.nccl_actions import ACTIONS
+from tests.transport.worlds import results
+
+RANKS = 4
+Tensors = tuple[torch.Tensor, ...]
+VARIABLES = ("NCCL_LOCAL_REGISTER", "NCCL_GRAPH_REGISTER")
+
+
+def blocks(P_x: Partition, cells: int) -> torch.Tensor:
+    """The block of a square matrix of different cells."""
+    whole = torch.arange(float(cells * cells)).reshape(cells, cells)
+    for axis, size in enumerate(P_x.shape):
+        whole = whole.tensor_split(size, axis)[P_x.index[axis]]
+    return whole.contiguous()
+
+
+def with_gradient(operator: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Tensors:
+    y = operator(x)
+    (gradient,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    return y.detach(), gradient
+
+
+def repartitioned(P_world: Partition, first: list[int], second: list[int]) -> Tensors:
+    """Rows leave and arrive as they lie, columns do not."""
+    P_x = P_world.create_cartesian_topology_partition(first)
+    P_y = P_world.create_cartesian_topology_partition(second)
+    x = blocks(P_x, 8).requires_grad_()
+    return with_gradient(ops.Repartition(P_x, P_y), x)
+
+
+def rows_to_columns(P_world: Partition) -> Tensors:
+    return repartitioned(P_world, [RANKS, 1], [1, RANKS])
+
+
+def columns_to_rows(P_world: Partition) -> Tensors:
+    return repartitioned(P_world, [1, RANKS], [RANKS, 1])
+
+
+def halo_of_rows(P_world: Partition) -> Tensors:
+    """Faces are contiguous in the input and in the output; the adjoint adds them."""
+    P_x = P_world.create_cartesian_topology_partition([RANKS, 1])
+    x = blocks(P_x, 8).requires_grad_()
+    return with_gradient(ops.HaloExchange(P_x, halo=((1, 1), (0, 0))), x)
+
+
+def halo_of_boxes(P_world: Partition) -> Tensors:
+    """Some faces are contiguous in the input, and none in the output."""
+    P_x = P_world.create_cartesian_topology_partition([2, 2, 1])
+    x = torch.arange(64.0).reshape(4, 4, 4).requires_grad_()
+    return with_gradient(ops.HaloExchange(P_x, halo=((1, 1), (1, 1), (0, 0))), x)
+
+
+def action_of(name: str) -> Callable[[Partition], Tensors]:
+    return lambda P_world: (ACTIONS[name](P_world),)
+
+
+MOVEMENTS: dict[str, Callable[[Partition], Tensors]] = {
+    movement.__name__: movement
+    for movement in (rows_to_columns, columns_to_rows, halo_of_rows, halo_of_boxes)
+} | {name: action_of(name) for name in ("halo", "backward", "broadcast", "all_sum_reduce")}
+
+
+def in_a_world_that_registers(
+    transport: Transport, name: str, is_captured: bool, expandable: bool
+) -> list[str]:
+    """The misuses, where NCCL may register whatever it likes."""
+    assert isinstance(transport, NcclTransport)
+    before = {variable: os.environ.get(variable) for variable in VARIABLES}
+    os.environ.update(dict.fromkeys(VARIABLES, "1"))
+    try:
+        second = runtime.connect(
+            "nccl", transport.store, transport.rank, transport.size, 20.0,
+            f"{transport.prefix}/registers",
+        )  # fmt: skip
+    finally:
+        for variable, value in before.items():
+            if value is None:
+                del os.environ[variable]
+            else:
+                os.environ[variable] = value
+    clear()
+    P_world, movement = runtime.world_of(second), MOVEMENTS[name]
+    configure("register_limit", 10**9)
+    expected = movement(P_world)
+    configure("register_limit", 1)
+    configure("expandable_segments", int(expandable))
+    if is_captured:
+        with Graph() as graph:
+            found = movement(P_world)
+        for y in found:
+            y.fill_(-1.0)
+        graph.launch()
+        graph.destroy()
+    else:
+        found = movement(P_world)
+    second.wait()
+    assert all(map(torch.equal, found, expected))
+    misuses = violations()
+    second.close()
+    return misuses
+
+
+@pytest.mark.parametrize("name", MOVEMENTS)
+@pytest.mark.parametrize(
+    ("is_captured", "expandable"),
+    [(False, False), (True, False), (True, True)],
+    ids=["plain", "captured", "captured from expandable segments"],
+)
+def test_both_sides_of_a_message_are_alike(name: str, is_captured: bool, expandable: bool) -> None:
+    found = results("nccl", RANKS, in_a_world_that_registers, name, is_captured, expandable)
+    assert found == [[]] * RANKS
