@@ -117,7 +117,7 @@ def killed_beside_a_graph(P_world: Partition, victim: int, deadline_s: float) ->
     """The victim dies while the others replay a graph, which they still have afterwards."""
     ring = _warm(P_world)
     x = torch.ones(8, device=P_world.device)
-    replay = recorded(lambda: ring(x), P_world.device)
+    replay = recorded(lambda: ring(x), P_world.device, rehearsed=True)
     replay()
     P_world.wire.wait()
     if P_world.rank == victim:
@@ -136,7 +136,7 @@ def keep_a_graph(P_world: Partition) -> None:
     """A graph that has been replayed stays until the process ends."""
     ring = _warm(P_world)
     x = torch.ones(8, device=P_world.device)
-    replay = recorded(lambda: ring(x), P_world.device)
+    replay = recorded(lambda: ring(x), P_world.device, rehearsed=True)
     assert float(replay().sum()) == TOTAL
     P_world.wire.wait()
     _kept.append(replay)

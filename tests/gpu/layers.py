@@ -186,6 +186,6 @@ def trained(P_world: Partition, steps: int, as_a_graph: bool = False) -> dict[st
         optimizer.step()
         return loss.detach()
 
-    take = recorded(step, P_world.device) if as_a_graph else step
+    take = recorded(step, P_world.device, rehearsed=False) if as_a_graph else step
     losses = [take().clone() for _ in range(steps)]
     return on_cpu(losses=torch.stack(losses), **dict(network.named_parameters()))

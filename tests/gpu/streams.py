@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from gpudist.exchange import start
 from gpudist.ops import HaloExchange, Repartition
 from gpudist.partition import Partition
+from tests.doubles.graphs import Graph
 from tests.gpu.operators import OPERATORS, integers, on_cpu, on_grid
 from tests.ops.dense import local_input
 
@@ -33,15 +35,25 @@ def late_stream(device: torch.device) -> Iterator[None]:
     before.wait_stream(stream)
 
 
-def recorded(call: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
+def recorded(call: Callable[[], Any], device: torch.device, rehearsed: bool) -> Callable[[], Any]:
     """Capture ``call`` as a CUDA graph, after one call outside it; on a CPU, the call itself.
+
+    Args:
+        call: what is captured.
+        device: of its tensors.
+        rehearsed: over the doubles, capture it as a graph of theirs: it has operators of gpudist's
+            alone, since torch's on CPU tensors would not be carried out again.
 
     Returns:
         What replays the graph and returns what ``call`` returned under capture. It owns the graph.
     """
-    if device.type != "cuda":
-        call()
-        return call
+    if device.type == "cuda":
+        return _recorded_on_gpu(call, device)
+    call()
+    return _recorded_by_double(call) if rehearsed else call
+
+
+def _recorded_on_gpu(call: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
     # One stream for both, as torch asks where gradients are accumulated.
     current, stream = torch.cuda.current_stream(device), torch.cuda.Stream(device)
     stream.wait_stream(current)
@@ -58,6 +70,19 @@ def recorded(call: Callable[[], Any], device: torch.device) -> Callable[[], Any]
         graph.replay()
         return result
 
+    return replay
+
+
+def _recorded_by_double(call: Callable[[], Any]) -> Callable[[], Any]:
+    with Graph() as graph:
+        result = call()
+
+    def replay() -> Any:
+        graph.launch()
+        return result
+
+    # As torch's graph goes with its last reference; one that is there at the end stays.
+    weakref.finalize(replay, graph.destroy).atexit = False
     return replay
 
 
@@ -127,7 +152,7 @@ def replayed(P_world: Partition, case: str) -> dict[str, torch.Tensor]:
     """An operator captured in a CUDA graph moves what is in its input at each replay."""
     operator, values = OPERATORS[case](P_world)
     x = torch.zeros_like(values, device=P_world.device)
-    replay = recorded(lambda: operator(x), P_world.device)
+    replay = recorded(lambda: operator(x), P_world.device, P_world.transport == "nccl")
     results: dict[str, torch.Tensor] = {}
     for turn in range(3):
         x.copy_(values * turn)

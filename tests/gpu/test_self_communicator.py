@@ -64,7 +64,7 @@ def test_capture_and_replay(alone: SelfCommunicator, nbytes: int) -> None:
     """A graph moves what its input holds at each replay."""
     x = pattern(nbytes, 0, alone.device)
     y = torch.zeros_like(x)
-    replay = recorded(lambda: alone.exchange([x], [y]), alone.device)
+    replay = recorded(lambda: alone.exchange([x], [y]), alone.device, rehearsed=True)
     for turn in range(1, 4):
         x.copy_(pattern(nbytes, turn, alone.device))
         y.zero_()
