@@ -43,6 +43,11 @@ TORCH ?=
 GPU_PYTHON ?= python3
 # A folder for what gpu-test and gpu-bench find: JUnit's XML, and a file of rows for each subject.
 GPU_OUT ?=
+# Of `make gpu-first`: a folder for its output.
+OUT ?=
+NCCL ?=
+REHEARSAL ?=
+FIRST ?=
 # What was measured, for the files of gpu-bench where git cannot tell.
 GPU_COMMIT ?=
 GPU_TESTS := -m pytest tests/gpu -q -rs
@@ -55,7 +60,7 @@ export OMP_NUM_THREADS := 1
 .PHONY: docs newcomer
 .PHONY: fuzz-input mutants coverage tidy analysis
 .PHONY: chaos soak
-.PHONY: gpu-build gpu-test gpu-bench gpu-sanitize gpu-rehearsal
+.PHONY: gpu-build gpu-test gpu-bench gpu-first gpu-sanitize gpu-rehearsal
 
 demo: $(INSTALLED)
 	$(PYTHON) -m torch.distributed.run --standalone --nproc-per-node 4 \
@@ -133,6 +138,16 @@ gpu-test: gpu-build
 gpu-bench: gpu-build
 	$(GPU_PYTHON) -m benchmarks.gpu $(if $(GPU_COMMIT),--commit $(GPU_COMMIT)) \
 		--results $(or $(GPU_OUT),benchmarks/results)
+
+# What works on a GPU, within ten minutes: each step for itself, most telling first, its output in
+# OUT. NCCL=FILE is the libnccl of ranks that share a GPU; FIRST has more options of the runner's.
+# REHEARSAL=1 runs it without a GPU, over the doubles of CUDA and NCCL.
+gpu-first: $(if $(REHEARSAL),$(INSTALLED))
+	$(if $(OUT),,$(error say where the output is to go: make gpu-first OUT=FOLDER))$(if $(REHEARSAL), \
+		double=$$($(PYTHON) -c 'from tests.doubles.build import library; print(library())') && \
+		GPUDIST_NCCL_LIBRARY=$$double GPUDIST_DEVICE_LIBRARY=$$double) \
+		$(if $(REHEARSAL),$(PYTHON),$(GPU_PYTHON)) -m tests.gpu.first --out $(OUT) \
+		$(if $(NCCL),--nccl $(NCCL)) $(if $(REHEARSAL),--budget 0) $(FIRST)
 
 # The kernels' tests under compute-sanitizer, of $CUDA_HOME or /usr/local/cuda.
 gpu-sanitize:

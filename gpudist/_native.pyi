@@ -146,7 +146,7 @@ class DeviceRound:
         self,
         world: NcclWorld,
         signature: Signature | None,
-        on_cpu: bool,
+        device: int,
         parts: Sequence[_Part],
         current_stream: Callable[[], int],
     ) -> None: ...

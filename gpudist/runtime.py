@@ -84,6 +84,11 @@ def variables() -> dict[str, str]:
     return {name: text for name, text in os.environ.items() if name.startswith("GPUDIST_")}
 
 
+def nccl_variables() -> dict[str, str]:
+    """What the environment of this process says to NCCL."""
+    return {name: text for name, text in os.environ.items() if name.startswith("NCCL_")}
+
+
 def set_variables(said: dict[str, str]) -> None:
     """Let the environment say just this: a forked server's may be older than its children's."""
     for name in variables():

@@ -1,7 +1,8 @@
-"""Measure gpudist on a GPU; docs/benchmarks.md says how, and what the columns are.
+"""Measure gpudist on GPUs; docs/benchmarks.md says how, and what the columns are.
 
-A subject alone is measured in this process, by all ranks that torchrun has started. Without one,
-each is measured in a process of its own: what breaks the GPU's context breaks one subject.
+On one GPU every subject is measured in a process of its own: what breaks the GPU's context breaks
+one subject. A subject alone is measured in this process. Where torchrun has started several ranks,
+they measure what goes between GPUs, all of it in one run; over the doubles that is a rehearsal.
 """
 
 from __future__ import annotations
@@ -20,16 +21,18 @@ import torch
 
 import gpudist
 from benchmarks.files import write
-from benchmarks.gpu import SEVERAL_RANKS, SUBJECTS, torch_messages
+from benchmarks.gpu import SEVERAL_RANKS, SUBJECTS, several, torch_messages
 from benchmarks.gpu.files import RESULTS, ROOT, line_of, machine, path_of, read
-from benchmarks.gpu.machine import CudaMachine
+from benchmarks.gpu.machine import CudaMachine, HostMachine
 from benchmarks.gpu.measure import ITERATIONS, GpuRow, measure
 from gpudist.environment import describe
 from gpudist.partition import Partition
-from gpudist.runtime import built
+from gpudist.runtime import built, settings
 
 LEAST_ITERATIONS = 20
 WAIT_S = 60.0
+# The first of them makes the volume's expected step alone.
+SEVERAL_WAIT_S = 300.0
 # All subjects together, and one of them.
 ALL_S, SUBJECT_S = 240.0, 90.0
 # Long enough for every side's calls of an iteration to be enqueued by all of several ranks.
@@ -44,33 +47,54 @@ def main() -> int:
     if missing:
         print(f"error: nothing is measured: {missing}", file=sys.stderr)
         return NO_GPU
-    if options.subject is None:
+    if options.subject is None and ranks == 1:
         return _run_all(options)
-    P_world = gpudist.init(timeout=WAIT_S)
+    if is_rehearsal(ranks):
+        os.environ.setdefault("GPUDIST_TRANSPORT", "nccl")
+    P_world = gpudist.init(timeout=WAIT_S if ranks == 1 else SEVERAL_WAIT_S)
+    subjects = several.SUBJECTS if options.subject is None else (options.subject,)
+    rows: list[GpuRow] = []
     try:
-        rows = run(options.subject, P_world, options.iterations)
+        for subject in subjects:
+            found = run(subject, P_world, options.iterations)
+            rows += found
+            if P_world.rank == 0:
+                _write(subject, found, rows, P_world.size, options)
     finally:
         torch_messages.end()
-    if P_world.rank == 0:
-        if options.json is not None:
-            write(rows, machine(options.commit), options.json)
-        if options.results is not None:
-            path = path_of(options.subject, P_world.size, options.results)
-            write(rows, machine(options.commit), path)
     return 0 if all(row.correct for row in rows) else WRONG
+
+
+def _write(
+    subject: str, found: list[GpuRow], rows: list[GpuRow], ranks: int, options: argparse.Namespace
+) -> None:
+    """The rows of a subject, and all so far: whatever ends the run leaves those."""
+    measured_with = machine(options.commit, ranks)
+    if options.json is not None:
+        write(rows, measured_with, options.json)
+    if options.results is not None:
+        write(found, measured_with, path_of(subject, ranks, options.results))
+
+
+def is_rehearsal(ranks: int) -> bool:
+    """Whether these are several ranks over the doubles: nothing of it is a result."""
+    return ranks > 1 and settings().device_library != ""
 
 
 def what_is_missing(ranks: int, subject: str | None) -> str:
     """Why nothing can be measured here; empty if it can."""
+    if is_rehearsal(ranks):
+        return ""
     if not torch.cuda.is_available():
         return f"there is no GPU that torch {torch.__version__} sees"
     if built().nccl_missing:
         return built().nccl_missing
     if ranks == 1:
-        return ""
-    if subject not in SEVERAL_RANKS:
-        return f"on {ranks} ranks name one of the subjects {', '.join(SEVERAL_RANKS)}"
-    if ranks % 2:
+        return f"{subject} takes several ranks" if subject in several.SUBJECTS else ""
+    if subject in SUBJECTS and subject not in SEVERAL_RANKS:
+        known = (*several.SUBJECTS, *SEVERAL_RANKS)
+        return f"{subject} is one rank's work; on {ranks} ranks there are {', '.join(known)}"
+    if ranks % 2 and subject in SEVERAL_RANKS:
         return f"the ranks are to be even, and are {ranks}"
     return _why_not_shared(ranks)
 
@@ -92,10 +116,14 @@ def _why_not_shared(ranks: int) -> str:
 @torch.no_grad()
 def run(subject: str, P_world: Partition, iterations: int) -> list[GpuRow]:
     """The rows of all cases of a subject; rank 0 prints them as they come."""
-    module = importlib.import_module(f"benchmarks.gpu.{subject}")
-    gpu = CudaMachine(hold_us=SEVERAL_HOLD_US if P_world.size > 1 else None)
+    room = "benchmarks.gpu.several" if subject in several.SUBJECTS else "benchmarks.gpu"
+    module = importlib.import_module(f"{room}.{subject}")
+    rehearsal = is_rehearsal(P_world.size)
+    hold_us = SEVERAL_HOLD_US if P_world.size > 1 else None
+    gpu = HostMachine() if rehearsal else CudaMachine(hold_us=hold_us)
+    cases = module.cases(P_world.size, tiny=True) if rehearsal else module.cases(P_world.size)
     rows: list[GpuRow] = []
-    for case in module.cases(P_world.size):
+    for case in cases:
         sides = module.sides(case, P_world, gpu)
         found = measure(case, sides, gpu, P_world, iterations)
         if P_world.rank == 0:
@@ -104,7 +132,8 @@ def run(subject: str, P_world: Partition, iterations: int) -> list[GpuRow]:
         rows += found
         del sides
         gc.collect()
-        torch.cuda.empty_cache()
+        if not rehearsal:
+            torch.cuda.empty_cache()
     return rows
 
 
@@ -150,7 +179,7 @@ def _run_apart(subject: str, options: argparse.Namespace, path: Path, limit_s: f
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
-    parser.add_argument("--subject", choices=SUBJECTS, help="one; all of them if not given")
+    parser.add_argument("--subject", choices=(*SUBJECTS, *several.SUBJECTS), help="one")
     parser.add_argument("--iterations", type=int, default=ITERATIONS, help="timed, after warm-up")
     parser.add_argument("--json", type=Path, help="file for all rows")
     parser.add_argument(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from datetime import datetime, timezone
@@ -13,6 +14,7 @@ import torch
 from benchmarks.files import ENVIRONMENT, lines_of
 from benchmarks.gpu.measure import GpuRow
 from gpudist.environment import describe
+from gpudist.runtime import settings
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -24,11 +26,14 @@ def path_of(subject: str, ranks: int, folder: Path = RESULTS) -> Path:
     return folder / f"gpu-{subject}{f'-{ranks}ranks' if ranks > 1 else ''}.jsonl"
 
 
-def machine(commit: str) -> dict[str, str]:
+def machine(commit: str, ranks: int = 1) -> dict[str, str]:
     """What the rows were measured with."""
     found = describe()
+    here = os.environ.get("LOCAL_WORLD_SIZE", str(ranks))
     return {
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else UNKNOWN,
+        "gpu": _gpu(),
+        "ranks": f"{ranks}, {here} a node",
+        "links": "; ".join(f"{x.first}-{x.second} {x.kind}" for x in found.links) or UNKNOWN,
         "driver": _said_by("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
         "cuda": torch.version.cuda or UNKNOWN,
         "cuda of the core": found.cuda.runtime if found.cuda is not None else UNKNOWN,
@@ -40,6 +45,12 @@ def machine(commit: str) -> dict[str, str]:
     }
 
 
+def _gpu() -> str:
+    if settings().device_library:
+        return "none: a rehearsal over test doubles"
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else UNKNOWN
+
+
 def read(path: Path) -> tuple[dict[str, str], list[dict[str, Any]]]:
     """The machine and the rows."""
     (_, first), *lines = lines_of(path)
@@ -49,11 +60,13 @@ def read(path: Path) -> tuple[dict[str, str], list[dict[str, Any]]]:
 def line_of(row: GpuRow) -> str:
     """A row in words of fixed widths."""
     mark = "" if row.correct else "  WRONG"
-    gbps = "" if row.gbps is None else f"{row.gbps:.0f} GB/s"
+    # Between GPUs what counts is the links' part.
+    moved_gbps = row.busbw_gbps if row.ranks > 1 and row.busbw_gbps is not None else row.gbps
+    gbps = "" if moved_gbps is None else f"{moved_gbps:.0f} GB/s"
     peer_us = "" if row.peer_us_median is None else f"{row.peer_us_median:.1f}"
     ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
     return (
-        f"{row.subject:<10}{row.case:<48}{row.us_median:>11.1f} us {gbps:>10}  "
+        f"{row.subject:<16}{row.case:<48}{row.us_median:>11.1f} us {gbps:>10}  "
         f"{row.peer:<36}{peer_us:>11}{ratio:>8}{mark}"
     )
 

@@ -41,8 +41,8 @@ def bound(
         digest = blake2b(label.encode(), digest_size=16).digest()
         signature = native_signature(Signature(label, digest))
     part = (0, None, None, True, True, _itself, make_output, {}, stages, stages.__getitem__)
-    on_cpu = P_world.device.type == "cpu"
-    run = _native.DeviceRound(wire._core, signature, on_cpu, [part], wire.stream).run
+    device = -1 if P_world.device.index is None else P_world.device.index
+    run = _native.DeviceRound(wire._core, signature, device, [part], wire.stream).run
     blocks = (x,)
     return lambda: run(blocks)[0]  # pyright: ignore[reportReturnType]
 

@@ -127,3 +127,29 @@ class CudaMachine:
         enqueuing_us = (self._clock_s() - start_s) * 1e6
         self.finish()
         return start.elapsed_time(end) * 1e3, enqueuing_us
+
+
+class HostMachine:
+    """The host in place of a GPU, over the doubles: no time of it says anything about a GPU.
+
+    Everything is complete when it returns, as on the null stream of the double.
+    """
+
+    def device_us(self, call: Call, calls: int) -> float:
+        start_s = time.perf_counter()
+        for _ in range(calls):
+            call()
+        return (time.perf_counter() - start_s) * 1e6 / calls
+
+    enqueue_us = device_us
+
+    def finish(self) -> None:
+        pass
+
+    def capture(self, call: Call) -> Call:
+        call()
+        return call
+
+    def beside(self, call: Call) -> Callable[[], None]:
+        call()
+        return lambda: None

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from benchmarks.case import Side
 from gpudist.partition import Partition
+from gpudist.transport.nccl import NcclTransport
 
 
 def sides(
@@ -40,11 +41,18 @@ def start(P_world: Partition) -> str:
     """Make torch's process group of all ranks, unless there is one; returns its backend."""
     on_gpu = P_world.device.type == "cuda"
     if not dist.is_initialized():
-        store = dist.PrefixStore("benchmarks/torch", P_world.wire.store)  # pyright: ignore
+        wire = P_world.wire
+        assert isinstance(wire, NcclTransport)
+        shared = dist.PrefixStore(f"{wire.prefix}/torch", wire.store)
+        # A group after another one does not read what the first has left there.
+        number = shared.add(f"starts of rank {P_world.rank}", 1)
+        store = dist.PrefixStore(str(number), shared)
         dist.init_process_group(
             "nccl" if on_gpu else "gloo", store=store, rank=P_world.rank or 0,
             world_size=P_world.size, device_id=P_world.device if on_gpu else None,
         )  # fmt: skip
+        # A rank that has its connections and leaves would end those that others still make.
+        dist.barrier()
     return dist.get_backend()
 
 

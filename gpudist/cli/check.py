@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from gpudist import runtime
@@ -11,7 +12,7 @@ from gpudist.cli.progress import Progress
 from gpudist.cli.tables import print_columns, print_table
 from gpudist.errors import PartitionError, TransportError
 from gpudist.partition import Partition
-from gpudist.self_check import Report, Result, check, verdict
+from gpudist.self_check import LinkSpeed, Report, Result, check, of_failure, verdict
 from gpudist.testing import run_distributed
 
 RANKS_ALONE = 4
@@ -27,11 +28,13 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         report, speaks = _report(arguments)
     except TransportError as error:
-        words = f"Ranks could not exchange data: {error}"
+        words, remedy = f"Ranks could not exchange data: {error}", of_failure(str(error))
+        remedies = [remedy] if remedy else []
         if arguments.json:
-            print_json({"passed": False, "verdict": words})
+            print_json({"passed": False, "verdict": words, "remedies": remedies})
         else:
             print(f"verdict: {words}")
+            _print_remedies(remedies)
         return 1
     if speaks:
         _show(report, arguments.json)
@@ -72,12 +75,29 @@ def _show(report: Report, as_json: bool) -> None:
         [_line(result) for result in report.results],
     )
     print()
+    if report.links:
+        print_columns(
+            ("ranks", "link", "right", "GB/s each way"),
+            [_link(*both) for both in zip(report.links, report.kinds, strict=True)],
+        )
+        print()
     print(f"verdict: {verdict(report)}")
+    _print_remedies(report.remedies)
     if report.transport == "loopback":
         print(
             "note: these ranks were threads of one process that take turns. To check the transport "
             "that training would use: torchrun --standalone --nproc-per-node 4 -m gpudist check"
         )
+
+
+def _link(link: LinkSpeed, kind: str) -> tuple[str, ...]:
+    right = "yes" if link.right else "NO"
+    return f"{link.first} and {link.second}", kind or "-", right, f"{link.gbps:.2f}"
+
+
+def _print_remedies(remedies: Sequence[str]) -> None:
+    for remedy in remedies:
+        print(f"remedy: {remedy}")
 
 
 def _line(result: Result) -> tuple[str, ...]:
@@ -102,8 +122,9 @@ CHECK = Command(
     "check",
     "check every operator on this machine",
     "Check that every operator is exact, that its backward is its adjoint (the dot test), and how "
-    "fast it is beside a plain copy of the same bytes. Start it as a program is started, or alone, "
-    "where threads of one process are the ranks. Exit status 1 if an operator is wrong.\n\n"
+    "fast it is beside a plain copy of the same bytes; then how fast messages are between each two "
+    "ranks, and what to do where something is wrong or slow. Start it as a program is started, or "
+    "alone, where threads of one process are the ranks. Exit status 1 if an operator is wrong.\n\n"
     "  gpudist check --ranks 2\n"
     "  torchrun --standalone --nproc-per-node 4 -m gpudist check",
     add_arguments,

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
+from gpudist.links import gpu_links
 from gpudist.partition import Partition
 from gpudist.self_check.cases import cases
+from gpudist.self_check.link_speeds import LinkSpeed, link_speeds
+from gpudist.self_check.remedies import kind_of, places, remedies_of
 from gpudist.testing import dot_test
 
 SMALL = (12, 20)
@@ -58,6 +61,9 @@ class Report:
         ranks, transport, device: of the world.
         copy_gbps: of a plain copy, read and written, on all ranks at once, in GB/s a rank.
         results: by operator.
+        links: between two ranks at a time; empty in a world of one.
+        kinds: of the links, such as ``"NV18"``; empty where that is not known.
+        remedies: what is to be done, each a sentence.
     """
 
     ranks: int
@@ -65,10 +71,14 @@ class Report:
     device: str
     copy_gbps: float
     results: tuple[Result, ...]
+    links: tuple[LinkSpeed, ...] = ()
+    kinds: tuple[str, ...] = ()
+    remedies: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
-        return all(result.passed for result in self.results)
+        results_pass = all(result.passed for result in self.results)
+        return results_pass and all(link.right for link in self.links)
 
 
 def check(
@@ -103,9 +113,15 @@ def check(
         time_us, nbytes = _time_us(at_speed.operator, at_speed.x, P_world)
         found.append((name, exact, error, time_us, nbytes / time_us / 1e3))
     copied = max(copied, _copy_gbps(P_world, rows * COLUMNS * 4))
+    links = link_speeds(P_world, rows * COLUMNS * 4)
+    where, wires = places(P_world), gpu_links() if P_world.device.type == "cuda" else ()
     progress("done", len(small), len(small))
-    results = tuple(Result(*numbers, share=numbers[-1] / copied) for numbers in found)
-    return Report(P_world.size, P_world.transport, str(P_world.device), copied, results)
+    return Report(
+        P_world.size, P_world.transport, str(P_world.device), copied,
+        tuple(Result(*numbers, share=numbers[-1] / copied) for numbers in found),
+        links, tuple(kind_of(link, where, wires) for link in links),
+        tuple(remedies_of(where, links, wires)),
+    )  # fmt: skip
 
 
 def verdict(report: Report) -> str:
@@ -116,6 +132,12 @@ def verdict(report: Report) -> str:
         return (
             f"Do not use this installation: on {where}, {len(wrong)} of {len(report.results)} "
             f"operators are wrong: {', '.join(wrong)}."
+        )
+    broken = [f"{link.first}-{link.second}" for link in report.links if not link.right]
+    if broken:
+        return (
+            f"Do not use this installation: on {where}, messages arrive wrong between ranks "
+            f"{', '.join(broken)}."
         )
     right = f"All {len(report.results)} operators are right on {where}"
     slow = [result.name for result in report.results if result.is_slow]

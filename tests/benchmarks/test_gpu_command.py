@@ -19,10 +19,10 @@ from benchmarks.case import Case
 from benchmarks.files import write
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import files
+from benchmarks.gpu.machine import HostMachine
 from benchmarks.measure import Series, rows_of
 from gpudist import runtime
 from tests import warm
-from tests.benchmarks.gpu_host import HostMachine
 from tests.doubles import use_doubles
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,8 +104,10 @@ def files_row(subject: str) -> command.GpuRow:
     ("ranks", "subject", "gpus", "reason"),
     [
         (1, "copy", 1, ""),
-        (2, None, 2, "name one of the subjects enqueue, overlap"),
-        (2, "copy", 2, "name one of the subjects enqueue, overlap"),
+        (1, "halo", 1, "halo takes several ranks"),
+        (2, None, 2, ""),
+        (3, "halo", 4, ""),
+        (2, "copy", 2, "copy is one rank's work; on 2 ranks there are halo, repartition"),
         (3, "enqueue", 4, "to be even"),
         (2, "enqueue", 2, ""),
         (2, "enqueue", 1, "2 ranks share 1 GPUs, which needs NCCL 2.30; NCCL is 2.28.9"),
@@ -114,6 +116,7 @@ def files_row(subject: str) -> command.GpuRow:
 def test_what_is_missing(
     monkeypatch: pytest.MonkeyPatch, ranks: int, subject: str | None, gpus: int, reason: str
 ) -> None:
+    monkeypatch.delenv("GPUDIST_DEVICE_LIBRARY", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(command, "built", lambda: SimpleNamespace(nccl_missing=""))

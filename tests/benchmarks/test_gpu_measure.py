@@ -10,11 +10,10 @@ import pytest
 from benchmarks.case import Side
 from benchmarks.files import write
 from benchmarks.gpu import files
-from benchmarks.gpu.machine import Call
+from benchmarks.gpu.machine import Call, HostMachine
 from benchmarks.gpu.measure import FASTEST_US, MAX_CALLS, GpuCase, GpuRow, calls_for, measure
 from gpudist.partition import Partition
 from gpudist.testing import run_distributed
-from tests.benchmarks.gpu_host import HostMachine
 
 
 @dataclass

@@ -12,10 +12,10 @@ import torch.distributed as dist
 
 from benchmarks.case import Side
 from benchmarks.gpu import SEVERAL_RANKS, SUBJECTS, torch_messages
+from benchmarks.gpu.machine import HostMachine
 from benchmarks.gpu.measure import GpuCase, GpuRow, measure
 from gpudist import runtime
 from gpudist.partition import Partition
-from tests.benchmarks.gpu_host import HostMachine
 from tests.benchmarks.test_rows import KEYS
 from tests.doubles import use_doubles
 from tests.pool import distributed

@@ -85,7 +85,21 @@ def test_check_where_ranks_cannot_talk(
     words = "Ranks could not exchange data: no route"
     assert capsys.readouterr().out == f"verdict: {words}\n"
     assert main(["check", "--json"]) == 1
-    assert json.loads(capsys.readouterr().out) == {"passed": False, "verdict": words}
+    assert json.loads(capsys.readouterr().out) == {
+        "passed": False, "verdict": words, "remedies": []
+    }  # fmt: skip
+
+
+def test_check_names_a_remedy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*arguments: Any, **options: Any) -> None:
+        raise TransportError("Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 3000")
+
+    monkeypatch.setattr(check, "run_distributed", fails)
+    assert main(["check"]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said[1].startswith("remedy: Two ranks of a node have one GPU: start no more processes")
 
 
 def test_check_under_a_launcher() -> None:

@@ -8,6 +8,29 @@ import pytest
 
 from tests.gpu.worlds import ONE_RANK, SEVERAL, OneRank, SeveralRanks, World, why_there_is_no
 
+WORLDS = (ONE_RANK, *SEVERAL)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--world", choices=WORLDS, help="only the tests of this world")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a world that is asked for, keep the tests that run on it."""
+    asked = config.getoption("--world", None)
+    if asked is None:
+        return
+    kept = [item for item in items if asked in _worlds_of(item)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = kept
+
+
+def _worlds_of(item: pytest.Item) -> list[str]:
+    """Those that a test makes or is given; one rank if it names none."""
+    call = getattr(item, "callspec", None)
+    given = call.params.values() if call is not None else ()
+    return [value for value in given if value in WORLDS] or [ONE_RANK]
+
 
 @pytest.fixture(scope="session")
 def one_rank() -> Iterator[OneRank]:
@@ -16,7 +39,7 @@ def one_rank() -> Iterator[OneRank]:
     world.close()
 
 
-@pytest.fixture(scope="session", params=[ONE_RANK, *SEVERAL])
+@pytest.fixture(scope="session", params=WORLDS)
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     if request.param == ONE_RANK:
         yield request.getfixturevalue("one_rank")

@@ -49,3 +49,8 @@ def why_no_gpu_is_shared() -> str:
     if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":
         return "several ranks on one GPU need NCCL_MULTI_RANK_GPU_ENABLE=1"
     return ""
+
+
+def scaled(on_gpus: int, rehearsed: int) -> int:
+    """A size for GPUs, and the one that stands for it where the doubles carry it out."""
+    return rehearsed if ON_DOUBLES else on_gpus

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +15,11 @@ import torch
 from gpudist import nn
 from gpudist.errors import PeerFailure, PlanMismatch
 from gpudist.partition import Partition
+from tests.gpu.streams import recorded
 from tests.ops.dense import compare_every_call
+
+# The others are where the test wants them by then.
+DEATH_S = 1.0
 
 
 def _ring(P_world: Partition) -> torch.nn.Module:
@@ -53,6 +60,86 @@ def raised(P_world: Partition, victim: int, deadline_s: float) -> None:
         raise ZeroDivisionError("a mistake of the user")
     seconds = _seconds_until_failure(P_world, ring, victim)
     assert seconds < deadline_s + 1, f"rank {P_world.rank} took {seconds:.1f} s"
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _read_until_failure(
+    P_world: Partition, call: Callable[[], torch.Tensor], victim: int, deadline_s: float
+) -> None:
+    """Read the sum of what ``call`` returns, over and over: at last the victim's death is raised,
+    and none of the numbers read before it is of cells that have not arrived.
+    """
+    start_s = time.monotonic()
+    with pytest.raises(PeerFailure) as caught:
+        while True:
+            total = call().sum().item()
+            assert math.isnan(total) or total == TOTAL, total
+            P_world.wire.wait()
+    seconds = time.monotonic() - start_s
+    assert caught.value.rank == victim, str(caught.value)
+    assert seconds < deadline_s + DEATH_S + 1, f"rank {P_world.rank} took {seconds:.1f} s"
+
+
+# Of 8 ones and a ghost on each side.
+TOTAL = 10.0
+
+
+def killed_while_read(
+    P_world: Partition, victim: int, deadline_s: float, queued: int = 0, warm: bool = True
+) -> None:
+    """The victim dies while the others read a result that waits for its message.
+
+    Args:
+        victim: the rank.
+        deadline_s: of the others' waits.
+        queued: operators that each of them puts on the stream before that.
+        warm: there has been a message to the victim before.
+    """
+    ring = _warm(P_world) if warm else _ring(P_world)
+    x = torch.ones(8, device=P_world.device)
+    if P_world.rank == victim:
+        time.sleep(DEATH_S)
+        _die()
+
+    def call() -> torch.Tensor:
+        y = ring(x)
+        for _ in range(queued):
+            y = ring(x)
+        return y
+
+    _read_until_failure(P_world, call, victim, deadline_s)
+
+
+def killed_beside_a_graph(P_world: Partition, victim: int, deadline_s: float) -> None:
+    """The victim dies while the others replay a graph, which they still have afterwards."""
+    ring = _warm(P_world)
+    x = torch.ones(8, device=P_world.device)
+    replay = recorded(lambda: ring(x), P_world.device, rehearsed=True)
+    replay()
+    P_world.wire.wait()
+    if P_world.rank == victim:
+        time.sleep(DEATH_S)
+        _die()
+    _read_until_failure(P_world, replay, victim, deadline_s)
+    # An error of the GPU's would be raised here, and not by what came before.
+    assert float(torch.ones(8, device=P_world.device).sum()) == 8
+
+
+# What is kept until the process ends.
+_kept: list[Any] = []
+
+
+def keep_a_graph(P_world: Partition) -> None:
+    """A graph that has been replayed stays until the process ends."""
+    ring = _warm(P_world)
+    x = torch.ones(8, device=P_world.device)
+    replay = recorded(lambda: ring(x), P_world.device, rehearsed=True)
+    assert float(replay().sum()) == TOTAL
+    P_world.wire.wait()
+    _kept.append(replay)
 
 
 def disagreed(P_world: Partition) -> str:

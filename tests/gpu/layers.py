@@ -11,6 +11,7 @@ import torch
 from gpudist import nn
 from gpudist.partition import Partition
 from tests.gpu.operators import Given, grid_of, integers, on_cpu, on_grid
+from tests.gpu.streams import recorded
 from tests.ops.dense import local_input, partition_of
 
 
@@ -152,8 +153,11 @@ def layer_and_gradients(P_world: Partition, case: str) -> dict[str, torch.Tensor
     return on_cpu(**results)
 
 
-def trained(P_world: Partition, steps: int) -> dict[str, torch.Tensor]:
-    """A small network after some steps of gradient descent, and the loss before each."""
+def trained(P_world: Partition, steps: int, as_a_graph: bool = False) -> dict[str, torch.Tensor]:
+    """A small network after some steps of gradient descent, and the loss before each.
+
+    ``as_a_graph``: each but the first is a replay of one CUDA graph of a whole step.
+    """
     P_x = on_grid(P_world, [1, 1])
     P_rows = P_world.create_cartesian_topology_partition([P_world.size, 1, 1, 1])
     P_flat = P_world.create_cartesian_topology_partition([P_world.size, 1])
@@ -173,11 +177,15 @@ def trained(P_world: Partition, steps: int) -> dict[str, torch.Tensor]:
     optimizer = torch.optim.SGD(network.parameters(), lr=1e-3)
     x = local_input(integers((8, 1, 12, 12)), P_x).to(P_world.device)
     target = (torch.arange(8) % 5).tensor_split(P_world.size)[P_world.rank or 0]
-    losses: list[torch.Tensor] = []
-    for _ in range(steps):
+    target = target.to(P_world.device)
+
+    def step() -> torch.Tensor:
         optimizer.zero_grad()
-        loss = criterion(network(x), target.to(P_world.device))
+        loss = criterion(network(x), target)
         loss.backward()
         optimizer.step()
-        losses.append(loss.detach())
+        return loss.detach()
+
+    take = recorded(step, P_world.device, rehearsed=False) if as_a_graph else step
+    losses = [take().clone() for _ in range(steps)]
     return on_cpu(losses=torch.stack(losses), **dict(network.named_parameters()))

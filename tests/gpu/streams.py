@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 
 from gpudist.exchange import start
 from gpudist.ops import HaloExchange, Repartition
 from gpudist.partition import Partition
+from tests.doubles.graphs import Graph
 from tests.gpu.operators import OPERATORS, integers, on_cpu, on_grid
 from tests.ops.dense import local_input
 
@@ -30,6 +33,57 @@ def late_stream(device: torch.device) -> Iterator[None]:
         torch.cuda._sleep(BUSY_CYCLES)
         yield
     before.wait_stream(stream)
+
+
+def recorded(call: Callable[[], Any], device: torch.device, rehearsed: bool) -> Callable[[], Any]:
+    """Capture ``call`` as a CUDA graph, after one call outside it; on a CPU, the call itself.
+
+    Args:
+        call: what is captured.
+        device: of its tensors.
+        rehearsed: over the doubles, capture it as a graph of theirs: it has operators of gpudist's
+            alone, since torch's on CPU tensors would not be carried out again.
+
+    Returns:
+        What replays the graph and returns what ``call`` returned under capture. It owns the graph.
+    """
+    if device.type == "cuda":
+        return _recorded_on_gpu(call, device)
+    call()
+    return _recorded_by_double(call) if rehearsed else call
+
+
+def _recorded_on_gpu(call: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
+    # One stream for both, as torch asks where gradients are accumulated.
+    current, stream = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        call()
+    current.wait_stream(stream)
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    # Threads that watch communicators ask for events meanwhile.
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        result = call()
+
+    def replay() -> Any:
+        graph.replay()
+        return result
+
+    return replay
+
+
+def _recorded_by_double(call: Callable[[], Any]) -> Callable[[], Any]:
+    with Graph() as graph:
+        result = call()
+
+    def replay() -> Any:
+        graph.launch()
+        return result
+
+    # As torch's graph goes with its last reference; one that is there at the end stays.
+    weakref.finalize(replay, graph.destroy).atexit = False
+    return replay
 
 
 def on_late_stream(P_world: Partition, case: str) -> dict[str, torch.Tensor]:
@@ -98,16 +152,9 @@ def replayed(P_world: Partition, case: str) -> dict[str, torch.Tensor]:
     """An operator captured in a CUDA graph moves what is in its input at each replay."""
     operator, values = OPERATORS[case](P_world)
     x = torch.zeros_like(values, device=P_world.device)
-    if x.device.type != "cuda":
-        return on_cpu(**{f"y {turn}": operator(values * turn) for turn in range(3)})
-    operator(x)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        y = operator(x)
+    replay = recorded(lambda: operator(x), P_world.device, P_world.transport == "nccl")
     results: dict[str, torch.Tensor] = {}
     for turn in range(3):
         x.copy_(values * turn)
-        graph.replay()
-        results[f"y {turn}"] = y.clone()
+        results[f"y {turn}"] = replay().clone()
     return on_cpu(**results)

@@ -24,6 +24,8 @@ ONE_RANK = "one rank"
 A_RANK_A_GPU = "a rank a GPU"
 SHARED = {"2 ranks on one GPU": 2, "4 ranks on one GPU": 4}
 SEVERAL = (*SHARED, A_RANK_A_GPU)
+# For tests that make a world of their own.
+TWO_OR_MORE = ("2 ranks on one GPU", A_RANK_A_GPU)
 
 _CHOSEN = {
     "GPUDIST_NCCL_LIBRARY": SETTINGS.nccl_library,
@@ -77,11 +79,19 @@ class SeveralRanks:
     """Processes of their own, on one GPU or on one each.
 
     They are spawned: nothing of this process's CUDA is inherited, and the environment is theirs.
+
+    Args:
+        kind: one of ``SEVERAL``.
+        timeout_s: deadline of every wait between ranks.
+        more: variables of their environment beside those that all worlds of this kind have.
     """
 
-    def __init__(self, kind: str, timeout_s: float = WAIT_S) -> None:
+    def __init__(
+        self, kind: str, timeout_s: float = WAIT_S, more: Mapping[str, str] | None = None
+    ) -> None:
         self.size = SHARED.get(kind) or gpus()
-        self._environment = {**_CHOSEN, **(_sharing() if kind in SHARED else {})}
+        sharing = _sharing() if kind in SHARED else {}
+        self._environment = {**_CHOSEN, **sharing, **(more or {})}
         self.pool = RankPool(self.size, timeout_s, start_method="spawn")
 
     def run(self, body: Callable[..., Any], **params: Any) -> list[Any]:
@@ -95,6 +105,10 @@ class SeveralRanks:
         """Raises ``RanksFailed``, for a test of what becomes of a rank's failure."""
         with environment(self._environment):
             return self.pool.run(self.size, body, kwargs=params, limit_s=LIMIT_S, transport="nccl")
+
+    def processes(self) -> list[Any]:
+        """Those of the ranks, for a test of how they end."""
+        return [worker.process for worker in self.pool._workers]
 
     def close(self) -> None:
         self.pool.close()

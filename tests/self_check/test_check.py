@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from gpudist import Partition
-from gpudist.self_check import Report, Result, cases, check, verdict
+from gpudist.self_check import LinkSpeed, Report, Result, cases, check, verdict
 from gpudist.self_check.cases import Case
 from gpudist.self_check.check import SLOW_SHARE
 from tests.pool import distributed
@@ -18,7 +20,7 @@ OPERATORS = {
 }
 
 
-@distributed(ranks=[1, 3, 4], transports=("loopback", "host", "gloo"))
+@distributed(ranks=[1, 3, 4])
 def test_all_operators_pass(P_world: Partition) -> None:
     calls: list[tuple[str, int, int]] = []
     report = check(P_world, 1, lambda *call: calls.append(call))
@@ -27,6 +29,9 @@ def test_all_operators_pass(P_world: Partition) -> None:
     assert max(result.adjoint_error for result in report.results) < 1e-14
     assert min(result.gbps for result in report.results) > 0 and report.copy_gbps > 0
     assert (report.ranks, report.transport) == (P_world.size, P_world.transport)
+    n = P_world.size
+    assert len(report.links) == len(report.kinds) == n * (n - 1) // 2
+    assert all(link.right for link in report.links)
     assert calls[0] == ("halo_exchange", 0, 12) and calls[-1] == ("done", 12, 12)
     mine = [int(result.time_us * 1e3) for result in report.results]
     assert P_world.allreduce_data(mine, "max") == mine
@@ -65,6 +70,7 @@ def report(*results: Result, transport: str = "host") -> Report:
 GOOD = Result("gather", True, 1e-16, 10.0, 5.0, 0.5)
 INEXACT = Result("scatter", False, 1e-16, 10.0, 5.0, 0.5)
 NO_ADJOINT = Result("broadcast", True, 1e-3, 10.0, 5.0, 0.5)
+BROKEN = LinkSpeed(0, 3, False, 20.0)
 SLOW = Result("repartition", True, 1e-16, 10.0, 5.0, SLOW_SHARE / 2)
 
 
@@ -75,6 +81,7 @@ SLOW = Result("repartition", True, 1e-16, 10.0, 5.0, SLOW_SHARE / 2)
         (report(GOOD, INEXACT), False, "1 of 2 operators are wrong: scatter."),
         (report(NO_ADJOINT, GOOD), False, "1 of 2 operators are wrong: broadcast."),
         (report(GOOD, SLOW), True, "less than 10% of a plain copy's speed: repartition. Another"),
+        (replace(report(GOOD), links=(BROKEN,)), False, "messages arrive wrong between ranks 0-3"),
         (report(SLOW, transport="gloo"), True, "gloo goes through the network's sockets"),
         (report(SLOW, transport="nccl"), True, "`gpudist env` shows how the GPUs are linked"),
     ],

@@ -1,0 +1,75 @@
+"""Tensors whose cells are known by their place, so that no rank needs the whole of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from math import prod
+
+import torch
+
+from gpudist.geometry.blocks import Decomposition
+from gpudist.geometry.boxes import Box
+from gpudist.partition import CartesianPartition
+
+# Whole numbers, so small that sums over a million ranks are exact in float32.
+NUMBERS = 13
+
+
+def grid_of(ranks: int, dims: int) -> tuple[int, ...]:
+    """Ranks over the spatial dims, behind a batch and channels, as equally as they divide."""
+    grid = [1] * (dims - 2)
+    for factor in sorted(_primes(ranks), reverse=True):
+        grid[grid.index(min(grid))] *= factor
+    return (1, 1, *sorted(grid, reverse=True))
+
+
+def _primes(n: int) -> list[int]:
+    found: list[int] = []
+    for p in range(2, n + 1):
+        while n % p == 0:
+            found.append(p)
+            n //= p
+    return found
+
+
+def cells(
+    shape: Sequence[int], box: Box, device: torch.device, seed: int = 0, width: int = 0
+) -> torch.Tensor:
+    """The cells of ``box`` of the tensor of this global shape, zeros beyond its edges.
+
+    Args:
+        shape: global.
+        box: of cells.
+        device: of the result.
+        seed: tells tensors apart.
+        width: by which the box is wider in each spatial dim, on both sides.
+    """
+    widths = [width if dim >= 2 else 0 for dim in range(len(shape))]
+    lines: list[torch.Tensor] = []
+    inside: list[torch.Tensor] = []
+    for dim, extent in enumerate(shape):
+        places = torch.arange(box.start[dim] - widths[dim], box.stop[dim] + widths[dim])
+        line = [-1 if d == dim else 1 for d in range(len(shape))]
+        # Remainders of each dim's part of the number, which add up to that of the whole.
+        part = places * prod(shape[dim + 1 :]) % NUMBERS
+        lines.append(part.view(line).to(device, torch.float32))
+        inside.append(((places >= 0) & (places < extent)).view(line).to(device))
+    numbers = reduce(torch.add, lines).add_(seed).remainder_(NUMBERS).add_(1)
+    return numbers.mul_(reduce(torch.logical_and, inside))
+
+
+def box_of(shape: Sequence[int], P: CartesianPartition) -> Box:
+    """The cells of this rank."""
+    assert P.index is not None
+    return Decomposition.balanced(tuple(shape), P.shape).block(P.index)
+
+
+def own(shape: Sequence[int], P: CartesianPartition, seed: int = 0, width: int = 0) -> torch.Tensor:
+    """This rank's cells on the world's device."""
+    return cells(shape, box_of(shape, P), P.device, seed, width)
+
+
+def line(count: int, device: torch.device, seed: int = 0) -> torch.Tensor:
+    """A flat tensor."""
+    return cells((count,), Box.whole((count,)), device, seed)
