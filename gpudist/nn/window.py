@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import index
 
+import torch
+
 from gpudist.errors import ShapeError
 
 
 def per_dim(name: str, what: str, value: int | Sequence[int], dims: int) -> tuple[int, ...]:
     """``value`` for each of ``dims`` dims."""
+    if isinstance(value, torch.Tensor):  # as torch's layers refuse it, when they are called
+        raise ShapeError(
+            f"{name}: {what} is a tensor; it takes an integer or one per dim: {what}.item()"
+        )
     try:
         values = (index(value),) * dims  # pyright: ignore[reportArgumentType]
     except TypeError:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpudist.nn as gnn
+from gpudist.errors import ShapeError
 from gpudist.partition import Partition
 from gpudist.transport.loopback import LoopbackTransport
 from tests.hostile.anything import EXAMPLES, values
@@ -108,3 +109,11 @@ def test_anything(name: str, data: st.DataObject) -> None:
     if isinstance(ours, torch.Tensor) and ours.numel():
         assert isinstance(theirs, torch.Tensor), f"torch raises {theirs}"
         assert torch.allclose(ours, theirs, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["Conv1d", "Conv2d", "ConvTranspose1d", "AvgPool1d"])
+def test_a_stride_is_no_tensor(name: str) -> None:
+    """Torch's layers refuse it, too, though only at the call."""
+    positional, distributed, _, _ = LAYERS[name]
+    with pytest.raises(ShapeError, match=r"it takes an integer or one per dim: stride.item\(\)"):
+        distributed(*positional, stride=torch.tensor(1))
