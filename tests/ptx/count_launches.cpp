@@ -1,6 +1,6 @@
-// Launches of halo exchanges and copies, and how often each instruction was executed in them: a line
-// of CASE DTYPE BYTES_PER_CELL_MOVED CELLS LANE_BYTES BLOCKS BLOCKS_EXECUTED THREADS KERNEL, then
-// LINE:THREADS:WARPS of each instruction. tests/ptx/count.py builds and reads it.
+// Launches of halo exchanges and copies, and how often each instruction was executed in them: a
+// line of CASE DTYPE BYTES_PER_CELL_MOVED CELLS LANE_BYTES BLOCKS BLOCKS_EXECUTED THREADS KERNEL,
+// then LINE:THREADS:WARPS of each instruction. tests/ptx/count.py builds and reads it.
 #include <sys/mman.h>
 
 #include <cstdio>

@@ -1,4 +1,5 @@
-// For programs without the doubles: memory of the host, and one stream that does everything at once.
+// For programs without the doubles: memory of the host, and one stream that does everything at
+// once.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>

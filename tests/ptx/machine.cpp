@@ -209,8 +209,8 @@ struct Execution {
     thread.steps += step;
     thread.at = at;
     if (at != nullptr && thread.steps >= launch.most_steps) {
-      fault(*at, thread, "the thread has not ended after " + std::to_string(thread.steps) +
-                             " instructions");
+      fault(*at, thread,
+            "the thread has not ended after " + std::to_string(thread.steps) + " instructions");
     }
   }
 

@@ -1,5 +1,5 @@
-// Executes kernels of PTX on the CPU, one instruction of one thread at a time, and checks every access
-// of memory. tests/ptx/program.py writes the programs it reads.
+// Executes kernels of PTX on the CPU, one instruction of one thread at a time, and checks every
+// access of memory. tests/ptx/program.py writes the programs it reads.
 #pragma once
 
 #include <cstddef>

@@ -185,8 +185,7 @@ const Instruction* funnel_shift(const Instruction& at, Thread& thread) {
 
 template <class T, class Wide>
 const Instruction* multiply_wide(const Instruction& at, Thread& thread) {
-  return done(at, thread,
-              multiply<Wide>(source<T>(at, thread, 1), source<T>(at, thread, 2)));
+  return done(at, thread, multiply<Wide>(source<T>(at, thread, 1), source<T>(at, thread, 2)));
 }
 template <class T, T (*F)(T, T), class Sum>
 const Instruction* multiply_add(const Instruction& at, Thread& thread) {
@@ -200,8 +199,9 @@ const Instruction* multiply_wide_add(const Instruction& at, Thread& thread) {
 }
 template <class T>
 const Instruction* fused_multiply_add(const Instruction& at, Thread& thread) {
-  return done(at, thread, std::fma(source<T>(at, thread, 1), source<T>(at, thread, 2),
-                                   source<T>(at, thread, 3)));
+  return done(
+      at, thread,
+      std::fma(source<T>(at, thread, 1), source<T>(at, thread, 2), source<T>(at, thread, 3)));
 }
 
 template <class T, bool (*F)(T, T)>
@@ -257,8 +257,8 @@ float widen_half(uint16_t half) {
   const auto fraction = static_cast<float>(half & 1023u);
   const uint32_t payload = 0x7f800000u | (half & 1023u) << 13;
   if (exponent == 31) return as<float>(sign | payload);
-  const float value = exponent == 0 ? std::ldexp(fraction, -24)
-                                    : std::ldexp(1024.0f + fraction, exponent - 25);
+  const float value =
+      exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(1024.0f + fraction, exponent - 25);
   return sign != 0 ? -value : value;
 }
 
@@ -443,7 +443,7 @@ void put_comparisons(Table& table, const std::string& type) {
     table[std::string("setp.") + name + ".and." + type] = {with_and, 4};
     table[std::string("setp.") + name + ".or." + type] = {with_or, 4};
   };
-#define GPUDIST_COMPARISON(name, function)                                          \
+#define GPUDIST_COMPARISON(name, function)                                  \
   put(name, compare<T, function<T>>, compare_and<T, function<T>, pred_and>, \
       compare_and<T, function<T>, pred_or>)
   GPUDIST_COMPARISON("eq", is_equal);

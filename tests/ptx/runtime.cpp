@@ -253,8 +253,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 }
 #if CUDART_VERSION >= 13000
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
-                                     unsigned long long* id, cudaGraph_t*,
-                                     const cudaGraphNode_t**, const cudaGraphEdgeData**, size_t*) {
+                                     unsigned long long* id, cudaGraph_t*, const cudaGraphNode_t**,
+                                     const cudaGraphEdgeData**, size_t*) {
 #else
 cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t stream, cudaStreamCaptureStatus* status,
                                         unsigned long long* id, cudaGraph_t*,
@@ -292,9 +292,8 @@ cudaError_t cudaLaunchKernel(const void* stub, dim3 grid, dim3 block, void** par
   std::memcpy(parameter.get(), parameters[0], kernel->parameter_bytes);
   static std::atomic<uint64_t> launches{0};
   const uint64_t number = ++launches;
-  gpudist::ptx::put_on_stream(stream, [=] {
-    gpudist::ptx::carry_out(*kernel, parameter.get(), grid, block, number);
-  });
+  gpudist::ptx::put_on_stream(
+      stream, [=] { gpudist::ptx::carry_out(*kernel, parameter.get(), grid, block, number); });
   return cudaSuccess;
 }
 
