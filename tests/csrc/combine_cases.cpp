@@ -65,27 +65,35 @@ int64_t product(const std::vector<int64_t>& shape) {
   return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
 }
 
-std::vector<int64_t> random_shape(bool small) {
+int64_t round_up(int64_t number, int64_t grain) {
+  return (number + grain - 1) / grain * grain;
+}
+
+// The last extent is a multiple of `grain`.
+std::vector<int64_t> random_shape(bool small, int64_t grain) {
   if (!small && between(0, 30) == 0) return {between(20, 60), between(30, 90)};
   if (!small && between(0, 30) == 0) return {between(1, 4), between(100, 1500)};
   std::vector<int64_t> shape(between(0, 30) == 0 ? kMaxDims : between(0, 5));
   const int64_t most = shape.size() > 5 || small ? 2 : shape.size() > 3 ? 4 : 9;
   for (int64_t& extent : shape) extent = between(between(0, 20) ? 1 : 0, most);
+  if (!shape.empty()) shape.back() = round_up(shape.back(), grain);
   return shape;
 }
 
-// Any order of dims, with gaps; cells that are only read may be shared.
-std::vector<int64_t> random_strides(const std::vector<int64_t>& shape, bool shares) {
+// Any order of dims, with gaps; cells that are only read may be shared. With a grain above one,
+// rows begin and end at its multiples.
+std::vector<int64_t> random_strides(const std::vector<int64_t>& shape, bool shares, int64_t grain) {
   std::vector<size_t> order(shape.size());
   std::iota(order.begin(), order.end(), 0);
-  if (between(0, 1) == 0) std::shuffle(order.begin(), order.end(), random_bits);
+  if (grain == 1 && between(0, 1) == 0) std::shuffle(order.begin(), order.end(), random_bits);
   std::vector<int64_t> strides(shape.size());
-  int64_t stride = between(0, 4) == 0 ? 2 : 1;
+  int64_t stride = grain == 1 && between(0, 4) == 0 ? 2 : 1;
   for (auto d = order.rbegin(); d != order.rend(); ++d) {
-    strides[*d] = shares && between(0, 9) == 0 ? 0 : stride;
+    const bool is_shared = shares && between(0, 9) == 0 && (grain == 1 || d != order.rbegin());
+    strides[*d] = is_shared ? 0 : stride;
     stride *= std::max<int64_t>(shape[*d], 1);
-    if (between(0, 3) == 0) stride += between(1, 3);
-    if (between(0, 3) == 0) stride = (stride + 15) / 16 * 16;
+    if (between(0, 3) == 0) stride += grain * between(1, 3);
+    if (between(0, 3) == 0) stride = round_up(stride, 16);
   }
   return strides;
 }
@@ -160,18 +168,19 @@ BoxView Case::view(const CombineCells& cells, const std::vector<int64_t>& shape)
                        cells.strides.data(), item_bytes(dtype));
 }
 
-CombineCells Case::random_cells(Buffer buffer, const std::vector<int64_t>& shape) {
+CombineCells Case::random_cells(Buffer buffer, const std::vector<int64_t>& shape, int64_t grain) {
   int64_t& used = items[static_cast<int>(buffer)];
   const bool is_written = buffer == Buffer::kOutput;
-  CombineCells cells{buffer, is_written ? used : 0, random_strides(shape, !is_written)};
-  cells.offset += between(0, 1) ? 16 : between(0, 20);
+  CombineCells cells{buffer, is_written ? round_up(used, grain) : 0,
+                     random_strides(shape, !is_written, grain)};
+  cells.offset += between(0, 1) ? 16 : grain * between(0, 20);
   used = std::max(used, stop_of(cells, shape));
   return cells;
 }
 
 void Case::make_memory() {
   constexpr int kAlignments[] = {1, 2, 4, 8, 16};
-  alignment = kAlignments[between(0, 4)];
+  alignment = between(0, 1) == 0 ? 16 : kAlignments[between(0, 4)];
   const auto sums = [](const CombineBox& box) { return box.views.size() > 2; };
   if (std::any_of(boxes.begin(), boxes.end(), sums)) {
     alignment = std::max(alignment, static_cast<int>(real_bytes(dtype)));
@@ -186,17 +195,18 @@ Case random_case(Dtype dtype) {
   Case made;
   made.dtype = dtype;
   constexpr Buffer kSources[] = {Buffer::kInput, Buffer::kSent, Buffer::kReceived};
-  const int64_t count = between(0, 15) == 0 ? between(6, 80) : between(1, 5);
+  const int64_t count = between(0, 23) == 0 ? between(6, 80) : between(1, 5);
   for (int64_t i = 0; i < count; ++i) {
     CombineBox box;
-    box.shape = random_shape(count > 5);
-    box.views.push_back(made.random_cells(Buffer::kOutput, box.shape));
+    const int64_t grain = between(0, 2) == 0 ? int64_t{1} << between(0, 4) : 1;
+    box.shape = random_shape(count > 5, grain);
+    box.views.push_back(made.random_cells(Buffer::kOutput, box.shape, grain));
     box.already_there = between(0, 7) == 0;
     int64_t summands = box.already_there ? 0 : between(0, 4);
     if (dtype == Dtype::kBool) summands = std::min<int64_t>(summands, 1);
     if (summands > 1 && between(0, 3) == 0) box.views.push_back(box.views[0]), --summands;
     while (summands-- > 0) {
-      box.views.push_back(made.random_cells(kSources[between(0, 2)], box.shape));
+      box.views.push_back(made.random_cells(kSources[between(0, 2)], box.shape, grain));
     }
     made.boxes.push_back(box);
   }

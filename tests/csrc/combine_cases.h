@@ -51,7 +51,7 @@ struct Case {
 
  private:
   friend Case random_case(Dtype dtype);
-  CombineCells random_cells(Buffer buffer, const std::vector<int64_t>& shape);
+  CombineCells random_cells(Buffer buffer, const std::vector<int64_t>& shape, int64_t grain);
   void make_memory();
 };
 

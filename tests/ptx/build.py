@@ -146,15 +146,15 @@ def linked(name: str, parts: list[Path], *flags: str) -> Path:
     return target
 
 
-def program(source: str, architecture: int) -> tuple[Path, dict[str, str]]:
-    """Return a program of this folder over plain memory, and the environment it needs."""
+def program(sources: list[Path], architecture: int) -> tuple[Path, dict[str, str]]:
+    """Return a program over plain memory, named by its first source, and the environment it needs."""
     kernels = compiled_kernels()
-    mine = ["machine.cpp", "opcodes.cpp", "host.cpp", source]
-    core = ["combine_plan.cpp", "packing_cpu.cpp"]
-    parts = objects([HERE / name for name in mine] + [CSRC / name for name in core])
+    mine = [HERE / f"{name}.cpp" for name in ("machine", "opcodes", "host")]
+    core = [CSRC / f"{name}.cpp" for name in ("combine_plan", "packing_cpu")]
+    parts = objects([*sources, *mine, *core])
     capability = f"-DGPUDIST_PTX_CAPABILITY={architecture}"
     parts += objects([HERE / "runtime.cpp"], capability)
-    made = linked(Path(source).stem, [*parts, kernels / "cuda_api.o"])
+    made = linked(sources[0].stem, [*parts, kernels / "cuda_api.o"])
     environment = os.environ | {"GPUDIST_PTX_PROGRAM": str(kernels / f"sm_{architecture}.program")}
     return made, environment
 

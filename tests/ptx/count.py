@@ -14,7 +14,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from tests.ptx.assembly import Instruction, read
-from tests.ptx.build import compiled_kernels, program
+from tests.ptx.build import HERE, compiled_kernels, program
 
 # An H100 SXM, at its boost clock.
 MULTIPROCESSORS, SCHEDULERS, CLOCK_GHZ = 132, 4, 1.755
@@ -65,7 +65,7 @@ class Counted:
 
 
 def counted(architecture: int) -> list[Counted]:
-    path, environment = program("count_launches.cpp", architecture)
+    path, environment = program([HERE / "count_launches.cpp"], architecture)
     text = (compiled_kernels() / f"sm_{architecture}.ptx").read_text()
     instructions = {one.line: one for kernel in read(text) for one in kernel.instructions}
     done = subprocess.run([path], check=True, env=environment, stdout=subprocess.PIPE, text=True)

@@ -84,11 +84,7 @@ void run(const std::string& name, const Type& type, const CombineBox& box, int64
   for (char*& buffer : arguments.buffers) buffer = input;
   arguments.buffers[static_cast<int>(Buffer::kOutput)] = output;
 
-  ptx::counts().clear();
-  for (const ptx::Kernel& kernel : ptx::kernels()) {
-    const std::vector<uint64_t> none(kernel.instructions.size());
-    ptx::counts().push_back({none, none});
-  }
+  ptx::forget_counts();
   // Odd, so that it does not fall in with the blocks of a plane.
   const uint32_t stride = (table.blocks / kSampledBlocks) | 1u;
   ptx::manner().block_stride = stride;

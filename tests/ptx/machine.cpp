@@ -1,6 +1,7 @@
 #include "machine.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -84,6 +85,11 @@ std::vector<Kernel> read_program(const std::string& path) {
 
 void replace(Kernel& kernel, size_t index, const std::string& text) {
   kernel.instructions.at(index) = parsed(text, kernel.instructions.data());
+}
+
+std::atomic<uint64_t>& memory_changes() {
+  static std::atomic<uint64_t> changes{0};
+  return changes;
 }
 
 // One launch, while it is executed.
@@ -232,8 +238,13 @@ struct Execution {
     if (address - parameter < kernel.parameter_bytes) {
       return {parameter, parameter + kernel.parameter_bytes, "parameter"};
     }
-    if (address - last_range.begin < last_range.end - last_range.begin) return last_range;
-    return last_range = find_memory(address);
+    const uint64_t changes = memory_changes().load(std::memory_order_acquire);
+    if (changes != seen_changes) found.fill({});
+    seen_changes = changes;
+    for (const Range& range : found) {
+      if (address - range.begin < range.end - range.begin) return range;
+    }
+    return found[next_found++ % found.size()] = find_memory(address);
   }
 
   const Launch& launch;
@@ -243,7 +254,10 @@ struct Execution {
   std::mt19937_64 bits;
   const Instruction* const first;
   const uint64_t parameter;
-  Range last_range;
+  // Where accesses were of late.
+  std::array<Range, 4> found{};
+  size_t next_found = 0;
+  uint64_t seen_changes = 0;
   std::vector<uint64_t> start_slots;
   std::vector<std::vector<uint32_t>> warps;
   std::vector<uint32_t> lane_counts;

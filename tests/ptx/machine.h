@@ -2,6 +2,7 @@
 // access of memory. tests/ptx/program.py writes the programs it reads.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -86,6 +87,9 @@ struct Launch {
   uint32_t block_stride = 1;
   uint64_t most_steps = uint64_t{1} << 40;  // of one thread
 };
+
+// How often any memory has been made or released: a range that was found once may have ended.
+std::atomic<uint64_t>& memory_changes();
 
 // Throws Fault.
 void execute(const Launch& launch, const FindMemory& find_memory, Counts& counts);

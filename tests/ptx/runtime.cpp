@@ -2,7 +2,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -30,6 +29,15 @@ Memory& memory() {
 std::mutex& counts_mutex() {
   static std::mutex& mutex = *new std::mutex;
   return mutex;
+}
+
+std::vector<Counts> no_counts() {
+  std::vector<Counts> made;
+  for (const Kernel& kernel : kernels()) {
+    const std::vector<uint64_t> none(kernel.instructions.size());
+    made.push_back({none, none});
+  }
+  return made;
 }
 
 // From the addresses of nvcc's stubs to indices of kernels().
@@ -61,6 +69,7 @@ int allocated(int error, void** made, size_t bytes, const char* kind) {
   const auto begin = reinterpret_cast<uint64_t>(*made);
   const std::lock_guard<std::mutex> locked(memory().mutex);
   memory().ranges[begin + bytes] = {begin, begin + bytes, kind};
+  ++memory_changes();
   return error;
 }
 
@@ -70,6 +79,7 @@ void released(void* ended) {
   const auto found = memory().ranges.upper_bound(begin);
   if (found != memory().ranges.end() && found->second.begin == begin) {
     memory().ranges.erase(found);
+    ++memory_changes();
   }
 }
 
@@ -81,7 +91,7 @@ void carry_out(const Kernel& kernel, const void* parameter, dim3 grid, dim3 thre
   launch.parameter = parameter;
   launch.blocks = grid.x;
   launch.threads = threads.x;
-  launch.seed = manner().seed * 0x9e3779b97f4a7c15u + number;
+  launch.seed = number;
   launch.takes_turns = number % 3 == 0 && !manner().counts_warps;
   launch.blocks_at_once = launch.takes_turns ? 1 + number / 3 % 4 : 1;
   launch.block_stride = manner().block_stride;
@@ -116,15 +126,12 @@ std::vector<Kernel>& kernels() {
 }
 
 std::vector<Counts>& counts() {
-  static auto& counts = *new std::vector<Counts>([] {
-    std::vector<Counts> made;
-    for (const Kernel& kernel : kernels()) {
-      const std::vector<uint64_t> none(kernel.instructions.size());
-      made.push_back({none, none});
-    }
-    return made;
-  }());
+  static auto& counts = *new std::vector<Counts>(no_counts());
   return counts;
+}
+
+void forget_counts() {
+  counts() = no_counts();
 }
 
 }  // namespace gpudist::ptx
@@ -290,8 +297,7 @@ cudaError_t cudaLaunchKernel(const void* stub, dim3 grid, dim3 block, void** par
   const size_t rounded = (kernel->parameter_bytes + kAlignment - 1) / kAlignment * kAlignment;
   const std::shared_ptr<void> parameter(std::aligned_alloc(kAlignment, rounded), std::free);
   std::memcpy(parameter.get(), parameters[0], kernel->parameter_bytes);
-  static std::atomic<uint64_t> launches{0};
-  const uint64_t number = ++launches;
+  const uint64_t number = gpudist::ptx::manner().next++;
   gpudist::ptx::put_on_stream(
       stream, [=] { gpudist::ptx::carry_out(*kernel, parameter.get(), grid, block, number); });
   return cudaSuccess;

@@ -2,6 +2,7 @@
 // those of the table below it, and kernels are executed by the machine.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <string>
 
@@ -21,7 +22,7 @@ void report(const std::string& fault);
 
 // How the launches from here on are carried out.
 struct Manner {
-  uint64_t seed = 1;  // of each launch's order of threads, with its number
+  std::atomic<uint64_t> next{1};  // number of the next launch, of which its threads' order is made
   uint32_t block_stride = 1;
   uint64_t most_steps = 1 << 20;
   bool counts_warps = false;
@@ -33,5 +34,6 @@ std::vector<Kernel>& kernels();
 
 // All launches so far, by kernel in the order of kernels(). Not while one is in flight.
 std::vector<Counts>& counts();
+void forget_counts();
 
 }  // namespace gpudist::ptx

@@ -1,0 +1,13 @@
+// One random launch of a compiled kernel.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace gpudist::ptx {
+
+// Carries out launch number `index` of those of a seed; returns what was wrong, empty if nothing.
+// Throws if the launch itself was refused.
+std::string run_launch(uint64_t seed, uint64_t index);
+
+}  // namespace gpudist::ptx
