@@ -69,13 +69,17 @@ int64_t round_up(int64_t number, int64_t grain) {
   return (number + grain - 1) / grain * grain;
 }
 
-// The last extent is a multiple of `grain`.
+// The last extent is a multiple of `grain`. Of few cells, or of so many that each lane of a thread
+// has one.
 std::vector<int64_t> random_shape(bool small, int64_t grain) {
-  if (!small && between(0, 30) == 0) return {between(20, 60), between(30, 90)};
-  if (!small && between(0, 30) == 0) return {between(1, 4), between(100, 1500)};
+  constexpr int64_t kMost[] = {1, 1300, 40, 12, 6, 4};
+  // More than 16 bits count.
+  if (!small && between(0, 150) == 0) return {round_up(between(66'000, 70'000), grain)};
   std::vector<int64_t> shape(between(0, 30) == 0 ? kMaxDims : between(0, 5));
-  const int64_t most = shape.size() > 5 || small ? 2 : shape.size() > 3 ? 4 : 9;
-  for (int64_t& extent : shape) extent = between(between(0, 20) ? 1 : 0, most);
+  int64_t most = shape.size() > 5 || small ? 2 : kMost[shape.size()];
+  if (between(0, 1) == 0) most = std::min<int64_t>(most, shape.size() > 3 ? 4 : 9);
+  const int64_t least = most > 2 && between(0, 1) == 0 ? most / 2 : 1;
+  for (int64_t& extent : shape) extent = between(between(0, 20) ? least : 0, most);
   if (!shape.empty()) shape.back() = round_up(shape.back(), grain);
   return shape;
 }

@@ -11,6 +11,7 @@ import tempfile
 from functools import lru_cache
 from pathlib import Path
 
+from tests.doubles import build as doubles
 from tests.doubles.build import NoCompiler, run_all
 from tests.ptx.assembly import read
 from tests.ptx.program import encode
@@ -73,7 +74,9 @@ def with_headers(source: Path, folders: tuple[Path, ...]) -> list[Path]:
             continue
         found.append(path)
         for name in _INCLUDE.findall(path.read_text()):
-            waiting += [folder / name for folder in (path.parent, *folders) if (folder / name).exists()]
+            waiting += [
+                folder / name for folder in (path.parent, *folders) if (folder / name).exists()
+            ]
     return sorted(found)
 
 
@@ -147,7 +150,7 @@ def linked(name: str, parts: list[Path], *flags: str) -> Path:
 
 
 def program(sources: list[Path], architecture: int) -> tuple[Path, dict[str, str]]:
-    """Return a program over plain memory, named by its first source, and the environment it needs."""
+    """Return a program over plain memory, named by its first source, and its environment."""
     kernels = compiled_kernels()
     mine = [HERE / f"{name}.cpp" for name in ("machine", "opcodes", "host")]
     core = [CSRC / f"{name}.cpp" for name in ("combine_plan", "packing_cpu")]
@@ -157,6 +160,23 @@ def program(sources: list[Path], architecture: int) -> tuple[Path, dict[str, str
     made = linked(sources[0].stem, [*parts, kernels / "cuda_api.o"])
     environment = os.environ | {"GPUDIST_PTX_PROGRAM": str(kernels / f"sm_{architecture}.program")}
     return made, environment
+
+
+def library(architecture: int) -> tuple[Path, dict[str, str]]:
+    """Return the doubles with the compiled kernels in them, and the environment they need."""
+    kernels = compiled_kernels()
+    # The native core asks for one table: nvcc's, which stands on that of the doubles.
+    parts = objects(doubles.sources(), "-Dgpudist_device_api=gpudist_double_device_api")
+    parts += objects([HERE / f"{name}.cpp" for name in ("machine", "opcodes", "doubled")])
+    parts += objects([HERE / "runtime.cpp"], f"-DGPUDIST_PTX_CAPABILITY={architecture}")
+    made = linked("libnccl_double.so", [*parts, kernels / "cuda_api.o"], *doubles.LINKING)
+    heap = linked("libheap.so", objects([HERE / "heap.cpp"], "-fno-builtin"), "-shared")
+    return made, {
+        "LD_PRELOAD": str(heap),
+        "GPUDIST_NCCL_LIBRARY": str(made),
+        "GPUDIST_DEVICE_LIBRARY": str(made),
+        "GPUDIST_PTX_PROGRAM": str(kernels / f"sm_{architecture}.program"),
+    }
 
 
 def _put(made: Path, target: Path) -> None:

@@ -84,17 +84,25 @@ def _counted(fields: list[str], instructions: dict[int, Instruction]) -> Counted
         opcodes[instructions[line].opcode] += by_threads
         warps += by_warps
     moved = cell_bytes * cells * executed / blocks
-    return Counted(case, dtype, lane_bytes, executed * block_threads, threads, warps, opcodes, moved)
+    return Counted(
+        case, dtype, lane_bytes, executed * block_threads, threads, warps, opcodes, moved
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--architecture", type=int, default=90, choices=(80, 90))
     parser.add_argument("--clock-ghz", type=float, default=CLOCK_GHZ)
-    parser.add_argument("--opcodes", metavar="TEXT", help="also each opcode of cases with this text")
+    parser.add_argument(
+        "--opcodes", metavar="TEXT", help="also each opcode of cases with this text"
+    )
     arguments = parser.parse_args()
-    print(f"PTX instructions of sm_{arguments.architecture}, a thread, by class; a byte read or written;")
-    print(f"issue bound, read + write: {MULTIPROCESSORS} SMs x {SCHEDULERS} x {arguments.clock_ghz} GHz\n")
+    print(
+        f"PTX instructions of sm_{arguments.architecture}, a thread, by class; a byte read or written;"
+    )
+    print(
+        f"issue bound, read + write: {MULTIPROCESSORS} SMs x {SCHEDULERS} x {arguments.clock_ghz} GHz\n"
+    )
     head = " ".join(f"{name[:7]:>7}" for name in CLASSES)
     print(f"{'case':46} {'dtype':8} {'lane':>4} {head} {'all':>7} {'/byte':>6} {'bound TB/s':>10}")
     for one in counted(arguments.architecture):

@@ -404,6 +404,9 @@ const Instruction* store(const Instruction& at, Thread& thread) {
 const Instruction* branch(const Instruction& at, Thread&) {
   return at.target;
 }
+const Instruction* do_nothing(const Instruction& at, Thread&) {
+  return &at + 1;
+}
 const Instruction* finish(const Instruction&, Thread&) {
   return nullptr;
 }
@@ -602,6 +605,7 @@ Table make_table() {
   put_memory<Space::kGlobal>(table, ".global");
   put_memory<Space::kShared>(table, ".shared");
   table["bra"] = {branch, 0};
+  table["nop"] = {do_nothing, 0};  // only in mutants
   table["ret"] = {finish, 0};
   table["exit"] = {finish, 0};
   for (const char* const name : {"bar.sync", "barrier.sync"}) table[name] = {wait_for_block, 1};

@@ -25,7 +25,7 @@ using combine_cases::Case;
 constexpr uint32_t kInlineBytes[] = {1024, 3840, 16384};
 
 // Between the rows of cells that lie far apart, in bytes: more than 32 bits count.
-constexpr int64_t kFarBytes = 3'000'000'000 / 48 * 48;
+constexpr int64_t kFarBytes = 5'000'000'000 / 48 * 48;
 constexpr int64_t kMostFarRows = 9;
 
 // Memory of the launch that is being carried out, and what was wrong in it.
@@ -136,7 +136,7 @@ std::string launch_near(Case& given, const CombinePlan& plan, const CombineTable
 // Addresses for cells that lie far apart, of which only the pages that are used exist.
 class FarMemory {
  public:
-  static constexpr int64_t kBytes = (kMostFarRows + 1) * kFarBytes;
+  static constexpr int64_t kBytes = (kMostFarRows + 2) * kFarBytes;
 
   FarMemory() {
     constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
@@ -159,6 +159,7 @@ bool can_be_far(const Case& given) {
 
 CombineBox far_box(CombineBox box, int64_t item_bytes) {
   for (CombineCells& cells : box.views) {
+    cells.offset += kFarBytes / item_bytes;
     if (!box.shape.empty()) cells.strides[0] += kFarBytes / item_bytes;
   }
   return box;
@@ -237,9 +238,10 @@ std::string run_launch(uint64_t seed, uint64_t index) {
   combine_cases::random_bits.seed(seed * 0x9e3779b97f4a7c15u + index);
   manner().next = seed * 1'000'003 + index;
   const size_t dtypes = std::size(combine_cases::kDtypes);
+  static_assert(kLaunchClasses == std::size(combine_cases::kDtypes) * kKinds);
   Case given = combine_cases::random_case(combine_cases::kDtypes[index % dtypes]);
   const size_t kind = index / dtypes % kKinds;
-  const uint32_t failed = between(0, 7) == 0 ? 1 : 0;
+  const uint32_t failed = between(0, 7) == 0 ? 1u << between(0, 31) : 0;
   const bool has_word = failed != 0 || between(0, 1) == 0;
   if (between(0, 15) == 0 && can_be_far(given)) return launch_far(given, kind, has_word, failed);
   const bool splits = between(0, 11) == 0;
