@@ -3,6 +3,9 @@
 #include "heap.h"
 
 #include <pthread.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstddef>
@@ -107,4 +110,15 @@ GPUDIST_EXPORT int posix_memalign(void** made, size_t alignment, size_t bytes) n
 GPUDIST_EXPORT void free(void* memory) noexcept {
   forget(memory);
   __libc_free(memory);
+}
+
+GPUDIST_EXPORT void* mmap(void* at, size_t bytes, int protection, int flags, int file,
+                          off_t offset) noexcept {
+  const long made = syscall(SYS_mmap, at, bytes, protection, flags, file, offset);
+  if (made == -1) return MAP_FAILED;
+  return noted(reinterpret_cast<void*>(made), bytes);
+}
+GPUDIST_EXPORT int munmap(void* memory, size_t bytes) noexcept {
+  forget(memory);
+  return static_cast<int>(syscall(SYS_munmap, memory, bytes));
 }
