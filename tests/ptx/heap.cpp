@@ -71,6 +71,27 @@ void forget(void* memory) {
   all.ends.erase(reinterpret_cast<uint64_t>(memory));
 }
 
+// Part of a mapping may be unmapped.
+void cut(void* memory, size_t bytes) {
+  if (is_noting) return;
+  const Noting noting;
+  const auto begin = reinterpret_cast<uint64_t>(memory);
+  const uint64_t end = begin + bytes;
+  Blocks& all = blocks();
+  const std::lock_guard<std::mutex> locked(all.mutex);
+  auto found = all.ends.upper_bound(begin);
+  if (found == all.ends.begin()) return;
+  --found;
+  if (found->second <= begin) return;
+  const uint64_t last = found->second;
+  if (found->first == begin) {
+    all.ends.erase(found);
+  } else {
+    found->second = begin;
+  }
+  if (end < last) all.ends[end] = last;
+}
+
 }  // namespace
 
 GPUDIST_EXPORT void gpudist_heap_find(uint64_t address, uint64_t* begin, uint64_t* end) {
@@ -119,6 +140,6 @@ GPUDIST_EXPORT void* mmap(void* at, size_t bytes, int protection, int flags, int
   return noted(reinterpret_cast<void*>(made), bytes);
 }
 GPUDIST_EXPORT int munmap(void* memory, size_t bytes) noexcept {
-  forget(memory);
+  cut(memory, bytes);
   return static_cast<int>(syscall(SYS_munmap, memory, bytes));
 }
