@@ -61,7 +61,7 @@ Case random_case(Dtype dtype);
 // The output's bytes, made by loops over the cells.
 std::vector<char> plainly(Case& given, bool failed);
 
-// Whether items are equal to the bit, or both not a number.
+// Whether items are equal to the bit, but for the bits of what is not a number.
 bool are_equal(const char* found, const char* expected, int64_t bytes, Dtype dtype);
 
 }  // namespace gpudist::combine_cases

@@ -26,10 +26,21 @@ class Values:
     def of(self, operand: str) -> object:
         return self._numbers.get(operand, operand)
 
+    def leaves(self, value: object) -> frozenset[str]:
+        """Registers that a value is made of, and that are not known to be anything else."""
+        if isinstance(value, tuple):
+            return frozenset[str]().union(*map(self.leaves, value))
+        return frozenset([value]) if isinstance(value, str) and value[:1] == "%" else frozenset()
+
     def _operand(self, operand: str) -> object:
-        """Of an address, the base and what is added."""
-        base, plus, offset = operand.strip("[]").partition("+")
-        return (self.of(base), offset) if plus or operand.startswith("[") else self.of(operand)
+        """Of an address, the base and what is added to it."""
+        if not operand.startswith("["):
+            return self.of(operand)
+        base, _, added = operand.strip("[]").partition("+")
+        value, offset = self.of(base), int(added or 0)
+        while isinstance(value, tuple) and value[0] == "add.s64" and str(value[1][1]).isdigit():
+            value, offset = value[1][0], offset + int(value[1][1])
+        return (value, offset)
 
     def _define(self, instruction: Instruction) -> None:
         if len(instruction.written) != 1 or instruction.guard:
@@ -43,6 +54,9 @@ class Values:
         used = tuple(self._operand(operand) for operand in instruction.operands[1:])
         if all(self.writes[one] <= 1 for one in instruction.read):
             self._numbers[name] = (instruction.meaning, used)
+
+
+Facts = frozenset[tuple[object, bool]]
 
 
 class Effects:
@@ -92,9 +106,9 @@ class Effects:
     def _is_seen(one: Instruction, tainted: frozenset[str]) -> bool:
         return one.is_memory or not one.written or one.guard.lstrip("!") in tainted
 
-    def _known_predicates(self) -> list[frozenset[tuple[object, bool]] | None]:
+    def _known_predicates(self) -> list[Facts | None]:
         """Predicates that are known before each instruction, whatever the way to it."""
-        known: list[frozenset[tuple[object, bool]] | None] = [None] * len(self.kernel.instructions)
+        known: list[Facts | None] = [None] * len(self.kernel.instructions)
         known[0] = frozenset()
         waiting = [0]
         while waiting:
@@ -108,9 +122,7 @@ class Effects:
                     waiting.append(next_)
         return known
 
-    def _ways(
-        self, at: int, facts: frozenset[tuple[object, bool]]
-    ) -> list[tuple[int, frozenset[tuple[object, bool]]]]:
+    def _ways(self, at: int, facts: Facts) -> list[tuple[int, Facts]]:
         """The instructions that may follow, and what is known then."""
         one = self.kernel.instructions[at]
         follow = self.kernel.successors(at)
@@ -128,11 +140,13 @@ class Effects:
             if (value, not holds) not in facts
         ]
 
-    def _without(
-        self, facts: frozenset[tuple[object, bool]], one: Instruction
-    ) -> frozenset[tuple[object, bool]]:
-        """What is still known when an instruction has computed a predicate anew, as in a loop."""
-        if not facts or not one.written or not one.written[0].startswith("%p"):
+    def _without(self, facts: Facts, one: Instruction) -> Facts:
+        """What is still known when a register that a predicate is made of has another value."""
+        changed = {name for name in one.written if self.values.of(name) == name}
+        if not facts or not changed:
             return facts
-        value = self.values.of(one.written[0])
-        return facts - {(value, True), (value, False)}
+        return frozenset(
+            (value, holds)
+            for value, holds in facts
+            if changed.isdisjoint(self.values.leaves(value))
+        )

@@ -56,6 +56,11 @@ Instruction parsed(const std::string& text, const Instruction* first) {
   return made;
 }
 
+bool has_barriers(const Kernel& kernel) {
+  const auto is_barrier = [](const Instruction& at) { return at.opcode.rfind("bar", 0) == 0; };
+  return std::any_of(kernel.instructions.begin(), kernel.instructions.end(), is_barrier);
+}
+
 }  // namespace
 
 std::vector<Kernel> read_program(const std::string& path) {
@@ -110,7 +115,8 @@ struct Execution {
         counts(counts),
         bits(launch.seed),
         first(kernel.instructions.data()),
-        parameter(reinterpret_cast<uint64_t>(launch.parameter)) {
+        parameter(reinterpret_cast<uint64_t>(launch.parameter)),
+        keeps_registers(launch.takes_turns || has_barriers(kernel)) {
     counts.threads.resize(kernel.instructions.size());
     start_slots.resize(kernel.slots());
     // What no instruction has written is anything.
@@ -139,23 +145,25 @@ struct Execution {
   }
 
   void start(Block& block, uint32_t number) {
-    const size_t slots = start_slots.size();
+    const uint32_t held = keeps_registers ? launch.threads : 1;
     block.number = number;
     block.threads.resize(launch.threads);
-    block.slots.resize(slots * launch.threads);
+    block.slots.resize(start_slots.size() * held);
     block.shared.assign((kernel.shared_bytes + 7) / 8, bits());
     block.running.resize(launch.threads);
     std::iota(block.running.begin(), block.running.end(), 0u);
     std::shuffle(block.running.begin(), block.running.end(), bits);
-    for (uint32_t i = 0; i < launch.threads; ++i) {
-      uint64_t* const own = block.slots.data() + i * slots;
-      std::copy(start_slots.begin(), start_slots.end(), own);
-      own[kShared] = reinterpret_cast<uint64_t>(block.shared.data());
-      own[kThread] = i;
-      own[kBlock] = number;
-      own[kLane] = i % kWarp;
-      block.threads[i] = Thread{own, first, this, number, i};
-    }
+    for (uint32_t i = 0; keeps_registers && i < launch.threads; ++i) start_thread(block, i);
+  }
+
+  void start_thread(Block& block, uint32_t i) {
+    uint64_t* const own = block.slots.data() + (keeps_registers ? i * start_slots.size() : 0);
+    std::copy(start_slots.begin(), start_slots.end(), own);
+    own[kShared] = reinterpret_cast<uint64_t>(block.shared.data());
+    own[kThread] = i;
+    own[kBlock] = block.number;
+    own[kLane] = i % kWarp;
+    block.threads[i] = Thread{own, first, this, block.number, i};
   }
 
   // Threads one after the other, up to their end or a barrier.
@@ -163,7 +171,10 @@ struct Execution {
     warps.assign(counts.warps.empty() ? 0 : (launch.threads + kWarp - 1) / kWarp,
                  std::vector<uint32_t>());
     while (!block.running.empty()) {
-      for (uint32_t i : block.running) run(block.threads[i], ~uint64_t{0});
+      for (uint32_t i : block.running) {
+        if (!keeps_registers) start_thread(block, i);
+        run(block.threads[i], ~uint64_t{0});
+      }
       pass_barrier(block);
     }
   }
@@ -254,6 +265,7 @@ struct Execution {
   std::mt19937_64 bits;
   const Instruction* const first;
   const uint64_t parameter;
+  const bool keeps_registers;  // of all threads of a block; else of the one that runs
   // Where accesses were of late.
   std::array<Range, 4> found{};
   size_t next_found = 0;
