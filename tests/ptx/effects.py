@@ -1,0 +1,134 @@
+"""What an instruction's result can change: rules by which mutants that cannot matter are left out."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tests.ptx.assembly import Instruction, Kernel
+
+# Of the walk below; an instruction with more is taken to matter.
+MOST_STATES = 20_000
+
+
+class Values:
+    """Numbers of values: registers of the same number hold the same value wherever both have one.
+
+    Known of registers that one instruction writes: copies, equal operations on equal values, and
+    loads of the parameter, which nothing changes.
+    """
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.writes = Counter(name for one in kernel.instructions for name in one.written)
+        self._numbers: dict[str, object] = {}
+        for instruction in kernel.instructions:
+            self._define(instruction)
+
+    def of(self, operand: str) -> object:
+        return self._numbers.get(operand, operand)
+
+    def _define(self, instruction: Instruction) -> None:
+        if len(instruction.written) != 1 or instruction.guard:
+            return
+        (name,) = instruction.written
+        is_pure = not instruction.is_memory or "param" in instruction.parts
+        if self.writes[name] > 1 or not is_pure:
+            return
+        if instruction.operation in ("mov", "cvta") and len(instruction.operands) == 2:
+            self._numbers[name] = self.of(instruction.operands[1])
+            return
+        used = tuple(self.of(operand) for operand in instruction.operands[1:])
+        if all(self.writes[one] <= 1 for one in instruction.read):
+            self._numbers[name] = (instruction.meaning, used)
+
+
+class Effects:
+    """Whether what an instruction writes can reach memory, an address or a branch.
+
+    A walk of all paths from it, on which a branch whose predicate is known on every way to the
+    instruction is taken as that predicate says.
+    """
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.values = Values(kernel)
+        self._facts = self._known_predicates()
+
+    def matters(self, index: int) -> bool:
+        instruction = self.kernel.instructions[index]
+        if not instruction.written:
+            return True
+        start = frozenset(instruction.written)
+        facts = self._facts[index] or frozenset()
+        waiting = [(next_, start, facts) for next_ in self.kernel.successors(index)]
+        seen = set(waiting)
+        while waiting:
+            if len(seen) > MOST_STATES:
+                return True
+            at, tainted, facts = waiting.pop()
+            one = self.kernel.instructions[at]
+            is_read = not tainted.isdisjoint(one.read)
+            if is_read and self._is_seen(one, tainted):
+                return True
+            if one.written:
+                facts = self._without(facts, one)
+                if is_read:
+                    tainted = tainted | frozenset(one.written)
+                elif not one.guard:
+                    tainted = tainted - frozenset(one.written)
+            if not tainted:
+                continue
+            for next_, then in self._ways(at, facts):
+                state = (next_, tainted, then)
+                if state not in seen:
+                    seen.add(state)
+                    waiting.append(state)
+        return False
+
+    @staticmethod
+    def _is_seen(one: Instruction, tainted: frozenset[str]) -> bool:
+        return one.is_memory or not one.written or one.guard.lstrip("!") in tainted
+
+    def _known_predicates(self) -> list[frozenset[tuple[object, bool]] | None]:
+        """Predicates that are known before each instruction, whatever the way to it."""
+        known: list[frozenset[tuple[object, bool]] | None] = [None] * len(self.kernel.instructions)
+        known[0] = frozenset()
+        waiting = [0]
+        while waiting:
+            at = waiting.pop()
+            facts = self._without(known[at] or frozenset(), self.kernel.instructions[at])
+            for next_, then in self._ways(at, facts):
+                before = known[next_]
+                now = then if before is None else before & then
+                if now != before:
+                    known[next_] = now
+                    waiting.append(next_)
+        return known
+
+    def _ways(
+        self, at: int, facts: frozenset[tuple[object, bool]]
+    ) -> list[tuple[int, frozenset[tuple[object, bool]]]]:
+        """The instructions that may follow, and what is known then."""
+        one = self.kernel.instructions[at]
+        follow = self.kernel.successors(at)
+        if one.operation != "bra" or not one.guard:
+            return [(next_, facts) for next_ in follow]
+        name = one.guard.lstrip("!")
+        if self.values.writes[name] > 1:
+            return [(next_, facts) for next_ in follow]
+        value = self.values.of(name)
+        taken = not one.guard.startswith("!")
+        ways = zip(follow, (taken, not taken), strict=True)
+        return [
+            (next_, facts | {(value, holds)})
+            for next_, holds in ways
+            if (value, not holds) not in facts
+        ]
+
+    def _without(
+        self, facts: frozenset[tuple[object, bool]], one: Instruction
+    ) -> frozenset[tuple[object, bool]]:
+        """What is still known when an instruction has computed a predicate anew, as in a loop."""
+        if not facts or not one.written or not one.written[0].startswith("%p"):
+            return facts
+        value = self.values.of(one.written[0])
+        return facts - {(value, True), (value, False)}
