@@ -28,10 +28,9 @@ struct Divisor {
 
 // A job is a box as lines of rows of contiguous bytes. What is 16 bytes at an address that is a
 // multiple of 16 is a granule. A thread makes a tile: one granule of the destination in each of
-// kRows rows of a line, which lie `step` apart.
+// some rows of a line.
 struct CombineTile {
   static constexpr int kGranule = 16;
-  static constexpr int kRows = 4;
 };
 
 // Where the cells of a job lie in one buffer: bytes from the buffer's first, and bytes between

@@ -1,7 +1,7 @@
 // What one thread of the kernel does: tiles of one job. Included by combine.h.
 #pragma once
 
-#include <cstring>
+#include <type_traits>
 
 #include "combine.h"
 
@@ -163,30 +163,40 @@ GPUDIST_HOST_DEVICE inline Granule load(const char* from, uint32_t bits) {
   return granule;
 }
 
-// A summand's bytes for pieces.
-template <int kCount>
-GPUDIST_HOST_DEVICE inline void gather(Cursor& cursor, const Piece (&pieces)[kCount],
-                                       Granule (&granules)[kCount]) {
-  if (!cursor.may_read_granules) {
-    for (int i = 0; i < kCount; ++i) {
-      granules[i] = load(cursor.at - pieces[i].skew, pieces[i].bits);
-      cursor.at += cursor.step;
+// The bytes of `kViews` summands for pieces, all of them loaded before any is used.
+template <int kViews, int kCount>
+GPUDIST_HOST_DEVICE inline void gather(Cursor (&cursors)[kViews], const Piece (&pieces)[kCount],
+                                       Granule (&granules)[kViews][kCount]) {
+  bool may_read_granules = true;
+  for (const Cursor& cursor : cursors) may_read_granules &= cursor.may_read_granules;
+  if (!may_read_granules) {
+    for (int v = 0; v < kViews; ++v) {
+      for (int i = 0; i < kCount; ++i) {
+        granules[v][i] = load(cursors[v].at - pieces[i].skew, pieces[i].bits);
+        cursors[v].at += cursors[v].step;
+      }
     }
     return;
   }
-  Granule low[kCount], high[kCount];
-  uint32_t shift[kCount];
-  for (int i = 0; i < kCount; ++i) {
-    const char* from = cursor.at - pieces[i].skew;
-    shift[i] = reinterpret_cast<uintptr_t>(from) % 16;
-    from -= shift[i];
-    const uint32_t bits = pieces[i].bits << shift[i];
-    const bool has_low = (bits & kAllBytes) != 0, has_high = bits > kAllBytes;
-    low[i] = at<Granule>(from + (has_low ? 0 : 16));
-    high[i] = at<Granule>(from + (has_high ? 16 : 0));
-    cursor.at += cursor.step;
+  Granule low[kViews][kCount], high[kViews][kCount];
+  uint32_t shift[kViews][kCount];
+  for (int v = 0; v < kViews; ++v) {
+    for (int i = 0; i < kCount; ++i) {
+      const char* from = cursors[v].at - pieces[i].skew;
+      shift[v][i] = reinterpret_cast<uintptr_t>(from) % 16;
+      from -= shift[v][i];
+      const uint32_t bits = pieces[i].bits << shift[v][i];
+      const bool has_low = (bits & kAllBytes) != 0, has_high = bits > kAllBytes;
+      low[v][i] = at<Granule>(from + (has_low ? 0 : 16));
+      high[v][i] = at<Granule>(from + (has_high ? 16 : 0));
+      cursors[v].at += cursors[v].step;
+    }
   }
-  for (int i = 0; i < kCount; ++i) granules[i] = shifted(low[i], high[i], shift[i]);
+  for (int v = 0; v < kViews; ++v) {
+    for (int i = 0; i < kCount; ++i) {
+      granules[v][i] = shifted(low[v][i], high[v][i], shift[v][i]);
+    }
+  }
 }
 
 // One summand alone, of whatever type.
@@ -200,22 +210,21 @@ struct Same {
 
 // The sum of granules, item by item.
 template <class T>
-struct PlainSum {
-  static constexpr int kItems = sizeof(Granule) / sizeof(T);
-  T items[kItems];
+struct PlainSum : Same {
+  using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
 
-  GPUDIST_HOST_DEVICE void start(const Granule& granule) {
-    memcpy(items, &granule, sizeof(Granule));
+  // Item number `k` lies in this word, and in the next if it has two.
+  GPUDIST_HOST_DEVICE static T item(const Granule& granule, int k) {
+    Bits bits = granule.words[k];
+    if (sizeof(T) == 8) bits |= static_cast<uint64_t>(granule.words[k + 1]) << 32;
+    return bits_as<T>(bits);
   }
-  GPUDIST_HOST_DEVICE void add(const Granule& granule) {
-    PlainSum other;
-    other.start(granule);
-    for (int k = 0; k < kItems; ++k) items[k] += other.items[k];
-  }
-  GPUDIST_HOST_DEVICE Granule result() const {
-    Granule granule;
-    memcpy(&granule, items, sizeof(Granule));
-    return granule;
+  GPUDIST_HOST_DEVICE void add(const Granule& other) {
+    for (int k = 0; k < Granule::kWords; k += sizeof(T) / 4) {
+      const uint64_t bits = bits_as<Bits>(item(granule, k) + item(other, k));
+      granule.words[k] = static_cast<uint32_t>(bits);
+      if (sizeof(T) == 8) granule.words[k + 1] = static_cast<uint32_t>(bits >> 32);
+    }
   }
 };
 
@@ -261,35 +270,38 @@ GPUDIST_HOST_DEVICE inline void make_tile(const Thread& thread, uint32_t number)
   const CombineJob& job = thread.job;
   const Tile tile(job, number);
   Cursor to(thread, thread.views[0], tile);
-  Cursor first(thread, thread.views[thread.summands() > 0 ? 1 : 0], tile);
-  Cursor second(thread, thread.views[kHeld > 1 ? 2 : 0], tile);
+  Cursor held[] = {Cursor(thread, thread.views[thread.summands() > 0 ? 1 : 0], tile),
+                   Cursor(thread, thread.views[kHeld > 1 ? 2 : 0], tile)};
+  Cursor(&cursors)[kHeld] = reinterpret_cast<Cursor(&)[kHeld]>(held);
   const int32_t of_row = job.row_bytes - tile.column;
   int32_t of_line =
       job.line_bytes - tile.column - static_cast<int32_t>(tile.in_line) * job.tile_bytes;
   GPUDIST_NOT_UNROLLED
-  for (int row = 0; row < job.rows; row += kCount) {
+  for (int row = 0; row < job.rows && of_line > -CombineTile::kGranule; row += kCount) {
     Piece pieces[kCount];
     for (int i = 0; i < kCount; ++i) {
       pieces[i] = Piece(to.at + i * to.step, tile, of_row < of_line ? of_row : of_line);
       of_line -= job.step_bytes;
     }
-    Granule granules[kCount];
     Sum sums[kCount];
     if (thread.summands() > 0) {
-      gather(first, pieces, granules);
-      for (int i = 0; i < kCount; ++i) sums[i].start(granules[i]);
+      Granule granules[kHeld][kCount];
+      gather(cursors, pieces, granules);
+      for (int i = 0; i < kCount; ++i) {
+        sums[i].start(granules[0][i]);
+        for (int v = 1; v < kHeld; ++v) sums[i].add(granules[v][i]);
+      }
     } else {
       for (int i = 0; i < kCount; ++i) sums[i].start(thread.fill(pieces[i].skew));
     }
     if (kHeld > 1) {
-      gather(second, pieces, granules);
-      for (int i = 0; i < kCount; ++i) sums[i].add(granules[i]);
       GPUDIST_NOT_UNROLLED
-      for (int v = 3; v <= thread.summands(); ++v) {
-        Cursor other(thread, thread.views[v], tile);
-        other.at += row * other.step;
+      for (int v = kHeld + 1; v <= thread.summands(); ++v) {
+        Granule granules[1][kCount];
+        Cursor other[] = {Cursor(thread, thread.views[v], Tile(job, number))};
+        other[0].at += row * other[0].step;
         gather(other, pieces, granules);
-        for (int i = 0; i < kCount; ++i) sums[i].add(granules[i]);
+        for (int i = 0; i < kCount; ++i) sums[i].add(granules[0][i]);
       }
     }
     for (int i = 0; i < kCount; ++i) {
@@ -299,34 +311,19 @@ GPUDIST_HOST_DEVICE inline void make_tile(const Thread& thread, uint32_t number)
   }
 }
 
-template <class Sum, int kHeld, int kCount>
-GPUDIST_HOST_DEVICE inline void make_tiles(const Thread& thread, uint32_t first) {
-  constexpr uint32_t kThreads = CombineArguments::kThreads;
-  GPUDIST_NOT_UNROLLED
-  for (uint32_t number = first; number < thread.job.tiles; number += thread.job.blocks * kThreads) {
-    make_tile<Sum, kHeld, kCount>(thread, number);
-  }
-}
-
-// Wide lanes two at a time: the sums of more would not fit the registers.
-template <class Sum>
-GPUDIST_HOST_DEVICE inline void sum(const Thread& thread, uint32_t first) {
-  make_tiles<Sum, 2, 2>(thread, first);
-}
-
 // Integer sums wrap, which C++ says of the unsigned ones only.
-GPUDIST_HOST_DEVICE inline void make(const Thread& thread, uint32_t first) {
-  if (thread.summands() <= 1) return make_tiles<Same, 1, 2>(thread, first);
+GPUDIST_HOST_DEVICE inline void make(const Thread& thread, uint32_t tile) {
+  if (thread.summands() <= 1) return make_tile<Same, 1, 2>(thread, tile);
   switch (thread.arguments.dtype) {
     case Dtype::kUint8:
-    case Dtype::kInt8: return sum<PackedSum<uint8_t>>(thread, first);
-    case Dtype::kInt16: return sum<PackedSum<uint16_t>>(thread, first);
-    case Dtype::kInt32: return sum<PlainSum<uint32_t>>(thread, first);
-    case Dtype::kInt64: return sum<PlainSum<uint64_t>>(thread, first);
-    case Dtype::kFloat16: return sum<WideSum<Float16Pair>>(thread, first);
-    case Dtype::kBfloat16: return sum<WideSum<Bfloat16Pair>>(thread, first);
-    case Dtype::kFloat32: return sum<PlainSum<float>>(thread, first);
-    case Dtype::kFloat64: return sum<PlainSum<double>>(thread, first);
+    case Dtype::kInt8: return make_tile<PackedSum<uint8_t>, 2, 1>(thread, tile);
+    case Dtype::kInt16: return make_tile<PackedSum<uint16_t>, 2, 1>(thread, tile);
+    case Dtype::kInt32: return make_tile<PlainSum<uint32_t>, 2, 1>(thread, tile);
+    case Dtype::kInt64: return make_tile<PlainSum<uint64_t>, 2, 1>(thread, tile);
+    case Dtype::kFloat16: return make_tile<WideSum<Float16Pair>, 2, 1>(thread, tile);
+    case Dtype::kBfloat16: return make_tile<WideSum<Bfloat16Pair>, 2, 1>(thread, tile);
+    case Dtype::kFloat32: return make_tile<PlainSum<float>, 2, 1>(thread, tile);
+    case Dtype::kFloat64: return make_tile<PlainSum<double>, 2, 1>(thread, tile);
     default: return;  // refused when the plan was made
   }
 }
@@ -366,10 +363,15 @@ GPUDIST_HOST_DEVICE inline void combine(const CombineArguments& arguments, const
   const CombineView* const job_views = views + job.first_view;
   const uint32_t first = (block - job.first_block) * CombineArguments::kThreads + thread;
   const bool failed = is_set(arguments.failed);
-  if (job.summands != CombineJob::kAlreadyThere) {
+  if (job.summands != CombineJob::kAlreadyThere && first < job.tiles) {
     make({arguments, job, job_views, false}, first);
   }
-  if (failed) make_tiles<Same, 1, 1>({arguments, job, job_views, true}, first);
+  if (!failed) return;
+  const uint32_t step = job.blocks * CombineArguments::kThreads;
+  GPUDIST_NOT_UNROLLED
+  for (uint32_t tile = first; tile < job.tiles; tile += step) {
+    make_tile<Same, 1, 1>({arguments, job, job_views, true}, tile);
+  }
 }
 
 }  // namespace gpudist

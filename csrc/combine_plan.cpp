@@ -12,7 +12,8 @@ namespace gpudist {
 namespace {
 
 constexpr int64_t kGranule = CombineTile::kGranule;
-constexpr int64_t kTileRows = CombineTile::kRows;
+// Of a tile. The less there is to do, the more threads are to do it.
+constexpr int64_t kFewestRows = 4, kMostRows = 16;
 
 int64_t ceil_divide(int64_t number, int64_t divisor) {
   return (number + divisor - 1) / divisor;
@@ -126,24 +127,15 @@ CombinePlan::Rows CombinePlan::rows_of(const CombineBox& box, int64_t item_bytes
 }
 
 CombineTable CombinePlan::table(int alignment) const {
-  CombineTable table;
-  for (const Rows& rows : boxes_) append(rows, alignment, table);
-  // A large launch is made by few blocks, since each of their threads reads the failed word.
-  constexpr int64_t kThreads = CombineArguments::kThreads, kEnoughBlocks = 2048, kMostTiles = 4;
-  int64_t tiles = 0;
-  for (const CombineJob& job : table.jobs) tiles += job.tiles;
-  const int64_t tiles_of_a_thread =
-      std::clamp(tiles / kThreads / kEnoughBlocks, int64_t{1}, kMostTiles);
-  int64_t blocks = 0;
-  for (CombineJob& job : table.jobs) {
-    const bool is_there = job.summands == CombineJob::kAlreadyThere;
-    job.first_block = static_cast<uint32_t>(blocks);
-    job.blocks =
-        static_cast<uint32_t>(is_there ? 1 : ceil_divide(job.tiles, tiles_of_a_thread * kThreads));
-    blocks += job.blocks;
+  int64_t granules = 0;
+  for (const Rows& rows : boxes_) {
+    if (rows.summands >= 0) granules += ceil_divide(rows.bytes(), kGranule);
   }
-  if (blocks > std::numeric_limits<int32_t>::max()) throw TransportError("a stage is too large");
-  table.blocks = static_cast<uint32_t>(blocks);
+  constexpr int64_t kEnoughThreads = 512 * CombineArguments::kThreads;
+  int64_t tile_rows = kFewestRows;
+  while (tile_rows < kMostRows && granules >= 2 * tile_rows * kEnoughThreads) tile_rows *= 2;
+  CombineTable table;
+  for (const Rows& rows : boxes_) append(rows, alignment, tile_rows, table);
   return table;
 }
 
@@ -159,18 +151,19 @@ void CombinePlan::check_alignment(const Rows& rows, int alignment) const {
   }
 }
 
-void CombinePlan::append(const Rows& box, int alignment, CombineTable& table) const {
+void CombinePlan::append(const Rows& box, int alignment, int64_t tile_rows,
+                         CombineTable& table) const {
   check_alignment(box, alignment);
   if (box.bytes() > most_bytes_) {
-    for (const Rows& half : halves(box)) append(half, alignment, table);
+    for (const Rows& half : halves(box)) append(half, alignment, tile_rows, table);
     return;
   }
   const Rows rows = cut(box);
   const size_t last = rows.shape.size() - 1;
-  const int64_t line_tiles = ceil_divide(rows.shape[last], kTileRows);
+  const int64_t line_tiles = ceil_divide(rows.shape[last], tile_rows);
   // Rows of a tile lie side by side, but for short ones: neighbours are of neighbouring threads.
   constexpr int64_t kShort = 64;
-  const int64_t to_next_tile = rows.row_bytes < kShort ? 1 : kTileRows;
+  const int64_t to_next_tile = rows.row_bytes < kShort ? 1 : tile_rows;
   const int64_t to_next_row = rows.row_bytes < kShort ? line_tiles : 1;
   // Rows of the destination begin in a granule at its `begin` or this plus multiples of `unit`.
   int64_t unit = kGranule | alignment;
@@ -186,7 +179,7 @@ void CombinePlan::append(const Rows& box, int alignment, CombineTable& table) co
   job.tile_bytes = static_cast<int32_t>(to_next_tile * rows.row_bytes);
   job.step_bytes = static_cast<int32_t>(to_next_row * rows.row_bytes);
   job.summands = static_cast<int16_t>(rows.summands);
-  job.rows = kTileRows;
+  job.rows = static_cast<uint8_t>(tile_rows);
   job.dims = static_cast<uint8_t>(last);
   job.columns = make_divisor(columns);
   job.line = make_divisor(line_tiles);
@@ -196,6 +189,13 @@ void CombinePlan::append(const Rows& box, int alignment, CombineTable& table) co
     tiles *= rows.shape[d];
   }
   job.tiles = static_cast<uint32_t>(tiles);
+  job.first_block = table.blocks;
+  const bool is_there = rows.summands == CombineJob::kAlreadyThere;
+  job.blocks = is_there ? 1 : static_cast<uint32_t>(ceil_divide(tiles, CombineArguments::kThreads));
+  if (int64_t{table.blocks} + job.blocks > std::numeric_limits<int32_t>::max()) {
+    throw TransportError("a stage is too large");
+  }
+  table.blocks += job.blocks;
   table.jobs.push_back(job);
   for (const CombineCells& cells : rows.views) {
     CombineView view{};
@@ -205,7 +205,7 @@ void CombinePlan::append(const Rows& box, int alignment, CombineTable& table) co
     for (size_t d = 0; d <= last; ++d) view.stop += (rows.shape[d] - 1) * cells.strides[d];
     view.stop -= (rows.shape[last] - 1) * rows.row_bytes;
     view.step = to_next_row * cells.strides[last];
-    view.reach = (kTileRows - 1) * view.step + 2 * kGranule;
+    view.reach = (tile_rows - 1) * view.step + 2 * kGranule;
     view.tile_stride = to_next_tile * cells.strides[last];
     std::copy_n(cells.strides.begin(), last, view.stride);
     table.views.push_back(view);
@@ -233,18 +233,19 @@ std::array<CombinePlan::Rows, 2> CombinePlan::halves(const Rows& rows) {
 
 // Long rows in lines of too few of them for a tile are cut into rows that lie one behind the other.
 CombinePlan::Rows CombinePlan::cut(Rows rows) {
-  constexpr int64_t kEnoughRows = 4 * kTileRows, kShortest = 256, kLongest = 4096;
+  constexpr int64_t kEnoughRows = 16, kShortest = 256, kLongest = 4096;
   if (rows.shape.empty()) {
     rows.shape.push_back(1);
     for (CombineCells& cells : rows.views) cells.strides.push_back(0);
   }
   const int64_t count = rows.shape.back();
   rows.line_bytes = count * rows.row_bytes;
-  if (count % kTileRows == 0 || count >= kEnoughRows || rows.row_bytes < kTileRows * kShortest) {
+  if (count % kFewestRows == 0 || count >= kEnoughRows ||
+      rows.row_bytes < kFewestRows * kShortest) {
     return rows;
   }
   rows.line_bytes = rows.row_bytes;
-  const int64_t parts = kTileRows * ceil_divide(rows.line_bytes, kTileRows * kLongest);
+  const int64_t parts = kFewestRows * ceil_divide(rows.line_bytes, kFewestRows * kLongest);
   rows.row_bytes = ceil_divide(ceil_divide(rows.line_bytes, parts), kGranule) * kGranule;
   if (count > 1) {
     rows.shape.push_back(1);

@@ -68,7 +68,7 @@ class CombinePlan {
   static std::array<Rows, 2> halves(const Rows& rows);
   static Rows cut(Rows rows);
   void check_alignment(const Rows& rows, int alignment) const;
-  void append(const Rows& rows, int alignment, CombineTable& table) const;
+  void append(const Rows& rows, int alignment, int64_t tile_rows, CombineTable& table) const;
 
   Dtype dtype_ = Dtype::kUint8;
   Dtype real_dtype_ = Dtype::kUint8;
