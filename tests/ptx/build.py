@@ -104,12 +104,22 @@ def compiled_kernels() -> Path:
         (made / "log.txt").write_text(done.stdout + done.stderr)
         shutil.copy(kept / "cuda_api.o", made)
         for n in ARCHITECTURES:
-            ptx = kept / f"cuda_api.compute_{n}.ptx"
-            shutil.copy(ptx, made / f"sm_{n}.ptx")
+            shutil.copy(kept / f"cuda_api.compute_{n}.ptx", made / f"sm_{n}.ptx")
             shutil.copy(kept / f"cuda_api.compute_{n}.cubin", made / f"sm_{n}.cubin")
-            program = [line for kernel in read(ptx.read_text()) for line in encode(kernel)[0]]
-            (made / f"sm_{n}.program").write_text("\n".join(program) + "\n")
         _put(made, target)
+    return target
+
+
+def encoded_kernels(architecture: int) -> Path:
+    """Return the file of the kernels that the machine reads."""
+    ptx = (compiled_kernels() / f"sm_{architecture}.ptx").read_text()
+    encoder = [(HERE / name).read_bytes() for name in ("assembly.py", "program.py")]
+    target = CACHE / f"sm_{architecture}-{digest_of(ptx, *encoder)}.program"
+    if not target.exists():
+        made = target.with_suffix(f".{os.getpid()}")
+        lines = [line for kernel in read(ptx) for line in encode(kernel)[0]]
+        made.write_text("\n".join(lines) + "\n")
+        os.replace(made, target)
     return target
 
 
@@ -158,8 +168,7 @@ def program(sources: list[Path], architecture: int) -> tuple[Path, dict[str, str
     capability = f"-DGPUDIST_PTX_CAPABILITY={architecture}"
     parts += objects([HERE / "runtime.cpp"], capability)
     made = linked(sources[0].stem, [*parts, kernels / "cuda_api.o"])
-    environment = os.environ | {"GPUDIST_PTX_PROGRAM": str(kernels / f"sm_{architecture}.program")}
-    return made, environment
+    return made, os.environ | {"GPUDIST_PTX_PROGRAM": str(encoded_kernels(architecture))}
 
 
 def library(architecture: int) -> tuple[Path, dict[str, str]]:
@@ -175,7 +184,7 @@ def library(architecture: int) -> tuple[Path, dict[str, str]]:
         "LD_PRELOAD": str(heap),
         "GPUDIST_NCCL_LIBRARY": str(made),
         "GPUDIST_DEVICE_LIBRARY": str(made),
-        "GPUDIST_PTX_PROGRAM": str(kernels / f"sm_{architecture}.program"),
+        "GPUDIST_PTX_PROGRAM": str(encoded_kernels(architecture)),
     }
 
 

@@ -1,9 +1,9 @@
-"""Instructions that the kernels execute to move a byte, and the speed at which they could be issued.
+"""Instructions that the kernels execute to move a byte, and how fast they could be issued.
 
     python -m tests.ptx.count [--architecture 90] [--clock-ghz 1.755] [--opcodes CASE]
 
-Counted in nvcc's PTX; ptxas makes about as many machine instructions of it. Nothing here is measured:
-a kernel whose issue bound is below what memory takes cannot be as fast as memory, and no more is said.
+Counted in nvcc's PTX; ptxas makes about as many machine instructions of it. Nothing is measured: no
+kernel is faster than its issue bound, or than memory; that it is as fast as either is not said.
 """
 
 from __future__ import annotations
@@ -98,10 +98,12 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     print(
-        f"PTX instructions of sm_{arguments.architecture}, a thread, by class; a byte read or written;"
+        f"PTX instructions of sm_{arguments.architecture}: of a thread, by class, and for each "
+        "byte that is read or written"
     )
     print(
-        f"issue bound, read + write: {MULTIPROCESSORS} SMs x {SCHEDULERS} x {arguments.clock_ghz} GHz\n"
+        f"Issue bound, read + write: {MULTIPROCESSORS} SMs x {SCHEDULERS} schedulers x "
+        f"{arguments.clock_ghz} GHz\n"
     )
     head = " ".join(f"{name[:7]:>7}" for name in CLASSES)
     print(f"{'case':46} {'dtype':8} {'lane':>4} {head} {'all':>7} {'/byte':>6} {'bound TB/s':>10}")

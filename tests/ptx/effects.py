@@ -1,4 +1,4 @@
-"""What an instruction's result can change: rules by which mutants that cannot matter are left out."""
+"""What an instruction's result can change, which tells mutants that cannot matter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Values:
     """Numbers of values: registers of the same number hold the same value wherever both have one.
 
     Known of registers that one instruction writes: copies, equal operations on equal values, and
-    loads of the parameter, which nothing changes.
+    loads from equal addresses, since the kernels read nothing that they have written.
     """
 
     def __init__(self, kernel: Kernel) -> None:
@@ -26,17 +26,21 @@ class Values:
     def of(self, operand: str) -> object:
         return self._numbers.get(operand, operand)
 
+    def _operand(self, operand: str) -> object:
+        """Of an address, the base and what is added."""
+        base, plus, offset = operand.strip("[]").partition("+")
+        return (self.of(base), offset) if plus or operand.startswith("[") else self.of(operand)
+
     def _define(self, instruction: Instruction) -> None:
         if len(instruction.written) != 1 or instruction.guard:
             return
         (name,) = instruction.written
-        is_pure = not instruction.is_memory or "param" in instruction.parts
-        if self.writes[name] > 1 or not is_pure:
+        if self.writes[name] > 1 or "volatile" in instruction.parts:
             return
         if instruction.operation in ("mov", "cvta") and len(instruction.operands) == 2:
             self._numbers[name] = self.of(instruction.operands[1])
             return
-        used = tuple(self.of(operand) for operand in instruction.operands[1:])
+        used = tuple(self._operand(operand) for operand in instruction.operands[1:])
         if all(self.writes[one] <= 1 for one in instruction.read):
             self._numbers[name] = (instruction.meaning, used)
 

@@ -3,6 +3,9 @@
 #include "heap.h"
 
 #include <pthread.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstddef>
@@ -68,6 +71,27 @@ void forget(void* memory) {
   all.ends.erase(reinterpret_cast<uint64_t>(memory));
 }
 
+// Part of a mapping may be unmapped.
+void cut(void* memory, size_t bytes) {
+  if (is_noting) return;
+  const Noting noting;
+  const auto begin = reinterpret_cast<uint64_t>(memory);
+  const uint64_t end = begin + bytes;
+  Blocks& all = blocks();
+  const std::lock_guard<std::mutex> locked(all.mutex);
+  auto found = all.ends.upper_bound(begin);
+  if (found == all.ends.begin()) return;
+  --found;
+  if (found->second <= begin) return;
+  const uint64_t last = found->second;
+  if (found->first == begin) {
+    all.ends.erase(found);
+  } else {
+    found->second = begin;
+  }
+  if (end < last) all.ends[end] = last;
+}
+
 }  // namespace
 
 GPUDIST_EXPORT void gpudist_heap_find(uint64_t address, uint64_t* begin, uint64_t* end) {
@@ -107,4 +131,15 @@ GPUDIST_EXPORT int posix_memalign(void** made, size_t alignment, size_t bytes) n
 GPUDIST_EXPORT void free(void* memory) noexcept {
   forget(memory);
   __libc_free(memory);
+}
+
+GPUDIST_EXPORT void* mmap(void* at, size_t bytes, int protection, int flags, int file,
+                          off_t offset) noexcept {
+  const long made = syscall(SYS_mmap, at, bytes, protection, flags, file, offset);
+  if (made == -1) return MAP_FAILED;
+  return noted(reinterpret_cast<void*>(made), bytes);
+}
+GPUDIST_EXPORT int munmap(void* memory, size_t bytes) noexcept {
+  cut(memory, bytes);
+  return static_cast<int>(syscall(SYS_munmap, memory, bytes));
 }

@@ -77,14 +77,13 @@ def main() -> int:
     for architecture in arguments.architectures:
         found = launch(architecture, arguments.count, arguments.seed)
         for name, missed in found.missed.items():
-            print(
-                f"sm_{architecture} {name}: {len(missed)} of {found.instructions[name]} lines missed"
-            )
+            size = found.instructions[name]
+            print(f"sm_{architecture} {name}: {len(missed)} of {size} lines missed")
             for one in missed:
                 print(f"    {one.line}: {one}")
         print(
-            f"sm_{architecture}: {arguments.count} launches, {found.executed / 1e9:.1f} thousand "
-            f"million instructions, {100 * found.covered:.2f} % of PTX lines: {found.wrong or 'passed'}"
+            f"sm_{architecture}: {arguments.count} launches, {found.executed / 1e6:.0f} million "
+            f"instructions, {100 * found.covered:.2f} % of the PTX: {found.wrong or 'passed'}"
         )
         failed |= bool(found.wrong) or found.covered < LEAST_COVERED
     return int(failed)

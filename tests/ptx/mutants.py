@@ -2,9 +2,9 @@
 
     python -m tests.ptx.mutants [--architecture 90] [--count 200] [--launches 6000] [--seed 1]
 
-Left out by rule, and counted: results that cannot reach memory or a branch (`effects.py`), branches
-to what follows anyway, and instructions that no launch executes. Never made: a change of operands of
-the same value, of the order of operands that commute, of caches' hints, of signs of types.
+Left out by rule, and counted: results that cannot reach memory or a branch (`effects.py`),
+branches to what follows anyway, and instructions that no launch executes. Never made: a change of
+operands of the same value, of the order of operands that commute, of caches' hints, of signs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import argparse
 import random
 import re
 import subprocess
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from tests.ptx.assembly import Instruction, Kernel, read, split
@@ -161,9 +162,7 @@ class Changes:
         if kind not in "usb" or bits not in _NARROWER:
             return
         narrower = kind + _NARROWER[bits]
-        if one.is_memory:
-            yield "width", replace(one, opcode=".".join([*one.parts[:-1], narrower]))
-        elif bits == "64" and one.operation in ("add", "sub", "shl") or one.meaning == "mul.lo.s64":
+        if one.is_memory or (bits == "64" and one.operation in ("add", "sub", "mul", "shl")):
             yield "width", replace(one, opcode=".".join([*one.parts[:-1], narrower]))
 
     def _orders(self, one: Instruction) -> Iterator[tuple[str, Instruction]]:
@@ -182,36 +181,51 @@ class Changes:
                 yield "order", replace(one, operands=(to, right, left))
 
 
-def sample(
-    kernels: list[Kernel], executed: list[list[int]], count: int, seed: int
-) -> tuple[list[Mutant], int, int]:
-    """Draw mutants; return them, and how many draws were left out: not executed, cannot matter."""
-    draw = random.Random(seed)
-    changes = [Changes(kernel, draw) for kernel in kernels]
-    mutants: list[Mutant] = []
-    never_executed = without_effect = 0
-    drawn: set[tuple[int, int]] = set()
-    while len(mutants) < count:
-        place = draw.randrange(len(kernels))
-        index = draw.randrange(len(kernels[place].instructions))
-        if (place, index) in drawn:
-            continue
-        drawn.add((place, index))
-        if not executed[place][index]:
-            never_executed += 1
-        elif changes[place].cannot_matter(index):
-            without_effect += 1
-        else:
-            change, instruction = draw.choice(changes[place].of(index))
-            original = kernels[place].instructions[index]
-            mutants.append(Mutant(place, index, change, original, instruction))
-    return mutants, never_executed, without_effect
+class Sample:
+    """Mutants drawn at random, and how many draws were left out, by reason."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        self.count = count
+        self.draw = random.Random(seed)
+        self.left_out: Counter[str] = Counter()
+
+    def choose(self, kernels: list[Kernel], executed: list[list[int]]) -> list[Mutant]:
+        changes = [Changes(kernel, self.draw) for kernel in kernels]
+        places = [
+            (k, index)
+            for k, kernel in enumerate(kernels)
+            for index in range(len(kernel.instructions))
+        ]
+        self.draw.shuffle(places)
+        mutants: list[Mutant] = []
+        for k, index in places:
+            if len(mutants) == self.count:
+                break
+            if not executed[k][index]:
+                self.left_out["never executed"] += 1
+            elif changes[k].cannot_matter(index):
+                self.left_out["without effect"] += 1
+            else:
+                change, instruction = self.draw.choice(changes[k].of(index))
+                original = kernels[k].instructions[index]
+                mutants.append(Mutant(k, index, change, original, instruction))
+        return mutants
 
 
 def run(
-    architecture: int, count: int, launches: int, seed: int
-) -> tuple[list[Mutant], list[tuple[int, str]], str]:
-    """Return the mutants, how many launches each took and what was wrong, and what was left out."""
+    architecture: int,
+    launches: int,
+    seed: int,
+    choose: Callable[[list[Kernel], list[list[int]]], list[Mutant]],
+) -> list[tuple[Mutant, int, str]]:
+    """Return each mutant, how many launches were tried with it, and what was wrong if anything was.
+
+    Args:
+        architecture: of the PTX.
+        launches: carried out without a mutant first.
+        seed: of the launches.
+        choose: the mutants, of the kernels and of how often each instruction was executed.
+    """
     kernels = read((compiled_kernels() / f"sm_{architecture}.ptx").read_text())
     path, environment = launcher(architecture)
     running = subprocess.Popen(
@@ -227,14 +241,15 @@ def run(
         first = running.stdout.readline().strip()
         if first != "passed":
             raise RuntimeError(f"launches without a mutant: {first}")
-        mutants, never_executed, without_effect = sample(kernels, executed, count, seed)
+        mutants = choose(kernels, executed)
         running.stdin.write("\n".join(_lines(kernels, mutants)) + "\n")
         running.stdin.close()
         results = [line.rstrip("\n").split("\t") for line in running.stdout]
     if running.returncode != 0 or len(results) != len(mutants):
         raise RuntimeError(f"{len(results)} of {len(mutants)} mutants were run")
-    left_out = f"{never_executed} never executed, {without_effect} without effect"
-    return mutants, [(int(tried), wrong) for tried, wrong in results], left_out
+    return [
+        (mutant, int(tried), wrong) for mutant, (tried, wrong) in zip(mutants, results, strict=True)
+    ]
 
 
 def _lines(kernels: list[Kernel], mutants: list[Mutant]) -> Iterator[str]:
@@ -255,19 +270,19 @@ def main() -> int:
     parser.add_argument("--launches", type=int, default=6000)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
-    mutants, results, left_out = run(**vars(arguments))
-    noticed = sum(bool(wrong) for _, wrong in results)
-    for mutant, (tried, wrong) in zip(mutants, results, strict=True):
-        if not wrong:
-            print(
-                f"not noticed in {tried} launches: PTX line {mutant.original.line}, {mutant.change}"
-            )
-            print(f"    {mutant.original}\n    {mutant.instruction}")
+    drawn = Sample(arguments.count, arguments.seed)
+    results = run(arguments.architecture, arguments.launches, arguments.seed, drawn.choose)
+    survivors = [(mutant, tried) for mutant, tried, wrong in results if not wrong]
+    for mutant, tried in survivors:
+        print(f"not noticed in {tried} launches: PTX line {mutant.original.line}, {mutant.change}")
+        print(f"    {mutant.original}\n    {mutant.instruction}")
+    noticed = len(results) - len(survivors)
+    left_out = ", ".join(f"{many} {why}" for why, many in sorted(drawn.left_out.items()))
     print(
-        f"sm_{arguments.architecture}: {noticed} of {len(mutants)} mutants noticed, seed "
-        f"{arguments.seed}, {arguments.launches} launches; left out while drawing: {left_out}"
+        f"sm_{arguments.architecture}: {noticed} of {len(results)} mutants noticed; seed "
+        f"{arguments.seed}, {arguments.launches} launches; left out: {left_out or 'none'}"
     )
-    return int(noticed < LEAST_NOTICED * len(mutants))
+    return int(noticed < LEAST_NOTICED * len(results))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A kernel as the machine of ``machine.h`` reads it: every operand is a slot of a thread's registers.
+"""A kernel as the machine of ``machine.h`` reads it: operands are slots of a thread's registers.
 
 Constants, special registers and the addresses of the parameter and of shared memory have slots too,
 which hold their value when a thread starts.
@@ -82,7 +82,8 @@ def allocate(kernel: Kernel) -> dict[str, int]:
     last: dict[str, int] = {}
     live = live_registers(kernel)
     for index, instruction in enumerate(kernel.instructions):
-        for name in (*instruction.read, *instruction.written, *live[index]):
+        # In one order in every process.
+        for name in sorted({*instruction.read, *instruction.written, *live[index]}):
             first.setdefault(name, index)
             last[name] = index
     numbers: dict[str, int] = {}
