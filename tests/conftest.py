@@ -22,7 +22,16 @@ settings.load_profile("same")
 
 
 # Files that begin first, since one that takes long and comes last has a processor to itself.
-LONG = ("benchmarks/", "checkpoint/test_killed", "chaos/", "docs/", "examples/", "nodes/", "soak/")
+LONG = (
+    "benchmarks/",
+    "checkpoint/test_killed",
+    "chaos/",
+    "docs/",
+    "examples/",
+    "nodes/",
+    "ptx/",
+    "soak/",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

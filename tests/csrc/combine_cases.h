@@ -48,11 +48,11 @@ struct Case {
     return memory[static_cast<int>(cells.buffer)].data() + cells.offset * item_bytes(dtype);
   }
   BoxView view(const CombineCells& cells, const std::vector<int64_t>& shape) const;
+  void make_memory();
 
  private:
   friend Case random_case(Dtype dtype);
   CombineCells random_cells(Buffer buffer, const std::vector<int64_t>& shape, int64_t grain);
-  void make_memory();
 };
 
 // Of few boxes, mostly.

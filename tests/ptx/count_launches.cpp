@@ -95,7 +95,7 @@ void run(const std::string& name, const Type& type, const CombineBox& box, int64
     if (counts.threads[0] == 0) continue;
     std::printf("%s\t%s\t%ld\t%ld\t%d\t%u\t%u\t%d\t%s", name.c_str(), type.name,
                 static_cast<long>(box.views.size() * item_bytes(type.dtype)),
-                static_cast<long>(product(box.shape)), table.jobs[0].lane_bytes, table.blocks,
+                static_cast<long>(product(box.shape)), CombineTile::kGranule, table.blocks,
                 (table.blocks + stride - 1) / stride, CombineArguments::kThreads,
                 ptx::kernels()[k].name.c_str());
     for (size_t i = 0; i < counts.threads.size(); ++i) {

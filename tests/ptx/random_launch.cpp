@@ -242,8 +242,8 @@ std::string run_launch(uint64_t seed, uint64_t index) {
   const bool has_word = failed != 0 || between(0, 1) == 0;
   if (between(0, 7) == 0) return launch_far(given, kind, has_word, failed);
   const bool splits = between(0, 11) == 0;
-  const int64_t most_lanes = splits ? between(32, 400) : CombinePlan::kMostLanes;
-  const CombinePlan plan(given.dtype, combine_cases::kFill, given.boxes, most_lanes);
+  const int64_t most_bytes = splits ? between(32, 4000) : CombinePlan::kMostBytes;
+  const CombinePlan plan(given.dtype, combine_cases::kFill, given.boxes, most_bytes);
   return launch_near(given, plan, plan.table(given.alignment), kind, has_word, failed);
 }
 
