@@ -9,7 +9,7 @@ ANALYSIS := $(VENV)/.analysis
 comma := ,
 SOURCES := pyproject.toml setup.py constraints.txt CMakeLists.txt $(wildcard cmake/* csrc/*)
 
-CPP := $(wildcard csrc/*.h csrc/*.cpp csrc/*.cu tests/csrc/*.h tests/csrc/*.cpp tests/doubles/*.h tests/doubles/*.cpp)
+CPP := $(wildcard csrc/*.h csrc/*.cpp csrc/*.cu tests/csrc/*.h tests/csrc/*.cpp tests/doubles/*.h tests/doubles/*.cpp tests/ptx/*.h tests/ptx/*.cpp)
 
 EPOCHS ?= 20
 
@@ -60,7 +60,7 @@ export OMP_NUM_THREADS := 1
 .PHONY: docs newcomer
 .PHONY: fuzz-input mutants coverage tidy analysis
 .PHONY: chaos soak
-.PHONY: gpu-build gpu-test gpu-bench gpu-first gpu-sanitize gpu-rehearsal
+.PHONY: gpu-build gpu-test gpu-bench gpu-first gpu-sanitize gpu-rehearsal ptx
 
 demo: $(INSTALLED)
 	$(PYTHON) -m torch.distributed.run --standalone --nproc-per-node 4 \
@@ -157,6 +157,15 @@ gpu-sanitize:
 gpu-rehearsal: $(INSTALLED)
 	double=$$($(PYTHON) -c 'from tests.doubles.build import library; print(library())') && \
 		GPUDIST_NCCL_LIBRARY=$$double GPUDIST_DEVICE_LIBRARY=$$double $(PYTHON) $(GPU_TESTS)
+
+# nvcc's PTX of the kernels, executed on the CPU: random launches, errors put into it, tests/gpu over it,
+# and what its instructions allow. Needs nvcc.
+ptx: $(ANALYSIS)
+	$(PYTHON) -m pytest tests/ptx -q -rs --timeout $(TEST_S)
+	$(PYTHON) -m tests.ptx.launches --seed $(SEED)
+	for n in 80 90; do $(PYTHON) -m tests.ptx.mutants --architecture $$n --seed $(SEED) || exit 1; done
+	$(PYTHON) -m tests.ptx.rehearsal
+	$(PYTHON) -m tests.ptx.count
 
 lint: $(TOOLS)
 	$(PYTHON) -m ruff check .

@@ -1,8 +1,7 @@
-// What one thread of the kernel does: a few lanes of one job, all of them read before any is
-// written. Included by combine.h.
+// What one thread of the kernel does: tiles of one job. Included by combine.h.
 #pragma once
 
-#include <cstring>
+#include <type_traits>
 
 #include "combine.h"
 
@@ -16,250 +15,317 @@
 namespace gpudist {
 namespace combining {
 
-constexpr int kLanes = CombineArguments::kLanesPerThread;
+constexpr uint32_t kAllBytes = 0xffff;
+constexpr uint32_t kOnes = ~uint32_t{0};
 
-struct alignas(16) Word16 {
-  uint64_t low, high;
+// 16 bytes that lie at a multiple of 16. Bits of a number tell which of them are meant, the lowest
+// of the first.
+struct alignas(CombineTile::kGranule) Granule {
+  static constexpr int kWords = 4;
+  uint32_t words[kWords];
 };
 
-// The lanes of one thread. Consecutive threads have consecutive ones.
+template <class Word>
+GPUDIST_HOST_DEVICE inline Word& at(char* address) {
+  return *reinterpret_cast<Word*>(address);
+}
+template <class Word>
+GPUDIST_HOST_DEVICE inline Word at(const char* address) {
+  return *reinterpret_cast<const Word*>(address);
+}
+
+GPUDIST_HOST_DEVICE inline void store_word(char* to, uint32_t bits, uint32_t word) {
+  if (bits == 0) return;
+  if (bits == 0xf) {
+    at<uint32_t>(to) = word;
+    return;
+  }
+  for (int h = 0; h < 4; h += 2) {
+    const uint32_t half = bits >> h & 3;
+    if (half == 3) at<uint16_t>(to + h) = static_cast<uint16_t>(word >> (8 * h));
+    if (half == 1) at<uint8_t>(to + h) = static_cast<uint8_t>(word >> (8 * h));
+    if (half == 2) at<uint8_t>(to + h + 1) = static_cast<uint8_t>(word >> (8 * h + 8));
+  }
+}
+
+GPUDIST_HOST_DEVICE inline void store(char* to, uint32_t bits, const Granule& granule) {
+  if (bits == kAllBytes) {
+    at<Granule>(to) = granule;
+    return;
+  }
+  for (int w = 0; w < Granule::kWords; ++w) {
+    store_word(to + 4 * w, bits >> (4 * w) & 0xf, granule.words[w]);
+  }
+}
+
+// The lower word of two, after a shift to the right by `bits` modulo 32.
+GPUDIST_HOST_DEVICE inline uint32_t funnel_shift(uint32_t low, uint32_t high, uint32_t bits) {
+#ifdef __CUDA_ARCH__
+  return __funnelshift_r(low, high, bits);
+#else
+  return static_cast<uint32_t>((static_cast<uint64_t>(high) << 32 | low) >> (bits % 32));
+#endif
+}
+
+// Bytes `shift` to `shift` + 15 of two granules.
+GPUDIST_HOST_DEVICE inline Granule shifted(const Granule& low, const Granule& high,
+                                           uint32_t shift) {
+  uint32_t words[2 * Granule::kWords];
+  for (int w = 0; w < 4; ++w) words[w] = low.words[w], words[4 + w] = high.words[w];
+  for (int w = 0; w < 6; ++w) words[w] = shift & 8 ? words[w + 2] : words[w];
+  for (int w = 0; w < 5; ++w) words[w] = shift & 4 ? words[w + 1] : words[w];
+  Granule result;
+  for (int w = 0; w < 4; ++w) result.words[w] = funnel_shift(words[w], words[w + 1], 8 * shift);
+  return result;
+}
+
+// Which tile of a job a thread has.
+struct Tile {
+  int32_t column;  // of a row, where the row begins with a granule
+  uint32_t in_line;
+  uint32_t line;
+
+  GPUDIST_HOST_DEVICE Tile(const CombineJob& job, uint32_t number) {
+    const uint32_t row = job.columns.quotient(number);
+    column = static_cast<int32_t>(number - row * job.columns.value) * CombineTile::kGranule;
+    line = job.line.quotient(row);
+    in_line = row - line * job.line.value;
+  }
+};
+
 struct Thread {
   const CombineArguments& arguments;
   const CombineJob& job;
-  const CombineView* all_views;
-  uint32_t first_lane;
+  const CombineView* views;  // the job's
+  bool is_worthless;         // what is made: all-ones bytes, whatever the summands
 
-  GPUDIST_HOST_DEVICE uint32_t lane(int i) const {
-    return first_lane + static_cast<uint32_t>(i) * CombineArguments::kThreads;
-  }
-  GPUDIST_HOST_DEVICE bool has(int i) const { return lane(i) < job.lanes; }
-  GPUDIST_HOST_DEVICE const CombineView* views() const { return all_views + job.first_view; }
-
-  template <class Word>
-  GPUDIST_HOST_DEVICE Word* at(const CombineView& view, int64_t offset) const {
-    return reinterpret_cast<Word*>(arguments.buffers[static_cast<int>(view.buffer)] + offset);
+  GPUDIST_HOST_DEVICE int summands() const { return is_worthless ? 0 : job.summands; }
+  // The constant, as it lies `skew` bytes before a row begins or later.
+  GPUDIST_HOST_DEVICE Granule fill(uint32_t skew) const {
+    if (is_worthless) return {{kOnes, kOnes, kOnes, kOnes}};
+    const Granule items = at<Granule>(reinterpret_cast<const char*>(arguments.fill));
+    return shifted(items, items, -skew % 16);
   }
 };
 
-// Where `kCount` of the lanes, from number `first` on, are in `kViews` consecutive views.
-template <class Word, int kViews, int kCount>
-GPUDIST_HOST_DEVICE inline void locate(const Thread& thread, int first, const CombineView* views,
-                                       int64_t (&offsets)[kViews][kCount]) {
-  const CombineJob& job = thread.job;
-  const Divisor row_lanes = job.row_lanes;
-  uint32_t row[kCount];
-  for (int i = 0; i < kCount; ++i) {
-    const uint32_t lane = thread.lane(first + i);
-    row[i] = row_lanes.quotient(lane);
-    const int64_t column = lane - row[i] * row_lanes.value;
+// Goes along a view from one row of a tile to the next.
+struct Cursor {
+  char* at;  // the tile's column
+  int64_t step;
+  bool may_read_granules;  // all that have bytes of the tile's rows
+
+  GPUDIST_HOST_DEVICE Cursor(const Thread& thread, const CombineView& view, const Tile& tile) {
+    int64_t offset = view.offset + tile.column + tile.in_line * view.tile_stride;
+    uint32_t line = tile.line;
+    GPUDIST_NOT_UNROLLED
+    for (int d = thread.job.dims - 1; d >= 0; --d) {
+      const Divisor shape = thread.job.shape[d];
+      const uint32_t outer = shape.quotient(line);
+      offset += (line - outer * shape.value) * view.stride[d];
+      line = outer;
+    }
+    at = thread.arguments.buffers[static_cast<int>(view.buffer)] + offset;
+    step = view.step;
+    // A piece begins up to 15 bytes before its column, and its first granule as many before it.
+    may_read_granules = offset - 30 >= view.offset && offset + view.reach <= view.stop;
+  }
+};
+
+// A granule of the destination, as a part of one row.
+struct Piece {
+  uint32_t skew;  // by which it begins before the tile's column
+  uint32_t bits;  // of the bytes that are the row's
+
+  Piece() = default;
+  // `left`: bytes from the column to where the row ends.
+  GPUDIST_HOST_DEVICE Piece(const char* at, const Tile& tile, int32_t left) {
+    skew = reinterpret_cast<uintptr_t>(at) % 16;
+    const int32_t start = tile.column == 0 ? static_cast<int32_t>(skew) : 0;
+    int32_t stop = left + static_cast<int32_t>(skew);
+    stop = stop > 16 ? 16 : stop < start ? start : stop;
+    bits = (1u << stop) - (1u << start);
+  }
+};
+
+// Load the bytes that are meant and no others.
+GPUDIST_HOST_DEVICE inline Granule load(const char* from, uint32_t bits) {
+  Granule granule{};
+#ifdef __CUDA_ARCH__
+#pragma unroll 4
+#endif
+  for (int k = 15; k >= 0; --k) {
+    const uint32_t byte = bits >> k & 1 ? at<uint8_t>(from + k) : 0;
+    for (int w = 3; w > 0; --w) {
+      granule.words[w] = funnel_shift(granule.words[w - 1], granule.words[w], 24);
+    }
+    granule.words[0] = granule.words[0] << 8 | byte;
+  }
+  return granule;
+}
+
+// The bytes of `kViews` summands for pieces, all of them loaded before any is used.
+template <int kViews, int kCount>
+GPUDIST_HOST_DEVICE inline void gather(Cursor (&cursors)[kViews], const Piece (&pieces)[kCount],
+                                       Granule (&granules)[kViews][kCount]) {
+  bool may_read_granules = true;
+  for (const Cursor& cursor : cursors) may_read_granules &= cursor.may_read_granules;
+  if (!may_read_granules) {
     for (int v = 0; v < kViews; ++v) {
-      offsets[v][i] = views[v].offset + column * static_cast<int64_t>(sizeof(Word));
+      for (int i = 0; i < kCount; ++i) {
+        granules[v][i] = load(cursors[v].at - pieces[i].skew, pieces[i].bits);
+        cursors[v].at += cursors[v].step;
+      }
     }
+    return;
   }
-  GPUDIST_NOT_UNROLLED
-  for (int d = job.dims - 1; d >= 0; --d) {
-    const Divisor extent = job.shape[d];
+  Granule low[kViews][kCount], high[kViews][kCount];
+  uint32_t shift[kViews][kCount];
+  for (int v = 0; v < kViews; ++v) {
     for (int i = 0; i < kCount; ++i) {
-      const uint32_t outer = extent.quotient(row[i]);
-      const int64_t index = row[i] - outer * extent.value;
-      row[i] = outer;
-      for (int v = 0; v < kViews; ++v) offsets[v][i] += index * views[v].stride[d];
+      const char* from = cursors[v].at - pieces[i].skew;
+      shift[v][i] = reinterpret_cast<uintptr_t>(from) % 16;
+      from -= shift[v][i];
+      const uint32_t bits = pieces[i].bits << shift[v][i];
+      const bool has_low = (bits & kAllBytes) != 0, has_high = bits > kAllBytes;
+      low[v][i] = at<Granule>(from + (has_low ? 0 : 16));
+      high[v][i] = at<Granule>(from + (has_high ? 16 : 0));
+      cursors[v].at += cursors[v].step;
+    }
+  }
+  for (int v = 0; v < kViews; ++v) {
+    for (int i = 0; i < kCount; ++i) {
+      granules[v][i] = shifted(low[v][i], high[v][i], shift[v][i]);
     }
   }
 }
 
-template <class Word, int kCount>
-GPUDIST_HOST_DEVICE inline void load(const Thread& thread, int first, const CombineView& view,
-                                     const int64_t (&offsets)[kCount], Word (&words)[kCount]) {
-  for (int i = 0; i < kCount; ++i) {
-    words[i] = thread.has(first + i) ? *thread.at<Word>(view, offsets[i]) : Word{};
+// One summand alone, of whatever type.
+struct Same {
+  Granule granule;
+
+  GPUDIST_HOST_DEVICE void start(const Granule& other) { granule = other; }
+  GPUDIST_HOST_DEVICE void add(const Granule&) {}
+  GPUDIST_HOST_DEVICE Granule result() const { return granule; }
+};
+
+// The sum of granules, item by item.
+template <class T>
+struct PlainSum : Same {
+  using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
+
+  // Item number `k` lies in this word, and in the next if it has two.
+  GPUDIST_HOST_DEVICE static T item(const Granule& granule, int k) {
+    Bits bits = granule.words[k];
+    if (sizeof(T) == 8) bits |= static_cast<uint64_t>(granule.words[k + 1]) << 32;
+    return bits_as<T>(bits);
   }
-}
-
-template <class Word, int kCount>
-GPUDIST_HOST_DEVICE inline void store(const Thread& thread, int first,
-                                      const int64_t (&offsets)[kCount],
-                                      const Word (&words)[kCount]) {
-  for (int i = 0; i < kCount; ++i) {
-    if (thread.has(first + i)) *thread.at<Word>(thread.views()[0], offsets[i]) = words[i];
-  }
-}
-
-template <class Word>
-GPUDIST_HOST_DEVICE inline void set_all_ones(const Thread& thread) {
-  int64_t offsets[1][kLanes];
-  locate<Word>(thread, 0, thread.views(), offsets);
-  Word words[kLanes];
-  memset(words, 0xff, sizeof(words));
-  store(thread, 0, offsets[0], words);
-}
-
-template <class Word>
-GPUDIST_HOST_DEVICE inline void set_constant(const Thread& thread) {
-  int64_t offsets[1][kLanes];
-  locate<Word>(thread, 0, thread.views(), offsets);
-  Word words[kLanes];
-  for (int i = 0; i < kLanes; ++i) {
-    // A lane may be a part of an item. Rows begin with whole ones.
-    const uint32_t in_item = thread.lane(i) % thread.job.row_lanes.value *
-                             static_cast<uint32_t>(sizeof(Word)) % thread.arguments.item_bytes;
-    memcpy(&words[i], thread.arguments.fill + in_item, sizeof(Word));
-  }
-  store(thread, 0, offsets[0], words);
-}
-
-template <class Word>
-GPUDIST_HOST_DEVICE inline void copy(const Thread& thread) {
-  int64_t offsets[2][kLanes];
-  locate<Word>(thread, 0, thread.views(), offsets);
-  Word words[kLanes];
-  load(thread, 0, thread.views()[1], offsets[1], words);
-  store(thread, 0, offsets[0], words);
-}
-
-// The sum of words, item by item.
-template <class T, class Word>
-struct PlainSum {
-  T items[sizeof(Word) / sizeof(T)];
-
-  GPUDIST_HOST_DEVICE void start(Word word) { memcpy(items, &word, sizeof(Word)); }
-  GPUDIST_HOST_DEVICE void add(Word word) {
-    PlainSum other;
-    other.start(word);
-    for (size_t k = 0; k < sizeof(Word) / sizeof(T); ++k) items[k] += other.items[k];
-  }
-  GPUDIST_HOST_DEVICE Word result() const {
-    Word word;
-    memcpy(&word, items, sizeof(Word));
-    return word;
+  GPUDIST_HOST_DEVICE void add(const Granule& other) {
+    for (int k = 0; k < Granule::kWords; k += sizeof(T) / 4) {
+      const uint64_t bits = bits_as<Bits>(item(granule, k) + item(other, k));
+      granule.words[k] = static_cast<uint32_t>(bits);
+      if (sizeof(T) == 8) granule.words[k + 1] = static_cast<uint32_t>(bits >> 32);
+    }
   }
 };
 
 // Integers of 8 or 16 bits, several in one register: their top bits take no carry to the next.
 template <class T>
-struct PackedSum {
-  static constexpr uint64_t kTopBits = ~uint64_t{0} / T(~T{0}) << (8 * sizeof(T) - 1);
-  Word16 sum;
+struct PackedSum : Same {
+  static constexpr uint32_t kTopBits = ~uint32_t{0} / T(~T{0}) << (8 * sizeof(T) - 1);
 
-  GPUDIST_HOST_DEVICE static uint64_t added(uint64_t a, uint64_t b) {
-    return ((a & ~kTopBits) + (b & ~kTopBits)) ^ ((a ^ b) & kTopBits);
-  }
-  GPUDIST_HOST_DEVICE void start(Word16 word) { sum = word; }
-  GPUDIST_HOST_DEVICE void add(Word16 word) {
-    sum = {added(sum.low, word.low), added(sum.high, word.high)};
-  }
-  GPUDIST_HOST_DEVICE Word16 result() const { return sum; }
-};
-
-template <>
-struct PlainSum<uint8_t, Word16> : PackedSum<uint8_t> {};
-template <>
-struct PlainSum<uint16_t, Word16> : PackedSum<uint16_t> {};
-
-// 16-bit floats, in float32.
-template <float (*kWiden)(uint16_t), uint16_t (*kNarrow)(float), class Word>
-struct WideSum {
-  static constexpr int kItems = sizeof(Word) / sizeof(uint16_t);
-  float items[kItems];
-
-  GPUDIST_HOST_DEVICE void start(Word word) {
-    uint16_t halves[kItems];
-    memcpy(halves, &word, sizeof(Word));
-    for (int k = 0; k < kItems; ++k) items[k] = kWiden(halves[k]);
-  }
-  GPUDIST_HOST_DEVICE void add(Word word) {
-    WideSum other;
-    other.start(word);
-    for (int k = 0; k < kItems; ++k) items[k] += other.items[k];
-  }
-  GPUDIST_HOST_DEVICE Word result() const {
-    uint16_t halves[kItems];
-    for (int k = 0; k < kItems; ++k) halves[k] = kNarrow(items[k]);
-    Word word;
-    memcpy(&word, halves, sizeof(Word));
-    return word;
-  }
-};
-
-// How the items of a dtype are summed.
-template <class T>
-struct Plain {
-  using Item = T;
-  template <class Word>
-  using Sum = PlainSum<T, Word>;
-};
-
-struct Float16 {
-  using Item = uint16_t;
-  template <class Word>
-  using Sum = WideSum<float16_to_float, float_to_float16, Word>;
-};
-
-struct Bfloat16 {
-  using Item = uint16_t;
-  template <class Word>
-  using Sum = WideSum<bfloat16_to_float, float_to_bfloat16, Word>;
-};
-
-// `kCount` lanes, from number `first` on.
-template <class Sum, class Word, int kCount>
-GPUDIST_HOST_DEVICE inline void sum_some(const Thread& thread, int first) {
-  const CombineView* const views = thread.views();
-  Sum sums[kCount];
-  for (int v = 1; v <= thread.job.summands; ++v) {
-    int64_t offsets[1][kCount];
-    locate<Word>(thread, first, views + v, offsets);
-    Word words[kCount];
-    load(thread, first, views[v], offsets[0], words);
-    for (int i = 0; i < kCount; ++i) {
-      if (v == 1) {
-        sums[i].start(words[i]);
-      } else {
-        sums[i].add(words[i]);
-      }
+  GPUDIST_HOST_DEVICE void add(const Granule& other) {
+    for (int w = 0; w < Granule::kWords; ++w) {
+      const uint32_t a = granule.words[w], b = other.words[w];
+      granule.words[w] = ((a & ~kTopBits) + (b & ~kTopBits)) ^ ((a ^ b) & kTopBits);
     }
   }
-  int64_t offsets[1][kCount];
-  locate<Word>(thread, first, views, offsets);
-  Word words[kCount];
-  for (int i = 0; i < kCount; ++i) words[i] = sums[i].result();
-  store(thread, first, offsets[0], words);
-}
+};
 
-// Wide lanes two at a time: the sums of more would not fit the registers.
-template <class Type>
-GPUDIST_HOST_DEVICE inline void sum(const Thread& thread) {
-  using Item = typename Type::Item;
-  if (thread.job.lane_bytes != sizeof(Word16)) {
-    return sum_some<typename Type::template Sum<Item>, Item, kLanes>(thread, 0);
+// 16-bit floats, in float32.
+template <class Pair>
+struct WideSum {
+  float items[Granule::kWords][2];
+
+  GPUDIST_HOST_DEVICE void start(const Granule& granule) {
+    for (int w = 0; w < Granule::kWords; ++w) Pair::widen(granule.words[w], items[w]);
   }
+  GPUDIST_HOST_DEVICE void add(const Granule& granule) {
+    for (int w = 0; w < Granule::kWords; ++w) {
+      float other[2];
+      Pair::widen(granule.words[w], other);
+      for (int k = 0; k < 2; ++k) items[w][k] += other[k];
+    }
+  }
+  GPUDIST_HOST_DEVICE Granule result() const {
+    Granule granule;
+    for (int w = 0; w < Granule::kWords; ++w) granule.words[w] = Pair::narrow(items[w]);
+    return granule;
+  }
+};
+
+// One tile, `kCount` rows at a time: all of them read before any is written. The first `kHeld`
+// summands are found once a tile, others once for as many rows.
+template <class Sum, int kHeld, int kCount>
+GPUDIST_HOST_DEVICE inline void make_tile(const Thread& thread, uint32_t number) {
+  const CombineJob& job = thread.job;
+  const Tile tile(job, number);
+  Cursor to(thread, thread.views[0], tile);
+  Cursor held[] = {Cursor(thread, thread.views[thread.summands() > 0 ? 1 : 0], tile),
+                   Cursor(thread, thread.views[kHeld > 1 ? 2 : 0], tile)};
+  Cursor(&cursors)[kHeld] = reinterpret_cast<Cursor(&)[kHeld]>(held);
+  const int32_t of_row = job.row_bytes - tile.column;
+  int32_t of_line =
+      job.line_bytes - tile.column - static_cast<int32_t>(tile.in_line) * job.tile_bytes;
   GPUDIST_NOT_UNROLLED
-  for (int first = 0; first < kLanes; first += 2) {
-    sum_some<typename Type::template Sum<Word16>, Word16, 2>(thread, first);
+  for (int row = 0; row < job.rows && of_line > -CombineTile::kGranule; row += kCount) {
+    Piece pieces[kCount];
+    for (int i = 0; i < kCount; ++i) {
+      pieces[i] = Piece(to.at + i * to.step, tile, of_row < of_line ? of_row : of_line);
+      of_line -= job.step_bytes;
+    }
+    Sum sums[kCount];
+    if (thread.summands() > 0) {
+      Granule granules[kHeld][kCount];
+      gather(cursors, pieces, granules);
+      for (int i = 0; i < kCount; ++i) {
+        sums[i].start(granules[0][i]);
+        for (int v = 1; v < kHeld; ++v) sums[i].add(granules[v][i]);
+      }
+    } else {
+      for (int i = 0; i < kCount; ++i) sums[i].start(thread.fill(pieces[i].skew));
+    }
+    if (kHeld > 1) {
+      GPUDIST_NOT_UNROLLED
+      for (int v = kHeld + 1; v <= thread.summands(); ++v) {
+        Granule granules[1][kCount];
+        Cursor other[] = {Cursor(thread, thread.views[v], Tile(job, number))};
+        other[0].at += row * other[0].step;
+        gather(other, pieces, granules);
+        for (int i = 0; i < kCount; ++i) sums[i].add(granules[0][i]);
+      }
+    }
+    for (int i = 0; i < kCount; ++i) {
+      store(to.at - pieces[i].skew, pieces[i].bits, sums[i].result());
+      to.at += to.step;
+    }
   }
 }
 
 // Integer sums wrap, which C++ says of the unsigned ones only.
-GPUDIST_HOST_DEVICE inline void sum_of(const Thread& thread) {
+GPUDIST_HOST_DEVICE inline void make(const Thread& thread, uint32_t tile) {
+  if (thread.summands() <= 1) return make_tile<Same, 1, 2>(thread, tile);
   switch (thread.arguments.dtype) {
     case Dtype::kUint8:
-    case Dtype::kInt8: return sum<Plain<uint8_t>>(thread);
-    case Dtype::kInt16: return sum<Plain<uint16_t>>(thread);
-    case Dtype::kInt32: return sum<Plain<uint32_t>>(thread);
-    case Dtype::kInt64: return sum<Plain<uint64_t>>(thread);
-    case Dtype::kFloat16: return sum<Float16>(thread);
-    case Dtype::kBfloat16: return sum<Bfloat16>(thread);
-    case Dtype::kFloat32: return sum<Plain<float>>(thread);
-    case Dtype::kFloat64: return sum<Plain<double>>(thread);
+    case Dtype::kInt8: return make_tile<PackedSum<uint8_t>, 2, 1>(thread, tile);
+    case Dtype::kInt16: return make_tile<PackedSum<uint16_t>, 2, 1>(thread, tile);
+    case Dtype::kInt32: return make_tile<PlainSum<uint32_t>, 2, 1>(thread, tile);
+    case Dtype::kInt64: return make_tile<PlainSum<uint64_t>, 2, 1>(thread, tile);
+    case Dtype::kFloat16: return make_tile<WideSum<Float16Pair>, 2, 1>(thread, tile);
+    case Dtype::kBfloat16: return make_tile<WideSum<Bfloat16Pair>, 2, 1>(thread, tile);
+    case Dtype::kFloat32: return make_tile<PlainSum<float>, 2, 1>(thread, tile);
+    case Dtype::kFloat64: return make_tile<PlainSum<double>, 2, 1>(thread, tile);
     default: return;  // refused when the plan was made
   }
-}
-
-template <class Word>
-GPUDIST_HOST_DEVICE inline void run(const Thread& thread, bool failed) {
-  if (failed) return set_all_ones<Word>(thread);
-  if (thread.job.summands == 0) return set_constant<Word>(thread);
-  if (thread.job.summands == 1) return copy<Word>(thread);
 }
 
 // The last job that begins with this block or before it.
@@ -277,22 +343,34 @@ GPUDIST_HOST_DEVICE inline uint32_t job_of(const CombineJob* jobs, uint32_t job_
   return first;
 }
 
+// To read it in memory of the host takes about a microsecond, which threads of a multiprocessor
+// share: its cache is empty when a launch begins, and what was set before is seen.
+GPUDIST_HOST_DEVICE inline bool is_set(const uint32_t* word) {
+  if (word == nullptr) return false;
+#ifdef __CUDA_ARCH__
+  return *word != 0;
+#else
+  return __atomic_load_n(word, __ATOMIC_RELAXED) != 0;
+#endif
+}
+
 }  // namespace combining
 
 GPUDIST_HOST_DEVICE inline void combine(const CombineArguments& arguments, const CombineJob* jobs,
                                         const CombineView* views, uint32_t block, uint32_t thread) {
-  const CombineJob& job = jobs[combining::job_of(jobs, arguments.job_count, block)];
-  const uint32_t before = (block - job.first_block) * CombineArguments::kLanesPerBlock;
-  const combining::Thread lanes{arguments, job, views, before + thread};
-  const bool failed =
-      arguments.failed != nullptr && *static_cast<const volatile uint32_t*>(arguments.failed) != 0;
-  if (job.summands > 1 && !failed) return combining::sum_of(lanes);
-  switch (job.lane_bytes) {
-    case 16: return combining::run<combining::Word16>(lanes, failed);
-    case 8: return combining::run<uint64_t>(lanes, failed);
-    case 4: return combining::run<uint32_t>(lanes, failed);
-    case 2: return combining::run<uint16_t>(lanes, failed);
-    default: return combining::run<uint8_t>(lanes, failed);
+  using namespace combining;
+  const CombineJob& job = jobs[job_of(jobs, arguments.job_count, block)];
+  const CombineView* const job_views = views + job.first_view;
+  const uint32_t first = (block - job.first_block) * CombineArguments::kThreads + thread;
+  const bool failed = is_set(arguments.failed);
+  if (job.summands != CombineJob::kAlreadyThere && first < job.tiles) {
+    make({arguments, job, job_views, false}, first);
+  }
+  if (!failed) return;
+  const uint32_t step = job.blocks * CombineArguments::kThreads;
+  GPUDIST_NOT_UNROLLED
+  for (uint32_t tile = first; tile < job.tiles; tile += step) {
+    make_tile<Same, 1, 1>({arguments, job, job_views, true}, tile);
   }
 }
 

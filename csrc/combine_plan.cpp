@@ -11,16 +11,25 @@ namespace gpudist {
 
 namespace {
 
-constexpr int64_t kWidestLane = 16;
+constexpr int64_t kGranule = CombineTile::kGranule;
+// Of a tile. The less there is to do, the more threads are to do it.
+constexpr int64_t kFewestRows = 4, kMostRows = 16;
+
+int64_t ceil_divide(int64_t number, int64_t divisor) {
+  return (number + divisor - 1) / divisor;
+}
 
 Divisor make_divisor(int64_t value) {
   Divisor divisor;
   divisor.value = static_cast<uint32_t>(value);
-  if (value == 1) return divisor;
-  while ((int64_t{2} << divisor.shift) < value) ++divisor.shift;
-  const uint64_t power = uint64_t{1} << (32 + divisor.shift);
-  divisor.multiplier = static_cast<uint32_t>((power + divisor.value - 1) / divisor.value);
+  while ((int64_t{1} << divisor.shift) < value) ++divisor.shift;
+  divisor.multiplier =
+      static_cast<uint32_t>(ceil_divide(int64_t{1} << (31 + divisor.shift), value));
   return divisor;
+}
+
+int64_t lowest_bit(int64_t bits) {
+  return bits & -bits;
 }
 
 // Sums of complex numbers are sums of their two parts.
@@ -53,6 +62,9 @@ void check_box(const CombineBox& box, Dtype dtype) {
     if (cells.strides.size() != box.shape.size()) {
       throw TransportError("cells have not the dims of their box");
     }
+    if (std::any_of(cells.strides.begin(), cells.strides.end(), [](auto s) { return s < 0; })) {
+      throw TransportError("a stride is negative");
+    }
   }
   if (box.views.empty() || (box.already_there && box.views.size() > 1)) {
     throw TransportError("a box is one destination, and summands if it has not its values");
@@ -70,8 +82,8 @@ int64_t CombinePlan::Rows::bytes() const {
 }
 
 CombinePlan::CombinePlan(Dtype dtype, double fill, const std::vector<CombineBox>& boxes,
-                         int64_t most_lanes)
-    : dtype_(dtype), real_dtype_(real_dtype(dtype)), fill_(fill), most_lanes_(most_lanes) {
+                         int64_t most_bytes)
+    : dtype_(dtype), real_dtype_(real_dtype(dtype)), fill_(fill), most_bytes_(most_bytes) {
   for (const CombineBox& box : boxes) {
     check_box(box, dtype);
     if (product(box.shape) > 0) boxes_.push_back(rows_of(box, item_bytes(dtype)));
@@ -79,98 +91,169 @@ CombinePlan::CombinePlan(Dtype dtype, double fill, const std::vector<CombineBox>
 }
 
 CombinePlan::Rows CombinePlan::rows_of(const CombineBox& box, int64_t item_bytes) {
-  Rows rows{static_cast<int>(box.views.size()) - 1, item_bytes, {}, {}};
+  Rows rows{static_cast<int>(box.views.size()) - 1, item_bytes, 0, {}, {}};
   if (box.already_there) rows.summands = CombineJob::kAlreadyThere;
   for (const CombineCells& cells : box.views) {
-    rows.views.push_back({cells.offset * item_bytes, {}, cells.buffer});
+    rows.views.push_back({cells.buffer, cells.offset * item_bytes, {}});
   }
   const auto in_all_views = [&](auto holds) {
     for (size_t v = 0; v < box.views.size(); ++v) {
-      if (!holds(rows.views[v].stride, box.views[v].strides)) return false;
+      if (!holds(rows.views[v].strides, box.views[v].strides)) return false;
     }
     return true;
   };
   for (size_t d : order_of_dims(box)) {
-    const size_t last = rows.shape.size() - 1;
     const bool continues = !rows.shape.empty() && in_all_views([&](auto& outer, auto& strides) {
-      return outer[last] == box.shape[d] * strides[d] * item_bytes;
+      return outer.back() == box.shape[d] * strides[d] * item_bytes;
     });
-    if (!continues) rows.shape.push_back(1);
+    if (!continues) {
+      rows.shape.push_back(1);
+      for (CombineCells& cells : rows.views) cells.strides.push_back(0);
+    }
     rows.shape.back() *= box.shape[d];
     for (size_t v = 0; v < box.views.size(); ++v) {
-      rows.views[v].stride[rows.shape.size() - 1] = box.views[v].strides[d] * item_bytes;
+      rows.views[v].strides.back() = box.views[v].strides[d] * item_bytes;
     }
   }
-  const bool contiguous = !rows.shape.empty() && in_all_views([&](auto& stride, auto&) {
-    return stride[rows.shape.size() - 1] == item_bytes;
+  const bool is_contiguous = !rows.shape.empty() && in_all_views([&](auto& strides, auto&) {
+    return strides.back() == item_bytes;
   });
-  if (contiguous) {
+  if (is_contiguous) {
     rows.row_bytes *= rows.shape.back();
     rows.shape.pop_back();
+    for (CombineCells& cells : rows.views) cells.strides.pop_back();
   }
   return rows;
 }
 
-int CombinePlan::lane_bytes(const Rows& rows, int alignment) const {
-  int64_t bits = kWidestLane | alignment | rows.row_bytes;
-  for (const CombineView& view : rows.views) {
-    bits |= view.offset;
-    for (size_t d = 0; d < rows.shape.size(); ++d) bits |= view.stride[d];
-  }
-  const int64_t widest = bits & -bits;
-  if (rows.summands <= 1) return static_cast<int>(widest);
-  const int64_t real_bytes = item_bytes(real_dtype_);
-  if (widest < real_bytes) throw TransportError("a tensor's items are not aligned");
-  return static_cast<int>(widest < kWidestLane ? real_bytes : kWidestLane);
-}
-
 CombineTable CombinePlan::table(int alignment) const {
+  int64_t granules = 0;
+  for (const Rows& rows : boxes_) {
+    if (rows.summands >= 0) granules += ceil_divide(rows.bytes(), kGranule);
+  }
+  constexpr int64_t kEnoughThreads = 512 * CombineArguments::kThreads;
+  int64_t tile_rows = kFewestRows;
+  while (tile_rows < kMostRows && granules >= 2 * tile_rows * kEnoughThreads) tile_rows *= 2;
   CombineTable table;
-  for (const Rows& rows : boxes_) append(rows, lane_bytes(rows, alignment), table);
+  for (const Rows& rows : boxes_) append(rows, alignment, tile_rows, table);
   return table;
 }
 
-void CombinePlan::append(const Rows& rows, int lane_bytes, CombineTable& table) const {
-  const int64_t lanes = rows.bytes() / lane_bytes;
-  if (lanes > most_lanes_) {
-    for (const Rows& half : halves(rows)) append(half, lane_bytes, table);
-    return;
+// Items may not lie across two granules where they are added.
+void CombinePlan::check_alignment(const Rows& rows, int alignment) const {
+  int64_t bits = alignment | rows.row_bytes;
+  for (const CombineCells& cells : rows.views) {
+    bits |= cells.offset;
+    for (int64_t stride : cells.strides) bits |= stride;
   }
-  CombineJob job{};
-  job.lanes = static_cast<uint32_t>(lanes);
-  job.first_block = table.blocks;
-  job.first_view = static_cast<uint32_t>(table.views.size());
-  job.summands = static_cast<int16_t>(rows.summands);
-  job.lane_bytes = static_cast<uint8_t>(lane_bytes);
-  job.dims = static_cast<uint8_t>(rows.shape.size());
-  job.row_lanes = make_divisor(rows.row_bytes / lane_bytes);
-  for (int d = 0; d < job.dims; ++d) job.shape[d] = make_divisor(rows.shape[d]);
-  constexpr int64_t kLanes = CombineArguments::kLanesPerBlock;
-  const int64_t blocks = table.blocks + (lanes + kLanes - 1) / kLanes;
-  if (blocks > std::numeric_limits<int32_t>::max()) throw TransportError("a stage is too large");
-  table.blocks = static_cast<uint32_t>(blocks);
-  table.jobs.push_back(job);
-  table.views.insert(table.views.end(), rows.views.begin(), rows.views.end());
+  if (rows.summands > 1 && lowest_bit(bits) < item_bytes(real_dtype_)) {
+    throw TransportError("a tensor's items are not aligned");
+  }
 }
 
-// Cut in the outermost dim, or the only row where a lane and an item begin.
+void CombinePlan::append(const Rows& box, int alignment, int64_t tile_rows,
+                         CombineTable& table) const {
+  check_alignment(box, alignment);
+  if (box.bytes() > most_bytes_) {
+    for (const Rows& half : halves(box)) append(half, alignment, tile_rows, table);
+    return;
+  }
+  const Rows rows = cut(box);
+  const size_t last = rows.shape.size() - 1;
+  const int64_t line_tiles = ceil_divide(rows.shape[last], tile_rows);
+  // Rows of a tile lie side by side, but for short ones: neighbours are of neighbouring threads.
+  constexpr int64_t kShort = 64;
+  const int64_t to_next_tile = rows.row_bytes < kShort ? 1 : tile_rows;
+  const int64_t to_next_row = rows.row_bytes < kShort ? line_tiles : 1;
+  // Rows of the destination begin in a granule at its `begin` or this plus multiples of `unit`.
+  int64_t unit = kGranule | alignment;
+  for (int64_t stride : rows.views[0].strides) unit |= stride;
+  unit = lowest_bit(unit);
+  const int64_t latest_begin = rows.views[0].offset % unit + kGranule - unit;
+  const int64_t columns = ceil_divide(latest_begin + rows.row_bytes, kGranule);
+
+  CombineJob job{};
+  job.first_view = static_cast<uint32_t>(table.views.size());
+  job.row_bytes = static_cast<int32_t>(rows.row_bytes);
+  job.line_bytes = static_cast<int32_t>(rows.line_bytes);
+  job.tile_bytes = static_cast<int32_t>(to_next_tile * rows.row_bytes);
+  job.step_bytes = static_cast<int32_t>(to_next_row * rows.row_bytes);
+  job.summands = static_cast<int16_t>(rows.summands);
+  job.rows = static_cast<uint8_t>(tile_rows);
+  job.dims = static_cast<uint8_t>(last);
+  job.columns = make_divisor(columns);
+  job.line = make_divisor(line_tiles);
+  int64_t tiles = columns * line_tiles;
+  for (size_t d = 0; d < last; ++d) {
+    job.shape[d] = make_divisor(rows.shape[d]);
+    tiles *= rows.shape[d];
+  }
+  job.tiles = static_cast<uint32_t>(tiles);
+  job.first_block = table.blocks;
+  const bool is_there = rows.summands == CombineJob::kAlreadyThere;
+  job.blocks = is_there ? 1 : static_cast<uint32_t>(ceil_divide(tiles, CombineArguments::kThreads));
+  if (int64_t{table.blocks} + job.blocks > std::numeric_limits<int32_t>::max()) {
+    throw TransportError("a stage is too large");
+  }
+  table.blocks += job.blocks;
+  table.jobs.push_back(job);
+  for (const CombineCells& cells : rows.views) {
+    CombineView view{};
+    view.buffer = cells.buffer;
+    view.offset = cells.offset;
+    view.stop = cells.offset + rows.line_bytes;
+    for (size_t d = 0; d <= last; ++d) view.stop += (rows.shape[d] - 1) * cells.strides[d];
+    view.stop -= (rows.shape[last] - 1) * rows.row_bytes;
+    view.step = to_next_row * cells.strides[last];
+    view.reach = (tile_rows - 1) * view.step + 2 * kGranule;
+    view.tile_stride = to_next_tile * cells.strides[last];
+    std::copy_n(cells.strides.begin(), last, view.stride);
+    table.views.push_back(view);
+  }
+}
+// Cut in the outermost dim, or the only row where a granule and an item begin.
 std::array<CombinePlan::Rows, 2> CombinePlan::halves(const Rows& rows) {
   std::array<Rows, 2> halves{rows, rows};
   const auto outermost =
       std::find_if(rows.shape.begin(), rows.shape.end(), [](int64_t extent) { return extent > 1; });
   if (outermost == rows.shape.end()) {
-    const int64_t first = rows.row_bytes / kWidestLane / 2 * kWidestLane;
+    const int64_t first = rows.row_bytes / kGranule / 2 * kGranule;
     halves[0].row_bytes = first;
     halves[1].row_bytes -= first;
-    for (CombineView& view : halves[1].views) view.offset += first;
+    for (CombineCells& cells : halves[1].views) cells.offset += first;
     return halves;
   }
   const size_t d = outermost - rows.shape.begin();
   const int64_t first = rows.shape[d] / 2;
   halves[0].shape[d] = first;
   halves[1].shape[d] -= first;
-  for (CombineView& view : halves[1].views) view.offset += first * view.stride[d];
+  for (CombineCells& cells : halves[1].views) cells.offset += first * cells.strides[d];
   return halves;
+}
+
+// Long rows in lines of too few of them for a tile are cut into rows that lie one behind the other.
+CombinePlan::Rows CombinePlan::cut(Rows rows) {
+  constexpr int64_t kEnoughRows = 16, kShortest = 256, kLongest = 4096;
+  if (rows.shape.empty()) {
+    rows.shape.push_back(1);
+    for (CombineCells& cells : rows.views) cells.strides.push_back(0);
+  }
+  const int64_t count = rows.shape.back();
+  rows.line_bytes = count * rows.row_bytes;
+  if (count % kFewestRows == 0 || count >= kEnoughRows ||
+      rows.row_bytes < kFewestRows * kShortest) {
+    return rows;
+  }
+  rows.line_bytes = rows.row_bytes;
+  const int64_t parts = kFewestRows * ceil_divide(rows.line_bytes, kFewestRows * kLongest);
+  rows.row_bytes = ceil_divide(ceil_divide(rows.line_bytes, parts), kGranule) * kGranule;
+  if (count > 1) {
+    rows.shape.push_back(1);
+    for (CombineCells& cells : rows.views) cells.strides.push_back(0);
+  }
+  rows.shape.back() = ceil_divide(rows.line_bytes, rows.row_bytes);
+  for (CombineCells& cells : rows.views) cells.strides.back() = rows.row_bytes;
+  return rows;
 }
 
 CombineArguments CombinePlan::arguments(const CombineTable& table) const {
@@ -180,7 +263,6 @@ CombineArguments CombinePlan::arguments(const CombineTable& table) const {
   arguments.job_count = static_cast<uint32_t>(table.jobs.size());
   arguments.blocks = table.blocks;
   arguments.dtype = real_dtype_;
-  arguments.item_bytes = static_cast<uint32_t>(item_bytes(dtype_));
   BoxView constant;
   constant.rows = 1;
   constant.row_bytes = sizeof(arguments.fill);

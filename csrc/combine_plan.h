@@ -33,13 +33,14 @@ struct CombineTable {
 
 class CombinePlan {
  public:
-  static constexpr int64_t kMostLanes = (int64_t{1} << 31) - 1;
+  // So that 32 bits count the bytes of four rows.
+  static constexpr int64_t kMostBytes = int64_t{1} << 29;
 
   CombinePlan() = default;
-  // `fill`: value of cells without a summand. Jobs of more than `most_lanes`, at least 32, are
+  // `fill`: value of cells without a summand. Jobs of more than `most_bytes`, at least 32, are
   // split.
   CombinePlan(Dtype dtype, double fill, const std::vector<CombineBox>& boxes,
-              int64_t most_lanes = kMostLanes);
+              int64_t most_bytes = kMostBytes);
 
   // There is no cell to write.
   bool is_empty() const { return boxes_.empty(); }
@@ -56,21 +57,23 @@ class CombinePlan {
   struct Rows {
     int summands;
     int64_t row_bytes;
-    std::vector<int64_t> shape;  // of the dims that count rows
-    std::vector<CombineView> views;
+    int64_t line_bytes;               // of all rows in the last dim
+    std::vector<int64_t> shape;       // of the dims that count rows
+    std::vector<CombineCells> views;  // in bytes
 
     int64_t bytes() const;
   };
 
   static Rows rows_of(const CombineBox& box, int64_t item_bytes);
   static std::array<Rows, 2> halves(const Rows& rows);
-  int lane_bytes(const Rows& rows, int alignment) const;
-  void append(const Rows& rows, int lane_bytes, CombineTable& table) const;
+  static Rows cut(Rows rows);
+  void check_alignment(const Rows& rows, int alignment) const;
+  void append(const Rows& rows, int alignment, int64_t tile_rows, CombineTable& table) const;
 
   Dtype dtype_ = Dtype::kUint8;
   Dtype real_dtype_ = Dtype::kUint8;
   double fill_ = 0;
-  int64_t most_lanes_ = kMostLanes;
+  int64_t most_bytes_ = kMostBytes;
   std::vector<Rows> boxes_;
 };
 

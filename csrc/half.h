@@ -70,4 +70,38 @@ GPUDIST_HOST_DEVICE inline uint16_t float_to_float16(float value) {
 #endif
 }
 
+// Two of them in one word, the first in the lower half.
+GPUDIST_HOST_DEVICE inline uint32_t pair_of(uint16_t first, uint16_t second) {
+  return first | static_cast<uint32_t>(second) << 16;
+}
+
+struct Float16Pair {
+  GPUDIST_HOST_DEVICE static void widen(uint32_t word, float (&values)[2]) {
+    values[0] = float16_to_float(static_cast<uint16_t>(word));
+    values[1] = float16_to_float(static_cast<uint16_t>(word >> 16));
+  }
+  GPUDIST_HOST_DEVICE static uint32_t narrow(const float (&values)[2]) {
+    return pair_of(float_to_float16(values[0]), float_to_float16(values[1]));
+  }
+};
+
+struct Bfloat16Pair {
+  GPUDIST_HOST_DEVICE static void widen(uint32_t word, float (&values)[2]) {
+    values[0] = bits_as<float>(word << 16);
+    values[1] = bits_as<float>(word & 0xffff0000u);
+  }
+  GPUDIST_HOST_DEVICE static uint32_t narrow(const float (&values)[2]) {
+#ifdef __CUDA_ARCH__
+    uint32_t word;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(values[1]), "f"(values[0]));
+    // What is not a number has other bits on the host.
+    if (values[0] != values[0]) word = (word & 0xffff0000u) | 0x7fc0u;
+    if (values[1] != values[1]) word = (word & 0x0000ffffu) | 0x7fc00000u;
+    return word;
+#else
+    return pair_of(float_to_bfloat16(values[0]), float_to_bfloat16(values[1]));
+#endif
+  }
+};
+
 }  // namespace gpudist

@@ -28,7 +28,16 @@ if torch.version.cuda and not torch.cuda.is_available():
     torch._C._ensureCUDADeviceGuardSet()  # pyright: ignore[reportAttributeAccessIssue]
 
 # Files that begin first, since one that takes long and comes last has a processor to itself.
-LONG = ("benchmarks/", "checkpoint/test_killed", "chaos/", "docs/", "examples/", "nodes/", "soak/")
+LONG = (
+    "benchmarks/",
+    "checkpoint/test_killed",
+    "chaos/",
+    "docs/",
+    "examples/",
+    "nodes/",
+    "ptx/",
+    "soak/",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

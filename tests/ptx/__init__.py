@@ -1,0 +1,1 @@
+"""nvcc's PTX of the kernels, executed on the CPU."""

@@ -1,0 +1,197 @@
+"""What is compiled of ``csrc/cuda_api.cu`` by nvcc, and of this folder; kept in ``build/ptx``."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+
+from tests.doubles import build as doubles
+from tests.doubles.build import NoCompiler, run_all
+from tests.ptx.assembly import read
+from tests.ptx.program import encode
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+CSRC = ROOT / "csrc"
+CACHE = ROOT / "build" / "ptx"
+ARCHITECTURES = (80, 90)
+FLAGS = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden"]
+_INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
+
+
+class NoNvcc(RuntimeError):
+    """There is no nvcc here: nothing of this folder can be built."""
+
+
+@lru_cache(maxsize=1)
+def nvcc() -> Path:
+    """Return the compiler.
+
+    Raises:
+        NoNvcc: there is none.
+    """
+    folders = [os.environ.get("PATH", "")]
+    folders += [
+        f"{os.environ[name]}/bin" for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ
+    ]
+    found = shutil.which("nvcc", path=os.pathsep.join([*folders, "/usr/local/cuda/bin"]))
+    if found is None:
+        raise NoNvcc("no nvcc in PATH, CUDA_HOME, CUDA_PATH or /usr/local/cuda/bin")
+    return Path(found)
+
+
+@lru_cache(maxsize=1)
+def toolkit_headers() -> Path:
+    """Return the folder of CUDA's headers, which nvcc knows."""
+    command = [str(nvcc()), "--dryrun", "-c", "-x", "cu", os.devnull, "-o", os.devnull]
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    found = re.search(r'INCLUDES="-I([^"]+)"', text)
+    if found is None:
+        raise RuntimeError(f"nvcc names no folder of headers:\n{text}")
+    return Path(found[1].strip()).resolve()
+
+
+def digest_of(*parts: object) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        digest.update(part if isinstance(part, bytes) else str(part).encode())
+        digest.update(b"\0")
+    return digest.hexdigest()
+
+
+def with_headers(source: Path, folders: tuple[Path, ...]) -> list[Path]:
+    """A source file and every header of ours that it includes, directly or not."""
+    found, waiting = [], [source]
+    while waiting:
+        path = waiting.pop()
+        if path in found:
+            continue
+        found.append(path)
+        for name in _INCLUDE.findall(path.read_text()):
+            waiting += [
+                folder / name for folder in (path.parent, *folders) if (folder / name).exists()
+            ]
+    return sorted(found)
+
+
+@lru_cache(maxsize=1)
+def compiled_kernels() -> Path:
+    """Return the folder with nvcc's object, its PTX ``sm_NN.ptx`` and its log."""
+    source = CSRC / "cuda_api.cu"
+    code = [f"-gencode=arch=compute_{n},code=sm_{n}" for n in ARCHITECTURES]
+    flags = ["-std=c++17", "-O3", "-Werror=all-warnings", "-Xcompiler=-fPIC", "-Xptxas=-v", *code]
+    texts = [path.read_bytes() for path in with_headers(source, (CSRC,))]
+    target = CACHE / f"kernels-{digest_of(nvcc(), flags, *texts)}"
+    if target.exists():
+        return target
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE) as folder:
+        kept = Path(folder) / "kept"
+        kept.mkdir()
+        command = [str(nvcc()), *flags, "--threads=2", "--keep", "--keep-dir", str(kept)]
+        command += ["-c", str(source), "-o", str(kept / "cuda_api.o")]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+        if done.returncode != 0:
+            raise RuntimeError(f"csrc/cuda_api.cu does not compile:\n{done.stdout}{done.stderr}")
+        made = Path(folder) / "made"
+        made.mkdir()
+        (made / "log.txt").write_text(done.stdout + done.stderr)
+        shutil.copy(kept / "cuda_api.o", made)
+        for n in ARCHITECTURES:
+            shutil.copy(kept / f"cuda_api.compute_{n}.ptx", made / f"sm_{n}.ptx")
+            shutil.copy(kept / f"cuda_api.compute_{n}.cubin", made / f"sm_{n}.cubin")
+        _put(made, target)
+    return target
+
+
+def encoded_kernels(architecture: int) -> Path:
+    """Return the file of the kernels that the machine reads."""
+    ptx = (compiled_kernels() / f"sm_{architecture}.ptx").read_text()
+    encoder = [(HERE / name).read_bytes() for name in ("assembly.py", "program.py")]
+    target = CACHE / f"sm_{architecture}-{digest_of(ptx, *encoder)}.program"
+    if not target.exists():
+        made = target.with_suffix(f".{os.getpid()}")
+        lines = [line for kernel in read(ptx) for line in encode(kernel)[0]]
+        made.write_text("\n".join(lines) + "\n")
+        os.replace(made, target)
+    return target
+
+
+def objects(sources: list[Path], *flags: str) -> list[Path]:
+    """Return the compiled objects of C++ sources; only what changed is compiled."""
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        raise NoCompiler("no c++ or g++ in PATH")
+    folders = (HERE, CSRC, ROOT / "tests" / "doubles", ROOT / "tests" / "csrc")
+    including = [f"-I{folder}" for folder in folders] + ["-isystem", str(toolkit_headers())]
+    CACHE.mkdir(parents=True, exist_ok=True)
+    targets, commands, renames = [], [], []
+    for source in sources:
+        texts = [path.read_bytes() for path in with_headers(source, folders)]
+        target = CACHE / f"{source.stem}-{digest_of(compiler, FLAGS, flags, *texts)}.o"
+        targets.append(target)
+        if not target.exists():
+            made = target.with_suffix(f".{os.getpid()}")
+            commands.append(
+                [compiler, *FLAGS, *including, *flags, "-c", str(source), "-o", str(made)]
+            )
+            renames.append((made, target))
+    run_all(commands)
+    for made, target in renames:
+        os.replace(made, target)
+    return targets
+
+
+def linked(name: str, parts: list[Path], *flags: str) -> Path:
+    """Return the program or library of these objects."""
+    target = CACHE / f"{digest_of(flags, *parts)}" / name
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        made = target.with_name(f"{name}.{os.getpid()}")
+        run_all([["c++", *map(str, parts), "-pthread", *flags, "-ldl", "-o", str(made)]])
+        os.replace(made, target)
+    return target
+
+
+def program(sources: list[Path], architecture: int) -> tuple[Path, dict[str, str]]:
+    """Return a program over plain memory, named by its first source, and its environment."""
+    kernels = compiled_kernels()
+    mine = [HERE / f"{name}.cpp" for name in ("machine", "opcodes", "host")]
+    core = [CSRC / f"{name}.cpp" for name in ("combine_plan", "packing_cpu")]
+    parts = objects([*sources, *mine, *core])
+    capability = f"-DGPUDIST_PTX_CAPABILITY={architecture}"
+    parts += objects([HERE / "runtime.cpp"], capability)
+    made = linked(sources[0].stem, [*parts, kernels / "cuda_api.o"])
+    return made, os.environ | {"GPUDIST_PTX_PROGRAM": str(encoded_kernels(architecture))}
+
+
+def library(architecture: int) -> tuple[Path, dict[str, str]]:
+    """Return the doubles with the compiled kernels in them, and the environment they need."""
+    kernels = compiled_kernels()
+    # The native core asks for one table: nvcc's, which stands on that of the doubles.
+    parts = objects(doubles.sources(), "-Dgpudist_device_api=gpudist_double_device_api")
+    parts += objects([HERE / f"{name}.cpp" for name in ("machine", "opcodes", "doubled")])
+    parts += objects([HERE / "runtime.cpp"], f"-DGPUDIST_PTX_CAPABILITY={architecture}")
+    made = linked("libnccl_double.so", [*parts, kernels / "cuda_api.o"], *doubles.LINKING)
+    heap = linked("libheap.so", objects([HERE / "heap.cpp"], "-fno-builtin"), "-shared")
+    return made, {
+        "LD_PRELOAD": str(heap),
+        "GPUDIST_NCCL_LIBRARY": str(made),
+        "GPUDIST_DEVICE_LIBRARY": str(made),
+        "GPUDIST_PTX_PROGRAM": str(encoded_kernels(architecture)),
+    }
+
+
+def _put(made: Path, target: Path) -> None:
+    """Move a finished folder to its place, unless another process was first."""
+    try:
+        os.replace(made, target)
+    except OSError:
+        if not target.exists():
+            raise

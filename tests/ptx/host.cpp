@@ -1,0 +1,55 @@
+// For programs without the doubles: memory of the host, and one stream that does everything at
+// once.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "runtime.h"
+
+namespace gpudist::ptx {
+
+namespace {
+
+constexpr int kSuccess = 0;
+constexpr int kOutOfMemory = 2;
+
+int allocate(void** memory, size_t bytes) {
+  constexpr size_t kAlignment = 512;
+  *memory = std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+  return *memory == nullptr ? kOutOfMemory : kSuccess;
+}
+int release(void* memory) {
+  std::free(memory);
+  return kSuccess;
+}
+int copy(void* to, const void* from, size_t bytes, DeviceStream) {
+  std::memcpy(to, from, bytes);
+  return kSuccess;
+}
+int launch_combine(const CombineArguments&, DeviceStream) {
+  return kSuccess;
+}
+
+DeviceApi make_api() {
+  DeviceApi api{};
+  api.allocate = allocate;
+  api.release = release;
+  api.allocate_pinned = allocate;
+  api.release_pinned = release;
+  api.copy = copy;
+  api.launch_combine = launch_combine;
+  return api;
+}
+
+}  // namespace
+
+const DeviceApi& device_below() {
+  static const DeviceApi api = make_api();
+  return api;
+}
+
+void put_on_stream(DeviceStream, std::function<void()> work) {
+  work();
+}
+
+}  // namespace gpudist::ptx

@@ -1,0 +1,127 @@
+// Random launches of the compiled kernels against loops over the cells.
+//
+//   launches COUNT SEED [mutants]
+//
+// prints, for each kernel, its name and how often each of its instructions was executed, then
+// `passed` or what was wrong first. With `mutants` it goes on with lines of its input:
+//   constant KERNEL VALUE          gives a kernel one more constant
+//   mutant KERNEL INSTRUCTION TEXT runs the launches that execute this instruction with TEXT in its
+//                                  place, up to the first that is wrong; prints how many these
+//                                  were, and what was wrong or nothing
+#include "launches.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+#include <set>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "runtime.h"
+
+namespace {
+
+using namespace gpudist;
+
+// More than any thread takes, by far.
+constexpr uint64_t kMostSteps = 200'000;
+// Launches of a mutant; all that execute it, if they are more.
+constexpr size_t kMostTried = 500;
+
+// For every kernel and instruction, the launches that execute it.
+using Executing = std::vector<std::vector<std::vector<uint32_t>>>;
+
+std::string run_all(uint64_t count, uint64_t seed, Executing* executing) {
+  std::vector<ptx::Counts> all = ptx::counts();
+  std::string wrong;
+  for (uint64_t i = 0; i < count && wrong.empty(); ++i) {
+    wrong = ptx::run_launch(seed, i);
+    if (!wrong.empty()) wrong = "launch " + std::to_string(i) + ": " + wrong;
+    if (executing == nullptr) continue;
+    for (size_t k = 0; k < all.size(); ++k) {
+      const std::vector<uint64_t>& now = ptx::counts()[k].threads;
+      for (size_t at = 0; at < now.size(); ++at) {
+        if (now[at] > all[k].threads[at]) (*executing)[k][at].push_back(static_cast<uint32_t>(i));
+      }
+      all[k].threads = now;
+    }
+  }
+  return wrong;
+}
+
+void print_counts() {
+  for (size_t k = 0; k < ptx::kernels().size(); ++k) {
+    std::printf("%s", ptx::kernels()[k].name.c_str());
+    for (uint64_t times : ptx::counts()[k].threads) {
+      std::printf(" %lu", static_cast<unsigned long>(times));
+    }
+    std::printf("\n");
+  }
+}
+
+void run_mutant(size_t k, size_t at, const std::string& text, uint64_t count, uint64_t seed,
+                const Executing& executing) {
+  ptx::Kernel& kernel = ptx::kernels().at(k);
+  ptx::replace(kernel, at, text);
+  std::string wrong;
+  size_t tried = 0;
+  std::set<uint64_t> classes;
+  for (uint32_t i : executing[k][at]) {
+    wrong = ptx::run_launch(seed, i);
+    classes.insert(i % ptx::kLaunchClasses);
+    ++tried;
+    if (!wrong.empty()) break;
+  }
+  for (uint64_t i = count; wrong.empty() && tried < kMostTried && !classes.empty(); ++i) {
+    if (classes.count(i % ptx::kLaunchClasses) == 0) continue;
+    wrong = ptx::run_launch(seed, i);
+    ++tried;
+  }
+  ptx::replace(kernel, at, kernel.text[at]);
+  std::printf("%zu\t%s\n", tried, wrong.c_str());
+}
+
+void run_mutants(uint64_t count, uint64_t seed, const Executing& executing) {
+  for (std::string line; std::getline(std::cin, line);) {
+    std::istringstream words(line);
+    std::string word, text;
+    size_t k = 0, at = 0;
+    words >> word >> k >> at;
+    if (word == "constant") {
+      ptx::kernels().at(k).constants.push_back(at);
+    } else if (word == "mutant" && std::getline(words >> std::ws, text)) {
+      run_mutant(k, at, text, count, seed, executing);
+    } else {
+      throw std::runtime_error("neither a constant nor a mutant: " + line);
+    }
+  }
+}
+
+int run(uint64_t count, uint64_t seed, bool with_mutants) {
+  ptx::manner().most_steps = kMostSteps;
+  Executing executing;
+  for (const ptx::Kernel& kernel : ptx::kernels()) {
+    executing.emplace_back(kernel.instructions.size());
+  }
+  const std::string wrong = run_all(count, seed, with_mutants ? &executing : nullptr);
+  print_counts();
+  std::printf("%s\n", wrong.empty() ? "passed" : wrong.c_str());
+  std::fflush(stdout);
+  if (wrong.empty() && with_mutants) run_mutants(count, seed, executing);
+  return wrong.empty() ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  if (count < 3) return 2;
+  try {
+    return run(std::strtoull(arguments[1], nullptr, 10), std::strtoull(arguments[2], nullptr, 10),
+               count > 3 && std::string(arguments[3]) == "mutants");
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "launches: %s\n", error.what());
+    return 2;
+  }
+}

@@ -1,0 +1,93 @@
+"""Random launches of the compiled kernels against plain loops, and which lines they execute.
+
+python -m tests.ptx.launches [--architectures 80 90] [--count 50000] [--seed 1]
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.ptx.assembly import Instruction, read
+from tests.ptx.build import HERE, ROOT, compiled_kernels, program
+
+LEAST_COVERED = 0.98
+SOURCES = [
+    HERE / "launches.cpp",
+    HERE / "random_launch.cpp",
+    ROOT / "tests" / "csrc" / "combine_cases.cpp",
+]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What launches found.
+
+    Attributes:
+        wrong: what was wrong first; empty if nothing was.
+        missed: of each kernel, the instructions that were never executed.
+        instructions: how many each kernel has.
+        executed: instructions of all threads of all launches.
+    """
+
+    wrong: str
+    missed: dict[str, list[Instruction]]
+    instructions: dict[str, int]
+    executed: int
+
+    @property
+    def covered(self) -> float:
+        missed = sum(map(len, self.missed.values()))
+        return 1 - missed / sum(self.instructions.values())
+
+
+def launcher(architecture: int) -> tuple[Path, dict[str, str]]:
+    return program(SOURCES, architecture)
+
+
+def launch(architecture: int, count: int, seed: int) -> Outcome:
+    path, environment = launcher(architecture)
+    text = (compiled_kernels() / f"sm_{architecture}.ptx").read_text()
+    kernels = {kernel.name: kernel.instructions for kernel in read(text)}
+    command = [path, str(count), str(seed)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    *counts, last = done.stdout.splitlines() or [""]
+    if done.returncode not in (0, 1):
+        raise RuntimeError(done.stderr)
+    missed: dict[str, list[Instruction]] = {}
+    executed = 0
+    for line in counts:
+        name, *times = line.split()
+        executed += sum(map(int, times))
+        pairs = zip(kernels[name], times, strict=True)
+        missed[name] = [one for one, often in pairs if often == "0"]
+    sizes = {name: len(instructions) for name, instructions in kernels.items()}
+    return Outcome("" if last == "passed" else last, missed, sizes, executed)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--architectures", type=int, nargs="+", default=[80, 90])
+    parser.add_argument("--count", type=int, default=50_000)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    failed = False
+    for architecture in arguments.architectures:
+        found = launch(architecture, arguments.count, arguments.seed)
+        for name, missed in found.missed.items():
+            size = found.instructions[name]
+            print(f"sm_{architecture} {name}: {len(missed)} of {size} lines missed")
+            for one in missed:
+                print(f"    {one.line}: {one}")
+        print(
+            f"sm_{architecture}: {arguments.count} launches, {found.executed / 1e6:.0f} million "
+            f"instructions, {100 * found.covered:.2f} % of the PTX: {found.wrong or 'passed'}"
+        )
+        failed |= bool(found.wrong) or found.covered < LEAST_COVERED
+    return int(failed)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,82 @@
+"""What ptxas makes of the kernels: registers, memory of a thread, and the accesses in the code."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+from dataclasses import dataclass
+
+from tests.ptx.build import compiled_kernels, nvcc
+
+_FUNCTION = re.compile(r"^\s*Function (\w+):\s*\n(.*)$", re.MULTILINE)
+_PTXAS = re.compile(
+    r"Compiling entry function '(\w+)' for 'sm_(\d+)'.*?(\d+) bytes stack frame, "
+    r"(\d+) bytes spill stores, (\d+) bytes spill loads.*?Used (\d+) registers",
+    re.DOTALL,
+)
+_SECTION = re.compile(r"^\s*\.section\s+\.text\.(\w+)", re.MULTILINE)
+_OPCODE = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)")
+
+
+class NoTool(RuntimeError):
+    """A tool of CUDA's toolkit is not here."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one thread of a kernel takes."""
+
+    registers: int
+    stack_bytes: int
+    local_bytes: int
+
+
+def tool(name: str) -> str:
+    """Return the path of ``cuobjdump`` or ``nvdisasm``.
+
+    Raises:
+        NoTool: neither the toolkit nor a wheel has it.
+    """
+    folders = [os.environ.get("PATH", ""), str(nvcc().resolve().parent)]
+    folders += [
+        f"{os.environ[home]}/bin" for home in ("CUDA_HOME", "CUDA_PATH") if home in os.environ
+    ]
+    folders += ["/usr/local/cuda/bin", f"{sysconfig.get_path('purelib')}/nvidia/cu13/bin"]
+    found = shutil.which(name, path=os.pathsep.join(folders))
+    if found is None:
+        raise NoTool(f"no {name} beside nvcc, in PATH or CUDA_HOME: pip install nvidia-cuda-{name}")
+    return found
+
+
+def spills(architecture: int) -> dict[str, tuple[int, int]]:
+    """Registers of each kernel, and bytes of its stack and spills, as ptxas says."""
+    log = (compiled_kernels() / "log.txt").read_text()
+    return {
+        name: (int(registers), int(stack) + int(stores) + int(loads))
+        for name, found, stack, stores, loads, registers in _PTXAS.findall(log)
+        if int(found) == architecture
+    }
+
+
+def resources(architecture: int) -> dict[str, Resources]:
+    """What cuobjdump reads in the machine code of each kernel."""
+    cubin = compiled_kernels() / f"sm_{architecture}.cubin"
+    command = [tool("cuobjdump"), "-res-usage", str(cubin)]
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    made = {}
+    for name, line in _FUNCTION.findall(text):
+        numbers = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", line))
+        made[name] = Resources(*(int(numbers[key]) for key in ("REG", "STACK", "LOCAL")))
+    return made
+
+
+def opcodes(architecture: int) -> dict[str, list[str]]:
+    """The opcodes of each kernel's machine code, in their order."""
+    cubin = compiled_kernels() / f"sm_{architecture}.cubin"
+    command = [tool("nvdisasm"), str(cubin)]
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    _, *parts = _SECTION.split(text)
+    return {name: _OPCODE.findall(body) for name, body in zip(parts[::2], parts[1::2], strict=True)}

@@ -1,0 +1,252 @@
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <vector>
+
+#include "combine_cases.h"
+#include "combine_plan.h"
+#include "launches.h"
+#include "runtime.h"
+
+namespace gpudist {
+
+const DeviceApi* cuda_api();
+
+namespace ptx {
+
+namespace {
+
+using combine_cases::between;
+using combine_cases::Case;
+
+// Bytes of tables that travel with a launch, for each of the kernels that take some.
+constexpr uint32_t kInlineBytes[] = {1024, 3840, 16384};
+
+// Between the rows of cells that lie far apart, in bytes: more than 32 bits count.
+constexpr int64_t kFarBytes = 5'000'000'000 / 48 * 48;
+constexpr int64_t kMostFarRows = 9;
+
+// Memory of the launch that is being carried out, and what was wrong in it.
+std::vector<Range> live;
+std::string fault_text;
+
+void check(int error, const char* call) {
+  if (error != 0) throw std::runtime_error(std::string(call) + " was refused");
+}
+
+// Memory of the device, exactly as large as what is in it.
+class Uploaded {
+ public:
+  Uploaded(const void* from, size_t bytes, bool is_pinned)
+      : bytes_(static_cast<const char*>(from), static_cast<const char*>(from) + bytes),
+        is_pinned_(is_pinned) {
+    const DeviceApi& api = *cuda_api();
+    check((is_pinned ? api.allocate_pinned : api.allocate)(&memory_, bytes), "an allocation");
+    std::memcpy(memory_, from, bytes);
+  }
+  Uploaded(const Uploaded&) = delete;
+  Uploaded& operator=(const Uploaded&) = delete;
+  ~Uploaded() {
+    const DeviceApi& api = *cuda_api();
+    (is_pinned_ ? api.release_pinned : api.release)(memory_);
+  }
+
+  const char* data() const { return static_cast<const char*>(memory_); }
+  bool is_unchanged() const { return std::equal(bytes_.begin(), bytes_.end(), data()); }
+
+ private:
+  const std::vector<char> bytes_;
+  const bool is_pinned_;
+  void* memory_ = nullptr;
+};
+
+// Jobs, then views, with a gap between them that makes them `kind`'s: 0 for tables in memory.
+std::vector<char> tables_of(const CombineTable& table, size_t kind, size_t* views_offset) {
+  const size_t jobs_bytes = table.jobs.size() * sizeof(table.jobs[0]);
+  const size_t views_bytes = table.views.size() * sizeof(table.views[0]);
+  *views_offset = (jobs_bytes + 15) / 16 * 16;
+  if (kind > 1) *views_offset = std::max<size_t>(*views_offset, kInlineBytes[kind - 2]);
+  std::vector<char> tables(*views_offset + views_bytes);
+  std::memcpy(tables.data(), table.jobs.data(), jobs_bytes);
+  std::memcpy(tables.data() + *views_offset, table.views.data(), views_bytes);
+  return tables;
+}
+
+// One launch with these buffers, through the table that the native core uses.
+std::string launch(const CombinePlan& plan, const CombineTable& table, size_t kind,
+                   char* const (&buffers)[kBuffers], bool has_word, uint32_t failed) {
+  CombineArguments arguments = plan.arguments(table);
+  size_t views_offset = 0;
+  const std::vector<char> tables = tables_of(table, kind, &views_offset);
+  const Uploaded uploaded(tables.data(), tables.size(), false);
+  const Uploaded word(&failed, sizeof(failed), true);
+  const char* begin = uploaded.data();
+  if (kind > 0 && tables.size() <= cuda_api()->most_inline_bytes()) {
+    arguments.inline_bytes = static_cast<uint32_t>(tables.size());
+    begin = tables.data();
+  }
+  arguments.jobs = reinterpret_cast<decltype(arguments.jobs)>(begin);
+  arguments.views = reinterpret_cast<decltype(arguments.views)>(begin + views_offset);
+  std::copy(std::begin(buffers), std::end(buffers), arguments.buffers);
+  if (has_word) arguments.failed = reinterpret_cast<const uint32_t*>(word.data());
+  fault_text.clear();
+  check(cuda_api()->launch_combine(arguments, nullptr), "a launch");
+  if (!fault_text.empty()) return fault_text;
+  if (!uploaded.is_unchanged()) return "the tables in memory are not what they were";
+  if (!word.is_unchanged()) return "the failed word is not what it was";
+  return "";
+}
+
+std::string describe(const Case& given, const char* what) {
+  return std::string(what) + ", in boxes of dtype " +
+         std::to_string(static_cast<int>(given.dtype)) + ", alignment " +
+         std::to_string(given.alignment);
+}
+
+// In the memory of the case, all of which is compared.
+std::string launch_near(Case& given, const CombinePlan& plan, const CombineTable& table,
+                        size_t kind, bool has_word, uint32_t failed) {
+  constexpr int kOutput = static_cast<int>(Buffer::kOutput);
+  std::vector<uint64_t> before[kBuffers];
+  char* buffers[kBuffers];
+  live.clear();
+  for (int b = 0; b < kBuffers; ++b) {
+    before[b] = given.memory[b].words;
+    buffers[b] = given.memory[b].data();
+    const auto begin = reinterpret_cast<uint64_t>(buffers[b]);
+    live.push_back({begin, begin + static_cast<uint64_t>(given.bytes(b)), "a tensor"});
+  }
+  const std::vector<char> expected = combine_cases::plainly(given, failed != 0);
+  const std::string fault = launch(plan, table, kind, buffers, has_word, failed);
+  if (!fault.empty()) return fault;
+  if (!combine_cases::are_equal(buffers[kOutput], expected.data(),
+                                static_cast<int64_t>(expected.size()), given.dtype)) {
+    return describe(given, "cells that are not those of plain loops");
+  }
+  std::memcpy(reinterpret_cast<char*>(before[kOutput].data()) + given.memory[kOutput].shift,
+              buffers[kOutput], expected.size());
+  for (int b = 0; b < kBuffers; ++b) {
+    if (given.memory[b].words != before[b]) return describe(given, "a stray store");
+  }
+  return "";
+}
+
+// Addresses for cells that lie far apart, of which only the pages that are used exist.
+class FarMemory {
+ public:
+  static constexpr int64_t kBytes = (kMostFarRows + 2) * kFarBytes;
+
+  FarMemory() {
+    constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    void* const made = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, kFlags, -1, 0);
+    if (made == MAP_FAILED) throw std::runtime_error("no addresses for cells that lie far apart");
+    data_ = static_cast<char*>(made);
+  }
+  void forget() { madvise(data_, kBytes, MADV_DONTNEED); }
+  char* data() { return data_; }
+
+ private:
+  char* data_;
+};
+
+CombineBox far_box(CombineBox box, int64_t item_bytes) {
+  const bool is_far = !box.shape.empty() && box.shape[0] <= kMostFarRows;
+  for (CombineCells& cells : box.views) {
+    cells.offset += kFarBytes / item_bytes;
+    if (is_far) cells.strides[0] += kFarBytes / item_bytes;
+  }
+  return box;
+}
+
+// The same cells gigabytes away, and with gigabytes between the rows of a first dim that has few.
+std::string launch_far(Case& given, size_t kind, bool has_word, uint32_t failed) {
+  static FarMemory far[kBuffers];
+  char* buffers[kBuffers];
+  live.clear();
+  for (int b = 0; b < kBuffers; ++b) {
+    far[b].forget();
+    buffers[b] = far[b].data() + given.alignment;
+    const auto begin = reinterpret_cast<uint64_t>(far[b].data());
+    live.push_back({begin, begin + FarMemory::kBytes, "a far tensor"});
+  }
+  const int64_t bytes = item_bytes(given.dtype);
+  std::vector<CombineBox> boxes;
+  const auto far_cells = [&](size_t i, size_t v) {
+    return std::vector<BoxView>{given.view(boxes[i].views[v], boxes[i].shape)};
+  };
+  const auto far_begin = [&](size_t i, size_t v) {
+    const CombineCells& cells = boxes[i].views[v];
+    return buffers[static_cast<int>(cells.buffer)] + cells.offset * bytes;
+  };
+  const auto cells_of = [&](const CombineBox& box, size_t v, const char* begin) {
+    const std::vector<BoxView> near{given.view(box.views[v], box.shape)};
+    std::vector<char> cells(near[0].bytes());
+    BoxStream(&near).gather(begin, cells.data(), cells.size());
+    return cells;
+  };
+  for (const CombineBox& box : given.boxes) {
+    boxes.push_back(far_box(box, bytes));
+    for (size_t v = 0; v < box.views.size(); ++v) {
+      const std::vector<char> cells = cells_of(box, v, given.at(box.views[v]));
+      const std::vector<BoxView> there = far_cells(boxes.size() - 1, v);
+      BoxStream(&there).scatter(far_begin(boxes.size() - 1, v), cells.data(), cells.size());
+    }
+  }
+  const std::vector<char> expected = combine_cases::plainly(given, failed != 0);
+  const CombinePlan plan(given.dtype, combine_cases::kFill, boxes);
+  const std::string fault =
+      launch(plan, plan.table(given.alignment), kind, buffers, has_word, failed);
+  if (!fault.empty()) return fault;
+  for (size_t i = 0; i < boxes.size(); ++i) {
+    const int64_t offset = given.boxes[i].views[0].offset * bytes;
+    const std::vector<char> wanted = cells_of(given.boxes[i], 0, expected.data() + offset);
+    const std::vector<BoxView> there = far_cells(i, 0);
+    std::vector<char> found(wanted.size());
+    BoxStream(&there).gather(far_begin(i, 0), found.data(), found.size());
+    if (!combine_cases::are_equal(found.data(), wanted.data(), static_cast<int64_t>(wanted.size()),
+                                  given.dtype)) {
+      return describe(given, "far cells that are not those of plain loops");
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+Range find_other_memory(uint64_t address) {
+  Range nearest;
+  for (const Range& range : live) {
+    if (address >= range.begin && address < range.end) return range;
+    if (address >= range.end && range.end > nearest.end) nearest = range;
+  }
+  return nearest;
+}
+
+void report(const std::string& fault) {
+  fault_text = fault;
+}
+
+std::string run_launch(uint64_t seed, uint64_t index) {
+  constexpr size_t kKinds = 1 + std::size(kInlineBytes);
+  combine_cases::random_bits.seed(seed * 0x9e3779b97f4a7c15u + index);
+  manner().next = seed * 1'000'003 + index;
+  const size_t dtypes = std::size(combine_cases::kDtypes);
+  static_assert(kLaunchClasses == std::size(combine_cases::kDtypes) * kKinds);
+  Case given = combine_cases::random_case(combine_cases::kDtypes[index % dtypes]);
+  const size_t kind = index / dtypes % kKinds;
+  // The smallest tables have room for a few boxes.
+  if (kind == 1) given.boxes.resize(std::min<size_t>(given.boxes.size(), between(1, 3)));
+  const uint32_t failed = between(0, 7) == 0 ? 1u << between(0, 31) : 0;
+  const bool has_word = failed != 0 || between(0, 1) == 0;
+  if (between(0, 7) == 0) return launch_far(given, kind, has_word, failed);
+  const bool splits = between(0, 11) == 0;
+  const int64_t most_bytes = splits ? between(32, 4000) : CombinePlan::kMostBytes;
+  const CombinePlan plan(given.dtype, combine_cases::kFill, given.boxes, most_bytes);
+  return launch_near(given, plan, plan.table(given.alignment), kind, has_word, failed);
+}
+
+}  // namespace ptx
+
+}  // namespace gpudist

@@ -1,0 +1,174 @@
+"""nvcc's PTX of the kernels, executed: random launches, what is reported, and the machine code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from tests.doubles.build import NoCompiler
+from tests.ptx import machine_code
+from tests.ptx.assembly import Instruction, Kernel, read
+from tests.ptx.build import ARCHITECTURES, NoNvcc, compiled_kernels, objects
+from tests.ptx.effects import Effects
+from tests.ptx.launches import launch
+from tests.ptx.machine_code import NoTool
+from tests.ptx.mutants import Mutant, run
+
+# Fewer launches than in `make ptx`, which asks for more.
+LAUNCHES, LEAST_COVERED = 2000, 0.95
+# Of 65536 on a multiprocessor: 768 threads at once on sm_80, 1024 on sm_90.
+MOST_REGISTERS = {80: 80, 90: 64}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compilers() -> None:
+    try:
+        compiled_kernels()
+        objects([])
+    except (NoNvcc, NoCompiler) as error:
+        pytest.skip(str(error))
+
+
+def test_random_launches_do_what_plain_loops_do():
+    found = launch(90, LAUNCHES, seed=1)
+    assert found.wrong == ""
+    assert found.covered >= LEAST_COVERED, found.missed
+
+
+def at_offset(operand: int, offset: int) -> Callable[[Kernel, int], Instruction]:
+    def change(kernel: Kernel, index: int) -> Instruction:
+        one = kernel.instructions[index]
+        operands = list(one.operands)
+        base = operands[operand].strip("[]").split("+")[0]
+        operands[operand] = f"[{base}+{offset}]"
+        return replace(one, operands=tuple(operands))
+
+    return change
+
+
+def is_wide_store(kernel: Kernel, index: int) -> bool:
+    one = kernel.instructions[index]
+    return one.operation == "st" and "v2" in one.parts
+
+
+def is_global_load(kernel: Kernel, index: int) -> bool:
+    return kernel.instructions[index].meaning.startswith("ld.global")
+
+
+def into_parameter(kernel: Kernel, index: int) -> Instruction:
+    one = kernel.instructions[index]
+    return replace(one, opcode="st.u64", operands=(f"[{kernel.parameter}]", "0"))
+
+
+def follows_a_label(kernel: Kernel, index: int) -> bool:
+    return index - 1 in kernel.labels.values()
+
+
+def back_to_the_label(kernel: Kernel, index: int) -> Instruction:
+    label = next(name for name, place in kernel.labels.items() if place == index - 1)
+    return Instruction(kernel.instructions[index].line, "", "bra.uni", (label,))
+
+
+# What is meant, what it becomes, and what is then reported.
+WRONG = {
+    "misaligned": (is_wide_store, at_offset(0, 8), r"store of 16 bytes at 0x\w+: misaligned, in a"),
+    "out of bounds": (is_wide_store, at_offset(0, 1 << 20), r"store of 16 bytes at 0x\w+: out of"),
+    "nowhere": (is_global_load, at_offset(1, -(1 << 44)), r"load of \d+ bytes at 0x\w+: no live"),
+    "parameter": (is_wide_store, into_parameter, r"store of 8 bytes at 0x\w+: the parameter is"),
+    "endless": (follows_a_label, back_to_the_label, "the thread has not ended after 200000 "),
+}
+
+
+@pytest.fixture(scope="module")
+def reports() -> dict[str, tuple[int, str]]:
+    """The line of each wrong instruction, and what is reported of it."""
+
+    def choose(kernels: list[Kernel], executed: list[list[int]]) -> list[Mutant]:
+        mutants = []
+        for name, (is_meant, change, _) in WRONG.items():
+            kernel = kernels[0]
+            index = next(i for i, times in enumerate(executed[0]) if times and is_meant(kernel, i))
+            original = kernel.instructions[index]
+            mutants.append(Mutant(0, index, name, original, change(kernel, index)))
+        return mutants
+
+    found = run(90, 48, 1, choose)
+    return {mutant.change: (mutant.original.line, wrong) for mutant, _, wrong in found}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_instruction_is_reported(name: str, reports: dict[str, tuple[int, str]]):
+    line, report = reports[name]
+    assert re.match(WRONG[name][2], report), report
+    place = re.search(r"kernel \w*combine_kernel\w*, PTX line (\d+) \(.*\), block \d+", report)
+    # A thread that never ends is stopped anywhere in its loop.
+    assert place is not None and abs(int(place[1]) - line) <= (name == "endless"), report
+
+
+SAMPLE = """
+.visible .entry sample(
+	.param .u64 sample_param_0
+)
+{
+	.reg .pred 	%p<4>;
+	ld.param.u64 	%rd1, [sample_param_0];
+	mov.u32 	%r1, %tid.x;
+	setp.gt.u32 	%p1, %r1, 7;
+	@%p1 bra 	$L__BB0_2;
+	add.s32 	%r2, %r1, 1;
+	add.s32 	%r5, %r1, 2;
+	bra.uni 	$L__BB0_3;
+$L__BB0_2:
+	mov.u32 	%r2, 0;
+	mov.u32 	%r5, 0;
+$L__BB0_3:
+	add.s32 	%r3, %r2, %r2;
+	@%p1 bra 	$L__BB0_5;
+	st.global.u32 	[%rd1], %r3;
+$L__BB0_5:
+	st.global.u32 	[%rd1+4], %r5;
+	ret;
+}
+"""
+
+
+def test_results_that_no_store_can_see_are_told():
+    (kernel,) = read(SAMPLE)
+    effects = Effects(kernel)
+    unseen = [
+        str(one)
+        for index, one in enumerate(kernel.instructions)
+        if one.written and not effects.matters(index)
+    ]
+    assert unseen == ["mov.u32 %r2, 0;"]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_kernels_fit_the_registers(architecture: int):
+    found = machine_code.spills(architecture)
+    assert len(found) == 4
+    for kernel, (registers, spilled_bytes) in found.items():
+        assert spilled_bytes == 0, f"{kernel} spills on sm_{architecture}"
+        assert registers <= MOST_REGISTERS[architecture], f"{kernel} on sm_{architecture}"
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_machine_code_moves_wide_lanes_and_keeps_to_registers(architecture: int):
+    try:
+        resources = machine_code.resources(architecture)
+        opcodes = machine_code.opcodes(architecture)
+    except NoTool as error:
+        pytest.skip(str(error))
+    assert len(resources) == len(opcodes) == 4
+    for kernel, found in resources.items():
+        assert found.registers <= MOST_REGISTERS[architecture], (kernel, found)
+        assert (found.stack_bytes, found.local_bytes) == (0, 0), (kernel, found)
+    for kernel, code in opcodes.items():
+        for access in ("LDG", "STG"):
+            wide = [one for one in code if re.match(rf"{access}\.E\b.*\.128\b", one)]
+            assert wide, f"{kernel} has no {access}.E.128 on sm_{architecture}"
+        in_local_memory = [one for one in code if one.partition(".")[0] in ("LDL", "STL")]
+        assert not in_local_memory, (kernel, architecture, in_local_memory)
