@@ -292,6 +292,12 @@ def read_in_a_capture(transport: Transport) -> str:
         except TransportError as error:
             said = str(error)
     graph.destroy()
+    # A rank that leaves has nothing to gather with.
+    assert isinstance(transport, NcclTransport)
+    key = f"{transport.prefix}/read"
+    transport.store.add(key, 1)
+    while transport.store.add(key, 0) < transport.size:
+        time.sleep(0.01)
     return said
 
 
