@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from gpudist.partition import CartesianPartition
 from tests.nn.compare import Cut, Slices, assert_same_as_sequential
 from tests.nn.conv_cases import CausalConv1d
 from tests.nn.placing import Placing
+from tests.torchs_layers import torchs_layer
 
 F64 = torch.float64
 # Names without "Distributed", and arguments.
@@ -30,7 +32,7 @@ def arguments(
 def sequential(chain: Chain, dtype: torch.dtype = F64) -> torch.nn.Sequential:
     layers: list[torch.nn.Module] = []
     for name, given in chain:
-        make = CausalConv1d if name == "CausalConv1d" else getattr(torch.nn, name)
+        make = CausalConv1d if name == "CausalConv1d" else partial(torchs_layer, name)
         layers.append(make(**arguments(name, given, dtype)))
     return torch.nn.Sequential(*layers)
 

@@ -33,6 +33,7 @@ from tests.nn.norm_cases import (
     owner,
 )
 from tests.pool import distributed
+from tests.torchs_layers import torchs_layer
 
 SHAPE = (5, 7, 6, 4)
 GRIDS: dict[str, tuple[list[int], list[int] | None]] = {
@@ -49,7 +50,7 @@ def both(P_x: CartesianPartition, channels: int = 7, **options: Any) -> Made:
     dims = {2: 1, 3: 1, 4: 2, 5: 3}[P_x.dim]
     sequential, layer = f"BatchNorm{dims}d", f"DistributedBatchNorm{dims}d"
     return make_both(
-        lambda: getattr(torch.nn, sequential)(channels, dtype=F64, **options),
+        lambda: torchs_layer(sequential, num_features=channels, dtype=F64, **options),
         lambda: getattr(nn, layer)(P_x, channels, dtype=F64, **options),
         owner(P_x, [1]),
     )

@@ -14,6 +14,7 @@ from gpudist.partition import CartesianPartition, Partition
 from tests.nn.compare import Cut, assert_block_of, grid, own_block, own_slices, random_like_all
 from tests.nn.norm_cases import F64, Made, check, check_penalty, make_both, operations, owner
 from tests.pool import distributed
+from tests.torchs_layers import torchs_layer
 
 SHAPE = (3, 12, 5, 4)
 GRIDS: dict[str, tuple[list[int], list[int] | None]] = {
@@ -29,7 +30,9 @@ SIZES: dict[str, Cut] = {"uneven channels and features": {1: [5, 0, 1, 6], 2: [4
 
 def group_norms(P_x: CartesianPartition, groups: int, channels: int = 12, **options: Any) -> Made:
     return make_both(
-        lambda: torch.nn.GroupNorm(groups, channels, dtype=F64, **options),
+        lambda: torchs_layer(
+            "GroupNorm", num_groups=groups, num_channels=channels, dtype=F64, **options
+        ),
         lambda: nn.DistributedGroupNorm(P_x, groups, channels, dtype=F64, **options),
         owner(P_x, [1]),
     )
@@ -39,7 +42,7 @@ def instance_norms(P_x: CartesianPartition, channels: int, **options: Any) -> Ma
     dims = P_x.dim - 2
     sequential, layer = f"InstanceNorm{dims}d", f"DistributedInstanceNorm{dims}d"
     return make_both(
-        lambda: getattr(torch.nn, sequential)(channels, dtype=F64, **options),
+        lambda: torchs_layer(sequential, num_features=channels, dtype=F64, **options),
         lambda: getattr(nn, layer)(P_x, channels, dtype=F64, **options),
         owner(P_x, [1]),
     )

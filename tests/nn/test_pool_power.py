@@ -12,8 +12,8 @@ from gpudist.errors import PartitionError, ShapeError
 from gpudist.partition import CartesianPartition, Partition
 from tests.nn.compare import assert_same_as_sequential, grid, own_block
 from tests.pool import distributed
+from tests.torchs_layers import torchs_layer
 
-SEQUENTIAL: Any = [torch.nn.LPPool1d, torch.nn.LPPool2d, torch.nn.LPPool3d]
 DISTRIBUTED: Any = [nn.DistributedLPPool1d, nn.DistributedLPPool2d, nn.DistributedLPPool3d]
 
 
@@ -25,9 +25,10 @@ def positive(shape: tuple[int, ...]) -> torch.Tensor:
 
 def check(P_x: CartesianPartition, *window: Any, x: torch.Tensor, **options: Any) -> None:
     dim = x.dim() - 3
+    options |= dict(zip(("norm_type", "kernel_size", "stride"), window, strict=False))
     assert_same_as_sequential(
-        lambda: SEQUENTIAL[dim](*window, **options),
-        lambda: DISTRIBUTED[dim](P_x, *window, **options),
+        lambda: torchs_layer(f"LPPool{dim + 1}d", **options),
+        lambda: DISTRIBUTED[dim](P_x, **options),
         P_x, P_x, x.shape, x=x, tolerance=1e-12,
     )  # fmt: skip
 

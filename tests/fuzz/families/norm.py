@@ -15,6 +15,7 @@ from tests.nn.compare import own_block, random_like_all
 from tests.nn.norm_cases import check as check_made
 from tests.nn.norm_cases import make_both, owner
 from tests.nn.placing import Placing, draw_placing
+from tests.torchs_layers import torchs_layer
 
 F64 = torch.float64
 BATCH = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d")
@@ -62,7 +63,7 @@ def check(case: Case, P_world: Partition) -> None:
     placing = Placing(case.extra, owner(P_x, _parameter_axes(case, P_x)))
 
     def sequential() -> torch.nn.Module:
-        return getattr(torch.nn, case.layer)(**case.options, dtype=F64)
+        return torchs_layer(case.layer, **case.options, dtype=F64)
 
     def distributed() -> torch.nn.Module:
         make = getattr(nn, f"Distributed{case.layer}")

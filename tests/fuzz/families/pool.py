@@ -14,6 +14,7 @@ from gpudist.partition import CartesianPartition, Partition
 from tests.fuzz.case import Case, Feature, torch_refuses
 from tests.nn.compare import assert_same_as_sequential, grid, own_block, random_like_all
 from tests.nn.test_pool_indices import check_with_indices
+from tests.torchs_layers import torchs_layer
 
 KINDS = ("MaxPool", "AvgPool", "LPPool", "AdaptiveMaxPool", "AdaptiveAvgPool")
 LAYERS = tuple(f"{kind}{dims}d" for kind in KINDS for dims in (1, 2, 3))
@@ -101,7 +102,7 @@ def check(case: Case, P_world: Partition) -> None:
     P_x, x = grid(P_world, case.grid, ranks), _input(case)
 
     def sequential() -> torch.nn.Module:
-        return getattr(torch.nn, case.layer)(**case.options)
+        return torchs_layer(case.layer, **case.options)
 
     def distributed() -> torch.nn.Module:
         return getattr(nn, f"Distributed{case.layer}")(P_x, **case.options)
