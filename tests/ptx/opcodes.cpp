@@ -235,6 +235,10 @@ bool is_greater(T a, T b) {
   return a > b;
 }
 template <class T>
+bool is_unordered(T a, T b) {
+  return std::isnan(a) || std::isnan(b);
+}
+template <class T>
 bool is_greater_equal(T a, T b) {
   return a >= b;
 }
@@ -493,6 +497,7 @@ void put_arithmetic(Table& table) {
     table["mul." + name] = {binary<T, multiply<T>>, 3};
     table["div." + name] = {binary<T, divide<T>>, 3};
     table["fma." + name] = {fused_multiply_add<T>, 4};
+    table["setp.nan." + name] = {compare<T, is_unordered<T>>, 3};
     put_comparisons<T>(table, name);
   });
 }
