@@ -8,12 +8,8 @@ namespace gpudist {
 
 namespace {
 
-// Blocks of a multiprocessor that fit its registers, without a spill.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-constexpr int kBlocksAtOnce = 3;
-#else
+// Blocks of a multiprocessor at once: half of its threads, with 64 registers each.
 constexpr int kBlocksAtOnce = 4;
-#endif
 
 // With tables in memory of the device.
 __global__ void __launch_bounds__(CombineArguments::kThreads, kBlocksAtOnce)
