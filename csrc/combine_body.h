@@ -114,6 +114,7 @@ struct Cursor {
   int64_t step;
   bool may_read_granules;  // all that have bytes of the tile's rows
 
+  Cursor() = default;
   GPUDIST_HOST_DEVICE Cursor(const Thread& thread, const CombineView& view, const Tile& tile) {
     int64_t offset = view.offset + tile.column + tile.in_line * view.tile_stride;
     uint32_t line = tile.line;
@@ -270,9 +271,10 @@ GPUDIST_HOST_DEVICE inline void make_tile(const Thread& thread, uint32_t number)
   const CombineJob& job = thread.job;
   const Tile tile(job, number);
   Cursor to(thread, thread.views[0], tile);
-  Cursor held[] = {Cursor(thread, thread.views[thread.summands() > 0 ? 1 : 0], tile),
-                   Cursor(thread, thread.views[kHeld > 1 ? 2 : 0], tile)};
-  Cursor(&cursors)[kHeld] = reinterpret_cast<Cursor(&)[kHeld]>(held);
+  Cursor cursors[kHeld];
+  for (int v = 0; v < kHeld; ++v) {
+    cursors[v] = Cursor(thread, thread.views[v < thread.summands() ? v + 1 : 0], tile);
+  }
   const int32_t of_row = job.row_bytes - tile.column;
   int32_t of_line =
       job.line_bytes - tile.column - static_cast<int32_t>(tile.in_line) * job.tile_bytes;
