@@ -12,7 +12,7 @@ import torch.distributed as dist
 from gpudist.errors import NotBuiltError
 from gpudist.launch import Built, Settings
 from gpudist.links import Link, gpu_links
-from gpudist.runtime import built, settings
+from gpudist.runtime import built, nccl_variables, settings
 from gpudist.transport.host import is_built, what_is_missing
 from gpudist.transport.nccl_library import (
     installed_wheels,
@@ -233,5 +233,5 @@ def _nccl(path: str) -> tuple[Nccl | None, str]:
         path=found["path"],
         found=found["found"],
         features=tuple(name for name, is_there in features.items() if is_there),
-        registration=registration(),
+        registration=registration(nccl_variables()),
     ), ""

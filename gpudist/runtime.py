@@ -40,7 +40,7 @@ from gpudist.transport.host_meeting import NotOneNode
 from gpudist.transport.last_words import Endings, tell_uncaught_errors
 from gpudist.transport.loopback import LoopbackTransport
 from gpudist.transport.nccl import NcclTransport
-from gpudist.transport.nccl_library import what_nccl_misses
+from gpudist.transport.nccl_library import keep_memory_unregistered, what_nccl_misses
 from gpudist.transport.processes import await_end_of_parent, has_variable
 from gpudist.transport.report import report_failures, report_on_signal
 from gpudist.transport.store_asker import StoreAsker
@@ -304,6 +304,8 @@ def connect(
                 store, rank, size, timeout_s, prefix=prefix, same_node=same_node,
                 interface=interface, store_rank=store_rank, look=look,
             )  # fmt: skip
+        if size > 1:
+            keep_memory_unregistered(os.environ)
         on_cpu = bool(asked.device_library)
         device = torch.device("cpu" if on_cpu else f"cuda:{torch.cuda.current_device()}")
         return NcclTransport(

@@ -165,7 +165,9 @@ def test_nccl(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "_native", core)
     found = describe(Settings("host", "why", "/given", "", False))
     assert core.asked == ("/given", [str(site / "nvidia/nccl/lib/libnccl.so.2")])
-    assert found.nccl == Nccl("2.27.5", "/x/libnccl.so.2", "system", ("windows",), registration())
+    assert found.nccl == Nccl(
+        "2.27.5", "/x/libnccl.so.2", "system", ("windows",), registration(os.environ)
+    )
     assert (found.transport, found.transport_reason) == ("host", "why")
 
 
@@ -177,13 +179,13 @@ def test_what_nccl_registers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NCCL_GRAPH_REGISTER")
     with monkeypatch.context() as patch:
         patch.setattr(nccl_library, "_nccl_is_in_use", lambda: True)
-        keep_memory_unregistered()
+        keep_memory_unregistered(os.environ)
         assert "NCCL_GRAPH_REGISTER" not in os.environ
-        assert "torch uses NCCL already" in registration()["NCCL_GRAPH_REGISTER"]
-    assert "from init() on" in registration()["NCCL_GRAPH_REGISTER"]
-    keep_memory_unregistered()
+        assert "torch uses NCCL already" in registration(os.environ)["NCCL_GRAPH_REGISTER"]
+    assert "from init() on" in registration(os.environ)["NCCL_GRAPH_REGISTER"]
+    keep_memory_unregistered(os.environ)
     assert os.environ["NCCL_GRAPH_REGISTER"] == "0"
-    assert registration() == {
+    assert registration(os.environ) == {
         "NCCL_LOCAL_REGISTER": "1 (set before)",
         "NCCL_GRAPH_REGISTER": "0 (gpudist's choice)",
     }

@@ -17,7 +17,7 @@ from gpudist.transport.failure import Failure
 from gpudist.transport.forks import words_of_child
 from gpudist.transport.host import what_is_missing
 from gpudist.transport.native_round import native_part
-from gpudist.transport.nccl_library import keep_memory_unregistered, wheel_libraries
+from gpudist.transport.nccl_library import wheel_libraries
 from gpudist.transport.nccl_program import native_call, native_signature
 from gpudist.transport.nccl_rendezvous import Rendezvous
 from gpudist.transport.nccl_stages import (
@@ -97,8 +97,6 @@ class NcclTransport(Transport):
             raise NotBuiltError(f"the nccl transport: {what_is_missing()}")
         self._channel = StoreFailureChannel(store, prefix, store_rank)
         super().__init__(rank, size, device, timeout_s, self._channel)
-        if size > 1:
-            keep_memory_unregistered()
         self._core = _native.NcclWorld(
             rank,
             size,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Mapping, MutableMapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,19 +22,22 @@ _WHEELS = {12: "nvidia-nccl-cu12", 13: "nvidia-nccl-cu13"}
 _REGISTRATION = ("NCCL_LOCAL_REGISTER", "NCCL_GRAPH_REGISTER")
 
 
-def registration() -> dict[str, str]:
+def registration(variables: Mapping[str, str]) -> dict[str, str]:
     """What NCCL is told about registered memory, and who chose it, by variable.
 
     NCCL decides on each side of a message alone whether memory is registered, and a message between
     the two kinds hangs or brings old cells. Messages of gpudist's are alike on both sides whatever
     is said here; that NCCL registers nothing is a second belt.
+
+    Args:
+        variables: of the environment.
     """
     told: dict[str, str] = {}
     for name in _REGISTRATION:
         if name in _chosen:
-            told[name] = f"{os.environ.get(name)} (gpudist's choice)"
-        elif name in os.environ:
-            told[name] = f"{os.environ[name]} (set before)"
+            told[name] = f"{variables.get(name)} (gpudist's choice)"
+        elif name in variables:
+            told[name] = f"{variables[name]} (set before)"
         elif _nccl_is_in_use():
             told[name] = "NCCL's default (torch uses NCCL already)"
         else:
@@ -42,13 +45,13 @@ def registration() -> dict[str, str]:
     return told
 
 
-def keep_memory_unregistered() -> None:
+def keep_memory_unregistered(variables: MutableMapping[str, str]) -> None:
     """Let NCCL register nothing, unless the user chose, or NCCL has looked by now."""
     if _nccl_is_in_use():
         return
     for name in _REGISTRATION:
-        if name not in os.environ:
-            os.environ[name] = "0"
+        if name not in variables:
+            variables[name] = "0"
             _chosen.add(name)
 
 
