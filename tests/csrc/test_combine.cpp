@@ -112,6 +112,25 @@ void moves_rows_of_every_alignment() {
   }
 }
 
+// A thread has more rows where there are enough granules for all threads.
+void moves_more_rows_beside_a_large_box() {
+  for (int round = 0; round < 6; ++round) {
+    Case given;
+    do given = random_case(kDtypes[between(0, 11)]);
+    while (given.boxes.size() < 3);
+    int64_t& items = given.items[static_cast<int>(Buffer::kOutput)];
+    const int64_t row = 1021, pitch = 1024;
+    const int64_t rows = ((round % 2 == 0 ? 17 : 33) << 20) / item_bytes(given.dtype) / row;
+    given.boxes.push_back({{rows, row}, {{Buffer::kOutput, items, {pitch, 1}}}});
+    items += rows * pitch;
+    given.make_memory();
+    const CombinePlan plan(given.dtype, kFill, given.boxes);
+    const CombineTable table = plan.table(given.alignment);
+    for (const CombineJob& job : table.jobs) CHECK(job.rows == (round % 2 == 0 ? 8 : 16));
+    check_launch(given, table, plan, false);
+  }
+}
+
 // They are written only when what has been received is worthless.
 void cells_that_are_there_take_one_block() {
   const int64_t items = 1 << 20;
@@ -221,6 +240,7 @@ void refuses_what_it_cannot_do() {
 void test_combine() {
   does_what_loops_over_the_cells_do();
   moves_rows_of_every_alignment();
+  moves_more_rows_beside_a_large_box();
   cells_that_are_there_take_one_block();
   finds_rows_for_all_threads();
   merges_dims_that_continue_in_every_view();
