@@ -7,7 +7,7 @@ from collections import Counter
 from tests.ptx.assembly import Instruction, Kernel
 
 # Of the walk below; an instruction with more is taken to matter.
-MOST_STATES = 20_000
+MOST_STATES = 1_000
 
 
 class Values:

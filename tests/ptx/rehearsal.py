@@ -1,6 +1,6 @@
 """The tests of ``tests/gpu`` on CPU tensors, over the doubles with the compiled kernels in them.
 
-python -m tests.ptx.rehearsal [--architectures 80 90] [ARGUMENTS OF PYTEST]
+python -m tests.ptx.rehearsal [--architecture 90] [ARGUMENTS OF PYTEST]
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.ptx.build import library
+from tests.ptx.build import ARCHITECTURES, library
 
 TESTS = ["tests/gpu", "-q", "-rs"]
 
@@ -38,9 +38,9 @@ def rehearse(architecture: int, arguments: list[str]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--architectures", type=int, nargs="+", default=[80, 90])
+    parser.add_argument("--architecture", type=int, choices=ARCHITECTURES, help="both without it")
     parsed, arguments = parser.parse_known_args()
-    for architecture in parsed.architectures:
+    for architecture in [parsed.architecture] if parsed.architecture else ARCHITECTURES:
         wrong = rehearse(architecture, arguments)
         if wrong:
             print(f"sm_{architecture}: {wrong}", file=sys.stderr)
