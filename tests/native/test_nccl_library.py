@@ -48,7 +48,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
     compiler = shutil.which("cc") or shutil.which("c++")
     if compiler is None:
         pytest.skip("there is no C compiler")
-    assert len(CALLS) > 20
+    assert len(CALLS) >= 20
 
     def make(
         version: int = 22705,
@@ -164,7 +164,7 @@ def test_one_that_is_too_old(library: Library, version: int, text: str) -> None:
     )
 
 
-@pytest.mark.parametrize("call", ["ncclCommSplit", "ncclMemAlloc"])
+@pytest.mark.parametrize("call", ["ncclCommSplit", "ncclReduceScatter"])
 def test_one_that_lacks_a_call(library: Library, call: str) -> None:
     lacking = library(without=[call])
     (found,) = run(f"report({lacking!r})")
