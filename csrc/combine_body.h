@@ -220,6 +220,7 @@ struct PlainSum : Same {
     if (sizeof(T) == 8) bits |= static_cast<uint64_t>(granule.words[k + 1]) << 32;
     return bits_as<T>(bits);
   }
+  // NOLINTNEXTLINE(bugprone-derived-method-shadowing-base-method): chosen when compiled
   GPUDIST_HOST_DEVICE void add(const Granule& other) {
     for (int k = 0; k < Granule::kWords; k += sizeof(T) / 4) {
       const uint64_t bits = bits_as<Bits>(item(granule, k) + item(other, k));
@@ -234,6 +235,7 @@ template <class T>
 struct PackedSum : Same {
   static constexpr uint32_t kTopBits = ~uint32_t{0} / T(~T{0}) << (8 * sizeof(T) - 1);
 
+  // NOLINTNEXTLINE(bugprone-derived-method-shadowing-base-method): chosen when compiled
   GPUDIST_HOST_DEVICE void add(const Granule& other) {
     for (int w = 0; w < Granule::kWords; ++w) {
       const uint32_t a = granule.words[w], b = other.words[w];

@@ -61,7 +61,7 @@ NcclComm make_beside(const NcclOnDevice& on, F make, const NcclCommunicator::Loo
 }
 
 template <class F>
-std::shared_ptr<Beside> run_beside(F run) {
+std::shared_ptr<Beside> run_beside(const F& run) {
   const auto beside = std::make_shared<Beside>();
   std::thread([beside, run] {
     run(*beside);
