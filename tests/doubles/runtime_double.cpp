@@ -220,7 +220,7 @@ int exchange_capture_mode(int* mode) {
 
 // Few, so that both ways are taken.
 uint32_t most_inline_bytes() {
-  return 1024;
+  return 1536;
 }
 
 // A launch with its tables, once they can be read.
