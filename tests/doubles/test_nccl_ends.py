@@ -92,6 +92,9 @@ def test_abort_while_a_thread_is_inside(inside: Callable[[Rank], Any]) -> None:
     assert rank.abort() == INVALID_USAGE
     assert "another thread is in a call" in violations()[-1]
     assert not call.is_over()
+    with Group():
+        check(rank.abort())
+        assert call.is_over(SOON_S)
 
 
 @pytest.mark.parametrize("inside", [split, connect])
@@ -134,8 +137,8 @@ def test_kernels_end_with_the_abort_in_a_group() -> None:
 @pytest.mark.parametrize("is_grouped", [False, True])
 def test_abort_while_finalize_is_inside(is_grouped: bool) -> None:
     """It is refused in a group too: finalize would go on with freed memory."""
-    rank, x = pair(), memory()
-    rank.stream = make("stream")
+    (rank, peer), x = run_in_threads(2, lambda rank: rank), memory()
+    rank.stream, peer.stream = make("stream"), make("stream")
     check(rank.recv(x, 1))
     call = Call(rank.finalize)
     assert not call.is_over()
@@ -146,6 +149,8 @@ def test_abort_while_finalize_is_inside(is_grouped: bool) -> None:
         assert rank.abort() == INVALID_USAGE
     assert "another thread is in its finalize" in violations()[-1]
     assert not call.is_over()
+    check(peer.send(memory(), 0))
+    assert call.is_over(SOON_S)
 
 
 def captured(rank: Rank, x: np.ndarray) -> int:
