@@ -63,6 +63,7 @@ struct CombineJob {
   int16_t summands;
   uint8_t rows;     // of a tile
   uint8_t dims;     // that count lines, outermost first
+  uint8_t unit;     // up to 16: all addresses, strides and extents are multiples of so many bytes
   Divisor columns;  // tiles that lie along a row
   Divisor line;     // tiles that lie along a line
   Divisor shape[CombineView::kDims];

@@ -15,11 +15,10 @@
 namespace gpudist {
 namespace combining {
 
-constexpr uint32_t kAllBytes = 0xffff;
 constexpr uint32_t kOnes = ~uint32_t{0};
 
-// 16 bytes that lie at a multiple of 16. Bits of a number tell which of them are meant, the lowest
-// of the first.
+// 16 bytes that lie at a multiple of 16. Bits of a number tell which of its items are meant, the
+// lowest of the first.
 struct alignas(CombineTile::kGranule) Granule {
   static constexpr int kWords = 4;
   uint32_t words[kWords];
@@ -34,27 +33,41 @@ GPUDIST_HOST_DEVICE inline Word at(const char* address) {
   return *reinterpret_cast<const Word*>(address);
 }
 
-GPUDIST_HOST_DEVICE inline void store_word(char* to, uint32_t bits, uint32_t word) {
-  if (bits == 0) return;
-  if (bits == 0xf) {
-    at<uint32_t>(to) = word;
-    return;
-  }
-  for (int h = 0; h < 4; h += 2) {
-    const uint32_t half = bits >> h & 3;
-    if (half == 3) at<uint16_t>(to + h) = static_cast<uint16_t>(word >> (8 * h));
-    if (half == 1) at<uint8_t>(to + h) = static_cast<uint8_t>(word >> (8 * h));
-    if (half == 2) at<uint8_t>(to + h + 1) = static_cast<uint8_t>(word >> (8 * h + 8));
+template <int kItem>
+constexpr uint32_t kAllItems = (uint32_t{1} << (16 / kItem)) - 1;
+
+// Of a word, the items that are meant, unless all are.
+template <int kItem>
+GPUDIST_HOST_DEVICE inline void store_halves(char* to, uint32_t bits, uint32_t word) {
+  constexpr uint32_t kInHalf = 2 / kItem, kAll = (1u << kInHalf) - 1;
+  for (int h = 0; h < 2; ++h) {
+    const uint32_t half = bits >> (h * kInHalf) & kAll;
+    if (half == kAll) at<uint16_t>(to + 2 * h) = static_cast<uint16_t>(word >> (16 * h));
+    if constexpr (kItem == 1) {
+      if (half == 1) at<uint8_t>(to + 2 * h) = static_cast<uint8_t>(word >> (16 * h));
+      if (half == 2) at<uint8_t>(to + 2 * h + 1) = static_cast<uint8_t>(word >> (16 * h + 8));
+    }
   }
 }
 
+template <int kItem>
 GPUDIST_HOST_DEVICE inline void store(char* to, uint32_t bits, const Granule& granule) {
-  if (bits == kAllBytes) {
+  if (bits == kAllItems<kItem>) {
     at<Granule>(to) = granule;
     return;
   }
   for (int w = 0; w < Granule::kWords; ++w) {
-    store_word(to + 4 * w, bits >> (4 * w) & 0xf, granule.words[w]);
+    if constexpr (kItem >= 4) {
+      if (bits >> (4 * w / kItem) & 1) at<uint32_t>(to + 4 * w) = granule.words[w];
+    } else {
+      constexpr uint32_t kInWord = 4 / kItem, kAll = (1u << kInWord) - 1;
+      const uint32_t meant = bits >> (w * kInWord) & kAll;
+      if (meant == kAll) {
+        at<uint32_t>(to + 4 * w) = granule.words[w];
+      } else if (meant != 0) {
+        store_halves<kItem>(to + 4 * w, meant, granule.words[w]);
+      }
+    }
   }
 }
 
@@ -67,16 +80,20 @@ GPUDIST_HOST_DEVICE inline uint32_t funnel_shift(uint32_t low, uint32_t high, ui
 #endif
 }
 
-// Bytes `shift` to `shift` + 15 of two granules.
+// Bytes `shift` to `shift` + 15 of two granules; `shift` is a multiple of `kItem`.
+template <int kItem>
 GPUDIST_HOST_DEVICE inline Granule shifted(const Granule& low, const Granule& high,
                                            uint32_t shift) {
   uint32_t words[2 * Granule::kWords];
   for (int w = 0; w < 4; ++w) words[w] = low.words[w], words[4 + w] = high.words[w];
   for (int w = 0; w < 6; ++w) words[w] = shift & 8 ? words[w + 2] : words[w];
-  for (int w = 0; w < 5; ++w) words[w] = shift & 4 ? words[w + 1] : words[w];
-  Granule result;
-  for (int w = 0; w < 4; ++w) result.words[w] = funnel_shift(words[w], words[w + 1], 8 * shift);
-  return result;
+  if constexpr (kItem < 8) {
+    for (int w = 0; w < 5; ++w) words[w] = shift & 4 ? words[w + 1] : words[w];
+  }
+  if constexpr (kItem < 4) {
+    for (int w = 0; w < 4; ++w) words[w] = funnel_shift(words[w], words[w + 1], 8 * shift);
+  }
+  return {{words[0], words[1], words[2], words[3]}};
 }
 
 // Which tile of a job a thread has.
@@ -101,14 +118,16 @@ struct Thread {
 
   GPUDIST_HOST_DEVICE int summands() const { return is_worthless ? 0 : job.summands; }
   // The constant, as it lies `skew` bytes before a row begins or later.
+  template <int kItem>
   GPUDIST_HOST_DEVICE Granule fill(uint32_t skew) const {
     if (is_worthless) return {{kOnes, kOnes, kOnes, kOnes}};
     const Granule items = at<Granule>(reinterpret_cast<const char*>(arguments.fill));
-    return shifted(items, items, -skew % 16);
+    return shifted<kItem>(items, items, -skew % 16);
   }
 };
 
 // Goes along a view from one row of a tile to the next.
+template <int kItem>
 struct Cursor {
   char* at;  // the tile's column
   int64_t step;
@@ -127,15 +146,18 @@ struct Cursor {
     }
     at = thread.arguments.buffers[static_cast<int>(view.buffer)] + offset;
     step = view.step;
-    // A piece begins up to 15 bytes before its column, and its first granule as many before it.
-    may_read_granules = offset - 30 >= view.offset && offset + view.reach <= view.stop;
+    // A piece begins up to a granule but an item before its column, and its first granule as many
+    // bytes before it.
+    constexpr int64_t kBefore = 2 * (CombineTile::kGranule - kItem);
+    may_read_granules = offset - kBefore >= view.offset && offset + view.reach <= view.stop;
   }
 };
 
 // A granule of the destination, as a part of one row.
+template <int kItem>
 struct Piece {
-  uint32_t skew;  // by which it begins before the tile's column
-  uint32_t bits;  // of the bytes that are the row's
+  uint32_t skew;  // bytes by which it begins before the tile's column
+  uint32_t bits;  // of the items that are the row's
 
   Piece() = default;
   // `left`: bytes from the column to where the row ends.
@@ -144,36 +166,45 @@ struct Piece {
     const int32_t start = tile.column == 0 ? static_cast<int32_t>(skew) : 0;
     int32_t stop = left + static_cast<int32_t>(skew);
     stop = stop > 16 ? 16 : stop < start ? start : stop;
-    bits = (1u << stop) - (1u << start);
+    bits = (1u << (stop / kItem)) - (1u << (start / kItem));
   }
 };
 
-// Load the bytes that are meant and no others.
+// Load the items that are meant and no others.
+template <int kItem>
 GPUDIST_HOST_DEVICE inline Granule load(const char* from, uint32_t bits) {
   Granule granule{};
-#ifdef __CUDA_ARCH__
-#pragma unroll 4
-#endif
-  for (int k = 15; k >= 0; --k) {
-    const uint32_t byte = bits >> k & 1 ? at<uint8_t>(from + k) : 0;
-    for (int w = 3; w > 0; --w) {
-      granule.words[w] = funnel_shift(granule.words[w - 1], granule.words[w], 24);
+  if constexpr (kItem >= 4) {
+    for (int w = 0; w < Granule::kWords; ++w) {
+      if (bits >> (4 * w / kItem) & 1) granule.words[w] = at<uint32_t>(from + 4 * w);
     }
-    granule.words[0] = granule.words[0] << 8 | byte;
+  } else {
+    using Item = std::conditional_t<kItem == 1, uint8_t, uint16_t>;
+#ifdef __CUDA_ARCH__
+#pragma unroll 8
+#endif
+    for (int k = 16 / kItem - 1; k >= 0; --k) {
+      const uint32_t item = bits >> k & 1 ? at<Item>(from + k * kItem) : 0;
+      for (int w = 3; w > 0; --w) {
+        granule.words[w] = funnel_shift(granule.words[w - 1], granule.words[w], 32 - 8 * kItem);
+      }
+      granule.words[0] = granule.words[0] << (8 * kItem) | item;
+    }
   }
   return granule;
 }
 
 // The bytes of `kViews` summands for pieces, all of them loaded before any is used.
-template <int kViews, int kCount>
-GPUDIST_HOST_DEVICE inline void gather(Cursor (&cursors)[kViews], const Piece (&pieces)[kCount],
+template <int kItem, int kViews, int kCount>
+GPUDIST_HOST_DEVICE inline void gather(Cursor<kItem> (&cursors)[kViews],
+                                       const Piece<kItem> (&pieces)[kCount],
                                        Granule (&granules)[kViews][kCount]) {
   bool may_read_granules = true;
-  for (const Cursor& cursor : cursors) may_read_granules &= cursor.may_read_granules;
+  for (const Cursor<kItem>& cursor : cursors) may_read_granules &= cursor.may_read_granules;
   if (!may_read_granules) {
     for (int v = 0; v < kViews; ++v) {
       for (int i = 0; i < kCount; ++i) {
-        granules[v][i] = load(cursors[v].at - pieces[i].skew, pieces[i].bits);
+        granules[v][i] = load<kItem>(cursors[v].at - pieces[i].skew, pieces[i].bits);
         cursors[v].at += cursors[v].step;
       }
     }
@@ -186,8 +217,8 @@ GPUDIST_HOST_DEVICE inline void gather(Cursor (&cursors)[kViews], const Piece (&
       const char* from = cursors[v].at - pieces[i].skew;
       shift[v][i] = reinterpret_cast<uintptr_t>(from) % 16;
       from -= shift[v][i];
-      const uint32_t bits = pieces[i].bits << shift[v][i];
-      const bool has_low = (bits & kAllBytes) != 0, has_high = bits > kAllBytes;
+      const uint32_t bits = pieces[i].bits << (shift[v][i] / kItem);
+      const bool has_low = (bits & kAllItems<kItem>) != 0, has_high = bits > kAllItems<kItem>;
       low[v][i] = at<Granule>(from + (has_low ? 0 : 16));
       high[v][i] = at<Granule>(from + (has_high ? 16 : 0));
       cursors[v].at += cursors[v].step;
@@ -195,13 +226,15 @@ GPUDIST_HOST_DEVICE inline void gather(Cursor (&cursors)[kViews], const Piece (&
   }
   for (int v = 0; v < kViews; ++v) {
     for (int i = 0; i < kCount; ++i) {
-      granules[v][i] = shifted(low[v][i], high[v][i], shift[v][i]);
+      granules[v][i] = shifted<kItem>(low[v][i], high[v][i], shift[v][i]);
     }
   }
 }
 
-// One summand alone, of whatever type.
+// One summand alone, in items of so many bytes or more.
+template <int kBytes>
 struct Same {
+  static constexpr int kItem = kBytes;
   Granule granule;
 
   GPUDIST_HOST_DEVICE void start(const Granule& other) { granule = other; }
@@ -211,7 +244,8 @@ struct Same {
 
 // The sum of granules, item by item.
 template <class T>
-struct PlainSum : Same {
+struct PlainSum : Same<sizeof(T)> {
+  using Same<sizeof(T)>::granule;
   using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
 
   // Item number `k` lies in this word, and in the next if it has two.
@@ -232,7 +266,8 @@ struct PlainSum : Same {
 
 // Integers of 8 or 16 bits, several in one register: their top bits take no carry to the next.
 template <class T>
-struct PackedSum : Same {
+struct PackedSum : Same<sizeof(T)> {
+  using Same<sizeof(T)>::granule;
   static constexpr uint32_t kTopBits = ~uint32_t{0} / T(~T{0}) << (8 * sizeof(T) - 1);
 
   // NOLINTNEXTLINE(bugprone-derived-method-shadowing-base-method): chosen when compiled
@@ -247,6 +282,7 @@ struct PackedSum : Same {
 // 16-bit floats, in float32.
 template <class Pair>
 struct WideSum {
+  static constexpr int kItem = 2;
   float items[Granule::kWords][2];
 
   GPUDIST_HOST_DEVICE void start(const Granule& granule) {
@@ -270,6 +306,8 @@ struct WideSum {
 // summands are found once a tile, others once for as many rows.
 template <class Sum, int kHeld, int kCount>
 GPUDIST_HOST_DEVICE inline void make_tile(const Thread& thread, uint32_t number) {
+  using Cursor = combining::Cursor<Sum::kItem>;
+  using Piece = combining::Piece<Sum::kItem>;
   const CombineJob& job = thread.job;
   const Tile tile(job, number);
   Cursor to(thread, thread.views[0], tile);
@@ -280,15 +318,16 @@ GPUDIST_HOST_DEVICE inline void make_tile(const Thread& thread, uint32_t number)
   const int32_t of_row = job.row_bytes - tile.column;
   int32_t of_line =
       job.line_bytes - tile.column - static_cast<int32_t>(tile.in_line) * job.tile_bytes;
+  int row = 0;
   GPUDIST_NOT_UNROLLED
-  for (int row = 0; row < job.rows && of_line > -CombineTile::kGranule; row += kCount) {
+  do {
     Piece pieces[kCount];
     for (int i = 0; i < kCount; ++i) {
       pieces[i] = Piece(to.at + i * to.step, tile, of_row < of_line ? of_row : of_line);
       of_line -= job.step_bytes;
     }
     Sum sums[kCount];
-    if (thread.summands() > 0) {
+    if (kHeld > 1 || thread.summands() > 0) {
       Granule granules[kHeld][kCount];
       gather(cursors, pieces, granules);
       for (int i = 0; i < kCount; ++i) {
@@ -296,7 +335,7 @@ GPUDIST_HOST_DEVICE inline void make_tile(const Thread& thread, uint32_t number)
         for (int v = 1; v < kHeld; ++v) sums[i].add(granules[v][i]);
       }
     } else {
-      for (int i = 0; i < kCount; ++i) sums[i].start(thread.fill(pieces[i].skew));
+      for (int i = 0; i < kCount; ++i) sums[i].start(thread.fill<Sum::kItem>(pieces[i].skew));
     }
     if (kHeld > 1) {
       GPUDIST_NOT_UNROLLED
@@ -309,15 +348,19 @@ GPUDIST_HOST_DEVICE inline void make_tile(const Thread& thread, uint32_t number)
       }
     }
     for (int i = 0; i < kCount; ++i) {
-      store(to.at - pieces[i].skew, pieces[i].bits, sums[i].result());
+      store<Sum::kItem>(to.at - pieces[i].skew, pieces[i].bits, sums[i].result());
       to.at += to.step;
     }
-  }
+    row += kCount;
+  } while (row < job.rows && of_line > -CombineTile::kGranule);
 }
 
 // Integer sums wrap, which C++ says of the unsigned ones only.
 GPUDIST_HOST_DEVICE inline void make(const Thread& thread, uint32_t tile) {
-  if (thread.summands() <= 1) return make_tile<Same, 1, 2>(thread, tile);
+  if (thread.summands() <= 1) {
+    return thread.job.unit < 4 ? make_tile<Same<1>, 1, 2>(thread, tile)
+                               : make_tile<Same<4>, 1, 2>(thread, tile);
+  }
   switch (thread.arguments.dtype) {
     case Dtype::kUint8:
     case Dtype::kInt8: return make_tile<PackedSum<uint8_t>, 2, 1>(thread, tile);
@@ -374,7 +417,7 @@ GPUDIST_HOST_DEVICE inline void combine(const CombineArguments& arguments, const
   const uint32_t step = job.blocks * CombineArguments::kThreads;
   GPUDIST_NOT_UNROLLED
   for (uint32_t tile = first; tile < job.tiles; tile += step) {
-    make_tile<Same, 1, 1>({arguments, job, job_views, true}, tile);
+    make_tile<Same<1>, 1, 1>({arguments, job, job_views, true}, tile);
   }
 }
 

@@ -139,21 +139,21 @@ CombineTable CombinePlan::table(int alignment) const {
   return table;
 }
 
-// Items may not lie across two granules where they are added.
-void CombinePlan::check_alignment(const Rows& rows, int alignment) const {
-  int64_t bits = alignment | rows.row_bytes;
+int64_t CombinePlan::unit_of(const Rows& rows, int alignment) const {
+  int64_t bits = kGranule | alignment | rows.row_bytes | rows.line_bytes;
   for (const CombineCells& cells : rows.views) {
     bits |= cells.offset;
     for (int64_t stride : cells.strides) bits |= stride;
   }
+  // Items may not lie across two granules where they are added.
   if (rows.summands > 1 && lowest_bit(bits) < item_bytes(real_dtype_)) {
     throw TransportError("a tensor's items are not aligned");
   }
+  return lowest_bit(bits);
 }
 
 void CombinePlan::append(const Rows& box, int alignment, int64_t tile_rows,
                          CombineTable& table) const {
-  check_alignment(box, alignment);
   if (box.bytes() > most_bytes_) {
     for (const Rows& half : halves(box)) append(half, alignment, tile_rows, table);
     return;
@@ -181,6 +181,7 @@ void CombinePlan::append(const Rows& box, int alignment, int64_t tile_rows,
   job.summands = static_cast<int16_t>(rows.summands);
   job.rows = static_cast<uint8_t>(tile_rows);
   job.dims = static_cast<uint8_t>(last);
+  job.unit = static_cast<uint8_t>(unit_of(rows, alignment));
   job.columns = make_divisor(columns);
   job.line = make_divisor(line_tiles);
   int64_t tiles = columns * line_tiles;
@@ -211,6 +212,7 @@ void CombinePlan::append(const Rows& box, int alignment, int64_t tile_rows,
     table.views.push_back(view);
   }
 }
+
 // Cut in the outermost dim, or the only row where a granule and an item begin.
 std::array<CombinePlan::Rows, 2> CombinePlan::halves(const Rows& rows) {
   std::array<Rows, 2> halves{rows, rows};

@@ -67,7 +67,8 @@ class CombinePlan {
   static Rows rows_of(const CombineBox& box, int64_t item_bytes);
   static std::array<Rows, 2> halves(const Rows& rows);
   static Rows cut(Rows rows);
-  void check_alignment(const Rows& rows, int alignment) const;
+  // Bytes, up to 16, of which all addresses, strides and extents are multiples.
+  int64_t unit_of(const Rows& rows, int alignment) const;
   void append(const Rows& rows, int alignment, int64_t tile_rows, CombineTable& table) const;
 
   Dtype dtype_ = Dtype::kUint8;

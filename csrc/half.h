@@ -54,11 +54,6 @@ GPUDIST_HOST_DEVICE inline uint16_t float_to_float16(float value) {
   const uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);
   const uint32_t magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u);
-#ifdef __CUDA_ARCH__
-  uint16_t half;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(value));
-  return half;
-#else
   if (magnitude >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);
   if (magnitude < 0x38800000u) {
     // Adding 0.5 lines the subnormal's last bit up with the float's, and rounds it there.
@@ -67,12 +62,20 @@ GPUDIST_HOST_DEVICE inline uint16_t float_to_float16(float value) {
   }
   const uint32_t rounded = magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u);
   return static_cast<uint16_t>(sign | (rounded >> 13));
-#endif
 }
 
 // Two of them in one word, the first in the lower half.
 GPUDIST_HOST_DEVICE inline uint32_t pair_of(uint16_t first, uint16_t second) {
   return first | static_cast<uint32_t>(second) << 16;
+}
+
+// A word of which items that are not a number, as the device makes them, get the host's bits. The
+// sign of what is not a number is not kept.
+GPUDIST_HOST_DEVICE inline uint32_t with_nan(uint32_t word, const float (&values)[2],
+                                             uint32_t nan) {
+  if (values[0] != values[0]) word = (word & 0xffff0000u) | nan;
+  if (values[1] != values[1]) word = (word & 0x0000ffffu) | nan << 16;
+  return word;
 }
 
 struct Float16Pair {
@@ -81,7 +84,13 @@ struct Float16Pair {
     values[1] = float16_to_float(static_cast<uint16_t>(word >> 16));
   }
   GPUDIST_HOST_DEVICE static uint32_t narrow(const float (&values)[2]) {
+#ifdef __CUDA_ARCH__
+    uint32_t word;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(values[1]), "f"(values[0]));
+    return with_nan(word, values, 0x7e00);
+#else
     return pair_of(float_to_float16(values[0]), float_to_float16(values[1]));
+#endif
   }
 };
 
@@ -94,10 +103,7 @@ struct Bfloat16Pair {
 #ifdef __CUDA_ARCH__
     uint32_t word;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(values[1]), "f"(values[0]));
-    // What is not a number has other bits on the host.
-    if (values[0] != values[0]) word = (word & 0xffff0000u) | 0x7fc0u;
-    if (values[1] != values[1]) word = (word & 0x0000ffffu) | 0x7fc00000u;
-    return word;
+    return with_nan(word, values, 0x7fc0);
 #else
     return pair_of(float_to_bfloat16(values[0]), float_to_bfloat16(values[1]));
 #endif

@@ -26,7 +26,7 @@ struct Making {
 // `make` blocks on peers and cannot be told to stop: another thread calls it, and may still do so
 // when everything else here is gone.
 template <class F>
-NcclComm make_beside(const NcclOnDevice& on, F make, const NcclCommunicator::Look& look,
+NcclComm make_beside(const NcclOnDevice& on, const F& make, const NcclCommunicator::Look& look,
                      const char* what) {
   const auto making = std::make_shared<Making>();
   std::thread([making, make, on] {

@@ -70,11 +70,13 @@ int64_t round_up(int64_t number, int64_t grain) {
 }
 
 // The last extent is a multiple of `grain`. Of few cells, or of so many that each lane of a thread
-// has one.
-std::vector<int64_t> random_shape(bool small, int64_t grain) {
+// has one, or that rows, their bytes or tiles are more than 16 bits count.
+std::vector<int64_t> random_shape(bool small, int64_t grain, int64_t item_bytes) {
   constexpr int64_t kMost[] = {1, 1300, 40, 12, 6, 4};
-  // More than 16 bits count.
-  if (!small && between(0, 60) == 0) return {between(66'000, 70'000) * grain};
+  const int64_t many = between(66'000, 70'000);
+  if (!small && between(0, 60) == 0) return {many * grain};
+  if (!small && between(0, 120) == 0) return {16, round_up(many / item_bytes, grain)};
+  if (!small && between(0, 200) == 0) return {4 * many};
   std::vector<int64_t> shape(between(0, 30) == 0 ? kMaxDims : between(0, 5));
   int64_t most = shape.size() > 5 || small ? 2 : kMost[shape.size()];
   if (between(0, 1) == 0) most = std::min<int64_t>(most, shape.size() > 3 ? 4 : 9);
@@ -210,7 +212,7 @@ Case random_case(Dtype dtype) {
     // Of items, up to the widest lane.
     int64_t grain = between(0, 1) == 0 ? 1 : std::max<int64_t>(16 / item_bytes(dtype), 1);
     if (between(0, 3) == 0) grain = std::max<int64_t>(grain >> between(1, 3), 1);
-    box.shape = random_shape(count > 5, grain);
+    box.shape = random_shape(count > 5, grain, item_bytes(dtype));
     box.views.push_back(made.random_cells(Buffer::kOutput, box.shape, grain));
     box.already_there = between(0, 7) == 0;
     int64_t summands = box.already_there ? 0 : between(0, 4);

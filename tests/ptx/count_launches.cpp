@@ -36,7 +36,7 @@ namespace {
 using Shape = std::vector<int64_t>;
 
 // Blocks that are executed of a launch, about; the others are like them.
-constexpr uint32_t kSampledBlocks = 400;
+constexpr uint32_t kSampledBlocks = 200;
 constexpr int kAlignment = 16;
 
 struct Type {
@@ -143,8 +143,22 @@ void run_cases(const Type& type) {
     run("interior of a halo, " + text(shape), type,
         {shape, {padded, {Buffer::kInput, 0, contiguous(shape)}}}, inside.items);
   }
-  if (type.dtype == Dtype::kUint8) return;
   for (const Shape& shape : {shapes[0], shapes[3]}) {
+    const Interior inside = interior(shape);
+    Shape face = shape;
+    face.back() = 1;
+    const CombineCells cells{Buffer::kInput, inside.offset, inside.strides};
+    const CombineCells packed{Buffer::kOutput, 0, contiguous(face)};
+    run("face of the last dim, packed, " + text(shape), type, {face, {packed, cells}},
+        inside.items);
+    if (type.dtype == Dtype::kUint8) continue;
+    const CombineCells own{Buffer::kOutput, inside.offset, inside.strides};
+    const CombineCells arrived{Buffer::kInput, 0, contiguous(face)};
+    run("face of the last dim, added, " + text(shape), type, {face, {own, own, arrived}},
+        inside.items);
+  }
+  if (type.dtype == Dtype::kUint8) return;
+  for (const Shape& shape : shapes) {
     const Interior inside = interior(shape);
     const CombineCells own{Buffer::kOutput, 0, contiguous(shape)};
     const CombineCells padded{Buffer::kInput, inside.offset, inside.strides};

@@ -6,13 +6,15 @@
 // `passed` or what was wrong first. With `mutants` it goes on with lines of its input:
 //   constant KERNEL VALUE          gives a kernel one more constant
 //   mutant KERNEL INSTRUCTION TEXT runs the launches that execute this instruction with TEXT in its
-//                                  place, up to the first that is wrong; prints how many these
-//                                  were, and what was wrong or nothing
+//                                  place, up to the first that is wrong or accesses memory more or
+//                                  less often; prints how many these were, and what was wrong or
+//                                  nothing
 #include "launches.h"
 
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
+#include <map>
 #include <set>
 #include <sstream>
 #include <stdexcept>
@@ -32,6 +34,50 @@ constexpr size_t kMostTried = 500;
 
 // For every kernel and instruction, the launches that execute it.
 using Executing = std::vector<std::vector<std::vector<uint32_t>>>;
+
+// Loads and stores of all threads of all launches so far.
+uint64_t accesses() {
+  uint64_t sum = 0;
+  for (size_t k = 0; k < ptx::kernels().size(); ++k) {
+    const std::vector<ptx::Instruction>& instructions = ptx::kernels()[k].instructions;
+    for (size_t at = 0; at < instructions.size(); ++at) {
+      const std::string kind = instructions[at].opcode.substr(0, 3);
+      if (kind == "ld." || kind == "st.") sum += ptx::counts()[k].threads[at];
+    }
+  }
+  return sum;
+}
+
+// What was wrong in a launch, and how often it accessed memory.
+struct Outcome {
+  std::string wrong;
+  uint64_t accesses;
+};
+
+Outcome run_one(uint64_t seed, uint64_t index) {
+  const uint64_t before = accesses();
+  std::string wrong = ptx::run_launch(seed, index);
+  return {std::move(wrong), accesses() - before};
+}
+
+// Of the kernels without a mutant, by launch.
+uint64_t usual_accesses(uint64_t seed, uint64_t index) {
+  static std::map<uint64_t, uint64_t> known;
+  const auto found = known.find(index);
+  if (found != known.end()) return found->second;
+  return known[index] = run_one(seed, index).accesses;
+}
+
+// What a launch of a mutant shows, empty if nothing.
+std::string noticed(ptx::Kernel& kernel, size_t at, const std::string& text, uint64_t seed,
+                    uint64_t index) {
+  const uint64_t usual = usual_accesses(seed, index);
+  ptx::replace(kernel, at, text);
+  const Outcome found = run_one(seed, index);
+  ptx::replace(kernel, at, kernel.text[at]);
+  if (!found.wrong.empty() || found.accesses == usual) return found.wrong;
+  return std::to_string(found.accesses) + " accesses, usually " + std::to_string(usual);
+}
 
 std::string run_all(uint64_t count, uint64_t seed, Executing* executing) {
   std::vector<ptx::Counts> all = ptx::counts();
@@ -64,22 +110,20 @@ void print_counts() {
 void run_mutant(size_t k, size_t at, const std::string& text, uint64_t count, uint64_t seed,
                 const Executing& executing) {
   ptx::Kernel& kernel = ptx::kernels().at(k);
-  ptx::replace(kernel, at, text);
   std::string wrong;
   size_t tried = 0;
   std::set<uint64_t> classes;
   for (uint32_t i : executing[k][at]) {
-    wrong = ptx::run_launch(seed, i);
+    wrong = noticed(kernel, at, text, seed, i);
     classes.insert(i % ptx::kLaunchClasses);
     ++tried;
     if (!wrong.empty()) break;
   }
   for (uint64_t i = count; wrong.empty() && tried < kMostTried && !classes.empty(); ++i) {
     if (classes.count(i % ptx::kLaunchClasses) == 0) continue;
-    wrong = ptx::run_launch(seed, i);
+    wrong = noticed(kernel, at, text, seed, i);
     ++tried;
   }
-  ptx::replace(kernel, at, kernel.text[at]);
   std::printf("%zu\t%s\n", tried, wrong.c_str());
 }
 

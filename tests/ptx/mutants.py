@@ -29,7 +29,7 @@ _OPERATORS = {
     "add": ("sub",),
     "sub": ("add",),
     "and": ("or", "xor"),
-    "or": ("and", "xor"),
+    "or": ("and",),  # mostly of numbers without common bits, for which xor is the same
     "xor": ("and", "or"),
     "shl": ("shr",),
     "shr": ("shl",),
@@ -39,7 +39,16 @@ _OPERATORS = {
     "div": ("rem",),
 }
 # Of a register and a number the boundary may be one that no value is at.
-_COMPARISONS = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
+_COMPARISONS = {
+    "eq": "ne",
+    "ne": "eq",
+    "lt": "ge",
+    "ge": "lt",
+    "gt": "le",
+    "le": "gt",
+    "nan": "num",
+    "num": "nan",
+}
 _BOUNDARIES = {"lt": "le", "le": "lt", "gt": "ge", "ge": "gt"}
 _NARROWER = {"64": "32", "32": "16", "16": "8"}
 _COMMUTATIVE = ("add", "mul", "and", "or", "xor", "min", "max")
@@ -120,6 +129,11 @@ class Changes:
                 # Of what is compared with a number, few values occur: a small step may change none.
                 value = int(operand)
                 changed = str(2 * value + 1 if one.operation == "setp" else value + 1)
+                if one.operation == "bfi":  # one bit fewer; one more may be none of the register's
+                    changed = str(value - 1)
+                elif one.operation == "and" and value > 0:
+                    # The lowest bits of addresses and of their distances are all zero.
+                    changed = str(2 * value)
             elif found := _OFFSET.search(operand):
                 changed = operand[: found.start()] + f"+{int(found[1]) + self._bytes(one)}]"
             if changed is not None:
@@ -160,6 +174,9 @@ class Changes:
     def _widths(one: Instruction) -> Iterator[tuple[str, Instruction]]:
         kind, bits = one.operand_type[:1], one.operand_type[1:]
         if kind not in "usb" or bits not in _NARROWER:
+            return
+        # Of the number of an entry of a table and an entry's bytes: no table has 4 GiB.
+        if one.operation == "mul" and one.operands[2].isdigit():
             return
         narrower = kind + _NARROWER[bits]
         if one.is_memory or (bits == "64" and one.operation in ("add", "sub", "mul", "shl")):

@@ -89,6 +89,7 @@ void put_arithmetic(Table& table) {
     table["div." + name] = {binary<T, divide<T>>, 3};
     table["fma." + name] = {fused_multiply_add<T>, 4};
     table["setp.nan." + name] = {compare<T, is_unordered<T>>, 3};
+    table["setp.num." + name] = {compare<T, is_ordered<T>>, 3};
     put_comparisons<T>(table, name);
   });
 }

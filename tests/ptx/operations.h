@@ -230,6 +230,10 @@ bool is_unordered(T a, T b) {
   return std::isnan(a) || std::isnan(b);
 }
 template <class T>
+bool is_ordered(T a, T b) {
+  return !is_unordered(a, b);
+}
+template <class T>
 bool is_greater_equal(T a, T b) {
   return a >= b;
 }
