@@ -105,7 +105,7 @@ class NcclTransport(Transport):
             nccl_library if size > 1 else "",
             [str(path) for path in wheel_libraries()] if size > 1 else [],
             device_library,
-            torch.cuda.empty_cache if device.type == "cuda" else None,
+            torch.cuda.empty_cache,
         )
         self.recorder = DeviceRecorder(self._core)
         self.store = store

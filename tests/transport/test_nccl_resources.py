@@ -6,6 +6,7 @@ import gc
 import random
 import time
 from collections.abc import Sequence
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from gpudist.exchange import carry
 from gpudist.partition import Partition
 from gpudist.transport.base import Signature, Transport
 from gpudist.transport.nccl import NcclTransport
-from tests.doubles.nccl import clear, count, inject, log, violations
+from tests.doubles.nccl import clear, count, fail_device_call, inject, log, violations
 from tests.transport.nccl_actions import (
     all_sum_reduce,
     backward,
@@ -93,6 +94,42 @@ def grow(transport: Transport) -> list[str]:
 
 def test_staging_grows_and_gives_back() -> None:
     assert results("nccl", 3, grow) == [[]] * 3
+
+
+def lack_memory(transport: Transport, failures: int) -> tuple[int, list[str]]:
+    """How often torch's cache was emptied in a first halo exchange, and what it raised."""
+    assert isinstance(transport, NcclTransport)
+    emptied: list[bool] = []
+
+    def empty() -> None:
+        emptied.append(True)
+        if failures > 1:
+            fail_device_call("allocate")
+
+    with patch("torch.cuda.empty_cache", empty):
+        second = runtime.connect(
+            "nccl", transport.store, transport.rank, transport.size, 20.0,
+            f"{transport.prefix}/{failures}",
+        )  # fmt: skip
+    P_second = runtime.world_of(second)
+    errors = []
+    fail_device_call("allocate")
+    try:
+        assert torch.equal(halo(P_second)[:, 1:7], block_of(P_second))
+    except GpudistError as error:
+        errors.append(str(error))
+    second.close()
+    return len(emptied), errors
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_memory_that_torch_has_cached_is_asked_for(failures: int) -> None:
+    for emptied, errors in results("nccl", 3, lack_memory, failures):
+        assert emptied == 1
+        assert len(errors) == failures - 1
+        for error in errors:
+            assert "MiB for messages on GPU 0, outside torch's memory" in error
+            assert "use smaller blocks" in error
 
 
 def come_and_go(transport: Transport) -> dict[str, int]:
