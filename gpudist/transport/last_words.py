@@ -22,7 +22,7 @@ from gpudist.transport.report import report, write_error_file
 from gpudist.transport.store_failures import own_connection
 
 # In which a rank that has failed comes to print its traceback, and a store answers.
-_PATIENCE_S = 2.0
+_PATIENCE_S = 5.0
 _POLL_S = 0.005
 _LINE = 300
 # What is not the user's own program.
