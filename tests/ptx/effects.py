@@ -57,6 +57,40 @@ class Values:
 
 
 Facts = frozenset[tuple[object, bool]]
+_ALL = (1 << 64) - 1
+
+
+def _known_bits(value: object, holds: bool) -> tuple[object, int, int] | None:
+    """Bits that a predicate tells of a value: which, and what they are.
+
+    Of comparisons of a value, or of some of its bits, with a number.
+    """
+    if not isinstance(value, tuple) or not str(value[0]).startswith(("setp.eq.", "setp.ne.")):
+        return None
+    (of, number), mask = value[1], _ALL
+    if not str(number).isdigit():
+        return None
+    if isinstance(of, tuple) and str(of[0]).startswith("and.b") and str(of[1][1]).isdigit():
+        of, mask = of[1][0], int(of[1][1])
+    bits = int(number)
+    if str(value[0]).startswith("setp.eq.") == holds:
+        return of, mask, bits
+    is_one_bit = mask & (mask - 1) == 0 and bits in (0, mask)
+    return (of, mask, mask ^ bits) if is_one_bit else None
+
+
+def _excludes(facts: Facts, value: object, holds: bool) -> bool:
+    """Whether a predicate cannot be this, if others are what is known of them."""
+    if (value, not holds) in facts:
+        return True
+    wanted = _known_bits(value, holds)
+    if wanted is None:
+        return False
+    known = (_known_bits(*fact) for fact in facts)
+    return any(
+        one is not None and one[0] == wanted[0] and (one[2] ^ wanted[2]) & one[1] & wanted[1]
+        for one in known
+    )
 
 
 class Effects:
@@ -137,7 +171,7 @@ class Effects:
         return [
             (next_, facts | {(value, holds)})
             for next_, holds in ways
-            if (value, not holds) not in facts
+            if not _excludes(facts, value, holds)
         ]
 
     def _without(self, facts: Facts, one: Instruction) -> Facts:

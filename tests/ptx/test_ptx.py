@@ -141,8 +141,35 @@ $L__BB0_5:
 """
 
 
-def test_results_that_no_store_can_see_are_told():
-    (kernel,) = read(SAMPLE)
+# %r2 is stored where it is loaded alone: where all four bits are set, or the highest of them is.
+BITS = """
+.visible .entry bits(
+	.param .u64 bits_param_0
+)
+{
+	.reg .pred 	%p<4>;
+	ld.param.u64 	%rd1, [bits_param_0];
+	mov.u32 	%r1, %tid.x;
+	and.b32 	%r3, %r1, 8;
+	setp.eq.s32 	%p1, %r3, 0;
+	mov.u32 	%r2, 0;
+	@%p1 bra 	$L__BB0_1;
+	ld.global.u32 	%r2, [%rd1];
+$L__BB0_1:
+	setp.eq.s32 	%p2, %r1, 15;
+	@%p2 bra 	$L__BB0_2;
+	@%p1 bra 	$L__BB0_3;
+$L__BB0_2:
+	st.global.u32 	[%rd1+4], %r2;
+$L__BB0_3:
+	ret;
+}
+"""
+
+
+@pytest.mark.parametrize("text", [SAMPLE, BITS])
+def test_results_that_no_store_can_see_are_told(text: str):
+    (kernel,) = read(text)
     effects = Effects(kernel)
     unseen = [
         str(one)
