@@ -114,7 +114,7 @@ class Round {
   static Stage& stage(const Part& part, const nb::object& strides) {
     PyObject* found = PyDict_GetItemWithError(part.bound.ptr(), strides.ptr());
     if (found != nullptr) return nb::cast<Stage&>(nb::handle(found));
-    const nb::object made = part.bind(strides);  // which puts it into `bound`
+    const nb::object made = part.bind(strides);  // which is kept in `bound`
     return nb::cast<Stage&>(made);
   }
 

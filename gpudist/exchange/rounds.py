@@ -172,7 +172,10 @@ class Part:
         return y, (stage, address, y.data_ptr())
 
     def bind(self, strides: tuple[int, ...], accumulates: bool = False) -> object:
-        """The stage bound by the transport, for an input of these strides; remembered."""
+        """The stage bound by the transport, for an input of these strides; remembered.
+
+        Of several threads that bind it at once all get the first one's, which may be running.
+        """
         rank = self.partition.plan_rank
         form = None if accumulates else _kept_form(self.stage, self.partition, strides)
         output_strides = None
@@ -187,8 +190,7 @@ class Part:
             self.stage, self.partition.ranks, rank, strides, self.movement.dtype,
             self.movement.fill, accumulates, output_strides,
         )  # fmt: skip
-        (self._accumulating if accumulates else self.bound)[strides] = stage
-        return stage
+        return (self._accumulating if accumulates else self.bound).setdefault(strides, stage)
 
 
 class Round:

@@ -14,9 +14,10 @@ import torch
 import gpudist
 from gpudist import checkpoint
 from gpudist.errors import GpudistError
-from gpudist.exchange import start
+from gpudist.exchange import carry, start
 from gpudist.partition import Partition
 from gpudist.transport.base import Signature
+from tests.doubles.ranks import run_all
 from tests.pool import distributed
 
 THREADS = 4
@@ -85,6 +86,30 @@ def test_a_thread_inside_a_group_keeps_others_out(P_world: Partition) -> None:
             _in_thread(lambda: P_world.allgather_data([1]))
     with pytest.raises(GpudistError, match="two threads of rank 0"):
         P_world.allgather_data([1])
+
+
+@distributed(ranks=1, transports=("host", "nccl"))
+def test_stages_bound_by_two_threads_at_once_stay(P_world: Partition) -> None:
+    """A round that exchanges nothing may run in several threads, and none lets go of a stage."""
+    wire = P_world.wire
+    P = P_world.create_cartesian_topology_partition([1])
+    bind, barrier = wire.bind_stage, threading.Barrier(2)
+
+    def bind_together(*arguments: Any) -> Any:
+        made = bind(*arguments)
+        barrier.wait(30.0)
+        return made
+
+    wire.bind_stage = bind_together  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        movement = gpudist.ops.HaloExchange(P, halo=((1, 1),), periodic=True).movement
+        (only,) = carry._make_rounds((movement(torch.ones(8)),))
+        results = run_all([lambda: only.run([torch.ones(8)])] * 2)
+    finally:
+        del wire.bind_stage
+    assert all(torch.equal(y, torch.ones(10)) for (y,) in results)
+    (stage,) = only.parts[0].bound.values()
+    assert only.parts[0].bind((1,)) is stage
 
 
 @distributed(ranks=2, transports=("host",))
