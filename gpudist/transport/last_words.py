@@ -190,7 +190,7 @@ def _end(
         first = endings.first(mine)
     if first is None or first.rank == rank:
         return ""
-    where = _place(trace)
+    where, shown = _place(trace), first.rank
     if mine.is_as(first):
         line = f"ended{where} with the same {mine.kind} as rank {first.rank}: {mine.line}"
     elif not is_echo:
@@ -198,12 +198,13 @@ def _end(
     elif failure is None or first.is_echo or failure.rank == first.rank:
         who = f"rank {first.rank}" if not first.is_echo else "another rank"
         line = f"ended{where} because {who} failed with {first.kind}: {first.line}"
+    elif failure.rank is not None and failure.message.startswith(f"rank {failure.rank} raised "):
+        # Another mistake at the same time, of which the others heard first.
+        line, shown = f"ended{where} because {_first_line(failure.message)}", failure.rank
     else:
         return ""
     return (
-        f"gpudist: rank {rank} {line}; see rank {first.rank}'s traceback\n"
-        if endings.are_told()
-        else ""
+        f"gpudist: rank {rank} {line}; see rank {shown}'s traceback\n" if endings.are_told() else ""
     )
 
 

@@ -22,6 +22,10 @@ P_world = gpudist.init(timeout=20)
 P_x = P_world.create_cartesian_topology_partition([1, 4])
 x = torch.ones(2, 4)
 gpudist.halo_exchange(x, P_x, halo=((0, 0), (1, 1)))
+folder = os.path.dirname(__file__)
+open(f"{folder}/ready-{P_world.rank}", "w").close()
+while sum(name.startswith("ready-") for name in os.listdir(folder)) < P_world.size:
+    time.sleep(0.01)
 """
 ENDINGS = {
     "same_mistake": "gpudist.halo_exchange(x, P_x, halo=((0, 0), (1, 1), (1, 1)))",
@@ -108,7 +112,29 @@ P_world.barrier()
     printed = outputs(tmp_path, "host", program)
     assert "ValueError: the first" in printed[0] and "Traceback" in printed[0]
     assert "TypeError: the second" in printed[1] and "Traceback" in printed[1]
-    assert all(len(text.splitlines()) == 1 for text in printed[2:])
+    assert all(len(text.splitlines()) == 1 for text in printed[2:]), printed
+
+
+def test_the_mistake_that_others_heard_of_is_not_the_first_one(tmp_path: Path) -> None:
+    """Rank 0 is the first by the store, rank 1 by the failure that ends the waits."""
+    program = """
+from gpudist.transport.host import HostTransport
+abort = HostTransport.abort
+def abort_late(self, failure):
+    time.sleep(1.0)
+    abort(self, failure)
+if P_world.rank == 0:
+    HostTransport.abort = abort_late
+    raise ValueError("the first")
+time.sleep(0.5)
+if P_world.rank == 1: raise TypeError("the second")
+P_world.barrier()
+"""
+    printed = outputs(tmp_path, "host", program)
+    assert "ValueError: the first" in printed[0] and "TypeError: the second" in printed[1]
+    line = r"gpudist: rank \d ended at program\.py:\d+ because rank 1 raised TypeError: the second"
+    for text in printed[2:]:
+        assert re.fullmatch(line + r"; see rank 1's traceback\n", text), text
 
 
 def test_a_rank_that_keeps_its_mistake_to_itself(tmp_path: Path) -> None:
