@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Sequence
+from functools import partial
+from textwrap import fill
+
+_NARROWEST = 20
+# Paths are copied from a terminal.
+_fill = partial(fill, break_long_words=False, break_on_hyphens=False)
 
 
 def print_table(lines: Sequence[tuple[str, str]]) -> None:
-    """A name and a text each."""
+    """A name and a text each, which a terminal is shown in lines of its width."""
     width = max(len(name) for name, _ in lines)
     if sys.stdout.isatty():
+        indent = " " * (width + 2)
+        columns = max(shutil.get_terminal_size().columns, len(indent) + _NARROWEST)
+        lines = [
+            (name, _fill(text, columns, initial_indent=indent, subsequent_indent=indent).lstrip())
+            for name, text in lines
+        ]
         try:
             from rich.console import Console
             from rich.text import Text

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -123,6 +125,27 @@ def test_env_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+@pytest.mark.parametrize("with_rich", [True, False])
+def test_lines_fit_a_terminal(monkeypatch: pytest.MonkeyPatch, with_rich: bool) -> None:
+    """But for words that are longer, which are copied whole."""
+    path = "/" + 60 * "p" + "/libnccl.so.2"
+    missing = f"there is no NCCL ({path}: no such file): " + "install it or name its file, " * 4
+    monkeypatch.setattr(env, "describe", lambda: replace(NOTHING, nccl_missing=missing))
+    monkeypatch.setenv("COLUMNS", "50")
+    if with_rich:
+        pytest.importorskip("rich")
+    else:
+        monkeypatch.setitem(sys.modules, "rich.console", None)
+    monkeypatch.setattr(sys, "stdout", shown := Terminal())
+    assert main(["env"]) == 0
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", shown.getvalue()).splitlines()
+    assert [line for line in lines if len(line) > 50] == [line for line in lines if path in line]
+    start = next(i for i, line in enumerate(lines) if line.startswith("NCCL"))
+    assert all(line.startswith(" " * 13 + line[13]) for line in lines[start + 1 : -1])
+    told = " ".join(line[13:] for line in lines[start:-1])
+    assert told == f"none: {missing}".rstrip()
 
 
 def test_on_a_terminal_without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
