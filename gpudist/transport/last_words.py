@@ -21,8 +21,9 @@ from gpudist.transport.failure import Failure
 from gpudist.transport.report import report, write_error_file
 from gpudist.transport.store_failures import own_connection
 
-# In which a rank that has failed comes to print its traceback, and a store answers.
-_PATIENCE_S = 5.0
+# In which a rank that has failed comes to print its traceback, and a store answers. Torch asks the
+# name server at each connection, and one that is not there takes 5 s.
+_PATIENCE_S = 10.0
 _POLL_S = 0.005
 _LINE = 300
 # What is not the user's own program.
