@@ -19,7 +19,7 @@ constexpr int kBuffers = 4;
 struct Divisor {
   uint32_t value = 1;
   uint32_t multiplier = uint32_t{1} << 31;
-  uint32_t shift = 0;
+  uint8_t shift = 0;
 
   GPUDIST_HOST_DEVICE uint32_t quotient(uint32_t number) const {
     return static_cast<uint32_t>((static_cast<uint64_t>(2 * number) * multiplier) >> 32) >> shift;

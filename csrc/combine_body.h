@@ -180,15 +180,10 @@ GPUDIST_HOST_DEVICE inline Granule load(const char* from, uint32_t bits) {
     }
   } else {
     using Item = std::conditional_t<kItem == 1, uint8_t, uint16_t>;
-#ifdef __CUDA_ARCH__
-#pragma unroll 8
-#endif
     for (int k = 16 / kItem - 1; k >= 0; --k) {
       const uint32_t item = bits >> k & 1 ? at<Item>(from + k * kItem) : 0;
-      for (int w = 3; w > 0; --w) {
-        granule.words[w] = funnel_shift(granule.words[w - 1], granule.words[w], 32 - 8 * kItem);
-      }
-      granule.words[0] = granule.words[0] << (8 * kItem) | item;
+      uint32_t& word = granule.words[k * kItem / 4];
+      word = word << (8 * kItem) | item;
     }
   }
   return granule;
@@ -313,7 +308,8 @@ GPUDIST_HOST_DEVICE inline void make_tile(const Thread& thread, uint32_t number)
   Cursor to(thread, thread.views[0], tile);
   Cursor cursors[kHeld];
   for (int v = 0; v < kHeld; ++v) {
-    cursors[v] = Cursor(thread, thread.views[v < thread.summands() ? v + 1 : 0], tile);
+    const bool is_there = kHeld > 1 || thread.summands() > 0;
+    cursors[v] = Cursor(thread, thread.views[is_there ? v + 1 : 0], tile);
   }
   const int32_t of_row = job.row_bytes - tile.column;
   int32_t of_line =

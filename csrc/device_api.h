@@ -16,7 +16,7 @@ constexpr int kRelaxedCapture = 2;
 
 // Every call but the texts returns zero, or one of the runtime's error codes.
 struct DeviceApi {
-  static constexpr int kAbi = 5;
+  static constexpr int kAbi = 6;
 
   int abi;  // kAbi of the table's maker
   const char* name;

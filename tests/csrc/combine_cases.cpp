@@ -69,14 +69,9 @@ int64_t round_up(int64_t number, int64_t grain) {
   return (number + grain - 1) / grain * grain;
 }
 
-// The last extent is a multiple of `grain`. Of few cells, or of so many that each lane of a thread
-// has one, or that rows, their bytes or tiles are more than 16 bits count.
-std::vector<int64_t> random_shape(bool small, int64_t grain, int64_t item_bytes) {
+// The last extent is a multiple of `grain`, as below.
+std::vector<int64_t> random_shape(bool small, int64_t grain) {
   constexpr int64_t kMost[] = {1, 1300, 40, 12, 6, 4};
-  const int64_t many = between(66'000, 70'000);
-  if (!small && between(0, 60) == 0) return {many * grain};
-  if (!small && between(0, 120) == 0) return {16, round_up(many / item_bytes, grain)};
-  if (!small && between(0, 200) == 0) return {4 * many};
   std::vector<int64_t> shape(between(0, 30) == 0 ? kMaxDims : between(0, 5));
   int64_t most = shape.size() > 5 || small ? 2 : kMost[shape.size()];
   if (between(0, 1) == 0) most = std::min<int64_t>(most, shape.size() > 3 ? 4 : 9);
@@ -86,19 +81,34 @@ std::vector<int64_t> random_shape(bool small, int64_t grain, int64_t item_bytes)
   return shape;
 }
 
-// Any order of dims, with gaps; cells that are only read may be shared. With a grain above one,
-// rows begin and end at its multiples.
-std::vector<int64_t> random_strides(const std::vector<int64_t>& shape, bool shares, int64_t grain) {
+// So many cells that each lane of a thread has one, or that 16 bits do not count the bytes of a
+// row, the tiles along it, the tiles along a line, or the lines.
+std::vector<int64_t> large_shape(int64_t grain, int64_t item_bytes) {
+  const int64_t many = between(66'000, 70'000);
+  switch (between(0, 4)) {
+    case 0: return {many * grain};
+    case 1: return {between(16, 19), round_up(many / item_bytes, grain)};
+    case 2: return {8, round_up(many * 16 / item_bytes, grain)};
+    case 3: return {4 * many, grain};
+    default: return {2, many, 2, grain};
+  }
+}
+
+// Any order of dims, with gaps, all of them if `is_large`; cells that are only read may be shared.
+// With a grain above one, rows begin and end at its multiples.
+std::vector<int64_t> random_strides(const std::vector<int64_t>& shape, bool shares, int64_t grain,
+                                    bool is_large) {
   std::vector<size_t> order(shape.size());
   std::iota(order.begin(), order.end(), 0);
-  if (grain == 1 && between(0, 1) == 0) std::shuffle(order.begin(), order.end(), random_bits);
+  if (!is_large && grain == 1 && between(0, 1) == 0)
+    std::shuffle(order.begin(), order.end(), random_bits);
   std::vector<int64_t> strides(shape.size());
   int64_t stride = grain == 1 && between(0, 4) == 0 ? 2 : 1;
   for (auto d = order.rbegin(); d != order.rend(); ++d) {
     const bool is_shared = shares && between(0, 9) == 0 && (grain == 1 || d != order.rbegin());
     strides[*d] = is_shared ? 0 : stride;
     stride *= std::max<int64_t>(shape[*d], 1);
-    if (between(0, 3) == 0) stride += grain * between(1, 3);
+    if (is_large || between(0, 3) == 0) stride += grain * between(1, 3);
     if (between(0, 3) == 0) stride = round_up(stride, 16);
   }
   return strides;
@@ -167,10 +177,10 @@ std::vector<uint64_t> plain_sum(Case& given, const CombineBox& box) {
 
 }  // namespace
 
-Memory::Memory(int64_t bytes, int64_t alignment) : words(bytes / 8 + 8) {
+Memory::Memory(int64_t bytes, int64_t alignment) : words(bytes / 8 + 9) {
   for (uint64_t& word : words) word = random_bits();
   const int64_t address = reinterpret_cast<int64_t>(words.data());
-  shift = (-address & 31) + alignment;
+  shift = (-address & 31) + alignment * (1 + 2 * between(0, 16 / alignment - 1));
 }
 
 BoxView Case::view(const CombineCells& cells, const std::vector<int64_t>& shape) const {
@@ -179,11 +189,12 @@ BoxView Case::view(const CombineCells& cells, const std::vector<int64_t>& shape)
                        cells.strides.data(), item_bytes(dtype));
 }
 
-CombineCells Case::random_cells(Buffer buffer, const std::vector<int64_t>& shape, int64_t grain) {
+CombineCells Case::random_cells(Buffer buffer, const std::vector<int64_t>& shape, int64_t grain,
+                                bool is_large) {
   int64_t& used = items[static_cast<int>(buffer)];
   const bool is_written = buffer == Buffer::kOutput;
   CombineCells cells{buffer, is_written ? round_up(used, grain) : 0,
-                     random_strides(shape, !is_written, grain)};
+                     random_strides(shape, !is_written, grain, is_large)};
   cells.offset += between(0, 1) ? 16 : grain * between(0, 20);
   used = std::max(used, stop_of(cells, shape));
   return cells;
@@ -202,24 +213,25 @@ void Case::make_memory() {
   }
 }
 
-Case random_case(Dtype dtype) {
+Case random_case(Dtype dtype, bool is_large) {
   Case made;
   made.dtype = dtype;
   constexpr Buffer kSources[] = {Buffer::kInput, Buffer::kSent, Buffer::kReceived};
-  const int64_t count = between(0, 23) == 0 ? between(6, 80) : between(1, 5);
+  const int64_t count = is_large ? 1 : between(0, 23) == 0 ? between(6, 80) : between(1, 5);
   for (int64_t i = 0; i < count; ++i) {
     CombineBox box;
     // Of items, up to the widest lane.
     int64_t grain = between(0, 1) == 0 ? 1 : std::max<int64_t>(16 / item_bytes(dtype), 1);
     if (between(0, 3) == 0) grain = std::max<int64_t>(grain >> between(1, 3), 1);
-    box.shape = random_shape(count > 5, grain, item_bytes(dtype));
-    box.views.push_back(made.random_cells(Buffer::kOutput, box.shape, grain));
+    box.shape = is_large ? large_shape(grain, item_bytes(dtype)) : random_shape(count > 5, grain);
+    box.views.push_back(made.random_cells(Buffer::kOutput, box.shape, grain, is_large));
     box.already_there = between(0, 7) == 0;
     int64_t summands = box.already_there ? 0 : between(0, 4);
     if (dtype == Dtype::kBool) summands = std::min<int64_t>(summands, 1);
     if (summands > 1 && between(0, 3) == 0) box.views.push_back(box.views[0]), --summands;
     while (summands-- > 0) {
-      box.views.push_back(made.random_cells(kSources[between(0, 2)], box.shape, grain));
+      const Buffer source = kSources[between(0, 2)];
+      box.views.push_back(made.random_cells(source, box.shape, grain, is_large));
     }
     made.boxes.push_back(box);
   }

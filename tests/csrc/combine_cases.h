@@ -51,12 +51,13 @@ struct Case {
   void make_memory();
 
  private:
-  friend Case random_case(Dtype dtype);
-  CombineCells random_cells(Buffer buffer, const std::vector<int64_t>& shape, int64_t grain);
+  friend Case random_case(Dtype dtype, bool is_large);
+  CombineCells random_cells(Buffer buffer, const std::vector<int64_t>& shape, int64_t grain,
+                            bool is_large);
 };
 
-// Of few boxes, mostly.
-Case random_case(Dtype dtype);
+// Of few boxes, mostly; of one if it is to be large.
+Case random_case(Dtype dtype, bool is_large);
 
 // The output's bytes, made by loops over the cells.
 std::vector<char> plainly(Case& given, bool failed);

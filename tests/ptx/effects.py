@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.ptx.assembly import Instruction, Kernel
+from tests.ptx.assembly import Instruction, Kernel, registers_of
 
-# Of the walk below; an instruction with more is taken to matter.
-MOST_STATES = 1_000
+# Of the walk below; an instruction with more is taken to matter. A way remembers what the first
+# branches tell.
+MOST_STATES = 50_000
+MOST_LEARNT = 3
 
 
 class Values:
@@ -57,7 +59,25 @@ class Values:
 
 
 Facts = frozenset[tuple[object, bool]]
-_ALL = (1 << 64) - 1
+# Bits of registers.
+Bits = frozenset[tuple[str, int]]
+
+
+def _ones(bits: int) -> int:
+    return (1 << bits) - 1
+
+
+def _without_logic(value: object, holds: bool) -> tuple[object, bool]:
+    """A predicate that is another one or its opposite: that one."""
+    while isinstance(value, tuple):
+        operation, operands = value
+        if operation == "not.pred":
+            value, holds = operands[0], not holds
+        elif operation == "xor.pred" and operands[1] in ("0", "-1"):
+            value, holds = operands[0], holds == (operands[1] == "0")
+        else:
+            break
+    return value, holds
 
 
 def _known_bits(value: object, holds: bool) -> tuple[object, int, int] | None:
@@ -67,12 +87,19 @@ def _known_bits(value: object, holds: bool) -> tuple[object, int, int] | None:
     """
     if not isinstance(value, tuple) or not str(value[0]).startswith(("setp.eq.", "setp.ne.")):
         return None
-    (of, number), mask = value[1], _ALL
+    (of, number), mask = value[1], _ones(int(str(value[0])[-2:]))
     if not str(number).isdigit():
         return None
-    if isinstance(of, tuple) and str(of[0]).startswith("and.b") and str(of[1][1]).isdigit():
-        of, mask = of[1][0], int(of[1][1])
     bits = int(number)
+    while isinstance(of, tuple) and isinstance(of[1], tuple) and len(of[1]) == 2:
+        operation, (inner, by) = str(of[0]), of[1]
+        if not str(by).isdigit() or not operation.startswith(("and.b", "shr.u")):
+            break
+        if operation.startswith("and.b"):
+            mask &= int(by)
+        else:
+            mask, bits = mask << int(by), bits << int(by)
+        of = inner
     if str(value[0]).startswith("setp.eq.") == holds:
         return of, mask, bits
     is_one_bit = mask & (mask - 1) == 0 and bits in (0, mask)
@@ -93,6 +120,113 @@ def _excludes(facts: Facts, value: object, holds: bool) -> bool:
     )
 
 
+class Flow:
+    """Which bits of what an instruction writes depend on which of what it reads."""
+
+    def __init__(self, values: Values) -> None:
+        self.values = values
+
+    def through(self, one: Instruction, known: dict[str, int]) -> dict[str, int]:
+        """Bits of its results that depend on these bits of registers."""
+        read = [known.get(name, 0) for name in one.read]
+        if not any(read):
+            return {}
+        if len(one.written) == 1 and not one.guard:
+            (name,) = one.written
+            return {name: self._result(one, known) & _ones(width_of(name))}
+        if one.operation == "mov" and len(one.written) == 2 and not one.guard:
+            half = width_of(one.written[0])
+            low, high = one.written
+            return {low: read[0] & _ones(half), high: read[0] >> half}
+        return {name: _ones(width_of(name)) for name in one.written}
+
+    def _result(self, one: Instruction, known: dict[str, int]) -> int:
+        operands = one.operands[1:]
+        bits = [sum_of_parts(operand, known) for operand in operands]
+        everything = _ones(64)
+        kind = one.operand_type
+        match one.operation, [self._number(operand) for operand in operands]:
+            case "mov", _:
+                return bits[0]
+            case (("or" | "xor"), _):
+                return bits[0] | bits[1]
+            case "and", [_, int(number)]:
+                return bits[0] & number
+            case "and", _:
+                return bits[0] | bits[1]
+            case "shl", [_, int(number)]:
+                return bits[0] << number
+            case "shr", [_, int(number)] if kind[0] != "s":
+                return bits[0] >> number
+            case "shf", [_, _, int(number)]:
+                return (bits[1] << 32 | bits[0]) >> number % 32
+            case "selp", _:
+                chosen = self._difference(operands[0], operands[1]) if bits[2] else 0
+                return bits[0] | bits[1] | chosen
+            case "add", _ if kind[0] in "us":
+                return self._sum(operands, bits, int(kind[1:]))
+            case "cvt", _ if kind[0] == "u" and one.parts[-2][0] in "us":
+                return bits[0] & _ones(int(kind[1:]))
+            case "cvt", [_, _]:  # two numbers of 16 bits in one register, the first on top
+                return (_ones(16) << 16 if bits[0] else 0) | (_ones(16) if bits[1] else 0)
+            case _:
+                return everything
+
+    def _difference(self, left: str, right: str) -> int:
+        """Bits in which they may differ, of which one may be made of some bits of the other."""
+        return min(
+            self._changed(self.values.of(a), self.values.of(b))
+            for a, b in ((left, right), (right, left))
+        )
+
+    def _changed(self, value: object, start: object) -> int:
+        if value == start:
+            return 0
+        if isinstance(value, tuple) and str(value[0]).startswith(("and.b", "or.b")):
+            inner, number = value[1][0], str(value[1][1])
+            if number.lstrip("-").isdigit():
+                other = ~int(number) if str(value[0]).startswith("and") else int(number)
+                return self._changed(inner, start) | other & _ones(64)
+        return _ones(64)
+
+    def _sum(self, operands: tuple[str, ...], bits: list[int], width: int) -> int:
+        """With all that carries may change: none leaves a bit that is zero in both summands."""
+        zeros = _ones(width)
+        for operand in operands:
+            zeros &= self._zeros(operand)
+        made, carries = 0, False
+        for place in range(width):
+            carries = carries or bool((bits[0] | bits[1]) >> place & 1)
+            made |= carries << place
+            carries = carries and not zeros >> place & 1
+        return made
+
+    def _zeros(self, operand: str) -> int:
+        value = self.values.of(operand)
+        if isinstance(value, tuple) and str(value[0]).startswith("and.b"):
+            number = str(value[1][1])
+            return ~int(number) if number.lstrip("-").isdigit() else 0
+        return 0
+
+    def _number(self, operand: str) -> int | None:
+        value = str(self.values.of(operand))
+        return int(value) if value.lstrip("-").isdigit() else None
+
+
+def width_of(register: str) -> int:
+    """Its bits."""
+    return {"%p": 1, "%rs": 16, "%rd": 64, "%fd": 64}.get(register.rstrip("0123456789"), 32)
+
+
+def sum_of_parts(operand: str, known: dict[str, int]) -> int:
+    """Of a register, or of those that are one operand, the first lowest."""
+    bits, place = 0, 0
+    for name in registers_of(operand):
+        bits |= known.get(name, 0) << place
+        place += width_of(name)
+    return bits
+
+
 class Effects:
     """Whether what an instruction writes can reach memory, an address or a branch.
 
@@ -103,42 +237,54 @@ class Effects:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.values = Values(kernel)
+        self._flow = Flow(self.values)
         self._facts = self._known_predicates()
 
-    def matters(self, index: int) -> bool:
+    def matters(self, index: int, changed: int = -1) -> bool:
+        """Whether it does if only these bits of its result are other ones."""
         instruction = self.kernel.instructions[index]
         if not instruction.written:
             return True
-        start = frozenset(instruction.written)
+        start = frozenset((name, changed & _ones(width_of(name))) for name in instruction.written)
         facts = self._facts[index] or frozenset()
-        waiting = [(next_, start, facts) for next_ in self.kernel.successors(index)]
+        waiting = [(next_, start, facts, 0) for next_ in self.kernel.successors(index)]
         seen = set(waiting)
         while waiting:
             if len(seen) > MOST_STATES:
                 return True
-            at, tainted, facts = waiting.pop()
+            at, found, facts, learnt = waiting.pop()
             one = self.kernel.instructions[at]
-            is_read = not tainted.isdisjoint(one.read)
-            if is_read and self._is_seen(one, tainted):
+            bits = dict(found)
+            is_read = any(name in bits for name in one.read)
+            if is_read and self._is_seen(one, bits):
                 return True
             if one.written:
                 facts = self._without(facts, one)
-                if is_read:
-                    tainted = tainted | frozenset(one.written)
-                elif not one.guard:
-                    tainted = tainted - frozenset(one.written)
-            if not tainted:
+                made = self._flow.through(one, bits) if is_read else {}
+                if not one.guard:
+                    bits = {name: mask for name, mask in bits.items() if name not in one.written}
+                for name, mask in made.items():
+                    bits[name] = bits.get(name, 0) | mask
+            bits = {name: mask for name, mask in bits.items() if mask}
+            if not bits:
                 continue
-            for next_, then in self._ways(at, facts):
-                state = (next_, tainted, then)
+            ways = self._ways(at, facts)
+            for next_, then in ways:
+                is_new = then != facts and learnt < MOST_LEARNT
+                state = (next_, frozenset(bits.items()), then if is_new else facts, learnt + is_new)
                 if state not in seen:
                     seen.add(state)
                     waiting.append(state)
         return False
 
     @staticmethod
-    def _is_seen(one: Instruction, tainted: frozenset[str]) -> bool:
-        return one.is_memory or not one.written or one.guard.lstrip("!") in tainted
+    def _is_seen(one: Instruction, bits: dict[str, int]) -> bool:
+        if not one.written and one.operation == "st":
+            if one.guard.lstrip("!") in bits or any(name in bits for name in one.registers[0]):
+                return True
+            width = _ones(int(one.operand_type[1:]))
+            return any(bits.get(name, 0) & width for name in one.registers[1])
+        return one.is_memory or not one.written or one.guard.lstrip("!") in bits
 
     def _known_predicates(self) -> list[Facts | None]:
         """Predicates that are known before each instruction, whatever the way to it."""
@@ -165,8 +311,7 @@ class Effects:
         name = one.guard.lstrip("!")
         if self.values.writes[name] > 1:
             return [(next_, facts) for next_ in follow]
-        value = self.values.of(name)
-        taken = not one.guard.startswith("!")
+        value, taken = _without_logic(self.values.of(name), not one.guard.startswith("!"))
         ways = zip(follow, (taken, not taken), strict=True)
         return [
             (next_, facts | {(value, holds)})

@@ -28,9 +28,9 @@ namespace {
 using namespace gpudist;
 
 // More than any thread takes, by far.
-constexpr uint64_t kMostSteps = 200'000;
-// Launches of a mutant; all that execute it, if they are more.
-constexpr size_t kMostTried = 500;
+constexpr uint64_t kMostSteps = 1'000'000;
+// Launches of a mutant; all that execute it, if they are more. After them come large ones.
+constexpr size_t kMostTried = 1500, kMostLarge = 24;
 
 // For every kernel and instruction, the launches that execute it.
 using Executing = std::vector<std::vector<std::vector<uint32_t>>>;
@@ -119,11 +119,15 @@ void run_mutant(size_t k, size_t at, const std::string& text, uint64_t count, ui
     ++tried;
     if (!wrong.empty()) break;
   }
-  for (uint64_t i = count; wrong.empty() && tried < kMostTried && !classes.empty(); ++i) {
-    if (classes.count(i % ptx::kLaunchClasses) == 0) continue;
-    wrong = noticed(kernel, at, text, seed, i);
-    ++tried;
-  }
+  const auto try_more = [&](uint64_t first, size_t most) {
+    for (uint64_t i = first; wrong.empty() && tried < most && !classes.empty(); ++i) {
+      if (classes.count(i % ptx::kLaunchClasses) == 0) continue;
+      wrong = noticed(kernel, at, text, seed, i);
+      ++tried;
+    }
+  };
+  try_more(count, kMostTried);
+  try_more(ptx::kFirstLarge, tried + kMostLarge);
   std::printf("%zu\t%s\n", tried, wrong.c_str());
 }
 

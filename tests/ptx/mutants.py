@@ -75,11 +75,17 @@ class Changes:
         self.effects = Effects(kernel)
         self.live = live_registers(kernel)
 
-    def cannot_matter(self, index: int) -> bool:
+    def that_may_matter(self, index: int) -> list[tuple[str, Instruction]]:
         one = self.kernel.instructions[index]
         if one.operation == "bra" and self.kernel.labels[one.operands[0]] == index + 1:
-            return True
-        return one.operation in ("ret", "exit") or not self.effects.matters(index)
+            return []
+        if one.operation in ("ret", "exit") or not self.effects.matters(index):
+            return []
+        return [
+            (change, other)
+            for change, other in self.of(index)
+            if self.effects.matters(index, changed_bits(one, other))
+        ]
 
     def of(self, index: int) -> list[tuple[str, Instruction]]:
         one = self.kernel.instructions[index]
@@ -126,19 +132,28 @@ class Changes:
         for place, operand in enumerate(one.operands):
             changed = None
             if re.fullmatch(r"-?\d+", operand):
-                # Of what is compared with a number, few values occur: a small step may change none.
-                value = int(operand)
-                changed = str(2 * value + 1 if one.operation == "setp" else value + 1)
-                if one.operation == "bfi":  # one bit fewer; one more may be none of the register's
-                    changed = str(value - 1)
-                elif one.operation == "and" and value > 0:
-                    # The lowest bits of addresses and of their distances are all zero.
-                    changed = str(2 * value)
+                changed = str(self._other(one.operation, int(operand)))
             elif found := _OFFSET.search(operand):
                 changed = operand[: found.start()] + f"+{int(found[1]) + self._bytes(one)}]"
             if changed is not None:
                 operands = (*one.operands[:place], changed, *one.operands[place + 1 :])
                 yield "constant", replace(one, operands=operands)
+
+    @staticmethod
+    def _other(operation: str, value: int) -> int:
+        """Another number than this one, that is not likely to do the same."""
+        match operation:
+            case "setp":  # few values are compared: a small step may change nothing
+                return 2 * value + 1
+            case "mov" | "selp" if value in (0, 1):  # perhaps a flag
+                return 1 - value
+            case "bfi":  # one bit fewer; one more may be none of the register's
+                return value - 1
+            case "and" if value > 0:
+                # Not the lowest of several bits: those of addresses and distances are all zero.
+                return 2 * value if value & (value - 1) == 0 else value >> 1
+            case _:  # multiples of a power of two may be added to such multiples alone
+                return value + (value & -value or 1)
 
     @staticmethod
     def _bytes(one: Instruction) -> int:
@@ -198,6 +213,21 @@ class Changes:
                 yield "order", replace(one, operands=(to, right, left))
 
 
+def changed_bits(one: Instruction, other: Instruction) -> int:
+    """Bits of the result that may be other ones."""
+    if one.operation == other.operation == "mov":
+        numbers = [operand for operand in (one.operands[1], other.operands[1]) if operand.isdigit()]
+        if len(numbers) == 2:
+            return int(numbers[0]) ^ int(numbers[1])
+    kinds = [re.fullmatch(r"[usb](\d+)", x.operand_type) for x in (one, other)]
+    if kinds[0] is None or kinds[1] is None:
+        return -1
+    width, other_width = int(kinds[0][1]), int(kinds[1][1])
+    if one.operation == other.operation and one.operands == other.operands and other_width < width:
+        return -1 << other_width
+    return (1 << width) - 1 if one.operation == "ld" and one.operand_type[0] in "ub" else -1
+
+
 class Sample:
     """Mutants drawn at random, and how many draws were left out, by reason."""
 
@@ -220,10 +250,10 @@ class Sample:
                 break
             if not executed[k][index]:
                 self.left_out["never executed"] += 1
-            elif changes[k].cannot_matter(index):
+            elif not (found := changes[k].that_may_matter(index)):
                 self.left_out["without effect"] += 1
             else:
-                change, instruction = self.draw.choice(changes[k].of(index))
+                change, instruction = self.draw.choice(found)
                 original = kernels[k].instructions[index]
                 mutants.append(Mutant(k, index, change, original, instruction))
         return mutants

@@ -234,14 +234,15 @@ std::string run_launch(uint64_t seed, uint64_t index) {
   manner().next = seed * 1'000'003 + index;
   const size_t dtypes = std::size(combine_cases::kDtypes);
   static_assert(kLaunchClasses == std::size(combine_cases::kDtypes) * kKinds);
-  Case given = combine_cases::random_case(combine_cases::kDtypes[index % dtypes]);
+  const bool is_large = index >= kFirstLarge || between(0, 29) == 0;
+  Case given = combine_cases::random_case(combine_cases::kDtypes[index % dtypes], is_large);
   const size_t kind = index / dtypes % kKinds;
   // The smallest tables have room for a few boxes.
   if (kind == 1) given.boxes.resize(std::min<size_t>(given.boxes.size(), between(1, 3)));
-  const uint32_t failed = between(0, 7) == 0 ? 1u << between(0, 31) : 0;
+  const uint32_t failed = between(0, is_large ? 1 : 7) == 0 ? 1u << between(0, 31) : 0;
   const bool has_word = failed != 0 || between(0, 1) == 0;
-  if (between(0, 7) == 0) return launch_far(given, kind, has_word, failed);
-  const bool splits = between(0, 11) == 0;
+  if (!is_large && between(0, 7) == 0) return launch_far(given, kind, has_word, failed);
+  const bool splits = !is_large && between(0, 11) == 0;
   const int64_t most_bytes = splits ? between(32, 4000) : CombinePlan::kMostBytes;
   const CombinePlan plan(given.dtype, combine_cases::kFill, given.boxes, most_bytes);
   return launch_near(given, plan, plan.table(given.alignment), kind, has_word, failed);
