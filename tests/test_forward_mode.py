@@ -69,7 +69,7 @@ def test_reverse_mode_of_torch_func(P_world: Partition) -> None:
 
 
 # Torch's own, when it loads what forward mode needs.
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is")
 @pytest.mark.parametrize("operator", [ops.add, ops.copy, ops.move, ops.copy_adjoint])
 def test_memory(operator: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> None:
     a, b, t, s = (random((3,), seed) for seed in range(4))

@@ -57,10 +57,8 @@ class Ending:
         return cls(rank, type(error).__name__, _first_line(str(error)), stack, is_echo)
 
     def is_as(self, other: Ending) -> bool:
-        """Whether it is the same mistake, which both ranks found by themselves."""
-        return not (self.is_echo or other.is_echo) and (
-            (self.kind, self.stack) == (other.kind, other.stack)
-        )
+        """Whether it is the mistake that the other rank found by itself, by kind and place."""
+        return not other.is_echo and (self.kind, self.stack) == (other.kind, other.stack)
 
 
 class Endings:
@@ -192,15 +190,13 @@ def _end(
     if first is None or first.rank == rank:
         return ""
     where, shown = _place(trace), first.rank
-    if mine.is_as(first):
-        line = f"ended{where} with the same {mine.kind} as rank {first.rank}: {mine.line}"
-    elif not is_echo:
-        return ""
-    elif failure is None or first.is_echo or failure.rank == first.rank:
+    if is_echo and (failure is None or first.is_echo or failure.rank == first.rank):
         who = f"rank {first.rank}" if not first.is_echo else "another rank"
         line = f"ended{where} because {who} failed with {first.kind}: {first.line}"
-    elif failure.rank is not None and failure.message.startswith(f"rank {failure.rank} raised "):
-        # Another mistake at the same time, of which the others heard first.
+    elif mine.is_as(first):
+        line = f"ended{where} with the same {mine.kind} as rank {first.rank}: {mine.line}"
+    elif is_echo and failure.rank is not None and _tells(failure):
+        # Another mistake at the same time, of which this rank heard first.
         line, shown = f"ended{where} because {_first_line(failure.message)}", failure.rank
     else:
         return ""
@@ -215,6 +211,13 @@ def _is_echo(error: BaseException, failure: Failure | None, rank: int) -> bool:
     if failure is None or failure.rank == rank or not isinstance(error, GpudistError):
         return False
     return str(error).startswith(failure.message)
+
+
+def _tells(failure: Failure) -> bool:
+    """Whether its rank lives to print its traceback."""
+    return failure.kind != "PeerFailure" or failure.message.startswith(
+        f"rank {failure.rank} raised "
+    )
 
 
 def _place(trace: TracebackType | None) -> str:

@@ -234,7 +234,7 @@ std::string run_launch(uint64_t seed, uint64_t index) {
   manner().next = seed * 1'000'003 + index;
   const size_t dtypes = std::size(combine_cases::kDtypes);
   static_assert(kLaunchClasses == std::size(combine_cases::kDtypes) * kKinds);
-  const bool is_large = index >= kFirstLarge || between(0, 29) == 0;
+  const bool is_large = index >= kFirstLarge || between(0, 99) == 0;
   Case given = combine_cases::random_case(combine_cases::kDtypes[index % dtypes], is_large);
   const size_t kind = index / dtypes % kKinds;
   // The smallest tables have room for a few boxes.

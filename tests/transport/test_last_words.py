@@ -115,22 +115,33 @@ P_world.barrier()
     assert all(len(text.splitlines()) == 1 for text in printed[2:]), printed
 
 
-def test_the_mistake_that_others_heard_of_is_not_the_first_one(tmp_path: Path) -> None:
-    """Rank 0 is the first by the store, rank 1 by the failure that ends the waits."""
-    program = """
+# Rank 0 is the first by the store, rank 1 by the failure that ends the waits.
+ABORTS_LATE = """
 from gpudist.transport.host import HostTransport
 abort = HostTransport.abort
 def abort_late(self, failure):
-    time.sleep(1.0)
+    time.sleep(3.0 * (self.rank == 0))
     abort(self, failure)
-if P_world.rank == 0:
-    HostTransport.abort = abort_late
-    raise ValueError("the first")
-time.sleep(0.5)
+HostTransport.abort = abort_late
+time.sleep([0.0, 1.0, 1.5, 1.5][P_world.rank])
+"""
+
+
+def test_the_same_mistake_of_a_rank_that_others_heard_of_first(tmp_path: Path) -> None:
+    printed = outputs(tmp_path, "host", ABORTS_LATE + ENDINGS["same_mistake"])
+    assert "Traceback" in printed[0]
+    line = r"gpudist: rank \d ended at program\.py:\d+ with the same PartitionError as rank 0: .*"
+    for text in printed[1:]:
+        assert re.fullmatch(line + r"; see rank 0's traceback\n", text), text
+
+
+def test_the_mistake_that_others_heard_of_is_not_the_first_one(tmp_path: Path) -> None:
+    program = """
+if P_world.rank == 0: raise ValueError("the first")
 if P_world.rank == 1: raise TypeError("the second")
 P_world.barrier()
 """
-    printed = outputs(tmp_path, "host", program)
+    printed = outputs(tmp_path, "host", ABORTS_LATE + program)
     assert "ValueError: the first" in printed[0] and "TypeError: the second" in printed[1]
     line = r"gpudist: rank \d ended at program\.py:\d+ because rank 1 raised TypeError: the second"
     for text in printed[2:]:
