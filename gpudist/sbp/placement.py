@@ -13,7 +13,7 @@ from gpudist import runtime
 from gpudist.arguments import Checked
 from gpudist.errors import PartitionError
 from gpudist.partition import CartesianPartition, Partition
-from gpudist.sbp.attributes import NdSbp, broadcast
+from gpudist.sbp.attributes import NdSbp, broadcast, check_cuts
 from gpudist.sbp.layout import Layout
 
 
@@ -110,7 +110,13 @@ class Placement(Checked):
         return self.partition.along(axes)
 
     def layout(self, sbp: NdSbp, shape: tuple[int, ...]) -> Layout:
-        """That of a tensor of global ``shape`` here."""
+        """That of a tensor of global ``shape`` here.
+
+        Raises:
+            ShapeError: explicit sizes of blocks do not fit.
+        """
+        if any(one.sizes is not None for one in sbp):
+            check_cuts(sbp, self.shape, shape)
         return Layout(self.partition.ranks, self.shape, sbp, shape)
 
     def copies(self, shape: tuple[int, ...]) -> Layout:

@@ -15,7 +15,8 @@ axis. A signature is legal exactly if::
     function(x_i, with the arguments of localize(call, Part(parts, i))) is the i-th block, copy or
     term, by ``signature.outputs``, of function(x)
 
-where blocks are balanced, ``n // parts + (i < n % parts)`` cells, and may be empty. A signature
+where blocks are balanced, ``n // parts + (i < n % parts)`` cells, or have the sizes that its
+attributes say, and may be empty. A signature
 with a partial sum among its inputs is legal only if the function is linear in all of the inputs
 that are partial sums together, the others broadcast or split, so that terms need never be complete.
 
@@ -40,6 +41,9 @@ that are partial sums together, the others broadcast or split, so that terms nee
 * ``register(..., any_float=True)``: the values of floats among the arguments change neither
   signatures nor results' shapes and dtypes, and no signature has a ``localize``. So a step size
   that is new at every call derives nothing anew.
+* ``register(..., any_cuts=True)``: blocks may be cut anywhere. A signature without ``localize`` and
+  ``run`` of which all split dims are equally long is legal for explicit sizes of blocks too. The
+  framework adds it where an input has such.
 * ``register(..., view=True)``: the result shares its input's memory. If the input is boxed, or the
   signature has a ``run``, it does not, and functions in place on it raise.
 
@@ -222,6 +226,7 @@ class Rule:
     replicable: bool = True
     any_float: bool = False
     view: bool = False
+    any_cuts: bool = False
 
 
 @dataclass(frozen=True)
@@ -243,12 +248,13 @@ def register(
     replicable: bool = True,
     any_float: bool = False,
     view: bool = False,
+    any_cuts: bool = False,
 ) -> Callable[[_Rule], _Rule]:
     """Enter a rule for ``functions``; :func:`forms` finds those of one name."""
 
     def enter(derive: _Rule) -> _Rule:
         for function in functions:
-            signatures[function] = Rule(derive, in_place, replicable, any_float, view)
+            signatures[function] = Rule(derive, in_place, replicable, any_float, view, any_cuts)
         return derive
 
     return enter

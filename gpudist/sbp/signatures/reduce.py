@@ -55,7 +55,7 @@ def reduced(x: torch.Tensor, dims: tuple[int, ...], like: int) -> torch.Tensor:
     return x.sum(dims, keepdim=like == x.dim()) if dims else x
 
 
-@register(*forms("sum"))
+@register(*forms("sum"), any_cuts=True)
 def sums(call: Call, parts: int) -> list[Signature]:
     """Of a reduced dim that is split, each block has a term."""
     dims = dims_of(call)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpudist.geometry.blocks import balanced_block
 from gpudist.sbp.attributes import partial_sum, split
 from gpudist.sbp.registry import Call, Localize, Part, Signature, Where, compose, forms, register
 
@@ -34,6 +35,33 @@ def index_by_dim(index: Any, dims: int) -> list[Any]:
     if at is None:
         return [*given, *[slice(None)] * missing]
     return [*given[:at], *[slice(None)] * missing, *given[at + 1 :]]
+
+
+def local_ranges(taken: range, extent: int, parts: int) -> list[range]:
+    """What each balanced block has of the cells ``taken``, counted from its first."""
+    found: list[range] = []
+    for i in range(parts):
+        start, stop = balanced_block(extent, parts, i)
+        first, end = (
+            min(max(-(-(edge - taken.start) // taken.step), 0), len(taken))
+            for edge in (start, stop)
+        )
+        own = taken[first:end]
+        found.append(range(own.start - start, own.stop - start, own.step) if own else range(0))
+    return found
+
+
+def within(dim: int, ranges: Sequence[range]) -> Localize:
+    """A block takes its own range of ``dim``."""
+
+    def localize(call: Call, part: Part) -> Call:
+        index = index_by_dim(call.args[1], call.tensors[0].dims)
+        own = [i for i, one in enumerate(index) if one is not None]
+        taken = ranges[part.index]
+        index[own[dim]] = slice(taken.start, taken.stop, taken.step)
+        return call.with_args(call.args[0], tuple(index))
+
+    return localize
 
 
 def at_zero(dim: int) -> Localize:
@@ -70,11 +98,14 @@ def run_index(call: Call, tensors: Sequence[Tensor], where: Where) -> Tensor:
 
 @register(Tensor.__getitem__, view=True)
 def index(call: Call, parts: int) -> list[Signature]:
-    """Dims of which all is taken; and an int's dim: terms, all but one of them zero."""
+    """Dims of which all is taken; of a slice, the cells that each block has; and an int's dim:
+    terms, all but one of them zero.
+    """
     shape = call.shapes[0]
     dims: list[int] = []
     results: list[int] = []
     ints: list[Signature] = []
+    slices: list[Signature] = []
     own = new = 0
     for one in index_by_dim(call.args[1], len(shape)):
         if isinstance(one, int) and shape[own] >= parts:
@@ -82,9 +113,13 @@ def index(call: Call, parts: int) -> list[Signature]:
         elif isinstance(one, slice) and range(*one.indices(shape[own])) == range(shape[own]):
             dims.append(own)
             results.append(new)
+        elif isinstance(one, slice):
+            ranges = local_ranges(range(*one.indices(shape[own])), shape[own], parts)
+            cut = split(new, [len(taken) for taken in ranges])
+            slices.append(Signature((split(own),), (cut,), within(own, ranges)))
         own += one is not None
         new += not isinstance(one, int)
-    return [*kept(dims, results), *ints]
+    return [*kept(dims, results), *slices, *ints]
 
 
 @compose(*forms("select"))
@@ -92,11 +127,12 @@ def select(x: Tensor, dim: int, index: int) -> Tensor:
     return x[(*[slice(None)] * (dim % x.dim()), index)]
 
 
-@register(*forms("narrow"), view=True)
-def narrow(call: Call, parts: int) -> list[Signature]:
-    """Other dims than that of the range."""
-    dims = call.tensors[0].dims
-    return kept([d for d in range(dims) if d != call.get(1, "dim") % dims])
+@compose(*forms("narrow"))
+def narrow(x: Tensor, dim: int, start: int, length: int) -> Tensor:
+    with torch.no_grad():
+        torch.empty(x.shape, device="meta").narrow(dim, start, length)  # torch's own checks
+    first = start % x.shape[dim] if start < 0 else start
+    return x[(*[slice(None)] * (dim % x.dim()), slice(first, first + length))]
 
 
 @register(*forms("flip"))
