@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from gpudist.arguments import check
-from gpudist.errors import PartitionError, ShapeError
-from gpudist.geometry.blocks import balanced_block
+from gpudist.errors import PartitionError
+from gpudist.geometry.blocks import Blocks, balanced_block
 
 Kind = Literal["split", "broadcast", "partial_sum"]
 _KINDS = get_args(Kind)
@@ -22,7 +22,7 @@ class Sbp:
         kind: ``"split"`` in blocks of one dim, ``"broadcast"``, a copy everywhere, or
             ``"partial_sum"``, terms whose sum is the tensor.
         dim: the dim that is split, ``-1`` for the other two.
-        sizes: cells of each block, ``None`` for balanced blocks.
+        sizes: cells of each block, ``None`` for balanced blocks, also where these sizes were given.
     """
 
     kind: Kind
@@ -31,20 +31,24 @@ class Sbp:
 
     def __post_init__(self) -> None:
         # At a glance: operators on global tensors make many.
-        if type(self.dim) is not int or type(self.kind) is not str:
-            check(Sbp.__init__, "Sbp", (None, self.kind, self.dim), {})
+        if type(self.dim) is not int or type(self.kind) is not str or self.sizes is not None:
+            check(Sbp.__init__, "Sbp", (None, self.kind, self.dim, self.sizes), {})
         if self.kind not in _KINDS:
             raise PartitionError(f"Sbp: kind is {self.kind!r}; it must be one of {_KINDS}")
+        if self.sizes is None:
+            return
+        if self.kind != "split" or not self.sizes or min(self.sizes) < 0:
+            raise PartitionError(f"{self!r}: give the blocks of a split 0 cells or more each")
+        # Equal cuts are equal attributes.
+        object.__setattr__(self, "sizes", Blocks.of_sizes(self.sizes).sizes)
 
     def __call__(self) -> Sbp:
         """Itself, so that ``broadcast()`` and ``broadcast`` are one."""
         return self
 
     def __repr__(self) -> str:
-        if self.kind != "split":
-            return self.kind
         sizes = "" if self.sizes is None else f", sizes={list(self.sizes)}"
-        return f"split({self.dim}{sizes})"
+        return f"split({self.dim}{sizes})" if self.kind == "split" else f"{self.kind}{sizes}"
 
     @property
     def is_split(self) -> bool:
@@ -57,17 +61,10 @@ class Sbp:
         start = sum(self.sizes[:index])
         return start, start + self.sizes[index]
 
-    def moved(self, dim: int) -> Sbp:
-        """The same cuts of another dim."""
-        return replace(self, dim=dim)
-
     @property
     def dual(self) -> Sbp:
         """What the gradient of such a tensor is: sums and copies change places."""
         return _DUAL.get(self, self)
-
-
-NdSbp = tuple[Sbp, ...]
 
 
 def split(dim: int, sizes: Sequence[int] | None = None) -> Sbp:
@@ -75,54 +72,52 @@ def split(dim: int, sizes: Sequence[int] | None = None) -> Sbp:
 
     Args:
         dim: the dim that is split.
-        sizes: cells of each block along the axis, in its order; may be 0. By default blocks are
-            balanced, ``n // p`` cells and one more in the first ``n % p``. Sizes that are those of
-            balanced blocks are no different from none.
+        sizes: cells of each block, one for each worker along the axis; 0 for an empty block. They
+            add up to the dim, or to the cells of each block where an outer axis splits the dim
+            too. By default blocks are balanced, ``n // p`` cells and one more in the first
+            ``n % p``; an attribute with these sizes is equal to the one without.
 
     Raises:
-        PartitionError: ``dim`` or a size is negative.
+        PartitionError: ``dim`` or a size is negative, or there is no size.
+
+    Operators keep a cut where they can work on its blocks, and box the tensor into balanced blocks
+    where they cannot. Sizes that do not fit a tensor raise ``ShapeError`` where the tensor gets
+    them, on every rank alike.
     """
     if type(dim) is not int or sizes is not None:
         check(split, "split", (dim, sizes), {})
     if dim < 0:
         raise PartitionError(f"split({dim}): count the dim from the front, from 0 on")
-    if sizes is None:
-        return Sbp("split", int(dim))
-    cut = tuple(int(size) for size in sizes)
-    if not cut or min(cut) < 0:
-        raise PartitionError(f"split({dim}, sizes={list(cut)}): give each block 0 cells or more")
-    is_balanced = all(
-        size == stop - start
-        for i, size in enumerate(cut)
-        for start, stop in [balanced_block(sum(cut), len(cut), i)]
-    )
-    return Sbp("split", int(dim), None if is_balanced else cut)
+    return Sbp("split", int(dim), None if sizes is None else tuple(int(size) for size in sizes))
 
 
-def check_cuts(sbp: NdSbp, grid: tuple[int, ...], shape: tuple[int, ...]) -> None:
-    """Raise ShapeError unless all explicit cuts are of whole dims, one block a worker."""
-    cut: set[int] = set()
+def misfit(sbp: NdSbp, grid: tuple[int, ...], shape: tuple[int, ...]) -> str:
+    """What is wrong with explicit sizes on this grid, ``""`` if nothing is."""
+    if all(one.sizes is None for one in sbp):
+        return ""
+    # The cells of the blocks of each dim, as far as outer axes have cut it.
+    blocks = [{extent} for extent in shape]
     for axis, (one, parts) in enumerate(zip(sbp, grid, strict=True)):
-        if one.sizes is None:
-            cut.add(one.dim)
+        if not one.is_split:
             continue
-        if len(one.sizes) != parts or sum(one.sizes) != shape[one.dim]:
-            raise ShapeError(
-                f"{one!r}: axis {axis} has {parts} workers and dim {one.dim} {shape[one.dim]} "
-                f"cells, but there are {len(one.sizes)} blocks of {sum(one.sizes)} cells; give a "
-                "size for each worker, which add up to the dim"
+        cut = blocks[one.dim]
+        if one.sizes is not None and (len(one.sizes) != parts or cut != {sum(one.sizes)}):
+            cells = " or ".join(str(extent) for extent in sorted(cut))
+            return (
+                f"{one!r}: there are {len(one.sizes)} sizes, {sum(one.sizes)} cells in all, but "
+                f"axis {axis} has {parts} workers and cuts {cells} cells of dim {one.dim}; give a "
+                "size for each worker, which add up to the cells, or leave sizes out"
             )
-        if one.dim in cut:
-            raise ShapeError(
-                f"{one!r}: an axis before axis {axis} splits dim {one.dim} too; sizes are of the "
-                "outermost axis that splits a dim"
-            )
-        cut.add(one.dim)
+        ends = [one.cells(extent, parts, i) for extent in cut for i in range(parts)]
+        blocks[one.dim] = {stop - start for start, stop in ends}
+    return ""
 
 
 broadcast = Sbp("broadcast")
 partial_sum = Sbp("partial_sum")
 _DUAL = {broadcast: partial_sum, partial_sum: broadcast}
+
+NdSbp = tuple[Sbp, ...]
 
 
 def nd_sbp(sbp: Sbp | Sequence[Sbp], axes: int, dims: int | None = None) -> NdSbp:

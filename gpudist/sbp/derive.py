@@ -135,20 +135,26 @@ def _all(rule: Rule, call: Call, parts: int, cuts: Cuts = _NO_CUTS) -> list[Sign
 
 
 def _as_cut(signature: Signature, call: Call, cuts: Cuts) -> Iterator[Signature]:
-    """The same signature of blocks of explicit sizes, which fit every dim that is split."""
-    if signature.localize is not None or signature.run is not None:
-        return
-    tensors = zip(
-        (*signature.inputs, *signature.outputs), (*call.tensors, *call.outputs), strict=True
-    )
-    extents = {spec.shape[one.dim] for one, spec in tensors if one.is_split}
+    """The same signature of blocks of explicit sizes, where these fit the dims that are split."""
+    extents = _split_extents(signature.inputs, call.tensors)
     for sizes in sorted(cuts):
-        if extents == {sum(sizes)}:
-            cut = [
+        if extents != {sum(sizes)}:
+            continue
+        if signature.recut is not None:
+            cut = signature.recut(sizes)
+            if cut is not None:
+                yield cut
+        elif _split_extents(signature.outputs, call.outputs) <= extents:
+            inputs, outputs = (
                 tuple(split(one.dim, sizes) if one.is_split else one for one in sbp)
                 for sbp in (signature.inputs, signature.outputs)
-            ]
-            yield replace(signature, inputs=cut[0], outputs=cut[1])
+            )
+            yield replace(signature, inputs=inputs, outputs=outputs)
+
+
+def _split_extents(sbp: NdSbp, tensors: Sequence[Spec]) -> set[int]:
+    pairs = zip(sbp, tensors, strict=True)
+    return {spec.shape[one.dim] for one, spec in pairs if one.is_split}
 
 
 def _cuts(attributes: Iterable[Sbp]) -> Cuts:
@@ -242,6 +248,8 @@ def block_call(call: Call, signature: Signature, part: Part) -> Call:
     key = (signature.inputs, signature.outputs, part)
     if key in call.memo:
         return call.memo[key]
+    sizes = next((one.sizes for one in signature.inputs if one.sizes is not None), None)
+    part = replace(part, sizes=sizes)
     local = signature.localize(call, part) if signature.localize is not None else call
     shapes: list[tuple[int, ...]] = []
     for one, shape in zip(signature.inputs, call.shapes, strict=True):

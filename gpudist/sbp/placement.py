@@ -11,9 +11,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gpudist import runtime
 from gpudist.arguments import Checked
-from gpudist.errors import PartitionError
+from gpudist.errors import PartitionError, ShapeError
 from gpudist.partition import CartesianPartition, Partition
-from gpudist.sbp.attributes import NdSbp, broadcast, check_cuts
+from gpudist.sbp.attributes import NdSbp, broadcast, misfit
 from gpudist.sbp.layout import Layout
 
 
@@ -115,8 +115,9 @@ class Placement(Checked):
         Raises:
             ShapeError: explicit sizes of blocks do not fit.
         """
-        if any(one.sizes is not None for one in sbp):
-            check_cuts(sbp, self.shape, shape)
+        wrong = misfit(sbp, self.shape, shape)
+        if wrong:
+            raise ShapeError(f"a tensor of shape {list(shape)} on {self!r}, {wrong}")
         return Layout(self.partition.ranks, self.shape, sbp, shape)
 
     def copies(self, shape: tuple[int, ...]) -> Layout:

@@ -23,7 +23,7 @@ def prelu(call: Call, parts: int) -> list[Signature]:
     ]
 
 
-@register(F.glu)
+@register(F.glu, any_cuts=True)
 def glu(call: Call, parts: int) -> list[Signature]:
     """All splits but that of the dim whose halves are multiplied."""
     dims = call.tensors[0].dims

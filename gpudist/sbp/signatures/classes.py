@@ -25,7 +25,7 @@ def _signature(call: Call, x: Sbp, target: Sbp, weight: Sbp, y: Sbp, run: Any = 
     return Signature(tuple(given[i] for i in range(len(call.tensors))), (y,), run=run)
 
 
-@register(F.nll_loss)
+@register(F.nll_loss, any_cuts=True)
 def nll_loss(call: Call, parts: int) -> list[Signature]:
     """Splits of samples and of classes; linear in the log-probabilities."""
     reduction = reduction_of(call)
