@@ -14,10 +14,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import gpudist
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.partition import Partition
 from gpudist.sbp import Placement, Sbp, explain, to_global
 from gpudist.sbp.registry import Rule, forms, mapped, name_of, signatures, tensors_in
+from gpudist.testing import assert_adjoint
 from tests.pool import distributed
 from tests.sbp.compare import assert_global, assert_matches, global_of
 from tests.sbp.parts import B, P, S, part_of, random
@@ -130,6 +132,144 @@ def assert_as_balanced(case: Case, placement: Placement, cut: list[Sbp]) -> bool
         for y, x in zip(outputs, expected, strict=True):
             assert tuple(map(plain, y.sbp)) == tuple(map(plain, x.sbp)), (what, lines)
     return True
+
+
+def test_attributes() -> None:
+    """Equal cuts are equal attributes; wrong ones are refused."""
+    assert S(0, [3, 2]) == S(0) == Sbp("split", 0, (1, 1)) and S(0, [2, 3]) != S(0)
+    assert S(0, [2, 3]) == S(0, (2, 3)) and hash(S(0, [2, 3])) == hash(S(0, (2, 3)))
+    assert S(0, [2, 3]).dual == S(0, [2, 3]) and S(0, [2, 3]) != S(1, [2, 3])
+    assert repr(S(1, [0, 4])) == "split(1, sizes=[0, 4])"
+    assert pickle.loads(pickle.dumps(S(1, [0, 4]))) == copy.deepcopy(S(1, [0, 4])) == S(1, [0, 4])
+    for wrong in ([], [-1, 3]):
+        with pytest.raises(PartitionError, match="0 cells or more each"):
+            S(0, wrong)
+    with pytest.raises(PartitionError, match="blocks of a split"):
+        Sbp("broadcast", sizes=(1, 2))
+    given: list[Any] = [3, [1.5], "12"]
+    for wrong in given:
+        with pytest.raises(ShapeError, match=r"sizes is .* it takes a sequence of integers"):
+            S(0, wrong)
+
+
+@distributed(ranks=4, transports=("loopback",))
+def test_sizes_that_do_not_fit(P_world: Partition) -> None:
+    """All ranks see the same error, before anything moves."""
+    placement = Placement("cpu", [[0, 1], [2, 3]], P_world)
+    x = random((5, 4))
+    y = global_of(x, placement, (B, B))
+    before = P_world.wire.recorder.count
+    for wrong in (
+        (S(0, [1, 2]), B),
+        (B, S(0, [1, 2, 2])),
+        (S(1), S(1, [0, 4])),
+        (S(0), S(0, [0, 3])),
+    ):
+        with pytest.raises(ShapeError, match="give a size for each worker, which add up"):
+            y.to_global(sbp=wrong)
+        with pytest.raises(ShapeError, match="give a size for each worker, which add up"):
+            y.to_local(grad_sbp=wrong)
+    with pytest.raises(ShapeError, match=r"has 2 workers and cuts 2 or 3 cells of dim 0"):
+        y.to_global(sbp=(S(0), S(0, [0, 3])))
+    assert P_world.wire.recorder.count == before
+    # Blocks of blocks, where the outer ones are equal.
+    assert_global(y.to_global(sbp=(S(1), S(1, [0, 2]))), x)
+    assert_global(y.to_global(sbp=(S(0, [1, 4]), S(0))), x)
+    rank = P_world.rank or 0
+    with pytest.raises(ShapeError, match=r"rank 0 has shape \[2\].*must be \[3\].*sizes=\[...\]"):
+        to_global(torch.ones(2 + (rank == 2)), Placement("cpu", [0, 1, 2], P_world), S(0))
+    with pytest.raises(ShapeError, match="3 sizes, 6 cells in all, but axis 0 has 2 workers"):
+        to_global(torch.ones(3), Placement("cpu", [0, 1], P_world), S(0, [1, 2, 3]))
+    with pytest.raises(ShapeError, match=r"2 sizes, 5 cells in all, but .* cuts 4 cells of dim 0"):
+        to_global(torch.ones(2), Placement("cpu", [0, 1], P_world), S(0, [1, 4]))
+
+
+@distributed(ranks=3, transports=("loopback", "host"))
+def test_local_to_global_and_back(P_world: Partition) -> None:
+    """Empty blocks too; gradients, copies and texts have the same cut."""
+    placement = Placement("cpu", [2, 0, 1], P_world)
+    x, cut = random((5, 2)), S(0, [0, 4, 1])
+    part = part_of(x, placement.layout((cut,), (5, 2)), P_world.rank or 0).requires_grad_()
+    y = to_global(part, placement, cut)
+    assert y.sbp == (cut,) and y.to_local().shape == part.shape
+    assert_global(y, x)
+    torch.testing.assert_close(y.full_tensor(), x)
+    (y * y).sum().backward()
+    torch.testing.assert_close(part.grad, 2 * part.detach())
+    leaf = global_of(x, placement, (cut,), True)
+    assert "split(0, sizes=[0, 4, 1])" in repr(leaf) and copy.deepcopy(leaf).sbp == (cut,)
+    (leaf.to_global(sbp=S(0, [2, 0, 3])) * x[0, 0]).sum().backward()
+    assert leaf.grad is not None and leaf.grad.sbp == (cut,)
+    assert_global(leaf.grad, torch.full_like(x, float(x[0, 0])))
+    assert_adjoint(
+        lambda t: to_global(t, placement, cut).to_global(sbp=B).to_local(), part, P_world
+    )
+    assert_adjoint(
+        lambda t: to_global(t, placement, cut).to_global(sbp=S(1)).to_local(), part, P_world
+    )
+
+
+@distributed(ranks=3, transports=("loopback",))
+def test_optimizer(P_world: Partition) -> None:
+    """States lie as the parameters do, and steps are the sequential ones."""
+    placement = Placement("cpu", [0, 1, 2], P_world)
+    whole = torch.nn.Linear(5, 4).double()
+    with torch.no_grad():
+        whole.weight.copy_(random((4, 5)))
+        whole.bias.copy_(random((4,)))
+    made = copy.deepcopy(whole)
+    cut = S(0, [1, 0, 3])
+    made.weight = torch.nn.Parameter(global_of(whole.weight, placement, (cut,)))
+    made.bias = torch.nn.Parameter(global_of(whole.bias, placement, (cut,)))
+    x = random((3, 5), 5)
+    for net, given in ((whole, x), (made, global_of(x, placement, (B,)))):
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+        with explain() as lines:
+            for _ in range(3):
+                optimizer.zero_grad()
+                net(given).square().sum().backward()
+                optimizer.step()
+    assert lines and not any("boxed to" in line for line in lines)
+    assert all(one["exp_avg"].sbp == (cut,) for one in optimizer.state.values())
+    for a, b in zip(whole.parameters(), made.parameters(), strict=True):
+        assert b.sbp == (cut,)
+        assert_global(b, a)
+
+
+@distributed(ranks=4, transports=("loopback",))
+def test_layers_need_balanced_blocks(P_world: Partition) -> None:
+    """Cuts with the same blocks will do, and what comes out may be too long for them."""
+    P_x = P_world.create_cartesian_topology_partition([1, 1, 4, 1])
+    placement = Placement("cpu", [[0, 1], [2, 3]], P_world)
+    x, pad = random((1, 2, 2, 3)), gpudist.nn.DistributedZeroPad2d(P_x, 1)
+    assert_global(pad(global_of(x, placement, (S(2, [2, 0]), S(2)))), F.pad(x, (1, 1, 1, 1)))
+    with pytest.raises(PartitionError, match="needs the blocks of P_x"):
+        pad(global_of(x, placement, (S(2, [0, 2]), S(2))))
+
+
+@distributed(ranks=2, transports=("loopback",))
+def test_what_is_boxed(P_world: Partition) -> None:
+    """Cells that move across blocks; an int's dim with an empty block, unlike one without."""
+    placement = Placement("cpu", [0, 1], P_world)
+    x = random((6, 2))
+    for function, sizes, result in (
+        (lambda t: t.flatten(), [1, 5], None),
+        (lambda t: t.flip(0), [1, 5], None),
+        (lambda t: t[-1], [6, 0], None),
+        (lambda t: t[-1], [1, 5], P),
+        (lambda t: t[2:][:, None], [1, 5], S(0, [0, 4])),
+        (lambda t: t.unsqueeze(0).transpose(1, 2), [1, 5], S(2, [1, 5])),
+        (lambda t: t.repeat(1, 2), [0, 6], S(0, [0, 6])),
+    ):
+        with explain() as lines:
+            (y,) = assert_matches(function, [x], placement, [(S(0, sizes),)], double=True)
+        assert any("boxed to" in line for line in lines) == (result is None), lines
+        assert result is None or y.sbp == (result,)
+    a, b = (global_of(x, placement, (S(0, sizes),)) for sizes in ([1, 5], [6, 0]))
+    with explain() as lines:
+        assert_global(a * b, x * x)
+    # To the cut of one of them, by the 5 rows that are elsewhere.
+    assert "80 bytes boxed" in lines[0], lines
 
 
 @pytest.mark.parametrize("part", range(2))
