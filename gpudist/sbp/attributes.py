@@ -75,14 +75,12 @@ def split(dim: int, sizes: Sequence[int] | None = None) -> Sbp:
         sizes: cells of each block, one for each worker along the axis; 0 for an empty block. They
             add up to the dim, or to the cells of each block where an outer axis splits the dim
             too. By default blocks are balanced, ``n // p`` cells and one more in the first
-            ``n % p``; an attribute with these sizes is equal to the one without.
+            ``n % p``; an attribute with these sizes is equal to the one without. Operators that
+            cannot work on the blocks box the tensor. Sizes that do not fit a tensor raise
+            ``ShapeError`` where it would get them, on every rank alike.
 
     Raises:
         PartitionError: ``dim`` or a size is negative, or there is no size.
-
-    Operators keep a cut where they can work on its blocks, and box the tensor into balanced blocks
-    where they cannot. Sizes that do not fit a tensor raise ``ShapeError`` where the tensor gets
-    them, on every rank alike.
     """
     if type(dim) is not int or sizes is not None:
         check(split, "split", (dim, sizes), {})
