@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 from gpudist.arguments import check
 from gpudist.errors import PartitionError
+from gpudist.geometry.blocks import Blocks, balanced_block
 
 Kind = Literal["split", "broadcast", "partial_sum"]
 _KINDS = get_args(Kind)
@@ -18,31 +19,47 @@ class Sbp:
     """How a tensor lies along one axis of a placement.
 
     Attributes:
-        kind: ``"split"`` in balanced blocks of one dim, ``"broadcast"``, a copy everywhere, or
+        kind: ``"split"`` in blocks of one dim, ``"broadcast"``, a copy everywhere, or
             ``"partial_sum"``, terms whose sum is the tensor.
         dim: the dim that is split, ``-1`` for the other two.
+        sizes: cells of each block, ``None`` for balanced blocks, also where these sizes were given.
     """
 
     kind: Kind
     dim: int = -1
+    sizes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         # At a glance: operators on global tensors make many.
-        if type(self.dim) is not int or type(self.kind) is not str:
-            check(Sbp.__init__, "Sbp", (None, self.kind, self.dim), {})
+        if type(self.dim) is not int or type(self.kind) is not str or self.sizes is not None:
+            check(Sbp.__init__, "Sbp", (None, self.kind, self.dim, self.sizes), {})
         if self.kind not in _KINDS:
             raise PartitionError(f"Sbp: kind is {self.kind!r}; it must be one of {_KINDS}")
+        if self.sizes is None:
+            return
+        if self.kind != "split" or not self.sizes or min(self.sizes) < 0:
+            raise PartitionError(f"{self!r}: give the blocks of a split 0 cells or more each")
+        # Equal cuts are equal attributes.
+        object.__setattr__(self, "sizes", Blocks.of_sizes(self.sizes).sizes)
 
     def __call__(self) -> Sbp:
         """Itself, so that ``broadcast()`` and ``broadcast`` are one."""
         return self
 
     def __repr__(self) -> str:
-        return f"split({self.dim})" if self.kind == "split" else self.kind
+        sizes = "" if self.sizes is None else f", sizes={list(self.sizes)}"
+        return f"split({self.dim}{sizes})" if self.kind == "split" else f"{self.kind}{sizes}"
 
     @property
     def is_split(self) -> bool:
         return self.kind == "split"
+
+    def cells(self, extent: int, parts: int, index: int) -> tuple[int, int]:
+        """Start and stop of block ``index`` of ``parts`` of a dim of ``extent`` cells."""
+        if self.sizes is None:
+            return balanced_block(extent, parts, index)
+        start = sum(self.sizes[:index])
+        return start, start + self.sizes[index]
 
     @property
     def dual(self) -> Sbp:
@@ -50,17 +67,48 @@ class Sbp:
         return _DUAL.get(self, self)
 
 
-def split(dim: int) -> Sbp:
-    """Balanced blocks of dim ``dim``, counted from the front.
+def split(dim: int, sizes: Sequence[int] | None = None) -> Sbp:
+    """Blocks of dim ``dim``, counted from the front.
+
+    Args:
+        dim: the dim that is split.
+        sizes: cells of each block, one for each worker along the axis; 0 for an empty block. They
+            add up to the dim, or to the cells of each block where an outer axis splits the dim
+            too. By default blocks are balanced, ``n // p`` cells and one more in the first
+            ``n % p``; an attribute with these sizes is equal to the one without. Operators that
+            cannot work on the blocks box the tensor. Sizes that do not fit a tensor raise
+            ``ShapeError`` where it would get them, on every rank alike.
 
     Raises:
-        PartitionError: ``dim`` is negative.
+        PartitionError: ``dim`` or a size is negative, or there is no size.
     """
-    if type(dim) is not int:
-        check(split, "split", (dim,), {})
+    if type(dim) is not int or sizes is not None:
+        check(split, "split", (dim, sizes), {})
     if dim < 0:
         raise PartitionError(f"split({dim}): count the dim from the front, from 0 on")
-    return Sbp("split", int(dim))
+    return Sbp("split", int(dim), None if sizes is None else tuple(int(size) for size in sizes))
+
+
+def misfit(sbp: NdSbp, grid: tuple[int, ...], shape: tuple[int, ...]) -> str:
+    """What is wrong with explicit sizes on this grid, ``""`` if nothing is."""
+    if all(one.sizes is None for one in sbp):
+        return ""
+    # The cells of the blocks of each dim, as far as outer axes have cut it.
+    blocks = [{extent} for extent in shape]
+    for axis, (one, parts) in enumerate(zip(sbp, grid, strict=True)):
+        if not one.is_split:
+            continue
+        cut = blocks[one.dim]
+        if one.sizes is not None and (len(one.sizes) != parts or cut != {sum(one.sizes)}):
+            cells = " or ".join(str(extent) for extent in sorted(cut))
+            return (
+                f"{one!r}: there are {len(one.sizes)} sizes, {sum(one.sizes)} cells in all, but "
+                f"axis {axis} has {parts} workers and cuts {cells} cells of dim {one.dim}; give a "
+                "size for each worker, which add up to the cells, or leave sizes out"
+            )
+        ends = [one.cells(extent, parts, i) for extent in cut for i in range(parts)]
+        blocks[one.dim] = {stop - start for start, stop in ends}
+    return ""
 
 
 broadcast = Sbp("broadcast")

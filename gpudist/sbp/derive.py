@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, NamedTuple
@@ -10,13 +10,15 @@ from typing import Any, NamedTuple
 import torch
 
 from gpudist.errors import ShapeError
-from gpudist.geometry.blocks import balanced_block
-from gpudist.sbp.attributes import NdSbp, broadcast
+from gpudist.sbp.attributes import NdSbp, Sbp, broadcast, split
 from gpudist.sbp.boxing import boxed_bytes, least_bytes
 from gpudist.sbp.layout import Layout
 from gpudist.sbp.registry import Call, Part, Rule, Run, Signature, Slot, Spec, mapped, name_of
 
 Views = tuple[Call, ...]
+# Sizes of blocks, in which inputs are cut along one axis.
+Cuts = frozenset[tuple[int, ...]]
+_NO_CUTS: Cuts = frozenset()
 
 
 @dataclass(frozen=True)
@@ -97,15 +99,18 @@ def derive(
     )
 
 
-def legal(rule: Rule, views: Views, parts: int, own: NdSbp | None = None) -> list[Signature]:
+def legal(
+    rule: Rule, views: Views, parts: int, own: NdSbp | None = None, cuts: Cuts = _NO_CUTS
+) -> list[Signature]:
     """The signatures of one axis that are legal for every one of the calls it sees.
 
     Args:
         own: the only attribute that inputs[0] and outputs[0] may have, if the rule is in place.
+        cuts: explicit sizes of blocks that inputs have.
     """
     found: list[Signature] = []
-    others = [_keys(_all(rule, view, parts)) for view in views[1:]]
-    for signature in _all(rule, views[0], parts):
+    others = [_keys(_all(rule, view, parts, cuts)) for view in views[1:]]
+    for signature in _all(rule, views[0], parts, cuts):
         key = (signature.inputs, signature.outputs)
         fixed = own is None or (signature.inputs[0], signature.outputs[0]) == own
         if fixed and all(key in keys for keys in others):
@@ -113,7 +118,10 @@ def legal(rule: Rule, views: Views, parts: int, own: NdSbp | None = None) -> lis
     return found
 
 
-def _all(rule: Rule, call: Call, parts: int) -> list[Signature]:
+def _all(rule: Rule, call: Call, parts: int, cuts: Cuts = _NO_CUTS) -> list[Signature]:
+    if cuts and rule.any_cuts:
+        found = _all(rule, call, parts)
+        return [*found, *(cut for one in found for cut in _as_cut(one, call, cuts))]
     if parts in call.memo:
         return call.memo[parts]
     found = call.memo[parts] = list(rule.derive(call, parts))
@@ -124,6 +132,33 @@ def _all(rule: Rule, call: Call, parts: int) -> list[Signature]:
         if copies not in _keys(found):
             found.append(Signature(*copies))
     return found
+
+
+def _as_cut(signature: Signature, call: Call, cuts: Cuts) -> Iterator[Signature]:
+    """The same signature of blocks of explicit sizes, where these fit the dims that are split."""
+    extents = _split_extents(signature.inputs, call.tensors)
+    for sizes in sorted(cuts):
+        if extents != {sum(sizes)}:
+            continue
+        if signature.recut is not None:
+            cut = signature.recut(sizes)
+            if cut is not None:
+                yield cut
+        elif _split_extents(signature.outputs, call.outputs) <= extents:
+            inputs, outputs = (
+                tuple(split(one.dim, sizes) if one.is_split else one for one in sbp)
+                for sbp in (signature.inputs, signature.outputs)
+            )
+            yield replace(signature, inputs=inputs, outputs=outputs)
+
+
+def _split_extents(sbp: NdSbp, tensors: Sequence[Spec]) -> set[int]:
+    pairs = zip(sbp, tensors, strict=True)
+    return {spec.shape[one.dim] for one, spec in pairs if one.is_split}
+
+
+def _cuts(attributes: Iterable[Sbp]) -> Cuts:
+    return frozenset(one.sizes for one in attributes if one.sizes is not None)
 
 
 def _keys(signatures: Sequence[Signature]) -> set[tuple[NdSbp, NdSbp]]:
@@ -140,7 +175,7 @@ def _fitting(rule: Rule, call: Call, layouts: Sequence[Layout]) -> _Choice | Non
     chosen: list[Signature] = []
     for axis, parts in enumerate(layouts[0].grid):
         wanted = tuple(layout.sbp[axis] for layout in layouts)
-        options = legal(rule, views, parts, _own(rule, layouts, axis))
+        options = legal(rule, views, parts, _own(rule, layouts, axis), _cuts(wanted))
         fitting = next((option for option in options if option.inputs == wanted), None)
         if fitting is None:
             return None
@@ -184,7 +219,8 @@ def _paths(
         yield ()
         return
     parts = layouts[0].grid[axis]
-    for option in legal(rule, views, parts, _own(rule, layouts, axis)):
+    cuts = _cuts(layout.sbp[axis] for layout in layouts)
+    for option in legal(rule, views, parts, _own(rule, layouts, axis), cuts):
         inner = _blocks(rule, views, option, parts) if axis + 1 < len(layouts[0].grid) else views
         for rest in _paths(rule, inner, layouts, axis + 1):
             yield (option, *rest)
@@ -194,15 +230,16 @@ def _blocks(rule: Rule, views: Views, signature: Signature, parts: int) -> Views
     """What the next axis sees: the calls of all blocks, each once."""
     found: dict[Any, Call] = {}
     for view, i in product(views, range(parts)):
-        own = same(signature, _all(rule, view, parts))
+        own = same(signature, rule, view, parts)
         block = block_call(view, own, Part(parts, i))
         found.setdefault(key_of((block.args, block.kwargs, block.tensors)), block)
     return tuple(found.values())
 
 
-def same(signature: Signature, options: Sequence[Signature]) -> Signature:
-    """The one of ``options`` with the same attributes."""
+def same(signature: Signature, rule: Rule, call: Call, parts: int) -> Signature:
+    """The one of ``call`` with the same attributes."""
     key = (signature.inputs, signature.outputs)
+    options = _all(rule, call, parts, _cuts(signature.inputs))
     return next(option for option in options if (option.inputs, option.outputs) == key)
 
 
@@ -211,12 +248,14 @@ def block_call(call: Call, signature: Signature, part: Part) -> Call:
     key = (signature.inputs, signature.outputs, part)
     if key in call.memo:
         return call.memo[key]
+    sizes = next((one.sizes for one in signature.inputs if one.sizes is not None), None)
+    part = replace(part, sizes=sizes)
     local = signature.localize(call, part) if signature.localize is not None else call
     shapes: list[tuple[int, ...]] = []
     for one, shape in zip(signature.inputs, call.shapes, strict=True):
         extents = list(shape)
         if one.is_split:
-            start, stop = balanced_block(shape[one.dim], part.parts, part.index)
+            start, stop = one.cells(shape[one.dim], part.parts, part.index)
             extents[one.dim] = stop - start
         shapes.append(tuple(extents))
     block = call.memo[key] = local.with_shapes(shapes)
@@ -230,7 +269,7 @@ def _followed(
     run: Run | None = None
     axes: list[int] = []
     for axis, (signature, parts) in enumerate(zip(choice.signatures, grid, strict=True)):
-        own = same(signature, _all(rule, call, parts))
+        own = same(signature, rule, call, parts)
         if own.run is not None:
             run = own.run
             axes.append(axis)

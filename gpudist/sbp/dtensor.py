@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 def from_dtensor(x: DTensor, P_world: Partition | None = None) -> GlobalTensor:
     """The global tensor that ``x`` is, on the ranks of its mesh.
 
-    Every rank of the world calls it. ``Shard(d)`` becomes ``split(d)``, ``Replicate()`` becomes
-    ``broadcast`` and ``Partial("sum")`` becomes ``partial_sum``.
+    Every rank of the world calls it. ``Shard(d)`` becomes ``split(d)``, with the ``sizes`` of
+    ``torch.chunk`` where these are not balanced, ``Replicate()`` becomes ``broadcast`` and
+    ``Partial("sum")`` becomes ``partial_sum``.
 
     Args:
         x: on a mesh whose ranks are those of the world.
@@ -49,14 +50,16 @@ def from_dtensor(x: DTensor, P_world: Partition | None = None) -> GlobalTensor:
 
     Raises:
         PartitionError: a placement is none of the three.
-        ShapeError: on every rank alike, if the blocks are not balanced: DTensor cuts as
-            ``torch.chunk`` does.
+        ShapeError: on every rank alike, if several axes cut a dim in blocks that no ``sizes`` say:
+            DTensor cuts as ``torch.chunk`` does.
     """
     if not hasattr(x, "device_mesh"):
         raise ShapeError(f"from_dtensor: x is {described(x)}; it takes a DTensor")
     placement = Placement.of_mesh(x.device_mesh, P_world)
-    layout = placement.layout(_attributes(x.placements), tuple(x.shape))
-    _require_alike(layout, "DTensor's", "use x.redistribute to make that dim Replicate()")
+    shape = tuple(x.shape)
+    layout = _in_chunks(placement.layout(_attributes(x.placements), shape))
+    remedy = "use x.redistribute to make that dim Replicate(), convert, and split again"
+    _require_alike(layout, "DTensor's", remedy)
     local = _waited(x.to_local())
     local = local if placement.active else local.reshape(-1)[:0]
     back = [gradient_layout(layout), _gradient_of_dtensor(layout)]
@@ -79,7 +82,8 @@ def to_dtensor(x: GlobalTensor, mesh: DeviceMesh | None = None) -> DTensor:
 
     Raises:
         PartitionError: the mesh has other ranks.
-        ShapeError: on every rank alike, if ``torch.chunk`` cuts in other blocks.
+        ShapeError: on every rank alike, if ``torch.chunk`` cuts in other blocks; it names the
+            attributes that have those.
     """
     from torch.distributed.tensor import DTensor
 
@@ -90,7 +94,11 @@ def to_dtensor(x: GlobalTensor, mesh: DeviceMesh | None = None) -> DTensor:
             f"{x.placement!r}; bring it there first: x.to_global(Placement.of_mesh(mesh), sbp)"
         )
     layout = x.layout
-    _require_alike(layout, "this tensor's", "make that dim broadcast by x.to_global")
+    chunks = _in_chunks(layout)
+    remedy = f"use x.to_global(sbp={chunks.sbp}) first, which has DTensor's blocks"
+    if _first_unlike(chunks) is not None:
+        remedy = "make that dim broadcast by x.to_global, convert, and split again"
+    _require_alike(layout, "this tensor's", remedy)
     local = x.to_local(grad_sbp=_gradient_of_dtensor(layout).sbp)
     strides = _strides(layout.shape, local)
     placements = _placements(x.sbp)
@@ -130,19 +138,43 @@ def _gradient_of_dtensor(layout: Layout) -> Layout:
     return Layout(layout.ranks, layout.grid, sbp, layout.shape)
 
 
+def _in_chunks(layout: Layout) -> Layout:
+    """The same splits in blocks of ``torch.chunk``, as far as ``sizes`` can say them."""
+    found: list[Sbp] = []
+    blocks = [{extent} for extent in layout.shape]
+    for one, parts in zip(layout.sbp, layout.grid, strict=True):
+        if one.is_split:
+            one, cut = split(one.dim), blocks[one.dim]
+            if len(cut) == 1:
+                (extent,) = cut
+                ends = [_chunk_of(extent, parts, i) for i in range(parts)]
+                one = split(one.dim, [stop - start for start, stop in ends])
+            cells = [one.cells(extent, parts, i) for extent in cut for i in range(parts)]
+            blocks[one.dim] = {stop - start for start, stop in cells}
+        found.append(one)
+    return Layout(layout.ranks, layout.grid, tuple(found), layout.shape)
+
+
+def _first_unlike(layout: Layout) -> int | None:
+    """The first position on the grid that has another block of a DTensor, ``None`` if none has."""
+    indices = (index_of(i, layout.grid) for i in range(len(layout.ranks)))
+    unlike = (i for i, at in enumerate(indices) if layout.box(at) != _chunk(layout, at))
+    return next(unlike, None)
+
+
 def _require_alike(layout: Layout, whose: str, remedy: str) -> None:
-    """Refuse blocks that are balanced here and others by the rule of ``torch.chunk``."""
-    for i, rank in enumerate(layout.ranks):
-        index = index_of(i, layout.grid)
-        balanced, chunk = layout.box(index), _chunk(layout, index)
-        if balanced != chunk:
-            raise ShapeError(
-                f"{whose} blocks of shape {list(layout.shape)} by {layout.sbp} on a grid of "
-                f"{list(layout.grid)} differ: rank {rank} has {list(balanced.shape)} of a global "
-                f"tensor, whose blocks are balanced, but {list(chunk.shape)} of a DTensor, cut "
-                f"like torch.chunk in ceil(n / p) cells and what is left; {remedy}, convert, and "
-                "split again"
-            )
+    """Refuse a layout in other blocks than those of ``torch.chunk``."""
+    unlike = _first_unlike(layout)
+    if unlike is None:
+        return
+    index = index_of(unlike, layout.grid)
+    raise ShapeError(
+        f"{whose} blocks of shape {list(layout.shape)} by {layout.sbp} on a grid of "
+        f"{list(layout.grid)} differ: rank {layout.ranks[unlike]} has "
+        f"{list(layout.box(index).shape)} of a global tensor, but "
+        f"{list(_chunk(layout, index).shape)} of a DTensor, cut like torch.chunk in ceil(n / p) "
+        f"cells and what is left; {remedy}"
+    )
 
 
 def _chunk(layout: Layout, index: tuple[int, ...]) -> Box:
@@ -150,11 +182,16 @@ def _chunk(layout: Layout, index: tuple[int, ...]) -> Box:
     start, stop = [0] * len(layout.shape), list(layout.shape)
     for one, parts, i in zip(layout.sbp, layout.grid, index, strict=True):
         if one.is_split:
-            low, high = start[one.dim], stop[one.dim]
-            size = -(-(high - low) // parts)
-            start[one.dim] = min(low + i * size, high)
-            stop[one.dim] = min(low + (i + 1) * size, high)
+            low = start[one.dim]
+            first, end = _chunk_of(stop[one.dim] - low, parts, i)
+            start[one.dim], stop[one.dim] = low + first, low + end
     return Box(tuple(start), tuple(stop))
+
+
+def _chunk_of(extent: int, parts: int, index: int) -> tuple[int, int]:
+    """Start and stop of a block as ``torch.chunk`` cuts."""
+    size = -(-extent // parts)
+    return min(index * size, extent), min((index + 1) * size, extent)
 
 
 def _strides(shape: tuple[int, ...], local: torch.Tensor) -> tuple[int, ...]:

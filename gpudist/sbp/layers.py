@@ -12,7 +12,7 @@ from gpudist.errors import PartitionError
 from gpudist.nn.distributed_module import carried_out_by
 from gpudist.nn.loss import DistributedLoss
 from gpudist.partition import Partition
-from gpudist.sbp.attributes import NdSbp, broadcast, split
+from gpudist.sbp.attributes import NdSbp, broadcast, misfit, split
 from gpudist.sbp.boxing import declared, gradient_layout
 from gpudist.sbp.derive import key_of
 from gpudist.sbp.global_tensor import GlobalTensor
@@ -144,9 +144,10 @@ def _agreed(layer: Any, x: GlobalTensor, y: torch.Tensor) -> _Lies:
     first = x.dim() - layer.P_x.dim
     sbp = tuple(split(first + axis) for axis in range(P_y.dim))
     shape, dtype, _ = agreed(y, Placement.of(P_y), sbp)
-    like_input = x.placement.layout(x.sbp, shape)
-    if like_input.boxes == _blocks_of(P_y, shape, first).boxes:
-        return _Lies(x.placement, x.sbp, shape, dtype)
+    if not misfit(x.sbp, x.placement.shape, shape):
+        like_input = x.placement.layout(x.sbp, shape)
+        if like_input.boxes == _blocks_of(P_y, shape, first).boxes:
+            return _Lies(x.placement, x.sbp, shape, dtype)
     return _Lies(Placement.of(P_y), sbp, shape, dtype)
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from gpudist.geometry.blocks import balanced_block
 from gpudist.geometry.boxes import Box
 from gpudist.geometry.cartesian import index_of
 from gpudist.sbp.attributes import NdSbp
@@ -34,7 +33,7 @@ class Layout:
         for one, parts, i in zip(self.sbp, self.grid, index, strict=True):
             if one.is_split:
                 d = one.dim
-                low, high = balanced_block(stop[d] - start[d], parts, i)
+                low, high = one.cells(stop[d] - start[d], parts, i)
                 start[d], stop[d] = start[d] + low, start[d] + high
         return Box(tuple(start), tuple(stop))
 

@@ -11,9 +11,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gpudist import runtime
 from gpudist.arguments import Checked
-from gpudist.errors import PartitionError
+from gpudist.errors import PartitionError, ShapeError
 from gpudist.partition import CartesianPartition, Partition
-from gpudist.sbp.attributes import NdSbp, broadcast
+from gpudist.sbp.attributes import NdSbp, broadcast, misfit
 from gpudist.sbp.layout import Layout
 
 
@@ -110,7 +110,14 @@ class Placement(Checked):
         return self.partition.along(axes)
 
     def layout(self, sbp: NdSbp, shape: tuple[int, ...]) -> Layout:
-        """That of a tensor of global ``shape`` here."""
+        """That of a tensor of global ``shape`` here.
+
+        Raises:
+            ShapeError: explicit sizes of blocks do not fit.
+        """
+        wrong = misfit(sbp, self.shape, shape)
+        if wrong:
+            raise ShapeError(f"a tensor of shape {list(shape)} on {self!r}, {wrong}")
         return Layout(self.partition.ranks, self.shape, sbp, shape)
 
     def copies(self, shape: tuple[int, ...]) -> Layout:

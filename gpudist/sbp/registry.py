@@ -15,9 +15,10 @@ axis. A signature is legal exactly if::
     function(x_i, with the arguments of localize(call, Part(parts, i))) is the i-th block, copy or
     term, by ``signature.outputs``, of function(x)
 
-where blocks are balanced, ``n // parts + (i < n % parts)`` cells, and may be empty. A signature
-with a partial sum among its inputs is legal only if the function is linear in all of the inputs
-that are partial sums together, the others broadcast or split, so that terms need never be complete.
+where blocks are balanced, ``n // parts + (i < n % parts)`` cells, or have the sizes that its
+attributes say, and may be empty. A signature with a partial sum among its inputs is legal only if
+the function is linear in all of the inputs that are partial sums together, the others broadcast or
+split, so that terms need never be complete.
 
 * The signature of broadcast inputs and outputs is legal for every function that computes the same
   from the same inputs. It is added by the framework, last; rules do not list it. ``register(...,
@@ -40,6 +41,12 @@ that are partial sums together, the others broadcast or split, so that terms nee
 * ``register(..., any_float=True)``: the values of floats among the arguments change neither
   signatures nor results' shapes and dtypes, and no signature has a ``localize``. So a step size
   that is new at every call derives nothing anew.
+* ``register(..., any_cuts=True)``: blocks may be cut anywhere. Where an input has explicit sizes,
+  the framework adds every signature with these sizes in all its splits, if all dims that are split
+  have that many cells. ``localize`` finds the block by ``part.cells``, ``run`` by ``where``. A
+  signature that would be wrong then, or that can be cut otherwise, says so by
+  ``signature.recut``: given the sizes of the inputs' blocks, it returns the signature with
+  explicit sizes, or None. Without ``any_cuts``, inputs with explicit sizes are boxed.
 * ``register(..., view=True)``: the result shares its input's memory. If the input is boxed, or the
   signature has a ``run``, it does not, and functions in place on it raise.
 
@@ -63,7 +70,7 @@ import torch
 
 from gpudist.geometry.boxes import Box
 from gpudist.partition import CartesianPartition
-from gpudist.sbp.attributes import NdSbp
+from gpudist.sbp.attributes import NdSbp, Sbp
 
 Function = Callable[..., Any]
 
@@ -89,10 +96,19 @@ class Spec:
 
 @dataclass(frozen=True)
 class Part:
-    """One of the workers along an axis."""
+    """One of the workers along an axis.
+
+    Attributes:
+        sizes: cells of each block of the dims that are split, ``None`` if they are balanced.
+    """
 
     parts: int
     index: int
+    sizes: tuple[int, ...] | None = None
+
+    def cells(self, extent: int) -> tuple[int, int]:
+        """Start and stop of this worker's block of a split dim of ``extent`` cells."""
+        return Sbp("split", 0, self.sizes).cells(extent, self.parts, self.index)
 
 
 @dataclass(frozen=True)
@@ -201,13 +217,14 @@ class Signature:
     Attributes:
         inputs: one ``Sbp`` for each tensor of the call, by slot.
         outputs: one for each tensor of the results, in order.
-        localize, run: see the module.
+        localize, run, recut: see the module.
     """
 
     inputs: NdSbp
     outputs: NdSbp
     localize: Localize | None = None
     run: Run | None = None
+    recut: Callable[[tuple[int, ...]], Signature | None] | None = None
 
 
 Derive = Callable[[Call, int], Sequence[Signature]]
@@ -222,6 +239,7 @@ class Rule:
     replicable: bool = True
     any_float: bool = False
     view: bool = False
+    any_cuts: bool = False
 
 
 @dataclass(frozen=True)
@@ -243,12 +261,13 @@ def register(
     replicable: bool = True,
     any_float: bool = False,
     view: bool = False,
+    any_cuts: bool = False,
 ) -> Callable[[_Rule], _Rule]:
     """Enter a rule for ``functions``; :func:`forms` finds those of one name."""
 
     def enter(derive: _Rule) -> _Rule:
         for function in functions:
-            signatures[function] = Rule(derive, in_place, replicable, any_float, view)
+            signatures[function] = Rule(derive, in_place, replicable, any_float, view, any_cuts)
         return derive
 
     return enter

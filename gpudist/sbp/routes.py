@@ -27,7 +27,7 @@ from gpudist.geometry.boxes import (
     messages_by_peer,
 )
 from gpudist.geometry.cartesian import index_of
-from gpudist.sbp.attributes import Sbp, broadcast, partial_sum, split
+from gpudist.sbp.attributes import Sbp, broadcast, misfit, partial_sum, split
 from gpudist.sbp.layout import Layout
 
 
@@ -208,8 +208,11 @@ def _between(source: Layout, target: Layout) -> Iterator[Layout]:
         dims.add(shape.index(max(shape)))
     kinds: list[Sbp] = [*(split(d) for d in sorted(dims)), broadcast, partial_sum]
     for end in (source, target):
-        for sbp in product(kinds, repeat=len(end.grid)):
-            yield Layout(end.ranks, end.grid, sbp, shape)
+        # An axis has its own explicit cuts besides.
+        own = [[*kinds, one] if one.sizes is not None else kinds for one in end.sbp]
+        for sbp in product(*own):
+            if not misfit(sbp, end.grid, shape):
+                yield Layout(end.ranks, end.grid, sbp, shape)
     yield _gathered(source, target)
     yield _gathered(target, source)
 

@@ -81,8 +81,9 @@ def to_global(
         one the fewest bytes; at most two sets of messages.
 
     Raises:
-        ShapeError: on every rank alike, if the blocks are not balanced, ``n // p`` cells and one
-            more in the first ``n % p``, or their shapes or dtypes do not fit together.
+        ShapeError: on every rank alike, if the blocks are neither balanced, ``n // p`` cells and
+            one more in the first ``n % p``, nor of the ``sizes`` that a split has, or their shapes
+            or dtypes do not fit together.
         ConventionError: a plain tensor has the whole gradient on each rank, as tensor-parallel
             layers give it by their invariant convention; pass it through ``invariant_copy`` first.
     """
@@ -169,7 +170,7 @@ def agreed(
 def _global_shape(
     shapes: list[tuple[int, ...]], placement: Placement, sbp: NdSbp
 ) -> tuple[int, ...]:
-    """That of the tensor whose blocks have these shapes, which must be the balanced ones."""
+    """That of the tensor whose blocks have these shapes, which must be those that ``sbp`` says."""
     nd_sbp(sbp, placement.axes, len(shapes[0]))
     extents = list(shapes[0])
     indices = [index_of(i, placement.shape) for i in range(len(shapes))]
@@ -187,7 +188,8 @@ def _global_shape(
             raise ShapeError(
                 f"to_global: the block of rank {rank} has shape {list(shape)}, but for sbp {sbp} "
                 f"of a tensor of global shape {extents} it must be {list(expected)}: blocks are "
-                "balanced, n // p cells and one more in the first n % p"
+                "balanced, n // p cells and one more in the first n % p, unless "
+                "split(dim, sizes=[...]) gives the cells of each"
             )
     return tuple(extents)
 

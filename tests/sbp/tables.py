@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random as python_random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
@@ -25,16 +25,70 @@ def attributes(x: torch.Tensor, axes: int = 1) -> list[NdSbp]:
     return list(product([*ones, P] if x.is_floating_point() else ones, repeat=axes))
 
 
+def sizes_of(extent: int, parts: int, chosen: python_random.Random) -> list[int]:
+    """Sizes of blocks of ``extent`` cells, some of them empty; others than the balanced ones."""
+    sizes = [0] * (parts - 1) + [extent]
+    for _ in range(9):
+        ends = sorted(chosen.randint(0, extent) for _ in range(parts - 1))
+        drawn = [b - a for a, b in zip([0, *ends], [*ends, extent], strict=True)]
+        sizes = drawn if S(0, drawn) != S(0) else sizes
+    return sizes
+
+
+def cut_at(one: Sbp, sizes: dict[int, list[int]], shape: Sequence[int]) -> Sbp:
+    """A split in blocks of the sizes for its number of cells; others as they are."""
+    return S(one.dim, sizes[shape[one.dim]]) if one.is_split else one
+
+
 def assert_table(
-    P_world: Partition, function: Function, xs: Sequence[torch.Tensor], rows: Sequence[Row]
+    P_world: Partition,
+    function: Function,
+    xs: Sequence[torch.Tensor],
+    rows: Sequence[Row],
+    cuts: bool = True,
 ) -> None:
-    """On one axis, inputs as a row says give outputs as it says, and nothing is boxed before."""
+    """On one axis, inputs as a row says give outputs as it says, and nothing is boxed before.
+
+    Args:
+        cuts: the same is true of blocks of explicit sizes.
+    """
     placement = Placement("cpu", [0, 1, 2], P_world)
+    chosen = python_random.Random(str(rows))
+    sizes = {n: sizes_of(n, 3, chosen) for x in xs for n in x.shape}
     for inputs, output in rows:
-        with explain() as lines:
-            outputs = assert_matches(function, xs, placement, [(one,) for one in inputs])
-        assert lines and all(line.endswith("; 0 bytes boxed") for line in lines), lines
-        assert {y.sbp for y in outputs} == {(output,)}, lines
+        _assert_row(placement, function, xs, inputs, lambda shape, one=output: one)
+        if cuts and any(one.is_split for one in inputs):
+            given = [cut_at(one, sizes, x.shape) for one, x in zip(inputs, xs, strict=True)]
+            _assert_row(
+                placement, function, xs, given, lambda shape, one=output: cut_at(one, sizes, shape)
+            )
+
+
+def _assert_row(
+    placement: Placement,
+    function: Function,
+    xs: Sequence[torch.Tensor],
+    inputs: Sequence[Sbp],
+    output: Callable[[Sequence[int]], Sbp],
+) -> None:
+    with explain() as lines:
+        outputs = assert_matches(function, xs, placement, [(one,) for one in inputs])
+    assert lines and all(line.endswith("; 0 bytes boxed") for line in lines), lines
+    for y in outputs:
+        assert y.sbp == (output(y.shape),), lines
+
+
+def cut_somewhere(
+    sbp: NdSbp, grid: Sequence[int], shape: Sequence[int], chosen: python_random.Random
+) -> NdSbp:
+    """The same with explicit sizes for some of the outer splits."""
+    found: list[Sbp] = []
+    for one, parts in zip(sbp, grid, strict=True):
+        is_outer = one.is_split and all(other.dim != one.dim for other in found)
+        if is_outer and chosen.random() < 0.5:
+            one = S(one.dim, sizes_of(shape[one.dim], parts, chosen))
+        found.append(one)
+    return tuple(found)
 
 
 def assert_everywhere(
@@ -44,12 +98,20 @@ def assert_everywhere(
     draws: tuple[int, int, int] = (8, 5, 3),
     double: bool = True,
 ) -> None:
-    """Drawn attributes on arrays of one, two and three axes: what does not fit is boxed."""
+    """Drawn attributes on arrays of one, two and three axes: what does not fit is boxed.
+
+    Some splits are of explicit sizes.
+    """
     chosen = python_random.Random(str([x.shape for x in xs]))
     for ranks, count in zip(GRIDS, draws, strict=True):
         placement = Placement("cpu", ranks, P_world)
         # Of a gradient, ranks outside the placement do not have the graph.
         twice = double and placement.partition.size == P_world.size
         for _ in range(count):
-            sbps = [chosen.choice(attributes(x, placement.axes)) for x in xs]
+            sbps = [
+                cut_somewhere(
+                    chosen.choice(attributes(x, placement.axes)), placement.shape, x.shape, chosen
+                )
+                for x in xs
+            ]
             assert_matches(function, xs, placement, sbps, twice)

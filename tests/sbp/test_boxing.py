@@ -76,6 +76,22 @@ def test_three_axes(P_world: Partition) -> None:
         check(source, Layout(ranks[::-1], (2, 2, 2), b, (5, 3, 2)), P_world)
 
 
+@distributed(ranks=4, transports=("loopback",))
+def test_explicit_cuts(P_world: Partition) -> None:
+    """To and from blocks of any size, some of them empty, and between placements."""
+    ranks, grid, shape = (0, 1, 2, 3), (2, 2), (5, 3)
+    ends: list[NdSbp] = [
+        (S(0, [1, 4]), B), (S(0, [0, 5]), S(1, [0, 3])), (S(0, [3, 2]), S(0)), (P, S(0, [5, 0])),
+        (S(0, [1, 4]), S(0)), (S(1), S(0, [2, 3])), (B, S(1)), (B, P), (S(0), P),
+    ]  # fmt: skip
+    for a, b in product(ends, repeat=2):
+        check(Layout(ranks, grid, a, shape), Layout(ranks, grid, b, shape), P_world)
+    line = Layout((3, 0, 1), (3,), (S(0, [0, 4, 1]),), shape)
+    for a in ends:
+        check(Layout(ranks, grid, a, shape), line, P_world)
+        check(line, Layout(ranks, grid, a, shape), P_world)
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (0, 3)], ids=str)
 @distributed(ranks=3, transports=("loopback",))
 def test_few_cells(P_world: Partition, shape: tuple[int, ...]) -> None:

@@ -84,7 +84,8 @@ def test_dropout(P_world: Partition) -> None:
     placement = Placement("cpu", [[0, 1], [2, 3]], P_world)
     x = random((9, 50)).abs() + 1
     found: list[torch.Tensor] = []
-    for sbp in ((B, B), (S(0), S(1)), (S(1), B), (S(0), S(0)), (B, P)):
+    cut = (S(1, [0, 50]), S(0, [7, 2]))
+    for sbp in ((B, B), (S(0), S(1)), (S(1), B), (S(0), S(0)), (B, P), cut):
         torch.manual_seed(5 if P_world.rank == 0 else P_world.rank or 0)
         part: Any = global_of(x, placement, sbp, True)
         y: Any = F.dropout(part, 0.25)

@@ -76,7 +76,7 @@ def test_random_values_do_not_depend_on_the_layout(P_world: Partition) -> None:
     x = random((5, 3))
     for grid in ([[0, 1], [2, 3]], [[3, 1]]):
         placement = Placement("cpu", grid, P_world)
-        for sbp in ((S(0), S(1)), (S(0), S(0)), (B, S(1)), (P, B)):
+        for sbp in ((S(0), S(1)), (S(0), S(0)), (B, S(1)), (P, B), (S(0), S(1, [0, 3]))):
             given = global_of(x, placement, sbp)
             for draw in (torch.randn_like, torch.rand_like, _initial):
                 torch.manual_seed(5)

@@ -94,19 +94,53 @@ def test_gradients_by_the_rules_of_both(P_world: Partition, tmp_path: Path) -> N
 
 
 @distributed(ranks=4, transports=("gloo",), timeout_s=240.0)
+def test_chunks_are_explicit_cuts(P_world: Partition, tmp_path: Path) -> None:
+    """Blocks of ``torch.chunk`` that are not balanced: the same memory, without a message."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    with torchs_group(P_world, str(tmp_path / "store")):
+        placement = Placement("cpu", [0, 1, 2, 3], P_world)
+        mesh, x = placement.to_mesh(), random((6, 3))
+        leaf: Any = distribute_tensor(x, mesh, [Shard(0)]).requires_grad_()
+        before = P_world.wire.recorder.count
+        y = from_dtensor(leaf, P_world)
+        assert P_world.wire.recorder.count == before and y.sbp == (S(0, [2, 2, 2, 0]),)
+        assert y.to_local().data_ptr() == leaf.to_local().data_ptr()
+        assert_global(y, x)
+        back = to_dtensor(y, mesh)
+        assert back.to_local().data_ptr() == leaf.to_local().data_ptr()
+        torch.testing.assert_close(back.full_tensor(), x)
+        y.square().sum().backward()
+        torch.testing.assert_close(leaf.grad.full_tensor(), 2 * x)
+        part = global_of(x, placement, (S(0),), True)
+        (to_dtensor(part.to_global(sbp=S(0, [2, 2, 2, 0])), mesh) * 3).sum().backward()
+        assert part.grad is not None
+        assert_global(part.grad, torch.full_like(x, 3.0))
+        # 10 cells over 2 are 5 each, and 5 over 2 are 3 and 2 by both rules; 7 are 4 and 3.
+        grid = Placement("cpu", [[0, 1], [2, 3]], P_world)
+        for extent, sbp in ((10, (S(0), S(0))), (7, (S(0), S(0)))):
+            z = distribute_tensor(random((extent,)), grid.to_mesh(), [Shard(0), Shard(0)])
+            assert from_dtensor(z, P_world).sbp == sbp
+            assert_global(from_dtensor(z, P_world), random((extent,)))
+
+
+@distributed(ranks=4, transports=("gloo",), timeout_s=240.0)
 def test_what_does_not_fit(P_world: Partition, tmp_path: Path) -> None:
-    from torch.distributed.tensor import Partial, Shard, distribute_tensor
+    from torch.distributed.tensor import Partial, Shard
 
     with torchs_group(P_world, str(tmp_path / "store")):
         placement = Placement("cpu", [0, 1, 2, 3], P_world)
         mesh = placement.to_mesh()
         # 6 cells over 4: 2, 2, 1, 1 here and 2, 2, 2, 0 there.
-        message = r"rank 2 has \[1\] of a global tensor.*but \[2\] of a DTensor.*torch.chunk"
-        with pytest.raises(ShapeError, match=message):
-            from_dtensor(distribute_tensor(random((6,)), mesh, [Shard(0)]), P_world)
+        message = (
+            r"rank 2 has \[1\] of a global tensor.*but \[2\] of a DTensor.*torch.chunk.*"
+            r"use x.to_global\(sbp=\(split\(0, sizes=\[2, 2, 2, 0\]\),\)\) first"
+        )
         y = global_of(random((6,)), placement, (S(0),))
         with pytest.raises(ShapeError, match=message):
             to_dtensor(y, mesh)
+        with pytest.raises(ShapeError, match=r"rank 0 has \[0\].*but \[2\] of a DTensor"):
+            to_dtensor(y.to_global(sbp=S(0, [0, 6, 0, 0])), mesh)
         whole = to_dtensor(y.to_global(sbp=B), mesh).redistribute(placements=[Shard(0)])
         assert whole.to_local().shape == ((2,) if P_world.rank != 3 else (0,))
         torch.testing.assert_close(whole.full_tensor(), random((6,)))

@@ -181,7 +181,7 @@ def test_what_does_not_fit_is_named(P_world: Partition) -> None:
     x = random((1, 2, 6, 6))
     needed = r"needs the blocks of P_x: \(split\(0\), split\(1\), split\(2\), split\(3\)\) on pl"
     before = P_world.wire.recorder.count
-    for sbp in ((S(3), S(2)), (B, S(3)), (P, S(2)), (S(2), S(2))):
+    for sbp in ((S(3), S(2)), (B, S(3)), (P, S(2)), (S(2), S(2)), (S(2, [1, 5]), S(3))):
         with pytest.raises(PartitionError, match=needed):
             conv(global_of(x, placement, sbp))
     with pytest.raises(PartitionError, match=needed):

@@ -12,7 +12,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from gpudist.ops import all_sum_reduce
 from gpudist.partition import Partition
-from gpudist.sbp import Placement
+from gpudist.sbp import Placement, explain
 from gpudist.sbp.attributes import split
 from gpudist.sbp.derive import key_of
 from gpudist.sbp.registry import (
@@ -97,6 +97,19 @@ def test_arguments_of_blocks_of_blocks(P_world: Partition) -> None:
         assert S(1) not in y.sbp
         (y,) = assert_matches(lambda t: padded(t, 5), [random((7, 2))], placement, [sbp])
         assert y.sbp == (B, B)
+
+
+@distributed(ranks=6, transports=("loopback",))
+def test_rules_that_do_not_say_any_cuts(P_world: Partition) -> None:
+    """Explicit cuts are boxed, whatever the rule makes of balanced blocks."""
+    placement = Placement("cpu", [[0, 1, 2], [3, 4, 5]], P_world)
+    x = random((7, 2)).abs() + 1
+    signatures[shares], signatures[padded] = Rule(derive_shares), Rule(derive_padded)
+    for function in (lambda t: shares(t, 0), lambda t: padded(t, 7)):
+        for sbp in ((S(0, [1, 6]), S(0)), (B, S(0, [0, 0, 7]))):
+            with explain() as lines:
+                (y,) = assert_matches(function, [x], placement, [sbp])
+            assert "boxed to" in lines[0] and all(one.sizes is None for one in y.sbp), lines
 
 
 @distributed(ranks=2, transports=("loopback",))

@@ -128,6 +128,26 @@ def test_fewest_cells_of_all_ways(
     assert not worse
 
 
+def test_fewest_cells_between_explicit_cuts() -> None:
+    """Only the cells that change their owner move, and sums are added up where they are wanted."""
+    ranks, grid, shape = (0, 1, 2, 3), (2, 2), (3, 2)
+    ends: list[NdSbp] = [
+        (S(0, [1, 2]), B), (S(0, [0, 3]), P), (P, S(0, [3, 0])), (S(1, [2, 0]), S(0, [1, 2])),
+        (S(0, [1, 2]), S(0)), (P, P), (B, B), (S(0), S(1)),
+    ]  # fmt: skip
+    worse: list[str] = []
+    for a, b in product(ends, repeat=2):
+        source, target = Layout(ranks, grid, a, shape), Layout(ranks, grid, b, shape)
+        best = fewest_cells(source, target, 4)
+        if volume(route(source, target)) != best:
+            worse.append(f"{a} -> {b}: {volume(route(source, target))}, not {best}")
+    assert not worse
+    source, target = (Layout((0, 1, 2), (3,), (S(0, n),), (9,)) for n in ([5, 0, 4], [3, 2, 4]))
+    assert [(t.holder, t.receiver, t.cells.volume) for t in transfers(source, target)] == [
+        (0, 0, 3), (0, 1, 2), (2, 2, 4),
+    ]  # fmt: skip
+
+
 def stages_of(a: Sbp, b: Sbp) -> list[Stage]:
     """Of the rank 1 of 3."""
     members = (0, 1, 2)

@@ -18,13 +18,18 @@ from tests.sbp.parts import B, P, S, random
 
 # What the splits of each dim of [5, 4, 2] become on two ranks; None is boxed.
 OPERATORS: dict[str, tuple[Any, list[Any]]] = {
-    "rows": (lambda x: x[1:3], [None, S(1), S(2)]),
+    "rows": (lambda x: x[1:3], [S(0, [2, 0]), S(1), S(2)]),
+    "every other": (lambda x: x[1::2, :3], [S(0), S(1, [2, 1]), S(2)]),
+    "last rows": (lambda x: x[-2:, 2:], [S(0, [0, 2]), S(1, [0, 2]), S(2)]),
+    "no rows": (lambda x: x[3:3], [S(0), S(1), S(2)]),
+    "of a slice": (lambda x: x[1:][:, 1:4][:3], [S(0, [2, 1]), S(1, [1, 2]), S(2)]),
     "all": (lambda x: x[:, 0:9, None], [S(0), S(1), S(3)]),
     "int": (lambda x: x[-2], [P, S(0), S(1)]),
     "ints": (lambda x: x[..., 3, 1], [S(0), P, P]),
-    "mixed": (lambda x: x[4, None, ::2], [P, None, S(2)]),
+    "mixed": (lambda x: x[4, None, ::2], [P, S(1), S(2)]),
     "select": (lambda x: x.select(1, 2), [S(0), P, S(1)]),
-    "narrow": (lambda x: x.narrow(-2, 1, 2), [S(0), None, S(2)]),
+    "narrow": (lambda x: x.narrow(-2, 1, 2), [S(0), S(1), S(2)]),
+    "narrow from the end": (lambda x: x.narrow(0, -2, 2), [S(0, [0, 2]), S(1), S(2)]),
     "flip": (lambda x: x.flip(0, -1), [None, S(1), None]),
     "roll": (lambda x: x.roll((1, 2), (0, 1)), [None, None, S(2)]),
     "pad": (lambda x: F.pad(x, (1, 2, 0, 0)), [S(0), S(1), None]),
@@ -53,6 +58,7 @@ def test_two_and_three_axes(P_world: Partition) -> None:
     for sbp in ((S(0), S(0)), (S(0), S(1)), (S(1), P), (S(2), S(0))):
         assert_matches(lambda t: t[3, ..., 1], [x], placement, [sbp])
         assert_matches(lambda t: t[1:, 2], [x], placement, [sbp])
+        assert_matches(lambda t: t[2:, :3], [x], placement, [sbp])
     placement = Placement("cpu", [[[0, 1], [2, 3]], [[4, 5], [6, 7]]], P_world)
     (y,) = assert_matches(lambda t: t[2, :, 0], [x], placement, [(S(0), S(2), S(1))])
     assert y.sbp == (P, P, S(0))
@@ -71,7 +77,15 @@ def test_views_share_memory_or_refuse(P_world: Partition) -> None:
     x[3] *= 2
     assert_global(y, x)
     z = global_of(x, placement, (S(0),))
-    for view in (z[1:3], z[1:3].t(), z[0], z.flatten().narrow(0, 0, 2), z.split(3)[0]):
+    z[1:3].zero_()
+    z[2:].t()[0].fill_(3.0)
+    z.narrow(0, 3, 1).unsqueeze(0)[:, :, 1:].mul_(2)
+    z.flatten().narrow(0, 0, 2).add_(1)
+    x[1:3], x[2:, 0] = 0, 3
+    x[0, :2] += 1
+    x[3, 1:] *= 2
+    assert_global(z, x)
+    for view in (z[0], z[1:][0], z[1:].flatten(), z[1:].flatten()[2:], z.split(3)[0]):
         with pytest.raises(RuntimeError, match="Box that one before, or clone this one"):
             view.zero_()
         view.clone().zero_()

@@ -11,7 +11,7 @@ from gpudist.partition import CartesianPartition
 from gpudist.sbp.attributes import NdSbp, broadcast, partial_sum, split
 from gpudist.sbp.boxing import box
 from gpudist.sbp.layout import Layout
-from gpudist.sbp.registry import Call, Part, Signature, Where
+from gpudist.sbp.registry import Call, Signature, Where
 
 
 def axes_that_split(where: Where, slot: int, dims: Collection[int]) -> list[int]:
@@ -61,11 +61,6 @@ def _boxed(
     source = Layout(P.ranks, (P.size,), sbp, tuple(shape))
     target = Layout(P.ranks, (P.size,), (broadcast,), source.shape)
     return box(x.contiguous(), source, target, P.world)
-
-
-def extent(whole: int, part: Part) -> int:
-    """Cells of one block of a dim."""
-    return whole // part.parts + (part.index < whole % part.parts)
 
 
 def terms(call: Call, *slots: int) -> list[Signature]:

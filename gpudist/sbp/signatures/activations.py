@@ -12,7 +12,7 @@ from gpudist.sbp.signatures.elementwise import enter, point_wise
 enter(point_wise, forms("threshold", "hardshrink", "softshrink"))
 
 
-@register(*forms("prelu"))
+@register(*forms("prelu"), any_cuts=True)
 def prelu(call: Call, parts: int) -> list[Signature]:
     """Channels are split with their slopes, unless there is one slope for all."""
     x, slopes = call.shapes
@@ -23,7 +23,7 @@ def prelu(call: Call, parts: int) -> list[Signature]:
     ]
 
 
-@register(F.glu)
+@register(F.glu, any_cuts=True)
 def glu(call: Call, parts: int) -> list[Signature]:
     """All splits but that of the dim whose halves are multiplied."""
     dims = call.tensors[0].dims

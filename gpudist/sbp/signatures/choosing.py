@@ -41,7 +41,7 @@ def with_cells(x: torch.Tensor, dim: int) -> torch.Tensor:
     return x if x.shape[dim] else x.sum(dim, keepdim=True)
 
 
-@register(F.embedding)
+@register(F.embedding, any_cuts=True)
 def embedding(call: Call, parts: int) -> list[Signature]:
     """Splits of the index, of the vectors and of the vocabulary; linear in the weight."""
     for name in ("max_norm", "sparse"):
@@ -76,7 +76,7 @@ def _embedding(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> tor
     return found.where(is_own.unsqueeze(-1), 0)
 
 
-@register(*forms("index_select"))
+@register(*forms("index_select"), any_cuts=True)
 def index_select(call: Call, parts: int) -> list[Signature]:
     numbers = _number(call, 0, "input"), _number(call, 2, "index")
     x = call.tensors[numbers[0]]
@@ -86,7 +86,7 @@ def index_select(call: Call, parts: int) -> list[Signature]:
     return _chosen(call, numbers, rows, dim)
 
 
-@register(*forms("gather"))
+@register(*forms("gather"), any_cuts=True)
 def gather(call: Call, parts: int) -> list[Signature]:
     """Where the index is as long as the tensor, both are split together."""
     numbers = _number(call, 0, "input"), _number(call, 2, "index")
@@ -141,11 +141,11 @@ def scatter_add(call: Call, parts: int) -> list[Signature]:
     return [*found, *terms(call, numbers[0], numbers[2])]
 
 
-register(torch.scatter_add, torch.Tensor.scatter_add)(scatter_add)
-register(torch.Tensor.scatter_add_, in_place=True)(scatter_add)
+register(torch.scatter_add, torch.Tensor.scatter_add, any_cuts=True)(scatter_add)
+register(torch.Tensor.scatter_add_, in_place=True, any_cuts=True)(scatter_add)
 
 
-@register(F.one_hot)
+@register(F.one_hot, any_cuts=True)
 def one_hot(call: Call, parts: int) -> list[Signature]:
     if call.get(1, "num_classes", -1) < 0:
         raise NotImplementedError("one_hot: of global tensors give num_classes")

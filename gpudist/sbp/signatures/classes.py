@@ -25,7 +25,7 @@ def _signature(call: Call, x: Sbp, target: Sbp, weight: Sbp, y: Sbp, run: Any = 
     return Signature(tuple(given[i] for i in range(len(call.tensors))), (y,), run=run)
 
 
-@register(F.nll_loss)
+@register(F.nll_loss, any_cuts=True)
 def nll_loss(call: Call, parts: int) -> list[Signature]:
     """Splits of samples and of classes; linear in the log-probabilities."""
     reduction = reduction_of(call)
@@ -79,7 +79,8 @@ def _of_samples(
     count = x.shape[classes]
     if not count:
         nothing = x.sum(classes)
-        return nothing, nothing.detach() + ~is_ignored
+        # A class's weight is counted where its block is.
+        return nothing, nothing.detach() + ~is_ignored if weight is None else nothing.detach()
     is_own = (target >= 0) & (target < count) & ~is_ignored
     index = target.clamp(0, count - 1)
     picked = x.gather(classes, index.unsqueeze(classes)).squeeze(classes)

@@ -40,7 +40,7 @@ def names_of(equation: str, dims: tuple[int, ...]) -> tuple[tuple[Names, ...], N
     return operands, named(result.replace("...", "."), dotted)
 
 
-@register(torch.einsum)
+@register(torch.einsum, any_cuts=True)
 def einsum(call: Call, parts: int) -> list[Signature]:
     """A name is split in all tensors that have it; if the result does not, it is terms."""
     operands, result = names_of(call.args[0], tuple(spec.dims for spec in call.tensors))
@@ -59,8 +59,8 @@ def einsum(call: Call, parts: int) -> list[Signature]:
     return [*found, *(linear_in(call, (i,)) for i in range(len(operands)))]
 
 
-@register(*forms("addmm_", "baddbmm_"), in_place=True, any_float=True)
-@register(*forms("addmm", "baddbmm"), any_float=True)
+@register(*forms("addmm_", "baddbmm_"), in_place=True, any_float=True, any_cuts=True)
+@register(*forms("addmm", "baddbmm"), any_float=True, any_cuts=True)
 def add_product(call: Call, parts: int) -> list[Signature]:
     """As the product has it; what is added goes along, as terms with terms."""
     batched = call.function.__name__.startswith("baddbmm")

@@ -12,7 +12,7 @@ from gpudist.sbp.attributes import broadcast, partial_sum, split
 from gpudist.sbp.registry import Call, Signature, Where, forms, register
 
 
-@register(*forms("dropout"), replicable=False)
+@register(*forms("dropout"), replicable=False, any_cuts=True)
 def dropout(call: Call, parts: int) -> list[Signature]:
     """Whatever the input has, the result has too.
 

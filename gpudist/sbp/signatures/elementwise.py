@@ -98,7 +98,7 @@ def enter(rule: Derive, functions: Sequence[Function]) -> None:
     for function in functions:
         name = function.__name__
         in_place = name.endswith("_") and not name.endswith("__")
-        register(function, in_place=in_place, any_float=True)(rule)
+        register(function, in_place=in_place, any_float=True, any_cuts=True)(rule)
 
 
 enter(add, forms("add", "sub", "subtract", "rsub", "__rsub__", "add_", "sub_", "subtract_"))

@@ -12,19 +12,19 @@ from gpudist.sbp.registry import Call, Function, Signature, compose, forms, name
 from gpudist.sbp.signatures.elementwise import linear_in, splits
 
 
-@register(torch.zeros_like, torch.empty_like, any_float=True)
+@register(torch.zeros_like, torch.empty_like, any_float=True, any_cuts=True)
 def zeros(call: Call, parts: int) -> list[Signature]:
     """As the other lies; terms of zero are zeros."""
     return [*splits(call), linear_in(call, (0,))]
 
 
-@register(torch.ones_like, torch.full_like, any_float=True)
+@register(torch.ones_like, torch.full_like, any_float=True, any_cuts=True)
 def numbers(call: Call, parts: int) -> list[Signature]:
     """As the other lies, whose values do not matter: copies, if it is terms."""
     return [*splits(call), Signature((partial_sum,), (broadcast,))]
 
 
-@register(Tensor.type)
+@register(Tensor.type, any_cuts=True)
 def cast(call: Call, parts: int) -> list[Signature]:
     """Rounding to integers is not linear, and that of terms is no rounding of their sum."""
     found = list(splits(call))
@@ -33,7 +33,7 @@ def cast(call: Call, parts: int) -> list[Signature]:
     return found
 
 
-@register(*forms("contiguous"))
+@register(*forms("contiguous"), any_cuts=True)
 def contiguous(call: Call, parts: int) -> list[Signature]:
     return [*splits(call), linear_in(call, (0,))]
 

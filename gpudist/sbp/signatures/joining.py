@@ -10,7 +10,7 @@ def _all_alike(call: Call, one: Sbp, result: Sbp) -> Signature:
     return Signature((one,) * len(call.tensors), (result,) * len(call.outputs))
 
 
-@register(*forms("cat", "concat", "concatenate"))
+@register(*forms("cat", "concat", "concatenate"), any_cuts=True)
 def cat(call: Call, parts: int) -> list[Signature]:
     """All tensors split along another dim than that of the joint, or all terms.
 
@@ -31,7 +31,7 @@ def cat(call: Call, parts: int) -> list[Signature]:
     return [*found, _all_alike(call, partial_sum, partial_sum)]
 
 
-@register(*forms("stack"))
+@register(*forms("stack"), any_cuts=True)
 def stack(call: Call, parts: int) -> list[Signature]:
     """As ``cat``; dims from the new one on move up."""
     dims = call.outputs[0].dims
@@ -40,7 +40,7 @@ def stack(call: Call, parts: int) -> list[Signature]:
     return [*found, _all_alike(call, partial_sum, partial_sum)]
 
 
-@register(*forms("split", "split_with_sizes", "chunk", "tensor_split"), view=True)
+@register(*forms("split", "split_with_sizes", "chunk", "tensor_split"), view=True, any_cuts=True)
 def cut(call: Call, parts: int) -> list[Signature]:
     """Splits along other dims than that of the cuts."""
     dims = call.tensors[0].dims
@@ -49,7 +49,7 @@ def cut(call: Call, parts: int) -> list[Signature]:
     return [*found, _all_alike(call, partial_sum, partial_sum)]
 
 
-@register(*forms("unbind"), view=True)
+@register(*forms("unbind"), view=True, any_cuts=True)
 def unbind(call: Call, parts: int) -> list[Signature]:
     """As ``split``; dims after that of the cuts move down."""
     dims = call.tensors[0].dims

@@ -31,7 +31,7 @@ def result_shape(call: Call) -> tuple[int, ...]:
     return tuple(torch.broadcast_shapes(*call.shapes))
 
 
-@register(*LOSSES)
+@register(*LOSSES, any_cuts=True)
 def loss_of_cells(call: Call, parts: int) -> list[Signature]:
     """Splits of the cells, each block with a term of the sum or of the mean."""
     reduction = reduction_of(call)

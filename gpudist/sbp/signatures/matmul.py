@@ -34,7 +34,7 @@ def _bilinear() -> list[Signature]:
     ]
 
 
-@register(*forms("matmul", "mm", "bmm", "mv", "dot"))
+@register(*forms("matmul", "mm", "bmm", "mv", "dot"), any_cuts=True)
 def matmul(call: Call, parts: int) -> list[Signature]:
     """Rows, columns and batch are split apart; a split of the summed dim gives terms."""
     left, right = call.shapes
@@ -50,7 +50,7 @@ def matmul(call: Call, parts: int) -> list[Signature]:
     return [*found, *_batch(call), *_bilinear()]
 
 
-@register(torch.nn.functional.linear)
+@register(torch.nn.functional.linear, any_cuts=True)
 def linear(call: Call, parts: int) -> list[Signature]:
     """``x @ weight.T + bias``; a bias forbids a split of the summed dim, unless it is terms too."""
     in_order(call, "input", "weight", "bias")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -21,7 +22,7 @@ from gpudist.sbp.registry import (
     compose,
     register,
 )
-from gpudist.sbp.signatures.across import axes_that_split, extent, total
+from gpudist.sbp.signatures.across import axes_that_split, total
 
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
@@ -63,7 +64,7 @@ def _same_dims(
     return Signature(inputs, (split(d),), localize, run)
 
 
-@register(F.layer_norm, F.rms_norm)
+@register(F.layer_norm, F.rms_norm, any_cuts=True)
 def layer_norm(call: Call, parts: int) -> list[Signature]:
     """Splits of all dims, of those that are normalized with the parameters."""
     dims = call.tensors[0].dims
@@ -77,7 +78,8 @@ def layer_norm(call: Call, parts: int) -> list[Signature]:
 def _block_of(dim: int) -> Localize:
     def localize(call: Call, part: Part) -> Call:
         shape = list(call.get(1, "normalized_shape"))
-        shape[dim] = extent(shape[dim], part)
+        start, stop = part.cells(shape[dim])
+        shape[dim] = stop - start
         return call.replaced(1, "normalized_shape", shape)
 
     return localize
@@ -123,7 +125,7 @@ def batch_norm(
     return torch.batch_norm(input, weight, bias, None, None, True, 0.0, eps, False)
 
 
-@register(torch.batch_norm)
+@register(torch.batch_norm, any_cuts=True)
 def batch_norm_of_moments(call: Call, parts: int) -> list[Signature]:
     """Splits of channels, with all that is known of each, and of all other dims."""
     is_training = call.args[5]
@@ -162,12 +164,13 @@ def _by_channel(
     return _scaled(y, weight, bias)
 
 
-@register(F.group_norm)
+@register(F.group_norm, any_cuts=True)
 def group_norm(call: Call, parts: int) -> list[Signature]:
     """Splits of samples, of whole groups, and of features."""
     found = [_same_dims(call, 0, broadcast)]
     if call.get(1, "num_groups") % parts == 0:
-        found.append(_same_dims(call, 1, split(0), _some_groups))
+        groups = _same_dims(call, 1, split(0), _some_groups)
+        found.append(replace(groups, recut=lambda sizes: None))
     features = range(2, call.tensors[0].dims)
     return [*found, *(_same_dims(call, d, broadcast, run=_group_norm) for d in features)]
 

@@ -55,20 +55,20 @@ def reduced(x: torch.Tensor, dims: tuple[int, ...], like: int) -> torch.Tensor:
     return x.sum(dims, keepdim=like == x.dim()) if dims else x
 
 
-@register(*forms("sum"))
+@register(*forms("sum"), any_cuts=True)
 def sums(call: Call, parts: int) -> list[Signature]:
     """Of a reduced dim that is split, each block has a term."""
     dims = dims_of(call)
     return [*kept(call, dims, keeps_dims(call)), *in_terms(dims), *terms(call, 0)]
 
 
-@register(*forms("count_nonzero"))
+@register(*forms("count_nonzero"), any_cuts=True)
 def counts(call: Call, parts: int) -> list[Signature]:
     dims = dims_of(call)
     return [*kept(call, dims, False), *in_terms(dims)]
 
 
-@register(*forms("mean"))
+@register(*forms("mean"), any_cuts=True)
 def mean(call: Call, parts: int) -> list[Signature]:
     """As a sum; the divisor is global."""
     dims = dims_of(call)
@@ -83,7 +83,7 @@ def _mean(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Te
     return (reduced(wide, dims, len(where.outputs[0].shape)) / cells).to(dtype)
 
 
-@register(*forms("var", "std", "var_mean", "std_mean"))
+@register(*forms("var", "std", "var_mean", "std_mean"), any_cuts=True)
 def moments(call: Call, parts: int) -> list[Signature]:
     """Two sums along the line: the mean, and then squares about it."""
     dims = dims_of(call)
@@ -128,7 +128,7 @@ def _correction(call: Call) -> float:
     return int(dim if isinstance(dim, bool) else call.get(2, "unbiased", True))
 
 
-@register(*forms("amax", "amin"))
+@register(*forms("amax", "amin"), any_cuts=True)
 def extremes(call: Call, parts: int) -> list[Signature]:
     """The gradient is shared by the cells that are largest, as torch does it."""
     dims = dims_of(call)
@@ -168,7 +168,7 @@ def _worst(dtype: torch.dtype, is_least: bool) -> float | int:
     return limits.max if is_least else limits.min
 
 
-@register(*forms("max", "min"))
+@register(*forms("max", "min"), any_cuts=True)
 def extreme_or_larger(call: Call, parts: int) -> list[Signature]:
     """Three functions of one name: of all cells, of lines with their places, of two tensors."""
     if len(call.tensors) == 2:
@@ -179,7 +179,7 @@ def extreme_or_larger(call: Call, parts: int) -> list[Signature]:
     return [*kept(call, dims, keeps_dims(call), 2), *together(dims, _places, 2)]
 
 
-@register(*forms("argmax", "argmin"))
+@register(*forms("argmax", "argmin"), any_cuts=True)
 def places(call: Call, parts: int) -> list[Signature]:
     """The first place where a line, or the tensor, has its largest cell."""
     dims = dims_of(call)
@@ -225,7 +225,7 @@ def _picked(
     return total(cells.where(is_own, 0), where, axes)
 
 
-@register(*forms("any", "all"))
+@register(*forms("any", "all"), any_cuts=True)
 def truths(call: Call, parts: int) -> list[Signature]:
     dims = dims_of(call)
     return [*kept(call, dims, keeps_dims(call)), *together(dims, _truths)]
@@ -240,7 +240,7 @@ def _truths(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.
     return found.to(own.dtype)
 
 
-@register(*forms("prod", "logsumexp"))
+@register(*forms("prod", "logsumexp"), any_cuts=True)
 def in_two_steps(call: Call, parts: int) -> list[Signature]:
     """Of what blocks are reduced to, the same again."""
     dims = dims_of(call)
@@ -252,7 +252,7 @@ def _in_two_steps(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> 
     return call.function(blocks, 0)
 
 
-@register(torch.linalg.vector_norm)
+@register(torch.linalg.vector_norm, any_cuts=True)
 def vector_norm(call: Call, parts: int) -> list[Signature]:
     """The norm of the norms of blocks."""
     dims = dims_of(call, 2)
@@ -288,7 +288,7 @@ def norm(
     return torch.linalg.vector_norm(input, order, dim, keepdim, dtype=dtype)
 
 
-@register(*forms("cumsum"))
+@register(*forms("cumsum"), any_cuts=True)
 def cumsum(call: Call, parts: int) -> list[Signature]:
     """Linear; of a dim that is split, blocks add what is in front of them."""
     dims = dims_of(call)

@@ -60,14 +60,14 @@ def block_shape(dim: int) -> Localize:
 
     def localize(call: Call, part: Part) -> Call:
         shape = list(call.outputs[0].shape)
-        start, stop = balanced_block(shape[dim], part.parts, part.index)
+        start, stop = part.cells(shape[dim])
         shape[dim] = stop - start
         return replace(call, args=(Slot(0), tuple(shape)), kwargs={})
 
     return localize
 
 
-@register(torch.reshape, view=True)
+@register(torch.reshape, view=True, any_cuts=True)
 def reshape(call: Call, parts: int) -> list[Signature]:
     """Dims whose blocks are the same cells in the same order."""
     source, target = call.shapes[0], call.outputs[0].shape
@@ -81,7 +81,7 @@ def reshape(call: Call, parts: int) -> list[Signature]:
     return [*found, Signature((partial_sum,), (partial_sum,))]
 
 
-@register(torch.broadcast_to, view=True)
+@register(torch.broadcast_to, view=True, any_cuts=True)
 def expand(call: Call, parts: int) -> list[Signature]:
     """Dims that are not expanded."""
     source, target = call.shapes[0], call.outputs[0].shape
@@ -94,7 +94,7 @@ def expand(call: Call, parts: int) -> list[Signature]:
     return [*found, Signature((partial_sum,), (partial_sum,))]
 
 
-@register(torch.tile)
+@register(torch.tile, any_cuts=True)
 def tile(call: Call, parts: int) -> list[Signature]:
     """Dims that are there once."""
     times = tuple(call.get(1, "dims"))

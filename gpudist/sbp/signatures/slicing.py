@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gpudist.sbp.attributes import partial_sum, split
-from gpudist.sbp.registry import Call, Localize, Part, Signature, Where, compose, forms, register
+from gpudist.sbp.registry import Call, Part, Signature, Where, compose, forms, register
 
 
 def kept(dims: Sequence[int], result: Sequence[int] | None = None) -> list[Signature]:
@@ -36,16 +37,56 @@ def index_by_dim(index: Any, dims: int) -> list[Any]:
     return [*given[:at], *[slice(None)] * missing, *given[at + 1 :]]
 
 
-def at_zero(dim: int) -> Localize:
-    """A block has its first cell of ``dim`` for the int's: the result's shape is the same."""
+def own_cells(taken: range, part: Part, extent: int) -> range:
+    """What a block has of the cells ``taken`` of a dim, counted from the block's first."""
+    start, stop = part.cells(extent)
+    first, end = (
+        min(max(-(-(edge - taken.start) // taken.step), 0), len(taken)) for edge in (start, stop)
+    )
+    own = taken[first:end]
+    return range(own.start - start, own.stop - start, own.step) if own else range(0)
+
+
+def sliced(
+    own: int, new: int, taken: range, extent: int, parts: int, sizes: tuple[int, ...] | None = None
+) -> Signature:
+    """A slice of dim ``own``, which is ``new`` in the result: blocks take their own cells."""
 
     def localize(call: Call, part: Part) -> Call:
-        index = index_by_dim(call.args[1], call.tensors[0].dims)
-        own = [i for i, one in enumerate(index) if one is not None]
-        index[own[dim]] = 0
-        return call.with_args(call.args[0], tuple(index))
+        cells = own_cells(taken, part, extent)
+        return with_index(call, own, slice(cells.start, cells.stop, cells.step))
 
-    return localize
+    workers = [Part(parts, i, sizes) for i in range(parts)]
+    left = [len(own_cells(taken, part, extent)) for part in workers]
+    return Signature(
+        (split(own, sizes),),
+        (split(new, left),),
+        localize,
+        recut=partial(sliced, own, new, taken, extent, parts),
+    )
+
+
+def with_index(call: Call, dim: int, one: int | slice) -> Call:
+    """The call with another index of ``dim``."""
+    index = index_by_dim(call.args[1], call.tensors[0].dims)
+    own = [i for i, given in enumerate(index) if given is not None]
+    index[own[dim]] = one
+    return call.with_args(call.args[0], tuple(index))
+
+
+def in_terms(dim: int, sizes: tuple[int, ...] | None = None) -> Signature | None:
+    """An int's dim, whose blocks are not empty: terms, all but one of them zero.
+
+    A block has its first cell in place of the int's: the result's shape is the same.
+    """
+    if sizes is not None and not min(sizes):
+        return None
+
+    def localize(call: Call, part: Part) -> Call:
+        return with_index(call, dim, 0)
+
+    again = partial(in_terms, dim)
+    return Signature((split(dim, sizes),), (partial_sum,), localize, run_index, again)
 
 
 def run_index(call: Call, tensors: Sequence[Tensor], where: Where) -> Tensor:
@@ -54,37 +95,41 @@ def run_index(call: Call, tensors: Sequence[Tensor], where: Where) -> Tensor:
     cells = where.inputs[0]
     shape = where.call.shapes[0]
     index = index_by_dim(where.call.args[1], len(shape))
-    local: list[Any] = []
+    # Slices are those of the block already.
+    local = index_by_dim(call.args[1], len(shape))
     dim = 0
-    for one in index:
+    for i, one in enumerate(index):
         if isinstance(one, int):
             cell = one % shape[dim]
             if not cells.start[dim] <= cell < cells.stop[dim]:
                 # The sum over no cells ties the graph.
                 return x.new_zeros(where.outputs[0].shape) + x.reshape(-1)[:0].sum()
-            one = cell - cells.start[dim]
-        local.append(one)
+            local[i] = cell - cells.start[dim]
         dim += one is not None
     return x[tuple(local)]
 
 
-@register(Tensor.__getitem__, view=True)
+@register(Tensor.__getitem__, view=True, any_cuts=True)
 def index(call: Call, parts: int) -> list[Signature]:
-    """Dims of which all is taken; and an int's dim: terms, all but one of them zero."""
+    """Dims of which all is taken; those of slices and of ints."""
     shape = call.shapes[0]
     dims: list[int] = []
     results: list[int] = []
     ints: list[Signature] = []
+    slices: list[Signature] = []
     own = new = 0
     for one in index_by_dim(call.args[1], len(shape)):
         if isinstance(one, int) and shape[own] >= parts:
-            ints.append(Signature((split(own),), (partial_sum,), at_zero(own), run_index))
+            ints += filter(None, [in_terms(own)])
         elif isinstance(one, slice) and range(*one.indices(shape[own])) == range(shape[own]):
             dims.append(own)
             results.append(new)
+        elif isinstance(one, slice):
+            taken = range(*one.indices(shape[own]))
+            slices.append(sliced(own, new, taken, shape[own], parts))
         own += one is not None
         new += not isinstance(one, int)
-    return [*kept(dims, results), *ints]
+    return [*kept(dims, results), *slices, *ints]
 
 
 @compose(*forms("select"))
@@ -92,14 +137,15 @@ def select(x: Tensor, dim: int, index: int) -> Tensor:
     return x[(*[slice(None)] * (dim % x.dim()), index)]
 
 
-@register(*forms("narrow"), view=True)
-def narrow(call: Call, parts: int) -> list[Signature]:
-    """Other dims than that of the range."""
-    dims = call.tensors[0].dims
-    return kept([d for d in range(dims) if d != call.get(1, "dim") % dims])
+@compose(*forms("narrow"))
+def narrow(x: Tensor, dim: int, start: int, length: int) -> Tensor:
+    with torch.no_grad():
+        torch.empty(x.shape, device="meta").narrow(dim, start, length)  # torch's own checks
+    first = int(start) + (x.shape[dim] if start < 0 else 0)
+    return x[(*[slice(None)] * (dim % x.dim()), slice(first, first + length))]
 
 
-@register(*forms("flip"))
+@register(*forms("flip"), any_cuts=True)
 def flip(call: Call, parts: int) -> list[Signature]:
     """Dims that are not turned."""
     dims = call.tensors[0].dims
@@ -108,7 +154,7 @@ def flip(call: Call, parts: int) -> list[Signature]:
     return kept([d for d in range(dims) if d not in {t % dims for t in turned}])
 
 
-@register(*forms("roll"))
+@register(*forms("roll"), any_cuts=True)
 def roll(call: Call, parts: int) -> list[Signature]:
     """Dims along which nothing moves."""
     dims = call.tensors[0].dims
@@ -117,7 +163,7 @@ def roll(call: Call, parts: int) -> list[Signature]:
     return kept([d for d in range(dims) if d not in {r % dims for r in rolled}])
 
 
-@register(torch.nn.functional.pad)
+@register(torch.nn.functional.pad, any_cuts=True)
 def pad(call: Call, parts: int) -> list[Signature]:
     """Dims without padding; terms, if there are zeros around, or cells of the tensor itself."""
     dims = call.tensors[0].dims

@@ -23,7 +23,7 @@ def _dim(call: Call) -> int:
     return given % max(dims, 1)
 
 
-@register(*forms("softmax", "log_softmax"))
+@register(*forms("softmax", "log_softmax"), any_cuts=True)
 def softmax(call: Call, parts: int) -> list[Signature]:
     """All splits; that of the line communicates."""
     dim = _dim(call)

@@ -21,6 +21,7 @@ PROPERTIES: list[Function] = [getattr(Tensor, name).__get__ for name in ("T", "m
     *forms("transpose", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "t", "adjoint"),
     *PROPERTIES,
     view=True,
+    any_cuts=True,
 )
 def transpose(call: Call, parts: int) -> list[Signature]:
     """A split goes along with its dim."""
