@@ -195,7 +195,7 @@ def _end(
         line = f"ended{where} because {who} failed with {first.kind}: {first.line}"
     elif mine.is_as(first):
         line = f"ended{where} with the same {mine.kind} as rank {first.rank}: {mine.line}"
-    elif is_echo and failure.rank is not None and _tells(failure):
+    elif is_echo and failure and failure.rank is not None and _tells(failure):
         # Another mistake at the same time, of which this rank heard first.
         line, shown = f"ended{where} because {_first_line(failure.message)}", failure.rank
     else:
