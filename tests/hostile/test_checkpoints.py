@@ -8,13 +8,14 @@ import pickle
 import random
 import struct
 import warnings
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
     ChunkStorageMetadata,
     Metadata,
     TensorProperties,
@@ -167,6 +168,25 @@ def test_code_in_the_index_is_not_run(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="may come from an attack"):
         checkpoint.load(model(), saved)
     assert not (tmp_path / "ran").exists()
+
+
+class Taken:
+    """Pickled as Python 3.11.0 to 3.11.3 pickles a member of an enumeration."""
+
+    def __init__(self, of: Any, name: str) -> None:
+        self._taken = of, name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, self._taken
+
+
+def test_what_the_index_takes_of_classes() -> None:
+    """Members of enumerations, and nothing else."""
+    member = _MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT
+    assert read_pickled(pickle.dumps(Taken(_MEM_FORMAT_ENCODING, member.name))) is member
+    for of, name in ((PurePosixPath, "home"), (_MEM_FORMAT_ENCODING, "__doc__")):
+        with pytest.raises(CheckpointError):
+            read_pickled(pickle.dumps(Taken(of, name)))
 
 
 def test_code_in_a_value_is_not_run(saved: Path, tmp_path: Path) -> None:
