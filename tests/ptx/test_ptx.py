@@ -84,7 +84,7 @@ WRONG = {
     ),
     "nowhere": (is_global_load, at_offset(1, -(1 << 44)), r"load of \d+ bytes at 0x\w+: no live"),
     "parameter": (is_wide_store, into_parameter, r"store of 8 bytes at 0x\w+: the parameter is"),
-    "endless": (follows_a_label, back_to_the_label, "the thread has not ended after 200000 "),
+    "endless": (follows_a_label, back_to_the_label, "the thread has not ended after 1000000 "),
 }
 
 
