@@ -174,7 +174,7 @@ class Part:
     def bind(self, strides: tuple[int, ...], accumulates: bool = False) -> object:
         """The stage bound by the transport, for an input of these strides; remembered.
 
-        Of several threads that bind it at once all get the first one's, which may be running.
+        Several threads that bind it at once all get the first one's, which may be running.
         """
         rank = self.partition.plan_rank
         form = None if accumulates else _kept_form(self.stage, self.partition, strides)

@@ -110,7 +110,7 @@ class Placement(Checked):
         return self.partition.along(axes)
 
     def layout(self, sbp: NdSbp, shape: tuple[int, ...]) -> Layout:
-        """That of a tensor of global ``shape`` here.
+        """The layout of a tensor of global ``shape`` on this placement.
 
         Raises:
             ShapeError: explicit sizes of blocks do not fit.

@@ -170,7 +170,7 @@ def agreed(
 def _global_shape(
     shapes: list[tuple[int, ...]], placement: Placement, sbp: NdSbp
 ) -> tuple[int, ...]:
-    """That of the tensor whose blocks have these shapes, which must be those that ``sbp`` says."""
+    """The global shape of a tensor of these blocks, which must be as ``sbp`` cuts it."""
     nd_sbp(sbp, placement.axes, len(shapes[0]))
     extents = list(shapes[0])
     indices = [index_of(i, placement.shape) for i in range(len(shapes))]

@@ -219,7 +219,7 @@ def width_of(register: str) -> int:
 
 
 def sum_of_parts(operand: str, known: dict[str, int]) -> int:
-    """Of a register, or of those that are one operand, the first lowest."""
+    """The bits of an operand: a register, or several, the first of which is lowest."""
     bits, place = 0, 0
     for name in registers_of(operand):
         bits |= known.get(name, 0) << place

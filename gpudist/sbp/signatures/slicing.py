@@ -38,7 +38,7 @@ def index_by_dim(index: Any, dims: int) -> list[Any]:
 
 
 def own_cells(taken: range, part: Part, extent: int) -> range:
-    """What a block has of the cells ``taken`` of a dim, counted from the block's first."""
+    """The part of the cells ``taken`` of a dim that a block has, counted from its first cell."""
     start, stop = part.cells(extent)
     first, end = (
         min(max(-(-(edge - taken.start) // taken.step), 0), len(taken)) for edge in (start, stop)
