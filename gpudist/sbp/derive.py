@@ -13,7 +13,7 @@ from gpudist.errors import ShapeError
 from gpudist.sbp.attributes import NdSbp, Sbp, broadcast, split
 from gpudist.sbp.boxing import boxed_bytes, least_bytes
 from gpudist.sbp.layout import Layout
-from gpudist.sbp.registry import Call, Part, Rule, Run, Signature, Slot, Spec, mapped, name_of
+from gpudist.sbp.registry import Bind, Call, Part, Rule, Signature, Slot, Spec, mapped, name_of
 
 Views = tuple[Call, ...]
 # Sizes of blocks, in which inputs are cut along one axis.
@@ -31,7 +31,7 @@ class Derivation:
         tree: the results, with a ``Slot`` for each output.
         path: the chosen signature of each axis, of the blocks that this rank is part of.
         local: the call of this rank's block.
-        run: in place of the function, and the axes it is for.
+        bind: what is done in place of the function, and the axes it is for.
         bytes: that boxings move, over all ranks.
     """
 
@@ -40,8 +40,8 @@ class Derivation:
     results: tuple[Spec, ...]
     tree: Any
     local: Call
-    run: Run | None
-    run_axes: tuple[int, ...]
+    bind: Bind | None
+    bind_axes: tuple[int, ...]
     bytes: int
 
     def with_arguments(self, call: Call) -> Derivation:
@@ -76,11 +76,11 @@ def derive(
         given = ", ".join(f"{layout.sbp}" for layout in layouts)
         raise ShapeError(
             f"{name_of(call.function)}: no signature is legal for inputs {given} of shapes "
-            f"{list(map(list, call.shapes))}; an operator in place cannot box its first tensor"
+            f"{list(map(list, call.shapes))}"
         )
     inputs = zip(*(signature.inputs for signature in choice.signatures), strict=True)
     outputs = zip(*(signature.outputs for signature in choice.signatures), strict=True)
-    local, run, axes = _followed(rule, call, choice, first.grid, index or (0,) * len(first.grid))
+    local, bind, axes = _followed(rule, call, choice, first.grid, index or (0,) * len(first.grid))
     return Derivation(
         tuple(
             Layout(first.ranks, first.grid, sbp, shape)
@@ -93,29 +93,48 @@ def derive(
         call.outputs,
         call.tree,
         local,
-        run,
+        bind,
         axes,
         choice.bytes,
     )
 
 
 def legal(
-    rule: Rule, views: Views, parts: int, own: NdSbp | None = None, cuts: Cuts = _NO_CUTS
+    rule: Rule,
+    views: Views,
+    parts: int,
+    own: NdSbp | None = None,
+    cuts: Cuts = _NO_CUTS,
+    outer: Sequence[Signature] = (),
 ) -> list[Signature]:
     """The signatures of one axis that are legal for every one of the calls it sees.
 
     Args:
         own: the only attribute that inputs[0] and outputs[0] may have, if the rule is in place.
         cuts: explicit sizes of blocks that inputs have.
+        outer: the signatures of the axes outside.
     """
     found: list[Signature] = []
     others = [_keys(_all(rule, view, parts, cuts)) for view in views[1:]]
     for signature in _all(rule, views[0], parts, cuts):
         key = (signature.inputs, signature.outputs)
         fixed = own is None or (signature.inputs[0], signature.outputs[0]) == own
-        if fixed and all(key in keys for keys in others):
+        if fixed and _may_nest(signature, outer) and all(key in keys for keys in others):
             found.append(signature)
     return found
+
+
+def _may_nest(signature: Signature, outer: Sequence[Signature]) -> bool:
+    """Whether the blocks of the outer axes may be cut by this signature."""
+    if signature.nests:
+        return True
+    cut = {(slot, one.dim) for slot, one in enumerate(signature.inputs) if one.is_split}
+    return not any(
+        (slot, one.dim) in cut
+        for other in outer
+        for slot, one in enumerate(other.inputs)
+        if one.is_split
+    )
 
 
 def _all(rule: Rule, call: Call, parts: int, cuts: Cuts = _NO_CUTS) -> list[Signature]:
@@ -175,7 +194,7 @@ def _fitting(rule: Rule, call: Call, layouts: Sequence[Layout]) -> _Choice | Non
     chosen: list[Signature] = []
     for axis, parts in enumerate(layouts[0].grid):
         wanted = tuple(layout.sbp[axis] for layout in layouts)
-        options = legal(rule, views, parts, _own(rule, layouts, axis), _cuts(wanted))
+        options = legal(rule, views, parts, _own(rule, layouts, axis), _cuts(wanted), chosen)
         fitting = next((option for option in options if option.inputs == wanted), None)
         if fitting is None:
             return None
@@ -186,7 +205,7 @@ def _fitting(rule: Rule, call: Call, layouts: Sequence[Layout]) -> _Choice | Non
 
 def _cheapest(rule: Rule, call: Call, layouts: Sequence[Layout]) -> _Choice | None:
     best: _Choice | None = None
-    paths = list(_paths(rule, (call,), layouts, 0))
+    paths = list(_paths(rule, (call,), layouts, ()))
     bounds = [_moved(call, layouts, path, least_bytes) for path in paths]
     for i in sorted(range(len(paths)), key=bounds.__getitem__):
         if best is not None and bounds[i] >= best.bytes:
@@ -212,18 +231,18 @@ def _moved(
 
 
 def _paths(
-    rule: Rule, views: Views, layouts: Sequence[Layout], axis: int
+    rule: Rule, views: Views, layouts: Sequence[Layout], outer: tuple[Signature, ...]
 ) -> Iterator[tuple[Signature, ...]]:
-    """All choices of one signature for each axis from ``axis`` on."""
+    """All choices of one signature for each axis, of which those of ``outer`` are made."""
+    axis = len(outer)
     if axis == len(layouts[0].grid):
-        yield ()
+        yield outer
         return
     parts = layouts[0].grid[axis]
     cuts = _cuts(layout.sbp[axis] for layout in layouts)
-    for option in legal(rule, views, parts, _own(rule, layouts, axis), cuts):
+    for option in legal(rule, views, parts, _own(rule, layouts, axis), cuts, outer):
         inner = _blocks(rule, views, option, parts) if axis + 1 < len(layouts[0].grid) else views
-        for rest in _paths(rule, inner, layouts, axis + 1):
-            yield (option, *rest)
+        yield from _paths(rule, inner, layouts, (*outer, option))
 
 
 def _blocks(rule: Rule, views: Views, signature: Signature, parts: int) -> Views:
@@ -264,17 +283,17 @@ def block_call(call: Call, signature: Signature, part: Part) -> Call:
 
 def _followed(
     rule: Rule, call: Call, choice: _Choice, grid: tuple[int, ...], index: tuple[int, ...]
-) -> tuple[Call, Run | None, tuple[int, ...]]:
-    """The call of the block at ``index``, and what is run in place of the function."""
-    run: Run | None = None
+) -> tuple[Call, Bind | None, tuple[int, ...]]:
+    """The call of the block at ``index``, and what is done in place of the function."""
+    bind: Bind | None = None
     axes: list[int] = []
     for axis, (signature, parts) in enumerate(zip(choice.signatures, grid, strict=True)):
         own = same(signature, rule, call, parts)
-        if own.run is not None:
-            run = own.run
+        if own.binding is not None:
+            bind = own.binding
             axes.append(axis)
         call = block_call(call, own, Part(parts, index[axis]))
-    return call, run, tuple(axes)
+    return call, bind, tuple(axes)
 
 
 def key_of(tree: Any, any_float: bool = False) -> Any:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gpudist.autograd import move
-from gpudist.errors import PartitionError
+from gpudist.errors import PartitionError, ShapeError
+from gpudist.exchange import Movement
 from gpudist.sbp.boxing import movement_of
 from gpudist.sbp.derive import Derivation, as_call, derive, key_of
 from gpudist.sbp.explain import is_explaining, say
@@ -17,6 +21,7 @@ from gpudist.sbp.placement import Placement
 from gpudist.sbp.registry import (
     Call,
     Composite,
+    Compute,
     Rule,
     Spec,
     Where,
@@ -25,6 +30,7 @@ from gpudist.sbp.registry import (
     signatures,
     tensors_in,
 )
+from gpudist.sbp.scope import current_scope
 
 if TYPE_CHECKING:
     from gpudist.sbp.global_tensor import GlobalTensor
@@ -71,9 +77,13 @@ def _carry_out(
     function: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    is_clone: bool = False,
 ) -> Any:
     slots, named, tensors = as_call(function, args, kwargs)
     placement = _common_placement(kind, function, tensors)
+    in_place = (rule.in_place or changes_first(function, slots, named)) and not is_clone
+    if in_place != rule.in_place:
+        rule = replace(rule, in_place=in_place)
     if rule.in_place and _is_copy_of_view(tensors[0]):
         raise RuntimeError(
             f"{name_of(function)}: the tensor is a copy, because the one of which it would be a "
@@ -83,23 +93,35 @@ def _carry_out(
     layouts = tuple(_layout(kind, placement, x) for x in tensors)
     specs = tuple(Spec(tuple(x.shape), x.dtype) for x in tensors)
     call = Call(function, slots, named, specs)
-    derivation = _derived(rule, call, layouts, placement)
+    try:
+        prepared = _prepared(rule, call, layouts, placement)
+    except ShapeError:
+        if not rule.in_place or function is torch.Tensor.copy_:
+            raise
+        # The first tensor cannot be boxed, but a clone of it can.
+        own = filled(slots, [tensors[0].clone(), *tensors[1:]])
+        return tensors[0].copy_(_carry_out(kind, rule, function, own, kwargs, is_clone=True))
     if is_explaining():
-        say(_explained(call, layouts, derivation))
-    local = [x._local if isinstance(x, kind) else x for x in tensors]
-    local = _boxed(local, layouts, derivation.inputs, placement)
-    results = _computed(call, derivation, local, placement)
+        say(_explained(call, layouts, prepared.derivation))
+    local = [x._local if isinstance(x, kind) else _plain(x, placement) for x in tensors]
+    results = prepared(call, _moved(prepared.movements, local))
     if rule.in_place:
         return tensors[0]
+    outputs = prepared.derivation.outputs
     wrapped = [
         kind._wrap(y, placement, layout.sbp, layout.shape)
-        for y, layout in zip(results, derivation.outputs, strict=True)
+        for y, layout in zip(results, outputs, strict=True)
     ]
-    is_copy = derivation.inputs != layouts or derivation.run is not None
+    is_copy = bool(prepared.movements) or prepared.derivation.bind is not None
     if rule.view and (is_copy or _is_copy_of_view(tensors[0])):
         for y in wrapped:
             vars(y)["_is_copy_of_view"] = True
-    return filled(derivation.tree, wrapped)
+    return filled(prepared.derivation.tree, wrapped)
+
+
+def _plain(x: torch.Tensor, placement: Placement) -> torch.Tensor:
+    """A plain tensor, which is a copy on each rank of the placement, and nothing elsewhere."""
+    return x if placement.active or not x.dim() else x.reshape(-1)[:0]
 
 
 def _is_copy_of_view(x: torch.Tensor) -> bool:
@@ -110,19 +132,26 @@ def _is_copy_of_view(x: torch.Tensor) -> bool:
 def _common_placement(
     kind: type[GlobalTensor], function: Any, tensors: Sequence[torch.Tensor]
 ) -> Placement:
-    """The one placement of all global tensors; others must be numbers, alike on all ranks."""
+    """The one placement of all global tensors.
+
+    Plain tensors are whole within a converted network; elsewhere they must be numbers, alike on
+    all ranks.
+    """
     placements = [x.placement for x in tensors if isinstance(x, kind)]
     if any(other != placements[0] for other in placements[1:]):
         raise PartitionError(
             f"{name_of(function)}: the tensors lie on {placements[0]!r} and on other placements; "
             "bring them to one with to_global"
         )
+    if current_scope() is not None:
+        return placements[0]
     for x in tensors:
         if not isinstance(x, kind) and (x.dim() or x.requires_grad):
+            whole = next(list(y.shape) for y in tensors if isinstance(y, kind))
             raise PartitionError(
-                f"{name_of(function)}: a plain tensor of shape {list(x.shape)} meets global "
-                "tensors; make it one with gpudist.to_global. Only a tensor without dims, which "
-                "needs no gradient and is alike on all ranks, may stay plain"
+                f"{name_of(function)}: a plain tensor of shape {list(x.shape)} meets a global one "
+                f"of shape {whole}; make it one with gpudist.to_global. Only a tensor without "
+                "dims, which needs no gradient and is alike on all ranks, may stay plain"
             )
     return placements[0]
 
@@ -131,37 +160,75 @@ def _layout(kind: type[GlobalTensor], placement: Placement, x: torch.Tensor) -> 
     return x.layout if isinstance(x, kind) else placement.copies(tuple(x.shape))
 
 
-def _derived(
+@dataclass
+class Prepared:
+    """An operator on tensors that lie in one way, ready to be carried out.
+
+    Attributes:
+        derivation: how.
+        movements: of the inputs that are boxed, by slot.
+        compute: the local results, of the local tensors; ``None`` if the arguments are those of
+            each call.
+    """
+
+    derivation: Derivation
+    movements: dict[int, Movement]
+    placement: Placement
+    compute: Compute | None
+
+    def __call__(self, call: Call, local: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The local results of ``call``, which differs from the one prepared in floats alone."""
+        derivation = self.derivation
+        if not self.placement.active:
+            return [_placeholder(local, spec) for spec in derivation.results]
+        compute = self.compute or derivation.with_arguments(call).local
+        results = list(tensors_in(compute(local)))
+        assert self.placement.index is not None
+        for y, layout in zip(results, derivation.outputs, strict=bool(derivation.outputs)):
+            expected = layout.box(self.placement.index).shape
+            if tuple(y.shape) != expected:
+                raise RuntimeError(
+                    f"{name_of(call.function)}: by its signature the block of {layout.sbp} has "
+                    f"shape {list(expected)}, but it is {list(y.shape)}: the signature is wrong"
+                )
+        return results
+
+
+def _prepared(
     rule: Rule, call: Call, layouts: tuple[Layout, ...], placement: Placement
-) -> Derivation:
+) -> Prepared:
     remembered: Any = placement.partition.wire.remembered
-    found: dict[Any, Derivation] = remembered.setdefault("derivations", {})
+    found: dict[Any, Prepared] = remembered.setdefault("derivations", {})
     try:
         arguments = key_of((call.args, call.kwargs), rule.any_float)
-        key = (call.function, arguments, call.tensors, layouts)
+        key = (call.function, arguments, call.tensors, layouts, rule.in_place)
     except TypeError:
-        return derive(rule, call, layouts, placement.index)
+        return _prepare(rule, call, layouts, placement)
     if key not in found:
         # Arguments may be new at every call.
         if len(found) >= _REMEMBERED_CALLS:
             found.clear()
-        found[key] = derive(rule, call, layouts, placement.index)
-    return found[key].with_arguments(call) if rule.any_float else found[key]
+        found[key] = _prepare(rule, call, layouts, placement)
+    return found[key]
 
 
-def _boxed(
-    local: list[torch.Tensor],
-    given: Sequence[Layout],
-    wanted: Sequence[Layout],
-    placement: Placement,
-) -> list[torch.Tensor]:
-    """The inputs as the operator needs them, all boxings in flight together."""
+def _prepare(rule: Rule, call: Call, layouts: tuple[Layout, ...], placement: Placement) -> Prepared:
+    derivation = derive(rule, call, layouts, placement.index)
     world = placement.partition.world
+    ends = zip(call.tensors, layouts, derivation.inputs, strict=True)
     movements = {
         i: movement
-        for i, (source, target) in enumerate(zip(given, wanted, strict=True))
-        if (movement := movement_of(local[i].dtype, source, target, world)) is not None
+        for i, (spec, source, target) in enumerate(ends)
+        if (movement := movement_of(spec.dtype, source, target, world)) is not None
     }
+    compute = None if rule.any_float else derivation.local
+    if derivation.bind is not None and placement.active:
+        compute = derivation.bind(derivation.local, _where(call, derivation, placement))
+    return Prepared(derivation, movements, placement, compute)
+
+
+def _moved(movements: dict[int, Movement], local: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The inputs as the operator needs them, all boxings in flight together."""
     if not movements:
         return local
     moved = move(list(movements.values()), [local[i] for i in movements])
@@ -171,38 +238,32 @@ def _boxed(
     return boxed
 
 
-def _computed(
-    call: Call, derivation: Derivation, local: list[torch.Tensor], placement: Placement
-) -> list[torch.Tensor]:
-    if not placement.active:
-        return [_placeholder(local, spec) for spec in derivation.results]
-    if derivation.run is None:
-        result = derivation.local(local)
-    else:
-        result = derivation.run(derivation.local, local, _where(call, derivation, placement))
-    results = list(tensors_in(result))
-    if not derivation.outputs:
-        return results
-    assert placement.index is not None
-    for y, layout in zip(results, derivation.outputs, strict=True):
-        expected = layout.box(placement.index).shape
-        if tuple(y.shape) != expected:
-            raise RuntimeError(
-                f"{name_of(call.function)}: by its signature the block of {layout.sbp} has shape "
-                f"{list(expected)}, but it is {list(y.shape)}: the signature is wrong"
-            )
-    return results
-
-
 def _where(call: Call, derivation: Derivation, placement: Placement) -> Where:
     assert placement.index is not None
     return Where(
-        placement.along(derivation.run_axes),
+        placement.along(derivation.bind_axes),
         call,
         tuple(layout.box(placement.index) for layout in derivation.inputs),
         tuple(layout.box(placement.index) for layout in derivation.outputs),
         tuple(layout.sbp for layout in derivation.inputs),
     )
+
+
+@cache
+def _place_of_inplace(function: Any) -> int | None:
+    """Where among the arguments of a function ``inplace`` is, if it has it."""
+    try:
+        return list(inspect.signature(function).parameters).index("inplace")
+    except (TypeError, ValueError):
+        return None
+
+
+def changes_first(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether a function is told to work in place, as ``F.relu(x, inplace=True)`` is."""
+    if "inplace" in kwargs:
+        return bool(kwargs["inplace"])
+    place = _place_of_inplace(function) if len(args) > 1 else None
+    return place is not None and place < len(args) and bool(args[place])
 
 
 def _placeholder(local: Sequence[torch.Tensor], spec: Spec) -> torch.Tensor:

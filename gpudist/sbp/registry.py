@@ -35,6 +35,10 @@ split, so that terms need never be complete.
   ``gpudist.ops``. One call for all axes whose signature has this ``run``. Its backward must be its
   adjoint by the library's convention: the gradient of a copy is a term, of a term a copy, so that
   compositions of ``gpudist.ops`` and torch functions are right as they are.
+* ``signature.bind``: the same in two steps: ``bind(call, where)`` gives what is called with the
+  local tensors, and is remembered with the derivation: for what takes time to plan.
+* ``signature.nests=False``: of the axes that split a dim as this signature does, only one may have
+  it: blocks of blocks are boxed.
 * ``register(..., in_place=True)``: the function changes its first tensor and returns it. The
   tensor is never boxed: signatures whose ``inputs[0]`` and ``outputs[0]`` are not what it has are
   left out.
@@ -62,12 +66,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
+from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.boxes import Box
 from gpudist.partition import CartesianPartition
 from gpudist.sbp.attributes import NdSbp, Sbp
@@ -205,9 +211,34 @@ class Where:
     outputs: tuple[Box, ...]
     sbps: tuple[NdSbp, ...]
 
+    def cut(self, slot: int) -> tuple[CartesianPartition, Decomposition]:
+        """How ``P`` cuts a tensor: its workers on a grid with one axis a dim, and the blocks.
+
+        What axes outside of ``P`` split is of the size that this worker has. No two axes of ``P``
+        split the same dim.
+        """
+        box, shape = self.inputs[slot], self.call.shapes[slot]
+        dims = [Blocks(stop - start, 1) for start, stop in zip(box.start, box.stop, strict=True)]
+        axis_of: dict[int, int] = {}
+        for axis, (one, parts) in enumerate(zip(self.sbps[slot], self.P.shape, strict=True)):
+            if one.is_split and parts > 1:
+                axis_of[one.dim] = axis
+                sizes = [
+                    b - a for a, b in (one.cells(shape[one.dim], parts, i) for i in range(parts))
+                ]
+                dims[one.dim] = Blocks.of_sizes(sizes)
+        order = [axis_of[dim] for dim in sorted(axis_of)]
+        rest = [axis for axis in range(self.P.dim) if axis not in order]
+        ranks = np.asarray(self.P.ranks).reshape(self.P.shape).transpose(order + rest).flatten()
+        members = self.P.world.create_partition_inclusive(ranks.tolist())
+        P = members.create_cartesian_topology_partition([blocks.parts for blocks in dims])
+        return P, Decomposition(tuple(dims))
+
 
 Localize = Callable[[Call, Part], Call]
 Run = Callable[[Call, Sequence[torch.Tensor], Where], Any]
+Compute = Callable[[Sequence[torch.Tensor]], Any]
+Bind = Callable[[Call, Where], Compute]
 
 
 @dataclass(frozen=True)
@@ -217,7 +248,7 @@ class Signature:
     Attributes:
         inputs: one ``Sbp`` for each tensor of the call, by slot.
         outputs: one for each tensor of the results, in order.
-        localize, run, recut: see the module.
+        localize, run, recut, bind, nests: see the module.
     """
 
     inputs: NdSbp
@@ -225,6 +256,19 @@ class Signature:
     localize: Localize | None = None
     run: Run | None = None
     recut: Callable[[tuple[int, ...]], Signature | None] | None = None
+    bind: Bind | None = None
+    nests: bool = True
+
+    @property
+    def binding(self) -> Bind | None:
+        """How it is carried out, if not by the function on the blocks."""
+        if self.run is None:
+            return self.bind
+        return partial(_bind_run, self.run)
+
+
+def _bind_run(run: Run, call: Call, where: Where) -> Compute:
+    return lambda tensors: run(call, tensors, where)
 
 
 Derive = Callable[[Call, int], Sequence[Signature]]

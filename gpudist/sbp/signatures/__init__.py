@@ -23,6 +23,7 @@ from gpudist.sbp.signatures import (
     slicing,
     softmax,
     transposes,
+    windows,
 )
 
 __all__ = [
@@ -45,4 +46,5 @@ __all__ = [
     "slicing",
     "softmax",
     "transposes",
+    "windows",
 ]
