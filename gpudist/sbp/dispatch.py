@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -31,6 +31,7 @@ from gpudist.sbp.registry import (
     tensors_in,
 )
 from gpudist.sbp.scope import current_scope
+from gpudist.sbp.unknown import gathered
 
 if TYPE_CHECKING:
     from gpudist.sbp.global_tensor import GlobalTensor
@@ -39,16 +40,37 @@ if TYPE_CHECKING:
 _REMEMBERED_CALLS = 4096
 
 
+class Noted(NamedTuple):
+    """What was carried out: how, the results, none if in place, and whether they are views."""
+
+    prepared: Prepared
+    results: Sequence[GlobalTensor]
+    is_view: bool
+
+
 def dispatch(
-    kind: type[GlobalTensor], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    kind: type[GlobalTensor],
+    function: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    noted: list[Noted] | None = None,
 ) -> Any:
     """Carry out ``function`` by its entry of the table.
+
+    Within a converted network, one without an entry, or whose entry does not know these arguments,
+    is computed on whole tensors.
+
+    Args:
+        noted: gets what was carried out, if it was one rule.
 
     Raises:
         NotImplementedError: it has none.
     """
     entry = signatures.get(function)
+    scope = current_scope()
     if entry is None:
+        if scope is not None:
+            return gathered(kind, scope, function, args, kwargs)
         raise NotImplementedError(
             f"{name_of(function)} has no signatures for global tensors; enter some by "
             "gpudist.sbp.registry.register, or compute on blocks: x.to_local(), then "
@@ -56,9 +78,14 @@ def dispatch(
         )
     if kwargs.get("out") is not None:
         return _into(function, args, **kwargs)
-    if isinstance(entry, Composite):
-        return entry.function(*args, **kwargs)
-    return _carry_out(kind, entry, function, args, kwargs)
+    try:
+        if isinstance(entry, Composite):
+            return entry.function(*args, **kwargs)
+        return _carry_out(kind, entry, function, args, kwargs, noted)
+    except NotImplementedError as error:
+        if scope is None:
+            raise
+        return gathered(kind, scope, function, args, kwargs, str(error))
 
 
 def _into(function: Any, args: tuple[Any, ...], out: Any, **kwargs: Any) -> Any:
@@ -77,6 +104,7 @@ def _carry_out(
     function: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    noted: list[Noted] | None = None,
     is_clone: bool = False,
 ) -> Any:
     slots, named, tensors = as_call(function, args, kwargs)
@@ -84,7 +112,7 @@ def _carry_out(
     in_place = (rule.in_place or changes_first(function, slots, named)) and not is_clone
     if in_place != rule.in_place:
         rule = replace(rule, in_place=in_place)
-    if rule.in_place and _is_copy_of_view(tensors[0]):
+    if rule.in_place and is_copy_of_view(tensors[0]):
         raise RuntimeError(
             f"{name_of(function)}: the tensor is a copy, because the one of which it would be a "
             "view had to be boxed; what is changed in it would be missing there. Box that one "
@@ -104,19 +132,28 @@ def _carry_out(
     if is_explaining():
         say(_explained(call, layouts, prepared.derivation))
     local = [x._local if isinstance(x, kind) else _plain(x, placement) for x in tensors]
-    results = prepared(call, _moved(prepared.movements, local))
+    results = prepared(call, boxed(prepared.movements, local))
     if rule.in_place:
+        if noted is not None:
+            noted.append(Noted(prepared, (), False))
         return tensors[0]
     outputs = prepared.derivation.outputs
     wrapped = [
         kind._wrap(y, placement, layout.sbp, layout.shape)
         for y, layout in zip(results, outputs, strict=True)
     ]
-    is_copy = bool(prepared.movements) or prepared.derivation.bind is not None
-    if rule.view and (is_copy or _is_copy_of_view(tensors[0])):
-        for y in wrapped:
-            vars(y)["_is_copy_of_view"] = True
+    if rule.view:
+        note_view(prepared, tensors[0], wrapped)
+    if noted is not None:
+        noted.append(Noted(prepared, wrapped, rule.view))
     return filled(prepared.derivation.tree, wrapped)
+
+
+def note_view(prepared: Prepared, x: torch.Tensor, results: Sequence[torch.Tensor]) -> None:
+    """Note on results that would be views of ``x`` that they are copies, if they are."""
+    if prepared.movements or prepared.derivation.bind is not None or is_copy_of_view(x):
+        for y in results:
+            vars(y)["_is_copy_of_view"] = True
 
 
 def _plain(x: torch.Tensor, placement: Placement) -> torch.Tensor:
@@ -124,7 +161,7 @@ def _plain(x: torch.Tensor, placement: Placement) -> torch.Tensor:
     return x if placement.active or not x.dim() else x.reshape(-1)[:0]
 
 
-def _is_copy_of_view(x: torch.Tensor) -> bool:
+def is_copy_of_view(x: torch.Tensor) -> bool:
     """Whether ``x`` would share memory with another tensor, had that not been boxed."""
     return vars(x).get("_is_copy_of_view", False)
 
@@ -221,13 +258,13 @@ def _prepare(rule: Rule, call: Call, layouts: tuple[Layout, ...], placement: Pla
         for i, (spec, source, target) in enumerate(ends)
         if (movement := movement_of(spec.dtype, source, target, world)) is not None
     }
-    compute = None if rule.any_float else derivation.local
+    compute = None if rule.any_float else derivation.local.ready
     if derivation.bind is not None and placement.active:
         compute = derivation.bind(derivation.local, _where(call, derivation, placement))
     return Prepared(derivation, movements, placement, compute)
 
 
-def _moved(movements: dict[int, Movement], local: list[torch.Tensor]) -> list[torch.Tensor]:
+def boxed(movements: dict[int, Movement], local: list[torch.Tensor]) -> list[torch.Tensor]:
     """The inputs as the operator needs them, all boxings in flight together."""
     if not movements:
         return local

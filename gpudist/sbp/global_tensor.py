@@ -13,9 +13,10 @@ from gpudist.partition import require_one_world
 from gpudist.sbp import methods
 from gpudist.sbp.attributes import NdSbp, Sbp, broadcast, nd_sbp
 from gpudist.sbp.boxing import box, declared, gradient_layout
-from gpudist.sbp.dispatch import dispatch
 from gpudist.sbp.layout import Layout
+from gpudist.sbp.lies import Lies, lies, wrapped
 from gpudist.sbp.placement import Placement
+from gpudist.sbp.remembered import recalled
 
 
 class GlobalTensor(torch.Tensor):
@@ -33,20 +34,14 @@ class GlobalTensor(torch.Tensor):
     """
 
     _local: torch.Tensor
-    _placement: Placement
-    _sbp: NdSbp
+    _lies: Lies
 
     @classmethod
     def _wrap(
         cls, local: torch.Tensor, placement: Placement, sbp: NdSbp, shape: tuple[int, ...]
     ) -> GlobalTensor:
         """The global tensor whose part on this rank is ``local``: nothing is checked or copied."""
-        made: Any = torch.Tensor._make_wrapper_subclass  # pyright: ignore
-        wrapper: GlobalTensor = made(cls, shape, dtype=local.dtype, device=local.device)
-        wrapper._local = local
-        wrapper._placement = placement
-        wrapper._sbp = sbp
-        return wrapper
+        return wrapped(cls, local, lies(placement, sbp, shape, local.dtype))
 
     @classmethod
     def __torch_function__(
@@ -63,7 +58,7 @@ class GlobalTensor(torch.Tensor):
         method = methods.METHODS.get(func)
         if method is not None:
             return method(*args, **kwargs)
-        return dispatch(GlobalTensor, func, args, kwargs)
+        return recalled(GlobalTensor, func, args, kwargs)
 
     @classmethod
     def __torch_dispatch__(
@@ -76,21 +71,26 @@ class GlobalTensor(torch.Tensor):
 
     @property
     def placement(self) -> Placement:
-        return self._placement
+        return self._lies.placement
 
     @property
     def sbp(self) -> NdSbp:
-        return self._sbp
+        return self._lies.sbp
 
     @property
     def layout(self) -> Layout:
         """Which cells each rank has."""
-        return self._placement.layout(self._sbp, tuple(self.shape))
+        return self._lies.layout
+
+    @property
+    def is_copy_everywhere(self) -> bool:
+        """Whether each rank of the placement has the whole tensor."""
+        return all(one == broadcast for one in self._lies.sbp)
 
     @checked()
     def like(self, local: torch.Tensor) -> GlobalTensor:
         """A global tensor that lies as this one does, of other parts."""
-        return self._wrap(local, self._placement, self._sbp, tuple(self.shape))
+        return self._wrap(local, self.placement, self.sbp, tuple(self.shape))
 
     @checked()
     def to_global(
@@ -101,17 +101,17 @@ class GlobalTensor(torch.Tensor):
         grad_sbp: Sbp | Sequence[Sbp] | None = None,
     ) -> GlobalTensor:
         """The same tensor with other attributes, or on another placement; see ``to_global``."""
-        placement = self._placement if placement is None else placement
-        require_one_world("to_global", self._placement.partition, placement.partition)
-        if sbp is None and placement.axes == self._placement.axes:
-            sbp = self._sbp
+        placement = self.placement if placement is None else placement
+        require_one_world("to_global", self.placement.partition, placement.partition)
+        if sbp is None and placement.axes == self.placement.axes:
+            sbp = self.sbp
         target = placement.layout(nd_sbp(sbp or (), placement.axes, self.dim()), tuple(self.shape))
         world = placement.partition.world
         if grad_sbp is None:
             local = box(self._local, self.layout, target, world)
         else:
-            passed = self._placement.layout(
-                nd_sbp(grad_sbp, self._placement.axes, self.dim()), tuple(self.shape)
+            passed = self.placement.layout(
+                nd_sbp(grad_sbp, self.placement.axes, self.dim()), tuple(self.shape)
             )
             back = [gradient_layout(target), passed, gradient_layout(self.layout)]
             local = declared(self._local, [self.layout, target], back, world)
@@ -130,16 +130,16 @@ class GlobalTensor(torch.Tensor):
         """
         if grad_sbp is None:
             return self._local.view_as(self._local)
-        given = self._placement.layout(
-            nd_sbp(grad_sbp, self._placement.axes, self.dim()), tuple(self.shape)
+        given = self.placement.layout(
+            nd_sbp(grad_sbp, self.placement.axes, self.dim()), tuple(self.shape)
         )
         back = [given, gradient_layout(self.layout)]
-        return declared(self._local, [self.layout], back, self._placement.partition.world)
+        return declared(self._local, [self.layout], back, self.placement.partition.world)
 
     @checked()
     def full_tensor(self, *, grad_sbp: Sbp | Sequence[Sbp] | None = None) -> torch.Tensor:
         """The whole tensor on each rank of the placement. Collective over it."""
-        copies = (broadcast,) * self._placement.axes
+        copies = (broadcast,) * self.placement.axes
         return self.to_global(sbp=copies).to_local(grad_sbp=grad_sbp)
 
     @checked()
@@ -150,3 +150,7 @@ class GlobalTensor(torch.Tensor):
             RuntimeError: it requires grad, and ``force`` is not given.
         """
         return self.full_tensor().numpy(force=force)
+
+
+# Libraries choose by a tensor's module what computes with it, such as opt_einsum its backend.
+GlobalTensor.__module__ = "torch"

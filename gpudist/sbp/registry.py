@@ -167,6 +167,26 @@ class Call:
         args = filled(self.args, tensors)
         return self.function(*args, **filled(self.kwargs, tensors))
 
+    @property
+    def ready(self) -> Compute:
+        """The call as a function of the tensors; quick if each is an argument of its own."""
+        function, args, kwargs = self.function, self.args, self.kwargs
+        places = [i for i, one in enumerate(args) if isinstance(one, Slot)]
+        numbers = [one.number for one in args if isinstance(one, Slot)]
+        if numbers != list(range(len(self.tensors))):
+            return self
+        if places == list(range(len(args))) and not kwargs:
+            return lambda tensors: function(*tensors)
+        own = list(args)
+
+        def call(tensors: Sequence[torch.Tensor]) -> Any:
+            given = own.copy()
+            for place, x in zip(places, tensors, strict=True):
+                given[place] = x
+            return function(*given, **kwargs)
+
+        return call
+
     @cached_property
     def memo(self) -> dict[Any, Any]:
         """What was derived from this call: a rule is asked once."""

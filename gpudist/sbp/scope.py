@@ -5,8 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import Literal
+
+import torch
 
 from gpudist.sbp.placement import Placement
 
@@ -28,6 +31,9 @@ class Scope:
         largest_block_bytes: of the blocks of split tensors seen so far.
         seed: of the random numbers that are drawn within.
         draws: how many draws there were.
+        paths: of the network's modules, by identity.
+        lent: what is used in place of the network's parameters, by identity.
+        warned: where a function without a rule was met.
     """
 
     placement: Placement
@@ -37,7 +43,27 @@ class Scope:
     gather_limit_bytes: int | None = None
     largest_block_bytes: int = 0
     seed: int = 0
-    draws: int = field(default=0)
+    draws: int = 0
+    paths: dict[int, str] = field(default_factory=dict[int, str])
+    lent: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
+    warned: set[tuple[str, str, int]] = field(default_factory=set[tuple[str, str, int]])
+
+
+    def number(self) -> int:
+        """What seeds the next draw, the same on every worker."""
+        self.draws += 1
+        return mixed(self.seed, self.draws)
+
+
+def mixed(seed: int, draw: int) -> int:
+    """A number of 63 bits for a draw."""
+    digest = blake2b(f"{seed}/{draw}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def resumed(scope: Scope, draws: int) -> Scope:
+    """The same scope after so many draws, for what is computed once more."""
+    return replace(scope, draws=draws)
 
 
 class _Scopes(threading.local):

@@ -1,0 +1,279 @@
+"""A network whose own forward computes on global tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from gpudist.convert.inputs import Entrance
+from gpudist.errors import ConversionError
+from gpudist.nn.replication import copies_of
+from gpudist.partition import CartesianPartition, Partition
+from gpudist.sbp.attributes import broadcast
+from gpudist.sbp.global_tensor import GlobalTensor
+from gpudist.sbp.interception import intercepted
+from gpudist.sbp.scope import Scope, current_scope
+
+_CONVERSION = "_gpudist_conversion"
+
+
+class Conversion:
+    """What a converted network knows beside its modules.
+
+    Attributes:
+        P_x: of the inputs that are blocks.
+        entrance: makes global tensors of what it is given.
+        scope: of its calls.
+        outputs: the global tensors that the last call gave, as they lay.
+    """
+
+    def __init__(
+        self,
+        entrance: Entrance,
+        unknown: Any,
+        gather_limit_bytes: int | None,
+        replicate_parameters: bool,
+    ) -> None:
+        self.entrance = entrance
+        self.P_x = entrance.P_x
+        self.replicate_parameters = replicate_parameters
+        self.settings = unknown, gather_limit_bytes
+        self.scope = Scope(
+            entrance.placement,
+            tuple(entrance.axes),
+            self.P_x.dim,
+            unknown=unknown,
+            gather_limit_bytes=gather_limit_bytes,
+        )
+        self.has_seed = False
+        self.outputs: Any = None
+
+    def __deepcopy__(self, memo: Any) -> Conversion:
+        # Paths and what was lent are of the original's modules.
+        entrance = Entrance(self.P_x, self.entrance.inputs)
+        return Conversion(entrance, *self.settings, self.replicate_parameters)
+
+    def holders(self) -> Partition | None:
+        """The workers over which gradients of parameters are summed."""
+        P = self.P_x
+        if not P.active or P.size == 1:
+            return None
+        return P.world.create_partition_inclusive(sorted(P.ranks))
+
+    def agree_on_seed(self) -> None:
+        """Take the number from which random ones follow from the first rank of the world, once."""
+        if self.has_seed:
+            return
+        mine = int(torch.randint(1 << 62, ()).item())
+        (self.scope.seed,) = self.P_x.world.broadcast_data([mine])
+        self.has_seed = True
+
+    def __call__(
+        self,
+        network: torch.nn.Module,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """``function``, an entry of the network, on global tensors."""
+        if current_scope() is not None:
+            return function(*args, **kwargs)
+        scope = self.scope
+        self.agree_on_seed()
+        scope.paths = {id(module): path for path, module in network.named_modules()}
+        args, kwargs = self._entered(function, args, kwargs)
+        with _lent(network, self.holders(), scope), intercepted(scope):
+            result = function(*args, **kwargs)
+        self.outputs = self._left(result)
+        return self.outputs
+
+    def _entered(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Any]:
+        names = _names_of(function)
+        holders, blocks = self.holders(), 0
+
+        def enter(name: str, x: Any) -> Any:
+            def one(leaf: Any) -> Any:
+                nonlocal blocks
+                if not isinstance(leaf, torch.Tensor):
+                    return leaf
+                leaf = self.entrance(name, leaf, is_first=not blocks)
+                if isinstance(leaf, GlobalTensor):
+                    blocks += 1
+                    cells = leaf._local.numel() * leaf.element_size()
+                    self.scope.largest_block_bytes = max(self.scope.largest_block_bytes, cells)
+                elif leaf.requires_grad and torch.is_grad_enabled():
+                    (leaf,) = copies_of([leaf], [holders])
+                return leaf
+
+            return tree_map(one, x)
+
+        entered = tuple(enter(names(i), x) for i, x in enumerate(args))
+        return entered, {name: enter(name, x) for name, x in kwargs.items()}
+
+    def _left(self, result: Any) -> Any:
+        """The result with global tensors alone: a plain one is a copy on every worker."""
+
+        def leave(leaf: Any) -> Any:
+            if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+                return leaf
+            if not isinstance(leaf, torch.Tensor) or isinstance(leaf, GlobalTensor):
+                return leaf
+            placement = self.entrance.placement
+            copies = (broadcast,) * placement.axes
+            local = leaf if placement.active else leaf.reshape(-1)[:0]
+            return GlobalTensor._wrap(local, placement, copies, tuple(leaf.shape))
+
+        return tree_map(leave, result)
+
+
+def _names_of(function: Callable[..., Any]) -> Callable[[int], str]:
+    """The names of positional arguments, by number."""
+    names: list[str] = []
+    rest = "args"
+    for name, one in inspect.signature(function).parameters.items():
+        if one.kind is one.VAR_POSITIONAL:
+            rest = name
+        elif one.kind is not one.KEYWORD_ONLY and one.kind is not one.VAR_KEYWORD:
+            names.append(name)
+    return lambda i: names[i] if i < len(names) else f"{rest}[{i - len(names)}]"
+
+
+@contextmanager
+def _lent(network: torch.nn.Module, holders: Partition | None, scope: Scope) -> Iterator[None]:
+    """In place of the parameters, copies whose gradients are summed at the end of backward."""
+    if holders is None or not torch.is_grad_enabled():
+        yield
+        return
+    places = [
+        (module, name, parameter)
+        for module in network.modules()
+        for name, parameter in module._parameters.items()
+        if parameter is not None and parameter.requires_grad
+    ]
+    own = list({id(p): p for _, _, p in places}.values())
+    copies = copies_of(own, [holders] * len(own))
+    lent = {id(p): copy for p, copy in zip(own, copies, strict=True)}
+    scope.lent = lent
+    try:
+        for module, name, parameter in places:
+            module._parameters[name] = lent[id(parameter)]  # pyright: ignore
+        yield
+    finally:
+        for module, name, parameter in places:
+            module._parameters[name] = parameter
+
+
+class Converted:
+    """Mixed into the class of a converted network."""
+
+    @property
+    def P_x(self) -> CartesianPartition:
+        """Of the inputs that are blocks."""
+        return conversion_of(self).P_x
+
+    @property
+    def P_y(self) -> Any:
+        """Of the outputs of the last call, as they are nested.
+
+        Raises:
+            ConversionError: there was no call.
+        """
+        outputs = conversion_of(self).outputs
+        if outputs is None:
+            raise ConversionError(
+                "P_y follows from the shapes of the inputs: it is there after the first call; "
+                "before, gpudist.plan_of(network, P_x, *shapes) tells how outputs lie"
+            )
+        return tree_map(lambda y: _partition_of(y) if isinstance(y, GlobalTensor) else None, outputs)
+
+
+def _partition_of(y: GlobalTensor) -> CartesianPartition:
+    """The workers that have the blocks of a tensor, the first of those with copies; one axis a dim."""
+    shape, P = [1] * y.dim(), y.placement.partition
+    index: list[Any] = []
+    order: list[int] = []
+    for axis, one in enumerate(y.sbp):
+        index.append(slice(None) if one.is_split else 0)
+        if one.is_split:
+            shape[one.dim] *= P.shape[axis]
+            order.append(one.dim)
+    ranks = y.placement.ranks[tuple(index)]
+    ranks = ranks.transpose(sorted(range(len(order)), key=order.__getitem__)).flatten()
+    members = P.world.create_partition_inclusive(ranks.tolist())
+    return members.create_cartesian_topology_partition(shape)
+
+
+def conversion_of(network: Any) -> Conversion:
+    """That of a converted network.
+
+    Raises:
+        ConversionError: it is none.
+    """
+    found = getattr(network, "__dict__", {}).get(_CONVERSION)
+    if found is None:
+        raise ConversionError(f"{type(network).__name__} was not made by gpudist.distribute")
+    return found
+
+
+@cache
+def converted_class(kind: type[torch.nn.Module], methods: tuple[str, ...]) -> type[Any]:
+    """``kind`` whose entries take and give global tensors.
+
+    Raises:
+        ConversionError: it has no such method.
+    """
+
+    def entry(name: str) -> Any:
+        original = getattr(kind, name, None)
+        if not callable(original):
+            raise ConversionError(f"methods={methods}: {kind.__name__} has no method {name!r}")
+
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return conversion_of(self)(self, original.__get__(self), args, kwargs)
+
+        call.__name__, call.__doc__ = name, original.__doc__
+        return call
+
+    def call_network(self: Any, *args: Any, **kwargs: Any) -> Any:
+        conversion = conversion_of(self)
+        if current_scope() is not None:
+            return kind.__call__(self, *args, **kwargs)
+        return conversion(self, _Whole(kind, self), args, kwargs)
+
+    entries = {name: entry(name) for name in methods if name != "forward"}
+    if "forward" in methods:
+        entries["__call__"] = call_network
+    body = {"__module__": kind.__module__, "__doc__": kind.__doc__, **entries}
+    return type(f"Distributed{kind.__name__}", (Converted, kind), body)
+
+
+class _Whole:
+    """The call of a whole module, whose arguments are those of its forward."""
+
+    def __init__(self, kind: type[torch.nn.Module], network: torch.nn.Module) -> None:
+        self.kind, self.network = kind, network
+        self.__signature__ = inspect.signature(network.forward)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.kind.__call__(self.network, *args, **kwargs)
+
+
+def methods_of(methods: Sequence[str]) -> tuple[str, ...]:
+    """The names of entries, each once."""
+    return tuple(dict.fromkeys(methods))
+
+
+def convert(network: torch.nn.Module, conversion: Conversion, methods: Sequence[str]) -> Any:
+    """Have a network, which is changed, take and give global tensors."""
+    network.__class__ = converted_class(type(network), methods_of(methods))
+    network.__dict__[_CONVERSION] = conversion
+    return network

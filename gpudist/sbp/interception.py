@@ -1,0 +1,202 @@
+"""What a converted network's own code does beside operators on global tensors.
+
+Within a scope, on its thread, until it ends: random numbers are drawn alike on all workers,
+parameters are what was lent in their place, and an ``autograd.Function``, to which torch gives no
+say to tensors of other classes, is computed on whole tensors.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import torch.utils.checkpoint
+from torch.overrides import TorchFunctionMode
+
+from gpudist.sbp.attributes import broadcast
+from gpudist.sbp.boxing import declared, gradient_layout
+from gpudist.sbp.global_tensor import GlobalTensor
+from gpudist.sbp.registry import mapped, tensors_in
+from gpudist.sbp.scope import Scope, current_scope, entered, resumed
+from gpudist.sbp.unknown import cut_like, settle
+
+T = torch.Tensor
+# Those that take a generator.
+_DRAWS = {
+    torch.rand, torch.randn, torch.randint, torch.randperm, torch.bernoulli, torch.normal,
+    torch.multinomial, T.bernoulli, T.multinomial, T.bernoulli_, T.normal_, T.uniform_,
+    T.random_, T.exponential_, T.log_normal_, T.cauchy_, T.geometric_,
+}  # fmt: skip
+_LIKE = {torch.rand_like: torch.rand, torch.randn_like: torch.randn}
+_DROPOUTS = {
+    F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout,
+    torch.dropout, torch.dropout_, torch.feature_dropout, torch.alpha_dropout,
+}  # fmt: skip
+# Those that draw by functions of their own, from torch's default generator.
+_COMPOSED = {F.gumbel_softmax, F.rrelu, torch.rrelu, torch.poisson, torch.randint_like}
+
+
+class _Intercepted(TorchFunctionMode):
+    def __init__(self, scope: Scope) -> None:
+        super().__init__()
+        self.scope = scope
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if GlobalTensor in types:
+            return GlobalTensor.__torch_function__(func, types, args, kwargs)
+        kwargs = kwargs or {}
+        lent = self.scope.lent
+        if lent and any([id(x) in lent for x in args]):
+            args = tuple([lent.get(id(x), x) for x in args])
+        if func in _DRAWS:
+            if kwargs.get("generator") is None:
+                kwargs = {**kwargs, "generator": self._generator(args, kwargs)}
+        elif func in _LIKE:
+            x, *rest = args
+            kwargs = {"dtype": x.dtype, "device": x.device, **kwargs}
+            kwargs.pop("memory_format", None)
+            generator = self._generator(args, kwargs)
+            return _LIKE[func](x.shape, *rest, generator=generator, **kwargs)
+        elif func in _DROPOUTS:
+            return func(_copies(args[0], self.scope), *args[1:], **kwargs)._local
+        elif func in _COMPOSED:
+            with torch.random.fork_rng():
+                torch.manual_seed(self.scope.number())
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _generator(self, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Generator:
+        device = kwargs.get("device") or next((x.device for x in args if isinstance(x, T)), "cpu")
+        device = torch.device(device)
+        generator = torch.Generator(device if device.type != "meta" else "cpu")
+        return generator.manual_seed(self.scope.number())
+
+
+def _copies(x: torch.Tensor, scope: Scope) -> GlobalTensor:
+    copies = (broadcast,) * scope.placement.axes
+    return GlobalTensor._wrap(x, scope.placement, copies, tuple(x.shape))
+
+
+_Function: Any = torch.autograd.Function
+_apply: Callable[..., Any] = _Function.apply.__func__
+_checkpoint: Any = torch.utils.checkpoint._checkpoint_without_reentrant_generator
+_lock = threading.Lock()
+_open_count = 0
+# Functions that look at nothing but what they keep.
+_KEEPING = {"_NoopSaveInputs"}
+
+
+def _applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """``Function.apply``, where an argument may be a global tensor."""
+    scope = current_scope()
+    name = cls.__name__
+    if scope is None or name in _KEEPING:
+        return _apply(cls, *args, **kwargs)
+    if name == "CheckpointFunction":
+        run, preserve, *inputs = args
+        return torch.utils.checkpoint.checkpoint(
+            run, *inputs, use_reentrant=False, preserve_rng_state=preserve
+        )
+    if not any(isinstance(x, GlobalTensor) for x in tensors_in([args, kwargs])):
+        return _apply(cls, *args, **kwargs)
+    if name == "BackwardHookFunction":
+        return _identity(cls, args)
+    return _on_whole(scope, cls, args, kwargs)
+
+
+def _identity(cls: Any, args: Sequence[Any]) -> Any:
+    """A function that gives back its tensors: of the parts."""
+    given = [x._local if isinstance(x, GlobalTensor) else x for x in args]
+    found = _apply(cls, *given)
+    found = found if isinstance(found, tuple) else (found,)
+    results = [
+        x.like(y) if isinstance(x, GlobalTensor) else y for x, y in zip(args, found, strict=True)
+    ]
+    return tuple(results) if len(results) > 1 else results[0]
+
+
+def _on_whole(scope: Scope, cls: Any, args: Any, kwargs: Any) -> Any:
+    """A function of the network's own, of whole tensors; its backward gets whole gradients."""
+    given: list[Any] = list(dict.fromkeys(tensors_in([args, kwargs])))
+    own = [x for x in given if isinstance(x, GlobalTensor)]
+    split = [x for x in own if not x.is_copy_everywhere]
+    settle(scope, f"{cls.__name__}.apply", split, "an autograd.Function has no rule for blocks")
+    world = scope.placement.partition.world
+
+    def once(x: torch.Tensor) -> torch.Tensor:
+        """The same, whose gradient every worker has whole."""
+        if isinstance(x, GlobalTensor):
+            copies = (broadcast,) * x.placement.axes
+            return x.to_global(sbp=copies).to_local(grad_sbp=copies)
+        x = scope.lent.get(id(x), x)
+        if not x.requires_grad:
+            return x
+        layout = scope.placement.copies(tuple(x.shape))
+        return declared(x, [layout], [layout, gradient_layout(layout)], world)
+
+    wholes = {id(x): once(x) for x in given}
+    result = _apply(
+        cls,
+        *mapped(args, lambda x: wholes.get(id(x), x)),
+        **mapped(kwargs, lambda x: wholes.get(id(x), x)),
+    )
+    like = max(split, key=lambda x: x.numel(), default=None)
+
+    def back(y: Any) -> Any:
+        if not isinstance(y, torch.Tensor):
+            return y
+        layout = scope.placement.copies(tuple(y.shape))
+        local = declared(y, [layout], [gradient_layout(layout), layout], world)
+        return cut_like(_copies(local, scope), like)
+
+    return mapped(result, back)
+
+
+def _checkpointed(fn: Any, *args: Any, **kwargs: Any) -> Any:
+    """Checkpointing whose recomputation is in the scope of its forward again."""
+    scope = current_scope()
+    return _checkpoint(fn if scope is None else _resuming(fn, scope), *args, **kwargs)
+
+
+def _resuming(fn: Any, scope: Scope) -> Any:
+    draws = scope.draws
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if current_scope() is scope:
+            return fn(*args, **kwargs)
+        with intercepted(resumed(scope, draws)):
+            return fn(*args, **kwargs)
+
+    return run
+
+
+@contextmanager
+def intercepted(scope: Scope) -> Iterator[Scope]:
+    """Hold ``scope`` on this thread."""
+    with _installed(), entered(scope), _Intercepted(scope):
+        yield scope
+
+
+@contextmanager
+def _installed() -> Iterator[None]:
+    """While any thread is in a scope, what torch has no hook for asks whether it is there."""
+    global _open_count
+    with _lock:
+        _open_count += 1
+        if _open_count == 1:
+            _Function.apply = classmethod(_applied)
+            torch.utils.checkpoint._checkpoint_without_reentrant_generator = _checkpointed
+    try:
+        yield
+    finally:
+        with _lock:
+            _open_count -= 1
+            if _open_count == 0:
+                _Function.apply = classmethod(_apply)
+                torch.utils.checkpoint._checkpoint_without_reentrant_generator = _checkpoint

@@ -1,0 +1,148 @@
+"""Functions without a rule, within converted networks: on whole tensors, computed everywhere."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gpudist.errors import ConversionError
+from gpudist.sbp.attributes import NdSbp, broadcast
+from gpudist.sbp.boxing import boxed_bytes
+from gpudist.sbp.registry import mapped, name_of, tensors_in
+from gpudist.sbp.scope import Scope
+
+if TYPE_CHECKING:
+    from gpudist.sbp.global_tensor import GlobalTensor
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_TORCHS = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+
+
+def gathered(
+    kind: type[GlobalTensor],
+    scope: Scope,
+    function: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    reason: str = "it has no rule for blocks",
+) -> Any:
+    """What ``function`` gives for the whole tensors, computed on every worker, and cut again.
+
+    What it changes in place is changed in the blocks too.
+
+    Raises:
+        ConversionError: on every rank alike, if that is not wanted, or more than is allowed.
+    """
+    given: list[Any] = list(dict.fromkeys(tensors_in([args, kwargs])))
+    split = [x for x in given if isinstance(x, kind) and not x.is_copy_everywhere]
+    settle(scope, name_of(function), split, reason)
+    wholes = {id(x): _whole(x) if isinstance(x, kind) else scope.lent.get(id(x), x) for x in given}
+    versions = {id(x): wholes[id(x)]._version for x in given}
+
+    def of(leaf: Any) -> Any:
+        return wholes.get(id(leaf), leaf) if isinstance(leaf, torch.Tensor) else leaf
+
+    result = function(*mapped(args, of), **mapped(kwargs, of))
+    originals = {id(wholes[id(x)]): x for x in given}
+    for x in split:
+        whole = wholes[id(x)]
+        if whole._version != versions[id(x)]:
+            x.copy_(_copies(kind, whole, scope))
+    like = max(split, key=lambda x: x.numel(), default=None)
+
+    def back(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or isinstance(leaf, kind):
+            return leaf
+        if id(leaf) in originals:
+            return originals[id(leaf)]
+        return cut_like(_copies(kind, leaf, scope), like)
+
+    return mapped(result, back)
+
+
+def cut_like(y: GlobalTensor, like: GlobalTensor | None) -> GlobalTensor:
+    """``y``, of which every worker has a copy, cut as ``like`` is where their dims are as long."""
+    if like is None or y.dim() != like.dim() or like.layout.count("partial_sum") > 1:
+        return y
+    dims = [one.dim for one in like.sbp if one.is_split]
+    if any(y.shape[d] != like.shape[d] for d in dims):
+        return y
+    return y.to_global(sbp=like.sbp)
+
+
+def _workers(x: GlobalTensor) -> int:
+    return prod(x.placement.shape)
+
+
+def _whole(x: GlobalTensor) -> torch.Tensor:
+    if x.is_copy_everywhere:
+        return x._local
+    return x.to_global(sbp=(broadcast,) * x.placement.axes)._local
+
+
+def _copies(kind: type[GlobalTensor], whole: torch.Tensor, scope: Scope) -> GlobalTensor:
+    copies: NdSbp = (broadcast,) * scope.placement.axes
+    return kind._wrap(whole, scope.placement, copies, tuple(whole.shape))
+
+
+def settle(scope: Scope, name: str, split: Sequence[GlobalTensor], reason: str) -> None:
+    """Refuse what is not wanted, and warn of it once for each place otherwise.
+
+    Raises:
+        ConversionError: on every rank alike.
+    """
+    if not split:
+        return
+    held = sum(prod(x.shape) * x.element_size() for x in split)
+    moved = sum(
+        boxed_bytes(x.layout, x.placement.copies(tuple(x.shape)), x.dtype) for x in split
+    )
+    workers = _workers(split[0])
+    path, file, line = place_of_call(scope)
+    where = f"{path or 'the network'} ({file}, line {line}): {name}"
+    if scope.unknown == "refuse":
+        raise ConversionError(
+            f"{where}: {reason}, and unknown='refuse'; write it with functions that have one, give "
+            "it a rule by gpudist.sbp.registry.register, or pass unknown='gather'"
+        )
+    limit = scope.gather_limit_bytes
+    if limit is None:
+        limit = 2 * scope.largest_block_bytes * workers
+    if held > limit:
+        raise ConversionError(
+            f"{where}: {reason}, and its inputs of {held} bytes are too large to be gathered on "
+            f"each of {workers} workers: the limit is {limit} bytes; pass "
+            f"gather_limit_bytes={held} to allow it, or give it a rule by "
+            "gpudist.sbp.registry.register"
+        )
+    key = (name, file, line)
+    if key not in scope.warned:
+        scope.warned.add(key)
+        if scope.placement.partition.rank == 0:
+            warnings.warn(
+                f"{where}: {reason}; its inputs of {held} bytes are gathered, {moved} bytes "
+                f"between {workers} workers, each of which computes the whole",
+                UserWarning,
+                stacklevel=2,
+            )
+
+
+def place_of_call(scope: Scope) -> tuple[str, str, int]:
+    """Of the function that is carried out: path of the module, file and line of its forward."""
+    frame = sys._getframe(1)
+    file, line = "", 0
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not file and not name.startswith((_OURS, _TORCHS)):
+            file, line = name, frame.f_lineno
+        path = scope.paths.get(id(frame.f_locals.get("self")))
+        if path is not None:
+            return path, file or name, line or frame.f_lineno
+        frame = frame.f_back
+    return "", file, line
