@@ -2,7 +2,7 @@
 
 from gpudist import amp, data, nn, ops, recycling, sbp
 from gpudist.batch import broadcast_batch, stream_batches
-from gpudist.convert import Plan, distribute, plan_of, sequential
+from gpudist.convert import Plan, distribute, sequential
 from gpudist.errors import (
     CheckpointError,
     CollectiveTimeout,
@@ -81,7 +81,6 @@ __all__ = [
     "nn",
     "ops",
     "placement",
-    "plan_of",
     "profile",
     "record_ranges",
     "recycling",

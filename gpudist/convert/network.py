@@ -16,7 +16,7 @@ from gpudist.convert.inputs import Entrance
 from gpudist.errors import ConversionError
 from gpudist.nn.replication import copies_of
 from gpudist.partition import CartesianPartition, Partition
-from gpudist.sbp.attributes import broadcast
+from gpudist.sbp.attributes import broadcast, partial_sum
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.interception import intercepted
 from gpudist.sbp.scope import Scope, current_scope
@@ -125,14 +125,23 @@ class Conversion:
         def leave(leaf: Any) -> Any:
             if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
                 return leaf
-            if not isinstance(leaf, torch.Tensor) or isinstance(leaf, GlobalTensor):
+            if not isinstance(leaf, torch.Tensor):
                 return leaf
+            if isinstance(leaf, GlobalTensor):
+                return without_terms(leaf)
             placement = self.entrance.placement
             copies = (broadcast,) * placement.axes
             local = leaf if placement.active else leaf.reshape(-1)[:0]
             return GlobalTensor._wrap(local, placement, copies, tuple(leaf.shape))
 
         return tree_map(leave, result)
+
+
+def without_terms(x: GlobalTensor) -> GlobalTensor:
+    """``x`` in blocks and copies: what is a sum of terms is summed."""
+    if partial_sum not in x.sbp:
+        return x
+    return x.to_global(sbp=tuple(broadcast if one == partial_sum else one for one in x.sbp))
 
 
 def _names_of(function: Callable[..., Any]) -> Callable[[int], str]:
@@ -226,16 +235,10 @@ def conversion_of(network: Any) -> Conversion:
 
 @cache
 def converted_class(kind: type[torch.nn.Module], methods: tuple[str, ...]) -> type[Any]:
-    """``kind`` whose entries take and give global tensors.
-
-    Raises:
-        ConversionError: it has no such method.
-    """
+    """``kind`` whose entries take and give global tensors."""
 
     def entry(name: str) -> Any:
-        original = getattr(kind, name, None)
-        if not callable(original):
-            raise ConversionError(f"methods={methods}: {kind.__name__} has no method {name!r}")
+        original: Any = getattr(kind, name)
 
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             return conversion_of(self)(self, original.__get__(self), args, kwargs)
@@ -267,13 +270,30 @@ class _Whole:
         return self.kind.__call__(self.network, *args, **kwargs)
 
 
-def methods_of(methods: Sequence[str]) -> tuple[str, ...]:
-    """The names of entries, each once."""
-    return tuple(dict.fromkeys(methods))
+def names_of_entries(
+    network: torch.nn.Module, methods: Sequence[str]
+) -> tuple[list[str], bool]:
+    """The arguments of all entries, and whether one takes others.
+
+    Raises:
+        ConversionError: the network has no such method.
+    """
+    names: list[str] = []
+    takes_any = False
+    for method in methods:
+        function = getattr(network, method, None)
+        if not callable(function):
+            raise ConversionError(
+                f"methods={tuple(methods)}: {type(network).__name__} has no method {method!r}"
+            )
+        for name, one in inspect.signature(function).parameters.items():
+            names.append(name)
+            takes_any |= one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    return names, takes_any
 
 
 def convert(network: torch.nn.Module, conversion: Conversion, methods: Sequence[str]) -> Any:
     """Have a network, which is changed, take and give global tensors."""
-    network.__class__ = converted_class(type(network), methods_of(methods))
+    network.__class__ = converted_class(type(network), tuple(methods))
     network.__dict__[_CONVERSION] = conversion
     return network
