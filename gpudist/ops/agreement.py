@@ -179,6 +179,10 @@ class Agreement:
             return self._agreed
         return self._adapted(self._agreed, x)
 
+    def settle(self, layout: Layout) -> None:
+        """Take ``layout`` as agreed on, where every rank knows it without a message."""
+        self._agreed = layout
+
     @property
     def number(self) -> int:
         """A digest of the layout agreed on last, the same on all ranks; 0 if there is none."""

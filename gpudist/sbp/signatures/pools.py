@@ -1,0 +1,203 @@
+"""Pools: sliding windows, adaptive ones, and means of whole dims, which are terms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+import gpudist.nn as layers
+from gpudist.geometry.boxes import Box
+from gpudist.sbp.attributes import partial_sum
+from gpudist.sbp.registry import Call, Compute, Function, Signature, Where, forms, register
+from gpudist.sbp.signatures.block_layers import (
+    LayerAlongLast,
+    along_last,
+    in_parts,
+    no_samples,
+    split_last,
+)
+
+_LAYERS: Any = layers
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A call of a pool.
+
+    Attributes:
+        kind: its layer is ``Distributed<kind>Pool<dims>d``.
+        arguments: of the layer, by name.
+        dims: that are pooled, the last of the tensor.
+        means: those of them that become one cell, the mean.
+        results: two with indices.
+    """
+
+    kind: str
+    arguments: dict[str, Any]
+    dims: int
+    means: tuple[int, ...] = ()
+    results: int = 1
+
+
+def listed(value: Any, dims: int) -> list[Any]:
+    """One entry a dim, of what torch takes as one or several."""
+    if isinstance(value, (tuple, list)):
+        return list(value) * (dims if len(value) == 1 else 1)
+    return [value] * dims
+
+
+def _sliding(call: Call, dims: int, kernel_at: int) -> dict[str, Any]:
+    """Kernel and stride."""
+    kernel = listed(call.get(kernel_at, "kernel_size"), dims)
+    stride = call.get(kernel_at + 1, "stride")
+    return {
+        "kernel_size": kernel,
+        "stride": kernel if stride in (None, (), []) else listed(stride, dims),
+    }
+
+
+def _max_pool(call: Call, dims: int) -> Pool:
+    given = _sliding(call, dims, 1)
+    given["padding"] = listed(call.get(3, "padding", 0), dims)
+    given["dilation"] = listed(call.get(4, "dilation", 1), dims)
+    given["ceil_mode"] = bool(call.get(5, "ceil_mode", False))
+    given["return_indices"] = returns_indices(call.function)
+    return Pool("Max", given, dims, results=1 + given["return_indices"])
+
+
+def _avg_pool(call: Call, dims: int) -> Pool:
+    """A dim that is as long as the kernel becomes its mean."""
+    given = _sliding(call, dims, 1)
+    padding = given["padding"] = listed(call.get(3, "padding", 0), dims)
+    given["ceil_mode"] = bool(call.get(4, "ceil_mode", False))
+    given["count_include_pad"] = bool(call.get(5, "count_include_pad", True))
+    given["divisor_override"] = divisor = call.get(6, "divisor_override")
+    extents = call.shapes[0][-dims:]
+    sides = zip(given["kernel_size"], padding, extents, strict=True)
+    means = [d for d, (k, p, n) in enumerate(sides) if k == n and not p and divisor is None]
+    for d in means:
+        given["kernel_size"][d] = given["stride"][d] = 1
+    return Pool("Avg", given, dims, tuple(means))
+
+
+def _lp_pool(call: Call, dims: int) -> Pool:
+    given = _sliding(call, dims, 2)
+    given["norm_type"] = float(call.get(1, "norm_type"))
+    given["ceil_mode"] = bool(call.get(4, "ceil_mode", False))
+    return Pool("LP", given, dims)
+
+
+def _adaptive(call: Call, dims: int) -> list[int]:
+    extents = call.shapes[0][-dims:]
+    sizes = listed(call.get(1, "output_size"), dims)
+    return [n if size is None else size for size, n in zip(sizes, extents, strict=True)]
+
+
+def _adaptive_avg_pool(call: Call, dims: int) -> Pool:
+    sizes = _adaptive(call, dims)
+    means = tuple(d for d, size in enumerate(sizes) if size == 1)
+    return Pool("AdaptiveAvg", {"output_size": sizes}, dims, means)
+
+
+def _adaptive_max_pool(call: Call, dims: int) -> Pool:
+    indices = returns_indices(call.function)
+    given = {"output_size": _adaptive(call, dims), "return_indices": indices}
+    return Pool("AdaptiveMax", given, dims, results=1 + indices)
+
+
+def returns_indices(function: Function) -> bool:
+    return function.__name__.endswith("_with_indices")
+
+
+_KINDS = {
+    "max_pool": _max_pool,
+    "avg_pool": _avg_pool,
+    "lp_pool": _lp_pool,
+    "adaptive_avg_pool": _adaptive_avg_pool,
+    "adaptive_max_pool": _adaptive_max_pool,
+}
+
+
+def _pool(read: Any, dims: int, call: Call, parts: int) -> list[Signature]:
+    """Samples, channels and windows; a dim of which the mean is taken gives terms of it."""
+    is_linear = read in (_avg_pool, _adaptive_avg_pool)
+    if not call.tensors[0].dtype.is_floating_point:
+        return []
+    pool: Pool = read(call, dims)
+    bind = partial(_bind, read, dims)
+    first = call.tensors[0].dims - dims
+    found = along_last(call, bind, dims, pool.results)
+    for d in pool.means:
+        found[first + d] = in_parts(first + d, bind)
+    return [*found, Signature((partial_sum,), (partial_sum,))] if is_linear else found
+
+
+for _name, _read in _KINDS.items():
+    for _dims in (1, 2, 3):
+        _functions = forms(f"{_name}{_dims}d")
+        if "max" in _name:
+            _functions += forms(f"{_name}{_dims}d_with_indices")
+        register(*_functions, any_cuts=True)(partial(_pool, _read, _dims))
+
+
+def _bind(read: Any, dims: int, call: Call, where: Where) -> Compute:
+    pool: Pool = read(where.call, dims)
+    shape = where.inputs[0].shape
+    first = len(shape) - dims
+    if 0 in shape[:first]:
+        return no_samples(where, dims)
+    where, mean = _without_means(where, tuple(first + d for d in pool.means))
+    where = split_last(where, dims)
+    if where.P.size == 1 and mean is None:
+        return call
+    if mean is not None and len(pool.means) == dims:
+        return lambda tensors: mean(tensors[0])
+    kind = getattr(_LAYERS, f"Distributed{pool.kind}Pool{dims}d")
+    layer = LayerAlongLast(where, dims, lambda P: kind(P, **pool.arguments), pool.kind)
+    return layer if mean is None else lambda tensors: layer([mean(tensors[0])])
+
+
+@dataclass(frozen=True)
+class _OwnMean:
+    """This worker's term of the mean of some dims, which become one cell.
+
+    Attributes:
+        share: of the cells, that this worker has.
+    """
+
+    dims: tuple[int, ...]
+    share: float
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.share:
+            return x.sum(self.dims, keepdim=True)
+        y = x.mean(self.dims, keepdim=True)
+        return y if self.share == 1 else y * self.share
+
+
+def _without_means(where: Where, dims: Sequence[int]) -> tuple[Where, _OwnMean | None]:
+    """The mean of ``dims``, and ``where`` for a tensor of which they have one cell."""
+    split_dims = {one.dim for one in where.sbps[0] if one.is_split}
+    if not split_dims.intersection(dims):
+        return where, None
+    own, shape = where.inputs[0], list(where.call.shapes[0])
+    start, stop, share = list(own.start), list(own.stop), 1.0
+    for dim in dims:
+        share *= own.shape[dim] / shape[dim]
+        start[dim], stop[dim], shape[dim] = 0, 1, 1
+    kept = [
+        axis
+        for axis, one in enumerate(where.sbps[0])
+        if where.P.shape[axis] > 1 and not (one.is_split and one.dim in dims)
+    ]
+    rest = replace(
+        where,
+        P=where.P.along(kept),
+        call=where.call.with_shapes([tuple(shape)]),
+        inputs=(Box(tuple(start), tuple(stop)),),
+    )
+    return rest, _OwnMean(tuple(dims), share)
