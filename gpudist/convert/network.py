@@ -109,7 +109,7 @@ class Conversion:
                 leaf = self.entrance(name, leaf, is_first=not blocks)
                 if isinstance(leaf, GlobalTensor):
                     blocks += 1
-                    self.scope.seen([leaf._local])
+                    self.scope.seen(leaf.layout, leaf.element_size())
                 elif leaf.requires_grad and torch.is_grad_enabled():
                     (leaf,) = copies_of([leaf], [holders])
                 return leaf

@@ -19,7 +19,7 @@ from gpudist.geometry.blocks import Decomposition
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.partition import Partition
 from gpudist.planning.clock import Clock, Kernels, Phase
-from gpudist.planning.dry import META, DryTransport
+from gpudist.transport.dry import META, DryTransport
 from gpudist.planning.hardware import Profile
 from gpudist.planning.shapes import GlobalShapes
 

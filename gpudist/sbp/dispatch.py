@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -31,8 +32,8 @@ from gpudist.sbp.registry import (
     signatures,
     tensors_in,
 )
-from gpudist.sbp.scope import Scope, current_scope
-from gpudist.sbp.unknown import gathered
+from gpudist.sbp.scope import Row, Scope, current_scope
+from gpudist.sbp.unknown import gathered, place_of_call
 
 if TYPE_CHECKING:
     from gpudist.sbp.global_tensor import GlobalTensor
@@ -145,8 +146,12 @@ def _carry_out(
         return tensors[0].copy_(_carry_out(kind, rule, function, own, kwargs, is_clone=True))
     if is_explaining():
         say(_explained(call, layouts, prepared.derivation))
+    record = scope.record if scope is not None else None
+    sent = record.sent_bytes() if record is not None else 0
     local = [x._local if isinstance(x, kind) else _plain(x, placement) for x in tensors]
     results = prepared(call, boxed(prepared.movements, local))
+    if record is not None and scope is not None:
+        record.rows.append(_row(scope, call, layouts, prepared, record.sent_bytes() - sent))
     if rule.in_place:
         if noted is not None:
             noted.append(Noted(function, call, tensors, prepared, (), False))
@@ -157,7 +162,8 @@ def _carry_out(
         for y, layout in zip(results, outputs, strict=True)
     ]
     if scope is not None:
-        scope.seen(results)
+        for y in wrapped:
+            scope.seen(y.layout, y.element_size())
     if rule.view:
         note_view(prepared, tensors[0], wrapped)
     if noted is not None:
@@ -344,6 +350,25 @@ def _placeholder(local: Sequence[torch.Tensor], spec: Spec) -> torch.Tensor:
         if x.requires_grad and torch.is_grad_enabled():
             output = output + x.reshape(-1)[:0].to(spec.dtype)
     return output
+
+
+def _row(
+    scope: Scope, call: Call, layouts: Sequence[Layout], prepared: Prepared, sent_bytes: int
+) -> Row:
+    derivation = prepared.derivation
+    every = [layout.count("broadcast") for layout in (*derivation.inputs, *derivation.outputs)]
+    workers = prod(prepared.placement.shape)
+    ends = zip(layouts, derivation.inputs, strict=True)
+    return Row(
+        place_of_call(scope)[0],
+        name_of(call.function),
+        ", ".join(str(a.sbp) if a == b else f"{a.sbp} as {b.sbp}" for a, b in ends),
+        ", ".join(str(layout.sbp) for layout in derivation.outputs),
+        sum(prod(layout.shape) for layout in derivation.outputs),
+        sent_bytes,
+        False,
+        workers > 1 and all(count == workers for count in every),
+    )
 
 
 def _explained(call: Call, layouts: Sequence[Layout], derivation: Derivation) -> str:
