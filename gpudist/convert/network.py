@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -108,8 +109,7 @@ class Conversion:
                 leaf = self.entrance(name, leaf, is_first=not blocks)
                 if isinstance(leaf, GlobalTensor):
                     blocks += 1
-                    cells = leaf._local.numel() * leaf.element_size()
-                    self.scope.largest_block_bytes = max(self.scope.largest_block_bytes, cells)
+                    self.scope.seen([leaf._local])
                 elif leaf.requires_grad and torch.is_grad_enabled():
                     (leaf,) = copies_of([leaf], [holders])
                 return leaf
@@ -292,8 +292,39 @@ def names_of_entries(
     return names, takes_any
 
 
+def _refuse_outside(module: torch.nn.Module, args: Any) -> None:
+    """Refuse a part of a converted network that is called beside its entries, on blocks alone.
+
+    Raises:
+        ConversionError: no entry is being called, and an argument is a plain tensor.
+    """
+    if current_scope() is None and any(type(x) is torch.Tensor for x in args):
+        raise ConversionError(
+            f"a {type(module).__name__} of a converted network is called outside of the network's "
+            "own call, with a plain tensor, of which it would see this worker's block alone; name "
+            "the method that calls it, distribute(..., methods=('forward', 'encode')), or give it "
+            "a global tensor"
+        )
+
+
 def convert(network: torch.nn.Module, conversion: Conversion, methods: Sequence[str]) -> Any:
     """Have a network, which is changed, take and give global tensors."""
     network.__class__ = converted_class(type(network), tuple(methods))
     network.__dict__[_CONVERSION] = conversion
+    for module in network.modules():
+        if module is not network:
+            module.register_forward_pre_hook(_refuse_outside, prepend=True)
     return network
+
+
+def sequential_of(network: Any) -> torch.nn.Module:
+    """A copy of a converted network that is one no more, on its device."""
+    conversion_of(network)
+    made = copy.deepcopy(network)
+    del made.__dict__[_CONVERSION]
+    made.__class__ = type(network).__mro__[2]
+    for module in made.modules():
+        hooks = module._forward_pre_hooks
+        for number in [i for i, hook in hooks.items() if hook is _refuse_outside]:
+            del hooks[number]
+    return made

@@ -13,6 +13,7 @@ import torch
 from gpudist.autograd import move
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.exchange import Movement
+from gpudist.sbp.attributes import split
 from gpudist.sbp.boxing import movement_of
 from gpudist.sbp.derive import Derivation, as_call, derive, key_of
 from gpudist.sbp.explain import is_explaining, say
@@ -30,7 +31,7 @@ from gpudist.sbp.registry import (
     signatures,
     tensors_in,
 )
-from gpudist.sbp.scope import current_scope
+from gpudist.sbp.scope import Scope, current_scope
 from gpudist.sbp.unknown import gathered
 
 if TYPE_CHECKING:
@@ -41,8 +42,18 @@ _REMEMBERED_CALLS = 4096
 
 
 class Noted(NamedTuple):
-    """What was carried out: how, the results, none if in place, and whether they are views."""
+    """An operator that was carried out.
 
+    Attributes:
+        function, call, inputs: of which tensors.
+        prepared: how.
+        results: none if it is in place.
+        is_view: they would share memory with the first tensor, were that not boxed.
+    """
+
+    function: Any
+    call: Call
+    inputs: Sequence[torch.Tensor]
     prepared: Prepared
     results: Sequence[GlobalTensor]
     is_view: bool
@@ -109,6 +120,9 @@ def _carry_out(
 ) -> Any:
     slots, named, tensors = as_call(function, args, kwargs)
     placement = _common_placement(kind, function, tensors)
+    scope = current_scope()
+    if rule.windows and scope is not None:
+        tensors[0] = _cut(kind, scope, tensors[0])
     in_place = (rule.in_place or changes_first(function, slots, named)) and not is_clone
     if in_place != rule.in_place:
         rule = replace(rule, in_place=in_place)
@@ -135,17 +149,19 @@ def _carry_out(
     results = prepared(call, boxed(prepared.movements, local))
     if rule.in_place:
         if noted is not None:
-            noted.append(Noted(prepared, (), False))
+            noted.append(Noted(function, call, tensors, prepared, (), False))
         return tensors[0]
     outputs = prepared.derivation.outputs
     wrapped = [
         kind._wrap(y, placement, layout.sbp, layout.shape)
         for y, layout in zip(results, outputs, strict=True)
     ]
+    if scope is not None:
+        scope.seen(results)
     if rule.view:
         note_view(prepared, tensors[0], wrapped)
     if noted is not None:
-        noted.append(Noted(prepared, wrapped, rule.view))
+        noted.append(Noted(function, call, tensors, prepared, wrapped, rule.view))
     return filled(prepared.derivation.tree, wrapped)
 
 
@@ -154,6 +170,22 @@ def note_view(prepared: Prepared, x: torch.Tensor, results: Sequence[torch.Tenso
     if prepared.movements or prepared.derivation.bind is not None or is_copy_of_view(x):
         for y in results:
             vars(y)["_is_copy_of_view"] = True
+
+
+# A whole tensor is cut where each worker gets at least so many cells of each dim.
+_FEWEST_CELLS = 4
+
+
+def _cut(kind: type[GlobalTensor], scope: Scope, x: torch.Tensor) -> torch.Tensor:
+    """``x``, cut as the inputs of the network are if it is whole and large; no message."""
+    if not isinstance(x, kind) or x.dim() != scope.dims or not x.is_copy_everywhere:
+        return x
+    pairs = list(zip(scope.home, x.placement.shape, strict=False))
+    if not pairs or any(x.shape[d] < _FEWEST_CELLS * n for d, n in pairs if d > 1):
+        return x
+    if x.placement != scope.placement:
+        return x
+    return x.to_global(sbp=tuple(split(d) for d, _ in pairs))
 
 
 def _plain(x: torch.Tensor, placement: Placement) -> torch.Tensor:

@@ -51,6 +51,8 @@ split, so that terms need never be complete.
   signature that would be wrong then, or that can be cut otherwise, says so by
   ``signature.recut``: given the sizes of the inputs' blocks, it returns the signature with
   explicit sizes, or None. Without ``any_cuts``, inputs with explicit sizes are boxed.
+* ``register(..., windows=True)``: the function is worth cutting a whole tensor for: within a
+  converted network, a large one of which every worker has a copy is cut as the inputs are.
 * ``register(..., view=True)``: the result shares its input's memory. If the input is boxed, or the
   signature has a ``run``, it does not, and functions in place on it raise.
 
@@ -304,6 +306,7 @@ class Rule:
     any_float: bool = False
     view: bool = False
     any_cuts: bool = False
+    windows: bool = False
 
 
 @dataclass(frozen=True)
@@ -326,12 +329,15 @@ def register(
     any_float: bool = False,
     view: bool = False,
     any_cuts: bool = False,
+    windows: bool = False,
 ) -> Callable[[_Rule], _Rule]:
     """Enter a rule for ``functions``; :func:`forms` finds those of one name."""
 
     def enter(derive: _Rule) -> _Rule:
         for function in functions:
-            signatures[function] = Rule(derive, in_place, replicable, any_float, view, any_cuts)
+            signatures[function] = Rule(
+                derive, in_place, replicable, any_float, view, any_cuts, windows
+            )
         return derive
 
     return enter

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from types import NoneType
+import threading
+from types import EllipsisType, NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from gpudist.sbp.dispatch import (
-    Noted,
-    Prepared,
-    boxed,
-    dispatch,
-    is_copy_of_view,
-    note_view,
-)
+from gpudist.sbp.dispatch import Noted, Prepared, boxed, dispatch, is_copy_of_view, note_view
 from gpudist.sbp.explain import is_explaining
 from gpudist.sbp.lies import Lies, lies, wrapped
-from gpudist.sbp.registry import Rule, signatures
+from gpudist.sbp.registry import Compute, Rule, signatures
 from gpudist.sbp.scope import current_scope
 
 if TYPE_CHECKING:
@@ -25,7 +19,9 @@ if TYPE_CHECKING:
 
 _REMEMBERED_CALLS = 1024
 # Values that are told apart by themselves and their type.
-_FACTS = frozenset({int, bool, str, NoneType, torch.dtype, torch.device, torch.memory_format})
+_FACTS = frozenset(
+    {int, bool, str, NoneType, EllipsisType, torch.dtype, torch.device, torch.memory_format}
+)
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
@@ -34,15 +30,30 @@ class _Call(NamedTuple):
 
     Attributes:
         prepared: how.
+        compute: the local results of the local tensors; ``None`` if the function itself gives them,
+            of the arguments of each call.
         results: how each result lies; none if the function changes its first tensor.
         is_one: there is one result, and it is a tensor.
         is_view: the results would share the memory of the first argument, were they not boxed.
     """
 
     prepared: Prepared
+    compute: Compute | None
     results: tuple[Lies, ...]
     is_one: bool
     is_view: bool
+
+
+class _Notes(threading.local):
+    """What the functions that a thread is carrying out anew have carried out, the innermost last."""
+
+    def __init__(self) -> None:
+        self.open: list[list[Noted]] = []
+
+
+_notes = _Notes()
+# Calls anywhere that are carried out anew: what they are made of is to be noted.
+_new_calls = 0
 
 
 def recalled(
@@ -51,40 +62,47 @@ def recalled(
     """Carry out ``function``: as before if it was called so before, else as it is derived."""
     told = _told(kind, function, args, kwargs)
     if told is None:
-        return dispatch(kind, function, args, kwargs)
+        return _noted(kind, function, args, kwargs)[0]
     first, key, local = told
-    call = first.calls.get(key)
-    if call is None or is_explaining() or (not call.results and is_copy_of_view(args[0])):
+    call: _Call | None = first.calls.get(key)
+    if call is None or _new_calls or is_explaining():
         return _derived(kind, function, args, kwargs, first, key)
-    prepared = call.prepared
+    prepared, compute, results, is_one, is_view = call
+    if not results and is_copy_of_view(args[0]):
+        return _derived(kind, function, args, kwargs, first, key)
     if prepared.movements:
         local = boxed(prepared.movements, local)
-    if prepared.compute is not None:
-        result = prepared.compute(local)
-    elif prepared.movements or len(local) < len(args):
+    if compute is not None:
+        result = compute(local)
+    elif len(local) < len(args):
         parts = iter(local)
-        own = [next(parts) if isinstance(x, torch.Tensor) else x for x in args]
-        result = function(*own, **kwargs)
+        result = function(
+            *[next(parts) if isinstance(x, torch.Tensor) else x for x in args], **kwargs
+        )
     else:
         result = function(*local, **kwargs)
-    if not call.results:
-        return args[0]
-    if call.is_one:
-        y = _wrapped(kind, result, call.results[0])
-        if call.is_view:
+    if is_one:
+        how = results[0]
+        if result.dtype != how.dtype:
+            how = _of_dtype(how, result.dtype)
+        y = wrapped(kind, result, how)
+        if is_view:
             note_view(prepared, args[0], (y,))
         return y
-    found = [_wrapped(kind, y, how) for y, how in zip(result, call.results, strict=True)]
-    if call.is_view:
+    if not results:
+        return args[0]
+    ways = zip(result, results, strict=True)
+    found = [wrapped(kind, y, _of_dtype(how, y.dtype)) for y, how in ways]
+    if is_view:
         note_view(prepared, args[0], found)
     return type(result)(found)
 
 
-def _wrapped(kind: type[GlobalTensor], local: torch.Tensor, how: Lies) -> GlobalTensor:
-    if local.dtype != how.dtype:
-        # As under autocast.
-        how = lies(how.placement, how.sbp, how.shape, local.dtype)
-    return wrapped(kind, local, how)
+def _of_dtype(how: Lies, dtype: torch.dtype) -> Lies:
+    """The same of another dtype, as under autocast."""
+    if how.dtype == dtype:
+        return how
+    return lies(how.placement, how.sbp, how.shape, dtype)
 
 
 def _told(
@@ -94,9 +112,9 @@ def _told(
 
     ``None`` for calls that are not remembered.
     """
-    first: Lies | None = None
     key: list[Any] = [function]
     local: list[torch.Tensor] = []
+    first: Lies | None = None
     for x in args:
         type_of = type(x)
         if type_of is kind:
@@ -106,21 +124,23 @@ def _told(
             key.append(how)
             local.append(x._local)
         elif type_of in _FACTS:
-            key += (type_of, x)
-        elif type_of is float:
-            entry = signatures.get(function)
-            # Zeros of both signs are equal.
-            is_any = isinstance(entry, Rule) and entry.any_float
-            key += (float, None if is_any else x or repr(x))
-        elif type_of is tuple:
-            for part in x:
-                if type(part) is not int:
-                    return None
+            key.append(type_of)
             key.append(x)
+        elif type_of is float:
+            key.append(float)
+            key.append(_told_float(function, x))
+        elif type_of is tuple or type_of is list:
+            part = _told_parts(kind, x, local)
+            if part is None:
+                return None
+            key.append(part)
+            if first is None:
+                first = next((y._lies for y in x if type(y) is kind), None)
         elif type_of in _PLAIN:
             if x.dim() and current_scope() is None:
                 return None
-            key += (x.shape, x.dtype)
+            key.append(x.shape)
+            key.append(x.dtype)
             local.append(x)
         else:
             return None
@@ -129,8 +149,59 @@ def _told(
     for name, x in kwargs.items():
         if type(x) not in _FACTS:
             return None
-        key += (name, type(x), x)
+        key.append(name)
+        key.append(type(x))
+        key.append(x)
     return first, tuple(key), local
+
+
+def _told_float(function: Any, x: float) -> float | str | None:
+    entry = signatures.get(function)
+    if isinstance(entry, Rule) and entry.any_float:
+        return None
+    # Zeros of both signs are equal.
+    return x or repr(x)
+
+
+def _told_parts(
+    kind: type[GlobalTensor], parts: Any, local: list[torch.Tensor]
+) -> tuple[Any, ...] | None:
+    """The same of a list or tuple of integers and slices, or of tensors."""
+    key: list[Any] = [type(parts)]
+    for x in parts:
+        type_of = type(x)
+        if type_of is int or type_of is NoneType or type_of is EllipsisType:
+            key.append(x)
+        elif type_of is kind:
+            key.append(x._lies)
+            local.append(x._local)
+        elif type_of is slice:
+            bounds = (x.start, x.stop, x.step)
+            for bound in bounds:
+                if type(bound) is not int and bound is not None:
+                    return None
+            key.append(bounds)
+        else:
+            return None
+    return tuple(key)
+
+
+def _noted(
+    kind: type[GlobalTensor], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, list[Noted]]:
+    """The result of a call that is new, and what it was made of."""
+    global _new_calls
+    notes: list[Noted] = []
+    _notes.open.append(notes)
+    _new_calls += 1
+    try:
+        result = dispatch(kind, function, args, kwargs, notes)
+    finally:
+        _new_calls -= 1
+        _notes.open.pop()
+    if _notes.open:
+        _notes.open[-1].extend(notes)
+    return result, notes
 
 
 def _derived(
@@ -141,18 +212,40 @@ def _derived(
     first: Lies,
     key: Any,
 ) -> Any:
-    """The result of a call that is new, to be remembered if it is of the simple kind."""
-    noted: list[Noted] = []
-    result = dispatch(kind, function, args, kwargs, noted)
-    if len(noted) != 1 or not first.placement.active:
+    """The result of a call that is new, to be remembered if it is one operator on its tensors."""
+    result, notes = _noted(kind, function, args, kwargs)
+    if len(notes) != 1 or not first.placement.active:
         return result
-    prepared, results, is_view = noted[0]
+    (noted,) = notes
+    given = [x for x in _tensors(args)]
+    if len(given) != len(noted.inputs) or any(
+        a is not b for a, b in zip(given, noted.inputs, strict=True)
+    ):
+        return result
     is_one = isinstance(result, torch.Tensor)
-    if results and not is_one and type(result) not in (tuple, list):
+    results = (result,) if is_one else result
+    if noted.results:
+        is_all = type(results) in (tuple, list) and len(results) == len(noted.results)
+        if not is_all or any(a is not b for a, b in zip(results, noted.results, strict=True)):
+            return result
+    elif result is not args[0]:
         return result
-    if results and len(results) != (1 if is_one else len(result)):
-        return result
+    compute = noted.prepared.compute
+    if compute is None and (function is not noted.function or len(given) < len(noted.inputs)):
+        compute = noted.prepared.derivation.with_arguments(noted.call).local.ready
     if len(first.calls) >= _REMEMBERED_CALLS:
         first.calls.clear()
-    first.calls[key] = _Call(prepared, tuple(y._lies for y in results), is_one, is_view)
+    lie = tuple([y._lies for y in noted.results])
+    is_one = is_one and bool(lie)
+    first.calls[key] = _Call(noted.prepared, compute, lie, is_one, noted.is_view)
     return result
+
+
+def _tensors(args: tuple[Any, ...]) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for x in args:
+        if isinstance(x, torch.Tensor):
+            found.append(x)
+        elif type(x) in (tuple, list):
+            found += [y for y in x if isinstance(y, torch.Tensor)]
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -48,6 +48,13 @@ class Scope:
     lent: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
     warned: set[tuple[str, str, int]] = field(default_factory=set[tuple[str, str, int]])
 
+
+    def seen(self, blocks: Iterable[torch.Tensor]) -> None:
+        """Remember the largest of the blocks."""
+        for x in blocks:
+            cells = x.numel() * x.element_size()
+            if cells > self.largest_block_bytes:
+                self.largest_block_bytes = cells
 
     def number(self) -> int:
         """What seeds the next draw, the same on every worker."""

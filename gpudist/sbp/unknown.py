@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -19,9 +18,6 @@ from gpudist.sbp.scope import Scope
 
 if TYPE_CHECKING:
     from gpudist.sbp.global_tensor import GlobalTensor
-
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_TORCHS = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 
 def gathered(
@@ -136,13 +132,11 @@ def settle(scope: Scope, name: str, split: Sequence[GlobalTensor], reason: str) 
 def place_of_call(scope: Scope) -> tuple[str, str, int]:
     """Of the function that is carried out: path of the module, file and line of its forward."""
     frame = sys._getframe(1)
-    file, line = "", 0
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not file and not name.startswith((_OURS, _TORCHS)):
-            file, line = name, frame.f_lineno
-        path = scope.paths.get(id(frame.f_locals.get("self")))
-        if path is not None:
-            return path, file or name, line or frame.f_lineno
+    path, file, line = "", "", 0
+    while frame is not None and not (path and file):
+        room = frame.f_globals.get("__name__", "").partition(".")[0]
+        if not file and room not in ("torch", "gpudist"):
+            file, line = frame.f_code.co_filename, frame.f_lineno
+        path = path or scope.paths.get(id(frame.f_locals.get("self")), "")
         frame = frame.f_back
-    return "", file, line
+    return path, file, line

@@ -42,7 +42,7 @@ def given_numbers(value: Any, dims: int) -> tuple[int, ...]:
     return (int(value),) * dims
 
 
-@register(torch.conv1d, torch.conv2d, torch.conv3d, any_cuts=True)
+@register(torch.conv1d, torch.conv2d, torch.conv3d, any_cuts=True, windows=True)
 def convolution(call: Call, parts: int) -> list[Signature]:
     """Splits of samples, of spatial dims, and of channels where they are not in groups."""
     x, weight = call.tensors[:2]
