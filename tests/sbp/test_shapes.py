@@ -17,6 +17,7 @@ from gpudist.sbp.signatures.reshape import groups
 from tests.pool import distributed
 from tests.sbp.compare import assert_matches, global_of
 from tests.sbp.parts import B, P, S, random
+from tests.sbp.tables import assert_everywhere
 
 # Function, shape, and what the splits of each dim become; None is boxed.
 OPERATORS: dict[str, tuple[Any, tuple[int, ...], list[Any]]] = {
@@ -31,8 +32,8 @@ OPERATORS: dict[str, tuple[Any, tuple[int, ...], list[Any]]] = {
     "unflatten": (lambda x: x.unflatten(0, (-1, 2)), (16, 3), [S(0), S(2)]),
     "unflatten uneven": (lambda x: x.unflatten(0, (3, 2)), (6, 3), [None, S(2)]),
     "reshape": (lambda x: x.reshape(5, -1, 2), (5, 8), [S(0), S(1)]),
-    "view": (lambda x: x.view(-1, 4), (5, 2, 4), [None, None, S(1)]),
-    "view_as": (lambda x: x.view_as(x.flatten(1)), (5, 2, 3), [S(0), None, None]),
+    "view": (lambda x: x.view(-1, 4), (5, 2, 4), [S(0, [4, 2, 2, 2]), None, S(1)]),
+    "view_as": (lambda x: x.view_as(x.flatten(1)), (5, 2, 3), [S(0), S(1, [3, 3, 0, 0]), None]),
     "squeeze": (lambda x: x.squeeze(), (5, 1, 4), [S(0), None, S(1)]),
     "unsqueeze": (lambda x: x.unsqueeze(1), (5, 4), [S(0), S(2)]),
     "expand": (lambda x: x.expand(3, -1, 4), (5, 1), [S(1), None]),
@@ -102,3 +103,37 @@ def test_groups() -> None:
     assert found == [([0, 1], [0]), ([2, 3], [1, 2])]
     assert [(list(a), list(b)) for a, b in groups((1, 2, 3), (2, 3))] == [([0, 1], [0]), ([2], [1])]
     assert [(list(a), list(b)) for a, b in groups((0, 4), (0, 2, 2))] == [([0], [0]), ([1], [1, 2])]
+
+
+RESHAPES: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "tokens of an image": (lambda x: x.flatten(2).transpose(1, 2), (2, 3, 5, 4)),
+    "image of tokens": (lambda x: x.view(2, 5, 4, 3), (2, 20, 3)),
+    "windows": (lambda x: x.view(1, 3, 3, 2, 4, 2), (1, 9, 8, 2)),
+    "windows in one": (lambda x: x.view(1, 3, 3, 2, 4, 2).transpose(2, 3).reshape(6, -1, 2), (1, 9, 8, 2)),
+    "windows back": (lambda x: x.view(2, 3, 2, 3, 4, 2).transpose(2, 3).reshape(2, 9, 8, 2), (12, 12, 2)),
+    "heads": (lambda x: x.reshape(2, 7, 3, 4, 2), (2, 7, 24)),
+    "no common border": (lambda x: x.view(4, 6), (3, 8)),
+    "ones": (lambda x: x[:, :1].squeeze(1).unsqueeze(-1), (5, 2, 4)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RESHAPES)
+@distributed(ranks=8, transports=("loopback",))
+def test_reshape_of_any_cut(P_world: Partition, name: str) -> None:
+    function, shape = RESHAPES[name]
+    assert_everywhere(P_world, function, [random(shape)])
+
+
+@distributed(ranks=3, transports=("loopback",))
+def test_the_nearest_cut_that_both_shapes_have(P_world: Partition) -> None:
+    """Neighbours exchange the cells between, and blocks stay blocks."""
+    placement = Placement("cpu", range(3), P_world)
+    rows = [
+        (lambda x: x.view(2, 7, 4, 3), (2, 28, 3), S(1), S(1)),
+        (lambda x: x.view(2, 7, 4, 3), (2, 28, 3), S(1, [9, 9, 10]), S(1, [2, 3, 2])),
+        (lambda x: x.view(1, 4, 3, 8), (1, 12, 8), S(1), S(1, [1, 2, 1])),
+        (lambda x: x.flatten(1, 2), (2, 7, 4), S(1), S(1, [12, 8, 8])),
+    ]
+    for function, shape, given, made in rows:
+        (y,) = assert_matches(function, [random(shape)], placement, [(given,)])
+        assert y.sbp == (made,)

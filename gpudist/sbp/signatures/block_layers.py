@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -97,7 +97,9 @@ class LayerAlongLast:
         self.folded = folded
         self.dims = dims
         self.layer = make(P)
-        agreement_of(self.layer).settle(Layout(name, P.shape, where.call.tensors[0].dtype, cut))
+        layout = Layout(name, P.shape, where.call.tensors[0].dtype, cut)
+        for agreement in _agreements(self.layer):
+            agreement.settle(layout)
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> Any:
         (x,) = tensors
@@ -107,7 +109,8 @@ class LayerAlongLast:
         return mapped(y, lambda block: block.reshape(*self.leading, *block.shape[2:]))
 
 
-def agreement_of(layer: Any) -> Agreement:
-    """What a layer knows its input's blocks by."""
-    halo_exchange = getattr(layer, "halo_exchange", None)
-    return layer._agreement if halo_exchange is None else halo_exchange.agreement
+def _agreements(layer: Any) -> Iterator[Agreement]:
+    """What a layer, and one within it, know the input's blocks by."""
+    for one in layer.modules():
+        halo_exchange = getattr(one, "halo_exchange", None)
+        yield one._agreement if halo_exchange is None else halo_exchange.agreement

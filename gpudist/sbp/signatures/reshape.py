@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-from math import prod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import lcm, prod
 from typing import Any
 
 import torch
 
-from gpudist.geometry.blocks import balanced_block
 from gpudist.sbp.attributes import partial_sum, split
 from gpudist.sbp.registry import (
     Call,
@@ -49,36 +49,84 @@ def leading(shape: Shape, dims: range) -> Iterator[int]:
             return
 
 
-def starts(shape: Shape, dim: int, dims: range, parts: int) -> list[int]:
-    """Where in its group each block of ``dim`` starts, in cells."""
-    inner = prod(shape[d] for d in dims if d > dim)
-    return [balanced_block(shape[dim], parts, i)[0] * inner for i in range(parts)]
+def block_shape(dim: int, sizes: Sequence[int] | None = None) -> Localize:
+    """The function's arguments are a tensor and the shape of a block of the result's ``dim``.
 
-
-def block_shape(dim: int) -> Localize:
-    """The function's arguments are a tensor and the shape of a block of the result's ``dim``."""
+    Args:
+        sizes: cells of each block of the result, where they are not those of the input.
+    """
 
     def localize(call: Call, part: Part) -> Call:
         shape = list(call.outputs[0].shape)
-        start, stop = part.cells(shape[dim])
-        shape[dim] = stop - start
+        if sizes is None:
+            start, stop = part.cells(shape[dim])
+            shape[dim] = stop - start
+        else:
+            shape[dim] = sizes[part.index]
         return replace(call, args=(Slot(0), tuple(shape)), kwargs={})
 
     return localize
 
 
-@register(torch.reshape, view=True, any_cuts=True)
-def reshape(call: Call, parts: int) -> list[Signature]:
-    """Dims whose blocks are the same cells in the same order."""
-    source, target = call.shapes[0], call.outputs[0].shape
-    found: list[Signature] = []
+@dataclass(frozen=True)
+class Pair:
+    """A dim of the input and one of the result, of which blocks may be the same cells.
+
+    Attributes:
+        dim, other: of the input, and of the result.
+        extent: of ``dim``.
+        inner, other_inner: cells of their group, in one cell of each of the two.
+        parts: workers.
+    """
+
+    dim: int
+    other: int
+    extent: int
+    inner: int
+    other_inner: int
+    parts: int
+
+    def signature(self, sizes: tuple[int, ...] | None = None) -> Signature | None:
+        """The split with these sizes, or the nearest ones that cut both dims between cells."""
+        unit = lcm(self.inner, self.other_inner)
+        cells = self.extent * self.inner
+        one = split(self.dim, sizes)
+        stops = [
+            one.cells(self.extent, self.parts, i)[1] * self.inner for i in range(self.parts)
+        ]
+        if any(stop % unit for stop in stops):
+            if cells // unit < self.parts:
+                return None
+            stops = [(stop + unit // 2) // unit * unit for stop in stops]
+        lengths = [stop - start for start, stop in pairwise([0, *stops])]
+        own = [length // self.inner for length in lengths]
+        made = [length // self.other_inner for length in lengths]
+        return Signature(
+            (split(self.dim, own),),
+            (split(self.other, made),),
+            block_shape(self.other, made),
+            recut=self.signature,
+        )
+
+
+def pairs(source: Shape, target: Shape, parts: int) -> Iterator[Pair]:
+    """Dims whose blocks are in one piece in both shapes, a dim of one cell only with another."""
     for dims, others in groups(source, target):
         for dim in leading(source, dims):
             for other in leading(target, others):
-                if starts(source, dim, dims, parts) == starts(target, other, others, parts):
-                    localize = block_shape(other)
-                    found.append(Signature((split(dim),), (split(other),), localize))
-    return [*found, Signature((partial_sum,), (partial_sum,))]
+                inner = prod(source[dim + 1 : dims.stop])
+                other_inner = prod(target[other + 1 : others.stop])
+                is_one = source[dim] == 1, target[other] == 1
+                if inner and other_inner and is_one[0] == is_one[1]:
+                    yield Pair(dim, other, source[dim], inner, other_inner, parts)
+
+
+@register(torch.reshape, view=True, any_cuts=True)
+def reshape(call: Call, parts: int) -> list[Signature]:
+    """Dims whose blocks are the same cells in the same order, and terms."""
+    source, target = call.shapes[0], call.outputs[0].shape
+    found = [pair.signature() for pair in pairs(source, target, parts)]
+    return [*filter(None, found), Signature((partial_sum,), (partial_sum,))]
 
 
 @register(torch.broadcast_to, view=True, any_cuts=True)

@@ -1,0 +1,55 @@
+"""Interpolation: blocks of spatial dims with the cells around that their outputs read."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+
+import torch.nn.functional as F
+
+from gpudist.nn.upsample import DistributedUpsample
+from gpudist.sbp.attributes import partial_sum
+from gpudist.sbp.registry import Call, Compute, Signature, Where, register
+from gpudist.sbp.signatures.block_layers import (
+    LayerAlongLast,
+    along_last,
+    no_samples,
+    split_last,
+)
+
+_NEAREST = ("nearest", "nearest-exact")
+
+
+@register(F.interpolate, any_cuts=True)
+def interpolate(call: Call, parts: int) -> list[Signature]:
+    """Splits of all dims; of samples and channels alone, where the library has no kernel."""
+    x, dims = call.tensors[0], call.tensors[0].dims - 2
+    is_float = x.dtype.is_floating_point
+    found = along_last(call, partial(_bind, dims), dims)
+    if call.get(6, "antialias", False) or not (is_float or _mode(call) in _NEAREST):
+        found = found[:2]
+    return [*found, Signature((partial_sum,), (partial_sum,))] if is_float else found
+
+
+def _mode(call: Call) -> str:
+    return call.get(3, "mode", "nearest")
+
+
+def _bind(dims: int, call: Call, where: Where) -> Compute:
+    if 0 in where.inputs[0].shape[:-dims]:
+        return no_samples(where, dims)
+    where = split_last(where, dims)
+    if where.P.size == 1:
+        return call
+    return LayerAlongLast(where, dims, partial(_layer, where.call), "interpolate")
+
+
+def _layer(call: Call, P: Any) -> DistributedUpsample:
+    size, scale = call.get(1, "size"), call.get(2, "scale_factor")
+    if isinstance(size, (list, tuple)):
+        size = [int(n) for n in size]
+    if isinstance(scale, (list, tuple)):
+        scale = [float(s) for s in scale]
+    aligned, again = call.get(4, "align_corners"), call.get(5, "recompute_scale_factor")
+    return DistributedUpsample(P, size, scale, _mode(call), aligned, again)

@@ -1,0 +1,47 @@
+"""Interpolation of global tensors: any attributes, any cuts, against torch's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch.nn.functional as F
+
+from gpudist.partition import Partition
+from tests.pool import distributed
+from tests.sbp.parts import P, S, random
+from tests.sbp.tables import assert_everywhere, assert_table
+
+CALLS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "nearest, 1-D": ((2, 2, 9), {"size": 5}),
+    "nearest, twice": ((2, 2, 7, 6), {"scale_factor": 2}),
+    "nearest, by a fraction": ((1, 2, 7, 6), {"scale_factor": (1.5, 0.7)}),
+    "nearest-exact": ((1, 2, 7, 6), {"size": (10, 3), "mode": "nearest-exact"}),
+    "nearest, 3-D": ((1, 2, 4, 5, 3), {"scale_factor": 2.0}),
+    "linear": ((2, 2, 9), {"size": (13,), "mode": "linear"}),
+    "bilinear": ((2, 3, 7, 6), {"scale_factor": 2.0, "mode": "bilinear"}),
+    "bilinear, aligned": ((2, 2, 7, 6), {"size": (5, 9), "mode": "bilinear", "align_corners": True}),
+    "bilinear, recomputed": (
+        (1, 2, 7, 6),
+        {"scale_factor": 1.3, "mode": "bilinear", "recompute_scale_factor": True},
+    ),
+    "bicubic": ((1, 2, 7, 6), {"size": (11, 9), "mode": "bicubic"}),
+    "trilinear": ((1, 2, 4, 5, 3), {"scale_factor": 2, "mode": "trilinear"}),
+    "area": ((2, 2, 9, 6), {"size": (4, 1), "mode": "area"}),
+    "antialias": ((2, 3, 7, 6), {"size": (4, 5), "mode": "bilinear", "antialias": True}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+@distributed(ranks=8, transports=("loopback",))
+def test_interpolate(P_world: Partition, name: str) -> None:
+    shape, options = CALLS[name]
+    assert_everywhere(P_world, lambda x: F.interpolate(x, **options), [random(shape)], (5, 4, 2), False)
+
+
+@distributed(ranks=8, transports=("loopback",))
+def test_without_boxing(P_world: Partition) -> None:
+    rows = [*(([S(d)], S(d)) for d in range(4)), ([P], P)]
+    x = random((4, 3, 9, 8))
+    for options in ({"scale_factor": 2.0}, {"size": (5, 7), "mode": "bilinear"}):
+        assert_table(P_world, lambda t, o=options: F.interpolate(t, **o), [x], rows, cuts=False)
