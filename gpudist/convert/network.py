@@ -13,13 +13,16 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from gpudist.convert.edits import SplitWeight, follow, split_of
 from gpudist.convert.inputs import Entrance
+from gpudist.convert.plan import Plan
 from gpudist.errors import ConversionError
 from gpudist.nn.replication import copies_of
 from gpudist.partition import CartesianPartition, Partition
 from gpudist.sbp.attributes import broadcast, partial_sum
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.interception import intercepted
+from gpudist.sbp.lies import Lies
 from gpudist.sbp.scope import Scope, current_scope
 
 _CONVERSION = "_gpudist_conversion"
@@ -55,6 +58,7 @@ class Conversion:
         )
         self.has_seed = False
         self.outputs: Any = None
+        self.split_weights: list[SplitWeight] = []
 
     def __deepcopy__(self, memo: Any) -> Conversion:
         # Paths and what was lent are of the original's modules.
@@ -90,10 +94,11 @@ class Conversion:
         self.agree_on_seed()
         scope.paths = {id(module): path for path, module in network.named_modules()}
         args, kwargs = self._entered(function, args, kwargs)
-        with _lent(network, self.holders(), scope), intercepted(scope):
+        with _lent(network, self, scope), intercepted(scope):
             result = function(*args, **kwargs)
-        self.outputs = self._left(result)
-        return self.outputs
+        left = self._left(result)
+        self.outputs = without_wait(left)
+        return left
 
     def _entered(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -156,21 +161,31 @@ def _names_of(function: Callable[..., Any]) -> Callable[[int], str]:
     return lambda i: names[i] if i < len(names) else f"{rest}[{i - len(names)}]"
 
 
+def without_wait(outputs: Any) -> Any:
+    """How outputs lie, as they are nested: nothing of them is kept."""
+    return tree_map(lambda y: y._lies if isinstance(y, GlobalTensor) else None, outputs)
+
+
 @contextmanager
-def _lent(network: torch.nn.Module, holders: Partition | None, scope: Scope) -> Iterator[None]:
+def _lent(network: torch.nn.Module, conversion: Conversion, scope: Scope) -> Iterator[None]:
     """In place of the parameters, copies whose gradients are summed at the end of backward."""
-    if holders is None or not torch.is_grad_enabled():
-        yield
-        return
+    holders, learns = conversion.holders(), torch.is_grad_enabled()
+    blocks = split_of(conversion.split_weights)
     places = [
         (module, name, parameter)
         for module in network.modules()
         for name, parameter in module._parameters.items()
-        if parameter is not None and parameter.requires_grad
+        if parameter is not None
+        and (id(parameter) in blocks or (learns and holders is not None and parameter.requires_grad))
     ]
     own = list({id(p): p for _, _, p in places}.values())
-    copies = copies_of(own, [holders] * len(own))
-    lent = {id(p): copy for p, copy in zip(own, copies, strict=True)}
+    over = [blocks[id(p)][0].holders(blocks[id(p)][1]) if id(p) in blocks else holders for p in own]
+    lent: dict[int, torch.Tensor] = {}
+    for parameter, copy_ in zip(own, copies_of(own, over), strict=True):
+        if id(parameter) in blocks:
+            weight, name = blocks[id(parameter)]
+            copy_ = weight.as_global(name, copy_)
+        lent[id(parameter)] = copy_
     scope.lent = lent
     try:
         for module, name, parameter in places:
@@ -202,12 +217,12 @@ class Converted:
                 "P_y follows from the shapes of the inputs: it is there after the first call; "
                 "before, gpudist.plan_of(network, P_x, *shapes) tells how outputs lie"
             )
-        return tree_map(lambda y: _partition_of(y) if isinstance(y, GlobalTensor) else None, outputs)
+        return tree_map(lambda y: None if y is None else _partition_of(y), outputs)
 
 
-def _partition_of(y: GlobalTensor) -> CartesianPartition:
+def _partition_of(y: Lies) -> CartesianPartition:
     """The workers that have the blocks of a tensor, the first of those with copies; one axis a dim."""
-    shape, P = [1] * y.dim(), y.placement.partition
+    shape, P = [1] * len(y.shape), y.placement.partition
     index: list[Any] = []
     order: list[int] = []
     for axis, one in enumerate(y.sbp):
@@ -307,8 +322,15 @@ def _refuse_outside(module: torch.nn.Module, args: Any) -> None:
         )
 
 
-def convert(network: torch.nn.Module, conversion: Conversion, methods: Sequence[str]) -> Any:
-    """Have a network, which is changed, take and give global tensors."""
+def convert(
+    network: torch.nn.Module, conversion: Conversion, methods: Sequence[str], plan: Plan
+) -> Any:
+    """Have a network, which is changed, take and give global tensors.
+
+    Raises:
+        ConversionError: the plan names what is not there.
+    """
+    conversion.split_weights = follow(plan, network, conversion.P_x)
     network.__class__ = converted_class(type(network), tuple(methods))
     network.__dict__[_CONVERSION] = conversion
     for module in network.modules():

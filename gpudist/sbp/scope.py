@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -17,8 +17,7 @@ from gpudist.sbp.placement import Placement
 Unknown = Literal["gather", "refuse"]
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """A function that was carried out on global tensors.
 
     Attributes:
