@@ -142,6 +142,21 @@ def _planned(
     return Plan(record.rows, plan.repartitions, plan.weights, without_wait(outputs))
 
 
+def converted_for(
+    network: nn.Module,
+    P_x: CartesianPartition,
+    global_shape: Sequence[int],
+    replicate_parameters: bool = True,
+) -> Any:
+    """A copy of a network without cells, converted for its one input; nothing is agreed on."""
+    made = without_cells(network)
+    (name, *_), _ = names_of_entries(network, ["forward"])
+    entrance = Entrance(P_x, {name: tuple(global_shape)})
+    conversion = Conversion(entrance, "gather", None, replicate_parameters)
+    conversion.has_seed = True
+    return convert(made, conversion, ["forward"], Plan())
+
+
 def _wholes(
     network: nn.Module, shapes: Sequence[Any], named: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:

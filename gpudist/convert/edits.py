@@ -51,6 +51,13 @@ def follow(plan: Plan, network: nn.Module, P_x: CartesianPartition) -> list[Spli
     return [SplitWeight(path, modules[path], shape, P_x) for path, shape in plan.weights.items()]
 
 
+def is_edit(hook: Any) -> bool:
+    """Whether a hook follows a plan."""
+    return getattr(hook, "func", None) is _move_first or (
+        getattr(hook, "__func__", None) is SplitWeight._move_input
+    )
+
+
 def _move_first(
     path: str, shape: Shape, placement: Placement, sbp: NdSbp, module: nn.Module, args: Any
 ) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from gpudist.convert.edits import SplitWeight, follow, split_of
+from gpudist.convert.edits import SplitWeight, follow, is_edit, split_of
 from gpudist.convert.inputs import Entrance
 from gpudist.convert.plan import Plan
 from gpudist.errors import ConversionError
@@ -339,14 +338,12 @@ def convert(
     return network
 
 
-def sequential_of(network: Any) -> torch.nn.Module:
-    """A copy of a converted network that is one no more, on its device."""
-    conversion_of(network)
-    made = copy.deepcopy(network)
-    del made.__dict__[_CONVERSION]
-    made.__class__ = type(network).__mro__[2]
-    for module in made.modules():
+def undone(network: Any) -> torch.nn.Module:
+    """A converted network that is one no more."""
+    del network.__dict__[_CONVERSION]
+    network.__class__ = type(network).__mro__[2]
+    for module in network.modules():
         hooks = module._forward_pre_hooks
-        for number in [i for i, hook in hooks.items() if hook is _refuse_outside]:
+        for number in [i for i, hook in hooks.items() if hook is _refuse_outside or is_edit(hook)]:
             del hooks[number]
-    return made
+    return network

@@ -138,11 +138,12 @@ def settle(scope: Scope, name: str, split: Sequence[GlobalTensor], reason: str) 
     if key not in scope.warned:
         scope.warned.add(key)
         if scope.placement.partition.rank == 0:
-            warnings.warn(
+            warnings.warn_explicit(
                 f"{where}: {reason}; its inputs of {held} bytes are gathered, {moved} bytes "
                 f"between {workers} workers, each of which computes the whole",
                 UserWarning,
-                stacklevel=2,
+                file or "gpudist",
+                line,
             )
 
 
