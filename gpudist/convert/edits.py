@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -155,12 +154,3 @@ class SplitWeight:
     def as_global(self, name: str, own: torch.Tensor) -> GlobalTensor:
         """The whole parameter, of which this worker has ``own``."""
         return GlobalTensor._wrap(own, self.placement, self.sbps[name], self.shapes[name])
-
-
-def split_of(weights: Sequence[SplitWeight]) -> dict[int, tuple[SplitWeight, str]]:
-    """By the identity of a parameter, the split weight it is a block of."""
-    return {
-        id(parameter): (weight, name)
-        for weight in weights
-        for name, parameter in weight.layer.named_parameters(recurse=False)
-    }

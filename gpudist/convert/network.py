@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -12,12 +13,13 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from gpudist.convert.edits import SplitWeight, follow, is_edit, split_of
+from gpudist.convert.edits import follow, is_edit
 from gpudist.convert.inputs import Entrance
+from gpudist.convert.parameters import Parameters
 from gpudist.convert.plan import Plan
 from gpudist.errors import ConversionError
 from gpudist.nn.replication import copies_of
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.partition import CartesianPartition
 from gpudist.sbp.attributes import broadcast, partial_sum
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.interception import intercepted
@@ -57,19 +59,14 @@ class Conversion:
         )
         self.has_seed = False
         self.outputs: Any = None
-        self.split_weights: list[SplitWeight] = []
+        self.parameters = Parameters(self.P_x)
 
     def __deepcopy__(self, memo: Any) -> Conversion:
         # Paths and what was lent are of the original's modules.
         entrance = Entrance(self.P_x, self.entrance.inputs)
-        return Conversion(entrance, *self.settings, self.replicate_parameters)
-
-    def holders(self) -> Partition | None:
-        """The workers over which gradients of parameters are summed."""
-        P = self.P_x
-        if not P.active or P.size == 1:
-            return None
-        return P.world.create_partition_inclusive(sorted(P.ranks))
+        made = Conversion(entrance, *self.settings, self.replicate_parameters)
+        made.parameters = copy.deepcopy(self.parameters, memo)
+        return made
 
     def agree_on_seed(self) -> None:
         """Take the number from which random ones follow from the first rank of the world, once."""
@@ -103,7 +100,7 @@ class Conversion:
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Any]:
         names = _names_of(function)
-        holders, blocks = self.holders(), 0
+        holders, blocks = self.parameters.holders, 0
 
         def enter(name: str, x: Any) -> Any:
             def one(leaf: Any) -> Any:
@@ -168,27 +165,19 @@ def without_wait(outputs: Any) -> Any:
 @contextmanager
 def _lent(network: torch.nn.Module, conversion: Conversion, scope: Scope) -> Iterator[None]:
     """In place of the parameters, copies whose gradients are summed at the end of backward."""
-    holders, learns = conversion.holders(), torch.is_grad_enabled()
-    blocks = split_of(conversion.split_weights)
     places = [
         (module, name, parameter)
         for module in network.modules()
         for name, parameter in module._parameters.items()
         if parameter is not None
-        and (id(parameter) in blocks or (learns and holders is not None and parameter.requires_grad))
     ]
     own = list({id(p): p for _, _, p in places}.values())
-    over = [blocks[id(p)][0].holders(blocks[id(p)][1]) if id(p) in blocks else holders for p in own]
-    lent: dict[int, torch.Tensor] = {}
-    for parameter, copy_ in zip(own, copies_of(own, over), strict=True):
-        if id(parameter) in blocks:
-            weight, name = blocks[id(parameter)]
-            copy_ = weight.as_global(name, copy_)
-        lent[id(parameter)] = copy_
-    scope.lent = lent
+    lent = conversion.parameters.lent(own)
+    scope.lent = {id(p): copy for p, copy in zip(own, lent, strict=True) if copy is not p}
+    places = [place for place in places if id(place[2]) in scope.lent]
     try:
         for module, name, parameter in places:
-            module._parameters[name] = lent[id(parameter)]  # pyright: ignore
+            module._parameters[name] = scope.lent[id(parameter)]  # pyright: ignore
         yield
     finally:
         for module, name, parameter in places:
@@ -329,7 +318,10 @@ def convert(
     Raises:
         ConversionError: the plan names what is not there.
     """
-    conversion.split_weights = follow(plan, network, conversion.P_x)
+    split_weights = follow(plan, network, conversion.P_x)
+    conversion.parameters = Parameters(conversion.P_x, split_weights)
+    if not conversion.replicate_parameters:
+        conversion.parameters.keep_on_first(network)
     network.__class__ = converted_class(type(network), tuple(methods))
     network.__dict__[_CONVERSION] = conversion
     for module in network.modules():

@@ -37,7 +37,7 @@ def sequential(distributed: torch.nn.Module, root: int | None = None) -> torch.n
         return None
     wholes = {
         (weight.path, name): weight.as_global(name, own.detach()).full_tensor()
-        for weight in conversion.split_weights
+        for weight in conversion.parameters.split_weights
         for name, own in weight.layer.named_parameters(recurse=False)
     }
     if root is not None and conversion.P_x.rank != root:
