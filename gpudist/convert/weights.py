@@ -10,6 +10,9 @@ import torch
 from gpudist.arguments import checked
 from gpudist.convert.network import conversion_of, undone
 from gpudist.errors import ConversionError
+from gpudist.nn.placement import Placement, placements
+from gpudist.ops import AllSumReduce, SumReduce
+from gpudist.partition import CartesianPartition
 
 
 @checked(ConversionError)
@@ -35,17 +38,42 @@ def sequential(distributed: torch.nn.Module, root: int | None = None) -> torch.n
     conversion: Any = conversion_of(distributed)
     if not conversion.P_x.active:
         return None
-    wholes = {
-        (weight.path, name): weight.as_global(name, own.detach()).full_tensor()
-        for weight in conversion.parameters.split_weights
-        for name, own in weight.layer.named_parameters(recurse=False)
-    }
-    if root is not None and conversion.P_x.rank != root:
+    P_x, placed = conversion.P_x, placements(distributed)
+    own = dict(_all_tensors(distributed))
+    wholes = {name: _whole_of(own[name].detach(), placed[name], P_x, root) for name in placed}
+    if root is not None and P_x.rank != root:
         return None
     made = undone(copy.deepcopy(distributed))
-    for (path, name), whole in wholes.items():
+    tied: dict[int, torch.nn.Parameter] = {}
+    for name, whole in wholes.items():
+        path, _, last = name.rpartition(".")
         layer = made.get_submodule(path)
-        needs = layer._parameters[name].requires_grad  # pyright: ignore
-        layer._parameters[name] = torch.nn.Parameter(whole.clone(), needs)
+        block: Any = layer._parameters[last]
+        if id(block) not in tied:
+            tied[id(block)] = torch.nn.Parameter(whole, block.requires_grad)
+        layer._parameters[last] = tied[id(block)]
         vars(layer).pop("_placements", None)
     return made
+
+
+def _all_tensors(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Parameters and buffers, shared ones under all of their names."""
+    return [
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ]
+
+
+def _whole_of(
+    block: torch.Tensor, placement: Placement, P_x: CartesianPartition, root: int | None
+) -> torch.Tensor:
+    """The whole tensor from the first of the owners of every cell; zeros off the root."""
+    whole = torch.zeros(placement.shape, dtype=block.dtype, device=block.device)
+    box = placement.own_box
+    if box is not None and placement.is_first_copy:
+        whole[box.slices] = block
+    members = P_x.create_partition_inclusive(range(P_x.size))
+    P_line = members.create_cartesian_topology_partition((P_x.size,))
+    if root is None:
+        return AllSumReduce(P_line, (0,))(whole)
+    return SumReduce(P_line, P_x.create_partition_inclusive([root]))(whole)

@@ -14,7 +14,7 @@ import torch
 from gpudist.autograd import move
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.exchange import Movement
-from gpudist.sbp.attributes import split
+from gpudist.sbp.attributes import broadcast, split
 from gpudist.sbp.boxing import movement_of
 from gpudist.sbp.derive import Derivation, as_call, derive, key_of
 from gpudist.sbp.explain import is_explaining, say
@@ -120,8 +120,10 @@ def _carry_out(
     is_clone: bool = False,
 ) -> Any:
     slots, named, tensors = as_call(function, args, kwargs)
-    placement = _common_placement(kind, function, tensors)
     scope = current_scope()
+    if scope is not None:
+        tensors = _on_one_placement(kind, tensors)
+    placement = _common_placement(kind, function, tensors)
     if rule.windows and scope is not None:
         tensors[0] = _cut(kind, scope, tensors[0])
     in_place = (rule.in_place or changes_first(function, slots, named)) and not is_clone
@@ -176,6 +178,19 @@ def note_view(prepared: Prepared, x: torch.Tensor, results: Sequence[torch.Tenso
     if prepared.movements or prepared.derivation.bind is not None or is_copy_of_view(x):
         for y in results:
             vars(y)["_is_copy_of_view"] = True
+
+
+def _on_one_placement(kind: type[GlobalTensor], tensors: list[Any]) -> list[Any]:
+    """Within a network of which a plan moves tensors: all are brought to where the first lies."""
+    first = next(x for x in tensors if isinstance(x, kind))
+    found: list[Any] = []
+    for x in tensors:
+        if isinstance(x, kind) and x.placement != first.placement:
+            is_alike = x.shape == first.shape
+            copies = (broadcast,) * first.placement.axes
+            x = x.to_global(first.placement, first.sbp if is_alike else copies)
+        found.append(x)
+    return found
 
 
 # A whole tensor is cut where each worker gets at least so many cells of each dim.
