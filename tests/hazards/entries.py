@@ -12,6 +12,7 @@ from torch import nn
 
 _Module = TypeVar("_Module", bound=nn.Module)
 Grid = tuple[int, ...]
+TOLERANCE = 1e-9
 
 SIZES = {
     "B": 2, "C": 4, "E": 6,  # batch, channels, size of an embedding
@@ -84,6 +85,7 @@ class Entry:
         processes: keeps state of the process, so that ranks cannot be threads.
         after: what is done to the network, converted or not, before it is called.
         modes: ``"train"``, ``"eval"``.
+        tolerance: of numbers in float64, more only where the forward computes with fewer bits.
     """
 
     name: str
@@ -97,6 +99,7 @@ class Entry:
     processes: bool = False
     after: Callable[[nn.Module], nn.Module] = unchanged
     modes: tuple[str, ...] = ("train", "eval")
+    tolerance: float = TOLERANCE
 
     def blocks(self) -> list[Input]:
         return [each for each in self.inputs if not each.whole]

@@ -308,7 +308,7 @@ class MethodsAndProperties(Conv):
         return self.squash(self.encode(x)) * self.gain, F.__dict__["elu"](self.encode(x, "sin"))
 
 
-@forward(IMAGE)
+@forward(IMAGE, tolerance=1e-5)
 class AutocastInside(Conv):
     """A part in bfloat16 by ``torch.autocast``, the rest not; dtypes must be the same."""
 

@@ -25,11 +25,10 @@ from torch import nn
 from gpudist.errors import CollectiveTimeout, GpudistError, PeerFailure, PlanMismatch
 from gpudist.partition import Partition
 from gpudist.testing import run_distributed
-from tests.hazards.entries import Entry, Grid, workers
+from tests.hazards.entries import TOLERANCE, Entry, Grid, workers
 from tests.hazards.subjects import Alone, Converted, Subject
 from tests.hazards.trees import leaves
 
-TOLERANCE = 1e-9
 LIMIT_S = 40.0
 PHASES = (("train", False, True), ("train", True, True), ("eval", False, True), ("eval", True, False))
 How = Literal["right", "wrong", "refused", "failed"]
@@ -91,7 +90,8 @@ def _differences(
 ) -> list[str]:
     """All that differs on this rank; processes call this by its name."""
     found = _records_on(P_world, entry, grid, subject)
-    return [text for pair in zip(expected, found, strict=True) for text in compared(*pair)]
+    pairs = zip(expected, found, strict=True)
+    return [text for pair in pairs for text in compared(*pair, entry.tolerance)]
 
 
 def verdict_of(error: BaseException) -> Verdict:
@@ -167,14 +167,17 @@ def _weights(number: int, y: torch.Tensor) -> torch.Tensor:
     return torch.randn(tuple(y.shape), dtype=torch.float64, generator=generator)
 
 
-def compared(expected: Record, found: Record) -> Iterator[str]:
+def compared(
+    expected: Record, found: Record, tolerance: float = TOLERANCE
+) -> Iterator[str]:
     """Say what differs."""
     if list(expected.outputs) != list(found.outputs):
         yield f"outputs {list(found.outputs)}, expected {list(expected.outputs)}"
         return
     for path, value in expected.outputs.items():
-        yield from _alike(f"output{path}", value, found.outputs[path])
-        if expected.needs_grad.get(path) != found.needs_grad.get(path):
+        yield from _alike(f"output{path}", value, found.outputs[path], tolerance)
+        with_graph = "gradient of parameter" in expected.groups
+        if with_graph and expected.needs_grad.get(path) != found.needs_grad.get(path):
             yield f"output{path}: requires grad is {found.needs_grad.get(path)}"
     if expected.groups.keys() != found.groups.keys():
         yield f"has {sorted(found.groups)}, expected {sorted(expected.groups)}"
@@ -185,10 +188,12 @@ def compared(expected: Record, found: Record) -> Iterator[str]:
             return
         largest = max((_largest(t) for t in group.values()), default=0.0)
         for name, tensor in group.items():
-            yield from _alike(f"{what} {name}", tensor, found.groups[what][name], largest)
+            yield from _alike(f"{what} {name}", tensor, found.groups[what][name], tolerance, largest)
 
 
-def _alike(what: str, expected: Any, found: Any, largest: float | None = None) -> Iterator[str]:
+def _alike(
+    what: str, expected: Any, found: Any, tolerance: float, largest: float | None = None
+) -> Iterator[str]:
     if not isinstance(expected, torch.Tensor) or not isinstance(found, torch.Tensor):
         if type(expected) is not type(found) or expected != found:
             yield f"{what}: {found!r:.80}, expected {expected!r:.80}"
@@ -204,7 +209,9 @@ def _alike(what: str, expected: Any, found: Any, largest: float | None = None) -
         if count:
             yield f"{what}: {count} of {expected.numel()} differ"
         return
-    allowed = tolerance_of(expected.dtype) * (_largest(expected) if largest is None else largest)
+    # Of what a forward brings to fewer bits, some roundings.
+    relative = max(tolerance, 64 * torch.finfo(expected.dtype).eps)
+    allowed = relative * (_largest(expected) if largest is None else largest)
     same = expected.isfinite() == found.isfinite()
     error = torch.where(same & expected.isfinite(), (expected - found).abs(), 0.0)
     worst = float(error.max()) if error.numel() else 0.0
@@ -213,11 +220,6 @@ def _alike(what: str, expected: Any, found: Any, largest: float | None = None) -
     elif worst > allowed + 1e-14:
         count = int((error > allowed + 1e-14).sum())
         yield f"{what}: {count} of {error.numel()} off by up to {worst:.2e} (allowed {allowed:.1e})"
-
-
-def tolerance_of(dtype: torch.dtype) -> float:
-    """Of numbers that a forward itself brings to fewer bits: some of their roundings."""
-    return max(TOLERANCE, 64 * torch.finfo(dtype).eps)
 
 
 def _largest(t: torch.Tensor) -> float:

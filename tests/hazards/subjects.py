@@ -134,24 +134,33 @@ class Converted:
         return _weighted(y, gpudist.to_global(weights, y.placement, copies))
 
     def input_gradients(self, values: Values) -> Values:
-        """Of a block, a block of the gradient; of what is whole, a term."""
+        """Of a block, a block of the gradient.
+
+        Of what is whole each worker has the whole gradient, if those are all alike, else a term.
+        """
+        found: Values = {}
+        for n, x in values.items():
+            if x.requires_grad and self.is_block[n]:
+                found[n] = gpudist.to_global(_gradient(x), self.placement, self.cut).full_tensor()
+            elif x.requires_grad:
+                mine = _gradient(x)
+                first = gpudist.to_global(mine, self.placement, self.copies).full_tensor()
+                total, difference = self._sum(mine), self._sum((mine - first).abs())
+                found[n] = total if difference.any() else first
+        return found
+
+    def _sum(self, mine: torch.Tensor) -> torch.Tensor:
+        """The sum of all workers' tensors."""
         terms = (sbp.partial_sum,) * len(self.cut)
-        return {
-            n: gpudist.to_global(
-                _gradient(x), self.placement, self.cut if self.is_block[n] else terms
-            ).full_tensor()
-            for n, x in values.items()
-            if x.requires_grad
-        }
+        return gpudist.to_global(mine, self.placement, terms).full_tensor()
 
     def parameter_gradient(self, p: nn.Parameter) -> torch.Tensor:
         return self.whole(_gradient(p))
 
 
 def _weighted(y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    if y.is_complex():
-        return (y.real * weights).sum() + (y.imag * weights).sum()
-    return (y * weights).sum()
+    total = (y * weights).sum()
+    return total.abs() if y.is_complex() else total
 
 
 def _gradient(x: torch.Tensor) -> torch.Tensor:
