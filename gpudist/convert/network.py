@@ -115,7 +115,7 @@ class Conversion:
                     (leaf,) = copies_of([leaf], [holders])
                 return leaf
 
-            return tree_map(one, x)
+            return tree_map(one, x, is_leaf=_is_size)
 
         entered = tuple(enter(names(i), x) for i, x in enumerate(args))
         return entered, {name: enter(name, x) for name, x in kwargs.items()}
@@ -135,7 +135,12 @@ class Conversion:
             local = leaf if placement.active else leaf.reshape(-1)[:0]
             return GlobalTensor._wrap(local, placement, copies, tuple(leaf.shape))
 
-        return tree_map(leave, result)
+        return tree_map(leave, result, is_leaf=_is_size)
+
+
+def _is_size(x: Any) -> bool:
+    # Of which torch's trees make tuples.
+    return isinstance(x, torch.Size)
 
 
 def without_terms(x: GlobalTensor) -> GlobalTensor:

@@ -44,6 +44,10 @@ class Derivation:
     bind_axes: tuple[int, ...]
     bytes: int
 
+    def is_copy_of(self, layouts: Sequence[Layout]) -> bool:
+        """Whether results share no memory with inputs that lie as ``layouts`` say."""
+        return self.bind is not None or self.inputs != tuple(layouts)
+
     def with_arguments(self, call: Call) -> Derivation:
         """The same for a call that differs in floats alone, where no signature localizes."""
         return replace(self, local=replace(self.local, args=call.args, kwargs=call.kwargs))

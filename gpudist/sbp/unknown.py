@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gpudist.errors import ConversionError
+from gpudist.sbp import views
 from gpudist.sbp.attributes import NdSbp, broadcast
 from gpudist.sbp.boxing import boxed_bytes
 from gpudist.sbp.registry import mapped, name_of, tensors_in
@@ -48,10 +49,15 @@ def gathered(
 
     result = function(*mapped(args, of), **mapped(kwargs, of))
     originals = {id(wholes[id(x)]): x for x in given}
-    for x in split:
+    for x in given:
         whole = wholes[id(x)]
-        if whole._version != versions[id(x)]:
+        if whole._version == versions[id(x)] or not isinstance(x, kind):
+            continue
+        if whole is not x._local:
             x.copy_(_copies(kind, whole, scope))
+        elif views.concerns(x):
+            views.require_writable(name_of(function), x)
+            views.changed(x)
     like = max(split, key=lambda x: x.numel(), default=None)
 
     def back(leaf: Any) -> Any:
