@@ -85,7 +85,7 @@ def test_views_share_memory_or_refuse(P_world: Partition) -> None:
     x[0, :2] += 1
     x[3, 1:] *= 2
     assert_global(z, x)
-    for view in (z[0], z[1:][0], z[1:].flatten(), z[1:].flatten()[2:], z.split(3)[0]):
+    for view in (z[0], z[1:][0], z.view(3, 4), z.view(3, 4)[2:], z.split(3)[0]):
         with pytest.raises(RuntimeError, match="Box that one before, or clone this one"):
             view.zero_()
         view.clone().zero_()

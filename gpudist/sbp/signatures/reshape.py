@@ -91,9 +91,7 @@ class Pair:
         unit = lcm(self.inner, self.other_inner)
         cells = self.extent * self.inner
         one = split(self.dim, sizes)
-        stops = [
-            one.cells(self.extent, self.parts, i)[1] * self.inner for i in range(self.parts)
-        ]
+        stops = [one.cells(self.extent, self.parts, i)[1] * self.inner for i in range(self.parts)]
         if any(stop % unit for stop in stops):
             if cells // unit < self.parts:
                 return None
