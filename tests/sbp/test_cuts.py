@@ -42,7 +42,8 @@ ARGUMENTS: list[tuple[Any, ...]] = [
     (IMAGE, IMAGE[0, :, 0], None, None, None, True, 0.0, 1e-5, False),
     (PLACES, W[:3]), (X, 0, PLACES[0]), (X, 0, PLACES), (X, 0, PLACES, Y), (PLACES, 4),
     (X, CLASSES), ("ij,kj->ik", X, W), (X, Y, None, None, "sum"),
-    (IMAGE, 2), (VOLUME, 2), (IMAGE, 2, 2), (VOLUME, 2, 2),
+    (IMAGE, 2), (VOLUME, 2), (IMAGE, 2, 2), (VOLUME, 2, 2), (IMAGE, random((6, 6, 2))),
+    (VOLUME[..., 1], random((2, 2, 2, 2))), (VOLUME, random((2, 2, 2, 2, 2))),
 ]  # fmt: skip
 REFUSALS = (
     TypeError, RuntimeError, LookupError, ValueError, AttributeError, ArithmeticError, UserWarning,
