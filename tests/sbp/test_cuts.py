@@ -259,7 +259,7 @@ def test_what_is_boxed(P_world: Partition) -> None:
     for function, sizes, result in (
         (lambda t: t.flatten(), [1, 5], S(0, [2, 10])),
         (lambda t: t.view(3, 4), [1, 5], None),
-        (lambda t: t.flip(0), [1, 5], None),
+        (lambda t: t.flip(0), [1, 5], S(0, [1, 5])),
         (lambda t: t[-1], [6, 0], None),
         (lambda t: t[-1], [1, 5], P),
         (lambda t: t[2:][:, None], [1, 5], S(0, [0, 4])),

@@ -37,7 +37,7 @@ OPERATORS: dict[str, tuple[Any, tuple[int, ...], list[Any]]] = {
     "squeeze": (lambda x: x.squeeze(), (5, 1, 4), [S(0), None, S(1)]),
     "unsqueeze": (lambda x: x.unsqueeze(1), (5, 4), [S(0), S(2)]),
     "expand": (lambda x: x.expand(3, -1, 4), (5, 1), [S(1), None]),
-    "repeat": (lambda x: x.repeat(2, 1, 3), (5, 2), [S(1), None]),
+    "repeat": (lambda x: x.repeat(2, 1, 3), (5, 2), [S(1), S(2)]),
     "stack": (lambda x: torch.stack([x, 2 * x], 1), (5, 4), [S(0), S(2)]),
     "cat": (lambda x: torch.cat([x, x, 3 * x], -1), (5, 4), [S(0), None]),
     "split": (lambda x: x.split(2, 1), (5, 4), [S(0), None]),

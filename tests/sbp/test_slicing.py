@@ -30,10 +30,10 @@ OPERATORS: dict[str, tuple[Any, list[Any]]] = {
     "select": (lambda x: x.select(1, 2), [S(0), P, S(1)]),
     "narrow": (lambda x: x.narrow(-2, 1, 2), [S(0), S(1), S(2)]),
     "narrow from the end": (lambda x: x.narrow(0, -2, 2), [S(0, [0, 2]), S(1), S(2)]),
-    "flip": (lambda x: x.flip(0, -1), [None, S(1), None]),
-    "roll": (lambda x: x.roll((1, 2), (0, 1)), [None, None, S(2)]),
-    "pad": (lambda x: F.pad(x, (1, 2, 0, 0)), [S(0), S(1), None]),
-    "pad circular": (lambda x: F.pad(x, (1, 1), mode="circular"), [S(0), S(1), None]),
+    "flip": (lambda x: x.flip(0, -1), [S(0), S(1), S(2)]),
+    "roll": (lambda x: x.roll((1, 2), (0, 1)), [S(0), S(1), S(2)]),
+    "pad": (lambda x: F.pad(x, (1, 2, 0, 0)), [S(0), S(1), S(2, [2, 3])]),
+    "pad circular": (lambda x: F.pad(x, (1, 1), mode="circular"), [S(0), S(1), S(2)]),
 }
 
 
