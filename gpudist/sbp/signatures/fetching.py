@@ -93,16 +93,57 @@ def _bind(read: Read, call: Call, where: Where) -> Compute:
     if P.size == 1 and 0 not in where.inputs[0].shape:
         return call
     dims = [_Dim.of(blocks, fetches.get(d)) for d, blocks in enumerate(inputs.dims)]
-    movement = None
-    if not all(dim.is_local for dim in dims):
-        plan = _plan(P, inputs, dims)
-        label = f"{name_of(call.function)} of {list(where.call.shapes[0])}"
-        dtype = call.tensors[0].dtype
-        movement = bind(plan, P, label, dtype, (0,), dtype)
+    movement = _movement(P, inputs, dims, where, 0)
     places = {
         d: dims[d].places(P.index[d], is_fetched=movement is not None) for d in sorted(fetches)
     }
     return _Fetching(movement, {d: at for d, at in places.items() if at is not None})
+
+
+def _movement(
+    P: CartesianPartition, inputs: Decomposition, dims: Sequence[_Dim], where: Where, slot: int
+) -> Movement | None:
+    """What brings the cells that workers need of a tensor; ``None`` if all have them."""
+    if all(dim.is_local for dim in dims):
+        return None
+    spec = where.call.tensors[slot]
+    label = f"{name_of(where.call.function)} of {list(spec.shape)}"
+    return bind(_plan(P, inputs, dims), P, label, spec.dtype, (0,), spec.dtype)
+
+
+def joined(along: int, count: int, sizes: Sizes | None = None) -> Signature:
+    """Tensors split along the dim in which they are put one behind the other."""
+    again = partial(joined, along, count)
+    inputs = (split(along, sizes),) * count
+    bind_all = partial(_bind_joined, along)
+    return Signature(inputs, (split(along),), recut=again, bind=bind_all, nests=False)
+
+
+def _bind_joined(along: int, call: Call, where: Where) -> Compute:
+    extents = [shape[along] for shape in where.call.shapes]
+    movements: list[Movement | None] = []
+    for slot, extent in enumerate(extents):
+        P, inputs = where.cut(slot)
+        first = sum(extents[:slot])
+        result = Blocks(sum(extents), inputs.dims[along].parts)
+        ends = [result.block(i) for i in range(result.parts)]
+        sizes = [max(0, min(stop - first, extent) - max(start - first, 0)) for start, stop in ends]
+        fetch = Fetch(range(extent), lambda _, sizes=tuple(sizes): sizes)
+        dims = [
+            _Dim.of(blocks, fetch if d == along else None) for d, blocks in enumerate(inputs.dims)
+        ]
+        movements.append(_movement(P, inputs, dims, where, slot))
+
+    def compute(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        found = list(tensors)
+        moving = [slot for slot, movement in enumerate(movements) if movement is not None]
+        if moving:
+            moved = move([m for m in movements if m is not None], [found[s] for s in moving])
+            for slot, x in zip(moving, moved, strict=True):
+                found[slot] = x
+        return torch.cat(found, along)
+
+    return compute
 
 
 class _Fetching:
