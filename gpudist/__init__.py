@@ -2,7 +2,7 @@
 
 from gpudist import amp, data, nn, ops, recycling, sbp
 from gpudist.batch import broadcast_batch, stream_batches
-from gpudist.convert import Plan, distribute, sequential
+from gpudist.convert import Plan, distribute, plan_of, sequential
 from gpudist.errors import (
     CheckpointError,
     CollectiveTimeout,
@@ -72,6 +72,7 @@ __all__ = [
     "broadcast_batch",
     "data",
     "distribute",
+    "plan_of",
     "draw",
     "empty_cache",
     "gather",

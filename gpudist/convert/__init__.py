@@ -1,7 +1,8 @@
 """From any tree of torch modules to distributed layers, and back."""
 
 from gpudist.convert.distribute import distribute
-from gpudist.convert.plan import Plan, Row
+from gpudist.convert.dry import plan_of
+from gpudist.convert.plan import Plan
 from gpudist.convert.weights import sequential
 
-__all__ = ["Plan", "Row", "distribute", "sequential"]
+__all__ = ["Plan", "distribute", "plan_of", "sequential"]

@@ -74,8 +74,7 @@ def distribute(
     made = copy.deepcopy(network).to(P_x.device)
     entrance = Entrance(P_x, inputs or {})
     conversion = Conversion(entrance, unknown, gather_limit_bytes, replicate_parameters)
-    made = convert(made, conversion, methods)
-    return made
+    return convert(made, conversion, methods, plan or Plan())
 
 
 def require_python(network: torch.nn.Module) -> None:

@@ -13,13 +13,17 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from gpudist.convert.edits import follow, is_edit
 from gpudist.convert.inputs import Entrance
+from gpudist.convert.parameters import Parameters
+from gpudist.convert.plan import Plan
 from gpudist.errors import ConversionError
 from gpudist.nn.replication import copies_of
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.partition import CartesianPartition
 from gpudist.sbp.attributes import broadcast, partial_sum
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.interception import intercepted
+from gpudist.sbp.lies import Lies
 from gpudist.sbp.scope import Scope, current_scope
 
 _CONVERSION = "_gpudist_conversion"
@@ -55,18 +59,14 @@ class Conversion:
         )
         self.has_seed = False
         self.outputs: Any = None
+        self.parameters = Parameters(self.P_x)
 
     def __deepcopy__(self, memo: Any) -> Conversion:
         # Paths and what was lent are of the original's modules.
         entrance = Entrance(self.P_x, self.entrance.inputs)
-        return Conversion(entrance, *self.settings, self.replicate_parameters)
-
-    def holders(self) -> Partition | None:
-        """The workers over which gradients of parameters are summed."""
-        P = self.P_x
-        if not P.active or P.size == 1:
-            return None
-        return P.world.create_partition_inclusive(sorted(P.ranks))
+        made = Conversion(entrance, *self.settings, self.replicate_parameters)
+        made.parameters = copy.deepcopy(self.parameters, memo)
+        return made
 
     def agree_on_seed(self) -> None:
         """Take the number from which random ones follow from the first rank of the world, once."""
@@ -90,16 +90,17 @@ class Conversion:
         self.agree_on_seed()
         scope.paths = {id(module): path for path, module in network.named_modules()}
         args, kwargs = self._entered(function, args, kwargs)
-        with _lent(network, self.holders(), scope), intercepted(scope):
+        with _lent(network, self, scope), intercepted(scope):
             result = function(*args, **kwargs)
-        self.outputs = self._left(result)
-        return self.outputs
+        left = self._left(result)
+        self.outputs = without_wait(left)
+        return left
 
     def _entered(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Any]:
         names = _names_of(function)
-        holders, blocks = self.holders(), 0
+        holders, blocks = self.parameters.holders, 0
 
         def enter(name: str, x: Any) -> Any:
             def one(leaf: Any) -> Any:
@@ -109,7 +110,7 @@ class Conversion:
                 leaf = self.entrance(name, leaf, is_first=not blocks)
                 if isinstance(leaf, GlobalTensor):
                     blocks += 1
-                    self.scope.seen([leaf._local])
+                    self.scope.seen(leaf.layout, leaf.element_size())
                 elif leaf.requires_grad and torch.is_grad_enabled():
                     (leaf,) = copies_of([leaf], [holders])
                 return leaf
@@ -156,25 +157,27 @@ def _names_of(function: Callable[..., Any]) -> Callable[[int], str]:
     return lambda i: names[i] if i < len(names) else f"{rest}[{i - len(names)}]"
 
 
+def without_wait(outputs: Any) -> Any:
+    """How outputs lie, as they are nested: nothing of them is kept."""
+    return tree_map(lambda y: y._lies if isinstance(y, GlobalTensor) else None, outputs)
+
+
 @contextmanager
-def _lent(network: torch.nn.Module, holders: Partition | None, scope: Scope) -> Iterator[None]:
+def _lent(network: torch.nn.Module, conversion: Conversion, scope: Scope) -> Iterator[None]:
     """In place of the parameters, copies whose gradients are summed at the end of backward."""
-    if holders is None or not torch.is_grad_enabled():
-        yield
-        return
     places = [
         (module, name, parameter)
         for module in network.modules()
         for name, parameter in module._parameters.items()
-        if parameter is not None and parameter.requires_grad
+        if parameter is not None
     ]
     own = list({id(p): p for _, _, p in places}.values())
-    copies = copies_of(own, [holders] * len(own))
-    lent = {id(p): copy for p, copy in zip(own, copies, strict=True)}
-    scope.lent = lent
+    lent = conversion.parameters.lent(own)
+    scope.lent = {id(p): copy for p, copy in zip(own, lent, strict=True) if copy is not p}
+    places = [place for place in places if id(place[2]) in scope.lent]
     try:
         for module, name, parameter in places:
-            module._parameters[name] = lent[id(parameter)]  # pyright: ignore
+            module._parameters[name] = scope.lent[id(parameter)]  # pyright: ignore
         yield
     finally:
         for module, name, parameter in places:
@@ -202,12 +205,12 @@ class Converted:
                 "P_y follows from the shapes of the inputs: it is there after the first call; "
                 "before, gpudist.plan_of(network, P_x, *shapes) tells how outputs lie"
             )
-        return tree_map(lambda y: _partition_of(y) if isinstance(y, GlobalTensor) else None, outputs)
+        return tree_map(lambda y: None if y is None else _partition_of(y), outputs)
 
 
-def _partition_of(y: GlobalTensor) -> CartesianPartition:
+def _partition_of(y: Lies) -> CartesianPartition:
     """The workers that have the blocks of a tensor, the first of those with copies; one axis a dim."""
-    shape, P = [1] * y.dim(), y.placement.partition
+    shape, P = [1] * len(y.shape), y.placement.partition
     index: list[Any] = []
     order: list[int] = []
     for axis, one in enumerate(y.sbp):
@@ -307,8 +310,18 @@ def _refuse_outside(module: torch.nn.Module, args: Any) -> None:
         )
 
 
-def convert(network: torch.nn.Module, conversion: Conversion, methods: Sequence[str]) -> Any:
-    """Have a network, which is changed, take and give global tensors."""
+def convert(
+    network: torch.nn.Module, conversion: Conversion, methods: Sequence[str], plan: Plan
+) -> Any:
+    """Have a network, which is changed, take and give global tensors.
+
+    Raises:
+        ConversionError: the plan names what is not there.
+    """
+    split_weights = follow(plan, network, conversion.P_x)
+    conversion.parameters = Parameters(conversion.P_x, split_weights)
+    if not conversion.replicate_parameters:
+        conversion.parameters.keep_on_first(network)
     network.__class__ = converted_class(type(network), tuple(methods))
     network.__dict__[_CONVERSION] = conversion
     for module in network.modules():
@@ -317,14 +330,12 @@ def convert(network: torch.nn.Module, conversion: Conversion, methods: Sequence[
     return network
 
 
-def sequential_of(network: Any) -> torch.nn.Module:
-    """A copy of a converted network that is one no more, on its device."""
-    conversion_of(network)
-    made = copy.deepcopy(network)
-    del made.__dict__[_CONVERSION]
-    made.__class__ = type(network).__mro__[2]
-    for module in made.modules():
+def undone(network: Any) -> torch.nn.Module:
+    """A converted network that is one no more."""
+    del network.__dict__[_CONVERSION]
+    network.__class__ = type(network).__mro__[2]
+    for module in network.modules():
         hooks = module._forward_pre_hooks
-        for number in [i for i, hook in hooks.items() if hook is _refuse_outside]:
+        for number in [i for i, hook in hooks.items() if hook is _refuse_outside or is_edit(hook)]:
             del hooks[number]
-    return made
+    return network

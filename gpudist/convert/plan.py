@@ -1,112 +1,89 @@
-"""What a conversion does, layer by layer: a table to read, to edit and to pass back."""
+"""What a converted network does, function by function, found without a world; and its edits."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from gpudist.arguments import Checked, checked
 from gpudist.errors import ConversionError
+from gpudist.sbp.scope import Row
 
 Shape = tuple[int, ...]
-_TITLES = ("path", "layer", "in", "out", "repartition", "weight")
+_TITLES = ("path", "function", "in", "out", "sent", "")
 
 
-@dataclass
-class Row:
-    """One layer, one function that a forward calls, or a tensor that is moved before a module.
-
-    Attributes:
-        path: of the module in the tree; a function's is its name behind that of its module.
-        layer: name of what is converted, and of what it becomes.
-        source, target: shapes of the partitions of input and output.
-        repartition: shape of the partition to which the input is moved first; may be edited. Its
-            workers are the first ones of the network's.
-        weight: of a linear layer, the shape of the grid that cuts its weight, ``[*leading, rows,
-            columns]``; may be edited. The input is moved to ``[*leading, columns]`` where it is
-            not there, and the output is on ``[*leading, rows]``.
-    """
-
-    path: str
-    layer: str
-    source: Shape
-    target: Shape
-    repartition: Shape | None = None
-    weight: Shape | None = None
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        """The row as it is printed."""
-        shapes = (self.source, self.target, self.repartition, self.weight)
-        return (self.path, self.layer, *("" if s is None else str(list(s)) for s in shapes))
+def cells_of(row: Row) -> tuple[str, ...]:
+    """A row as it is printed."""
+    sent = f"{row.sent_bytes:,}" if row.sent_bytes else ""
+    notes = "gathered" if row.is_gathered else "on every worker" if row.is_redundant else ""
+    return (row.path, row.function, row.inputs, row.outputs, sent, notes)
 
 
 @dataclass
 class Plan(Checked):
-    """The rows of a conversion in the order of the forward; prints as a table, also by rich.
+    """The functions that a converted network calls, in order; prints as a table, also by rich.
 
     Attributes:
-        rows: one per layer or converted function, and one per module before which a tensor is
-            moved.
-        trusted: paths of modules whose forward is right on blocks, of shapes as given, without
-            being looked at. Their children are converted for the partition of their input.
+        rows: one for each function that is carried out on global tensors.
+        repartitions: the grid to which the first argument of a module is moved, by its path.
+        weights: the grid that cuts the weight of a linear layer, by its path.
+        outputs: how the outputs lie, as they are nested.
     """
 
     rows: list[Row] = field(default_factory=list[Row])
-    trusted: set[str] = field(default_factory=set[str])
+    repartitions: dict[str, Shape] = field(default_factory=dict[str, Shape])
+    weights: dict[str, Shape] = field(default_factory=dict[str, Shape])
+    outputs: Any = None
 
-    def __getitem__(self, path: str) -> Row:
-        row = self.find(path)
-        if row is None:
-            paths = [row.path for row in self.rows]
-            raise ConversionError(f"the plan has no row {path!r}, only {paths}")
-        return row
+    @property
+    def sent_bytes(self) -> int:
+        """That the planned rank sends in a forward."""
+        return sum(row.sent_bytes for row in self.rows)
+
+    @property
+    def redundant_cells(self) -> int:
+        """Of the results that every worker computes."""
+        return sum(row.cells for row in self.rows if row.is_redundant)
 
     @checked(ConversionError)
-    def find(self, path: str) -> Row | None:
-        """The row of a path, if there is one."""
-        return next((row for row in self.rows if row.path == path), None)
+    def of(self, path: str) -> list[Row]:
+        """The rows of a module and of what is in it."""
+        return [row for row in self.rows if f"{row.path}.".startswith(f"{path}." if path else "")]
 
     @checked(ConversionError)
     def repartition(self, path: str, shape: Sequence[int]) -> None:
-        """Move the first argument of a module, or of a converted function, before it is called.
+        """Move the first argument of a module before it is called.
 
         Args:
-            path: of any module that a forward calls, also of one that is no layer.
-            shape: of the partition, of the first workers of the network's; one axis per dim. What
-                follows is on that partition, up to another repartition.
+            path: of the module.
+            shape: one axis for each dim of the argument: over how many workers, the first ones of
+                the network's, it is split.
         """
-        row = self.find(path)
-        if row is None:
-            self.rows.append(Row(path, "Repartition", (), (), tuple(shape)))
-        else:
-            row.repartition = tuple(shape)
+        self.repartitions[path] = tuple(shape)
 
     @checked(ConversionError)
     def split_weight(self, path: str, shape: Sequence[int]) -> None:
-        """Cut the weight of a linear layer.
+        """Cut the weight of a linear layer, of which each worker then holds a block.
 
         Args:
             path: of the layer.
             shape: ``[*leading, rows, columns]``: over how many workers each leading dim of the
                 input, the output features and the input features are split.
         """
-        row = self.find(path)
-        if row is None:
-            self.rows.append(Row(path, "Linear", (), (), weight=tuple(shape)))
-        else:
-            row.weight = tuple(shape)
+        self.weights[path] = tuple(shape)
 
     def __str__(self) -> str:
-        return _table([_TITLES, *(row.cells for row in self.rows)])
+        return _table([_TITLES, *map(cells_of, self.rows)])
 
     def __rich__(self) -> Any:
         from rich.table import Table
 
         table = Table(*_TITLES)
         for row in self.rows:
-            table.add_row(*row.cells)
+            table.add_row(*cells_of(row))
         return table
 
 
@@ -115,3 +92,17 @@ def _table(rows: Iterable[tuple[str, ...]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)) for r in rows)
     return "\n".join(line.rstrip() for line in lines)
+
+
+def workers_of(path: str, shape: Shape, most: int) -> int:
+    """How many workers a grid has.
+
+    Raises:
+        ConversionError: more than there are.
+    """
+    if prod(shape) > most or min(shape, default=1) < 1:
+        raise ConversionError(
+            f"{path}: a grid of shape {list(shape)} takes {prod(shape)} workers, but the network "
+            f"has {most}"
+        )
+    return prod(shape)

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import flop_registry
 
 from gpudist.arguments import Checked
 from gpudist.library import Watching
-from gpudist.planning.dry import Posted, Shared, Traffic
+from gpudist.transport.dry import Posted, Shared, Traffic
 from gpudist.planning.hardware import Link, Profile
 
 # Where the weight, the groups and whether it is transposed are among the arguments.

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from gpudist.arguments import Checked, checked
 from gpudist.errors import ShapeError
-from gpudist.planning.dry import Wire
+from gpudist.transport.dry import Wire
 
 
 @dataclass(frozen=True)

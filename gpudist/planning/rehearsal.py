@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -13,15 +13,15 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from gpudist.arguments import Checked
-from gpudist.convert import distribute
+from gpudist.convert.dry import converted_for, without_cells
 from gpudist.errors import GpudistError, ShapeError
 from gpudist.geometry.blocks import Decomposition
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.partition import Partition
 from gpudist.planning.clock import Clock, Kernels, Phase
-from gpudist.planning.dry import META, DryTransport
+from gpudist.transport.dry import META, DryTransport
 from gpudist.planning.hardware import Profile
-from gpudist.planning.shapes import GlobalShapes
+from gpudist.sbp.global_tensor import GlobalTensor
 
 
 @dataclass(frozen=True)
@@ -106,11 +106,12 @@ class Stage:
         self._replicates = replicate_parameters
         self._slots = optimizer_slots
         self._dtype = next((p.dtype for p in network.parameters()), torch.float32)
+        self.layers: list[tuple[int, tuple[int, ...]]] = []
         clock = Clock(profile, 0)
         try:
             x = torch.empty(self.global_shape, dtype=self._dtype, device=META)
-            with Kernels(clock):
-                self.shapes = GlobalShapes(self.network, [x])
+            with Kernels(clock), torch.device(META), torch.no_grad(), self._watched():
+                self.network(x)
         # The network is the user's, and may raise anything.
         except Exception as error:
             raise ShapeError(
@@ -119,7 +120,6 @@ class Stage:
             ) from error
         self.sequential = clock.phase
         self.itemsize = self._dtype.itemsize
-        self.layers = self._layers()
 
     def rehearse(self, grid: Sequence[int], rank: int) -> Rehearsal:
         """A forward and a backward of ``rank``, its input on ``grid``, as a training step has them.
@@ -131,16 +131,19 @@ class Stage:
                 follow it.
         """
         clock = Clock(self.profile, rank)
-        known = self.shapes.global_shape_of
-        wire = DryTransport(rank, prod(grid), clock, known, self.profile.wire)
+        wire = DryTransport(
+            rank, prod(grid), clock, lambda shape, *_: tuple(shape), self.profile.wire
+        )
         P_x = Partition(wire, range(prod(grid))).create_cartesian_topology_partition(grid)
-        network = distribute(self.network, P_x, replicate_parameters=self._replicates)
+        network = converted_for(
+            self.network, P_x, self.global_shape, replicate_parameters=self._replicates
+        )
         assert P_x.index is not None
         block = Decomposition.balanced(self.global_shape, grid).block(P_x.index)
         x = torch.empty(block.shape, dtype=self._dtype, device=META)
         saved = _Saved(network)
         try:
-            with Kernels(clock), self.shapes.followed(network):
+            with Kernels(clock), torch.device(META):
                 forward, backward = self._step(network, x, clock, saved)
         except GpudistError:
             raise
@@ -160,30 +163,29 @@ class Stage:
             y = network(x)
         clock.called(len(self.layers))
         backward = clock.begin()
-        outputs = [t for t in tree_leaves(y) if isinstance(t, torch.Tensor) and t.requires_grad]
+        parts = [t.to_local() for t in tree_leaves(y) if isinstance(t, GlobalTensor)]
+        outputs = [t for t in parts if t.requires_grad]
         torch.autograd.backward(outputs, [torch.empty_like(t) for t in outputs])
         clock.called(len(self.layers))
         return forward, backward
 
-    def _layers(self) -> list[tuple[int, tuple[int, ...]]]:
-        found: list[tuple[int, tuple[int, ...]]] = []
-        for path, module in self.network.named_modules():
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Note the calls of modules without children."""
+
+        def note(module: nn.Module, args: Any) -> None:
             kernel = getattr(module, "kernel_size", 1)
             widest = max(kernel) if isinstance(kernel, tuple) else int(kernel)
-            if not any(module.children()):
-                calls = self.shapes.calls.get(path, ())
-                found += [(widest - 1, call.inputs[0]) for call in calls if call.inputs]
-        return found
+            shapes = [tuple(x.shape) for x in args if isinstance(x, torch.Tensor)]
+            self.layers += [(widest - 1, shape) for shape in shapes[:1]]
 
-
-def without_cells(network: nn.Module) -> nn.Module:
-    """A copy of the tree whose parameters and buffers have shapes and no cells."""
-    memo: dict[int, Any] = {
-        id(p): nn.Parameter(torch.empty_like(p, device=META), p.requires_grad)
-        for p in network.parameters()
-    }
-    memo |= {id(b): torch.empty_like(b, device=META) for b in network.buffers()}
-    return copy.deepcopy(network, memo)
+        leaves = [m for m in self.network.modules() if not any(m.children())]
+        handles = [module.register_forward_pre_hook(note) for module in leaves]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
 
 def _require_sequential(network: nn.Module) -> None:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ import torch
 from gpudist.autograd import move
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.exchange import Movement
-from gpudist.sbp.attributes import split
+from gpudist.sbp.attributes import broadcast, split
 from gpudist.sbp.boxing import movement_of
 from gpudist.sbp.derive import Derivation, as_call, derive, key_of
 from gpudist.sbp.explain import is_explaining, say
@@ -31,8 +32,8 @@ from gpudist.sbp.registry import (
     signatures,
     tensors_in,
 )
-from gpudist.sbp.scope import Scope, current_scope
-from gpudist.sbp.unknown import gathered
+from gpudist.sbp.scope import Row, Scope, current_scope
+from gpudist.sbp.unknown import gathered, place_of_call
 
 if TYPE_CHECKING:
     from gpudist.sbp.global_tensor import GlobalTensor
@@ -119,8 +120,10 @@ def _carry_out(
     is_clone: bool = False,
 ) -> Any:
     slots, named, tensors = as_call(function, args, kwargs)
-    placement = _common_placement(kind, function, tensors)
     scope = current_scope()
+    if scope is not None:
+        tensors = _on_one_placement(kind, tensors)
+    placement = _common_placement(kind, function, tensors)
     if rule.windows and scope is not None:
         tensors[0] = _cut(kind, scope, tensors[0])
     in_place = (rule.in_place or changes_first(function, slots, named)) and not is_clone
@@ -145,8 +148,12 @@ def _carry_out(
         return tensors[0].copy_(_carry_out(kind, rule, function, own, kwargs, is_clone=True))
     if is_explaining():
         say(_explained(call, layouts, prepared.derivation))
+    record = scope.record if scope is not None else None
+    sent = record.sent_bytes() if record is not None else 0
     local = [x._local if isinstance(x, kind) else _plain(x, placement) for x in tensors]
     results = prepared(call, boxed(prepared.movements, local))
+    if record is not None and scope is not None:
+        record.rows.append(_row(scope, call, layouts, prepared, record.sent_bytes() - sent))
     if rule.in_place:
         if noted is not None:
             noted.append(Noted(function, call, tensors, prepared, (), False))
@@ -157,7 +164,8 @@ def _carry_out(
         for y, layout in zip(results, outputs, strict=True)
     ]
     if scope is not None:
-        scope.seen(results)
+        for y in wrapped:
+            scope.seen(y.layout, y.element_size())
     if rule.view:
         note_view(prepared, tensors[0], wrapped)
     if noted is not None:
@@ -170,6 +178,19 @@ def note_view(prepared: Prepared, x: torch.Tensor, results: Sequence[torch.Tenso
     if prepared.movements or prepared.derivation.bind is not None or is_copy_of_view(x):
         for y in results:
             vars(y)["_is_copy_of_view"] = True
+
+
+def _on_one_placement(kind: type[GlobalTensor], tensors: list[Any]) -> list[Any]:
+    """Within a network of which a plan moves tensors: all are brought to where the first lies."""
+    first = next(x for x in tensors if isinstance(x, kind))
+    found: list[Any] = []
+    for x in tensors:
+        if isinstance(x, kind) and x.placement != first.placement:
+            is_alike = x.shape == first.shape
+            copies = (broadcast,) * first.placement.axes
+            x = x.to_global(first.placement, first.sbp if is_alike else copies)
+        found.append(x)
+    return found
 
 
 # A whole tensor is cut where each worker gets at least so many cells of each dim.
@@ -344,6 +365,25 @@ def _placeholder(local: Sequence[torch.Tensor], spec: Spec) -> torch.Tensor:
         if x.requires_grad and torch.is_grad_enabled():
             output = output + x.reshape(-1)[:0].to(spec.dtype)
     return output
+
+
+def _row(
+    scope: Scope, call: Call, layouts: Sequence[Layout], prepared: Prepared, sent_bytes: int
+) -> Row:
+    derivation = prepared.derivation
+    every = [layout.count("broadcast") for layout in (*derivation.inputs, *derivation.outputs)]
+    workers = prod(prepared.placement.shape)
+    ends = zip(layouts, derivation.inputs, strict=True)
+    return Row(
+        place_of_call(scope)[0],
+        name_of(call.function),
+        ", ".join(str(a.sbp) if a == b else f"{a.sbp} as {b.sbp}" for a, b in ends),
+        ", ".join(str(layout.sbp) for layout in derivation.outputs),
+        sum(prod(layout.shape) for layout in derivation.outputs),
+        sent_bytes,
+        False,
+        workers > 1 and all(count == workers for count in every),
+    )
 
 
 def _explained(call: Call, layouts: Sequence[Layout], derivation: Derivation) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import EllipsisType, NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -54,6 +56,17 @@ class _Notes(threading.local):
 _notes = _Notes()
 # Calls anywhere that are carried out anew: what they are made of is to be noted.
 _new_calls = 0
+
+
+@contextmanager
+def nothing_remembered() -> Iterator[None]:
+    """Derive every call, wherever it was made before."""
+    global _new_calls
+    _new_calls += 1
+    try:
+        yield
+    finally:
+        _new_calls -= 1
 
 
 def recalled(

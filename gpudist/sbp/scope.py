@@ -3,17 +3,53 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
+from gpudist.sbp.layout import Layout
 from gpudist.sbp.placement import Placement
 
 Unknown = Literal["gather", "refuse"]
+
+
+class Row(NamedTuple):
+    """A function that was carried out on global tensors.
+
+    Attributes:
+        path: of the module whose forward called it.
+        function: its name.
+        inputs, outputs: how its tensors lie, as text.
+        cells: of the results, as wholes.
+        sent_bytes: by this rank.
+        is_gathered: it has no rule: its inputs were gathered.
+        is_redundant: every worker computed the whole.
+    """
+
+    path: str
+    function: str
+    inputs: str
+    outputs: str
+    cells: int
+    sent_bytes: int
+    is_gathered: bool
+    is_redundant: bool
+
+
+@dataclass
+class Record:
+    """The rows of a call.
+
+    Attributes:
+        sent_bytes: how many this rank has sent so far.
+    """
+
+    sent_bytes: Callable[[], int]
+    rows: list[Row] = field(default_factory=list[Row])
 
 
 @dataclass
@@ -34,6 +70,7 @@ class Scope:
         paths: of the network's modules, by identity.
         lent: what is used in place of the network's parameters, by identity.
         warned: where a function without a rule was met.
+        record: gets what is carried out, if anybody asks.
     """
 
     placement: Placement
@@ -49,12 +86,12 @@ class Scope:
     warned: set[tuple[str, str, int]] = field(default_factory=set[tuple[str, str, int]])
 
 
-    def seen(self, blocks: Iterable[torch.Tensor]) -> None:
-        """Remember the largest of the blocks."""
-        for x in blocks:
-            cells = x.numel() * x.element_size()
-            if cells > self.largest_block_bytes:
-                self.largest_block_bytes = cells
+    record: Record | None = None
+
+    def seen(self, layout: Layout, itemsize: int) -> None:
+        """Remember how large blocks are: that of the first worker, which all ranks know."""
+        cells = layout.box((0,) * len(layout.grid)).volume * itemsize
+        self.largest_block_bytes = max(self.largest_block_bytes, cells)
 
     def number(self) -> int:
         """What seeds the next draw, the same on every worker."""

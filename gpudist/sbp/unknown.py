@@ -14,7 +14,7 @@ from gpudist.errors import ConversionError
 from gpudist.sbp.attributes import NdSbp, broadcast
 from gpudist.sbp.boxing import boxed_bytes
 from gpudist.sbp.registry import mapped, name_of, tensors_in
-from gpudist.sbp.scope import Scope
+from gpudist.sbp.scope import Row, Scope
 
 if TYPE_CHECKING:
     from gpudist.sbp.global_tensor import GlobalTensor
@@ -38,6 +38,8 @@ def gathered(
     given: list[Any] = list(dict.fromkeys(tensors_in([args, kwargs])))
     split = [x for x in given if isinstance(x, kind) and not x.is_copy_everywhere]
     settle(scope, name_of(function), split, reason)
+    record = scope.record
+    sent = record.sent_bytes() if record is not None else 0
     wholes = {id(x): _whole(x) if isinstance(x, kind) else scope.lent.get(id(x), x) for x in given}
     versions = {id(x): wholes[id(x)]._version for x in given}
 
@@ -59,7 +61,22 @@ def gathered(
             return originals[id(leaf)]
         return cut_like(_copies(kind, leaf, scope), like)
 
-    return mapped(result, back)
+    results = mapped(result, back)
+    if record is not None:
+        found = list(tensors_in(results))
+        record.rows.append(
+            Row(
+                place_of_call(scope)[0],
+                name_of(function),
+                ", ".join(str(x.sbp) for x in given if isinstance(x, kind)),
+                ", ".join(str(x.sbp) for x in found if isinstance(x, kind)),
+                sum(x.numel() for x in found),
+                record.sent_bytes() - sent,
+                bool(split),
+                True,
+            )
+        )
+    return results
 
 
 def cut_like(y: GlobalTensor, like: GlobalTensor | None) -> GlobalTensor:
@@ -121,11 +138,12 @@ def settle(scope: Scope, name: str, split: Sequence[GlobalTensor], reason: str) 
     if key not in scope.warned:
         scope.warned.add(key)
         if scope.placement.partition.rank == 0:
-            warnings.warn(
+            warnings.warn_explicit(
                 f"{where}: {reason}; its inputs of {held} bytes are gathered, {moved} bytes "
                 f"between {workers} workers, each of which computes the whole",
                 UserWarning,
-                stacklevel=2,
+                file or "gpudist",
+                line,
             )
 
 

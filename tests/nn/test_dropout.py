@@ -16,7 +16,7 @@ from gpudist.nn import random_cells
 from gpudist.partition import CartesianPartition, Partition
 from gpudist.planning import profile_of
 from gpudist.planning.clock import Clock
-from gpudist.planning.dry import DryTransport
+from gpudist.transport.dry import DryTransport
 from tests.nn.compare import (
     Cut,
     assert_block_of,

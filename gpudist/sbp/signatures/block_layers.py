@@ -110,5 +110,6 @@ class LayerAlongLast:
 def _agreements(layer: Any) -> Iterator[Agreement]:
     """What a layer, and one within it, know the input's blocks by."""
     for one in layer.modules():
-        halo_exchange = getattr(one, "halo_exchange", None)
-        yield one._agreement if halo_exchange is None else halo_exchange.agreement
+        found = getattr(one, "agreement", None) or getattr(one, "_agreement", None)
+        if isinstance(found, Agreement):
+            yield found

@@ -1,0 +1,197 @@
+"""What a network would do on a partition: a forward of one rank, without a world and without cells."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import nn
+
+from gpudist.arguments import checked
+from gpudist.convert.inputs import Entrance, require_known
+from gpudist.convert.network import Conversion, convert, names_of_entries, without_wait
+from gpudist.convert.plan import Plan
+from gpudist.errors import ConversionError, GpudistError
+from gpudist.geometry.blocks import Decomposition
+from gpudist.partition import CartesianPartition, Partition
+from gpudist.sbp.remembered import nothing_remembered
+from gpudist.sbp.scope import Record
+from gpudist.transport.dry import META, DryTransport, Traffic
+
+Shape = Sequence[int]
+
+
+class _Counter:
+    """Counts what one rank sends."""
+
+    def __init__(self) -> None:
+        self.sent_bytes = 0
+
+    def exchanged(self, traffic: Traffic) -> None:
+        self.sent_bytes += sum(message.size_bytes for message in traffic.sends)
+        self.sent_bytes += sum(shared.size_bytes for shared in traffic.collectives)
+
+    def started(self, traffic: Traffic) -> object:
+        self.exchanged(traffic)
+        return None
+
+    def waited(self, started: object) -> None:
+        pass
+
+
+@checked(ConversionError)
+def plan_of(
+    network: torch.nn.Module,
+    P_x: CartesianPartition | Sequence[int],
+    *shapes: Sequence[int] | torch.Tensor,
+    ranks: Sequence[int] | int | None = None,
+    plan: Plan | None = None,
+    method: str = "forward",
+    inputs: Mapping[str, str | Sequence[int]] | None = None,
+    named: Mapping[str, Any] | None = None,
+) -> Plan:
+    """What the network that :func:`distribute` gives would do with inputs of these shapes.
+
+    A forward of one rank on tensors without cells, with the real plans: no world is needed, no
+    weight is copied and nothing is allocated.
+
+    Args:
+        network: as :func:`distribute` takes it; it is not changed.
+        P_x: the partition, or the shape of one of any size.
+        shapes: of the whole inputs, in the order of the arguments; a tensor, without cells too,
+            where the dtype is not that of the parameters.
+        ranks: the rank that is planned, or several, whose bytes are added up; the first one unless
+            given.
+        plan: edits that are followed.
+        method: the entry that is called.
+        inputs: as of :func:`distribute`.
+        named: further arguments by name: tensors of whole shapes, or anything else.
+
+    Returns:
+        The rows, in the order of the forward, with the bytes that the ranks send.
+
+    Raises:
+        ConversionError: the network cannot be called so, or depends on values of tensors.
+    """
+    grid = tuple(P_x.shape) if isinstance(P_x, CartesianPartition) else tuple(P_x)
+    if not shapes and not named:
+        raise ConversionError(
+            "plan_of takes the shapes of the whole inputs too: "
+            "plan_of(network, P_x, (2, 3, 256, 256))"
+        )
+    chosen = [0] if ranks is None else [ranks] if isinstance(ranks, int) else list(ranks)
+    wrong = [rank for rank in chosen if not 0 <= rank < prod(grid)]
+    if wrong:
+        raise ConversionError(f"ranks {wrong} are none of the {prod(grid)} of a grid {list(grid)}")
+    found: Plan | None = None
+    for rank in chosen:
+        one = _planned(network, grid, shapes, rank, plan or Plan(), method, inputs or {}, named)
+        found = one if found is None else _added(found, one)
+    assert found is not None
+    return found
+
+
+def _added(a: Plan, b: Plan) -> Plan:
+    """Rows of ``a`` with the bytes of both; all ranks carry out the same functions."""
+    rows = [
+        one._replace(sent_bytes=one.sent_bytes + other.sent_bytes)
+        for one, other in zip(a.rows, b.rows, strict=True)
+    ]
+    return Plan(rows, a.repartitions, a.weights, a.outputs)
+
+
+def _planned(
+    network: nn.Module,
+    grid: tuple[int, ...],
+    shapes: Sequence[Any],
+    rank: int,
+    plan: Plan,
+    method: str,
+    inputs: Mapping[str, Any],
+    named: Mapping[str, Any] | None,
+) -> Plan:
+    counter = _Counter()
+    wire = DryTransport(rank, prod(grid), counter, lambda shape, *_: tuple(shape), "host")
+    P_x = Partition(wire, range(prod(grid))).create_cartesian_topology_partition(grid)
+    require_known(inputs, *names_of_entries(network, [method]))
+    whole = _wholes(network, shapes, named or {})
+    names = [*names_of_entries(network, [method])[0], *(f"[{i}]" for i in range(len(shapes)))]
+    kinds = dict(inputs)
+    given: list[Any] = []
+    for name, x in zip(names, whole[0], strict=False):
+        given.append(_block(name, x, P_x, kinds))
+    others = {name: _block(name, x, P_x, kinds) for name, x in whole[1].items()}
+    conversion = Conversion(Entrance(P_x, kinds), "gather", None, True)
+    conversion.has_seed = True
+    record = conversion.scope.record = Record(lambda: counter.sent_bytes)
+    made = convert(without_cells(network), conversion, [method], plan)
+    try:
+        with nothing_remembered(), torch.device(META), torch.no_grad():
+            call = made if method == "forward" else getattr(made, method)
+            outputs = call(*given, **others)
+    except GpudistError:
+        raise
+    # The network is the user's, and may raise anything.
+    except Exception as error:
+        raise ConversionError(
+            f"the network cannot be planned for these inputs: {type(error).__name__}: {error}"
+        ) from error
+    return Plan(record.rows, plan.repartitions, plan.weights, without_wait(outputs))
+
+
+def converted_for(
+    network: nn.Module,
+    P_x: CartesianPartition,
+    global_shape: Sequence[int],
+    replicate_parameters: bool = True,
+) -> Any:
+    """A copy of a network without cells, converted for its one input; nothing is agreed on."""
+    made = without_cells(network)
+    (name, *_), _ = names_of_entries(network, ["forward"])
+    entrance = Entrance(P_x, {name: tuple(global_shape)})
+    conversion = Conversion(entrance, "gather", None, replicate_parameters)
+    conversion.has_seed = True
+    return convert(made, conversion, ["forward"], Plan())
+
+
+def _wholes(
+    network: nn.Module, shapes: Sequence[Any], named: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    dtype = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
+
+    def whole(x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            return torch.empty_like(x, device=META)
+        if isinstance(x, (tuple, list, torch.Size)) and all(hasattr(n, "__index__") for n in x):
+            return torch.empty(tuple(x), dtype=dtype, device=META)
+        return x
+
+    return [whole(x) for x in shapes], {
+        name: whole(x) if isinstance(x, torch.Tensor) else x for name, x in named.items()
+    }
+
+
+def _block(name: str, x: Any, P_x: CartesianPartition, kinds: dict[str, Any]) -> Any:
+    """What this rank gives for the whole input ``x``."""
+    if not isinstance(x, torch.Tensor):
+        return x
+    kind = kinds.get(name, "block" if x.dim() == P_x.dim else "whole")
+    if kind == "whole":
+        return x
+    kinds[name] = tuple(x.shape)
+    assert P_x.index is not None
+    block = Decomposition.balanced(tuple(x.shape), P_x.shape).block(P_x.index)
+    return torch.empty(block.shape, dtype=x.dtype, device=META)
+
+
+def without_cells(network: nn.Module) -> nn.Module:
+    """A copy of the tree whose parameters and buffers have shapes and no cells."""
+    memo: dict[int, Any] = {
+        id(p): nn.Parameter(torch.empty_like(p, device=META), p.requires_grad)
+        for p in network.parameters()
+    }
+    memo |= {id(b): torch.empty_like(b, device=META) for b in network.buffers()}
+    return copy.deepcopy(network, memo)

@@ -1,0 +1,104 @@
+"""Who holds the parameters of a converted network, and what a call uses in their place."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from gpudist.convert.edits import SplitWeight
+from gpudist.geometry.blocks import Decomposition
+from gpudist.nn.parameter_spread import Spread, copies_of_owned
+from gpudist.nn.partitions import plane
+from gpudist.nn.placement import Placement
+from gpudist.nn.replication import copies_of
+from gpudist.partition import CartesianPartition, Partition
+
+
+class Parameters:
+    """The parameters of a network: whole on every worker, on the first one, or cut.
+
+    Args:
+        P_x: the workers.
+        split_weights: those that are cut.
+
+    Attributes:
+        holders: the workers over which gradients of whole parameters are summed, ``None`` for this
+            one alone.
+    """
+
+    def __init__(
+        self, P_x: CartesianPartition, split_weights: Sequence[SplitWeight] = ()
+    ) -> None:
+        self.P_x = P_x
+        self.split_weights = list(split_weights)
+        self.holders: Partition | None = None
+        if P_x.active and P_x.size > 1:
+            self.holders = P_x.world.create_partition_inclusive(sorted(P_x.ranks))
+        self._spreads: dict[int, Spread] = {}
+        self._owned: list[nn.Parameter] = []
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Parameters:
+        # A network copies its modules before its conversion.
+        made = Parameters(self.P_x, copy.deepcopy(self.split_weights, memo))
+        for parameter in self._owned:
+            own = copy.deepcopy(parameter, memo)
+            made._owned.append(own)
+            if id(parameter) in self._spreads:
+                made._spreads[id(own)] = self._spreads[id(parameter)]
+        return made
+
+    def keep_on_first(self, network: nn.Module) -> None:
+        """Leave the parameters to the first worker; others have none of their cells."""
+        first = plane(self.P_x, ())
+        cut = {id(p) for weight in self.split_weights for p in weight.layer.parameters()}
+        owned: dict[int, nn.Parameter] = {}
+        for path, module in network.named_modules():
+            placed: dict[str, Placement] = {}
+            for name, parameter in module._parameters.items():
+                if parameter is None or id(parameter) in cut:
+                    continue
+                whole = Decomposition.balanced(parameter.shape, [1] * parameter.dim())
+                placed[name] = Placement(first, whole, tuple([0] * parameter.dim()))
+                if id(parameter) not in owned:
+                    own = parameter.detach() if first.active else parameter.detach().new_empty(0)
+                    made = nn.Parameter(own, parameter.requires_grad)
+                    owned[id(parameter)] = made
+                    self._note(made, f"{path}.{name}", placed[name])
+                module._parameters[name] = owned[id(parameter)]
+            if placed:
+                module._placements = partial(dict, placed)  # pyright: ignore
+
+    def _note(self, parameter: nn.Parameter, name: str, owner: Placement) -> None:
+        spread = Spread.between(name, owner, self.P_x, self.P_x)
+        if spread is not None:
+            self._spreads[id(parameter)] = spread
+        self._owned.append(parameter)
+
+    def lent(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What a call uses in place of the parameters, whose gradients are theirs, summed."""
+        blocks = {
+            id(own): (weight, name)
+            for weight in self.split_weights
+            for name, own in weight.layer.named_parameters(recurse=False)
+        }
+        spreads = [self._spreads.get(id(p)) for p in parameters]
+        holders: list[Partition | None] = []
+        for parameter, spread in zip(parameters, spreads, strict=True):
+            cut = blocks.get(id(parameter))
+            if cut is not None:
+                holders.append(cut[0].holders(cut[1]))
+            else:
+                learns = torch.is_grad_enabled() and parameter.requires_grad
+                holders.append(self.holders if learns and spread is None else None)
+        copies: list[Any] = copies_of_owned(list(parameters), spreads)
+        copies = copies_of(copies, holders)
+        for i, parameter in enumerate(parameters):
+            if id(parameter) in blocks:
+                weight, name = blocks[id(parameter)]
+                copies[i] = weight.as_global(name, copies[i])
+        return copies
