@@ -34,6 +34,7 @@ POOLS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "global mean of a dim": (lambda x: F.adaptive_avg_pool2d(x, (1, None)), (2, 3, 7, 8)),
     "mean and windows": (lambda x: F.adaptive_avg_pool2d(x, (1, 3)), (2, 3, 7, 8)),
     "global mean 3-D": (lambda x: F.adaptive_avg_pool3d(x, (1, 1, 1)), (2, 3, 4, 5, 3)),
+    "adaptive max 1-D": (lambda x: torch.adaptive_max_pool1d(x, 3), (2, 2, 7)),
     "adaptive max 2-D": (lambda x: F.adaptive_max_pool2d(x, (3, 1)), (2, 3, 7, 8)),
     "adaptive indices": (lambda x: F.adaptive_max_pool2d(x, 3, return_indices=True), (2, 3, 7, 8)),
     "adaptive max 3-D": (lambda x: F.adaptive_max_pool3d(x, 2), (1, 3, 4, 5, 3)),

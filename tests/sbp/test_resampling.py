@@ -36,7 +36,9 @@ CALLS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 @distributed(ranks=8, transports=("loopback",))
 def test_interpolate(P_world: Partition, name: str) -> None:
     shape, options = CALLS[name]
-    assert_everywhere(P_world, lambda x: F.interpolate(x, **options), [random(shape)], (5, 4, 2), False)
+    assert_everywhere(
+        P_world, lambda x: F.interpolate(x, **options), [random(shape)], (5, 4, 2), False
+    )
 
 
 @distributed(ranks=8, transports=("loopback",))

@@ -110,7 +110,8 @@ def _adaptive_max_pool(call: Call, dims: int) -> Pool:
 
 
 def returns_indices(function: Function) -> bool:
-    return function.__name__.endswith("_with_indices")
+    always: Any = torch.adaptive_max_pool1d
+    return function is always or function.__name__.endswith("_with_indices")
 
 
 _KINDS = {

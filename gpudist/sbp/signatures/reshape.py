@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from math import lcm, prod
 from typing import Any
@@ -23,6 +24,7 @@ from gpudist.sbp.registry import (
     name_of,
     register,
 )
+from gpudist.sbp.signatures.fetching import Fetch, balanced, fetching
 
 Shape = tuple[int, ...]
 
@@ -91,9 +93,7 @@ class Pair:
         unit = lcm(self.inner, self.other_inner)
         cells = self.extent * self.inner
         one = split(self.dim, sizes)
-        stops = [
-            one.cells(self.extent, self.parts, i)[1] * self.inner for i in range(self.parts)
-        ]
+        stops = [one.cells(self.extent, self.parts, i)[1] * self.inner for i in range(self.parts)]
         if any(stop % unit for stop in stops):
             if cells // unit < self.parts:
                 return None
@@ -142,15 +142,27 @@ def expand(call: Call, parts: int) -> list[Signature]:
     return [*found, Signature((partial_sum,), (partial_sum,))]
 
 
+def repeated(call: Call) -> dict[int, Fetch]:
+    """The tensor again behind itself, along its own dims."""
+    shape, times = call.shapes[0], tuple(call.get(1, "dims"))
+    own = ((1,) * (len(shape) - len(times)) + times)[-len(shape) or len(times) :]
+    return {
+        dim: Fetch([*range(shape[dim])] * n, balanced(shape[dim] * n))
+        for dim, n in enumerate(own)
+        if n != 1
+    }
+
+
 @register(torch.tile, any_cuts=True)
 def tile(call: Call, parts: int) -> list[Signature]:
-    """Dims that are there once."""
-    times = tuple(call.get(1, "dims"))
-    new = max(len(times) - call.tensors[0].dims, 0)
-    times = (1,) * (call.outputs[0].dims - len(times)) + times
+    """Dims that are there once; others, if the result has no new dims."""
+    shape, times = call.shapes[0], tuple(call.get(1, "dims"))
+    new = max(len(times) - len(shape), 0)
+    if not new:
+        return fetching(call, parts, repeated)
     found = [
         Signature((split(dim),), (split(dim + new),))
-        for dim in range(call.tensors[0].dims)
+        for dim in range(len(shape))
         if times[dim + new] == 1
     ]
     return [*found, Signature((partial_sum,), (partial_sum,))]
@@ -198,4 +210,32 @@ def expand_as(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 @compose(torch.Tensor.repeat, torch.Tensor.tile)
 def repeat(x: torch.Tensor, *times: Any) -> torch.Tensor:
     given = times[0] if len(times) == 1 and not isinstance(times[0], int) else times
-    return torch.tile(x, tuple(given))
+    new = max(len(given) - x.dim(), 0)
+    return torch.tile(x.reshape((1,) * new + tuple(x.shape)) if new else x, tuple(given))
+
+
+def several(dim: int, times: int, sizes: Shape) -> Signature:
+    """Each cell several times, one after the other."""
+    made = [times * size for size in sizes]
+    return Signature((split(dim, sizes),), (split(dim, made),), recut=partial(several, dim, times))
+
+
+@register(*forms("repeat_interleave"), any_cuts=True)
+def repeat_interleave(call: Call, parts: int) -> list[Signature]:
+    """Splits of all dims; every worker repeats its own cells."""
+    times, along, dims = call.get(1, "repeats"), call.get(2, "dim"), call.tensors[0].dims
+    found = [Signature((partial_sum,), (partial_sum,))]
+    if not isinstance(times, int) or len(call.tensors) != 1:
+        raise NotImplementedError("repeat_interleave of a global tensor takes a number of repeats")
+    if along is None:
+        return (
+            found
+            if dims != 1
+            else [several(0, times, balanced(call.shapes[0][0])((0,) * parts)), *found]
+        )
+    for dim in range(dims):
+        if dim == along % dims:
+            found.append(several(dim, times, balanced(call.shapes[0][dim])((0,) * parts)))
+        else:
+            found.append(Signature((split(dim),), (split(dim),)))
+    return found
