@@ -5,6 +5,7 @@ See :mod:`gpudist.sbp.registry` for the protocol.
 
 from gpudist.sbp.signatures import (
     activations,
+    channel_norms,
     choosing,
     classes,
     comparisons,
@@ -28,6 +29,7 @@ from gpudist.sbp.signatures import (
 
 __all__ = [
     "activations",
+    "channel_norms",
     "choosing",
     "classes",
     "comparisons",
