@@ -16,6 +16,7 @@ from gpudist.sbp.signatures import (
     foreach,
     in_place,
     joining,
+    lines,
     losses,
     matmul,
     norms,
@@ -24,6 +25,7 @@ from gpudist.sbp.signatures import (
     reshape,
     slicing,
     softmax,
+    spectral,
     transposes,
     windows,
 )
@@ -41,6 +43,7 @@ __all__ = [
     "foreach",
     "in_place",
     "joining",
+    "lines",
     "losses",
     "matmul",
     "norms",
@@ -49,6 +52,7 @@ __all__ = [
     "reshape",
     "slicing",
     "softmax",
+    "spectral",
     "transposes",
     "windows",
 ]
