@@ -19,7 +19,7 @@ from gpudist.partition import Partition
 from gpudist.sbp import GlobalTensor, Placement
 from gpudist.sbp.registry import mapped, signatures, tensors_in
 from tests.sbp.compare import global_of
-from tests.sbp.parts import B, P, S
+from tests.sbp.parts import B, S
 
 # Results that depend on memory, on chance, or that are not unique.
 NOT_COMPARABLE = {
@@ -100,6 +100,8 @@ def judge(P_world: Partition, op: Any, count: int, report: Report) -> None:
             continue
         if any(x.is_sparse or x.layout != torch.strided for x in given):
             continue
+        if _draws(sample):
+            continue
         sbps = [(_drawn_sbp(x, chosen, i == 0),) for i, x in enumerate(given)]
         shapes = [list(x.shape) for x in given]
         what = f"{op.formatted_name} of {shapes}, {sbps}, {_told(call)}"
@@ -108,8 +110,16 @@ def judge(P_world: Partition, op: Any, count: int, report: Report) -> None:
 
 def _drawn_sbp(x: torch.Tensor, chosen: python_random.Random, is_first: bool) -> Any:
     dims = [S(d) for d in range(x.dim())]
-    others = [B, P] if x.is_floating_point() and chosen.random() < 0.3 else [B]
-    return chosen.choice(dims if is_first and dims else [*dims, *others])
+    # Terms are exact only up to rounding, which not all functions forgive.
+    return chosen.choice(dims if is_first and dims else [*dims, B])
+
+
+def _draws(sample: Any) -> bool:
+    """Whether the call is one of chance."""
+    named = sample.kwargs.get("dropout_p", 0) or sample.kwargs.get("noise", False)
+    return bool(named) or (
+        len(sample.args) > 9 and isinstance(sample.args[9], float) and sample.args[9] > 0
+    )
 
 
 def _told(call: Any) -> str:

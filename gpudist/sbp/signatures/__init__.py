@@ -5,6 +5,7 @@ See :mod:`gpudist.sbp.registry` for the protocol.
 
 from gpudist.sbp.signatures import (
     activations,
+    attention,
     channel_norms,
     choosing,
     classes,
@@ -32,6 +33,7 @@ from gpudist.sbp.signatures import (
 
 __all__ = [
     "activations",
+    "attention",
     "channel_norms",
     "choosing",
     "classes",

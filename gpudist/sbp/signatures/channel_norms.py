@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from gpudist.nn.normalization import Normalization
 from gpudist.sbp.attributes import NdSbp, broadcast, split
 from gpudist.sbp.registry import Call, Compute, Signature, Where, compose, register
+from gpudist.sbp.signatures.across import some_are_empty, together_if
 from gpudist.sbp.signatures.norms import (
     bind_sum,
     no_movements,
@@ -109,8 +110,10 @@ def _bind(call: Call, where: Where) -> Compute:
     by = Normalization(dims, cells, eps, total=total, parameters=no_movements(call, 1))
     moment_shape = x.shape[:2] if is_instance else x.shape[1:2]
     alone = batch_norm_and_moments if not is_instance else instance_norm_and_moments
+    differ = total is None and some_are_empty(where)
 
     def compute(tensors: Sequence[torch.Tensor]) -> Any:
+        tensors = together_if(differ, tensors)
         x = tensors[0]
         weight, bias = parameters_at(call, tensors, 1)
         if total is None and x.numel():

@@ -6,15 +6,21 @@ A dim along which they work has no cheap split: another dim is.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gpudist.nn.parameter import tied_empty
 from gpudist.sbp.attributes import Sbp, broadcast, split
 from gpudist.sbp.registry import Call, Compute, Function, Signature, Where, compose, forms, register
-from gpudist.sbp.signatures.across import axes_that_split, place, stacked
+from gpudist.sbp.signatures.across import (
+    axes_that_split,
+    place,
+    some_are_empty,
+    stacked,
+    together_if,
+)
 from gpudist.sbp.signatures.reduce import dims_of, kept
 
 Dims = Callable[[Call], Collection[int] | None]
@@ -23,18 +29,28 @@ Dims = Callable[[Call], Collection[int] | None]
 def on_cells(call: Call, where: Where) -> Compute:
     """The function, of blocks that have cells; torch refuses others."""
     shapes, results = [box.shape for box in where.outputs], where.call.outputs
+    differ = len(call.tensors) > 1 and some_are_empty(where)
 
     def compute(tensors: Sequence[torch.Tensor]) -> Any:
-        if all([x.numel() for x in tensors]):
+        tensors = together_if(differ, tensors)
+        if all([x.numel() for x in tensors]) or any(prod(shape) for shape in shapes):
             return call(tensors)
-        return [
-            tied_empty(shape, spec.dtype, tensors[0], *tensors)
-            if spec.dtype.is_floating_point or spec.dtype.is_complex
-            else tensors[0].new_empty(shape, dtype=spec.dtype)
-            for shape, spec in zip(shapes, results, strict=True)
-        ]
+        pairs = zip(shapes, results, strict=True)
+        return [without_cells(shape, spec.dtype, tensors) for shape, spec in pairs]
 
     return compute
+
+
+def without_cells(
+    shape: Sequence[int], dtype: torch.dtype, tensors: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """A result without cells, which depends on its inputs as one with cells does."""
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return tensors[0].new_empty(shape, dtype=dtype)
+    y = tensors[0].new_ones(0, dtype=dtype)
+    for x in tensors:
+        y = y * x.reshape(-1)[:0].to(dtype) if x.requires_grad else y
+    return y.view(tuple(shape))
 
 
 def of_others(call: Call, dims: Collection[int]) -> list[Signature]:

@@ -30,7 +30,7 @@ from gpudist.sbp.registry import (
     Where,
     register,
 )
-from gpudist.sbp.signatures.across import axes_that_split
+from gpudist.sbp.signatures.across import axes_that_split, some_are_empty, together_if
 
 
 def tensor_at(
@@ -182,7 +182,10 @@ def _bind_groups(call: Call, where: Where) -> Compute:
         parameters=no_movements(call, 2),
     )
 
+    differ = total is None and some_are_empty(where)
+
     def compute(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        tensors = together_if(differ, tensors)
         x = tensors[0]
         weight, bias = parameters_at(call, tensors, 2)
         if total is None and x.numel():

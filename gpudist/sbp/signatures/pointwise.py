@@ -203,7 +203,8 @@ def pairwise_distance(
 
 @compose(torch.cosine_similarity)
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
-    x1, x2 = torch.broadcast_tensors(x1, x2)
+    shape = torch.broadcast_shapes(x1.shape, x2.shape)
+    x1, x2 = (x if x.shape == shape else x.expand(shape) for x in (x1, x2))
     sizes = [torch.linalg.vector_norm(x, 2, dim, True).clamp_min(eps) for x in (x1, x2)]
     return (x1 / sizes[0] * (x2 / sizes[1])).sum(dim)
 
