@@ -43,6 +43,8 @@ def to(x: Tensor, *args: Any, copy: bool = False, **kwargs: Any) -> Tensor:
     """Another dtype; the device of a global tensor is that of its placement."""
     if args and isinstance(args[0], Tensor):
         args = (args[0].device, args[0].dtype, *args[1:])
+    if len(args) > 1 and all(isinstance(one, bool) for one in args[-2:]):
+        *args, copy = args
     device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)  # pyright: ignore
     if device is not None and device.type != x.device.type:
         raise NotImplementedError(
@@ -61,11 +63,24 @@ def type_as(x: Tensor, other: Tensor) -> Tensor:
 
 def enter_cast(name: str, dtype: torch.dtype) -> None:
     """``x.float()`` and the like."""
-    compose(getattr(Tensor, name))(lambda x: to(x, dtype))
+    compose(getattr(Tensor, name))(lambda x, memory_format=None: to(x, dtype))
 
 
-for name in ("float", "double", "half", "bfloat16", "int", "long", "bool"):
+for name in (
+    "float",
+    "double",
+    "half",
+    "bfloat16",
+    "int",
+    "long",
+    "bool",
+    "short",
+    "cfloat",
+    "cdouble",
+):
     enter_cast(name, getattr(torch, name))
+enter_cast("byte", torch.uint8)
+enter_cast("char", torch.int8)
 
 
 def block(x: Any, whole: Tensor, sbp: NdSbp) -> Tensor:
@@ -76,6 +91,11 @@ def block(x: Any, whole: Tensor, sbp: NdSbp) -> Tensor:
         return x._wrap(whole.new_empty(0), x.placement, sbp, shape)
     cells = x.placement.layout(sbp, shape).box(index).slices
     return x._wrap(whole[cells].clone(), x.placement, sbp, shape)
+
+
+def copied(x: Any, whole: Tensor) -> Tensor:
+    """Copies of ``whole``, which is the same on all ranks, where ``x`` lies."""
+    return block(x, whole, (broadcast,) * x.placement.axes)
 
 
 def enter_drawn(function: Function, is_in_place: bool) -> None:
