@@ -102,6 +102,8 @@ def recalled(
     else:
         result = function(*local, **kwargs)
     if is_one:
+        if type(result) is list or type(result) is tuple:
+            (result,) = result
         how = results[0]
         if result.dtype != how.dtype:
             how = _of_dtype(how, result.dtype)
