@@ -110,15 +110,17 @@ class Converted:
             for each in entry.inputs
             if len(each.letters) == axes
         }
-        converted = gpudist.distribute(made(entry), P_x, inputs=said)
-        self.network: nn.Module = entry.after(converted)
+        distribute: Any = gpudist.distribute
+        self.network: nn.Module = entry.after(distribute(made(entry), P_x, inputs=said))
 
     def leaves(self, values: Values, with_graph: bool) -> Values:
         given: Values = {}
         for each in self.entry.inputs:
             x, needs_grad = values[each.name], each.leaf and with_graph
             cut = self.is_block[each.name]
-            given[each.name] = own_block(x, self.P_x, None, needs_grad) if cut else leaf(x, needs_grad)
+            given[each.name] = (
+                own_block(x, self.P_x, None, needs_grad) if cut else leaf(x, needs_grad)
+            )
         return given
 
     def call(self, values: Values) -> Any:

@@ -30,8 +30,7 @@ def test_forward(name: str, grid: Grid) -> None:
     if entry.processes and not is_built():
         pytest.skip(what_is_missing())
     verdict = judge(entry, grid, transport="host" if entry.processes else "loopback")
-    allowed = ("right", "refused") if entry.may_refuse else ("right",)
-    assert verdict.how in allowed, f"{verdict}\n{entry.make.__doc__}"
+    assert verdict.how in entry.allowed, f"{verdict}\n{entry.make.__doc__}"
 
 
 @pytest.mark.parametrize("number", range(RANDOM))
