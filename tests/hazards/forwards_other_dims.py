@@ -184,7 +184,7 @@ class OneCellLeft(nn.Module):
 
 @forward(IMAGE)
 class AtenSpellings(nn.Module):
-    """``torch.ops.aten`` and ``torch.*`` names, whose arguments have another order than in ``F``."""
+    """``torch.ops.aten`` and ``torch.*`` names, with arguments in another order than ``F``'s."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -56,7 +56,7 @@ class Program:
 
     @property
     def changes_in_place(self) -> bool:
-        return any(len(step.lines) > 1 or "inplace" in step.lines[0] for step in self.steps)
+        return any(len(step.lines) > 1 or "inplace" in "".join(step.lines) for step in self.steps)
 
     def module(self) -> nn.Module:
         names = dict(NAMES)

@@ -100,7 +100,7 @@ def norm(d: Drawing, x: str, s: Shape) -> str:
     options = [
         f"F.layer_norm({x}, ({last},))", f"{d.attribute(f'nn.LayerNorm({last})')}({x})",
         f"F.normalize({x} + 0.5, dim={d.dim(s)})", f"F.layer_norm({x}, {tup(s[1:])})",
-        f"({x} - {x}.mean({dims}, keepdim=True)) / ({x}.var({dims}, False, keepdim=True) + 1).sqrt()",
+        f"({x} - {x}.mean({dims}, keepdim=True)) / ({x}.var({dims}, keepdim=True) + 1).sqrt()",
         f"{x} * torch.rsqrt({x}.pow(2).mean({dims[0]}, keepdim=True) + 0.1)",
         f"F.rms_norm({x}, ({last},), eps=0.1)",
     ]  # fmt: skip
