@@ -22,6 +22,8 @@ JOBS ?= 2
 # Of `make fuzz`: how many configurations, and which.
 N ?= 200
 SEED ?= 1
+# Of `make hazards`: how many random modules.
+COUNT ?= 200
 # Of `make fuzz-input`: how many inputs of each kind, and for how long libFuzzer.
 FUZZ_EXAMPLES ?= 3000
 FUZZ_SECONDS ?= 300
@@ -59,7 +61,7 @@ export OMP_NUM_THREADS := 1
 .PHONY: demo test fuzz fuzz-batch lint types check format sanitize sanitize-core bench clean
 .PHONY: docs newcomer
 .PHONY: fuzz-input mutants coverage tidy analysis
-.PHONY: chaos soak
+.PHONY: chaos soak hazards
 .PHONY: gpu-build gpu-test gpu-bench gpu-first gpu-sanitize gpu-rehearsal ptx
 
 demo: $(INSTALLED)
@@ -78,6 +80,12 @@ compatibility: $(INSTALLED)
 # Random configurations of every layer against torch's; N=2000 SEED=1 takes about two minutes.
 fuzz: $(INSTALLED)
 	$(PYTHON) -m tests.fuzz --count $(N) --seed $(SEED)
+
+# Random modules, and small forwards on all their grids, converted and against themselves alone;
+# COUNT=2000 SEED=1 takes about half an hour.
+hazards: $(INSTALLED)
+	$(PYTHON) -m tests.hazards --forwards
+	$(PYTHON) -m tests.hazards --count $(COUNT) --seed $(SEED)
 
 # Batches with damaged bytes, as a receiver reads them: refused, or harmless.
 fuzz-batch: $(INSTALLED)

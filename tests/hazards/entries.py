@@ -45,7 +45,7 @@ class Input:
 
     @classmethod
     def read(cls, text: str, keyword: bool) -> Input:
-        """Read ``"name: B C H W"``; after the colon also ``whole``, ``int``, ``bool``, ``const``."""
+        """Read ``"name: B C H W"``; words are ``whole``, ``int``, ``bool`` and ``const``."""
         name, _, rest = text.partition(":")
         words = rest.split()
         letters = tuple(word for word in words if word in SIZES or word.isdigit())
@@ -100,6 +100,11 @@ class Entry:
     after: Callable[[nn.Module], nn.Module] = unchanged
     modes: tuple[str, ...] = ("train", "eval")
     tolerance: float = TOLERANCE
+
+    @property
+    def allowed(self) -> tuple[str, ...]:
+        """Verdicts that are no mistake."""
+        return ("right", "refused") if self.may_refuse else ("right",)
 
     def blocks(self) -> list[Input]:
         return [each for each in self.inputs if not each.whole]

@@ -1,5 +1,9 @@
 """What speaks to autograd: own functions, checkpoints, islands without a graph, hooks."""
 
+# Forwards are typed as people type them: not at all.
+# pyright: reportOperatorIssue=false, reportCallIssue=false, reportArgumentType=false
+# pyright: reportIndexIssue=false, reportOptionalOperand=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 from typing import Any
@@ -89,7 +93,6 @@ class OwnFunctionThatMixes(nn.Module):
     def forward(self, x):
         y, mean = NormalizedRows.apply(x * 2, self.w)
         return y.sin() + mean, mean
-
 
 
 @forward(IMAGE)
@@ -356,3 +359,34 @@ class JacobianProduct(Conv):
 
     def forward(self, x):
         return torch.func.jvp(torch.sin, (self.conv(x),), (torch.ones_like(x),))[1]
+
+
+@forward(IMAGE)
+class InnerStep(Conv):
+    """MAML: a gradient of the weights in the forward, and the forward again with other weights."""
+
+    def forward(self, x):
+        if not torch.is_grad_enabled():
+            return self.conv(x)
+        weights = tuple(self.conv.parameters())
+        loss = self.conv(x).square().mean()
+        gradients = torch.autograd.grad(loss, weights, create_graph=True)
+        w, b = (p - 0.1 * g for p, g in zip(weights, gradients, strict=True))
+        names = {"weight": w, "bias": b}
+        return F.conv2d(x, w, b, padding=1) + torch.func.functional_call(self.conv, names, (x,))
+
+
+@forward(IMAGE)
+class AdaptiveWeightOfLosses(Conv):
+    """VQGAN: two losses balanced by the norms of their gradients at the last weight, detached."""
+
+    def forward(self, x):
+        y = self.conv(x)
+        a, b = y.abs().mean(), y.square().mean((0, 2, 3)).sum()
+        if not torch.is_grad_enabled():
+            return a + b
+        last = self.conv.weight
+        of_a = torch.autograd.grad(a, last, retain_graph=True)[0]
+        of_b = torch.autograd.grad(b, last, retain_graph=True)[0]
+        weight = torch.norm(of_a) / (torch.norm(of_b) + 1e-4)
+        return a + torch.clamp(weight, 0.0, 1e4).detach() * b

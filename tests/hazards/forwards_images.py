@@ -1,5 +1,9 @@
 """Images: convolutions, padding, resampling and attention over channels, as networks have them."""
 
+# Forwards are typed as people type them: not at all.
+# pyright: reportOperatorIssue=false, reportCallIssue=false, reportArgumentType=false
+# pyright: reportIndexIssue=false, reportOptionalOperand=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import torch
@@ -215,9 +219,7 @@ class FeaturePyramid(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.down = nn.ModuleList(
-            nn.Conv2d(c, 6, 3, stride=2, padding=1) for c in (4, 6, 6)
-        )
+        self.down = nn.ModuleList(nn.Conv2d(c, 6, 3, stride=2, padding=1) for c in (4, 6, 6))
         self.lateral = nn.ModuleList(nn.Conv2d(6, 5, 1) for _ in range(3))
 
     def forward(self, x):
@@ -361,7 +363,7 @@ class CoordinateAttention(nn.Module):
         self.mix = nn.Conv2d(4, 4, 1)
 
     def forward(self, x):
-        n, _, h, w = x.size()
+        h, w = x.shape[2:]
         rows = x.mean(3, keepdim=True)
         columns = x.mean(2, keepdim=True).permute(0, 1, 3, 2)
         y = F.hardswish(self.mix(torch.cat([rows, columns], dim=2)))
@@ -382,32 +384,3 @@ class ChannelShuffle(nn.Module):
         x = torch.cat((a, self.branch(b)), dim=1)
         n, c, h, w = x.data.size()
         return x.view(n, 2, c // 2, h, w).transpose(1, 2).contiguous().view(n, -1, h, w)
-
-
-@forward(IMAGE)
-class ChannelsLast(nn.Module):
-    """``memory_format``: asked for, kept and lost."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(4, 4, 3, padding=1)
-
-    def forward(self, x):
-        x = self.conv(x.contiguous(memory_format=torch.channels_last))
-        y = x.to(memory_format=torch.contiguous_format)
-        return y.view(y.shape[0], -1).view_as(y) * 2
-
-
-@forward(IMAGE, H=7, W=5)
-class TransposedOddly(nn.Module):
-    """Transposed convolutions with output padding, dilation, groups, and ``output_size=``."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.ConvTranspose2d(4, 4, 3, stride=2, padding=1, output_padding=1)
-        self.b = nn.ConvTranspose2d(4, 6, (4, 3), stride=(3, 1), dilation=2, groups=2)
-        self.c = nn.ConvTranspose2d(4, 2, 3, stride=2, padding=1)
-
-    def forward(self, x):
-        size = (x.shape[2] * 2, x.shape[3] * 2 - 1)
-        return self.a(x), self.b(x), self.c(x, output_size=size)

@@ -1,5 +1,9 @@
 """Indices, masks, sorting, sums along a dim, and plain mathematics."""
 
+# Forwards are typed as people type them: not at all.
+# pyright: reportOperatorIssue=false, reportCallIssue=false, reportArgumentType=false
+# pyright: reportIndexIssue=false, reportOptionalOperand=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import torch
@@ -218,13 +222,17 @@ class BroadcastingOddly(nn.Module):
         rows = torch.arange(x.shape[2]).to(x).view(-1, 1)
         columns = torch.linspace(0, 1, x.shape[3], dtype=x.dtype)
         y = self.scale * x + rows * self.row - columns
-        z = 2 ** (-x.abs()) + (1 - x) / torch.add(1, rows.T.mean()) + x.mean((0, 2, 3))[:, None, None]
+        z = (
+            2 ** (-x.abs())
+            + (1 - x) / torch.add(1, rows.T.mean())
+            + x.mean((0, 2, 3))[:, None, None]
+        )
         return y, z, torch.addcmul(y, x, rows, value=0.1), torch.lerp(x, y, 0.3), -x + x.sum()
 
 
 @forward(IMAGE)
 class TypesAndDevices(nn.Module):
-    """``type_as``, ``to(other)``, ``.float()``, ``.long()``, ``.cpu()``, ``new_*`` and ``*_like``."""
+    """``type_as``, ``to(other)``, ``.float()``, ``.long()``, ``.cpu()``, ``new_*``, ``*_like``."""
 
     def forward(self, x):
         a = torch.ones(x.shape[-1]).type_as(x)
@@ -292,7 +300,7 @@ class BilinearByHand(nn.Module):
     """Bilinear sampling by floor, clamp, and flat indices."""
 
     def forward(self, x):
-        b, c, h, w = x.shape
+        h = x.size(2)
         ys = torch.linspace(0.3, h - 1.4, 5).to(x)
         low = ys.floor().long().clamp(0, h - 1)
         high = (low + 1).clamp(max=h - 1)
@@ -302,7 +310,7 @@ class BilinearByHand(nn.Module):
 
 @forward(IMAGE)
 class ConnectedByOperators(nn.Module):
-    """Comparisons, ``~``, ``&``, ``|``, ``%``, ``//``, reflected operators and ``torch.*`` names."""
+    """Comparisons, ``~``, ``&``, ``|``, ``%``, ``//``, reflected operators, ``torch.*``."""
 
     def forward(self, x):
         mask = (x > 0) & ~(x > 1) | (x.abs() < 0.1)
@@ -310,3 +318,21 @@ class ConnectedByOperators(nn.Module):
         z = torch.div(x, 0.4, rounding_mode="floor") + (x.detach() // 0.5) + x % 2
         u = torch.maximum(x, y) - torch.minimum(x, -y) + torch.hypot(x, y + 3)
         return mask, y, z, u, torch.sub(x, y, alpha=2), 3 - x, 1 / (x.abs() + 1), x.atan2(y + 2)
+
+
+@forward(IMAGE)
+class Quantiles(nn.Module):
+    """bucketize, searchsorted, unique, histc and bincount of cells; a table read by them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, 3)
+        self.register_buffer("edges", torch.tensor([-1.0, -0.3, 0.3, 1.0]))
+
+    def forward(self, x):
+        bins = torch.bucketize(x.detach(), self.edges)
+        counts = torch.bincount(bins.flatten(), minlength=5)
+        found = torch.searchsorted(self.edges, x.detach().contiguous())
+        kinds, inverse = torch.unique(bins[:, 0], return_inverse=True)
+        histogram = torch.histc(x.detach(), bins=4, min=-2, max=2)
+        return self.table(bins).mean((2, 3)) + x.mean(), counts, found, kinds, inverse, histogram

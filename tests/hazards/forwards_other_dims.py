@@ -1,5 +1,9 @@
 """Signals, volumes and images without spare cells: other dims, empty blocks, ATen's spellings."""
 
+# Forwards are typed as people type them: not at all.
+# pyright: reportOperatorIssue=false, reportCallIssue=false, reportArgumentType=false
+# pyright: reportIndexIssue=false, reportOptionalOperand=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import torch
@@ -92,7 +96,7 @@ class WaveNetBlock(nn.Module):
 
 @forward(SIGNAL, L=15)
 class SignalEncoder(nn.Module):
-    """Strided convolutions, weight-normed as vocoders have it, up again by ``repeat_interleave``."""
+    """Strided convolutions and a group norm, up again by ``repeat_interleave``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -180,7 +184,7 @@ class OneCellLeft(nn.Module):
 
 @forward(IMAGE)
 class AtenSpellings(nn.Module):
-    """``torch.ops.aten`` and ``torch.*`` names, whose arguments come in another order than ``F``'s."""
+    """``torch.ops.aten`` and ``torch.*`` names, with arguments in another order than ``F``'s."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -256,3 +260,62 @@ class MorphologyAndBlur(nn.Module):
         kernel = torch.outer(g, g).expand(x.size(1), 1, 5, 5)
         blurred = F.conv2d(F.pad(x, [2] * 4, mode="reflect"), kernel, groups=x.size(1))
         return eroded, blurred, F.conv2d(x, self.sobel, padding=1, groups=4).square().sum()
+
+
+@forward(IMAGE)
+class ChannelsLast(nn.Module):
+    """``memory_format``: asked for, kept and lost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x):
+        x = self.conv(x.contiguous(memory_format=torch.channels_last))
+        y = x.to(memory_format=torch.contiguous_format)
+        return y.view(y.shape[0], -1).view_as(y) * 2
+
+
+@forward(IMAGE, H=7, W=5)
+class TransposedOddly(nn.Module):
+    """Transposed convolutions with output padding, dilation, groups, and ``output_size=``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.ConvTranspose2d(4, 4, 3, stride=2, padding=1, output_padding=1)
+        self.b = nn.ConvTranspose2d(4, 6, (4, 3), stride=(3, 1), dilation=2, groups=2)
+        self.c = nn.ConvTranspose2d(4, 2, 3, stride=2, padding=1)
+
+    def forward(self, x):
+        size = (x.shape[2] * 2, x.shape[3] * 2 - 1)
+        return self.a(x), self.b(x), self.c(x, output_size=size)
+
+
+@forward(IMAGE, H=14, W=13, step=0)
+class FlattenThenLinear(nn.Module):
+    """LeNet: convolutions and pools, all features flattened, linear layers, a log-softmax."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(4, 6, 5, padding=2), nn.Sigmoid(), nn.AvgPool2d(2),
+            nn.Conv2d(6, 4, 3), nn.ReLU(True), nn.MaxPool2d(2, 2),
+        )  # fmt: skip
+        self.classes = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 5))
+
+    def forward(self, x):
+        return F.log_softmax(self.classes(self.features(x)), dim=1)
+
+
+@forward(IMAGE)
+class LoopOverBatch(nn.Module):
+    """``for sample in x``, ``zip``, ``enumerate`` and ``len``; samples stacked again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x):
+        found = [self.conv(sample.unsqueeze(0))[0] * (i + 1) for i, sample in enumerate(x)]
+        y = torch.stack([a - b.mean() for a, b in zip(found, x, strict=True)])
+        return y, torch.cat([x[i : i + 1].sin() for i in range(len(x))])

@@ -1,5 +1,9 @@
 """Fourier transforms, complex numbers, and everything random."""
 
+# Forwards are typed as people type them: not at all.
+# pyright: reportOperatorIssue=false, reportCallIssue=false, reportArgumentType=false
+# pyright: reportIndexIssue=false, reportOptionalOperand=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import torch
@@ -54,9 +58,16 @@ class SpectraByParts(nn.Module):
 
     def forward(self, x):
         f = torch.fft.fftshift(torch.fft.fft2(x), dim=(-2, -1))
-        y = torch.fft.ifft2(torch.fft.ifftshift(torch.polar(f.abs() + 1, f.angle() * 0.5), dim=(2, 3)))
+        y = torch.fft.ifft2(
+            torch.fft.ifftshift(torch.polar(f.abs() + 1, f.angle() * 0.5), dim=(2, 3))
+        )
         z = torch.fft.fft(x, dim=1)
-        return y.real + y.imag, z.abs().square(), torch.log1p(f.abs()), torch.fft.rfft(x, dim=0).real
+        return (
+            y.real + y.imag,
+            z.abs().square(),
+            torch.log1p(f.abs()),
+            torch.fft.rfft(x, dim=0).real,
+        )
 
 
 @forward(TOKENS)
@@ -178,7 +189,7 @@ class RandomFactories(nn.Module):
     """``torch.rand`` and relatives by the input's shape; one draw must be the same everywhere."""
 
     def forward(self, x):
-        b, c, h, w = x.shape
+        b, _, h, w = x.shape
         noise = torch.randn(b, 1, h, w, dtype=x.dtype, device=x.device)
         keep = torch.rand(b, device=x.device) < 0.5
         order = torch.randperm(w, device=x.device)

@@ -1,5 +1,9 @@
 """State: buffers, caches between calls, parametrizations, shared and renamed modules."""
 
+# Forwards are typed as people type them: not at all.
+# pyright: reportOperatorIssue=false, reportCallIssue=false, reportArgumentType=false
+# pyright: reportIndexIssue=false, reportOptionalOperand=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import copy
@@ -379,3 +383,27 @@ class ReplacedLater(Conv):
 
     def forward(self, x):
         return self.conv(x).exp()
+
+
+@forward(IMAGE, may_refuse="torch cannot copy what the hook has computed")
+class OlderWeightNorm(nn.Module):
+    """``torch.nn.utils.weight_norm``, which sets a plain attribute before each forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.utils.weight_norm(nn.Conv2d(4, 4, 3, padding=1))
+
+    def forward(self, x):
+        return F.leaky_relu(self.conv(x), 0.1)
+
+
+@forward(IMAGE)
+class OlderSpectralNorm(nn.Module):
+    """``torch.nn.utils.spectral_norm``: a hook that writes buffers and sets ``weight``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.utils.spectral_norm(nn.Conv2d(4, 4, 3, padding=1))
+
+    def forward(self, x):
+        return self.conv(x).tanh()

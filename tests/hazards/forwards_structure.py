@@ -1,5 +1,9 @@
 """How forwards are put together: arguments, outputs, containers, control flow, type tests."""
 
+# Forwards are typed as people type them: not at all.
+# pyright: reportOperatorIssue=false, reportCallIssue=false, reportArgumentType=false
+# pyright: reportIndexIssue=false, reportOptionalOperand=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import collections
@@ -237,7 +241,10 @@ class SubclassOfSequential(Residual):
         super().__init__(*layers)
 
     def forward(self, x):
-        return super().forward(x) + Residual(*list(self)[:2])(x).sum(1, keepdim=True) * self[-1].weight.mean()
+        return (
+            super().forward(x)
+            + Residual(*list(self)[:2])(x).sum(1, keepdim=True) * self[-1].weight.mean()
+        )
 
 
 @forward(IMAGE)
@@ -281,7 +288,9 @@ class LoopToAFixedPoint(Conv):
 
     def forward(self, x):
         z = torch.zeros_like(x)
-        for step in range(6):
+        step = 0
+        while step < 6:
+            step += 1
             new = torch.tanh(0.1 * self.conv(z) + x)
             if (new - z).abs().max() < 1e-2:
                 break

@@ -1,5 +1,9 @@
 """Tokens: attention in its spellings, positions, masks, recurrent layers, einsum."""
 
+# Forwards are typed as people type them: not at all.
+# pyright: reportOperatorIssue=false, reportCallIssue=false, reportArgumentType=false
+# pyright: reportIndexIssue=false, reportOptionalOperand=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import math
@@ -288,7 +292,9 @@ class AlibiBias(nn.Module):
         t = x.size(1)
         slopes = x.new_tensor([0.5, 0.25]).view(2, 1, 1)
         distance = torch.arange(t)[None, :] - torch.arange(t)[:, None]
-        scores = torch.einsum("btd,bsd->bts", x, x).unsqueeze(1) / 8 + slopes * distance.clamp(max=0)
+        scores = torch.einsum("btd,bsd->bts", x, x).unsqueeze(1) / 8 + slopes * distance.clamp(
+            max=0
+        )
         scores = torch.where(distance > 0, torch.full_like(scores, -1e9), scores)
         return scores.softmax(-1).sum(1) @ x
 

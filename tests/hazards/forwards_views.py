@@ -1,5 +1,9 @@
 """Views, slices, windows and changes in place."""
 
+# Forwards are typed as people type them: not at all.
+# pyright: reportOperatorIssue=false, reportCallIssue=false, reportArgumentType=false
+# pyright: reportIndexIssue=false, reportOptionalOperand=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import torch
@@ -153,7 +157,7 @@ class InPlaceActivations(Conv):
         return y + w.sigmoid_(), z
 
 
-@forward(IMAGE)
+@forward(IMAGE, may_refuse="a view that had to be moved is changed in place")
 class InPlaceOnFlattenedRelu(nn.Module):
     """``F.relu(x.flatten(1), inplace=True)`` and the tensor that it is a view of."""
 

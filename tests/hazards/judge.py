@@ -20,17 +20,23 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from torch import nn
 
 from gpudist.errors import CollectiveTimeout, GpudistError, PeerFailure, PlanMismatch
 from gpudist.partition import Partition
+from gpudist.rank_pool import RanksFailed
 from gpudist.testing import run_distributed
 from tests.hazards.entries import TOLERANCE, Entry, Grid, workers
 from tests.hazards.subjects import Alone, Converted, Subject
 from tests.hazards.trees import leaves
+from tests.pool import the_pool
 
 LIMIT_S = 40.0
-PHASES = (("train", False, True), ("train", True, True), ("eval", False, True), ("eval", True, False))
+PHASES = (
+    ("train", False, True),
+    ("train", True, True),
+    ("eval", False, True),
+    ("eval", True, False),
+)
 How = Literal["right", "wrong", "refused", "failed"]
 
 
@@ -58,7 +64,10 @@ class Verdict:
 
 
 def judge(
-    entry: Entry, grid: Grid, subject: type[Subject] = Converted, transport: str = "loopback"
+    entry: Entry,
+    grid: Grid,
+    subject: type[Subject] = Converted,
+    transport: Literal["loopback", "host"] = "loopback",
 ) -> Verdict:
     """Judge ``entry`` on ``grid``, in a world of its own."""
     with in_float64():
@@ -67,10 +76,15 @@ def judge(
             if expected is None:
                 one = (1,) * len(grid)
                 expected = run_distributed(_records_on, 1, entry, one, subject, timeout=LIMIT_S)[0]
-            found = run_distributed(
-                _differences, workers(grid), entry, grid, subject, expected,
-                transport=transport, timeout=LIMIT_S,
-            )  # fmt: skip
+            args = (entry, grid, subject, expected)
+            if transport == "loopback":
+                found = run_distributed(_differences, workers(grid), *args, timeout=LIMIT_S)
+            else:
+                found = the_pool().run(
+                    workers(grid), _differences, args, limit_s=LIMIT_S, transport=transport
+                )
+        except RanksFailed as failed:
+            return verdict_of(failed.root.error or failed)
         except Exception as error:
             return verdict_of(error)
     wrong = [f"rank {rank}: {text}" for rank, texts in enumerate(found) for text in texts]
@@ -167,12 +181,12 @@ def _weights(number: int, y: torch.Tensor) -> torch.Tensor:
     return torch.randn(tuple(y.shape), dtype=torch.float64, generator=generator)
 
 
-def compared(
-    expected: Record, found: Record, tolerance: float = TOLERANCE
-) -> Iterator[str]:
+def compared(expected: Record, found: Record, tolerance: float = TOLERANCE) -> Iterator[str]:
     """Say what differs."""
     if list(expected.outputs) != list(found.outputs):
-        yield f"outputs {list(found.outputs)}, expected {list(expected.outputs)}"
+        others = [path for path in found.outputs if path not in expected.outputs]
+        missing = [path for path in expected.outputs if path not in found.outputs]
+        yield f"outputs {others or 'in another order'}, expected {missing}"
         return
     for path, value in expected.outputs.items():
         yield from _alike(f"output{path}", value, found.outputs[path], tolerance)
@@ -188,7 +202,9 @@ def compared(
             return
         largest = max((_largest(t) for t in group.values()), default=0.0)
         for name, tensor in group.items():
-            yield from _alike(f"{what} {name}", tensor, found.groups[what][name], tolerance, largest)
+            yield from _alike(
+                f"{what} {name}", tensor, found.groups[what][name], tolerance, largest
+            )
 
 
 def _alike(

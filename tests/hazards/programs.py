@@ -56,7 +56,7 @@ class Program:
 
     @property
     def changes_in_place(self) -> bool:
-        return any(len(step.lines) > 1 or "inplace" in step.lines[0] for step in self.steps)
+        return any(len(step.lines) > 1 or "inplace" in "".join(step.lines) for step in self.steps)
 
     def module(self) -> nn.Module:
         names = dict(NAMES)
@@ -66,11 +66,10 @@ class Program:
     def without(self, number: int) -> Program | None:
         """Without one step, whose main input takes its place; ``None`` if nothing were left."""
         gone = self.steps[number]
+        main = next(iter(gone.uses))
         if len(self.steps) == 1:
             return None
-        kept = [
-            _renamed(step, gone.out, gone.uses[0]) for step in self.steps if step is not gone
-        ]
+        kept = [_renamed(step, gone.out, main) for step in self.steps if step is not gone]
         return Program(tuple(kept))
 
 
@@ -146,10 +145,10 @@ class Drawing:
         def fits(found: tuple[int, ...]) -> bool:
             if not broadcast:
                 return found == shape
-            tail = shape[len(shape) - len(found) :] if len(found) <= len(shape) else ()
-            return len(tail) == len(found) and all(
-                n in (1, m) for n, m in zip(found, tail, strict=True)
-            )
+            count = len(found)
+            tail = shape[len(shape) - count :] if count else ()
+            pairs = zip(found, tail, strict=False)
+            return count <= len(shape) and all(n in (1, m) for n, m in pairs)
 
         names = [n for n, t in self.values.items() if fits(tuple(t.shape))]
         if not names:
@@ -182,7 +181,8 @@ class Drawing:
 
     def _next(self) -> str:
         """The latest variable mostly; at times the largest of all, where most can happen."""
-        names, chance = list(self.values), self.rng.random()
+        names = [name for name, value in self.values.items() if value.dim()]
+        chance = self.rng.random()
         if chance < 0.5:
             return names[-1]
         if chance < 0.8:

@@ -12,7 +12,7 @@ import gpudist
 from gpudist import sbp
 from gpudist.partition import CartesianPartition
 from gpudist.sbp import GlobalTensor
-from tests.hazards.entries import Entry
+from tests.hazards.entries import Entry, Input
 from tests.nn.compare import own_block
 
 Values = dict[str, torch.Tensor]
@@ -104,21 +104,30 @@ class Converted:
         self.is_block = {
             each.name: not each.whole and len(each.letters) == axes for each in entry.inputs
         }
-        # Blocks whose shape changes from call to call, and what would pass for one.
-        said = {
-            each.name: "dynamic" if self.is_block[each.name] else "whole"
-            for each in entry.inputs
-            if len(each.letters) == axes
-        }
-        converted = gpudist.distribute(made(entry), P_x, inputs=said)
-        self.network: nn.Module = entry.after(converted)
+        said = {e.name: self._said(e) for e in entry.inputs if len(e.letters) == axes}
+        said = {name: words for name, words in said.items() if words is not None}
+        distribute: Any = gpudist.distribute
+        self.network: nn.Module = entry.after(distribute(made(entry), P_x, inputs=said))
+
+    def _said(self, each: Input) -> str | tuple[int, ...] | None:
+        """What ``distribute`` is told of an input that has a dim for each axis."""
+        if not self.is_block[each.name]:
+            return "whole"
+        if self.entry.step:
+            return "dynamic"
+        # Blocks of one cell along all that is cut could as well be whole: say the global shape.
+        shape = each.shape(self.entry.sizes)
+        parts = zip(shape, self.P_x.shape, strict=True)
+        return shape if all(n <= p for n, p in parts if p > 1) else None
 
     def leaves(self, values: Values, with_graph: bool) -> Values:
         given: Values = {}
         for each in self.entry.inputs:
             x, needs_grad = values[each.name], each.leaf and with_graph
             cut = self.is_block[each.name]
-            given[each.name] = own_block(x, self.P_x, None, needs_grad) if cut else leaf(x, needs_grad)
+            given[each.name] = (
+                own_block(x, self.P_x, None, needs_grad) if cut else leaf(x, needs_grad)
+            )
         return given
 
     def call(self, values: Values) -> Any:

@@ -60,7 +60,8 @@ def convolution(d: Drawing, x: str, s: Shape) -> str | None:
     kind = d.pick("layer", "same", "function", "torch", "transposed", "mode")
     numbers = f"stride={tup(stride)}, padding={tup(padding)}, dilation={tup(dilation)}"
     if kind == "layer":
-        layer = f"nn.Conv{n}d({s[1]}, {out}, {tup(k)}, groups={groups}, {numbers}, bias={d.pick(True, False)})"
+        numbers += f", groups={groups}, bias={d.pick(True, False)}"
+        layer = f"nn.Conv{n}d({s[1]}, {out}, {tup(k)}, {numbers})"
     elif kind == "same":
         layer = f"nn.Conv{n}d({s[1]}, {out}, {tup(k)}, groups={groups}, padding='same')"
     elif kind == "mode":
@@ -71,7 +72,8 @@ def convolution(d: Drawing, x: str, s: Shape) -> str | None:
     else:
         w = d.parameter(out, s[1] // groups, *k)
         where = "F" if kind == "function" else "torch"
-        return f"{where}.conv{n}d({x}, {w}, None, {tup(stride)}, {tup(padding)}, {tup(dilation)}, {groups})"
+        numbers = f"{tup(stride)}, {tup(padding)}, {tup(dilation)}, {groups}"
+        return f"{where}.conv{n}d({x}, {w}, None, {numbers})"
     return f"{d.attribute(layer)}({x})"
 
 
@@ -84,7 +86,8 @@ def pool(d: Drawing, x: str, s: Shape) -> str | None:
     ramp = f"({x} + torch.linspace(0, 1, {prod(s)}).view({tup(s)}))"
     small = tup(d.between(1, 4) for _ in range(n))
     return d.pick(
-        f"F.avg_pool{n}d({x}, {k}, {stride}, {k // 2})", f"nn.AvgPool{n}d({k}, ceil_mode=True)({x})",
+        f"F.avg_pool{n}d({x}, {k}, {stride}, {k // 2})",
+        f"nn.AvgPool{n}d({k}, ceil_mode=True)({x})",
         f"F.max_pool{n}d({ramp}, {k}, {stride}, padding={k // 2})", f"nn.MaxPool{n}d({k})({ramp})",
         f"F.adaptive_avg_pool{n}d({x}, {small})", f"F.adaptive_max_pool{n}d({ramp}, {small})",
         f"F.avg_pool{n}d({x}, {k}, count_include_pad=False, padding=1)",
@@ -97,7 +100,7 @@ def norm(d: Drawing, x: str, s: Shape) -> str:
     options = [
         f"F.layer_norm({x}, ({last},))", f"{d.attribute(f'nn.LayerNorm({last})')}({x})",
         f"F.normalize({x} + 0.5, dim={d.dim(s)})", f"F.layer_norm({x}, {tup(s[1:])})",
-        f"({x} - {x}.mean({dims}, keepdim=True)) / ({x}.var({dims}, keepdim=True, unbiased=False) + 0.1).sqrt()",
+        f"({x} - {x}.mean({dims}, keepdim=True)) / ({x}.var({dims}, keepdim=True) + 1).sqrt()",
         f"{x} * torch.rsqrt({x}.pow(2).mean({dims[0]}, keepdim=True) + 0.1)",
         f"F.rms_norm({x}, ({last},), eps=0.1)",
     ]  # fmt: skip
@@ -136,7 +139,8 @@ def resampled(d: Drawing, x: str, s: Shape) -> str | None:
         f"F.interpolate({x}, size={size}, mode={smooth!r}, align_corners={d.pick(True, False)})",
         f"F.interpolate({x}, scale_factor={factor}, mode={smooth!r})",
         f"F.interpolate({x}, {size})", f"F.interpolate({x}, scale_factor={factor})",
-        f"nn.Upsample(scale_factor=2, mode='nearest')({x})", f"F.interpolate({x}, {size}, mode='area')",
+        f"nn.Upsample(scale_factor=2, mode='nearest')({x})",
+        f"F.interpolate({x}, {size}, mode='area')",
         f"F.interpolate({x}, {size}, mode='nearest-exact')",
     ]  # fmt: skip
     if n == 2:
@@ -157,7 +161,8 @@ def reshaped(d: Drawing, x: str, s: Shape) -> str | None:
         f"{x}.permute({', '.join(map(str, order))})", f"torch.permute({x}, {tup(order)})",
         f"{x}.transpose({i}, -1)", f"torch.movedim({x}, {i}, 0)", f"{x}.unsqueeze({i})",
         f"{x}.squeeze()", f"{x}[None]", f"{x}.swapaxes(0, {i})", f"{x}.flatten({i})",
-        f"{x}.reshape(-1, {s[-1]})", f"{x}.mT", f"torch.squeeze({x}, {i})", f"{x}.contiguous().view(-1)",
+        f"{x}.reshape(-1, {s[-1]})", f"{x}.mT", f"torch.squeeze({x}, {i})",
+        f"{x}.contiguous().view(-1)",
         f"{x}.reshape({s[0]}, -1)", f"{x}[..., None]",
     ]  # fmt: skip
     if i + 1 < len(s):
@@ -186,7 +191,7 @@ def windows(d: Drawing, x: str, s: Shape) -> str | None:
     return d.pick(
         f"{parts}.permute(0, 2, 4, 3, 5, 1).reshape(-1, 4, {c})",
         f"{parts}.permute(0, 3, 5, 1, 2, 4).reshape({b}, {4 * c}, {h // 2}, {w // 2})",
-        f"torch.roll({x}, (-1, 1), (2, 3)).reshape({b}, {c}, {h // 2}, 2, {w // 2}, 2).amax((3, 5))",
+        f"torch.roll({parts}, (-1, 1), (2, 3)).amax((3, 5))",
         f"torch.cat([{x}[:, :, ::2, ::2], {x}[:, :, 1::2, 1::2]], 1)",
     )
 
@@ -200,12 +205,14 @@ def sliced(d: Drawing, x: str, s: Shape) -> str | None:
     stop = d.between(start + 1, s[i])
     before = ":, " * i
     return d.pick(
-        f"{x}[{before}{start}:{stop}]", f"{x}[{before}::{d.between(2, 3)}]", f"{x}[{before}{start}]",
+        f"{x}[{before}{start}:{stop}]", f"{x}[{before}::{d.between(2, 3)}]",
+        f"{x}[{before}{start}]",
         f"{x}.narrow({i}, {start}, {stop - start})", f"{x}.select({i}, {start})", f"{x}[..., 1:]",
         f"{x}[{before}-{d.between(1, s[i])}:]", f"torch.narrow({x}, {i}, {start}, 1)",
         f"{x}[{before}{start}:{stop}:2]", f"{x}[{before}1:] - {x}[{before}:-1]",
         f"torch.diff({x}, dim={i})", f"{x}.unfold({i}, 2, {d.between(1, 2)})",
-        f"torch.tensor_split({x}, 2, {i})[1]", f"{x}.chunk(2, {i})[0]", f"torch.split({x}, 2, {i})[-1]",
+        f"torch.tensor_split({x}, 2, {i})[1]", f"{x}.chunk(2, {i})[0]",
+        f"torch.split({x}, 2, {i})[-1]",
         f"{x}.unbind({i})[{start}]", f"torch.cat({x}.chunk(3, dim={i})[::-1], {i})",
         f"torch.cat(torch.split({x}, [{start}, {s[i] - start}], {i})[::-1], dim={i})",
     )  # fmt: skip
@@ -214,15 +221,17 @@ def sliced(d: Drawing, x: str, s: Shape) -> str | None:
 @word(2)
 def moved(d: Drawing, x: str, s: Shape) -> str | None:
     i, by = d.dim(s), d.between(-4, 4)
+    one = tup(1 if k == i else n for k, n in enumerate(s))
     dims = d.dims(s, 2)
     return d.pick(
-        f"torch.roll({x}, {by}, {i})", f"{x}.roll({tup([by] * len(dims))}, {dims})", f"{x}.flip({i})",
+        f"torch.roll({x}, {by}, {i})", f"{x}.roll({tup([by] * len(dims))}, {dims})",
+        f"{x}.flip({i})",
         f"torch.flip({x}, {dims})", f"torch.rot90({x}, 1, (0, -1))", f"{x}.roll({by})",
         f"{x}.index_select({i}, torch.arange({s[i]}).flip(0))",
         f"{x}[{':, ' * i}[{d.between(0, s[i] - 1)}, 0, -1]]",
         f"torch.take_along_dim({x}, {d.buffer(f'torch.arange({s[i]}).flip(0)')}.view("
         f"{tup([s[i] if k == i else 1 for k in range(len(s))])}), {i})",
-        f"{x}.gather({i}, torch.zeros({tup([1 if k == i else n for k, n in enumerate(s)])}, dtype=torch.long))",
+        f"{x}.gather({i}, torch.zeros({one}, dtype=torch.long))",
     )  # fmt: skip
 
 
@@ -255,7 +264,8 @@ def with_parameter(d: Drawing, x: str, s: Shape) -> str:
     ones = tup(s[i] if k == i else 1 for k in range(len(s)))
     table = d.attribute(f"nn.Embedding({s[i]}, 1)")
     return d.pick(
-        f"{x} + {p}", f"{x} * {p}", f"{p} - {x}", f"{x} * {b}", f"{x} + torch.arange({s[i]}).view({ones}) / 9",
+        f"{x} + {p}", f"{x} * {p}", f"{p} - {x}", f"{x} * {b}",
+        f"{x} + torch.arange({s[i]}).view({ones}) / 9",
         f"{x} + {table}(torch.arange({s[i]})).view({ones})", f"{x} * torch.softmax({p}, -1)",
         f"{x} * ({p} / {p}.norm())", f"{x}.masked_fill(torch.arange({s[-1]}) % 2 == 0, 0.5)",
         f"torch.where({b} > 0, {x}, {p})", f"torch.add({x}, {p}, alpha=2)",
@@ -273,7 +283,8 @@ def reduced(d: Drawing, x: str, s: Shape) -> str:
         f"{ramp}.min({i})[0]", f"({x} + {ramp}).var({dims}, keepdim={keep}, unbiased=False)",
         f"{x}.logsumexp({dims}, {keep})", f"torch.linalg.vector_norm({x} + 0.1, dim={dims})",
         f"{x} - {x}.mean()", f"{x} - {x}.mean({dims}, True)", f"{ramp}.std({i}, unbiased=False)",
-        f"{ramp}.sort({i}).values", f"{ramp}.topk(1, dim={i}).values", f"{x} * {x}.sum() / {prod(s)}",
+        f"{ramp}.sort({i}).values", f"{ramp}.topk(1, dim={i}).values",
+        f"{x} * {x}.sum() / {prod(s)}",
         f"torch.var_mean({ramp}, {dims}, unbiased=False)[0]", f"{x}[:1].prod({i})",
         f"{ramp}.norm(dim={i}, keepdim={keep})", f"{ramp}.median({i}).values",
     )  # fmt: skip
@@ -320,7 +331,8 @@ def repeated(d: Drawing, x: str, s: Shape) -> str:
     i, times = d.dim(s), [d.pick(1, 1, 2) for _ in s]
     return d.pick(
         f"{x}.repeat{tup(times)}", f"torch.tile({x}, {tup(times)})",
-        f"{x}.repeat_interleave(2, dim={i})", f"{x}.unsqueeze({i}).expand({', '.join(['-1'] * i + ['2'] + ['-1'] * (len(s) - i))})",
+        f"{x}.repeat_interleave(2, dim={i})",
+        f"{x}.unsqueeze({i}).expand({', '.join(['-1'] * i + ['2'] + ['-1'] * (len(s) - i))})",
         f"{x}.mean({i}, keepdim=True).expand_as({x})", f"torch.broadcast_to({x}[:1], {tup(s)})",
         f"{x}[None].expand(2, *{tup(s)}).sum(0)",
     )  # fmt: skip
@@ -336,9 +348,10 @@ def in_place(d: Drawing, x: str, s: Shape) -> list[str]:
     )  # fmt: skip
     change = d.pick(
         f"{view}.mul_(0.5)", f"{view}.add_(1.0)", f"F.relu_({view})", f"{view}.zero_()",
-        f"{view}.clamp_(-1, 1)", f"F.leaky_relu({view}, 0.2, inplace=True)", f"{view}.sub_(OUT.mean())",
+        f"{view}.clamp_(-1, 1)", f"F.leaky_relu({view}, 0.2, inplace=True)",
+        f"{view}.sub_(OUT.mean())",
         f"OUT[{before}:{half}] = 0.5", f"OUT[{before}{s[i] - half}:] = {x}[{before}:{half}]",
-        f"OUT[{before}0] += 1", f"OUT.masked_fill_(OUT < 0, 0.0)", f"OUT.copy_({x}.flip({i}))",
+        f"OUT[{before}0] += 1", "OUT.masked_fill_(OUT < 0, 0.0)", f"OUT.copy_({x}.flip({i}))",
         f"OUT.index_fill_({i}, torch.tensor([0]), 0.25)",
     )  # fmt: skip
     first = d.pick(
@@ -353,7 +366,8 @@ def written(d: Drawing, x: str, s: Shape) -> list[str]:
     i = d.dim(s)
     before, half = ":, " * i, max(1, s[i] // 2)
     made = d.pick(
-        f"torch.zeros({tup(s)}, dtype={x}.dtype)", f"torch.zeros_like({x})", f"{x}.new_ones({tup(s)})",
+        f"torch.zeros({tup(s)}, dtype={x}.dtype)", f"torch.zeros_like({x})",
+        f"{x}.new_ones({tup(s)})",
         f"torch.full({tup(s)}, 0.5, device={x}.device)", f"torch.empty_like({x}).fill_(1.0)",
     )  # fmt: skip
     return [
