@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from tests.zoo.network import Inputs, Network, Size
+from tests.zoo.network import Inputs, Size
 from tests.zoo.networks import network_named
 
 _SEED = 7
@@ -54,11 +54,6 @@ def inputs_of(name: str, size: Size) -> Inputs:
     """The whole inputs, the same in every process."""
     torch.manual_seed(_SEED + 1)
     return network_named(name).inputs(size)
-
-
-def size_on(network: Network, grid: tuple[int, ...]) -> Size:
-    """Spatial size of the input on a grid: uneven on three workers."""
-    return network.odd if grid == (3,) else network.even
 
 
 def _in_double(x: torch.Tensor) -> torch.Tensor:

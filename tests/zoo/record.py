@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ def record_of(
     fresh: nn.Module,
     given: Mapping[str, torch.Tensor],
     whole: Mapping[str, torch.Tensor],
+    learned: Set[str],
     tamper: Callable[[nn.Module], None] | None = None,
 ) -> Record:
     """Train ``net`` for one step, and ``fresh`` with its state and optimizer's for another.
@@ -39,9 +40,10 @@ def record_of(
         fresh: a sequential network, of other weights.
         given: the inputs of ``net``, blocks for a converted one.
         whole: the whole inputs, for ``fresh``.
+        learned: names of the inputs whose gradient is compared.
         tamper: called between backward and the step, to see that errors are found.
     """
-    given = {name: _leaf(x, network) for name, x in given.items()}
+    given = {n: x.detach().clone().requires_grad_(n in learned) for n, x in given.items()}
     optimizer = torch.optim.AdamW(net.parameters(), **_OPTIMIZER)
     outputs, loss = _trained(network, net, given)
     if tamper is not None:
@@ -51,7 +53,7 @@ def record_of(
         "output": {name: y.detach() for name, y in outputs.items()},
         "loss": {"": loss.detach()},
         "gradient": dict(gradients),
-        "input gradient": {name: x.grad for name, x in given.items() if x.requires_grad},
+        "input gradient": {name: x.grad for name, x in given.items() if name in learned},
         "buffer": dict(net.named_buffers()),
     }
     # The optimizer writes into what was found.
@@ -151,11 +153,6 @@ def _continued(
     _, loss = _trained(network, fresh, whole)
     successor.step()
     return {"loss": loss.detach(), **{name: p.detach() for name, p in fresh.named_parameters()}}
-
-
-def _leaf(x: torch.Tensor, network: Network) -> torch.Tensor:
-    learned = network.learned_input and x.is_floating_point()
-    return x.detach().clone().requires_grad_(learned)
 
 
 def _whole(x: torch.Tensor | None) -> torch.Tensor | None:
