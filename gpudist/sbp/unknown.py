@@ -133,11 +133,12 @@ def settle(scope: Scope, name: str, split: Sequence[GlobalTensor], reason: str) 
     limit = scope.gather_limit_bytes
     if limit is None:
         limit = 2 * scope.largest_block_bytes * workers
-    if held > limit:
+    largest = max(prod(x.shape) * x.element_size() for x in split)
+    if largest > limit:
         raise ConversionError(
-            f"{where}: {reason}, and its inputs of {held} bytes are too large to be gathered on "
+            f"{where}: {reason}, and an input of {largest} bytes is too large to be gathered on "
             f"each of {workers} workers: the limit is {limit} bytes; pass "
-            f"gather_limit_bytes={held} to allow it, or give it a rule by "
+            f"gather_limit_bytes={largest} to allow it, or give it a rule by "
             "gpudist.sbp.registry.register"
         )
     key = (name, file, line)
