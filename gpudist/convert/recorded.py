@@ -140,8 +140,19 @@ class Compiled:
                 "compiled: the network draws random numbers, which a recorded graph would repeat; "
                 "call the network itself, or set it to eval()"
             )
+        _drop_unused(graph)
         run = torch.compile(graph, fullgraph=True, backend=self.backend)
         return _Graph(run, found["tree"], found["others"], found["lies"])
+
+
+def _drop_unused(graph: torch.fx.GraphModule) -> None:
+    """Leave out functions of torch whose result nobody uses; movements stay, as on other ranks."""
+    for node in reversed(graph.graph.nodes):
+        schema = getattr(node.target, "_schema", None)
+        is_pure = schema is not None and not schema.is_mutable and schema.name.startswith("aten::")
+        if node.op == "call_function" and is_pure and not node.users:
+            graph.graph.erase_node(node)
+    graph.recompile()
 
 
 @contextmanager
