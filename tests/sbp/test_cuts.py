@@ -18,7 +18,8 @@ import gpudist
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.partition import Partition
 from gpudist.sbp import Placement, Sbp, explain, to_global
-from gpudist.sbp.registry import Rule, forms, mapped, name_of, signatures, tensors_in
+from gpudist.sbp.registry import Rule, mapped, name_of, signatures, tensors_in
+from gpudist.sbp.signatures.dropout import dropped
 from gpudist.testing import assert_adjoint
 from tests.pool import distributed
 from tests.sbp.compare import assert_global, assert_matches, global_of
@@ -47,7 +48,7 @@ REFUSALS = (
 )  # fmt: skip
 EVERY = [function for function, entry in signatures.items() if getattr(entry, "any_cuts", False)]
 # Whose values are whatever was in memory; which drops other cells than torch does.
-for function in (torch.empty_like, *forms("dropout")):
+for function in (torch.empty_like, dropped):
     EVERY.remove(function)
 
 
