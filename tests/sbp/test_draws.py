@@ -1,5 +1,8 @@
 """Random numbers of converted networks: the same on any layout, without a message."""
 
+# Operators of global tensors are typed as torch types them: their results are Tensors.
+# pyright: reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -31,18 +31,18 @@ def _by_index(x: Any, by: Any, dtype: torch.dtype, scope: Scope) -> Tensor:
 
 def uniform_like(x: Any, dtype: torch.dtype | None = None) -> Tensor:
     """From 0 to 1, where ``x`` lies; elsewhere than in a network every rank draws the whole."""
-    scope, dtype = current_scope(), dtype or x.dtype
+    scope, wanted = current_scope(), dtype or x.dtype
     if scope is not None:
-        return _by_index(x, uniform_by_index, dtype, scope)
-    return drawn_whole(torch.rand_like, False)(x, dtype=dtype)
+        return _by_index(x, uniform_by_index, wanted, scope)
+    return drawn_whole(torch.rand_like, False)(x, dtype=wanted)
 
 
 def normal_like(x: Any, dtype: torch.dtype | None = None) -> Tensor:
     """Of mean 0 and deviation 1, where ``x`` lies; as :func:`uniform_like`."""
-    scope, dtype = current_scope(), dtype or x.dtype
+    scope, wanted = current_scope(), dtype or x.dtype
     if scope is not None:
-        return _by_index(x, normal_by_index, dtype, scope)
-    return drawn_whole(torch.randn_like, False)(x, dtype=dtype)
+        return _by_index(x, normal_by_index, wanted, scope)
+    return drawn_whole(torch.randn_like, False)(x, dtype=wanted)
 
 
 def _filled(x: Tensor, values: Tensor) -> Tensor:

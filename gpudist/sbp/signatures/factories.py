@@ -44,7 +44,7 @@ def to(x: Tensor, *args: Any, copy: bool = False, **kwargs: Any) -> Tensor:
     if args and isinstance(args[0], Tensor):
         args = (args[0].device, args[0].dtype, *args[1:])
     if len(args) > 1 and all(isinstance(one, bool) for one in args[-2:]):
-        *args, copy = args
+        args, copy = args[:-1], args[-1]
     device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)  # pyright: ignore
     if device is not None and device.type != x.device.type:
         raise NotImplementedError(
