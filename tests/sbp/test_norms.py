@@ -141,7 +141,8 @@ def test_plain_running_moments(P_world: Partition) -> None:
                 torch.testing.assert_close(own, other)
                 cells = own.reshape(-1).tolist()
                 assert P_world.allgather_data(cells) == [cells] * 4
-        layer.eval(), expected.eval()
+        layer.eval()
+        expected.eval()
         with entered(Scope(placement)):
             assert_global(layer(y), expected(GROUPS))
 

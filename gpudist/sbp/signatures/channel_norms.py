@@ -32,8 +32,9 @@ def batch_norm_and_moments(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The batch norm of a plain tensor, and its mean and unbiased variance of each channel."""
     on = torch.backends.cudnn.enabled
-    seen = [input.new_zeros(input.shape[1], dtype=dtype) for _ in range(2)]
-    return torch.batch_norm(input, weight, bias, *seen, True, 1.0, eps, on), *seen
+    mean, variance = (input.new_zeros(input.shape[1], dtype=dtype) for _ in range(2))
+    y = torch.batch_norm(input, weight, bias, mean, variance, True, 1.0, eps, on)
+    return y, mean, variance
 
 
 def instance_norm_and_moments(

@@ -96,7 +96,7 @@ def outer(input: Tensor, vec2: Tensor) -> Tensor:
 def inner(input: Tensor, other: Tensor) -> Tensor:
     if not input.dim() or not other.dim():
         return input * other
-    return torch.tensordot(input, other, ([-1], [-1]))
+    return tensordot(input, other, ([-1], [-1]))
 
 
 @compose(*forms("vdot"))

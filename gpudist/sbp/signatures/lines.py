@@ -161,7 +161,7 @@ _OF_TORCH = (
 @register(*[getattr(torch.linalg, n) for n in _MATRICES], *forms(*_OF_TORCH), any_cuts=True)
 def of_matrices(call: Call, parts: int) -> list[Signature]:
     """Each matrix for itself."""
-    if len(call.tensors) > 1:
+    if len(call.shapes) > 1:
         return []
     return [
         Signature((split(d),), (split(d),) * len(call.outputs), bind=on_cells)

@@ -63,6 +63,6 @@ def ifftshift(input: Tensor, dim: Any = None) -> Tensor:
 @register(torch.stft, Tensor.stft, any_cuts=True)
 def short_time(call: Call, parts: int) -> list[Signature]:
     """Splits of the batch, if there is one."""
-    if len(call.tensors) > 1 or call.tensors[0].dims < 2:
+    if call.tensors[0].dims < 2 or len(call.tensors) > 1:
         return []
     return [Signature((split(0),), (split(0),), bind=on_cells)]
