@@ -44,6 +44,8 @@ ARGUMENTS: list[tuple[Any, ...]] = [
     (X, CLASSES), ("ij,kj->ik", X, W), (X, Y, None, None, "sum"),
     (IMAGE, 2), (VOLUME, 2), (IMAGE, 2, 2), (VOLUME, 2, 2), (IMAGE, random((6, 6, 2))),
     (VOLUME[..., 1], random((2, 2, 2, 2))), (VOLUME, random((2, 2, 2, 2, 2))),
+    (IMAGE, 1, 2, 2), (SQUARES[:, :4], (4, 6), 2, 1, 0, 2), (IMAGE[:, :2, :3], [2, 2, 3, 4], False),
+    (VOLUME[0], random((2, 3, 3, 2)), "bilinear", "zeros", False),
 ]  # fmt: skip
 REFUSALS = (
     TypeError, RuntimeError, LookupError, ValueError, AttributeError, ArithmeticError, UserWarning,
