@@ -29,6 +29,10 @@ POOLS: dict[str, tuple[Any, tuple[int, ...]]] = {
         (2, 2, 9, 8),
     ),
     "mean by a divisor": (lambda x: F.avg_pool2d(x, 2, divisor_override=3), (2, 2, 8, 8)),
+    "mean by a negative divisor": (
+        lambda x: F.avg_pool2d(x, 2, divisor_override=-2),
+        (2, 2, 6, 4),
+    ),
     "mean of all": (lambda x: F.avg_pool2d(x, 8), (2, 3, 8, 8)),
     "mean of a dim": (lambda x: F.avg_pool2d(x, (2, 7)), (2, 3, 8, 7)),
     "mean 3-D": (lambda x: F.avg_pool3d(x, 2, 1), (1, 2, 6, 5, 4)),

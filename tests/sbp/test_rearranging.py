@@ -23,6 +23,7 @@ def unpooled(x: torch.Tensor) -> torch.Tensor:
 CALLS: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
     "diff": (lambda x: torch.diff(x, dim=0), [(7, 3)]),
     "diff twice": (lambda x, y: x.diff(2, append=y), [(3, 7), (3, 2)]),
+    "no diff": (lambda x, y: x.diff(0, prepend=y) + 0 * y.sum(), [(3, 7), (3, 2)]),
     "narrow": (lambda x: torch.narrow_copy(x, 0, 1, 3), [(5, 2)]),
     "along": (lambda x: x.take_along_dim((x[:1] > 0).long(), 1), [(3, 4)]),
     "tril": (lambda x: x.tril(1), [(2, 5, 6)]),

@@ -23,6 +23,8 @@ def diff(
     append: Tensor | None = None,
 ) -> Tensor:
     """Each cell less the one before it, ``n`` times."""
+    if n == 0:
+        return x.clone()
     around = [one for one in (prepend, x, append) if one is not None]
     if len(around) > 1:
         x = torch.cat(around, dim)
