@@ -27,6 +27,7 @@ CALLS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "pad samples": (lambda x: F.pad(x, (0, 0, 1, 1, 2, 0), "constant", 0.0), (2, 3, 4)),
     "crop": (lambda x: F.pad(x, (-1, -2)), (3, 8)),
     "reflect": (lambda x: F.pad(x, (2, 1, 3, 0), mode="reflect"), (1, 2, 7, 6)),
+    "reflect as wide as blocks": (lambda x: F.pad(x, (1, 2), mode="reflect"), (1, 3)),
     "replicate": (lambda x: F.pad(x, (2, 5), mode="replicate"), (2, 2, 6)),
     "circular": (lambda x: F.pad(x, (3, 1, 2, 2), mode="circular"), (1, 2, 7, 6)),
     "circular crop": (lambda x: F.pad(x, (-1, 2), mode="circular"), (2, 2, 6)),

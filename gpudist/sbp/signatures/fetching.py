@@ -16,7 +16,7 @@ from gpudist.geometry.boxes import Box, Move, Plan, Stage, messages_by_peer
 from gpudist.geometry.cartesian import rank_of
 from gpudist.partition import CartesianPartition
 from gpudist.sbp.attributes import partial_sum, split
-from gpudist.sbp.registry import Call, Compute, Signature, Where, name_of
+from gpudist.sbp.registry import Bind, Call, Compute, Signature, Where, name_of
 
 Range = tuple[int, int]
 Sizes = tuple[int, ...]
@@ -66,10 +66,15 @@ def fetching(call: Call, parts: int, read: Read, takes_empty: bool = True) -> li
     for dim, extent in enumerate(call.shapes[0]):
         if dim not in fetches:
             others = None if takes_empty else partial(_bind, read)
-            found.append(Signature((split(dim),), (split(dim),), bind=others))
+            found.append(_kept(dim, others))
         else:
             found.append(_fetched(dim, extent, parts, fetches[dim], read))
     return [*found, Signature((partial_sum,), (partial_sum,))]
+
+
+def _kept(dim: int, bind: Bind | None, sizes: Sizes | None = None) -> Signature:
+    both = (split(dim, sizes),)
+    return Signature(both, both, recut=partial(_kept, dim, bind), bind=bind)
 
 
 def _fetched(

@@ -55,6 +55,8 @@ def cut(call: Call, parts: int) -> list[Signature]:
     """Splits along all dims: of that of the cuts, a worker has its own cells in each piece."""
     dims = call.tensors[0].dims
     along = call.get(2, "dim", 0) % dims
+    if len(call.tensors) > 1:
+        raise NotImplementedError("tensor_split of a global tensor takes numbers, no tensor")
     lengths = tuple(spec.shape[along] for spec in call.outputs)
     found = [_all_alike(call, split(d), split(d)) for d in range(dims) if d != along]
     found.append(_in_pieces(along, lengths, parts))

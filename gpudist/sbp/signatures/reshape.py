@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -71,45 +71,51 @@ def block_shape(dim: int, sizes: Sequence[int] | None = None) -> Localize:
 
 
 @dataclass(frozen=True)
-class Pair:
-    """A dim of the input and one of the result, of which blocks may be the same cells.
+class Units:
+    """A dim of the input whose cells, so many together, become cells of a dim of the result.
 
     Attributes:
         dim, other: of the input, and of the result.
         extent: of ``dim``.
-        inner, other_inner: cells of their group, in one cell of each of the two.
+        unit: cells that stay together.
+        made: cells of the result that a unit gives.
         parts: workers.
+        localize: with the result's dim and the sizes of its blocks, the call of a block.
+        takes_empty: the function takes blocks without cells.
     """
 
     dim: int
     other: int
     extent: int
-    inner: int
-    other_inner: int
+    unit: int
+    made: int
     parts: int
+    localize: Callable[[int, Sequence[int]], Localize] | None = None
+    takes_empty: bool = True
 
     def signature(self, sizes: tuple[int, ...] | None = None) -> Signature | None:
-        """The split with these sizes, or the nearest ones that cut both dims between cells."""
-        unit = lcm(self.inner, self.other_inner)
-        cells = self.extent * self.inner
-        one = split(self.dim, sizes)
-        stops = [one.cells(self.extent, self.parts, i)[1] * self.inner for i in range(self.parts)]
+        """The split with these sizes, or with the nearest that keep units together."""
+        one, unit = split(self.dim, sizes), self.unit
+        stops = [one.cells(self.extent, self.parts, i)[1] for i in range(self.parts)]
+        if self.extent % unit:
+            return None
         if any(stop % unit for stop in stops):
-            if cells // unit < self.parts:
+            if self.extent // unit < self.parts:
                 return None
             stops = [(stop + unit // 2) // unit * unit for stop in stops]
-        lengths = [stop - start for start, stop in pairwise([0, *stops])]
-        own = [length // self.inner for length in lengths]
-        made = [length // self.other_inner for length in lengths]
+        own = [stop - start for start, stop in pairwise([0, *stops])]
+        if not (self.takes_empty or min(own)):
+            return None
+        made = [length // unit * self.made for length in own]
         return Signature(
             (split(self.dim, own),),
             (split(self.other, made),),
-            block_shape(self.other, made),
+            None if self.localize is None else self.localize(self.other, made),
             recut=self.signature,
         )
 
 
-def pairs(source: Shape, target: Shape, parts: int) -> Iterator[Pair]:
+def pairs(source: Shape, target: Shape, parts: int) -> Iterator[Units]:
     """Dims whose blocks are in one piece in both shapes, a dim of one cell only with another."""
     for dims, others in groups(source, target):
         for dim in leading(source, dims):
@@ -118,7 +124,9 @@ def pairs(source: Shape, target: Shape, parts: int) -> Iterator[Pair]:
                 other_inner = prod(target[other + 1 : others.stop])
                 is_one = source[dim] == 1, target[other] == 1
                 if inner and other_inner and is_one[0] == is_one[1]:
-                    yield Pair(dim, other, source[dim], inner, other_inner, parts)
+                    both = lcm(inner, other_inner)
+                    unit, made = both // inner, both // other_inner
+                    yield Units(dim, other, source[dim], unit, made, parts, block_shape)
 
 
 @register(torch.reshape, view=True, any_cuts=True)

@@ -156,7 +156,13 @@ def _bind_convolution(call: Call, where: Where) -> Compute:
     return LayerOfShape(layer, layout).convolve
 
 
-@register(torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d, any_cuts=True)
+@register(
+    torch.conv_transpose1d,
+    torch.conv_transpose2d,
+    torch.conv_transpose3d,
+    any_cuts=True,
+    windows=True,
+)
 def transposed_convolution(call: Call, parts: int) -> list[Signature]:
     """As a convolution; output channels are the weight's second dim."""
     x, weight = call.tensors[:2]
