@@ -1,6 +1,12 @@
 """Networks of MONAI."""
 
+# The packages may be missing, and what their annotations allow is theirs.
+# pyright: reportMissingImports=false, reportCallIssue=false, reportArgumentType=false
+# pyright: reportAttributeAccessIssue=false
+
 from __future__ import annotations
+
+from typing import Any
 
 from monai.networks import nets
 
@@ -20,7 +26,7 @@ def _controlled(size: Size) -> Inputs:
     return {**controlled, "controlnet_cond": cells(tuple(8 * n for n in size), 1)}
 
 
-_STAGES = {"channels": (8, 16, 32), "strides": (2, 2)}
+_STAGES: dict[str, Any] = {"channels": (8, 16, 32), "strides": (2, 2)}
 
 NETWORKS = [
     Network(

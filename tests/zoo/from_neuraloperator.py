@@ -1,5 +1,9 @@
 """Networks of neuraloperator."""
 
+# The packages may be missing, and what their annotations allow is theirs.
+# pyright: reportMissingImports=false, reportCallIssue=false, reportArgumentType=false
+# pyright: reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 from neuralop.models import CODANO, FNO, SFNO, TFNO, UNO, UQNO

@@ -1,5 +1,9 @@
 """Networks of segmentation_models_pytorch."""
 
+# The packages may be missing, and what their annotations allow is theirs.
+# pyright: reportMissingImports=false, reportCallIssue=false, reportArgumentType=false
+# pyright: reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 from typing import Any
@@ -9,12 +13,16 @@ from torch import nn
 
 from tests.zoo.network import Network, Size
 
-_RESNET = {"encoder_name": "resnet18", "encoder_weights": None, "classes": 2}
-_MOBILE = {"encoder_name": "mobilenet_v2", "encoder_weights": None, "classes": 2}
-_EFFICIENT = {"encoder_name": "efficientnet-b0", "encoder_weights": None, "classes": 2}
-_MIT = {"encoder_name": "mit_b0", "encoder_weights": None, "classes": 2}
-_HEAD = {"aux_params": {"classes": 5, "dropout": 0.0}}
-_NARROW = {"decoder_channels": (32, 32, 16, 16, 8)}
+_RESNET: dict[str, Any] = {"encoder_name": "resnet18", "encoder_weights": None, "classes": 2}
+_MOBILE: dict[str, Any] = {"encoder_name": "mobilenet_v2", "encoder_weights": None, "classes": 2}
+_EFFICIENT: dict[str, Any] = {
+    "encoder_name": "efficientnet-b0",
+    "encoder_weights": None,
+    "classes": 2,
+}
+_MIT: dict[str, Any] = {"encoder_name": "mit_b0", "encoder_weights": None, "classes": 2}
+_HEAD: dict[str, Any] = {"aux_params": {"classes": 5, "dropout": 0.0}}
+_NARROW: dict[str, Any] = {"decoder_channels": (32, 32, 16, 16, 8)}
 
 
 def _made(make: Any, **options: Any) -> Any:

@@ -1,5 +1,9 @@
 """Networks of timm."""
 
+# The packages may be missing, and what their annotations allow is theirs.
+# pyright: reportMissingImports=false, reportCallIssue=false, reportArgumentType=false
+# pyright: reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 from typing import Any

@@ -1,5 +1,9 @@
 """Networks of torchvision."""
 
+# The packages may be missing, and what their annotations allow is theirs.
+# pyright: reportMissingImports=false, reportCallIssue=false, reportArgumentType=false
+# pyright: reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 from functools import partial
@@ -31,7 +35,7 @@ def _coordinates(*sizes: Any, **options: Any) -> torch.Tensor:
 
 def _raft(size: Size) -> nn.Module:
     # Its integer coordinates are cast to float32, which weights of float64 do not take.
-    vars(raft)["make_coords_grid"] = _coordinates
+    raft.make_coords_grid = _coordinates
     return raft.raft_small()
 
 

@@ -142,7 +142,8 @@ def _record_of_rank(P_world: Partition, name: str, grid: str, mode: Mode) -> tup
     net = prepared(name, _size(network, grid))
     if mode == "distribute":
         P_x = _partition(P_world, network, grid)
-        net = gpudist.distribute(net, P_x, methods=network.methods)
+        options: dict[str, Any] = {"methods": network.methods}
+        net = gpudist.distribute(net, P_x, **options)
         given = {key: _block(each, P_x) for key, each in inputs.items()}
     else:
         net = copy.deepcopy(net)
