@@ -102,4 +102,3 @@ def require_python(network: torch.nn.Module) -> None:
                 f"{path or 'the network'} is a {type(module).__name__}, whose forward is no Python "
                 "any more; give the module of which it was made by torch.jit"
             )
-

@@ -279,9 +279,7 @@ class _Whole:
         return self.kind.__call__(self.network, *args, **kwargs)
 
 
-def names_of_entries(
-    network: torch.nn.Module, methods: Sequence[str]
-) -> tuple[list[str], bool]:
+def names_of_entries(network: torch.nn.Module, methods: Sequence[str]) -> tuple[list[str], bool]:
     """The arguments of all entries, and whether one takes others.
 
     Raises:

@@ -31,9 +31,7 @@ class Parameters:
             one alone.
     """
 
-    def __init__(
-        self, P_x: CartesianPartition, split_weights: Sequence[SplitWeight] = ()
-    ) -> None:
+    def __init__(self, P_x: CartesianPartition, split_weights: Sequence[SplitWeight] = ()) -> None:
         self.P_x = P_x
         self.split_weights = list(split_weights)
         self.holders: Partition | None = None

@@ -19,9 +19,9 @@ from gpudist.geometry.blocks import Decomposition
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.partition import Partition
 from gpudist.planning.clock import Clock, Kernels, Phase
-from gpudist.transport.dry import META, DryTransport
 from gpudist.planning.hardware import Profile
 from gpudist.sbp.global_tensor import GlobalTensor
+from gpudist.transport.dry import META, DryTransport
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,7 @@ class Lies:
         self.calls: dict[Any, Any] = {}
 
 
-def lies(
-    placement: Placement, sbp: NdSbp, shape: tuple[int, ...], dtype: torch.dtype
-) -> Lies:
+def lies(placement: Placement, sbp: NdSbp, shape: tuple[int, ...], dtype: torch.dtype) -> Lies:
     """The one object for tensors that lie like this."""
     remembered: Any = placement.partition.wire.remembered
     found: Recent[Lies] | None = remembered.get("lies")

@@ -119,9 +119,7 @@ def settle(scope: Scope, name: str, split: Sequence[GlobalTensor], reason: str) 
     if not split:
         return
     held = sum(prod(x.shape) * x.element_size() for x in split)
-    moved = sum(
-        boxed_bytes(x.layout, x.placement.copies(tuple(x.shape)), x.dtype) for x in split
-    )
+    moved = sum(boxed_bytes(x.layout, x.placement.copies(tuple(x.shape)), x.dtype) for x in split)
     workers = _workers(split[0])
     path, file, line = place_of_call(scope)
     where = f"{path or 'the network'} ({file}, line {line}): {name}"

@@ -23,11 +23,11 @@ from gpudist.errors import ShapeError
 from gpudist.partition import Partition
 from gpudist.planning import ConvolutionRate, Link, Profile, plan, profile_of
 from gpudist.planning.clock import Clock, Kernel
-from gpudist.transport.dry import Posted, Shared, Traffic
 from gpudist.planning.grids import grids, imbalance
 from gpudist.planning.measuring import measured_profile
 from gpudist.planning.rehearsal import Stage, without_cells
 from gpudist.testing import run_distributed
+from gpudist.transport.dry import Posted, Shared, Traffic
 from gpudist.transport.host import is_built, what_is_missing
 from tests import warm
 from tests.convert.networks import Classifier
