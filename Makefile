@@ -5,6 +5,7 @@ PIP := $(PYTHON) -m pip install --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
 TOOLS := $(VENV)/.tools
 DOCS := $(VENV)/.docs
+ZOO := $(VENV)/.zoo
 ANALYSIS := $(VENV)/.analysis
 comma := ,
 SOURCES := pyproject.toml setup.py constraints.txt CMakeLists.txt $(wildcard cmake/* csrc/*)
@@ -22,6 +23,8 @@ JOBS ?= 2
 # Of `make fuzz`: how many configurations, and which.
 N ?= 200
 SEED ?= 1
+# Of `make hazards`: how many random modules.
+COUNT ?= 200
 # Of `make fuzz-input`: how many inputs of each kind, and for how long libFuzzer.
 FUZZ_EXAMPLES ?= 3000
 FUZZ_SECONDS ?= 300
@@ -35,6 +38,11 @@ COVERAGE_TESTS ?=
 # Of `make soak`: at least so long, and where its figures go.
 MINUTES ?= 20
 RELIABILITY ?= benchmarks/results/reliability
+
+# Of `make zoo`: part of the names of networks, I/N for every Nth, and grids of workers.
+ONLY ?=
+SHARD ?=
+GRIDS ?=
 
 # Of `make compatibility`: versions of torch; the oldest allowed and the newest on PyPI if empty.
 TORCH ?=
@@ -58,8 +66,9 @@ export OMP_NUM_THREADS := 1
 .PHONY: compatibility
 .PHONY: demo test fuzz fuzz-batch lint types check format sanitize sanitize-core bench clean
 .PHONY: docs newcomer
+.PHONY: zoo
 .PHONY: fuzz-input mutants coverage tidy analysis
-.PHONY: chaos soak
+.PHONY: chaos soak hazards
 .PHONY: gpu-build gpu-test gpu-bench gpu-first gpu-sanitize gpu-rehearsal ptx
 
 demo: $(INSTALLED)
@@ -75,9 +84,21 @@ compatibility: $(INSTALLED)
 	$(PYTHON) -m tests.compatibility --torch $(TORCH) \
 		-n $(JOBS) --dist loadfile --no-loadscope-reorder --timeout $(TEST_S)
 
+# 80 networks of eight packages, unmodified, on three grids of workers against themselves alone.
+# Verdicts on the same code are kept in build/zoo. ONLY=swin SHARD=1/4 judges some.
+zoo: $(ZOO)
+	$(PYTHON) -m tests.zoo $(if $(ONLY),--only '$(ONLY)') $(if $(SHARD),--shard $(SHARD)) \
+		$(if $(GRIDS),--grids $(GRIDS))
+
 # Random configurations of every layer against torch's; N=2000 SEED=1 takes about two minutes.
 fuzz: $(INSTALLED)
 	$(PYTHON) -m tests.fuzz --count $(N) --seed $(SEED)
+
+# Random modules, and small forwards on all their grids, converted and against themselves alone;
+# COUNT=2000 SEED=1 takes about half an hour.
+hazards: $(INSTALLED)
+	$(PYTHON) -m tests.hazards --forwards
+	$(PYTHON) -m tests.hazards --count $(COUNT) --seed $(SEED)
 
 # Batches with damaged bytes, as a receiver reads them: refused, or harmless.
 fuzz-batch: $(INSTALLED)
@@ -176,7 +197,7 @@ types: $(TOOLS)
 	$(PYTHON) -m pyright
 
 # Tests wait half of the time, which what only computes can use.
-check: lint
+check: lint $(ZOO)
 	$(MAKE) -j2 test analysis
 
 # Behind everything else that runs.
@@ -227,6 +248,11 @@ $(TOOLS): $(SOURCES)
 $(ANALYSIS): $(SOURCES)
 	$(call install,test$(comma)examples$(comma)analysis)
 	touch $(INSTALLED) $@
+
+# Without what they depend on: torch is here, and theirs would be CUDA's.
+$(ZOO): tests/zoo/requirements.txt | $(INSTALLED)
+	$(PIP) --quiet --no-deps -r $<
+	touch $@
 
 $(DOCS): $(SOURCES)
 	$(call install,draw$(comma)docs)

@@ -2,7 +2,7 @@
 
 from gpudist import amp, data, nn, ops, recycling, sbp
 from gpudist.batch import broadcast_batch, stream_batches
-from gpudist.convert import Plan, distribute, plan_of, sequential
+from gpudist.convert import Plan, compiled, distribute, plan_of, sequential
 from gpudist.errors import (
     CheckpointError,
     CollectiveTimeout,
@@ -71,6 +71,7 @@ __all__ = [
     "broadcast",
     "broadcast_batch",
     "data",
+    "compiled",
     "distribute",
     "plan_of",
     "draw",

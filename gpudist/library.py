@@ -63,6 +63,9 @@ _private: Any = torch._C
 _functorch: Any = _private._functorch
 _has_transforms: Callable[[], bool] = _private._are_functorch_transforms_active
 _count_modes: Callable[[], int] = _private._len_torch_dispatch_stack
+# Of what records above autograd.
+_count_early_modes: Callable[[], int] = torch._ops._len_torch_dispatch_stack_pre_dispatch
+_early_mode: Callable[[Any], Any] = torch._ops._get_dispatch_mode_pre_dispatch
 _script_tracer: Callable[[], object] = _private._get_tracing_state
 
 
@@ -97,12 +100,14 @@ def is_recorded(x: torch.Tensor | None = None) -> bool:
         )
     if _has_transforms():
         return any(kind == _functorch.TransformType.Functionalize for kind in _transforms())
-    return (_count_modes() > 0 and has_modes()) or (x is not None and type(x) not in PLAIN)
+    return has_modes() or (x is not None and type(x) not in PLAIN)
 
 
 def has_modes() -> bool:
     """A dispatch mode is at work that may record or replace operations."""
-    return _count_modes() > 0 and _count_modes() > _thread.watching_modes
+    if _count_modes() > 0 and _count_modes() > _thread.watching_modes:
+        return True
+    return _count_early_modes() > 0
 
 
 class Watching(TorchDispatchMode):
@@ -134,7 +139,9 @@ def binding_for_compiler() -> Generator[None, None, None]:
 
 def is_traced() -> bool:
     """A graph is being made, for torch.compile or by a proxy."""
-    return is_dynamo_compiling() or _private._get_dispatch_mode(_PROXY) is not None
+    if is_dynamo_compiling() or _private._get_dispatch_mode(_PROXY) is not None:
+        return True
+    return _early_mode(_PROXY) is not None
 
 
 def _transforms() -> list[Any]:

@@ -3,6 +3,7 @@
 from gpudist.convert.distribute import distribute
 from gpudist.convert.dry import plan_of
 from gpudist.convert.plan import Plan
+from gpudist.convert.recorded import Compiled, compiled
 from gpudist.convert.weights import sequential
 
-__all__ = ["Plan", "distribute", "plan_of", "sequential"]
+__all__ = ["Compiled", "Plan", "compiled", "distribute", "plan_of", "sequential"]

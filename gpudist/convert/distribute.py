@@ -71,10 +71,23 @@ def distribute(
     require_python(network)
     entries = names_of_entries(network, methods)
     require_known(inputs or {}, *entries)
-    made = copy.deepcopy(network).to(P_x.device)
+    made = copy.deepcopy(network)
+    for own, theirs in zip(made.parameters(), network.parameters(), strict=True):
+        keep_extras(own, theirs)
+    made = made.to(P_x.device)
     entrance = Entrance(P_x, inputs or {})
     conversion = Conversion(entrance, unknown, gather_limit_bytes, replicate_parameters)
     return convert(made, conversion, methods, plan or Plan())
+
+
+def keep_extras(own: torch.Tensor, theirs: torch.Tensor) -> None:
+    """Give a copy of a parameter the hooks and attributes that a copy does not have."""
+    for name, value in vars(theirs).items():
+        vars(own).setdefault(name, value)
+    for hook in (theirs._backward_hooks or {}).values():
+        own.register_hook(hook)
+    for hook in (theirs._post_accumulate_grad_hooks or {}).values():
+        own.register_post_accumulate_grad_hook(hook)
 
 
 def require_python(network: torch.nn.Module) -> None:

@@ -89,16 +89,17 @@ class Conversion:
         scope = self.scope
         self.agree_on_seed()
         scope.paths = {id(module): path for path, module in network.named_modules()}
-        args, kwargs = self._entered(function, args, kwargs)
+        args, kwargs = self.entered(function, args, kwargs)
         with _lent(network, self, scope), intercepted(scope):
             result = function(*args, **kwargs)
-        left = self._left(result)
+        left = self.left(result)
         self.outputs = without_wait(left)
         return left
 
-    def _entered(
+    def entered(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Any]:
+        """The arguments of an entry with global tensors for blocks."""
         names = _names_of(function)
         holders, blocks = self.parameters.holders, 0
 
@@ -115,12 +116,12 @@ class Conversion:
                     (leaf,) = copies_of([leaf], [holders])
                 return leaf
 
-            return tree_map(one, x)
+            return tree_map(one, x, is_leaf=_is_size)
 
         entered = tuple(enter(names(i), x) for i, x in enumerate(args))
         return entered, {name: enter(name, x) for name, x in kwargs.items()}
 
-    def _left(self, result: Any) -> Any:
+    def left(self, result: Any) -> Any:
         """The result with global tensors alone: a plain one is a copy on every worker."""
 
         def leave(leaf: Any) -> Any:
@@ -135,7 +136,12 @@ class Conversion:
             local = leaf if placement.active else leaf.reshape(-1)[:0]
             return GlobalTensor._wrap(local, placement, copies, tuple(leaf.shape))
 
-        return tree_map(leave, result)
+        return tree_map(leave, result, is_leaf=_is_size)
+
+
+def _is_size(x: Any) -> bool:
+    # Of which torch's trees make tuples.
+    return isinstance(x, torch.Size)
 
 
 def without_terms(x: GlobalTensor) -> GlobalTensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import prod
+from math import pi, prod
 
 import torch
 
@@ -14,6 +14,7 @@ _TILE_CELLS = 1 << 17
 _TILE_CELLS_OF_GPU = 1 << 22
 # Of splitmix64 (Steele, Lea and Flood 2014), as signed numbers.
 _STEP = 0x9E3779B97F4A7C15 - (1 << 64)
+_BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 _FACTORS = 0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64)
 
 
@@ -45,15 +46,72 @@ def kept_by_index(
     """
     if device.type == "meta":
         return torch.empty(box.shape, dtype=torch.bool, device=device)
+    dropped_below = int(p * 2.0**64) - (1 << 63)
+    kept = torch.empty(box.shape, dtype=torch.bool, device=device)
+    for tile, numbers in _numbers(seed, call, box, shape, device):
+        kept[tile.shifted(box.start).slices] = numbers >= dropped_below
+    return kept
+
+
+def uniform_by_index(
+    seed: torch.Tensor,
+    call: torch.Tensor,
+    box: Box,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> torch.Tensor:
+    """Numbers from 0, included, to 1, excluded, as many as the dtype tells apart in equal steps.
+
+    The number of a cell depends on the same as in :func:`kept_by_index`, which has the arguments.
+
+    Returns:
+        New tensor of ``dtype``, of the shape of ``box``.
+    """
+    drawn = torch.empty(box.shape, dtype=dtype, device=device)
+    bits = _BITS[dtype]
+    for tile, numbers in _numbers(seed, call, box, shape, device):
+        steps = _shifted(numbers, 64 - bits).double() * 2.0**-bits
+        drawn[tile.shifted(box.start).slices] = steps.to(dtype)
+    return drawn
+
+
+def normal_by_index(
+    seed: torch.Tensor,
+    call: torch.Tensor,
+    box: Box,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> torch.Tensor:
+    """Numbers of the standard normal distribution; arguments as of :func:`uniform_by_index`.
+
+    Source:
+        Box & Muller 1958, of two numbers a cell.
+    """
+    drawn = torch.empty(box.shape, dtype=dtype, device=device)
+    for tile, numbers in _numbers(seed, call, box, shape, device):
+        # Above 0, so that there is a logarithm.
+        radius = (_shifted(numbers, 11) + 1).double() * 2.0**-53
+        turn = _shifted(_mixed(numbers + _STEP), 11).double() * 2.0**-53
+        cells = (-2 * radius.log()).sqrt() * (2 * pi * turn).cos()
+        drawn[tile.shifted(box.start).slices] = cells.to(dtype)
+    return drawn
+
+
+def _numbers(
+    seed: torch.Tensor,
+    call: torch.Tensor,
+    box: Box,
+    shape: tuple[int, ...],
+    device: torch.device,
+) -> Iterator[tuple[Box, torch.Tensor]]:
+    """Tiles of ``box``, each with a number of 64 bits for every cell."""
     first = _mixed(_mixed(seed + _STEP) ^ call)
     second = _mixed(first + _STEP)
     strides = [prod(shape[d + 1 :]) for d in range(len(shape))]
-    dropped_below = int(p * 2.0**64) - (1 << 63)
-    kept = torch.empty(box.shape, dtype=torch.bool, device=device)
     for tile in _tiles(box, _TILE_CELLS if device.type == "cpu" else _TILE_CELLS_OF_GPU):
-        numbers = _mixed(_mixed(_indices(tile, strides, device) + first) ^ second)
-        kept[tile.shifted(box.start).slices] = numbers >= dropped_below
-    return kept
+        yield tile, _mixed(_mixed(_indices(tile, strides, device) + first) ^ second)
 
 
 def kept_by_torch(box: Box, shape: tuple[int, ...], p: float) -> torch.Tensor:

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from gpudist.autograd import apply, move
+from gpudist.errors import ShapeError
 from gpudist.exchange import Movement, bind
+from gpudist.library import is_recorded
 from gpudist.ops.bound import Recent
 from gpudist.partition import Partition
 from gpudist.sbp.attributes import dual
@@ -117,7 +119,15 @@ def declared(
     """``x`` boxed from each layout of ``there`` to the next, and its gradient by those of ``back``.
 
     The second is no adjoint of the first: who calls this says so by name.
+
+    Raises:
+        ShapeError: while a graph is recorded, which would differentiate what is recorded.
     """
+    if is_recorded():
+        raise ShapeError(
+            "a gradient that is declared to lie otherwise than its tensor cannot be recorded in a "
+            "graph; call the network itself"
+        )
     ways = [
         [m for ends in pairwise(way) if (m := movement_of(x.dtype, *ends, P_world)) is not None]
         for way in (there, back)

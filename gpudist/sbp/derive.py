@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
 
 from gpudist.errors import ShapeError
-from gpudist.sbp.attributes import NdSbp, Sbp, broadcast, split
+from gpudist.sbp.attributes import NdSbp, Sbp, broadcast, partial_sum, split
 from gpudist.sbp.boxing import boxed_bytes, filled_bytes, least_bytes
 from gpudist.sbp.layout import Layout
 from gpudist.sbp.registry import Bind, Call, Part, Rule, Signature, Slot, Spec, mapped, name_of
@@ -44,16 +45,24 @@ class Derivation:
     bind_axes: tuple[int, ...]
     bytes: int
 
+    def is_copy_of(self, layouts: Sequence[Layout]) -> bool:
+        """Whether results share no memory with inputs that lie as ``layouts`` say."""
+        return self.bind is not None or self.inputs != tuple(layouts)
+
     def with_arguments(self, call: Call) -> Derivation:
         """The same for a call that differs in floats alone, where no signature localizes."""
         return replace(self, local=replace(self.local, args=call.args, kwargs=call.kwargs))
 
 
 class _Choice(NamedTuple):
-    """One signature an axis, the outer first."""
+    """One signature an axis, the outer first.
+
+    Attributes:
+        price: bytes that boxings move, and those of sums that are left to do because of them.
+    """
 
     signatures: tuple[Signature, ...]
-    bytes: int
+    price: int
 
 
 def derive(
@@ -95,7 +104,7 @@ def derive(
         local,
         bind,
         axes,
-        choice.bytes,
+        _moved(call, layouts, choice.signatures),
     )
 
 
@@ -226,7 +235,7 @@ def _moved(
     call: Call,
     layouts: Sequence[Layout],
     path: tuple[Signature, ...],
-    price: Callable[[Layout, Layout, torch.dtype], int],
+    price: Callable[[Layout, Layout, torch.dtype], int] = boxed_bytes,
 ) -> int:
     """The price of all boxings that the signatures of a path ask for."""
     wanted = zip(*(signature.inputs for signature in path), strict=True)
@@ -234,6 +243,17 @@ def _moved(
         price(layout, Layout(layout.ranks, layout.grid, sbp, layout.shape), spec.dtype)
         for layout, spec, sbp in zip(layouts, call.tensors, wanted, strict=True)
     )
+
+
+def _left_to_sum(call: Call, layouts: Sequence[Layout], path: tuple[Signature, ...]) -> int:
+    """Bytes of the sums of inputs that become terms: nothing moves for that, but is put off."""
+    wanted = zip(*(signature.inputs for signature in path), strict=True)
+    found = 0
+    for layout, spec, sbp in zip(layouts, call.tensors, wanted, strict=True):
+        ends = zip(layout.sbp, sbp, layout.grid, strict=True)
+        terms = prod(n for a, b, n in ends if b == partial_sum and a != partial_sum)
+        found += (terms - 1) * prod(layout.shape) * spec.dtype.itemsize
+    return found
 
 
 def _paths(

@@ -14,6 +14,7 @@ import torch
 from gpudist.autograd import move
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.exchange import Movement
+from gpudist.sbp import views
 from gpudist.sbp.attributes import broadcast, split
 from gpudist.sbp.boxing import movement_of
 from gpudist.sbp.derive import Derivation, as_call, derive, key_of
@@ -50,6 +51,7 @@ class Noted(NamedTuple):
         prepared: how.
         results: none if it is in place.
         is_view: they would share memory with the first tensor, were that not boxed.
+        is_copy: they do not.
     """
 
     function: Any
@@ -58,6 +60,7 @@ class Noted(NamedTuple):
     prepared: Prepared
     results: Sequence[GlobalTensor]
     is_view: bool
+    is_copy: bool
 
 
 def dispatch(
@@ -78,6 +81,11 @@ def dispatch(
     Raises:
         NotImplementedError: it has none.
     """
+    if torch._C._are_functorch_transforms_active():  # pyright: ignore
+        raise ShapeError(
+            f"{name_of(function)}: transforms of torch.func do not see into global tensors; use "
+            "torch.autograd.grad, or transform a function of x.to_local()"
+        )
     entry = signatures.get(function)
     scope = current_scope()
     if entry is None:
@@ -129,12 +137,9 @@ def _carry_out(
     in_place = (rule.in_place or changes_first(function, slots, named)) and not is_clone
     if in_place != rule.in_place:
         rule = replace(rule, in_place=in_place)
-    if rule.in_place and is_copy_of_view(tensors[0]):
-        raise RuntimeError(
-            f"{name_of(function)}: the tensor is a copy, because the one of which it would be a "
-            "view had to be boxed; what is changed in it would be missing there. Box that one "
-            "before, or clone this one"
-        )
+    is_watched = rule.in_place and isinstance(tensors[0], kind) and views.concerns(tensors[0])
+    if is_watched:
+        views.require_writable(name_of(function), tensors[0])
     layouts = tuple(_layout(kind, placement, x) for x in tensors)
     specs = tuple(Spec(tuple(x.shape), x.dtype) for x in tensors)
     call = Call(function, slots, named, specs)
@@ -155,8 +160,10 @@ def _carry_out(
     if record is not None and scope is not None:
         record.rows.append(_row(scope, call, layouts, prepared, record.sent_bytes() - sent))
     if rule.in_place:
+        if is_watched:
+            views.changed(tensors[0])
         if noted is not None:
-            noted.append(Noted(function, call, tensors, prepared, (), False))
+            noted.append(Noted(function, call, tensors, prepared, (), False, False))
         return tensors[0]
     outputs = prepared.derivation.outputs
     wrapped = [
@@ -166,18 +173,14 @@ def _carry_out(
     if scope is not None:
         for y in wrapped:
             scope.seen(y.layout, y.element_size())
+    is_copy = prepared.derivation.is_copy_of(layouts)
     if rule.view:
-        note_view(prepared, tensors[0], wrapped)
+        places = [None] if len(wrapped) == 1 else range(len(wrapped))
+        for place, y in zip(places, wrapped, strict=True):
+            views.note(y, function, args, kwargs, call, is_copy, place)
     if noted is not None:
-        noted.append(Noted(function, call, tensors, prepared, wrapped, rule.view))
+        noted.append(Noted(function, call, tensors, prepared, wrapped, rule.view, is_copy))
     return filled(prepared.derivation.tree, wrapped)
-
-
-def note_view(prepared: Prepared, x: torch.Tensor, results: Sequence[torch.Tensor]) -> None:
-    """Note on results that would be views of ``x`` that they are copies, if they are."""
-    if prepared.movements or prepared.derivation.bind is not None or is_copy_of_view(x):
-        for y in results:
-            vars(y)["_is_copy_of_view"] = True
 
 
 def _on_one_placement(kind: type[GlobalTensor], tensors: list[Any]) -> list[Any]:
@@ -212,11 +215,6 @@ def _cut(kind: type[GlobalTensor], scope: Scope, x: torch.Tensor) -> torch.Tenso
 def _plain(x: torch.Tensor, placement: Placement) -> torch.Tensor:
     """A plain tensor, which is a copy on each rank of the placement, and nothing elsewhere."""
     return x if placement.active or not x.dim() else x.reshape(-1)[:0]
-
-
-def is_copy_of_view(x: torch.Tensor) -> bool:
-    """Whether ``x`` would share memory with another tensor, had that not been boxed."""
-    return vars(x).get("_is_copy_of_view", False)
 
 
 def _common_placement(

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from gpudist.sbp.attributes import broadcast
 from gpudist.sbp.boxing import declared, gradient_layout
 from gpudist.sbp.global_tensor import GlobalTensor
+from gpudist.sbp.methods import gradient_of
 from gpudist.sbp.registry import mapped, tensors_in
 from gpudist.sbp.scope import Scope, current_scope, entered, resumed
 from gpudist.sbp.unknown import cut_like, settle
@@ -86,6 +87,7 @@ def _copies(x: torch.Tensor, scope: Scope) -> GlobalTensor:
 _Function: Any = torch.autograd.Function
 _apply: Callable[..., Any] = _Function.apply.__func__
 _checkpoint: Any = torch.utils.checkpoint._checkpoint_without_reentrant_generator
+_modules: Any = torch.nn.modules.module
 _lock = threading.Lock()
 _open_count = 0
 # Functions that look at nothing but what they keep.
@@ -118,7 +120,61 @@ def _identity(cls: Any, args: Sequence[Any]) -> Any:
     results = [
         x.like(y) if isinstance(x, GlobalTensor) else y for x, y in zip(args, found, strict=True)
     ]
-    return tuple(results) if len(results) > 1 else results[0]
+    return tuple(results)
+
+
+class _BackwardHook(torch.utils.hooks.BackwardHook):
+    """Calls the full backward hooks of a module with global gradients."""
+
+    def __init__(self, module: Any, hooks: Any, pre_hooks: Any) -> None:
+        self.given: Sequence[Any] = ()
+        self.results: Sequence[Any] = ()
+        super().__init__(
+            module, [self._around(hook) for hook in hooks], [self._before(h) for h in pre_hooks]
+        )
+
+    def setup_input_hook(self, args: Any) -> Any:
+        self.given = tuple(args) if isinstance(args, (tuple, list)) else (args,)
+        return super().setup_input_hook(args)
+
+    def setup_output_hook(self, args: Any) -> Any:
+        self.results = tuple(args) if isinstance(args, (tuple, list)) else (args,)
+        return super().setup_output_hook(args)
+
+    def _around(self, hook: Any) -> Any:
+        def call(module: Any, of_given: Any, of_results: Any) -> Any:
+            wanted = _global_gradients(of_results, self.results)
+            result = hook(module, _global_gradients(of_given, self.given), wanted)
+            return _local_gradients(result, self.given)
+
+        return call
+
+    def _before(self, hook: Any) -> Any:
+        def call(module: Any, of_results: Any) -> Any:
+            result = hook(module, _global_gradients(of_results, self.results))
+            return _local_gradients(result, self.results)
+
+        return call
+
+
+def _global_gradients(gradients: Any, tensors: Sequence[Any]) -> Any:
+    return tuple(
+        gradient_of(x, g) if isinstance(x, GlobalTensor) and g is not None else g
+        for x, g in zip(tensors, gradients, strict=True)
+    )
+
+
+def _local_gradients(gradients: Any, tensors: Sequence[Any]) -> Any:
+    """What a hook gave in place of gradients, in the blocks that they have."""
+    if gradients is None:
+        return None
+    gradients = gradients if isinstance(gradients, tuple) else (gradients,)
+    return tuple(
+        g.to_global(x.placement, gradient_of(x, x._local).sbp)._local
+        if isinstance(g, GlobalTensor)
+        else g
+        for x, g in zip(tensors, gradients, strict=True)
+    )
 
 
 def _on_whole(scope: Scope, cls: Any, args: Any, kwargs: Any) -> Any:
@@ -192,6 +248,7 @@ def _installed() -> Iterator[None]:
         if _open_count == 1:
             _Function.apply = classmethod(_applied)
             torch.utils.checkpoint._checkpoint_without_reentrant_generator = _checkpointed
+            _modules.BackwardHook = _BackwardHook
     try:
         yield
     finally:
@@ -200,3 +257,4 @@ def _installed() -> Iterator[None]:
             if _open_count == 0:
                 _Function.apply = classmethod(_apply)
                 torch.utils.checkpoint._checkpoint_without_reentrant_generator = _checkpoint
+                _modules.BackwardHook = torch.utils.hooks.BackwardHook

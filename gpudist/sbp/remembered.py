@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from gpudist.sbp.dispatch import Noted, Prepared, boxed, dispatch, is_copy_of_view, note_view
+from gpudist.sbp import views
+from gpudist.sbp.dispatch import Noted, Prepared, boxed, dispatch
 from gpudist.sbp.explain import is_explaining
 from gpudist.sbp.lies import Lies, lies, wrapped
+from gpudist.sbp.registry import Call as OperatorCall
 from gpudist.sbp.registry import Compute, Rule, signatures
 from gpudist.sbp.scope import current_scope
 
 if TYPE_CHECKING:
     from gpudist.sbp.global_tensor import GlobalTensor
 
+_transforms_active: Any = torch._C._are_functorch_transforms_active  # pyright: ignore
 _REMEMBERED_CALLS = 1024
 # Values that are told apart by themselves and their type.
 _FACTS = frozenset(
@@ -37,6 +40,8 @@ class _Call(NamedTuple):
         results: how each result lies; none if the function changes its first tensor.
         is_one: there is one result, and it is a tensor.
         is_view: the results would share the memory of the first argument, were they not boxed.
+        is_copy: they do not.
+        noted: the operator that it is.
     """
 
     prepared: Prepared
@@ -44,6 +49,8 @@ class _Call(NamedTuple):
     results: tuple[Lies, ...]
     is_one: bool
     is_view: bool
+    is_copy: bool
+    noted: OperatorCall
 
 
 class _Notes(threading.local):
@@ -78,10 +85,10 @@ def recalled(
         return _noted(kind, function, args, kwargs)[0]
     first, key, local = told
     call: _Call | None = first.calls.get(key)
-    if call is None or _new_calls or is_explaining():
+    if call is None or _new_calls or is_explaining() or _transforms_active():
         return _derived(kind, function, args, kwargs, first, key)
-    prepared, compute, results, is_one, is_view = call
-    if not results and is_copy_of_view(args[0]):
+    prepared, compute, results, is_one, is_view, _, _ = call
+    if not results and views.concerns(args[0]):
         return _derived(kind, function, args, kwargs, first, key)
     if prepared.movements:
         local = boxed(prepared.movements, local)
@@ -95,19 +102,22 @@ def recalled(
     else:
         result = function(*local, **kwargs)
     if is_one:
+        if type(result) is list or type(result) is tuple:
+            (result,) = result
         how = results[0]
         if result.dtype != how.dtype:
             how = _of_dtype(how, result.dtype)
         y = wrapped(kind, result, how)
         if is_view:
-            note_view(prepared, args[0], (y,))
+            views.note(y, function, args, kwargs, call.noted, call.is_copy)
         return y
     if not results:
         return args[0]
     ways = zip(result, results, strict=True)
     found = [wrapped(kind, y, _of_dtype(how, y.dtype)) for y, how in ways]
     if is_view:
-        note_view(prepared, args[0], found)
+        for place, y in enumerate(found):
+            views.note(y, function, args, kwargs, call.noted, call.is_copy, place)
     return type(result)(found)
 
 
@@ -250,7 +260,9 @@ def _derived(
         first.calls.clear()
     lie = tuple([y._lies for y in noted.results])
     is_one = is_one and bool(lie)
-    first.calls[key] = _Call(noted.prepared, compute, lie, is_one, noted.is_view)
+    first.calls[key] = _Call(
+        noted.prepared, compute, lie, is_one, noted.is_view, noted.is_copy, noted.call
+    )
     return result
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gpudist.errors import ConversionError
+from gpudist.sbp import views
 from gpudist.sbp.attributes import NdSbp, broadcast
 from gpudist.sbp.boxing import boxed_bytes
 from gpudist.sbp.registry import mapped, name_of, tensors_in
@@ -48,10 +49,15 @@ def gathered(
 
     result = function(*mapped(args, of), **mapped(kwargs, of))
     originals = {id(wholes[id(x)]): x for x in given}
-    for x in split:
+    for x in given:
         whole = wholes[id(x)]
-        if whole._version != versions[id(x)]:
+        if whole._version == versions[id(x)] or not isinstance(x, kind):
+            continue
+        if whole is not x._local:
             x.copy_(_copies(kind, whole, scope))
+        elif views.concerns(x):
+            views.require_writable(name_of(function), x)
+            views.changed(x)
     like = max(split, key=lambda x: x.numel(), default=None)
 
     def back(leaf: Any) -> Any:
@@ -127,11 +133,12 @@ def settle(scope: Scope, name: str, split: Sequence[GlobalTensor], reason: str) 
     limit = scope.gather_limit_bytes
     if limit is None:
         limit = 2 * scope.largest_block_bytes * workers
-    if held > limit:
+    largest = max(prod(x.shape) * x.element_size() for x in split)
+    if largest > limit:
         raise ConversionError(
-            f"{where}: {reason}, and its inputs of {held} bytes are too large to be gathered on "
+            f"{where}: {reason}, and an input of {largest} bytes is too large to be gathered on "
             f"each of {workers} workers: the limit is {limit} bytes; pass "
-            f"gather_limit_bytes={held} to allow it, or give it a rule by "
+            f"gather_limit_bytes={largest} to allow it, or give it a rule by "
             "gpudist.sbp.registry.register"
         )
     key = (name, file, line)

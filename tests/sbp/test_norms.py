@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from gpudist.partition import Partition
 from gpudist.sbp import Placement
+from gpudist.sbp.scope import Scope, entered
 from tests.pool import distributed
 from tests.sbp.compare import assert_global, assert_matches, global_of
 from tests.sbp.parts import B, P, S, random
@@ -17,6 +18,7 @@ from tests.sbp.tables import Row, assert_everywhere, assert_table
 
 X = random((5, 2, 7))
 GROUPS = random((2, 6, 5))
+IMAGES = random((2, 3, 4, 5))
 NUMBERS, MORE = random((7,), 1), random((7,), 2)
 PAIRS, MORE_PAIRS = random((2, 7), 1), random((2, 7), 2)
 CHANNELS, SHIFTS = random((6,), 3), random((6,), 4)
@@ -44,10 +46,41 @@ OPERATORS: dict[str, tuple[Any, list[torch.Tensor], list[Row]]] = {
         [GROUPS, CHANNELS, SHIFTS],
         [*CHANNEL, ([S(0), B, B], S(0)), ([S(2), B, B], S(2))],
     ),
+    "torch's batch": (
+        lambda x, w, b: torch.batch_norm(x, w, b, None, None, True, 0.1, 1e-3, False),
+        [GROUPS, CHANNELS, SHIFTS],
+        [*CHANNEL, ([S(0), B, B], S(0)), ([S(2), B, B], S(2))],
+    ),
+    "batch with a bias alone": (
+        lambda x, b: F.batch_norm(x, None, None, None, b, True),
+        [GROUPS, SHIFTS],
+        [([S(1), S(0)], S(1)), ([S(2), B], S(2))],
+    ),
+    "instance": (
+        lambda x, w, b: F.instance_norm(x, weight=w, bias=b),
+        [GROUPS, CHANNELS, SHIFTS],
+        [*CHANNEL, ([S(0), B, B], S(0)), ([S(2), B, B], S(2))],
+    ),
+    "torch's instance": (
+        lambda x: torch.instance_norm(x, None, None, None, None, True, 0.1, 1e-3, False),
+        [IMAGES],
+        [([S(2)], S(2)), ([S(3)], S(3)), ([S(0)], S(0))],
+    ),
     "group": (
         lambda x, w, b: F.group_norm(x, 3, w, b),
         [GROUPS, CHANNELS, SHIFTS],
         [*CHANNEL, ([S(0), B, B], S(0)), ([S(2), B, B], S(2))],
+    ),
+    "group of cut groups": (
+        lambda x, w, b: torch.group_norm(x, 2, w, b, 1e-3),
+        [GROUPS, CHANNELS, SHIFTS],
+        [*CHANNEL, ([S(0), B, B], S(0)), ([S(2), B, B], S(2))],
+    ),
+    "layer without a weight": (
+        lambda x, b: torch.layer_norm(x, (7,), None, b), [X, MORE], [([S(2), S(0)], S(2))],
+    ),
+    "local response": (
+        lambda x: F.local_response_norm(x, 3), [IMAGES], [([S(0)], S(0)), ([S(3)], S(3))],
     ),
     "prelu": (F.prelu, [GROUPS, CHANNELS], [([S(1), S(0)], S(1)), ([S(0), B], S(0))]),
     "glu": (F.glu, [GROUPS[..., :4]], [([S(0)], S(0)), ([S(1)], S(1))]),
@@ -60,8 +93,7 @@ OPERATORS: dict[str, tuple[Any, list[torch.Tensor], list[Row]]] = {
 @distributed(ranks=8, transports=("loopback",))
 def test_operators(P_world: Partition, name: str) -> None:
     function, xs, rows = OPERATORS[name]
-    # Whole groups are in balanced blocks alone.
-    assert_table(P_world, function, xs, rows, cuts=name != "group")
+    assert_table(P_world, function, xs, rows)
     assert_everywhere(P_world, function, xs, (1, 2, 1), double=False)
 
 
@@ -86,8 +118,33 @@ def test_running_moments(P_world: Partition) -> None:
 
     sbps = [(S(0), S(1)), (B, B), (S(0), B)]
     assert_matches(evaluated, [GROUPS, CHANNELS, SHIFTS], placement, sbps)
-    with pytest.raises(NotImplementedError, match="running moments are kept"):
-        torch.batch_norm(y, None, None, means, variances, True, 0.1, 1e-5, False)
+
+
+@distributed(ranks=4, transports=("loopback", "host"))
+def test_plain_running_moments(P_world: Partition) -> None:
+    """Of a converted network they are whole, and stay equal on all workers."""
+    placement = Placement("cpu", [[0, 1], [2, 3]], P_world)
+    for layer, expected in (
+        (torch.nn.BatchNorm1d(6, momentum=None), torch.nn.BatchNorm1d(6, momentum=None)),
+        (torch.nn.BatchNorm1d(6), torch.nn.BatchNorm1d(6)),
+        (
+            torch.nn.InstanceNorm1d(6, affine=True, track_running_stats=True),
+            torch.nn.InstanceNorm1d(6, affine=True, track_running_stats=True),
+        ),
+    ):
+        layer, expected = layer.double(), expected.double()
+        for x_sbp in ((S(0), S(1)), (S(2), B), (S(2), S(0)), (S(2), S(2)), (B, P)):
+            y: Any = global_of(GROUPS, placement, x_sbp)
+            with entered(Scope(placement)):
+                assert_global(layer(y), expected(GROUPS))
+            for own, other in zip(layer.buffers(), expected.buffers(), strict=True):
+                torch.testing.assert_close(own, other)
+                cells = own.reshape(-1).tolist()
+                assert P_world.allgather_data(cells) == [cells] * 4
+        layer.eval()
+        expected.eval()
+        with entered(Scope(placement)):
+            assert_global(layer(y), expected(GROUPS))
 
 
 @distributed(ranks=2, transports=("loopback",))

@@ -20,7 +20,10 @@ CALLS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "nearest, 3-D": ((1, 2, 4, 5, 3), {"scale_factor": 2.0}),
     "linear": ((2, 2, 9), {"size": (13,), "mode": "linear"}),
     "bilinear": ((2, 3, 7, 6), {"scale_factor": 2.0, "mode": "bilinear"}),
-    "bilinear, aligned": ((2, 2, 7, 6), {"size": (5, 9), "mode": "bilinear", "align_corners": True}),
+    "bilinear, aligned": (
+        (2, 2, 7, 6),
+        {"size": (5, 9), "mode": "bilinear", "align_corners": True},
+    ),
     "bilinear, recomputed": (
         (1, 2, 7, 6),
         {"scale_factor": 1.3, "mode": "bilinear", "recompute_scale_factor": True},
@@ -36,7 +39,9 @@ CALLS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 @distributed(ranks=8, transports=("loopback",))
 def test_interpolate(P_world: Partition, name: str) -> None:
     shape, options = CALLS[name]
-    assert_everywhere(P_world, lambda x: F.interpolate(x, **options), [random(shape)], (5, 4, 2), False)
+    assert_everywhere(
+        P_world, lambda x: F.interpolate(x, **options), [random(shape)], (5, 4, 2), False
+    )
 
 
 @distributed(ranks=8, transports=("loopback",))

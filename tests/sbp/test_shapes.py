@@ -37,12 +37,16 @@ OPERATORS: dict[str, tuple[Any, tuple[int, ...], list[Any]]] = {
     "squeeze": (lambda x: x.squeeze(), (5, 1, 4), [S(0), None, S(1)]),
     "unsqueeze": (lambda x: x.unsqueeze(1), (5, 4), [S(0), S(2)]),
     "expand": (lambda x: x.expand(3, -1, 4), (5, 1), [S(1), None]),
-    "repeat": (lambda x: x.repeat(2, 1, 3), (5, 2), [S(1), None]),
+    "repeat": (lambda x: x.repeat(2, 1, 3), (5, 2), [S(1), S(2)]),
     "stack": (lambda x: torch.stack([x, 2 * x], 1), (5, 4), [S(0), S(2)]),
-    "cat": (lambda x: torch.cat([x, x, 3 * x], -1), (5, 4), [S(0), None]),
-    "split": (lambda x: x.split(2, 1), (5, 4), [S(0), None]),
-    "split by sizes": (lambda x: torch.split(x, [1, 3], dim=-1), (5, 4), [S(0), None]),
-    "chunk": (lambda x: x.chunk(3), (5, 4), [None, S(1)]),
+    "cat": (lambda x: torch.cat([x, x, 3 * x], -1), (5, 4), [S(0), S(1)]),
+    "split": (lambda x: x.split(2, 1)[0], (5, 4), [S(0), S(1, [1, 1, 0, 0])]),
+    "split by sizes": (
+        lambda x: torch.split(x, [1, 3], dim=-1)[1],
+        (5, 4),
+        [S(0), S(1, [0, 1, 1, 1])],
+    ),
+    "chunk": (lambda x: x.chunk(3)[2], (5, 4), [S(0, [0, 0, 0, 1]), S(1)]),
     "unbind": (lambda x: x.unbind(1), (5, 3, 4), [S(0), None, S(1)]),
 }  # fmt: skip
 
@@ -109,10 +113,18 @@ RESHAPES: dict[str, tuple[Any, tuple[int, ...]]] = {
     "tokens of an image": (lambda x: x.flatten(2).transpose(1, 2), (2, 3, 5, 4)),
     "image of tokens": (lambda x: x.view(2, 5, 4, 3), (2, 20, 3)),
     "windows": (lambda x: x.view(1, 3, 3, 2, 4, 2), (1, 9, 8, 2)),
-    "windows in one": (lambda x: x.view(1, 3, 3, 2, 4, 2).transpose(2, 3).reshape(6, -1, 2), (1, 9, 8, 2)),
-    "windows back": (lambda x: x.view(2, 3, 2, 3, 4, 2).transpose(2, 3).reshape(2, 9, 8, 2), (12, 12, 2)),
+    "windows in one": (
+        lambda x: x.view(1, 3, 3, 2, 4, 2).transpose(2, 3).reshape(6, -1, 2),
+        (1, 9, 8, 2),
+    ),
+    "windows back": (
+        lambda x: x.view(2, 3, 2, 3, 4, 2).transpose(2, 3).reshape(2, 9, 8, 2),
+        (12, 12, 2),
+    ),
     "heads": (lambda x: x.reshape(2, 7, 3, 4, 2), (2, 7, 24)),
     "no common border": (lambda x: x.view(4, 6), (3, 8)),
+    "cat": (lambda x: torch.cat([x[:2], 2 * x, x[1:]]), (5, 4)),
+    "pieces": (lambda x: [*x.tensor_split((1, 4), 1), *x.chunk(2)], (5, 7)),
     "ones": (lambda x: x[:, :1].squeeze(1).unsqueeze(-1), (5, 2, 4)),
 }  # fmt: skip
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -61,6 +62,43 @@ def _boxed(
     source = Layout(P.ranks, (P.size,), sbp, tuple(shape))
     target = Layout(P.ranks, (P.size,), (broadcast,), source.shape)
     return box(x.contiguous(), source, target, P.world)
+
+
+class _Together(torch.autograd.Function):
+    """Tensors as they are, whose gradients go on when all of them are there."""
+
+    @staticmethod
+    def forward(ctx: Any, *xs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(x.view_as(x) for x in xs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return gradients
+
+
+def together_if(is_needed: bool, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """``tensors``, whose gradients then reach what is before in one order on all workers.
+
+    Needed where workers compute in different ways, such as those without cells: messages of
+    backward are in the order of the graph.
+    """
+    learning = [i for i, x in enumerate(tensors) if x.requires_grad]
+    if not is_needed or len(learning) < 2 or not torch.is_grad_enabled():
+        return tensors
+    tied = list(tensors)
+    for i, x in zip(learning, _Together.apply(*(tensors[i] for i in learning)), strict=True):
+        tied[i] = x
+    return tied
+
+
+def some_are_empty(where: Where) -> bool:
+    """Whether a worker has no cells of an input; of axes whose signatures bind."""
+    ranks, grid = tuple(where.P.ranks), where.P.shape
+    layouts = [
+        Layout(ranks, grid, sbp, shape)
+        for sbp, shape in zip(where.sbps, where.call.shapes, strict=True)
+    ]
+    return any(not box.volume for layout in layouts for box in layout.boxes.values())
 
 
 def terms(call: Call, *slots: int) -> list[Signature]:

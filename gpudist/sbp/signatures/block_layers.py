@@ -30,9 +30,7 @@ def along_last(call: Call, bind: Bind, dims: int, results: int = 1) -> list[Sign
     return leading + [_windowed(first + i, bind, results) for i in range(dims)]
 
 
-def _leading(
-    dim: int, bind: Bind, results: int, sizes: tuple[int, ...] | None = None
-) -> Signature:
+def _leading(dim: int, bind: Bind, results: int, sizes: tuple[int, ...] | None = None) -> Signature:
     """Samples, of which each is computed alone."""
     recut = partial(_leading, dim, bind, results)
     outputs = (split(dim, sizes),) * results

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import reduce
+from string import ascii_letters
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gpudist.errors import ShapeError
@@ -82,5 +88,110 @@ def add_product(call: Call, parts: int) -> list[Signature]:
 
 
 @compose(*forms("outer", "ger"))
-def outer(x: Tensor, y: Tensor) -> Tensor:
-    return x.unsqueeze(1) * y
+def outer(input: Tensor, vec2: Tensor) -> Tensor:
+    return input.unsqueeze(1) * vec2
+
+
+@compose(*forms("inner"))
+def inner(input: Tensor, other: Tensor) -> Tensor:
+    if not input.dim() or not other.dim():
+        return input * other
+    return tensordot(input, other, ([-1], [-1]))
+
+
+@compose(*forms("vdot"))
+def vdot(input: Tensor, other: Tensor) -> Tensor:
+    return torch.dot(input.conj() if input.is_complex() else input, other)
+
+
+@compose(torch.linalg.vecdot)
+def vecdot(x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor:
+    return ((x.conj() if x.is_complex() else x) * y).sum(dim)
+
+
+@compose(torch.tensordot)
+def tensordot(a: Tensor, b: Tensor, dims: Any = 2, out: None = None) -> Tensor:
+    """By names: those of ``b`` are new, but for the dims that are summed."""
+    if isinstance(dims, Tensor):
+        dims = dims.tolist()
+    if isinstance(dims, int):
+        dims = range(a.dim() - dims, a.dim()), range(dims)
+    summed = [(i % a.dim(), j % b.dim()) for i, j in zip(*dims, strict=True)]
+    letters = iter(ascii_letters)
+    left = [next(letters) for _ in range(a.dim())]
+    right = [next(letters) for _ in range(b.dim())]
+    for i, j in summed:
+        right[j] = left[i]
+    of_left = [name for i, name in enumerate(left) if i not in [i for i, _ in summed]]
+    of_right = [name for j, name in enumerate(right) if j not in [j for _, j in summed]]
+    equation = f"{''.join(left)},{''.join(right)}->{''.join(of_left + of_right)}"
+    return torch.einsum(equation, a, b)
+
+
+@compose(torch.chain_matmul)
+def chain_matmul(*matrices: Tensor, out: None = None) -> Tensor:
+    return multi_dot(matrices)
+
+
+@compose(torch.linalg.multi_dot)
+def multi_dot(tensors: Sequence[Tensor], *, out: None = None) -> Tensor:
+    """From the left to the right."""
+    return reduce(torch.matmul, tensors)
+
+
+def added(input: Tensor, product: Tensor, beta: float, alpha: float) -> Tensor:
+    """``beta * input + alpha * product``, where nothing of an ``input`` times zero is seen."""
+    product = product if alpha == 1 else alpha * product
+    if beta == 0:
+        return product
+    return (input if beta == 1 else beta * input) + product
+
+
+@compose(torch.addbmm, Tensor.addbmm)
+def addbmm(
+    input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
+    return added(input, torch.einsum("bij,bjk->ik", batch1, batch2), beta, alpha)
+
+
+@compose(torch.addmv, Tensor.addmv)
+def addmv(input: Tensor, mat: Tensor, vec: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    return added(input, mat @ vec, beta, alpha)
+
+
+@compose(torch.addr, Tensor.addr)
+def addr(input: Tensor, vec1: Tensor, vec2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    return added(input, outer(vec1, vec2), beta, alpha)
+
+
+def enter_in_place(method: Any, function: Any) -> None:
+    """``x.method_(...)`` as what ``function`` gives, copied to ``x``."""
+
+    @compose(method)
+    def in_place(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return x.copy_(function(x, *args, **kwargs))
+
+
+enter_in_place(Tensor.addbmm_, addbmm)
+enter_in_place(Tensor.addmv_, addmv)
+enter_in_place(Tensor.addr_, addr)
+
+
+@compose(F.bilinear)
+def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    found = torch.einsum("...i,oij,...j->...o", input1, weight, input2)
+    return found if bias is None else found + bias
+
+
+@register(F.embedding_bag, any_cuts=True)
+def embedding_bag(call: Call, parts: int) -> list[Signature]:
+    """Splits of bags of one length, and of the cells of vectors."""
+    in_order(call, "input", "weight", "offsets")
+    if call.get(3, "max_norm") is not None or call.get(7, "sparse", False):
+        raise NotImplementedError("embedding_bag of global tensors: without max_norm and sparse")
+    others = len(call.tensors) - 2
+    found = [Signature((broadcast, split(1), *(broadcast,) * others), (split(1),))]
+    if call.tensors[0].dims == 2 and not call.get(5, "scale_grad_by_freq", False):
+        bags = Signature((split(0), broadcast, *(split(0),) * others), (split(0),))
+        found.insert(0, bags)
+    return found

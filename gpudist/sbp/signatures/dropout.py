@@ -3,37 +3,127 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import sqrt
+from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from gpudist.autograd import all_reduce_constant
+from gpudist.geometry.boxes import Box
 from gpudist.nn.random_cells import kept_by_index
+from gpudist.partition import CartesianPartition
 from gpudist.sbp.attributes import broadcast, partial_sum, split
-from gpudist.sbp.registry import Call, Signature, Where, forms, register
+from gpudist.sbp.registry import Call, Signature, Where, compose, register
+from gpudist.sbp.scope import current_scope
+from gpudist.sbp.signatures.channel_norms import carried_out
+
+# Of SELU, to whose outputs alpha dropout belongs: minus the scale times its alpha.
+_LEAST = -1.7580993408473766
 
 
-@register(*forms("dropout"), replicable=False, any_cuts=True)
-def dropout(call: Call, parts: int) -> list[Signature]:
-    """Whatever the input has, the result has too.
+def next_draw() -> None:
+    """Count a draw of a converted network, on each rank alike."""
+    scope = current_scope()
+    if scope is not None:
+        scope.draws += 1
 
-    A call draws one number from torch's default generator on the CPU; that of the first worker
-    counts, 8 bytes from it to all. So ``torch.manual_seed`` and checkpointing repeat the cells.
+
+def seed_and_number(P: CartesianPartition, device: torch.device) -> tuple[Tensor, Tensor]:
+    """What the cells of this draw depend on, the same on all workers.
+
+    In a converted network the numbers of the network and of its draw, without a message; elsewhere
+    one from torch's default generator on the CPU, of which that of the first worker counts.
     """
-    if call.get(3, "inplace", False):
-        raise NotImplementedError("dropout: inplace is not supported by global tensors")
-    p = call.get(1, "p", 0.5)
-    run = _dropout if call.get(2, "training", True) and 0 < p < 1 else None
-    ones = (*(split(d) for d in range(call.tensors[0].dims)), partial_sum, broadcast)
-    return [Signature((one,), (one,), run=run) for one in ones]
+    scope = current_scope()
+    if scope is not None:
+        seed, number = torch.tensor([scope.seed, scope.draws], device=device)
+        return seed, number
+    drawn = torch.randint(1 << 62, (1,))
+    drawn = (drawn if P.rank == 0 else torch.zeros_like(drawn)).to(device)
+    seed = all_reduce_constant(drawn, P, "sum")[0]
+    return seed, torch.zeros((), dtype=torch.int64, device=device)
 
 
-def _dropout(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
-    (x,), P = tensors, where.P
-    p = call.get(1, "p", 0.5)
-    number = torch.randint(1 << 62, (1,))
-    number = (number if P.rank == 0 else torch.zeros_like(number)).to(x.device)
-    seed = all_reduce_constant(number, P, "sum")[0]
-    call_number = torch.zeros((), dtype=torch.int64, device=x.device)
-    shape = where.call.tensors[0].shape
-    kept = kept_by_index(seed, call_number, where.inputs[0], shape, p, x.device)
-    return x * kept * (1 / (1 - p))
+def dropped(input: Tensor, p: float, leading: int, is_alpha: bool) -> Tensor:
+    """What workers compute apart from each other by ``_dropped``."""
+    return input.clone()
+
+
+@register(dropped, replicable=False, any_cuts=True)
+def dropout_of_blocks(call: Call, parts: int) -> list[Signature]:
+    """Whatever the input has, the result has too."""
+    ones = [*(split(d) for d in range(call.tensors[0].dims)), broadcast]
+    if not call.args[3]:
+        ones.append(partial_sum)
+    return [Signature((one,), (one,), run=_dropped) for one in ones]
+
+
+def _dropped(call: Call, tensors: Sequence[Tensor], where: Where) -> Tensor:
+    (x,), (_, p, leading, is_alpha) = tensors, call.args
+    seed, number = seed_and_number(where.P, x.device)
+    box, shape = where.inputs[0], where.call.tensors[0].shape
+    cells = Box(box.start[:leading], box.stop[:leading])
+    kept = kept_by_index(seed, number, cells, shape[:leading], p, x.device)
+    kept = kept.view(*kept.shape, *(1,) * (x.dim() - leading))
+    if not is_alpha:
+        return x * kept * (1 / (1 - p))
+    scale = 1 / sqrt((1 - p) * (1 + p * _LEAST**2))
+    return torch.where(kept, x, _LEAST) * scale - scale * p * _LEAST
+
+
+def drop(
+    input: Tensor, p: float, training: bool, inplace: bool, leading: int, is_alpha: bool = False
+) -> Tensor:
+    """Dropout of cells of the ``leading`` dims, each with all that is behind it."""
+    if not 0 <= p <= 1:
+        raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
+    if not training or p == 0:
+        return input if inplace else input.clone()
+    next_draw()
+    found = input * 0.0 if p == 1 else carried_out(dropped, input, p, leading, is_alpha)
+    return input.copy_(found) if inplace else found
+
+
+def enter_dropout(function: Any, spatial: int | None, is_alpha: bool = False) -> None:
+    """Enter one of torch's functions.
+
+    Args:
+        spatial: dims of which a channel is dropped as a whole, -1 for all; ``None`` for cells.
+    """
+
+    @compose(function)
+    def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        leading = input.dim()
+        if spatial is not None:
+            leading = 2 if spatial < 0 else input.dim() - spatial
+        return drop(input, p, training, inplace, leading, is_alpha)
+
+
+enter_dropout(F.dropout, None)
+enter_dropout(F.dropout1d, 1)
+enter_dropout(F.dropout2d, -1)
+enter_dropout(F.dropout3d, 3)
+enter_dropout(F.alpha_dropout, None, True)
+enter_dropout(F.feature_alpha_dropout, -1, True)
+
+
+def enter_of_torch(function: Any, spatial: int | None, is_alpha: bool = False) -> None:
+    """Torch's own have ``train``, and work in place where their name says so."""
+    in_place = function.__name__.endswith("_")
+
+    @compose(function)
+    def dropout(input: Tensor, p: float, train: bool) -> Any:
+        leading = input.dim() if spatial is None else 2
+        return drop(input, p, train, in_place, leading, is_alpha)
+
+
+enter_of_torch(torch.dropout, None)
+enter_of_torch(torch.dropout_, None)
+enter_of_torch(torch.feature_dropout, -1)
+enter_of_torch(torch.feature_dropout_, -1)
+enter_of_torch(torch.alpha_dropout, None, True)
+enter_of_torch(torch.alpha_dropout_, None, True)
+enter_of_torch(torch.feature_alpha_dropout, -1, True)
+enter_of_torch(torch.feature_alpha_dropout_, -1, True)

@@ -43,6 +43,8 @@ def to(x: Tensor, *args: Any, copy: bool = False, **kwargs: Any) -> Tensor:
     """Another dtype; the device of a global tensor is that of its placement."""
     if args and isinstance(args[0], Tensor):
         args = (args[0].device, args[0].dtype, *args[1:])
+    if len(args) > 1 and all(isinstance(one, bool) for one in args[-2:]):
+        args, copy = args[:-1], args[-1]
     device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)  # pyright: ignore
     if device is not None and device.type != x.device.type:
         raise NotImplementedError(
@@ -61,11 +63,24 @@ def type_as(x: Tensor, other: Tensor) -> Tensor:
 
 def enter_cast(name: str, dtype: torch.dtype) -> None:
     """``x.float()`` and the like."""
-    compose(getattr(Tensor, name))(lambda x: to(x, dtype))
+    compose(getattr(Tensor, name))(lambda x, memory_format=None: to(x, dtype))
 
 
-for name in ("float", "double", "half", "bfloat16", "int", "long", "bool"):
+for name in (
+    "float",
+    "double",
+    "half",
+    "bfloat16",
+    "int",
+    "long",
+    "bool",
+    "short",
+    "cfloat",
+    "cdouble",
+):
     enter_cast(name, getattr(torch, name))
+enter_cast("byte", torch.uint8)
+enter_cast("char", torch.int8)
 
 
 def block(x: Any, whole: Tensor, sbp: NdSbp) -> Tensor:
@@ -78,14 +93,23 @@ def block(x: Any, whole: Tensor, sbp: NdSbp) -> Tensor:
     return x._wrap(whole[cells].clone(), x.placement, sbp, shape)
 
 
+def copied(x: Any, whole: Tensor) -> Tensor:
+    """Copies of ``whole``, which is the same on all ranks, where ``x`` lies."""
+    return block(x, whole, (broadcast,) * x.placement.axes)
+
+
 def enter_drawn(function: Function, is_in_place: bool) -> None:
+    """Enter a function that draws, as :func:`drawn_whole`."""
+    compose(function)(drawn_whole(function, is_in_place))
+
+
+def drawn_whole(function: Function, is_in_place: bool) -> Function:
     """Values as torch draws them for the whole tensor, whatever the layout.
 
     Every rank draws all of them, so that generators that were alike stay so: torch must have been
     given the same seed on all ranks. In place of terms there are copies.
     """
 
-    @compose(function)
     def drawn(tensor: Any, *args: Any, **kwargs: Any) -> Tensor:
         if any(isinstance(one, Tensor) for one in (*args, *kwargs.values())):
             raise NotImplementedError(f"{name_of(function)} of a global tensor takes numbers alone")
@@ -97,12 +121,12 @@ def enter_drawn(function: Function, is_in_place: bool) -> None:
         with torch.no_grad():
             return tensor.copy_(block(tensor, whole, sbp))
 
+    return drawn
 
-for function in (torch.rand_like, torch.randn_like, torch.randint_like):
-    enter_drawn(function, False)
+
+enter_drawn(torch.randint_like, False)
 init = torch.nn.init
 for function in (
-    *(Tensor.normal_, Tensor.uniform_),
     *(init.normal_, init.uniform_, init.constant_, init.kaiming_uniform_, init.kaiming_normal_),
 ):
     enter_drawn(function, True)

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate
+
+import torch
+
 from gpudist.sbp.attributes import Sbp, broadcast, partial_sum, split
-from gpudist.sbp.registry import Call, Signature, forms, register
+from gpudist.sbp.registry import Call, Part, Signature, Slot, forms, register
+from gpudist.sbp.signatures.fetching import joined
 
 
 def _all_alike(call: Call, one: Sbp, result: Sbp) -> Signature:
@@ -12,7 +20,7 @@ def _all_alike(call: Call, one: Sbp, result: Sbp) -> Signature:
 
 @register(*forms("cat", "concat", "concatenate"), any_cuts=True)
 def cat(call: Call, parts: int) -> list[Signature]:
-    """All tensors split along another dim than that of the joint, or all terms.
+    """All tensors split along the same dim, or all terms.
 
     A tensor of shape ``(0,)`` is joined to any, as torch has it; it stays a copy.
     """
@@ -28,6 +36,8 @@ def cat(call: Call, parts: int) -> list[Signature]:
             )
             for one in found
         ]
+    elif len({spec.dtype for spec in call.tensors}) == 1:
+        found.append(joined(joint, len(call.tensors)))
     return [*found, _all_alike(call, partial_sum, partial_sum)]
 
 
@@ -42,11 +52,37 @@ def stack(call: Call, parts: int) -> list[Signature]:
 
 @register(*forms("split", "split_with_sizes", "chunk", "tensor_split"), view=True, any_cuts=True)
 def cut(call: Call, parts: int) -> list[Signature]:
-    """Splits along other dims than that of the cuts."""
+    """Splits along all dims: of that of the cuts, a worker has its own cells in each piece."""
     dims = call.tensors[0].dims
     along = call.get(2, "dim", 0) % dims
+    if len(call.tensors) > 1:
+        raise NotImplementedError("tensor_split of a global tensor takes numbers, no tensor")
+    lengths = tuple(spec.shape[along] for spec in call.outputs)
     found = [_all_alike(call, split(d), split(d)) for d in range(dims) if d != along]
+    found.append(_in_pieces(along, lengths, parts))
     return [*found, _all_alike(call, partial_sum, partial_sum)]
+
+
+def _in_pieces(
+    along: int, lengths: Sequence[int], parts: int, sizes: tuple[int, ...] | None = None
+) -> Signature:
+    extent = sum(lengths)
+    ends = [
+        (stop - length, stop) for length, stop in zip(lengths, accumulate(lengths), strict=True)
+    ]
+
+    def own(part: Part) -> list[int]:
+        first, last = part.cells(extent)
+        return [max(0, min(stop, last) - max(start, first)) for start, stop in ends]
+
+    def localize(call: Call, part: Part) -> Call:
+        args = Slot(0), own(part), along
+        return replace(call, function=torch.split, args=args, kwargs={})
+
+    by_worker = [own(Part(parts, i, sizes)) for i in range(parts)]
+    outputs = tuple(split(along, made) for made in zip(*by_worker, strict=True))
+    again = partial(_in_pieces, along, lengths, parts)
+    return Signature((split(along, sizes),), outputs, localize, recut=again)
 
 
 @register(*forms("unbind"), view=True, any_cuts=True)

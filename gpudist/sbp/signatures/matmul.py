@@ -34,7 +34,10 @@ def _bilinear() -> list[Signature]:
     ]
 
 
-@register(*forms("matmul", "mm", "bmm", "mv", "dot"), any_cuts=True)
+_PRODUCTS = forms("matmul", "mm", "bmm", "mv", "dot", "__matmul__")
+
+
+@register(*_PRODUCTS, torch.linalg.matmul, any_cuts=True)
 def matmul(call: Call, parts: int) -> list[Signature]:
     """Rows, columns and batch are split apart; a split of the summed dim gives terms."""
     left, right = call.shapes

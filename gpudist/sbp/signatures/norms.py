@@ -1,77 +1,111 @@
-"""Layer, RMS, batch and group norm: moments over what is split are two sums of small numbers."""
+"""Layer, RMS, group and instance norm: blocks normalized by moments of all blocks together.
+
+Where a statistic is of one block alone, torch's function computes it; else the differentiable node
+of the layers of :mod:`gpudist.nn` does, with one group of messages.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from functools import partial
 from math import prod
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from gpudist.exchange import Movement, bind
+from gpudist.geometry.broadcasting import plan_all_sum_reduce
+from gpudist.nn.normalization import Normalization
+from gpudist.nn.normalization_node import Normalized, normalize
 from gpudist.sbp.attributes import Sbp, broadcast, split
+from gpudist.sbp.layout import Layout
 from gpudist.sbp.registry import (
+    Bind,
     Call,
+    Compute,
     Localize,
     Part,
-    Run,
     Signature,
     Slot,
     Where,
-    compose,
     register,
 )
-from gpudist.sbp.signatures.across import axes_that_split, total
-
-_WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+from gpudist.sbp.signatures.across import axes_that_split, some_are_empty, together_if
 
 
-def normalized(
-    x: torch.Tensor,
-    dims: tuple[int, ...],
-    cells: int,
-    eps: float,
-    where: Where,
-    axes: Sequence[int],
-    subtracts_mean: bool = True,
-) -> torch.Tensor:
-    """``x`` with mean 0 and variance 1 over ``dims``, of which all blocks have ``cells`` cells."""
-    x = x.to(_WIDE.get(x.dtype, x.dtype))
-    if subtracts_mean:
-        x = x - total(x.sum(dims, keepdim=True), where, axes) / cells
-    squares = total(x.square().sum(dims, keepdim=True), where, axes)
-    return x * (squares / cells + eps).rsqrt()
-
-
-def _tensor(call: Call, tensors: Sequence[torch.Tensor], position: int, name: str) -> Any:
+def tensor_at(
+    call: Call, tensors: Sequence[torch.Tensor], position: int, name: str
+) -> torch.Tensor | None:
     """That argument, ``None`` if it is not given."""
     given = call.get(position, name)
     return tensors[given.number] if isinstance(given, Slot) else None
 
 
-def _scaled(y: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> Any:
-    if weight is not None:
-        y = y * weight
-    return y if bias is None else y + bias
+def parameters_at(
+    call: Call, tensors: Sequence[torch.Tensor], position: int
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The weight, at ``position``, and the bias behind it."""
+    weight = tensor_at(call, tensors, position, "weight")
+    return weight, tensor_at(call, tensors, position + 1, "bias")
 
 
-def _same_dims(
-    call: Call, d: int, others: Sbp, localize: Localize | None = None, run: Run | None = None
+def no_movements(call: Call, position: int) -> tuple[None, ...]:
+    """Of the parameters that :func:`normalize_block` normalizes with, which are where they must."""
+    has_weight = isinstance(call.get(position, "weight"), Slot)
+    has_bias = isinstance(call.get(position + 1, "bias"), Slot)
+    return (None,) * (has_weight + (has_weight and has_bias))
+
+
+def alike(
+    call: Call, d: int, others: Sbp, localize: Localize | None = None, bind: Bind | None = None
 ) -> Signature:
     """Input and result split in ``d``, and all other tensors as ``others``."""
     inputs = (split(d), *(others,) * (len(call.tensors) - 1))
-    return Signature(inputs, (split(d),), localize, run)
+    return Signature(inputs, (split(d),), localize, bind=bind)
 
 
-@register(F.layer_norm, F.rms_norm, any_cuts=True)
+def bind_sum(where: Where, dims: Collection[int], shape: Sequence[int]) -> Movement | None:
+    """The all-sum of sums of ``shape`` over the workers that split ``dims`` of the first tensor.
+
+    ``None`` if no other worker has a part.
+    """
+    P = where.P.along(axes_that_split(where, 0, dims))
+    if P.size == 1:
+        return None
+    key = ("moments of a global tensor", P.digest, where.call.shapes, where.sbps, tuple(shape))
+    assert P.rank is not None
+    plan = plan_all_sum_reduce(P.rank, range(P.size), tuple(shape), key)
+    return bind(plan, P, "moments of a global tensor", torch.float64, tuple(shape), torch.float64)
+
+
+def normalize_block(
+    normalization: Normalization,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+) -> Normalized:
+    """``x`` normalized by the moments of all blocks, scaled and moved."""
+    if weight is None and bias is not None:
+        done = normalize(normalization, x, ())
+        trailing = (1,) * (x.dim() - 2) if normalization.per_channel else ()
+        return Normalized(done.y + bias.view(*bias.shape, *trailing), done.totals)
+    given = [one for one in (weight, bias) if one is not None]
+    return normalize(normalization, x, given)
+
+
+# --- Layer norm: over the last dims -------------------------------------------------------------
+
+LAYERS = {F.layer_norm: 1e-5, torch.layer_norm: 1e-5, F.rms_norm: None, torch.rms_norm: None}
+
+
+@register(*LAYERS, any_cuts=True)
 def layer_norm(call: Call, parts: int) -> list[Signature]:
     """Splits of all dims, of those that are normalized with the parameters."""
     dims = call.tensors[0].dims
     leading = dims - len(call.get(1, "normalized_shape"))
-    found = [_same_dims(call, d, broadcast) for d in range(leading)]
+    found = [alike(call, d, broadcast) for d in range(leading)]
     for d in range(leading, dims):
-        found.append(_same_dims(call, d, split(d - leading), _block_of(d - leading), _layer_norm))
+        found.append(alike(call, d, split(d - leading), _block_of(d - leading), _bind_layer))
     return found
 
 
@@ -85,105 +119,86 @@ def _block_of(dim: int) -> Localize:
     return localize
 
 
-def _layer_norm(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
-    x, is_layer_norm = tensors[0], call.function is F.layer_norm
-    shape = where.call.get(1, "normalized_shape")
-    dims = tuple(range(x.dim() - len(shape), x.dim()))
-    eps = call.get(4 if is_layer_norm else 3, "eps", 1e-5 if is_layer_norm else None)
+def _bind_layer(call: Call, where: Where) -> Compute:
+    x, cells = call.tensors[0], where.call.get(1, "normalized_shape")
+    default = LAYERS[call.function]
+    is_layer = default is not None
+    eps = call.get(4 if is_layer else 3, "eps", default)
     if eps is None:
-        eps = torch.finfo(x.dtype).eps
-    axes = axes_that_split(where, 0, dims)
-    y = normalized(x, dims, prod(shape), eps, where, axes, subtracts_mean=is_layer_norm)
-    weight = _tensor(call, tensors, 2, "weight")
-    bias = _tensor(call, tensors, 3, "bias") if is_layer_norm else None
-    return _scaled(y, weight, bias).to(x.dtype)
+        eps = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
+    leading = x.dims - len(cells)
+    dims = tuple(range(leading, x.dims))
+    sums = (*x.shape[:leading], *(1,) * len(dims), 2 if is_layer else 1)
+    total = bind_sum(where, dims, sums)
+    by = Normalization(
+        dims, prod(cells), eps, is_layer, False, total=total, parameters=no_movements(call, 2)
+    )
+
+    def compute(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        weight, bias = parameters_at(call, tensors, 2)
+        return normalize_block(by, tensors[0], weight, bias).y
+
+    return compute
 
 
-@compose(F.batch_norm)
-def batch_norm(
-    input: torch.Tensor,
-    running_mean: torch.Tensor | None,
-    running_var: torch.Tensor | None,
-    weight: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> torch.Tensor:
-    """The running moments stay as they lie: what is seen is boxed for them."""
-    if not training:
-        running = running_mean, running_var
-        return torch.batch_norm(input, weight, bias, *running, False, 0.0, eps, False)
-    F._verify_batch_size(input.size())  # pyright: ignore
-    if running_mean is not None or running_var is not None:
-        dims = [d for d in range(input.dim()) if d != 1]
-        with torch.no_grad():
-            variance, mean = torch.var_mean(input.detach(), dims)
-            for running, seen in ((running_mean, mean), (running_var, variance)):
-                if running is not None:
-                    running.mul_(1 - momentum).add_(seen, alpha=momentum)
-    return torch.batch_norm(input, weight, bias, None, None, True, 0.0, eps, False)
+# --- Group norm: over the channels of a group and all features ----------------------------------
 
 
-@register(torch.batch_norm, any_cuts=True)
-def batch_norm_of_moments(call: Call, parts: int) -> list[Signature]:
-    """Splits of channels, with all that is known of each, and of all other dims."""
-    is_training = call.args[5]
-    if is_training and any(isinstance(one, Slot) for one in call.args[3:5]):
-        raise NotImplementedError(
-            "torch.batch_norm: of global tensors running moments are kept by "
-            "torch.nn.functional.batch_norm"
-        )
-    run = _batch_norm if is_training else None
-    return [
-        _same_dims(call, d, split(0) if d == 1 else broadcast, run=run)
-        for d in range(call.tensors[0].dims)
-    ]
-
-
-def _batch_norm(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
-    x = tensors[0]
-    dims = tuple(d for d in range(x.dim()) if d != 1)
-    axes = axes_that_split(where, 0, dims)
-    if not axes and x.numel():
-        return call(tensors)
-    cells = prod(where.call.tensors[0].shape[d] for d in dims)
-    y = normalized(x, dims, cells, call.args[7], where, axes)
-    return _by_channel(y, call, tensors, 1).to(x.dtype)
-
-
-def _by_channel(
-    y: torch.Tensor, call: Call, tensors: Sequence[torch.Tensor], position: int
-) -> torch.Tensor:
-    """Scaled by the weight, the argument at ``position``, and moved by the bias behind it."""
-    given = [
-        _tensor(call, tensors, position + i, name) for i, name in enumerate(("weight", "bias"))
-    ]
-    trailing = (1,) * (y.dim() - 2)
-    weight, bias = [None if one is None else one.view(-1, *trailing) for one in given]
-    return _scaled(y, weight, bias)
-
-
-@register(F.group_norm, any_cuts=True)
+@register(F.group_norm, torch.group_norm, any_cuts=True)
 def group_norm(call: Call, parts: int) -> list[Signature]:
-    """Splits of samples, of whole groups, and of features."""
-    found = [_same_dims(call, 0, broadcast)]
-    if call.get(1, "num_groups") % parts == 0:
-        groups = _same_dims(call, 1, split(0), _some_groups)
-        found.append(replace(groups, recut=lambda sizes: None))
-    features = range(2, call.tensors[0].dims)
-    return [*found, *(_same_dims(call, d, broadcast, run=_group_norm) for d in features)]
+    """Splits of samples, of channels, which may cut groups, and of features."""
+    found = [alike(call, 0, broadcast)]
+    for d in range(1, call.tensors[0].dims):
+        found.append(_of_groups(d, len(call.tensors) - 1))
+    return found
 
 
-def _some_groups(call: Call, part: Part) -> Call:
-    return call.replaced(1, "num_groups", call.get(1, "num_groups") // part.parts)
+def _of_groups(d: int, others: int, sizes: tuple[int, ...] | None = None) -> Signature:
+    # The function cannot be asked about blocks that cut groups.
+    parameters = split(0, sizes) if d == 1 else broadcast
+    one = split(d, sizes)
+    inputs = (one, *(parameters,) * others)
+    recut = partial(_of_groups, d, others)
+    return Signature(inputs, (one,), recut=recut, bind=_bind_groups)
 
 
-def _group_norm(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
-    x, groups = tensors[0], call.get(1, "num_groups")
-    lines = x.reshape(x.shape[0], groups, x.shape[1] // groups * prod(x.shape[2:]))
-    whole = where.call.tensors[0].shape
-    cells = prod(whole[1:]) // where.call.get(1, "num_groups")
-    axes = axes_that_split(where, 0, range(2, x.dim()))
-    y = normalized(lines, (2,), cells, call.get(4, "eps", 1e-5), where, axes)
-    return _by_channel(y.reshape(x.shape), call, tensors, 2).to(x.dtype)
+def _bind_groups(call: Call, where: Where) -> Compute:
+    x, shape, number = call.tensors[0], where.call.shapes[0], where.call.get(1, "num_groups")
+    size = shape[1] // number
+    start, stop = where.inputs[0].start[1], where.inputs[0].stop[1]
+    features = tuple(range(2, x.dims))
+    blocks = Layout(tuple(where.P.ranks), where.P.shape, where.sbps[0], shape).boxes.values()
+    cuts_groups = any(box.start[1] % size or box.stop[1] % size for box in blocks)
+    first, count = (0, number) if cuts_groups else (start // size, (stop - start) // size)
+    total = bind_sum(where, (1, *features) if cuts_groups else features, (x.shape[0], count, 2))
+    eps = call.get(4, "eps", 1e-5)
+    by = Normalization(
+        features,
+        size * prod(shape[2:]),
+        eps,
+        groups=torch.arange(start, stop, device=where.P.device) // size - first,
+        group_count=count,
+        total=total,
+        parameters=no_movements(call, 2),
+    )
+
+    differ = total is None and some_are_empty(where)
+
+    def compute(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        tensors = together_if(differ, tensors)
+        x = tensors[0]
+        weight, bias = parameters_at(call, tensors, 2)
+        if total is None and x.numel():
+            return torch.group_norm(x, count, weight, bias, eps, torch.backends.cudnn.enabled)
+        return normalize_block(by, x, weight, bias).y
+
+    return compute
+
+
+# --- Local response norm: over neighbouring channels --------------------------------------------
+
+
+@register(F.local_response_norm, any_cuts=True)
+def local_response_norm(call: Call, parts: int) -> list[Signature]:
+    """All splits but that of channels."""
+    return [alike(call, d, broadcast) for d in range(call.tensors[0].dims) if d != 1]

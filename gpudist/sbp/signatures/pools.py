@@ -110,7 +110,8 @@ def _adaptive_max_pool(call: Call, dims: int) -> Pool:
 
 
 def returns_indices(function: Function) -> bool:
-    return function.__name__.endswith("_with_indices")
+    always: Any = torch.adaptive_max_pool1d
+    return function is always or function.__name__.endswith("_with_indices")
 
 
 _KINDS = {
@@ -131,6 +132,9 @@ def _pool(read: Any, dims: int, call: Call, parts: int) -> list[Signature]:
     bind = partial(_bind, read, dims)
     first = call.tensors[0].dims - dims
     found = along_last(call, bind, dims, pool.results)
+    if (pool.arguments.get("divisor_override") or 1) < 0:
+        # The library has no such layer.
+        return [*found[:first], Signature((partial_sum,), (partial_sum,))]
     for d in pool.means:
         found[first + d] = in_parts(first + d, bind)
     return [*found, Signature((partial_sum,), (partial_sum,))] if is_linear else found

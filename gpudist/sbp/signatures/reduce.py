@@ -302,3 +302,42 @@ def _cumsum(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.
     own = call(tensors)
     sums = stacked(tensors[0].sum(dim, keepdim=True, dtype=own.dtype), where, axes)
     return own + sums[: place(where, axes)].sum(0)
+
+
+@compose(*forms("nansum"))
+def nansum(input: torch.Tensor, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
+    clean = input.masked_fill(input.isnan(), 0) if input.is_floating_point() else input
+    return torch.sum(clean, () if dim is None else dim, keepdim, **kwargs)
+
+
+@compose(*forms("nanmean"))
+def nanmean(input: torch.Tensor, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
+    count = (~input.isnan()).sum(() if dim is None else dim, keepdim)
+    return nansum(input, dim, keepdim, **kwargs) / count
+
+
+@compose(torch.linalg.norm)
+def linalg_norm(
+    A: torch.Tensor, ord: Any = None, dim: Any = None, keepdim: bool = False, **kwargs: Any
+) -> torch.Tensor:
+    """Of vectors, or of matrices where two dims are given or there are no others."""
+    is_pair = isinstance(dim, (tuple, list)) and len(dim) == 2
+    if ord is not None and (is_pair or (dim is None and A.dim() == 2)):
+        return torch.linalg.matrix_norm(A, ord, dim or (-2, -1), keepdim, **kwargs)
+    return torch.linalg.vector_norm(A, 2 if ord is None else ord, dim, keepdim, **kwargs)
+
+
+@register(torch.linalg.matrix_norm, any_cuts=True)
+def matrix_norm(call: Call, parts: int) -> list[Signature]:
+    """Splits of the other dims; of squares of cells, those of all."""
+    dims = dims_of(call.replaced(2, "dim", call.get(2, "dim", (-2, -1))), 2)
+    found = kept(call, dims, keeps_dims(call, 3))
+    return [*found, *together(dims, _frobenius)] if call.get(1, "ord", "fro") == "fro" else found
+
+
+def _frobenius(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
+    (x,), keeps = tensors, keeps_dims(call, 3)
+    dims = dims_of(where.call.replaced(2, "dim", call.get(2, "dim", (-2, -1))), 2)
+    dtype = call.kwargs.get("dtype")
+    own = torch.linalg.vector_norm(x, 2, dims, keeps, dtype=dtype)
+    return torch.linalg.vector_norm(stacked(own, where, axes_that_split(where, 0, dims)), 2, 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-
 import torch.nn.functional as F
 
 from gpudist.nn.upsample import DistributedUpsample

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from math import lcm, prod
 from typing import Any
@@ -23,6 +24,7 @@ from gpudist.sbp.registry import (
     name_of,
     register,
 )
+from gpudist.sbp.signatures.fetching import Fetch, balanced, fetching
 
 Shape = tuple[int, ...]
 
@@ -69,47 +71,51 @@ def block_shape(dim: int, sizes: Sequence[int] | None = None) -> Localize:
 
 
 @dataclass(frozen=True)
-class Pair:
-    """A dim of the input and one of the result, of which blocks may be the same cells.
+class Units:
+    """A dim of the input whose cells, so many together, become cells of a dim of the result.
 
     Attributes:
         dim, other: of the input, and of the result.
         extent: of ``dim``.
-        inner, other_inner: cells of their group, in one cell of each of the two.
+        unit: cells that stay together.
+        made: cells of the result that a unit gives.
         parts: workers.
+        localize: with the result's dim and the sizes of its blocks, the call of a block.
+        takes_empty: the function takes blocks without cells.
     """
 
     dim: int
     other: int
     extent: int
-    inner: int
-    other_inner: int
+    unit: int
+    made: int
     parts: int
+    localize: Callable[[int, Sequence[int]], Localize] | None = None
+    takes_empty: bool = True
 
     def signature(self, sizes: tuple[int, ...] | None = None) -> Signature | None:
-        """The split with these sizes, or the nearest ones that cut both dims between cells."""
-        unit = lcm(self.inner, self.other_inner)
-        cells = self.extent * self.inner
-        one = split(self.dim, sizes)
-        stops = [
-            one.cells(self.extent, self.parts, i)[1] * self.inner for i in range(self.parts)
-        ]
+        """The split with these sizes, or with the nearest that keep units together."""
+        one, unit = split(self.dim, sizes), self.unit
+        stops = [one.cells(self.extent, self.parts, i)[1] for i in range(self.parts)]
+        if self.extent % unit:
+            return None
         if any(stop % unit for stop in stops):
-            if cells // unit < self.parts:
+            if self.extent // unit < self.parts:
                 return None
             stops = [(stop + unit // 2) // unit * unit for stop in stops]
-        lengths = [stop - start for start, stop in pairwise([0, *stops])]
-        own = [length // self.inner for length in lengths]
-        made = [length // self.other_inner for length in lengths]
+        own = [stop - start for start, stop in pairwise([0, *stops])]
+        if not (self.takes_empty or min(own)):
+            return None
+        made = [length // unit * self.made for length in own]
         return Signature(
             (split(self.dim, own),),
             (split(self.other, made),),
-            block_shape(self.other, made),
+            None if self.localize is None else self.localize(self.other, made),
             recut=self.signature,
         )
 
 
-def pairs(source: Shape, target: Shape, parts: int) -> Iterator[Pair]:
+def pairs(source: Shape, target: Shape, parts: int) -> Iterator[Units]:
     """Dims whose blocks are in one piece in both shapes, a dim of one cell only with another."""
     for dims, others in groups(source, target):
         for dim in leading(source, dims):
@@ -118,7 +124,9 @@ def pairs(source: Shape, target: Shape, parts: int) -> Iterator[Pair]:
                 other_inner = prod(target[other + 1 : others.stop])
                 is_one = source[dim] == 1, target[other] == 1
                 if inner and other_inner and is_one[0] == is_one[1]:
-                    yield Pair(dim, other, source[dim], inner, other_inner, parts)
+                    both = lcm(inner, other_inner)
+                    unit, made = both // inner, both // other_inner
+                    yield Units(dim, other, source[dim], unit, made, parts, block_shape)
 
 
 @register(torch.reshape, view=True, any_cuts=True)
@@ -142,15 +150,27 @@ def expand(call: Call, parts: int) -> list[Signature]:
     return [*found, Signature((partial_sum,), (partial_sum,))]
 
 
+def repeated(call: Call) -> dict[int, Fetch]:
+    """The tensor again behind itself, along its own dims."""
+    shape, times = call.shapes[0], tuple(call.get(1, "dims"))
+    own = ((1,) * (len(shape) - len(times)) + times)[-len(shape) or len(times) :]
+    return {
+        dim: Fetch([*range(shape[dim])] * n, balanced(shape[dim] * n))
+        for dim, n in enumerate(own)
+        if n != 1
+    }
+
+
 @register(torch.tile, any_cuts=True)
 def tile(call: Call, parts: int) -> list[Signature]:
-    """Dims that are there once."""
-    times = tuple(call.get(1, "dims"))
-    new = max(len(times) - call.tensors[0].dims, 0)
-    times = (1,) * (call.outputs[0].dims - len(times)) + times
+    """Dims that are there once; others, if the result has no new dims."""
+    shape, times = call.shapes[0], tuple(call.get(1, "dims"))
+    new = max(len(times) - len(shape), 0)
+    if not new:
+        return fetching(call, parts, repeated)
     found = [
         Signature((split(dim),), (split(dim + new),))
-        for dim in range(call.tensors[0].dims)
+        for dim in range(len(shape))
         if times[dim + new] == 1
     ]
     return [*found, Signature((partial_sum,), (partial_sum,))]
@@ -198,4 +218,32 @@ def expand_as(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 @compose(torch.Tensor.repeat, torch.Tensor.tile)
 def repeat(x: torch.Tensor, *times: Any) -> torch.Tensor:
     given = times[0] if len(times) == 1 and not isinstance(times[0], int) else times
-    return torch.tile(x, tuple(given))
+    new = max(len(given) - x.dim(), 0)
+    return torch.tile(x.reshape((1,) * new + tuple(x.shape)) if new else x, tuple(given))
+
+
+def several(dim: int, times: int, sizes: Shape) -> Signature:
+    """Each cell several times, one after the other."""
+    made = [times * size for size in sizes]
+    return Signature((split(dim, sizes),), (split(dim, made),), recut=partial(several, dim, times))
+
+
+@register(*forms("repeat_interleave"), any_cuts=True)
+def repeat_interleave(call: Call, parts: int) -> list[Signature]:
+    """Splits of all dims; every worker repeats its own cells."""
+    times, along, dims = call.get(1, "repeats"), call.get(2, "dim"), call.tensors[0].dims
+    found = [Signature((partial_sum,), (partial_sum,))]
+    if not isinstance(times, int) or len(call.tensors) != 1:
+        raise NotImplementedError("repeat_interleave of a global tensor takes a number of repeats")
+    if along is None:
+        return (
+            found
+            if dims != 1
+            else [several(0, times, balanced(call.shapes[0][0])((0,) * parts)), *found]
+        )
+    for dim in range(dims):
+        if dim == along % dims:
+            found.append(several(dim, times, balanced(call.shapes[0][dim])((0,) * parts)))
+        else:
+            found.append(Signature((split(dim),), (split(dim),)))
+    return found

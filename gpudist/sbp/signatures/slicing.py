@@ -1,4 +1,4 @@
-"""Parts of a tensor: ``x[...]`` by ints and slices, ``select``, ``narrow``, ``flip``, ``pad``."""
+"""Parts of a tensor: ``x[...]`` by ints and slices, ``select``, ``narrow``, ``flip``, ``roll``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gpudist.sbp.attributes import partial_sum, split
 from gpudist.sbp.registry import Call, Part, Signature, Where, compose, forms, register
+from gpudist.sbp.signatures.fetching import Fetch, as_before, fetching
 
 
 def kept(dims: Sequence[int], result: Sequence[int] | None = None) -> list[Signature]:
@@ -145,30 +146,48 @@ def narrow(x: Tensor, dim: int, start: int, length: int) -> Tensor:
     return x[(*[slice(None)] * (dim % x.dim()), slice(first, first + length))]
 
 
+def turned(call: Call) -> dict[int, Fetch]:
+    """The last cells first."""
+    shape = call.shapes[0]
+    given = call.args[1:] if len(call.args) > 1 else (call.kwargs["dims"],)
+    dims = given if isinstance(given[0], int) else given[0]
+    cells = {d % len(shape): range(shape[d % len(shape)])[::-1] for d in dims}
+    return {d: Fetch(cells[d], as_before) for d in cells}
+
+
 @register(*forms("flip"), any_cuts=True)
 def flip(call: Call, parts: int) -> list[Signature]:
-    """Dims that are not turned."""
-    dims = call.tensors[0].dims
-    given = call.args[1:] if len(call.args) > 1 else (call.kwargs["dims"],)
-    turned = given if isinstance(given[0], int) else given[0]
-    return kept([d for d in range(dims) if d not in {t % dims for t in turned}])
+    return fetching(call, parts, turned)
+
+
+@compose(*forms("fliplr"))
+def fliplr(x: Tensor) -> Tensor:
+    return x.flip(1)
+
+
+@compose(*forms("flipud"))
+def flipud(x: Tensor) -> Tensor:
+    return x.flip(0)
+
+
+def rolled(call: Call) -> dict[int, Fetch]:
+    """Cells from behind the end come first."""
+    shape = call.shapes[0]
+    shifts, given = call.get(1, "shifts"), call.get(2, "dims")
+    shifts = [shifts] if isinstance(shifts, int) else shifts
+    dims = [given] if isinstance(given, int) else given
+    total: dict[int, int] = {}
+    for shift, dim in zip(shifts, dims, strict=True):
+        total[dim % len(shape)] = total.get(dim % len(shape), 0) + shift
+    return {
+        dim: Fetch([(i - shift) % shape[dim] for i in range(shape[dim])], as_before)
+        for dim, shift in total.items()
+    }
 
 
 @register(*forms("roll"), any_cuts=True)
 def roll(call: Call, parts: int) -> list[Signature]:
-    """Dims along which nothing moves."""
-    dims = call.tensors[0].dims
-    given = call.get(2, "dims")
-    rolled = range(dims) if given in (None, ()) else [given] if isinstance(given, int) else given
-    return kept([d for d in range(dims) if d not in {r % dims for r in rolled}])
-
-
-@register(torch.nn.functional.pad, any_cuts=True)
-def pad(call: Call, parts: int) -> list[Signature]:
-    """Dims without padding; terms, if there are zeros around, or cells of the tensor itself."""
-    dims = call.tensors[0].dims
-    widths = call.get(1, "pad")
-    padded = {dims - 1 - i // 2 for i, width in enumerate(widths) if width}
-    found = kept([d for d in range(dims) if d not in padded])
-    is_linear = call.get(2, "mode", "constant") != "constant" or not call.get(3, "value")
-    return found if is_linear else found[:-1]
+    if call.get(2, "dims") in (None, (), []):
+        # Along all dims as one.
+        return [Signature((partial_sum,), (partial_sum,))]
+    return fetching(call, parts, rolled)

@@ -8,14 +8,34 @@ from typing import Any
 
 import torch
 
-from gpudist.autograd import is_eager
+from gpudist.autograd import is_eager, move
 from gpudist.nn.autocast import autocast_is_on
 from gpudist.nn.conv import DistributedConv1d, DistributedConv2d, DistributedConv3d
+from gpudist.nn.conv_transpose import (
+    DistributedConvTranspose1d,
+    DistributedConvTranspose2d,
+    DistributedConvTranspose3d,
+)
 from gpudist.ops.agreement import Layout
 from gpudist.sbp.attributes import broadcast, partial_sum, split
-from gpudist.sbp.registry import Bind, Call, Compute, Signature, Where, name_of, register
+from gpudist.sbp.registry import (
+    Bind,
+    Call,
+    Compute,
+    Part,
+    Signature,
+    Where,
+    compose,
+    name_of,
+    register,
+)
 
 CONVOLUTIONS: dict[int, Any] = {1: DistributedConv1d, 2: DistributedConv2d, 3: DistributedConv3d}
+TRANSPOSED: dict[int, Any] = {
+    1: DistributedConvTranspose1d,
+    2: DistributedConvTranspose2d,
+    3: DistributedConvTranspose3d,
+}
 
 
 def windowed(call: Call, dim: int, bind: Bind, sizes: tuple[int, ...] | None = None) -> Signature:
@@ -48,25 +68,55 @@ def convolution(call: Call, parts: int) -> list[Signature]:
     x, weight = call.tensors[:2]
     require_samples(call, x.dims == weight.dims)
     found = [windowed(call, dim, _bind_convolution) for dim in (0, *range(2, x.dims))]
-    if call.get(6, "groups", 1) == 1:
-        found += filter(None, [_outputs(call)]) if weight.shape[0] >= parts else []
-        found += filter(None, [_inputs()]) if len(call.tensors) == 2 and x.shape[1] >= parts else []
-    return found + (linear_in_each(2) if len(call.tensors) == 2 else [])
+    return found + _channels(call, parts, call.get(6, "groups", 1), (0, 1), 6)
 
 
-def _outputs(call: Call, sizes: tuple[int, ...] | None = None) -> Signature | None:
+def _channels(
+    call: Call, parts: int, groups: int, weight_dims: tuple[int, int], groups_at: int
+) -> list[Signature]:
+    """Splits of channels, whole groups of them; terms of one factor.
+
+    Args:
+        weight_dims: of the output channels, and of those of the input.
+        groups_at: position of that argument.
+    """
+    outputs, inputs = weight_dims
+    weight, has_bias = call.tensors[1], len(call.tensors) > 2
+    found: list[Signature | None] = [] if has_bias else [*linear_in_each(2)]
+    if groups > 1 and groups % parts == 0:
+        found.append(_whole_groups(call, groups // parts, groups_at))
+    if groups == 1 and weight.shape[outputs] >= parts:
+        found.append(_outputs(call, outputs))
+    if groups == 1 and weight.shape[inputs] >= parts and not has_bias:
+        found.append(_inputs(inputs))
+    return [*filter(None, found)]
+
+
+def _whole_groups(call: Call, groups: int, groups_at: int) -> Signature:
+    """Some groups on each worker, as many on each."""
+    parameters = (split(0),) * (len(call.tensors) - 1)
+
+    def localize(call: Call, part: Part) -> Call:
+        return call.replaced(groups_at, "groups", groups)
+
+    return Signature((split(1), *parameters), (split(1),), localize, recut=lambda sizes: None)
+
+
+def _outputs(call: Call, dim: int, sizes: tuple[int, ...] | None = None) -> Signature | None:
     """Some output channels on each worker; none of them is without."""
     if sizes is not None and not min(sizes):
         return None
-    parameters = (split(0, sizes),) * (len(call.tensors) - 1)
-    return Signature((broadcast, *parameters), (split(1, sizes),), recut=partial(_outputs, call))
+    biases = (split(0, sizes),) * (len(call.tensors) - 2)
+    inputs = (broadcast, split(dim, sizes), *biases)
+    return Signature(inputs, (split(1, sizes),), recut=partial(_outputs, call, dim))
 
 
-def _inputs(sizes: tuple[int, ...] | None = None) -> Signature | None:
+def _inputs(dim: int, sizes: tuple[int, ...] | None = None) -> Signature | None:
     """Some input channels on each worker, which give terms of all outputs."""
     if sizes is not None and not min(sizes):
         return None
-    return Signature((split(1, sizes), split(1, sizes)), (partial_sum,), recut=_inputs)
+    inputs = (split(1, sizes), split(dim, sizes))
+    return Signature(inputs, (partial_sum,), recut=partial(_inputs, dim))
 
 
 def linear_in_each(count: int) -> list[Signature]:
@@ -104,6 +154,82 @@ def _bind_convolution(call: Call, where: Where) -> Compute:
         replicate_parameters=True,
     )
     return LayerOfShape(layer, layout).convolve
+
+
+@register(
+    torch.conv_transpose1d,
+    torch.conv_transpose2d,
+    torch.conv_transpose3d,
+    any_cuts=True,
+    windows=True,
+)
+def transposed_convolution(call: Call, parts: int) -> list[Signature]:
+    """As a convolution; output channels are the weight's second dim."""
+    x, weight = call.tensors[:2]
+    require_samples(call, x.dims == weight.dims)
+    found = [windowed(call, dim, _bind_transposed) for dim in (0, *range(2, x.dims))]
+    return found + _channels(call, parts, call.get(6, "groups", 1), (1, 0), 6)
+
+
+def _bind_transposed(call: Call, where: Where) -> Compute:
+    x, weight = call.shapes[:2]
+    dims, groups = len(weight) - 2, call.get(6, "groups", 1)
+    P, layout = layout_of(where)
+    layer = TRANSPOSED[dims](
+        P,
+        x[1],
+        weight[1] * groups,
+        weight[2:],
+        given_numbers(call.get(3, "stride", 1), dims),
+        given_numbers(call.get(4, "padding", 0), dims),
+        given_numbers(call.get(5, "output_padding", 0), dims),
+        groups,
+        len(call.tensors) > 2,
+        given_numbers(call.get(7, "dilation", 1), dims),
+        device="meta",
+        replicate_parameters=True,
+    )
+    layer._agreement.settle(layout)
+    return TransposedOfShape(layer)
+
+
+class TransposedOfShape:
+    """A transposed convolution for one layout of its input, with parameters that it is given."""
+
+    def __init__(self, layer: Any) -> None:
+        self.layer = layer
+        self.bound: Any = None
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        x, *parameters = tensors
+        if self.bound is None:
+            self.bound = self.layer._bind(x, True)
+        if self.bound.has_ghosts:
+            (x,) = move((self.bound.halo,), (x,))
+        return self.bound.block(x, *parameters)
+
+
+@compose(torch.convolution)
+def any_convolution(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+) -> torch.Tensor:
+    """Torch's function below the others, whose arguments have another order."""
+    dims = weight.dim() - 2
+    if transposed:
+        function: Any = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
+        return function[dims - 1](
+            x, weight, bias, stride, padding, output_padding, groups, dilation
+        )
+    function = (torch.conv1d, torch.conv2d, torch.conv3d)
+    return function[dims - 1](x, weight, bias, stride, padding, dilation, groups)
 
 
 class LayerOfShape:

@@ -1,0 +1,250 @@
+"""Attention: split in samples, heads and queries; keys and values are whole along the sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import sqrt
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gpudist.sbp.attributes import Sbp, broadcast, partial_sum, split
+from gpudist.sbp.registry import Call, Compute, Signature, Where, compose, register
+from gpudist.sbp.signatures.across import some_are_empty, together_if
+from gpudist.sbp.signatures.channel_norms import carried_out
+from gpudist.sbp.signatures.elementwise import aligned
+from gpudist.sbp.signatures.factories import copied
+from gpudist.sbp.signatures.lines import on_cells, without_cells
+
+attend: Any = F.scaled_dot_product_attention
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor:
+    """The attention of plain tensors, without dropout."""
+    return attend(query, key, value, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+@register(attention, any_cuts=True)
+def attention_of_blocks(call: Call, parts: int) -> list[Signature]:
+    """Splits of batch dims and heads, of queries, and of the cells of values; linear in these."""
+    q, k, v = call.shapes[:3]
+    result = call.outputs[0].shape
+    rows, dims = len(result) - 2, len(result)
+    masks = call.shapes[3:]
+    scores = (*result[:-1], k[-2])
+    found: list[Signature] = []
+    for d in range(rows):
+        ones = [aligned(shape[:-2], d, result[:-2]) for shape in (q, k, v)]
+        if call.args[6] and d == rows - 1 and k[-3] not in (1, q[-3]):
+            # Groups of heads share keys: a block has whole groups.
+            if k[-3] % parts:
+                continue
+            ones = [split(len(shape) - 3) for shape in (q, k, v)]
+            found.append(_attending(call, ones, masks, d, scores, split(d), keeps_cut=True))
+            continue
+        found.append(_attending(call, ones, masks, d, scores, split(d)))
+    queries: list[Sbp] = [split(len(q) - 2), broadcast, broadcast]
+    found.append(_attending(call, queries, masks, rows, scores, split(rows)))
+    cells: list[Sbp] = [broadcast, broadcast, split(len(v) - 1)]
+    whole = tuple(broadcast for _ in masks)
+    found.append(Signature((*cells, *whole), (split(dims - 1),), bind=_bind))
+    terms: list[Sbp] = [broadcast, broadcast, partial_sum]
+    found.append(Signature((*terms, *whole), (partial_sum,), bind=_bind))
+    return found
+
+
+def _attending(
+    call: Call,
+    ones: Sequence[Sbp],
+    masks: Sequence[tuple[int, ...]],
+    d: int,
+    scores: tuple[int, ...],
+    result: Sbp,
+    keeps_cut: bool = False,
+) -> Signature:
+    """The signature whose masks are split as the scores are."""
+    inputs = (*ones, *(aligned(shape, d, scores) for shape in masks))
+    recut: Any = (lambda sizes: None) if keeps_cut else None
+    return Signature(inputs, (result,), recut=recut, bind=_bind)
+
+
+def _bind(call: Call, where: Where) -> Compute:
+    """Queries of a causal block attend the keys up to their own place in the sequence."""
+    cells = where.inputs[0]
+    start, stop = cells.start[-2], cells.stop[-2]
+    if not call.args[4] or stop - start == where.call.shapes[0][-2]:
+        return on_cells(call, where)
+    keys = min(stop, call.shapes[1][-2])
+    mask = torch.ones(stop - start, keys, dtype=torch.bool, device=where.P.device).tril(start)
+    shape = where.outputs[0].shape
+    differ = some_are_empty(where)
+
+    def compute(tensors: Sequence[Tensor]) -> Any:
+        q, k, v = together_if(differ, tensors)
+        if not q.numel():
+            return without_cells(shape, q.dtype, (q, k, v))
+        k, v = k.narrow(-2, 0, keys), v.narrow(-2, 0, keys)
+        return attention(q, k, v, mask, False, *call.args[5:])
+
+    return compute
+
+
+@compose(F.scaled_dot_product_attention)
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """With dropout, of weights that are written down."""
+    if dropout_p == 0:
+        given = (query, key, value, attn_mask, is_causal, scale, enable_gqa)
+        return carried_out(attention, *given)
+    if is_causal:
+        ones = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device)
+        attn_mask = copied(query, ones.tril())
+    if enable_gqa:
+        groups = query.shape[-3] // key.shape[-3]
+        key, value = (_for_groups(x, groups) for x in (key, value))
+    weights = attention_weights(query, key, attn_mask, scale)
+    return F.dropout(weights, dropout_p) @ value
+
+
+def _for_groups(x: Tensor, groups: int) -> Tensor:
+    """Each head of keys as often as heads of queries share it."""
+    repeated = x.unsqueeze(-3).expand(*x.shape[:-2], groups, *x.shape[-2:])
+    return repeated.flatten(-4, -3)
+
+
+def attention_weights(
+    query: Tensor, key: Tensor, mask: Tensor | None, scale: float | None = None
+) -> Tensor:
+    """How much each query attends each key."""
+    scale = 1 / sqrt(query.shape[-1]) if scale is None else scale
+    scores = (query * scale) @ key.transpose(-2, -1)
+    if mask is not None:
+        is_bool = mask.dtype == torch.bool
+        scores = scores.masked_fill(~mask, -torch.inf) if is_bool else scores + mask
+    return F.softmax(scores, -1)
+
+
+@compose(F.multi_head_attention_forward)
+def multi_head_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    embed_dim_to_check: int,
+    num_heads: int,
+    in_proj_weight: Tensor | None,
+    in_proj_bias: Tensor | None,
+    bias_k: Tensor | None,
+    bias_v: Tensor | None,
+    add_zero_attn: bool,
+    dropout_p: float,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor | None,
+    training: bool = True,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    use_separate_proj_weight: bool = False,
+    q_proj_weight: Tensor | None = None,
+    k_proj_weight: Tensor | None = None,
+    v_proj_weight: Tensor | None = None,
+    static_k: Tensor | None = None,
+    static_v: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Heads are a dim of their own, so that a split of samples or of the sequence stays one."""
+    if static_k is not None or static_v is not None:
+        raise NotImplementedError(
+            "multi_head_attention_forward of global tensors takes no static_k and static_v"
+        )
+    if is_causal and attn_mask is None:
+        raise RuntimeError("Need attn_mask if specifying the is_causal hint.")
+    is_batched = query.dim() == 3
+    if not is_batched:
+        query, key, value = (x.unsqueeze(1) for x in (query, key, value))
+        key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
+    weights = None
+    if use_separate_proj_weight:
+        weights = q_proj_weight, k_proj_weight, v_proj_weight
+    q, k, v = _projected((query, key, value), in_proj_weight, weights, in_proj_bias)
+    if bias_k is not None and bias_v is not None:
+        k, v = (_with_row(x, row.expand(1, *x.shape[1:])) for x, row in ((k, bias_k), (v, bias_v)))
+    if add_zero_attn:
+        k, v = (_with_row(x, x.new_zeros((1, *x.shape[1:]))) for x in (k, v))
+    more = k.shape[0] - key.shape[0]
+    if more:
+        attn_mask = None if attn_mask is None else F.pad(attn_mask, (0, more))
+        key_padding_mask = None if key_padding_mask is None else F.pad(key_padding_mask, (0, more))
+    q, k, v = (x.unflatten(-1, (num_heads, -1)).permute(1, 2, 0, 3) for x in (q, k, v))
+    mask = _mask(attn_mask, key_padding_mask, query, num_heads)
+    dropout_p = dropout_p if training else 0.0
+    shares = None
+    if need_weights:
+        shares = attention_weights(q, k, mask)
+        shares = F.dropout(shares, dropout_p) if dropout_p > 0 else shares
+        found = shares @ v
+        shares = shares.mean(1) if average_attn_weights else shares
+    else:
+        found = F.scaled_dot_product_attention(q, k, v, mask, dropout_p)
+    found = F.linear(found.permute(2, 0, 1, 3).flatten(-2), out_proj_weight, out_proj_bias)
+    if not is_batched:
+        found, shares = found.squeeze(1), None if shares is None else shares.squeeze(0)
+    return found, shares
+
+
+def _projected(
+    given: tuple[Tensor, Tensor, Tensor],
+    packed: Tensor | None,
+    weights: Any,
+    bias: Tensor | None,
+) -> Sequence[Tensor]:
+    """Queries, keys and values."""
+    query, key, value = given
+    if weights is None:
+        assert packed is not None
+        if query is key and key is value:
+            return F.linear(query, packed, bias).chunk(3, -1)
+        weights = packed.chunk(3)
+    biases = (None, None, None) if bias is None else bias.chunk(3)
+    return [F.linear(x, w, b) for x, w, b in zip(given, weights, biases, strict=True)]
+
+
+def _with_row(x: Tensor, row: Tensor) -> Tensor:
+    """Keys or values with one more behind the sequence."""
+    return torch.cat([x, row])
+
+
+def _mask(mask: Tensor | None, padding: Tensor | None, query: Tensor, heads: int) -> Tensor | None:
+    """What is added to the scores ``[samples, heads, queries, keys]``."""
+    if mask is not None:
+        mask = mask.unflatten(0, (-1, heads)) if mask.dim() == 3 else mask
+        mask = _added(mask, query)
+    if padding is not None:
+        hidden = _added(padding, query).unsqueeze(1).unsqueeze(1)
+        mask = hidden if mask is None else mask + hidden
+    return mask
+
+
+def _added(mask: Tensor, query: Tensor) -> Tensor:
+    """A mask in numbers: in one of bool, what is true is hidden."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask, -torch.inf)

@@ -1,0 +1,222 @@
+"""Batch and instance norm, and the running moments of what they have seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from gpudist.nn.normalization import Normalization
+from gpudist.sbp.attributes import NdSbp, broadcast, split
+from gpudist.sbp.registry import Call, Compute, Signature, Where, compose, register
+from gpudist.sbp.signatures.across import some_are_empty, together_if
+from gpudist.sbp.signatures.norms import (
+    bind_sum,
+    no_movements,
+    normalize_block,
+    parameters_at,
+)
+
+Moments = tuple[torch.Tensor | None, torch.Tensor | None]
+
+
+def batch_norm_and_moments(
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The batch norm of a plain tensor, and its mean and unbiased variance of each channel."""
+    on = torch.backends.cudnn.enabled
+    mean, variance = (input.new_zeros(input.shape[1], dtype=dtype) for _ in range(2))
+    y = torch.batch_norm(input, weight, bias, mean, variance, True, 1.0, eps, on)
+    return y, mean, variance
+
+
+def instance_norm_and_moments(
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The instance norm of a plain tensor, and the mean and unbiased variance of each sample's
+    channels."""
+    variance, mean = torch.var_mean(input.detach().to(dtype), list(range(2, input.dim())))
+    y = torch.instance_norm(
+        input, weight, bias, None, None, True, 0.0, eps, torch.backends.cudnn.enabled
+    )
+    return y, mean, variance
+
+
+def plain_batch_norm(*args: Any) -> torch.Tensor:
+    """``torch.batch_norm``, whose running moments do not change."""
+    return torch.batch_norm(*args)
+
+
+def plain_instance_norm(*args: Any) -> torch.Tensor:
+    """``torch.instance_norm`` without running moments."""
+    return torch.instance_norm(*args)
+
+
+INSTANCES = (instance_norm_and_moments, plain_instance_norm)
+
+
+def carried_out(function: Any, *args: Any) -> Any:
+    """``function`` by its rule: of global tensors, at least one."""
+    first = next(x for x in args if hasattr(x, "_local"))
+    return type(first).__torch_function__(function, (), args)
+
+
+def _is_normalized(call: Call) -> bool:
+    """Whether moments are taken of the input."""
+    return len(call.args) == 5 or bool(call.args[5])
+
+
+@register(
+    plain_batch_norm, plain_instance_norm, batch_norm_and_moments, instance_norm_and_moments,
+    any_cuts=True,
+)  # fmt: skip
+def by_channel(call: Call, parts: int) -> list[Signature]:
+    """Splits of channels, with all that is known of each, and of all other dims."""
+    is_instance = call.function in INSTANCES
+    computes = _is_normalized(call)
+    found: list[Signature] = []
+    for d in range(call.tensors[0].dims):
+        others = split(0) if d == 1 else broadcast
+        inputs = (split(d), *(others,) * (len(call.tensors) - 1))
+        has_statistic = d == 1 or (d == 0 and is_instance)
+        seen: NdSbp = ()
+        if len(call.args) == 5:
+            moment = split(d if is_instance else 0) if has_statistic else broadcast
+            seen = (moment, moment)
+        # Torch's functions refuse some blocks without cells.
+        bind = _bind if computes else None
+        found.append(Signature(inputs, (split(d), *seen), bind=bind))
+    return found
+
+
+def _bind(call: Call, where: Where) -> Compute:
+    x, shape, is_instance = call.tensors[0], where.call.shapes[0], call.function in INSTANCES
+    dims = tuple(d for d in range(x.dims) if d > 1 or (d == 0 and not is_instance))
+    lines = tuple(1 if d in dims else n for d, n in enumerate(x.shape))
+    total = bind_sum(where, dims, (*lines, 2))
+    cells = prod(shape[d] for d in dims)
+    returns_moments = len(call.args) == 5
+    eps, dtype = call.args[3:5] if returns_moments else (call.args[7], torch.float64)
+    by = Normalization(dims, cells, eps, total=total, parameters=no_movements(call, 1))
+    moment_shape = x.shape[:2] if is_instance else x.shape[1:2]
+    alone = batch_norm_and_moments if not is_instance else instance_norm_and_moments
+    differ = total is None and some_are_empty(where)
+
+    def compute(tensors: Sequence[torch.Tensor]) -> Any:
+        tensors = together_if(differ, tensors)
+        x = tensors[0]
+        weight, bias = parameters_at(call, tensors, 1)
+        if total is None and x.numel():
+            if returns_moments:
+                return alone(x, weight, bias, eps, dtype)
+            return call(tensors)
+        y, totals = normalize_block(by, x, weight, bias)
+        if not returns_moments:
+            return y
+        mean, variance = by.moments(totals)
+        assert mean is not None
+        unbiased = variance * (cells / max(cells - 1, 1))
+        return y, *(one.reshape(moment_shape).to(dtype) for one in (mean, unbiased))
+
+    return compute
+
+
+def remember(running: Moments, seen: Sequence[Any], momentum: float) -> None:
+    """Move the running moments, global or whole on each worker, towards what is seen."""
+    for old, new in zip(running, seen, strict=True):
+        if old is None:
+            continue
+        if not hasattr(old, "_local"):
+            new = new.full_tensor() if any(one != broadcast for one in new.sbp) else new._local
+            if new.shape != old.shape:
+                # A rank that has no part in the tensor.
+                continue
+        old.detach().lerp_(new.to(old.dtype), momentum)
+
+
+@compose(F.batch_norm)
+def batch_norm(
+    input: torch.Tensor,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> torch.Tensor:
+    """The running moments stay as they lie: what is seen is boxed for them."""
+    running = running_mean, running_var
+    on = torch.backends.cudnn.enabled
+    if not training:
+        return carried_out(plain_batch_norm, input, weight, bias, *running, False, 0.0, eps, on)
+    F._verify_batch_size(input.size())  # pyright: ignore
+    known = running_mean if running_mean is not None else running_var
+    if known is None:
+        return carried_out(plain_batch_norm, input, weight, bias, None, None, True, 0.0, eps, on)
+    y, *seen = carried_out(batch_norm_and_moments, input, weight, bias, eps, known.dtype)
+    remember(running, seen, momentum)
+    return y
+
+
+@compose(F.instance_norm)
+def instance_norm(
+    input: torch.Tensor,
+    running_mean: torch.Tensor | None = None,
+    running_var: torch.Tensor | None = None,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> torch.Tensor:
+    """Running moments follow the averages over samples."""
+    running = running_mean, running_var
+    on = torch.backends.cudnn.enabled
+    if not use_input_stats:
+        # What is known already is the same for all samples.
+        return carried_out(plain_batch_norm, input, weight, bias, *running, False, 0.0, eps, on)
+    F._verify_spatial_size(input.size())  # pyright: ignore
+    known = running_mean if running_mean is not None else running_var
+    if known is None:
+        return carried_out(plain_instance_norm, input, weight, bias, None, None, True, 0.0, eps, on)
+    y, *seen = carried_out(instance_norm_and_moments, input, weight, bias, eps, known.dtype)
+    with torch.no_grad():
+        remember(running, [one.mean(0) for one in seen], momentum)
+    return y
+
+
+def _without_names(function: Any) -> Any:
+    """Torch's own functions have the parameters before the running moments."""
+
+    def norm(
+        input: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        running_mean: torch.Tensor | None,
+        running_var: torch.Tensor | None,
+        training: bool | None = None,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+        cudnn_enabled: bool = True,
+        use_input_stats: bool | None = None,
+    ) -> torch.Tensor:
+        takes = bool(use_input_stats if training is None else training)
+        return function(input, running_mean, running_var, weight, bias, takes, momentum, eps)
+
+    return norm
+
+
+compose(torch.batch_norm)(_without_names(batch_norm))
+compose(torch.instance_norm)(_without_names(instance_norm))

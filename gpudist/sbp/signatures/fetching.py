@@ -1,0 +1,305 @@
+"""Functions that copy cells: each worker fetches those that its block of the result is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import product
+
+import torch
+
+from gpudist.autograd import move
+from gpudist.exchange import Movement, bind
+from gpudist.geometry.blocks import Blocks, Decomposition
+from gpudist.geometry.boxes import Box, Move, Plan, Stage, messages_by_peer
+from gpudist.geometry.cartesian import rank_of
+from gpudist.partition import CartesianPartition
+from gpudist.sbp.attributes import partial_sum, split
+from gpudist.sbp.registry import Bind, Call, Compute, Signature, Where, name_of
+
+Range = tuple[int, int]
+Sizes = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Cells along one dim of the result.
+
+    Attributes:
+        cells: of the input, of which each one of the result is a copy.
+        cut: blocks of the result, from those of the input.
+    """
+
+    cells: Sequence[int]
+    cut: Callable[[Sizes], Sizes]
+
+
+# By dim; the other dims are the same in the result. Read from the call on whole tensors.
+Fetches = Mapping[int, Fetch]
+Read = Callable[[Call], Fetches]
+
+
+def as_before(sizes: Sizes) -> Sizes:
+    """The cut of the input, for results of the same extent."""
+    return sizes
+
+
+def balanced(extent: int) -> Callable[[Sizes], Sizes]:
+    """Balanced blocks of a result of another extent."""
+
+    def cut(sizes: Sizes) -> Sizes:
+        blocks = Blocks(extent, len(sizes))
+        return tuple(blocks.length(i) for i in range(len(sizes)))
+
+    return cut
+
+
+def fetching(call: Call, parts: int, read: Read, takes_empty: bool = True) -> list[Signature]:
+    """Splits of all dims, and terms.
+
+    Args:
+        takes_empty: the function takes blocks without cells.
+    """
+    fetches = read(call)
+    found: list[Signature] = []
+    for dim, extent in enumerate(call.shapes[0]):
+        if dim not in fetches:
+            others = None if takes_empty else partial(_bind, read)
+            found.append(_kept(dim, others))
+        else:
+            found.append(_fetched(dim, extent, parts, fetches[dim], read))
+    return [*found, Signature((partial_sum,), (partial_sum,))]
+
+
+def _kept(dim: int, bind: Bind | None, sizes: Sizes | None = None) -> Signature:
+    both = (split(dim, sizes),)
+    return Signature(both, both, recut=partial(_kept, dim, bind), bind=bind)
+
+
+def _fetched(
+    dim: int, extent: int, parts: int, fetch: Fetch, read: Read, sizes: Sizes | None = None
+) -> Signature:
+    given = sizes or balanced(extent)((0,) * parts)
+    return Signature(
+        (split(dim, sizes),),
+        (split(dim, fetch.cut(given)),),
+        recut=partial(_fetched, dim, extent, parts, fetch, read),
+        bind=partial(_bind, read),
+        nests=False,
+    )
+
+
+def _bind(read: Read, call: Call, where: Where) -> Compute:
+    fetches = read(where.call)
+    axes = [axis for axis, one in enumerate(where.sbps[0]) if one.dim in fetches]
+    P, inputs = replace(where, P=where.P.along(axes)).cut(0)
+    assert P.index is not None
+    if P.size == 1 and 0 not in where.inputs[0].shape:
+        return call
+    dims = [_Dim.of(blocks, fetches.get(d)) for d, blocks in enumerate(inputs.dims)]
+    movement = _movement(P, inputs, dims, where, 0)
+    places = {
+        d: dims[d].places(P.index[d], is_fetched=movement is not None) for d in sorted(fetches)
+    }
+    return _Fetching(movement, {d: at for d, at in places.items() if at is not None})
+
+
+def _movement(
+    P: CartesianPartition, inputs: Decomposition, dims: Sequence[_Dim], where: Where, slot: int
+) -> Movement | None:
+    """What brings the cells that workers need of a tensor; ``None`` if all have them."""
+    if all(dim.is_local for dim in dims):
+        return None
+    spec = where.call.tensors[slot]
+    label = f"{name_of(where.call.function)} of {list(spec.shape)}"
+    return bind(_plan(P, inputs, dims), P, label, spec.dtype, (0,), spec.dtype)
+
+
+def joined(along: int, count: int, sizes: Sizes | None = None) -> Signature:
+    """Tensors split along the dim in which they are put one behind the other."""
+    again = partial(joined, along, count)
+    inputs = (split(along, sizes),) * count
+    bind_all = partial(_bind_joined, along)
+    return Signature(inputs, (split(along),), recut=again, bind=bind_all, nests=False)
+
+
+def _bind_joined(along: int, call: Call, where: Where) -> Compute:
+    extents = [shape[along] for shape in where.call.shapes]
+    movements: list[Movement | None] = []
+    for slot, extent in enumerate(extents):
+        P, inputs = where.cut(slot)
+        first = sum(extents[:slot])
+        result = Blocks(sum(extents), inputs.dims[along].parts)
+        ends = [result.block(i) for i in range(result.parts)]
+        sizes = [max(0, min(stop - first, extent) - max(start - first, 0)) for start, stop in ends]
+        fetch = Fetch(range(extent), lambda _, sizes=tuple(sizes): sizes)
+        dims = [
+            _Dim.of(blocks, fetch if d == along else None) for d, blocks in enumerate(inputs.dims)
+        ]
+        movements.append(_movement(P, inputs, dims, where, slot))
+
+    def compute(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        found = list(tensors)
+        moving = [slot for slot, movement in enumerate(movements) if movement is not None]
+        if moving:
+            moved = move([m for m in movements if m is not None], [found[s] for s in moving])
+            for slot, x in zip(moving, moved, strict=True):
+                found[slot] = x
+        return torch.cat(found, along)
+
+    return compute
+
+
+class _Fetching:
+    """The block of the result: what is fetched, in the order of the result's cells."""
+
+    def __init__(self, movement: Movement | None, places: dict[int, torch.Tensor]) -> None:
+        self.movement, self.places = movement, places
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        (x,) = tensors
+        if self.movement is None and not self.places:
+            return x.clone()
+        if self.movement is not None:
+            (x,) = move((self.movement,), (x,))
+        for dim, at in self.places.items():
+            if at.device != x.device:
+                at = self.places[dim] = at.to(x.device)
+            x = x.index_select(dim, at)
+        return x
+
+
+@dataclass(frozen=True)
+class _Dim:
+    """What each worker needs along one dim.
+
+    Attributes:
+        inputs, outputs: blocks.
+        cells: of the input, by cell of the result; ``None`` where the result is the input.
+    """
+
+    inputs: Blocks
+    outputs: Blocks
+    cells: tuple[int, ...] | None
+
+    @classmethod
+    def of(cls, inputs: Blocks, fetch: Fetch | None) -> _Dim:
+        if fetch is None:
+            return cls(inputs, inputs, None)
+        sizes = fetch.cut(tuple(inputs.length(i) for i in range(inputs.parts)))
+        return cls(inputs, Blocks.of_sizes(sizes), tuple(fetch.cells))
+
+    def needed(self, index: int) -> list[Range]:
+        """Ranges of the input, ascending, that the block of the result at ``index`` is made of."""
+        return self._needed[index]
+
+    @cached_property
+    def _needed(self) -> list[list[Range]]:
+        return [self._ranges(*self.outputs.block(i)) for i in range(self.outputs.parts)]
+
+    def _ranges(self, start: int, stop: int) -> list[Range]:
+        if self.cells is None:
+            return [(start, stop)] if start < stop else []
+        found: list[Range] = []
+        for cell in sorted(set(self.cells[start:stop])):
+            if found and found[-1][1] == cell:
+                found[-1] = found[-1][0], cell + 1
+            else:
+                found.append((cell, cell + 1))
+        return found
+
+    @cached_property
+    def is_local(self) -> bool:
+        """Whether every worker has what it needs."""
+        for index in range(self.inputs.parts):
+            start, stop = self.inputs.block(index)
+            if any(first < start or stop < last for first, last in self.needed(index)):
+                return False
+        return True
+
+    @cached_property
+    def overlaps(self) -> bool:
+        """Whether several workers need the same cell."""
+        found: set[int] = set()
+        count = 0
+        for index in range(self.inputs.parts):
+            for cells in self.needed(index):
+                found.update(range(*cells))
+                count += cells[1] - cells[0]
+        return count > len(found)
+
+    def places(self, index: int, is_fetched: bool) -> torch.Tensor | None:
+        """Where the result's cells are in the block at hand; ``None`` if they are that block."""
+        start, stop = self.outputs.block(index)
+        assert self.cells is not None
+        ranges = self.needed(index) if is_fetched else [self.inputs.block(index)]
+        there = {cell: i for i, cell in enumerate(c for r in ranges for c in range(*r))}
+        at = [there[cell] for cell in self.cells[start:stop]]
+        return None if at == list(range(len(there))) else torch.tensor(at, dtype=torch.int64)
+
+    def given(self, needs: int, gives: int) -> list[Range]:
+        """Ranges that one worker needs and another one has."""
+        first, last = self.inputs.block(gives)
+        common = [(max(a, first), min(b, last)) for a, b in self.needed(needs)]
+        return [(a, b) for a, b in common if a < b]
+
+
+def _plan(P: CartesianPartition, inputs: Decomposition, dims: Sequence[_Dim]) -> Plan:
+    """What this worker sends, receives and keeps."""
+    assert P.index is not None and P.rank is not None
+    index, own = P.index, inputs.block(P.index).start
+    moves: list[Move] = []
+    sends: list[tuple[int, Box]] = []
+    receives: list[tuple[int, Box]] = []
+    along = list(enumerate(zip(dims, index, strict=True)))
+    workers = [range(dim.inputs.parts) for dim in dims]
+    wanted = [[(j, dim.given(j, i)) for j in workers[d]] for d, (dim, i) in along]
+    for peer, boxes in _boxes(wanted, P.shape):
+        sends += [(peer, box.shifted(own)) for box in boxes if peer != P.rank]
+    owned = [[(j, dim.given(i, j)) for j in workers[d]] for d, (dim, i) in along]
+    for peer, boxes in _boxes(owned, P.shape):
+        for box in boxes:
+            there = _compact(box, dims, index)
+            if peer == P.rank:
+                moves.append(Move(box.shifted(own), there))
+            else:
+                receives.append((peer, there))
+    output_shape = tuple(
+        sum(b - a for a, b in dim.needed(i)) for dim, i in zip(dims, index, strict=True)
+    )
+    stage = Stage(
+        inputs.block(index).shape,
+        output_shape,
+        tuple(moves),
+        messages_by_peer(sends),
+        messages_by_peer(receives),
+        sources_overlap=any(dim.overlaps for dim in dims),
+    )
+    return Plan(("fetch", inputs, tuple(dims)), P.rank, (stage,))
+
+
+def _boxes(
+    along: Sequence[Sequence[tuple[int, list[Range]]]], grid: Sequence[int]
+) -> Iterator[tuple[int, list[Box]]]:
+    """By rank, the boxes that are made of a range in each dim, in an order that all share."""
+    present = [[(i, ranges) for i, ranges in one if ranges] for one in along]
+    for choice in product(*present):
+        peer = rank_of([i for i, _ in choice], grid)
+        yield (
+            peer,
+            [
+                Box(*map(tuple, zip(*ranges, strict=True)))
+                for ranges in product(*(ranges for _, ranges in choice))
+            ],
+        )
+
+
+def _compact(box: Box, dims: Sequence[_Dim], index: Sequence[int]) -> Box:
+    """Where a box is among the cells that a worker needs, one range after the other."""
+    start: list[int] = []
+    for dim, i, cell in zip(dims, index, box.start, strict=True):
+        before = (min(b, cell) - a for a, b in dim.needed(i) if a < cell)
+        start.append(sum(before))
+    stop = [a + n for a, n in zip(start, box.shape, strict=True)]
+    return Box(tuple(start), tuple(stop))

@@ -1,0 +1,185 @@
+"""Functions of whole lines or matrices: sorts, quantiles, decompositions, transforms.
+
+A dim along which they work has no cheap split: another dim is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpudist.sbp.attributes import Sbp, broadcast, split
+from gpudist.sbp.registry import Call, Compute, Function, Signature, Where, compose, forms, register
+from gpudist.sbp.signatures.across import (
+    axes_that_split,
+    place,
+    some_are_empty,
+    stacked,
+    together_if,
+)
+from gpudist.sbp.signatures.reduce import dims_of, kept
+
+Dims = Callable[[Call], Collection[int] | None]
+
+
+def on_cells(call: Call, where: Where) -> Compute:
+    """The function, of blocks that have cells; torch refuses others."""
+    shapes, results = [box.shape for box in where.outputs], where.call.outputs
+    differ = len(call.tensors) > 1 and some_are_empty(where)
+
+    def compute(tensors: Sequence[torch.Tensor]) -> Any:
+        tensors = together_if(differ, tensors)
+        if all([x.numel() for x in tensors]) or any(prod(shape) for shape in shapes):
+            return call(tensors)
+        pairs = zip(shapes, results, strict=True)
+        return [without_cells(shape, spec.dtype, tensors) for shape, spec in pairs]
+
+    return compute
+
+
+def without_cells(
+    shape: Sequence[int], dtype: torch.dtype, tensors: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """A result without cells, which depends on its inputs as one with cells does."""
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return tensors[0].new_empty(shape, dtype=dtype)
+    y = tensors[0].new_ones(0, dtype=dtype)
+    for x in tensors:
+        y = y * x.reshape(-1)[:0].to(dtype) if x.requires_grad else y
+    return y.view(tuple(shape))
+
+
+def of_others(call: Call, dims: Collection[int]) -> list[Signature]:
+    """Splits of all dims but ``dims``, which the results lack or have as well."""
+    found: list[Signature] = []
+    count = call.tensors[0].dims
+    for d in range(count):
+        if d in dims:
+            continue
+        ones: list[Sbp] = []
+        for spec in call.outputs:
+            is_kept = spec.dims == count
+            ones.append(split(d if is_kept else d - sum(e < d for e in dims)))
+        found.append(Signature((split(d),), tuple(ones), bind=on_cells))
+    return found
+
+
+def _along(position: int, default: int | None) -> Dims:
+    """The dim at a position; ``None`` where the function is of all cells."""
+
+    def dims(call: Call) -> Collection[int] | None:
+        given = call.get(position, "dim", call.kwargs.get("axis", default))
+        if given is None or isinstance(given, bool):
+            return None if given is None else (call.tensors[0].dims - 1,)
+        return ((given % max(call.tensors[0].dims, 1)),)
+
+    return dims
+
+
+def enter_along(functions: Sequence[Function], dims: Dims) -> None:
+    """Enter functions of one tensor that work along some of its dims."""
+
+    @register(*functions, any_cuts=True)
+    def along(call: Call, parts: int) -> list[Signature]:
+        found = dims(call)
+        if found is None or len(call.tensors) > 1:
+            return []
+        return of_others(call, found)
+
+
+enter_along(forms("sort", "argsort"), _along(1, -1))
+enter_along(forms("topk", "kthvalue"), _along(2, -1))
+enter_along(forms("mode"), _along(1, -1))
+enter_along(forms("median", "nanmedian", "cummax", "cummin"), _along(1, None))
+
+
+@register(*forms("quantile", "nanquantile"), any_cuts=True)
+def quantile(call: Call, parts: int) -> list[Signature]:
+    """Several quantiles are a dim in front of the others."""
+    dims, x = _along(2, None)(call), call.tensors[0]
+    if dims is None:
+        return []
+    quantiles = 1 if len(call.tensors) > 1 and call.tensors[1].dims else 0
+    keeps = call.outputs[0].dims - quantiles == x.dims
+    found: list[Signature] = []
+    for one in kept(call, tuple(dims), keeps):
+        inputs = (*one.inputs, *(broadcast,) * (len(call.tensors) - 1))
+        moved = split(one.outputs[0].dim + quantiles)
+        found.append(Signature(inputs, (moved,), bind=on_cells))
+    return found
+
+
+@compose(torch.msort, Tensor.msort)
+def msort(input: Tensor) -> Tensor:
+    return torch.sort(input, dim=0)[0]
+
+
+@compose(torch.aminmax, Tensor.aminmax)
+def aminmax(input: Tensor, *, dim: int | None = None, keepdim: bool = False) -> Any:
+    given: Any = () if dim is None else dim
+    ends = (torch.amin(input, given, keepdim), torch.amax(input, given, keepdim))
+    return torch.return_types.aminmax(ends)  # pyright: ignore
+
+
+@register(*forms("cumprod", "logcumsumexp"), any_cuts=True)
+def running(call: Call, parts: int) -> list[Signature]:
+    """Of a dim that is split, blocks take in what all in front of them come to."""
+    dims = dims_of(call)
+    found = [Signature((split(d),), (split(d),), run=_running) for d in dims]
+    return [*kept(call, dims, True), *found]
+
+
+def _running(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:
+    (dim,), own = dims_of(where.call), call(tensors)
+    axes = axes_that_split(where, 0, (dim,))
+    x = tensors[0].to(own.dtype)
+    is_product = call.function.__name__ == "cumprod"
+    ends = x.prod(dim, keepdim=True) if is_product else x.logsumexp(dim, keepdim=True)
+    before = stacked(ends, where, axes)[: place(where, axes)]
+    if is_product:
+        return own * before.prod(0)
+    return torch.logaddexp(own, before.logsumexp(0)) if len(before) else own + 0 * before.sum(0)
+
+
+# --- Matrices: the last two dims ----------------------------------------------------------------
+
+_MATRICES = (
+    "cholesky", "cholesky_ex", "cond", "det", "eig", "eigh", "eigvals", "eigvalsh", "inv",
+    "inv_ex", "lu", "lu_factor", "lu_factor_ex", "matrix_exp", "matrix_power", "matrix_rank",
+    "pinv", "qr", "slogdet", "svd", "svdvals",
+)  # fmt: skip
+_OF_TORCH = (
+    "cholesky", "det", "inverse", "logdet", "matrix_exp", "matrix_power", "pinverse", "qr",
+    "slogdet", "svd",
+)  # fmt: skip
+
+
+@register(*[getattr(torch.linalg, n) for n in _MATRICES], *forms(*_OF_TORCH), any_cuts=True)
+def of_matrices(call: Call, parts: int) -> list[Signature]:
+    """Each matrix for itself."""
+    if len(call.shapes) > 1:
+        return []
+    return [
+        Signature((split(d),), (split(d),) * len(call.outputs), bind=on_cells)
+        for d in range(call.tensors[0].dims - 2)
+    ]
+
+
+@register(torch.linalg.solve, torch.linalg.solve_triangular, any_cuts=True)
+def solve(call: Call, parts: int) -> list[Signature]:
+    """Each system for itself, where both sides have as many dims."""
+    left, right = call.shapes
+    result = call.outputs[0].shape
+    if len(left) != len(right) or left[:-2] != right[:-2]:
+        return []
+    batch = [
+        Signature((split(d), split(d)), (split(d),), bind=on_cells) for d in range(len(result) - 2)
+    ]
+    if not call.get(2, "left", True):
+        return batch
+    last = len(result) - 1
+    return [*batch, Signature((broadcast, split(last)), (split(last),), bind=on_cells)]

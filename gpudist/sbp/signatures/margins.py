@@ -1,0 +1,160 @@
+"""Losses made of other operators: of margins, distances and likelihoods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import log, pi
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gpudist.sbp.attributes import broadcast, partial_sum, split
+from gpudist.sbp.registry import Call, Signature, Where, compose, register
+from gpudist.sbp.signatures.losses import reduction_of
+
+
+def reduced(loss: Tensor, reduction: str, size_average: Any = None, reduce: Any = None) -> Tensor:
+    """The losses, their sum or their mean."""
+    if size_average is not None or reduce is not None:
+        raise NotImplementedError(
+            "losses of global tensors take reduction in place of size_average and reduce"
+        )
+    if reduction == "none":
+        return loss
+    return loss.sum() if reduction == "sum" else loss.mean()
+
+
+@compose(F.margin_ranking_loss)
+def margin_ranking_loss(
+    input1: Tensor,
+    input2: Tensor,
+    target: Tensor,
+    margin: float = 0,
+    size_average: None = None,
+    reduce: None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    loss = (margin - target * (input1 - input2)).clamp_min(0)
+    return reduced(loss, reduction, size_average, reduce)
+
+
+@compose(F.cosine_embedding_loss)
+def cosine_embedding_loss(
+    input1: Tensor,
+    input2: Tensor,
+    target: Tensor,
+    margin: float = 0,
+    size_average: None = None,
+    reduce: None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    dim = target.dim()
+    sizes = [x.square().sum(dim) + 1e-12 for x in (input1, input2)]
+    cosine = (input1 * input2).sum(dim) / (sizes[0] * sizes[1]).sqrt()
+    unlike = torch.where(target == -1, (cosine - margin).clamp_min(0), 0.0)
+    loss = torch.where(target == 1, 1 - cosine, unlike)
+    return reduced(loss, reduction, size_average, reduce)
+
+
+@compose(F.gaussian_nll_loss)
+def gaussian_nll_loss(
+    input: Tensor,
+    target: Tensor,
+    var: Any,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> Tensor:
+    """The variance is one for all, or of each cell, or of each line along the last dim."""
+    if not isinstance(var, Tensor):
+        var = torch.full_like(input.detach(), var)
+    if var.dim() == input.dim() - 1:
+        var = var.unsqueeze(-1)
+    # Where it is too small, torch raises it, but not in the gradient.
+    var = var + (var.detach().clamp_min(eps) - var.detach())
+    loss = 0.5 * (var.log() + (input - target).square() / var)
+    return reduced(loss + 0.5 * log(2 * pi) if full else loss, reduction)
+
+
+@compose(F.triplet_margin_loss)
+def triplet_margin_loss(
+    anchor: Tensor,
+    positive: Tensor,
+    negative: Tensor,
+    margin: float = 1.0,
+    p: float = 2,
+    eps: float = 1e-6,
+    swap: bool = False,
+    size_average: None = None,
+    reduce: None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    def distance(x: Tensor, y: Tensor) -> Tensor:
+        return F.pairwise_distance(x, y, p, eps)
+
+    loss = _of_triplets(anchor, positive, negative, distance, margin, swap)
+    return reduced(loss, reduction, size_average, reduce)
+
+
+@compose(F.triplet_margin_with_distance_loss)
+def triplet_margin_with_distance_loss(
+    anchor: Tensor,
+    positive: Tensor,
+    negative: Tensor,
+    *,
+    distance_function: Callable[[Tensor, Tensor], Tensor] | None = None,
+    margin: float = 1.0,
+    swap: bool = False,
+    reduction: str = "mean",
+) -> Tensor:
+    distance = distance_function or F.pairwise_distance
+    return reduced(_of_triplets(anchor, positive, negative, distance, margin, swap), reduction)
+
+
+def _of_triplets(
+    anchor: Tensor,
+    positive: Tensor,
+    negative: Tensor,
+    distance: Callable[[Tensor, Tensor], Tensor],
+    margin: float,
+    swap: bool,
+) -> Tensor:
+    near, far = distance(anchor, positive), distance(anchor, negative)
+    if swap:
+        far = torch.minimum(far, distance(positive, negative))
+    return (margin + near - far).clamp_min(0)
+
+
+@compose(F.multilabel_soft_margin_loss)
+def multilabel_soft_margin_loss(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: None = None,
+    reduce: None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    loss = -(target * F.logsigmoid(input) + (1 - target) * F.logsigmoid(-input))
+    loss = loss if weight is None else loss * weight
+    return reduced(loss.mean(-1), reduction, size_average, reduce)
+
+
+@register(F.multi_margin_loss, F.multilabel_margin_loss, any_cuts=True)
+def loss_of_samples(call: Call, parts: int) -> list[Signature]:
+    """Splits of samples."""
+    reduction, (x, *_) = reduction_of(call), call.tensors
+    if reduction is None or x.dims < 2:
+        return []
+    y = split(0) if reduction == "none" else partial_sum
+    weights = (broadcast,) * (len(call.tensors) - 2)
+    run = None if reduction == "none" else _run
+    return [Signature((split(0), split(0), *weights), (y,), run=run)]
+
+
+def _run(call: Call, tensors: Sequence[Tensor], where: Where) -> Tensor:
+    if not tensors[0].shape[0]:
+        return tensors[0].sum()
+    loss = call.replaced(99, "reduction", "sum")(tensors)
+    return loss if reduction_of(call) == "sum" else loss / where.call.shapes[0][0]

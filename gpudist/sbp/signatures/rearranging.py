@@ -1,0 +1,194 @@
+"""Functions that only move cells, made of others: differences, grids, stacks, diagonals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpudist.sbp.attributes import partial_sum, split
+from gpudist.sbp.registry import Call, Part, Signature, compose, forms, register
+from gpudist.sbp.signatures.slicing import kept
+
+
+@compose(*forms("diff"))
+def diff(
+    x: Tensor,
+    n: int = 1,
+    dim: int = -1,
+    prepend: Tensor | None = None,
+    append: Tensor | None = None,
+) -> Tensor:
+    """Each cell less the one before it, ``n`` times."""
+    if n == 0:
+        return x.clone()
+    around = [one for one in (prepend, x, append) if one is not None]
+    if len(around) > 1:
+        x = torch.cat(around, dim)
+    for _ in range(min(n, x.shape[dim])):
+        length = x.shape[dim] - 1
+        behind, before = x.narrow(dim, 1, length), x.narrow(dim, 0, length)
+        x = behind.ne(before) if x.dtype == torch.bool else behind - before
+    return x
+
+
+@compose(*forms("narrow_copy"))
+def narrow_copy(x: Tensor, dim: int, start: int, length: int) -> Tensor:
+    return x.narrow(dim, start, length).clone()
+
+
+@compose(*forms("take_along_dim"))
+def take_along_dim(x: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
+    if dim is None:
+        return x.flatten().gather(0, indices.flatten())
+    along = dim % x.dim()
+    shapes = [[1 if d == along else n for d, n in enumerate(y.shape)] for y in (x, indices)]
+    common = list(torch.broadcast_shapes(*shapes))
+    ends = [
+        torch.broadcast_to(y, (*common[:along], y.shape[along], *common[along + 1 :]))
+        for y in (x, indices)
+    ]
+    return ends[0].gather(along, ends[1])
+
+
+@register(*forms("tril", "triu"), any_cuts=True)
+def triangle(call: Call, parts: int) -> list[Signature]:
+    """Splits of all dims: the diagonal of a block of rows lies further right, of columns left."""
+    dims = call.tensors[0].dims
+    found = [Signature((split(d),), (split(d),)) for d in range(dims - 2)]
+    for dim, sign in ((dims - 2, 1), (dims - 1, -1)):
+        localize = partial(_shifted, dim, sign)
+        found.append(Signature((split(dim),), (split(dim),), localize))
+    return [*found, Signature((partial_sum,), (partial_sum,))]
+
+
+def _shifted(dim: int, sign: int, call: Call, part: Part) -> Call:
+    start, _ = part.cells(call.shapes[0][dim])
+    return call.replaced(1, "diagonal", call.get(1, "diagonal", 0) + sign * start)
+
+
+@register(*forms("diagonal"), view=True, any_cuts=True)
+def diagonal(call: Call, parts: int) -> list[Signature]:
+    """Splits of the other dims, which move up."""
+    dims = call.tensors[0].dims
+    gone = [call.get(2, "dim1", 0) % dims, call.get(3, "dim2", 1) % dims]
+    others = [d for d in range(dims) if d not in gone]
+    return kept(others, range(len(others)))
+
+
+@compose(*forms("trace"))
+def trace(x: Tensor) -> Tensor:
+    return x.diagonal().sum()
+
+
+# The second is given a list of tensors.
+@compose(torch.meshgrid, torch._C._VariableFunctions.meshgrid)  # pyright: ignore
+def meshgrid(*given: Any, indexing: str | None = None) -> tuple[Tensor, ...]:
+    xs: Sequence[Tensor] = given[0] if isinstance(given[0], (list, tuple)) else given
+    swapped = indexing == "xy" and len(xs) > 1
+    order = [1, 0, *range(2, len(xs))] if swapped else list(range(len(xs)))
+    shape = [xs[i].numel() for i in order]
+    found: list[Tensor] = []
+    for i, x in enumerate(xs):
+        own = [n if k == i else 1 for k, n in zip(order, shape, strict=True)]
+        found.append(torch.broadcast_to(x.reshape(own), tuple(shape)))
+    return tuple(found)
+
+
+@compose(torch.broadcast_tensors)
+def broadcast_tensors(*given: Any) -> tuple[Tensor, ...]:
+    xs: Sequence[Tensor] = given[0] if isinstance(given[0], (list, tuple)) else given
+    shape = torch.broadcast_shapes(*(x.shape for x in xs))
+    return tuple(torch.broadcast_to(x, tuple(shape)) for x in xs)
+
+
+def _at_least(dims: int, x: Tensor) -> Tensor:
+    shape = tuple(x.shape)
+    if len(shape) >= dims:
+        return x
+    if dims == 3 and shape:
+        return x.reshape((1, *shape, 1)[-3:] if len(shape) == 1 else (*shape, 1))
+    return x.reshape((1,) * (dims - len(shape)) + shape)
+
+
+for _dims in (1, 2, 3):
+
+    @compose(getattr(torch, f"atleast_{_dims}d"))
+    def at_least(*given: Any, dims: int = _dims) -> Any:
+        if len(given) == 1 and isinstance(given[0], Tensor):
+            return _at_least(dims, given[0])
+        xs = given[0] if len(given) == 1 else given
+        return tuple(_at_least(dims, x) for x in xs)
+
+
+def _stacked(dims: int, along: int, xs: Sequence[Tensor]) -> Tensor:
+    xs = [_at_least(dims, x) for x in xs]
+    return torch.cat(xs, 0 if xs[0].dim() == 1 else along)
+
+
+@compose(torch.vstack, torch.row_stack)
+def vstack(tensors: Sequence[Tensor]) -> Tensor:
+    return _stacked(2, 0, tensors)
+
+
+@compose(torch.hstack)
+def hstack(tensors: Sequence[Tensor]) -> Tensor:
+    return _stacked(1, 1, tensors)
+
+
+@compose(torch.dstack)
+def dstack(tensors: Sequence[Tensor]) -> Tensor:
+    return _stacked(3, 2, tensors)
+
+
+@compose(torch.column_stack)
+def column_stack(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([x if x.dim() > 1 else x.reshape(-1, 1) for x in tensors], 1)
+
+
+def _enter_cut(name: str, along: int) -> None:
+    @compose(*forms(name))
+    def cut(x: Tensor, places: Any) -> Any:
+        return torch.tensor_split(x, places, along if x.dim() > 1 else 0)
+
+
+for _name, _along in (("vsplit", 0), ("hsplit", 1), ("dsplit", 2)):
+    _enter_cut(_name, _along)
+
+
+@compose(*forms("unsafe_chunk"))
+def unsafe_chunk(x: Tensor, chunks: int, dim: int = 0) -> Any:
+    return torch.chunk(x, chunks, dim)
+
+
+@compose(*forms("unsafe_split"))
+def unsafe_split(x: Tensor, size: int, dim: int = 0) -> Any:
+    return torch.split(x, size, dim)
+
+
+@compose(*forms("rot90"))
+def rot90(x: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
+    first, second = dims
+    if k % 4 == 0:
+        return x.clone()
+    if k % 4 == 2:
+        return x.flip(first, second)
+    return x.transpose(first, second).flip(first if k % 4 == 1 else second)
+
+
+@register(*forms("max_unpool1d", "max_unpool2d", "max_unpool3d"), any_cuts=True)
+def unpool(call: Call, parts: int) -> list[Signature]:
+    """Samples and channels, none of whose blocks is empty."""
+    leading = call.tensors[0].dims - int(call.function.__name__[-2])
+    found = [_unpooled(d) for d in range(leading) if call.shapes[0][d] >= parts]
+    return [*filter(None, found)]
+
+
+def _unpooled(dim: int, sizes: tuple[int, ...] | None = None) -> Signature | None:
+    if sizes is not None and not min(sizes):
+        return None
+    both = split(dim, sizes), split(dim, sizes)
+    return Signature(both, both[:1], recut=partial(_unpooled, dim))

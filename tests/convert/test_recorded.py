@@ -1,0 +1,103 @@
+"""Recorded graphs of converted networks give what the networks give, for the calls they are of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import gpudist
+from gpudist import ConversionError
+from gpudist.partition import Partition
+from tests.nn.compare import grid, own_block, random_like_all
+from tests.pool import distributed
+
+SHAPE = (2, 1, 9, 8)
+
+
+class Small(nn.Module):
+    """Convolutions with a strided one between, a batch norm, and a head."""
+
+    def __init__(self, p: float = 0.0) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.down = nn.Conv2d(4, 4, 3, stride=2)
+        self.drop = nn.Dropout(p)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> dict[str, Any]:
+        x = torch.relu(self.norm(self.first(x))) * scale
+        y = self.drop(self.down(x))
+        return {"features": y, "classes": self.head(y.mean((2, 3))), "scale": scale}
+
+
+def networks(P_world: Partition, p: float = 0.0) -> tuple[Any, Any, torch.Tensor, torch.Tensor]:
+    """Two converted networks alike, the whole input and this worker's block."""
+    torch.manual_seed(1)
+    alone = Small(p).double()
+    P_x = grid(P_world, [1, 1, P_world.size, 1])
+    whole = random_like_all(SHAPE, 1)
+    a, b = gpudist.distribute(alone, P_x), gpudist.distribute(alone, P_x)
+    return a, b, whole, own_block(whole, P_x)
+
+
+@distributed(ranks=(2, 3), transports=["host"], timeout_s=300)
+def test_graphs_are_the_network(P_world: Partition) -> None:
+    a, b, _, block = networks(P_world)
+    fast = gpudist.compiled(a, backend="eager")
+    for step in range(2):
+        xs = [block.clone().requires_grad_() for _ in range(2)]
+        results = [fast(xs[0]), b(xs[1])]
+        assert results[0]["scale"] == 1.0
+        for y in results:
+            ((y["features"] ** 2).sum() + y["classes"].sum()).backward()
+        torch.testing.assert_close(xs[0].grad, xs[1].grad)
+        for name in ("features", "classes"):
+            mine, theirs = (y[name] for y in results)
+            assert mine.sbp == theirs.sbp and mine.shape == theirs.shape, step
+            torch.testing.assert_close(mine.to_local(), theirs.to_local())
+    for (name, p), q in zip(a.named_parameters(), b.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, msg=name)
+    for (name, p), q in zip(a.named_buffers(), b.buffers(), strict=True):
+        torch.testing.assert_close(p, q, msg=name)
+
+
+@distributed(ranks=2, transports=["host"], timeout_s=300)
+def test_calls_of_another_kind_have_another_graph(P_world: Partition) -> None:
+    a, b, whole, block = networks(P_world)
+    fast = gpudist.compiled(a, block, backend="eager")
+    b(block)
+    kinds = [
+        lambda net: net(block),
+        lambda net: net(block, 2.0),
+        lambda net: net(own_block(whole[:1], net_P(a))),
+        lambda net: net.eval()(block) if net is not fast else (a.eval(), fast(block))[1],
+    ]
+    for count, call in enumerate(kinds, start=1):
+        mine, theirs = call(fast), call(b)
+        torch.testing.assert_close(mine["classes"].to_local(), theirs["classes"].to_local())
+        assert len(fast._graphs) == count
+    with torch.no_grad():
+        assert not fast(block)["classes"].requires_grad
+    assert len(fast._graphs) == len(kinds) + 1
+
+
+def net_P(network: Any) -> Any:
+    return network.P_x
+
+
+@distributed(ranks=2, transports=["host"], timeout_s=300)
+def test_what_cannot_be_recorded(P_world: Partition) -> None:
+    a, _, _, block = networks(P_world, p=0.5)
+    with pytest.raises(ConversionError, match="draws random numbers, which a recorded graph"):
+        gpudist.compiled(a, block, backend="eager")
+    a.eval()
+    fast = gpudist.compiled(a, block, backend="eager")
+    with pytest.raises(ConversionError, match="8 graphs were recorded"):
+        for scale in range(9):
+            fast(block, float(scale))
+    with pytest.raises(ConversionError, match="was not made by gpudist.distribute"):
+        gpudist.compiled(Small(), block)

@@ -1,0 +1,176 @@
+"""Two ways of running a network: alone on the whole input, or converted, on blocks."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+import gpudist
+from gpudist import sbp
+from gpudist.partition import CartesianPartition
+from gpudist.sbp import GlobalTensor
+from tests.hazards.entries import Entry, Input
+from tests.nn.compare import own_block
+
+Values = dict[str, torch.Tensor]
+
+
+class Subject(Protocol):
+    """A network as its user holds it. Every method may be collective."""
+
+    network: nn.Module
+
+    def __init__(self, entry: Entry, P_x: CartesianPartition | None) -> None: ...
+    def leaves(self, values: Values, with_graph: bool) -> Values:
+        """What is passed in, made of the whole inputs."""
+        ...
+
+    def call(self, values: Values) -> Any: ...
+    def whole(self, y: torch.Tensor) -> torch.Tensor:
+        """A tensor of an output, whole on this worker."""
+        ...
+
+    def weighted(self, y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """A number: the sum of an output's cells by ``weights``."""
+        ...
+
+    def input_gradients(self, values: Values) -> Values: ...
+    def parameter_gradient(self, p: nn.Parameter) -> torch.Tensor: ...
+
+
+def made(entry: Entry) -> nn.Module:
+    """The module, the same on each rank."""
+    torch.manual_seed(11)
+    net = entry.make().double()
+    # So that what people initialise with zero counts, too.
+    with torch.no_grad():
+        for p in net.parameters():
+            if p.is_floating_point() and not p.any():
+                p.add_(0.1 * torch.randn_like(p))
+    return net
+
+
+def call(entry: Entry, network: nn.Module, values: Values) -> Any:
+    """Call ``network`` as its user does."""
+    named = {each.name: values[each.name] for each in entry.inputs if each.keyword}
+    return network(*[values[e.name] for e in entry.inputs if not e.keyword], **named)
+
+
+def leaf(x: torch.Tensor, needs_grad: bool) -> torch.Tensor:
+    return x.detach().clone().requires_grad_(needs_grad)
+
+
+class Alone:
+    """The network itself, of which every worker computes all."""
+
+    def __init__(self, entry: Entry, P_x: CartesianPartition | None) -> None:
+        self.entry = entry
+        self.network = entry.after(made(entry))
+
+    def leaves(self, values: Values, with_graph: bool) -> Values:
+        inputs = {each.name: each for each in self.entry.inputs}
+        return {n: leaf(x, inputs[n].leaf and with_graph) for n, x in values.items()}
+
+    def call(self, values: Values) -> Any:
+        return call(self.entry, self.network, values)
+
+    def whole(self, y: torch.Tensor) -> torch.Tensor:
+        return y
+
+    def weighted(self, y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return _weighted(y, weights)
+
+    def input_gradients(self, values: Values) -> Values:
+        return {n: _gradient(x) for n, x in values.items() if x.requires_grad}
+
+    def parameter_gradient(self, p: nn.Parameter) -> torch.Tensor:
+        return _gradient(p)
+
+
+class Converted:
+    """What ``gpudist.distribute`` gives, called with blocks."""
+
+    def __init__(self, entry: Entry, P_x: CartesianPartition | None) -> None:
+        assert P_x is not None, "converted for no workers"
+        self.entry, self.P_x = entry, P_x
+        ranks = np.array(P_x.ranks).reshape(P_x.shape)
+        self.placement = gpudist.placement("cpu", ranks, P_x.world)
+        axes = len(P_x.shape)
+        self.copies = (sbp.broadcast,) * axes
+        self.cut = tuple(sbp.split(d) for d in range(axes))
+        self.is_block = {
+            each.name: not each.whole and len(each.letters) == axes for each in entry.inputs
+        }
+        said = {e.name: self._said(e) for e in entry.inputs if len(e.letters) == axes}
+        said = {name: words for name, words in said.items() if words is not None}
+        distribute: Any = gpudist.distribute
+        self.network: nn.Module = entry.after(distribute(made(entry), P_x, inputs=said))
+
+    def _said(self, each: Input) -> str | tuple[int, ...] | None:
+        """What ``distribute`` is told of an input that has a dim for each axis."""
+        if not self.is_block[each.name]:
+            return "whole"
+        if self.entry.step:
+            return "dynamic"
+        # Blocks of one cell along all that is cut could as well be whole: say the global shape.
+        shape = each.shape(self.entry.sizes)
+        parts = zip(shape, self.P_x.shape, strict=True)
+        return shape if all(n <= p for n, p in parts if p > 1) else None
+
+    def leaves(self, values: Values, with_graph: bool) -> Values:
+        given: Values = {}
+        for each in self.entry.inputs:
+            x, needs_grad = values[each.name], each.leaf and with_graph
+            cut = self.is_block[each.name]
+            given[each.name] = (
+                own_block(x, self.P_x, None, needs_grad) if cut else leaf(x, needs_grad)
+            )
+        return given
+
+    def call(self, values: Values) -> Any:
+        return call(self.entry, self.network, values)
+
+    def whole(self, y: torch.Tensor) -> torch.Tensor:
+        return y.full_tensor() if isinstance(y, GlobalTensor) else y
+
+    def weighted(self, y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        # A plain tensor in an output, such as a parameter, is a copy on each worker.
+        y = y if isinstance(y, GlobalTensor) else gpudist.to_global(y, self.placement, self.copies)
+        copies = (sbp.broadcast,) * y.placement.axes
+        return _weighted(y, gpudist.to_global(weights, y.placement, copies))
+
+    def input_gradients(self, values: Values) -> Values:
+        """Of a block, a block of the gradient.
+
+        Of what is whole each worker has the whole gradient, if those are all alike, else a term.
+        """
+        found: Values = {}
+        for n, x in values.items():
+            if x.requires_grad and self.is_block[n]:
+                found[n] = gpudist.to_global(_gradient(x), self.placement, self.cut).full_tensor()
+            elif x.requires_grad:
+                mine = _gradient(x)
+                first = gpudist.to_global(mine, self.placement, self.copies).full_tensor()
+                total, difference = self._sum(mine), self._sum((mine - first).abs())
+                found[n] = total if difference.any() else first
+        return found
+
+    def _sum(self, mine: torch.Tensor) -> torch.Tensor:
+        """The sum of all workers' tensors."""
+        terms = (sbp.partial_sum,) * len(self.cut)
+        return gpudist.to_global(mine, self.placement, terms).full_tensor()
+
+    def parameter_gradient(self, p: nn.Parameter) -> torch.Tensor:
+        return self.whole(_gradient(p))
+
+
+def _weighted(y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    total = (y * weights).sum()
+    return total.abs() if y.is_complex() else total
+
+
+def _gradient(x: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(x) if x.grad is None else x.grad.detach()

@@ -1,0 +1,101 @@
+"""Attention against torch, with gradients, and what of it boxes."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gpudist.partition import Partition
+from gpudist.sbp import Placement, explain
+from gpudist.sbp.scope import Scope, entered
+from tests.pool import distributed
+from tests.sbp.compare import assert_global, assert_matches, global_of
+from tests.sbp.parts import B, P, S, random
+from tests.sbp.tables import Row, assert_everywhere, assert_table
+
+Q, K, V = random((2, 4, 5, 3)), random((2, 4, 6, 3), 1), random((2, 4, 6, 2), 2)
+FEWER, FEWER_V = random((2, 2, 6, 3), 1), random((2, 2, 6, 2), 2)
+SQUARE, SQUARE_V = random((2, 4, 5, 3), 3), random((2, 4, 5, 2), 4)
+BIAS, SHARED = random((2, 1, 5, 6), 5), random((5, 6), 6)
+
+attend = F.scaled_dot_product_attention
+ALIKE: list[Row] = [([S(0)] * 3, S(0)), ([S(1)] * 3, S(1)), ([S(2), B, B], S(2))]
+ATTENTIONS: dict[str, tuple[Any, list[torch.Tensor], list[Row]]] = {
+    "plain": (attend, [Q, K, V], [*ALIKE, ([B, B, S(3)], S(3)), ([B, B, P], P)]),
+    "causal": (partial(attend, is_causal=True), [Q, K, V], ALIKE),
+    "causal square": (partial(attend, is_causal=True, scale=0.3), [Q, SQUARE, SQUARE_V], ALIKE),
+    "mask": (
+        attend,
+        [Q, K, V, BIAS],
+        [([S(0)] * 4, S(0)), ([S(1)] * 3 + [B], S(1)), ([S(2), B, B, S(2)], S(2))],
+    ),
+    "shared mask": (attend, [Q, K, V, SHARED], [([S(2), B, B, S(0)], S(2))]),
+    "groups": (
+        partial(attend, enable_gqa=True), [Q, FEWER, FEWER_V], [ALIKE[0], ALIKE[2]],
+    ),
+    "three dims": (attend, [Q[0], K[0], V[0]], [([S(0)] * 3, S(0)), ([S(1), B, B], S(1))]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+@distributed(ranks=8, transports=("loopback",))
+def test_attention(P_world: Partition, name: str) -> None:
+    function, xs, rows = ATTENTIONS[name]
+    assert_table(P_world, function, xs, rows)
+    assert_everywhere(P_world, function, xs, (1, 1, 1), double=False)
+
+
+@distributed(ranks=2, transports=("loopback",))
+def test_groups_of_heads(P_world: Partition) -> None:
+    """Blocks of whole groups stay where they are."""
+    placement = Placement("cpu", [0, 1], P_world)
+    function = partial(attend, enable_gqa=True)
+    with explain() as lines:
+        (y,) = assert_matches(function, [Q, FEWER, FEWER_V], placement, [(S(1),)] * 3)
+    assert y.sbp == (S(1),) and all(line.endswith("; 0 bytes boxed") for line in lines)
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+@distributed(ranks=4, transports=("loopback",))
+def test_layers_of_torch(P_world: Partition, need_weights: bool) -> None:
+    """As ``torch.nn.MultiheadAttention`` calls it, with masks; parameters are plain."""
+    placement = Placement("cpu", [[0, 1], [2, 3]], P_world)
+    torch.manual_seed(0)
+    layer = torch.nn.MultiheadAttention(6, 2, batch_first=True).double()
+    x, memory = random((4, 5, 6)), random((4, 7, 6), 1)
+    padding = torch.arange(7) >= torch.tensor([7, 5, 6, 4]).unsqueeze(1)
+    causal = torch.nn.Transformer.generate_square_subsequent_mask(5, dtype=torch.float64)
+    calls: list[Any] = [
+        lambda x, m: layer(x, m, m, key_padding_mask=padding, need_weights=need_weights),
+        lambda x, m: layer(x, x, x, attn_mask=causal, is_causal=True, need_weights=need_weights),
+        lambda x, m: layer(x, x, x, average_attn_weights=False, need_weights=need_weights),
+    ]
+    for call in calls:
+        for sbp in ((S(0), B), (S(1), S(0)), (S(1), S(1)), (S(2), P)):
+            x_global: Any = global_of(x, placement, sbp, True)
+            with entered(Scope(placement)):
+                y, weights = call(x_global, global_of(memory, placement, sbp))
+            leaf = x.clone().requires_grad_()
+            expected, expected_weights = call(leaf, memory)
+            assert_global(y, expected)
+            if need_weights:
+                assert_global(weights, expected_weights)
+            (own,) = torch.autograd.grad(y, [x_global], [torch.ones_like(expected)])
+            (other,) = torch.autograd.grad(expected, leaf, torch.ones_like(expected))
+            assert_global(own, other)
+
+
+@distributed(ranks=2, transports=("loopback",))
+def test_no_message_along_samples(P_world: Partition) -> None:
+    placement = Placement("cpu", [0, 1], P_world)
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True).double()
+    x = random((4, 5, 6))
+    with entered(Scope(placement)), explain() as lines:
+        y = layer(global_of(x, placement, (S(0),)))
+    assert all(line.endswith("; 0 bytes boxed") for line in lines), lines
+    assert_global(y, layer(x))

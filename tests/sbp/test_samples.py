@@ -1,0 +1,38 @@
+"""The operators of torch's own table of tests, on its samples, against the plain function."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpudist.partition import Partition
+from tests.pool import distributed
+from tests.sbp.samples import Report, judge, operators
+
+CHUNKS = 6
+SAMPLES = 2
+# What other rules have to do with: a length or sections that are tensors, and blocks without
+# samples, which torch's padding refuses on one rank alone.
+KNOWN = {"narrow", "tensor_split", "nn.functional.pad"}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+@distributed(ranks=2, transports=("loopback",), timeout_s=200)
+def test_samples(P_world: Partition, chunk: int) -> None:
+    """Values and gradients with the first tensor split along a drawn dim.
+
+    Operators without an entry, and calls refused in words, are counted and told.
+    """
+    report = Report()
+    for op in operators()[chunk::CHUNKS]:
+        # Masked functions ask a tensor for its layout in memory.
+        if op.name not in KNOWN and not op.name.startswith("masked."):
+            judge(P_world, op, SAMPLES, report)
+    assert not report.wrong, "\n".join(report.wrong)
+    assert len(report.compared) > 50, report.compared
+    if P_world.rank == 0:
+        print(
+            f"{report.calls} calls of {len(report.compared)} operators compared; "
+            f"{len(report.refused)} calls refused; {len(report.without_rule)} operators have no "
+            f"entry: {sorted(report.without_rule)}"
+        )

@@ -1,0 +1,76 @@
+"""Networks of timm."""
+
+# The packages may be missing, and what their annotations allow is theirs.
+# pyright: reportMissingImports=false, reportCallIssue=false, reportArgumentType=false
+# pyright: reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+from typing import Any
+
+import timm
+from torch import nn
+
+from tests.zoo.network import Network, Size
+
+
+def _network(
+    name: str,
+    model: str,
+    even: Size = (64, 64),
+    odd: Size = (67, 61),
+    sized: bool = False,
+    random: bool = False,
+    **options: Any,
+) -> Network:
+    """A model of timm's registry, made narrow and shallow by its own options."""
+
+    def make(size: Size) -> nn.Module:
+        known = {"img_size": size} if sized else {}
+        return timm.create_model(model, num_classes=10, **known, **options)
+
+    return Network(f"timm/{name}", make, even, odd, classes=10, random=random)
+
+
+NETWORKS = [
+    _network(
+        "vit",
+        "vit_tiny_patch16_224",
+        (64, 64),
+        (80, 64),
+        True,
+        random=True,
+        drop_path_rate=0.2,
+        proj_drop_rate=0.1,
+        embed_dim=32,
+        depth=2,
+        num_heads=4,
+    ),
+    _network(
+        "swin",
+        "swin_tiny_patch4_window7_224",
+        (56, 56),
+        (56, 56),
+        True,
+        embed_dim=16,
+        depths=(2, 2),
+        num_heads=(2, 4),
+    ),
+    _network("convnext_v2", "convnextv2_atto", depths=(1, 1, 2, 1), dims=(8, 16, 24, 32)),
+    _network(
+        "hiera",
+        "hiera_tiny_224",
+        (64, 64),
+        (64, 64),
+        True,
+        embed_dim=16,
+        num_heads=1,
+        stages=(1, 1, 2, 1),
+    ),
+    _network("coatnet", "coatnet_nano_rw_224", (64, 64), (64, 64), True),
+    _network("nfnet", "nf_regnet_b0"),
+    _network("hrnet", "hrnet_w18_small", (64, 64), (64, 96)),
+    _network("pvt_v2", "pvt_v2_b0", (64, 64), (67, 61), depths=(1, 1, 1, 1)),
+    _network("xcit", "xcit_nano_12_p16_224", (64, 64), (80, 64), embed_dim=32, depth=2),
+    _network("fastvit", "fastvit_t8", (64, 64), (67, 61)),
+]

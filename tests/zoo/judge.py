@@ -1,0 +1,204 @@
+"""One network of the zoo, converted on a grid of workers, against itself alone."""
+
+from __future__ import annotations
+
+import copy
+import time
+import traceback
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+import gpudist
+from gpudist.errors import GpudistError, PlanMismatch, RemoteError, TransportError
+from gpudist.partition import CartesianPartition, Partition
+from gpudist.testing import run_distributed
+from tests.nn.compare import own_block
+from tests.zoo.network import Input, Network
+from tests.zoo.networks import network_named
+from tests.zoo.prepare import in_float64, inputs_of, prepared
+from tests.zoo.record import Record, differences, record_of
+
+# Workers along the first and the second spatial dim; three have uneven blocks of odd sizes.
+GRIDS: dict[str, tuple[int, ...]] = {"2x1": (2, 1), "2x2": (2, 2), "3": (3,)}
+# What makes the network that is judged. The last two judge the judge: the network alone on each
+# rank is right, and the same with one gradient a thousandth larger on the last rank is wrong.
+Mode = Literal["distribute", "sequential", "tampered"]
+LIMIT_S = 300.0
+
+
+@dataclass
+class Verdict:
+    """What became of a network on a grid.
+
+    Attributes:
+        name, grid, mode: which.
+        verdict: ``"right"``; ``"wrong"``; ``"refused"``, by an error of gpudist that says so; or
+            ``"failed"``, by any other.
+        error: the largest, relative to the largest number, over all ranks.
+        what: the tensor with that error.
+        text: the error that was raised.
+        seconds: of two steps on all ranks, which share the processor.
+        alone_seconds: of two steps of the network alone.
+        sent_bytes: by all ranks together, in the one step of the converted network.
+        warned: warnings of gpudist, each once.
+    """
+
+    name: str
+    grid: str
+    mode: Mode = "distribute"
+    verdict: Literal["right", "wrong", "refused", "failed"] = "failed"
+    error: float = float("inf")
+    what: str = ""
+    text: str = ""
+    seconds: float = 0.0
+    alone_seconds: float = 0.0
+    sent_bytes: int = 0
+    warned: list[str] = field(default_factory=list)
+
+
+def judge(name: str, grid: str, mode: Mode = "distribute", limit_s: float = LIMIT_S) -> Verdict:
+    """Compare a network on a grid with itself alone; errors of either become the verdict.
+
+    A network that draws random numbers draws others alone: it is compared with itself converted on
+    one worker. Its ranks are processes, since threads would share one generator.
+    """
+    found = Verdict(name, grid, mode)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            _compare(network_named(name), found, limit_s)
+        except Exception as error:
+            found.verdict, found.text = _why(error)
+    found.warned = sorted({str(each.message) for each in caught if "gpudist" in each.filename})
+    return found
+
+
+def _compare(network: Network, found: Verdict, limit_s: float) -> None:
+    case = (network.name, found.grid, found.mode)
+    ranks = prod(GRIDS[found.grid])
+    began = time.perf_counter()
+    if network.random:
+        (reference,) = run_distributed(
+            _record_in_process, 1, *case, transport="gloo", timeout=limit_s
+        )
+        expected, _ = reference
+        body, transport = _judge_in_process, "gloo"
+    else:
+        with in_float64():
+            expected = _record_alone(network, found.grid)
+        body, transport = _judge_rank, "loopback"
+    between = time.perf_counter()
+    with in_float64():
+        told = run_distributed(body, ranks, *case, expected, transport=transport, timeout=limit_s)
+    found.alone_seconds = between - began
+    found.seconds = time.perf_counter() - between
+    found.error, found.what = max(worst for worst, _ in told)
+    found.sent_bytes = sum(sent for _, sent in told)
+    found.verdict = "right" if found.error <= network.tolerance else "wrong"
+
+
+def _record_alone(network: Network, grid: str) -> Record:
+    inputs = inputs_of(network.name, _size(network, grid))
+    whole = {name: each.tensor for name, each in inputs.items()}
+    net = copy.deepcopy(prepared(network.name, _size(network, grid)))
+    return record_of(network, net, _fresh(network, grid), whole, whole, _learned(network, inputs))
+
+
+def _judge_in_process(P_world: Partition, *case: Any) -> tuple[tuple[float, str], int]:
+    with in_float64():
+        return _judge_rank(P_world, *case)
+
+
+def _record_in_process(P_world: Partition, *case: Any) -> tuple[Record, int]:
+    with in_float64():
+        return _record_of_rank(P_world, *case)
+
+
+def _judge_rank(
+    P_world: Partition, name: str, grid: str, mode: Mode, expected: Record
+) -> tuple[tuple[float, str], int]:
+    """The largest error on this rank, and the bytes that it sent."""
+    found, sent = _record_of_rank(P_world, name, grid, mode)
+    if mode == "distribute":
+        network = network_named(name)
+        P_x = _partition(P_world, network, grid)
+        gradients = expected["input gradient"].items()
+        blocks = {key: own_block(x, P_x, None, False) for key, x in gradients if x is not None}
+        expected = {**expected, "input gradient": {**dict(gradients), **blocks}}
+    return max(differences(expected, found)), sent
+
+
+def _record_of_rank(P_world: Partition, name: str, grid: str, mode: Mode) -> tuple[Record, int]:
+    """What this rank finds; of a mode without conversion, what it finds alone."""
+    network = network_named(name)
+    inputs = inputs_of(name, _size(network, grid))
+    given = whole = {key: each.tensor for key, each in inputs.items()}
+    net = prepared(name, _size(network, grid))
+    if mode == "distribute":
+        P_x = _partition(P_world, network, grid)
+        options: dict[str, Any] = {"methods": network.methods}
+        net = gpudist.distribute(net, P_x, **options)
+        given = {key: _block(each, P_x) for key, each in inputs.items()}
+    else:
+        net = copy.deepcopy(net)
+    last = P_world.rank == P_world.size - 1
+    tamper = _enlarge_a_gradient if mode == "tampered" and last else None
+    fresh, learned = _fresh(network, grid), _learned(network, inputs)
+    record = record_of(network, net, fresh, given, whole, learned, tamper)
+    return record, sum(row.sent_bytes for row in gpudist.stats(P_world=P_world))
+
+
+def _partition(P_world: Partition, network: Network, grid: str) -> CartesianPartition:
+    """The workers along the dims of the first input that is cut."""
+    inputs = inputs_of(network.name, _size(network, grid)).values()
+    cut = next(each for each in inputs if each.dims)
+    along = GRIDS[grid] if len(cut.dims) > 1 else (prod(GRIDS[grid]),)
+    shape = [1] * cut.tensor.dim()
+    for dim, workers in zip(cut.dims, along, strict=False):
+        shape[dim] = workers
+    if P_world.size == 1:
+        shape = [1] * len(shape)
+    return P_world.create_cartesian_topology_partition(shape)
+
+
+def _block(each: Input, P_x: CartesianPartition) -> torch.Tensor:
+    return own_block(each.tensor, P_x, None, False) if each.dims else each.tensor
+
+
+def _size(network: Network, grid: str) -> tuple[int, ...]:
+    return network.odd if GRIDS[grid] == (3,) else network.even
+
+
+def _fresh(network: Network, grid: str) -> nn.Module:
+    """A sequential network of other weights, to be loaded."""
+    fresh = copy.deepcopy(prepared(network.name, _size(network, grid)))
+    with torch.no_grad():
+        for parameter in fresh.parameters():
+            parameter.fill_(0.5)
+    return fresh
+
+
+def _learned(network: Network, inputs: Mapping[str, Input]) -> set[str]:
+    """Names of the inputs whose gradient is compared."""
+    if not network.learned_input:
+        return set()
+    return {n for n, each in inputs.items() if each.dims and each.tensor.is_floating_point()}
+
+
+def _enlarge_a_gradient(net: nn.Module) -> None:
+    gradients = [p.grad for p in net.parameters() if p.grad is not None]
+    max(gradients, key=lambda gradient: float(gradient.abs().max())).mul_(1.001)
+
+
+def _why(error: Exception) -> tuple[Literal["refused", "failed"], str]:
+    """Whether gpudist refused, and what was said; with the traceback where it did not."""
+    broken = isinstance(error, TransportError | PlanMismatch | RemoteError)
+    if isinstance(error, GpudistError | NotImplementedError) and not broken:
+        return "refused", f"{type(error).__name__}: {error}"
+    return "failed", "".join(traceback.format_exception(error))

@@ -1,0 +1,71 @@
+"""A network of the zoo as it is judged: its weights, its inputs and its randomness."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from tests.zoo.network import Inputs, Size
+from tests.zoo.networks import network_named
+
+_SEED = 7
+# Branches that begin with a zero count as well.
+_SHAKE = 0.02
+_PROBABILITIES = ("p", "drop_prob", "dropout")
+
+
+@contextlib.contextmanager
+def in_float64() -> Iterator[None]:
+    """Make what networks create without a dtype float64.
+
+    ``torch.cfloat`` does not follow the default dtype, so it is exchanged for its double.
+    """
+    before = torch.get_default_dtype(), torch.cfloat
+    torch.set_default_dtype(torch.float64)
+    torch.cfloat = torch.complex128
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before[0])
+        torch.cfloat = before[1]
+
+
+@functools.cache
+def prepared(name: str, size: Size) -> nn.Module:
+    """The network in training mode, with shaken weights: the same in every process. Copy it."""
+    network = network_named(name)
+    torch.manual_seed(_SEED)
+    net = network.make(size).train()
+    net._apply(_in_double)
+    if not network.random:
+        _drop_nothing(net)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=_SHAKE)
+    return net
+
+
+@functools.cache
+def inputs_of(name: str, size: Size) -> Inputs:
+    """The whole inputs, the same in every process."""
+    torch.manual_seed(_SEED + 1)
+    return network_named(name).inputs(size)
+
+
+def _in_double(x: torch.Tensor) -> torch.Tensor:
+    if x.is_complex():
+        return x.to(torch.complex128)
+    return x.double() if x.is_floating_point() else x
+
+
+def _drop_nothing(net: nn.Module) -> None:
+    for module in net.modules():
+        kind = type(module).__name__
+        if "Drop" in kind or kind in ("StochasticDepth", "MultiheadAttention"):
+            for name in _PROBABILITIES:
+                if isinstance(getattr(module, name, None), float):
+                    setattr(module, name, 0.0)

@@ -1,0 +1,176 @@
+"""What a network of the zoo computes in two steps of training, by names, to be compared."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Set
+from typing import Any
+
+import torch
+from torch import nn
+
+from gpudist.sbp import GlobalTensor, broadcast, to_global
+from tests.zoo.network import BATCH, Network
+
+# Kinds of numbers, such as gradients; of each its names and whole tensors. No gradient is None.
+Record = dict[str, dict[str, torch.Tensor | None]]
+
+_SEED = 11
+# A large epsilon keeps the noise of a gradient that is zero out of the step.
+_OPTIMIZER: dict[str, Any] = {"lr": 1e-2, "eps": 1e-3, "weight_decay": 1e-2}
+# Below this part of the largest number of its kind, a tensor's own numbers are noise.
+_NOISE = 1e-4
+
+
+def record_of(
+    network: Network,
+    net: nn.Module,
+    fresh: nn.Module,
+    given: Mapping[str, torch.Tensor],
+    whole: Mapping[str, torch.Tensor],
+    learned: Set[str],
+    tamper: Callable[[nn.Module], None] | None = None,
+) -> Record:
+    """Train ``net`` for one step, and ``fresh`` with its state and optimizer's for another.
+
+    Args:
+        network: what the zoo says about it.
+        net: the network, or what it was converted to.
+        fresh: a sequential network, of other weights.
+        given: the inputs of ``net``, blocks for a converted one.
+        whole: the whole inputs, for ``fresh``.
+        learned: names of the inputs whose gradient is compared.
+        tamper: called between backward and the step, to see that errors are found.
+    """
+    given = {n: x.detach().clone().requires_grad_(n in learned) for n, x in given.items()}
+    optimizer = torch.optim.AdamW(net.parameters(), **_OPTIMIZER)
+    outputs, loss = _trained(network, net, given)
+    if tamper is not None:
+        tamper(net)
+    gradients = {name: p.grad for name, p in net.named_parameters()}
+    found: Record = {
+        "output": {name: y.detach() for name, y in outputs.items()},
+        "loss": {"": loss.detach()},
+        "gradient": dict(gradients),
+        "input gradient": {name: x.grad for name, x in given.items() if name in learned},
+        "buffer": dict(net.named_buffers()),
+    }
+    # The optimizer writes into what was found.
+    found = {kind: {n: _whole(x) for n, x in these.items()} for kind, these in found.items()}
+    optimizer.step()
+    found["parameter"] = {name: _whole(p) for name, p in net.named_parameters()}
+    found["second step"] = _continued(network, net, optimizer, fresh, whole)
+    return found
+
+
+def differences(expected: Record, found: Record) -> Iterator[tuple[float, str]]:
+    """Largest error of each tensor, relative to the largest number, and what it is.
+
+    Numbers are also compared with a small part of the largest of their kind: gradients that are
+    zero but for rounding have no error of their own. What is missing or has another shape or dtype
+    is infinitely wrong.
+    """
+    for kind in expected.keys() | found.keys():
+        these, those = expected.get(kind, {}), found.get(kind, {})
+        floor = _NOISE * max((_largest(x) for x in these.values()), default=0.0)
+        for name in these.keys() | those.keys():
+            what = f"{kind} {name}".strip()
+            if name not in these or name not in those:
+                missing = "expected, but missing" if name in these else "not expected"
+                yield float("inf"), f"{what}: {missing}"
+                continue
+            x, y = these[name], those[name]
+            if x is None or y is None:
+                if x is not y:
+                    yield float("inf"), f"{what}: None, where the other is not"
+            elif x.shape != y.shape or x.dtype != y.dtype:
+                yield (
+                    float("inf"),
+                    f"{what}: {list(y.shape)} of {y.dtype}, expected {list(x.shape)} of {x.dtype}",
+                )
+            elif x.numel():
+                error = _largest(y.to(torch.complex128) - x.to(torch.complex128))
+                scale = max(_largest(x), floor) or 1.0
+                yield (error / scale if error == error else float("inf")), what
+
+
+def tensors_in(output: Any, name: str = "") -> dict[str, torch.Tensor]:
+    """All tensors of an output, by where they are in it."""
+    if isinstance(output, torch.Tensor):
+        return {name: output}
+    parts: Iterator[tuple[str, Any]] = iter(())
+    if isinstance(output, Mapping):
+        parts = ((f"{name}.{key}", part) for key, part in output.items())
+    elif isinstance(output, list | tuple):
+        parts = ((f"{name}[{i}]", part) for i, part in enumerate(output))
+    elif dataclasses.is_dataclass(output):
+        fields = dataclasses.fields(output)
+        parts = ((f"{name}.{f.name}", getattr(output, f.name)) for f in fields)
+    return {key: x for place, part in parts for key, x in tensors_in(part, place).items()}
+
+
+def _trained(
+    network: Network, net: nn.Module, given: Mapping[str, torch.Tensor]
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """One forward and backward: the outputs and the loss."""
+    torch.manual_seed(_SEED)
+    outputs = tensors_in(network.call(net, given))
+    if not outputs:
+        raise AssertionError(f"{network.name}: no tensor in the output")
+    loss = _loss(network, outputs)
+    loss.backward()
+    return outputs, loss
+
+
+def _loss(network: Network, outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    if network.classes:
+        (logits,) = outputs.values()
+        return nn.functional.cross_entropy(logits, _like(torch.arange(BATCH), logits))
+    terms = [y.square().mean() + y.sin().mean() for y in outputs.values() if y.is_floating_point()]
+    return sum(terms[1:], terms[0])
+
+
+def _like(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The whole ``x``, global where ``y`` is."""
+    if not isinstance(y, GlobalTensor):
+        return x
+    return to_global(x, y.placement, [broadcast] * y.placement.partition.dim)
+
+
+def _continued(
+    network: Network,
+    net: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    fresh: nn.Module,
+    whole: Mapping[str, torch.Tensor],
+) -> dict[str, torch.Tensor | None]:
+    """Loss and parameters of a sequential network that goes on from here."""
+    state, moments = _all_whole(net.state_dict()), _all_whole(optimizer.state_dict())
+    fresh.load_state_dict(state)
+    successor = torch.optim.AdamW(fresh.parameters(), lr=1.0)
+    successor.load_state_dict(moments)
+    _, loss = _trained(network, fresh, whole)
+    successor.step()
+    return {"loss": loss.detach(), **{name: p.detach() for name, p in fresh.named_parameters()}}
+
+
+def _whole(x: torch.Tensor | None) -> torch.Tensor | None:
+    if x is None:
+        return None
+    return (x.full_tensor() if isinstance(x, GlobalTensor) else x).detach().clone()
+
+
+def _all_whole(state: Any) -> Any:
+    """A state dict, to be loaded without its global tensors."""
+    if isinstance(state, torch.Tensor):
+        return _whole(state)
+    if isinstance(state, Mapping):
+        return {key: _all_whole(value) for key, value in state.items()}
+    if isinstance(state, list):
+        return [_all_whole(value) for value in state]
+    return copy.deepcopy(state)
+
+
+def _largest(x: torch.Tensor | None) -> float:
+    return float(x.detach().abs().max()) if x is not None and x.numel() else 0.0
