@@ -70,9 +70,11 @@ class Entrance:
             self._require_cut(name, layout)
         sbp = tuple(split(axis, self._sizes(blocks.dims[axis])) for axis in self.axes)
         shape = blocks.shape
-        local = x.view_as(x) if self.P_x.active else x.new_empty(0, dtype=layout.dtype)
-        if not self.P_x.active and layout.requires_grad:
-            local.requires_grad_()
+        local = x.view_as(x)
+        if not self.P_x.active:
+            local = x.reshape(-1)[:0].to(layout.dtype)
+            if layout.requires_grad != local.requires_grad:
+                local = local.detach().requires_grad_(layout.requires_grad)
         return GlobalTensor._wrap(local, self.placement, sbp or (broadcast,), shape)
 
     @staticmethod
