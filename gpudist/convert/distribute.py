@@ -27,6 +27,7 @@ def distribute(
     unknown: Literal["gather", "refuse"] = "gather",
     gather_limit_bytes: int | None = None,
     replicate_parameters: bool = True,
+    global_shape: Any = None,
 ) -> Any:
     """The same network over blocks of its input.
 
@@ -51,6 +52,7 @@ def distribute(
             largest block so far, times the workers.
         replicate_parameters: every worker holds the parameters. Otherwise the first one does, as in
             the paper, and every call broadcasts them.
+        global_shape: is refused; ``inputs`` takes global shapes.
 
     Returns:
         The converted network, on the device of ``P_x``, of a subclass of its class. It takes
@@ -68,6 +70,13 @@ def distribute(
             function is refused; names the module and the line of the forward.
         ShapeError: on every rank alike, in a call, if inputs do not fit together.
     """
+    if global_shape is not None:
+        raise ConversionError(
+            f"global_shape={global_shape!r} is no option of distribute; give the global shape of "
+            f"a block by the argument's name: inputs={{{_first_name(network)!r}: (...)}}"
+        )
+    if unknown not in ("gather", "refuse"):
+        raise ConversionError(f"unknown is {unknown!r}; it must be 'gather' or 'refuse'")
     require_python(network)
     entries = names_of_entries(network, methods)
     require_known(inputs or {}, *entries)
@@ -88,6 +97,11 @@ def keep_extras(own: torch.Tensor, theirs: torch.Tensor) -> None:
         own.register_hook(hook)
     for hook in (theirs._post_accumulate_grad_hooks or {}).values():
         own.register_post_accumulate_grad_hook(hook)
+
+
+def _first_name(network: torch.nn.Module) -> str:
+    """Of the arguments of the forward."""
+    return next(iter(names_of_entries(network, ["forward"])[0]), "x")
 
 
 def require_python(network: torch.nn.Module) -> None:

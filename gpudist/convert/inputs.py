@@ -22,7 +22,7 @@ class Entrance:
     """Makes the tensors that a network is given global ones.
 
     A plain tensor with as many dims as ``P_x`` has axes is this worker's block; any other is whole,
-    the same on every worker.
+    the same on every worker. Ranks outside ``P_x`` give a tensor without cells for a block.
 
     Args:
         P_x: one axis for each dim of the inputs that are blocks.
@@ -44,9 +44,10 @@ class Entrance:
     def kind_of(self, name: str, x: torch.Tensor) -> Kind | Sequence[int]:
         """What a plain tensor is."""
         given = self.inputs.get(name)
-        if given is None:
-            return "block" if x.dim() == self.P_x.dim else "whole"
-        return given
+        if given is not None:
+            return given
+        is_placeholder = not self.P_x.active and not x.numel()
+        return "block" if is_placeholder or x.dim() == self.P_x.dim else "whole"
 
     def __call__(self, name: str, x: torch.Tensor, is_first: bool = False) -> torch.Tensor:
         """The input of that name: global if it is a block, else as it is. Collective over the world
@@ -69,9 +70,11 @@ class Entrance:
             self._require_cut(name, layout)
         sbp = tuple(split(axis, self._sizes(blocks.dims[axis])) for axis in self.axes)
         shape = blocks.shape
-        local = x.view_as(x) if self.P_x.active else x.new_empty(0, dtype=layout.dtype)
-        if not self.P_x.active and layout.requires_grad:
-            local.requires_grad_()
+        local = x.view_as(x)
+        if not self.P_x.active:
+            local = x.reshape(-1)[:0].to(layout.dtype)
+            if layout.requires_grad != local.requires_grad:
+                local = local.detach().requires_grad_(layout.requires_grad)
         return GlobalTensor._wrap(local, self.placement, sbp or (broadcast,), shape)
 
     @staticmethod

@@ -17,6 +17,7 @@ from gpudist.nn.partitions import plane
 from gpudist.nn.placement import Placement
 from gpudist.nn.replication import copies_of
 from gpudist.partition import CartesianPartition, Partition
+from gpudist.sbp.unknown import stand_in
 
 
 class Parameters:
@@ -38,6 +39,8 @@ class Parameters:
         if P_x.active and P_x.size > 1:
             self.holders = P_x.world.create_partition_inclusive(sorted(P_x.ranks))
         self._spreads: dict[int, Spread] = {}
+        # Of the whole, where this rank has no part in the network.
+        self._shapes: dict[int, torch.Size] = {}
         self._owned: list[nn.Parameter] = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parameters:
@@ -48,6 +51,8 @@ class Parameters:
             made._owned.append(own)
             if id(parameter) in self._spreads:
                 made._spreads[id(own)] = self._spreads[id(parameter)]
+            if id(parameter) in self._shapes:
+                made._shapes[id(own)] = self._shapes[id(parameter)]
         return made
 
     def keep_on_first(self, network: nn.Module) -> None:
@@ -66,6 +71,8 @@ class Parameters:
                     own = parameter.detach() if first.active else parameter.detach().new_empty(0)
                     made = nn.Parameter(own, parameter.requires_grad)
                     owned[id(parameter)] = made
+                    if not self.P_x.active:
+                        self._shapes[id(made)] = parameter.shape
                     self._note(made, f"{path}.{name}", placed[name])
                 module._parameters[name] = owned[id(parameter)]
             if placed:
@@ -99,4 +106,6 @@ class Parameters:
             if id(parameter) in blocks:
                 weight, name = blocks[id(parameter)]
                 copies[i] = weight.as_global(name, copies[i])
+            elif id(parameter) in self._shapes:
+                copies[i] = stand_in(copies[i], self._shapes[id(parameter)])
         return copies

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -15,16 +16,41 @@ Shape = tuple[int, ...]
 _TITLES = ("path", "function", "in", "out", "sent", "")
 
 
+# Attributes of one axis, and those of a tensor, as they are written.
+_ONE = re.compile(r"split\((\d+)[^)]*\)|broadcast|partial_sum")
+_TENSOR = re.compile(r"\((?:[^()]|\([^()]*\))*\)")
+_SHORT = {"broadcast": "copy", "partial_sum": "sum"}
+
+
+def _short(layouts: str) -> str:
+    """Layouts in few letters, each once: the dims that are split, ``copy`` and ``sum``.
+
+    Copies, as of parameters, are left out beside others.
+    """
+
+    def of(tensor: re.Match[str]) -> str:
+        axes = [_SHORT.get(one[0], one[1]) for one in _ONE.finditer(tensor[0])]
+        return axes[0] if len(set(axes)) == 1 and axes[0] in _SHORT.values() else ",".join(axes)
+
+    found = list(dict.fromkeys(_TENSOR.sub(of, layouts).replace(" as ", "->").split(", ")))
+    return " ".join([one for one in found if one != "copy"] or found)
+
+
 def cells_of(row: Row) -> tuple[str, ...]:
     """A row as it is printed."""
     sent = f"{row.sent_bytes:,}" if row.sent_bytes else ""
-    notes = "gathered" if row.is_gathered else "on every worker" if row.is_redundant else ""
-    return (row.path, row.function, row.inputs, row.outputs, sent, notes)
+    notes = "gathered" if row.is_gathered else "everywhere" if row.is_redundant else ""
+    name = row.function.rpartition(".")[2]
+    return (row.path, name, _short(row.inputs), _short(row.outputs), sent, notes)
 
 
 @dataclass
 class Plan(Checked):
     """The functions that a converted network calls, in order; prints as a table, also by rich.
+
+    In the table tensors are told by what splits them along each axis of several workers: the number
+    of a dim, ``copy``, or ``sum`` for terms; ``2,3->copy`` was moved. ``gathered`` marks functions
+    without a rule, and ``everywhere`` those of which every worker computes the whole result.
 
     Attributes:
         rows: one for each function that is carried out on global tensors.

@@ -44,11 +44,11 @@ def sequential(distributed: torch.nn.Module, root: int | None = None) -> torch.n
     if root is not None and P_x.rank != root:
         return None
     made = undone(copy.deepcopy(distributed))
+    blocks = dict(made.named_parameters(remove_duplicate=False))
     tied: dict[int, torch.nn.Parameter] = {}
     for name, whole in wholes.items():
         path, _, last = name.rpartition(".")
-        layer = made.get_submodule(path)
-        block: Any = layer._parameters[last]
+        layer, block = made.get_submodule(path), blocks[name]
         if id(block) not in tied:
             tied[id(block)] = torch.nn.Parameter(whole, block.requires_grad)
         layer._parameters[last] = tied[id(block)]

@@ -236,10 +236,17 @@ def _common_placement(
     for x in tensors:
         if not isinstance(x, kind) and (x.dim() or x.requires_grad):
             whole = next(list(y.shape) for y in tensors if isinstance(y, kind))
-            raise PartitionError(
+            what = (
                 f"{name_of(function)}: a plain tensor of shape {list(x.shape)} meets a global one "
-                f"of shape {whole}; make it one with gpudist.to_global. Only a tensor without "
-                "dims, which needs no gradient and is alike on all ranks, may stay plain"
+                f"of shape {whole}; make it one with gpudist.to_global"
+            )
+            if list(x.shape) != whole:
+                raise ShapeError(
+                    f"{what}, from this worker's block, or take y.to_local() of the global one"
+                )
+            raise PartitionError(
+                f"{what}. Only a tensor without dims, which needs no gradient and is alike on all "
+                "ranks, may stay plain"
             )
     return placements[0]
 

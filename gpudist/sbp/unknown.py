@@ -102,14 +102,26 @@ def _workers(x: GlobalTensor) -> int:
 
 
 def _whole(x: GlobalTensor) -> torch.Tensor:
-    if x.is_copy_everywhere:
-        return x._local
-    return x.to_global(sbp=(broadcast,) * x.placement.axes)._local
+    whole = x._local
+    if not x.is_copy_everywhere:
+        whole = x.to_global(sbp=(broadcast,) * x.placement.axes)._local
+    return whole if x.placement.active else stand_in(whole, x.shape)
+
+
+def stand_in(part: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """Zeros for the whole tensor, with the graph of this rank's part, which has no cells.
+
+    Ranks outside the placement call the function too: how its results are nested and their shapes
+    are known in no other way.
+    """
+    zeros = part.new_zeros(tuple(shape))
+    return zeros + part.sum() if part.requires_grad and torch.is_grad_enabled() else zeros
 
 
 def _copies(kind: type[GlobalTensor], whole: torch.Tensor, scope: Scope) -> GlobalTensor:
     copies: NdSbp = (broadcast,) * scope.placement.axes
-    return kind._wrap(whole, scope.placement, copies, tuple(whole.shape))
+    local = whole if scope.placement.active else whole.reshape(-1)[:0]
+    return kind._wrap(local, scope.placement, copies, tuple(whole.shape))
 
 
 def settle(scope: Scope, name: str, split: Sequence[GlobalTensor], reason: str) -> None:

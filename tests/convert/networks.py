@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -165,6 +166,79 @@ class Classifier(nn.Module):
         x = self.blocks(self.stem(x))
         x = x * self.excite(self.squeeze(x))
         return self.head(self.norm(x.mean([-2, -1])))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 2, 3, padding=1)
+        self.norm = nn.BatchNorm2d(2)
+        self.act = nn.PReLU(2)
+        self.inner = Scaled()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.act(self.norm(self.conv(x)))
+        return torch.add(x, self.inner(F.dropout(y, 0.0, self.training)))
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((2, 1, 1), 0.7))
+        self.register_buffer("shift", torch.tensor(0.25))
+        self.shift: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale + self.shift
+
+
+class Pyramid(nn.Module):
+    """One block at three resolutions, called twice at the first one, and one head for all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block()
+        self.head = nn.Conv2d(2, 3, 1)
+        self.pool = nn.MaxPool2d(2)
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        fine = self.block(self.block(x))
+        middle = self.block(self.pool(fine))
+        coarse = self.block(self.pool(middle))
+        return [self.head(fine), self.head(middle), self.head(input=coarse)]
+
+
+class OneCell(nn.Module):
+    """A convolution whose kernel covers the image, beside the image, its rows and its mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 2, (5, 7))
+        self.rows = nn.Conv2d(2, 2, (1, 7))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate = torch.sigmoid(self.conv(x))
+        y = x * gate + self.rows(x)
+        return torch.where(y > 0, y - x.mean((2, 3), keepdim=True), gate * 2)
+
+
+class Several(nn.Module):
+    """Two tensors in, one of them by name, and a dict of a tuple's parts out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 4, 3, padding=1)
+        self.mix = Mix()
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor, factor: float = 2.0) -> Any:
+        value, gate = self.conv(x).chunk(2, dim=1)
+        mixed, rest = self.mix(value, gate, scale=3)
+        return {"mixed": mixed * mask * factor, "rest": F.max_pool2d(rest, 2)}
+
+
+class Mix(nn.Module):
+    def forward(self, value: torch.Tensor, gate: torch.Tensor, scale: int) -> Any:
+        return value * gate.sigmoid() * scale, value + gate
 
 
 # The network, the shape of its input, and of the partitions it is tested on.

@@ -1,8 +1,8 @@
-"""Modules called several times, tensors of one cell, and forwards of several tensors."""
+"""What a converted network takes and gives: blocks and whole tensors, global ones out of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,132 +10,40 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gpudist import ConversionError, Plan, ShapeError, distribute
-from gpudist.nn import DistributedConv2d
+import gpudist
+from gpudist import ConversionError, ShapeError, distribute
 from gpudist.partition import Partition
-from tests.convert.training import assert_as_alone
-from tests.nn.compare import assert_block_of, grid, own_block, own_slices, random_like_all
+from gpudist.sbp.attributes import broadcast, split
+from gpudist.sbp.placement import Placement
+from tests.convert.networks import OneCell, Pyramid, Several
+from tests.convert.training import assert_as_alone, assert_whole
+from tests.nn.compare import grid, own_block, random_like_all
 from tests.pool import distributed
 
 BOTH = pytest.mark.parametrize("replicate", [True, False])
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(2, 2, 3, padding=1)
-        self.norm = nn.BatchNorm2d(2)
-        self.act = nn.PReLU(2)
-        self.inner = Scaled()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.act(self.norm(self.conv(x)))
-        return torch.add(x, self.inner(F.dropout(y, 0.0, self.training)))
-
-
-class Scaled(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.full((2, 1, 1), 0.7))
-        self.register_buffer("shift", torch.tensor(0.25))
-        self.shift: torch.Tensor
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self.scale + self.shift
-
-
-class Pyramid(nn.Module):
-    """One block at three resolutions, called twice at the first one, and one head for all."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.block = Block()
-        self.head = nn.Conv2d(2, 3, 1)
-        self.pool = nn.MaxPool2d(2)
-
-    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
-        fine = self.block(self.block(x))
-        middle = self.block(self.pool(fine))
-        coarse = self.block(self.pool(middle))
-        return [self.head(fine), self.head(middle), self.head(input=coarse)]
+SHAPE = (2, 2, 9, 7)
 
 
 @BOTH
 @pytest.mark.parametrize("shape", [[1, 1, 2, 2], [1, 1, 3, 1]], ids=str)
 @distributed(ranks=5, transports=["loopback"])
-def test_block_at_several_resolutions(
-    P_world: Partition, shape: Sequence[int], replicate: bool
-) -> None:
-    """Also where blocks of two resolutions have the same shape on some ranks alone."""
-    P_x = grid(P_world, shape)
+def test_block_at_several_resolutions(P_world: Partition, shape: Any, replicate: bool) -> None:
     for extent in (9, 14):
         net = assert_as_alone(
-            Pyramid, P_x, [(2, 2, extent, extent)], replicate_parameters=replicate
+            Pyramid, grid(P_world, shape), [(2, 2, extent, extent)], replicate_parameters=replicate
         )
-        assert type(net.block.conv) is DistributedConv2d
-        assert net.block.norm.num_batches_tracked == 8 or not P_x.active
-
-
-@distributed(ranks=2, transports=["loopback"])
-def test_repeated_trusted_module(P_world: Partition) -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Sequential(nn.Conv1d(1, 1, 3, padding=1), nn.Tanh())
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.inner(F.max_pool1d(self.inner(x), 2))
-
-    def trust(plan: Plan) -> None:
-        plan.trusted.add("inner")
-
-    assert_as_alone(Twice, grid(P_world, [1, 1, 2]), [(2, 1, 9)], trust)
-
-
-@distributed(ranks=2, transports=["loopback"])
-def test_mode_of_a_repeated_layer(P_world: Partition) -> None:
-    """All calls follow the layer: one that is frozen is so in each of them."""
-    net: Any = distribute(Pyramid().double(), grid(P_world, [1, 1, 2, 1]))
-    net.block.norm.eval()
-    net(random_like_all((2, 2, 4, 8), 1))
-    assert net.block.norm.num_batches_tracked == 0
-    net.train()(random_like_all((2, 2, 4, 8), 1))
-    assert net.block.norm.num_batches_tracked == 4
-
-
-@distributed(ranks=3, transports=["loopback"])
-def test_layer_on_two_partitions_is_refused(P_world: Partition) -> None:
-    conv = nn.Conv2d(2, 2, 1)
-    alone = nn.Sequential(conv, nn.ReLU(), conv)
-    plan = Plan()
-    plan.repartition("2", (1, 1, 1, 2))
-    with pytest.raises(ConversionError, match=r"^2: called with .* for which its weights are"):
-        distribute(alone, grid(P_world, [1, 1, 3, 1]), plan)
-
-
-class OneCell(nn.Module):
-    """A convolution whose kernel covers the image, beside the image, its rows and its mean."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(2, 2, (5, 7))
-        self.rows = nn.Conv2d(2, 2, (1, 7))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        gate = torch.sigmoid(self.conv(x))
-        y = x * gate + self.rows(x)
-        return torch.where(y > 0, y - x.mean((2, 3), keepdim=True), gate * 2)
+        assert net.block.norm.num_batches_tracked == 8
 
 
 @BOTH
 @pytest.mark.parametrize("shape", [[1, 1, 2, 2], [1, 1, 3, 1], [2, 1, 1, 2]], ids=str)
 @distributed(ranks=5, transports=["loopback"])
-def test_one_cell_beside_many(P_world: Partition, shape: Sequence[int], replicate: bool) -> None:
+def test_one_cell_beside_many(P_world: Partition, shape: Any, replicate: bool) -> None:
     assert_as_alone(OneCell, grid(P_world, shape), [(3, 2, 5, 7)], replicate_parameters=replicate)
 
 
 @distributed(ranks=4, transports=["loopback"])
-def test_one_cell_of_an_unbalanced_batch(P_world: Partition) -> None:
+def test_blocks_that_are_not_balanced(P_world: Partition) -> None:
     """One image and two, where balanced blocks have two and one."""
     P_x = grid(P_world, [2, 1, 1, 2])
     assert P_x.index is not None
@@ -143,82 +51,180 @@ def test_one_cell_of_an_unbalanced_batch(P_world: Partition) -> None:
     alone = OneCell().double()
     whole = random_like_all((3, 2, 5, 7), 1)
     images = slice(0, 1) if P_x.index[0] == 0 else slice(1, 3)
-    balanced = own_slices(whole.shape, P_x)
-    assert balanced is not None
-    where = (images, *balanced[1:])
-    y = distribute(alone, P_x)(whole[where])
-    assert_block_of(y, alone(whole), where, "output", 1e-12)
-
-
-@distributed(ranks=2)
-def test_sizes_that_do_not_fit(P_world: Partition) -> None:
-    """As torch, but on every rank: 4 and 3 cells are blocks of 2 and 2, and of 2 and 1."""
-
-    class Sum(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv1d(1, 1, 2)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.cat([x, x + self.conv(x)], 1)
-
-    net = distribute(Sum(), grid(P_world, [1, 1, 2]))
-    with pytest.raises(ShapeError, match=r"dim 2: a tensor of 3 cells in blocks \[2, 1\]"):
-        net(torch.ones(1, 1, 2))
-
-
-class Joined(nn.Module):
-    """A tensor of one cell can be added, but not put beside others."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv1d(1, 1, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([x, self.conv(x)], 1)
-
-
-@distributed(ranks=2, transports=["loopback"])
-def test_joined_sizes_that_do_not_fit(P_world: Partition) -> None:
-    net = distribute(Joined(), grid(P_world, [1, 1, 2]))
-    with pytest.raises(ShapeError, match=r"dim 2: a tensor of 1 cells in blocks \[1, 0\]"):
-        net(torch.ones(1, 1, 2))
-
-
-class Several(nn.Module):
-    """Two tensors in, one of them by name, and a dict of a tuple's parts out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(2, 4, 3, padding=1)
-        self.mix = Mix()
-
-    def forward(self, x: torch.Tensor, mask: torch.Tensor, factor: float = 2.0) -> Any:
-        value, gate = self.conv(x).chunk(2, dim=1)
-        mixed, rest = self.mix(value, gate, scale=3)
-        return {"mixed": mixed * mask * factor, "rest": F.max_pool2d(rest, 2)}
-
-
-class Mix(nn.Module):
-    def forward(self, value: torch.Tensor, gate: torch.Tensor, scale: int) -> Any:
-        return value * gate.sigmoid() * scale, value + gate
+    columns = slice(0, 4) if P_x.index[3] == 0 else slice(4, 7)
+    y = distribute(alone, P_x)(whole[images, :, :, columns])
+    assert_whole(y, alone(whole), "output")
+    assert torch.equal(y.to_local().detach(), y.full_tensor()[images, :, :, columns].detach())
 
 
 @BOTH
 @distributed(ranks=4, transports=["loopback"])
 def test_several_tensors(P_world: Partition, replicate: bool) -> None:
-    """The mask is of one cell in a dim that is split."""
+    """By position and by name, and nested outputs."""
     P_x = grid(P_world, [1, 1, 2, 2])
-    for mask in ((3, 1, 6, 7), (3, 2, 1, 7), (3, 1, 1, 1)):
+    for mask in ((3, 1, 6, 7), (3, 2, 6, 7)):
         shapes = [(3, 2, 6, 7), mask]
         net = assert_as_alone(Several, P_x, shapes, replicate_parameters=replicate)
         assert net.P_y == {"mixed": P_x, "rest": P_x}
-    blocks = [own_block(random_like_all(shape, 1), P_x) for shape in shapes]
-    by_name = net(mask=blocks[1], x=blocks[0])
-    assert torch.equal(by_name["mixed"], net(*blocks)["mixed"])
+        blocks = [own_block(random_like_all(shape, 1), P_x) for shape in shapes]
+        by_name = net(mask=blocks[1], x=blocks[0])["mixed"].to_local()
+        assert torch.equal(by_name, net(*blocks)["mixed"].to_local())
 
 
-class WithFacts(nn.Module):
+class _Weighted(nn.Module):
+    """Takes an image, and anything that is multiplied with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 3, 3, padding=1)
+
+    def forward(self, x: torch.Tensor, by: Any = 1.0, *, shift: Any = 0.0) -> torch.Tensor:
+        y = self.conv(x)
+        return y * by + shift
+
+
+def weighted(P_world: Partition, **options: Any) -> tuple[Any, Any, torch.Tensor, torch.Tensor]:
+    """The network alone, converted, an image and this worker's block of it."""
+    torch.manual_seed(3)
+    alone = _Weighted().double()
+    net: Any = distribute(alone, grid(P_world, [1, 1, 2, 1]), **options)
+    whole = random_like_all(SHAPE, 1)
+    return alone, net, whole, own_block(whole, net.P_x)
+
+
+@distributed(ranks=3)
+def test_whole_tensors_beside_blocks(P_world: Partition) -> None:
+    """Other numbers of dims than P_x has axes, and python numbers. A rank has no part in it."""
+    alone, net, whole, block = weighted(P_world)
+    by, shift = random_like_all((9, 7), 2).requires_grad_(), random_like_all((7,), 3)
+    expected = alone(whole, by, shift=shift)
+    expected.sum().backward()
+    gradient, by.grad = by.grad, None
+    found = net(block, by, shift=shift)
+    assert_whole(found, expected, "output")
+    found.sum().backward()
+    if net.P_x.active:
+        torch.testing.assert_close(by.grad, gradient)
+    assert_whole(net(block, 2.0), alone(whole, 2.0), "output by a number")
+
+
+@distributed(ranks=3)
+def test_global_tensors_are_taken_as_they_lie(P_world: Partition) -> None:
+    alone, net, whole, _ = weighted(P_world)
+    placement = Placement.of(grid(P_world, [2]))
+    for sbp in (split(2), split(0), broadcast):
+        x = gpudist.to_global(whole, placement, broadcast).to_global(sbp=sbp)
+        assert_whole(net(x), alone(whole), f"output of {sbp}")
+
+
+class _Words(nn.Module):
+    """Its masks have as many dims as its input."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return (x * mask).cumsum(1)
+
+
+@pytest.mark.parametrize("kind", ["whole", "block", "dynamic", "shape"])
+@distributed(ranks=3, transports=["loopback", "host"])
+def test_inputs_decide(P_world: Partition, kind: str) -> None:
+    P_x = grid(P_world, [1, 3])
+    x, mask = random_like_all((2, 7), 1), random_like_all((2, 7), 2)
+    given = (2, 7) if kind == "shape" else kind
+    net: Any = distribute(_Words(), P_x, inputs={"mask": given})
+    for _ in range(2):
+        y = net(own_block(x, P_x), mask if kind == "whole" else own_block(mask, P_x))
+        assert_whole(y, (x * mask).cumsum(1), "output")
+
+
+@distributed(ranks=3, transports=["loopback", "host"])
+def test_dynamic_inputs_may_change(P_world: Partition) -> None:
+    P_x = grid(P_world, [1, 3])
+    net: Any = distribute(nn.Softmax(1), P_x, inputs={"input": "dynamic"})
+    for length in (7, 3, 8):
+        whole = random_like_all((2, length), length)
+        assert_whole(net(own_block(whole, P_x)), whole.softmax(1), f"output of {length}")
+
+
+@distributed(ranks=2, transports=["loopback", "host"])
+def test_second_block_of_one_cell_may_be_anything(P_world: Partition) -> None:
+    P_x = grid(P_world, [1, 2])
+    net: Any = distribute(_Words(), P_x)
+    with pytest.raises(ShapeError, match=r"'mask' of shape \[2, 1\] has one cell .* say which"):
+        net(torch.ones(2, 3), torch.ones(2, 1))
+
+
+@distributed(ranks=4)
+def test_wrong_block_is_told_to_all(P_world: Partition) -> None:
+    """Of a given global shape: the whole one on every rank, or on one."""
+    P_x = grid(P_world, [1, 1, 2, 2])
+    whole = random_like_all(SHAPE, 1)
+    for is_wrong in (True, P_world.rank == 1):
+        net: Any = distribute(nn.Conv2d(2, 2, 3).double(), P_x, inputs={"input": SHAPE})
+        with pytest.raises(ShapeError, match="input 'input'"):
+            net(whole if is_wrong else own_block(whole, P_x))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"inputs": {"y": "whole"}}, r"inputs names \['y'\], but the network takes \['input'\]"),
+        ({"inputs": {"input": "part"}}, r"inputs\['input'\] is 'part'"),
+        ({"methods": ("encode",)}, "Conv2d has no method 'encode'"),
+        ({"unknown": "guess"}, "unknown is 'guess'"),
+        ({"global_shape": (2, 2, 4, 4)}, r"no option of distribute.*inputs=\{'input': \(...\)\}"),
+    ],
+)
+@distributed(ranks=2, transports=["loopback"])
+def test_options_that_are_refused(P_world: Partition, options: Any, message: str) -> None:
+    with pytest.raises(ConversionError, match=message):
+        distribute(nn.Conv2d(2, 2, 3), grid(P_world, [1, 1, 2, 1]), **options)
+
+
+class _Coder(nn.Module):
+    """Called by its methods."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Conv2d(2, 3, 3, stride=2, padding=1)
+        self.up = nn.ConvTranspose2d(3, 2, 2, stride=2)
+
+    def encode(self, image: torch.Tensor) -> torch.Tensor:
+        return self.down(image)
+
+    def decode(self, code: torch.Tensor) -> torch.Tensor:
+        return self.up(code)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.decode(self.encode(x))
+
+
+@distributed(ranks=2)
+def test_methods_are_entries(P_world: Partition) -> None:
+    torch.manual_seed(3)
+    alone = _Coder().double()
+    P_x = grid(P_world, [1, 1, 2, 1])
+    net: Any = distribute(alone, P_x, methods=("forward", "encode", "decode"))
+    whole = random_like_all((2, 2, 8, 6), 1)
+    block = own_block(whole, P_x)
+    code = net.encode(block)
+    assert_whole(code, alone.encode(whole), "code")
+    assert_whole(net.decode(code), alone(whole), "decoded")
+    assert_whole(net(block), alone(whole), "output")
+    net.decode(code).sum().backward()
+    alone(whole).sum().backward()
+    torch.testing.assert_close(net.down.weight.grad, alone.down.weight.grad)
+
+
+@distributed(ranks=2, transports=["loopback"])
+def test_parts_are_refused_outside_of_entries(P_world: Partition) -> None:
+    net: Any = distribute(_Coder(), grid(P_world, [1, 1, 2, 1]))
+    block = torch.ones(2, 2, 4, 6)
+    for call in (net.encode, net.down):
+        with pytest.raises(ConversionError, match=r"Conv2d .* outside .*methods="):
+            call(block)
+
+
+class _Facts(nn.Module):
     """A tensor, with what is the same on every worker beside it."""
 
     def __init__(self) -> None:
@@ -227,46 +233,84 @@ class WithFacts(nn.Module):
         self.shift: torch.Tensor
 
     def forward(self, x: torch.Tensor) -> Any:
-        return {"y": x + self.shift, "shift": self.shift, "others": [5, "five"], "none": None}
+        y = x + self.shift
+        return {"y": y, "shift": self.shift, "others": [5, "five", y.shape], "none": None}
 
 
-@distributed(ranks=2, transports=["loopback"])
-def test_what_is_no_tensor_on_a_partition(P_world: Partition) -> None:
-    alone = WithFacts().double()
-    P_x = grid(P_world, [1, 1, 1, 2])
-    net = distribute(alone, P_x)
-    assert net.P_y == {"y": P_x, "shift": None, "others": [None] * 2, "none": None}
+@distributed(ranks=3, transports=["loopback"])
+def test_all_tensors_that_leave_are_global(P_world: Partition) -> None:
+    alone, P_x = _Facts().double(), grid(P_world, [1, 1, 1, 2])
+    net: Any = distribute(alone, P_x)
+    with pytest.raises(ConversionError, match=r"there after the first call.*plan_of"):
+        print(net.P_y)
     whole = random_like_all((3, 2, 4, 6), 1)
     expected, found = alone(whole), net(own_block(whole, P_x))
-    assert torch.equal(found.pop("y"), own_block(expected.pop("y"), P_x))
-    assert torch.equal(found.pop("shift"), expected.pop("shift"))
+    assert net.P_x == P_x and net.P_y["y"] == P_x
+    assert net.P_y["shift"].size == 1 and net.P_y["others"] == [None, None, (None,) * 4]
+    for name in ("y", "shift"):
+        assert_whole(found.pop(name), expected.pop(name), name)
     assert found == expected
 
 
+CRITERIA: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "mse": (nn.MSELoss, "real"),
+    "l1": (nn.L1Loss, "real"),
+    "smooth l1": (nn.SmoothL1Loss, "real"),
+    "huber": (lambda: nn.HuberLoss(reduction="sum"), "real"),
+    "logits": (nn.BCEWithLogitsLoss, "share"),
+    "cross entropy": (nn.CrossEntropyLoss, "classes"),
+    "smoothed": (lambda: nn.CrossEntropyLoss(label_smoothing=0.1, ignore_index=1), "classes"),
+    "of shares": (nn.CrossEntropyLoss, "share"),
+    "likelihood": (nn.NLLLoss, "classes"),
+    "divergence": (lambda: nn.KLDivLoss(reduction="batchmean"), "share"),
+    "soft margin": (nn.SoftMarginLoss, "sign"),
+    "poisson": (nn.PoissonNLLLoss, "share"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:reduction")
+@pytest.mark.parametrize("name", CRITERIA)
+@distributed(ranks=3, transports=["loopback"])
+def test_criteria_of_torch(P_world: Partition, name: str) -> None:
+    """Of a global target they are those of the whole; a block as the target is refused."""
+    make, kind = CRITERIA[name]
+    alone, net, whole, block = weighted(P_world)
+    criterion = make()
+    target = random_like_all((2, 3, 9, 7), 5)
+    if kind == "classes":
+        target = target.argmax(1)
+    elif kind != "real":
+        target = target.sigmoid() if kind == "share" else target.sign()
+    expected = criterion(alone(whole), target)
+    expected.backward()
+    y = net(block)
+    own = target.tensor_split(2, 1 if kind == "classes" else 2)[P_world.rank or 0 if
+        net.P_x.active else 0]  # fmt: skip
+    placed = gpudist.to_global(own, y.placement, split(1 if kind == "classes" else 2))
+    loss = criterion(y, placed)
+    assert_whole(loss, expected, "loss")
+    loss.backward()
+    if net.P_x.active:
+        torch.testing.assert_close(net.conv.weight.grad, alone.conv.weight.grad)
+    wrong = (
+        rf"shape \[2, {'' if kind == 'classes' else '3, '}\d, 7\].* global one of shape \[2, 3, 9"
+    )
+    with pytest.raises(ShapeError, match=wrong):
+        criterion(y, own)
+
+
 @distributed(ranks=2, transports=["loopback"])
-def test_other_inputs_are_refused(P_world: Partition) -> None:
-    """An argument that the conversion took at its default, and ones without a name."""
+def test_sizes_that_do_not_fit(P_world: Partition) -> None:
+    """As torch, but on every rank."""
 
-    class Kept(nn.Module):
-        def forward(self, x: torch.Tensor, factor: float = 2.0) -> torch.Tensor:
-            return x * factor
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv1d(1, 1, 2)
 
-    class Many(nn.Module):
-        def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
-            return tensors[0]
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([x, F.relu(x) + self.conv(x)], 1)
 
-    class Nothing(nn.Module):
-        def forward(self) -> int:
-            return 1
-
-    P_x = grid(P_world, [1, 1, 2])
-    net = distribute(Kept(), P_x)
-    assert torch.equal(net(torch.ones(1, 1, 2)), torch.full((1, 1, 2), 2.0))
-    with pytest.raises(ConversionError, match=r"1 arguments and \['factor'\].* for \['x'\]"):
-        net(torch.ones(1, 1, 2), factor=3.0)
-    with pytest.raises(ConversionError, match=r"called with 2 .* for \['x'\]"):
-        net(torch.ones(1, 1, 2), 3.0)
-    with pytest.raises(ConversionError, match=r"its forward takes \*tensors"):
-        distribute(Many(), P_x)
-    with pytest.raises(ConversionError, match="no argument of its forward is without a default"):
-        distribute(Nothing(), P_x)
+    net = distribute(Sum(), grid(P_world, [1, 1, 2]))
+    with pytest.raises((ShapeError, RuntimeError), match=r"[34]"):
+        net(torch.ones(1, 1, 2))

@@ -1,32 +1,21 @@
-"""Networks made distributed without a change compute and learn what they do alone."""
+"""Networks as their authors write them are, over blocks of their input, the same networks."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.resnet import BasicBlock
-from gpudist.convert import distribute, sequential
-from gpudist.nn import DistributedConv2d
-from gpudist.nn.placement import placements
+from gpudist import distribute, sequential
 from gpudist.partition import Partition
 from tests.convert.networks import NETWORKS
-from tests.nn.compare import (
-    assert_block_of,
-    assert_equal_to,
-    gradient_of,
-    grid,
-    own_block,
-    own_slices,
-    random_like_all,
-)
+from tests.convert.training import assert_as_alone, assert_whole
+from tests.nn.compare import grid, own_block, random_like_all
 from tests.pool import distributed
 
-TOLERANCE = 1e-8
-STEPS = 3
 CASES = [(name, shape) for name, (_, _, shapes) in NETWORKS.items() for shape in shapes]
 
 
@@ -34,12 +23,46 @@ CASES = [(name, shape) for name, (_, _, shapes) in NETWORKS.items() for shape in
 @distributed(ranks=5, transports=["loopback"], timeout_s=120)
 def test_trains_as_alone(P_world: Partition, name: str, shape: Sequence[int]) -> None:
     """Some ranks have no part in the network."""
-    check_training(P_world, name, shape)
+    make, input_shape, _ = NETWORKS[name]
+    assert_as_alone(make, grid(P_world, shape), [input_shape])
 
 
-@distributed(ranks=4, transports=["host"], timeout_s=120)
-def test_trains_as_alone_in_processes(P_world: Partition) -> None:
-    check_training(P_world, "unet", [1, 1, 1, 2, 2])
+@pytest.mark.parametrize("replicate", [True, False], ids=["replicated", "owned"])
+@distributed(ranks=4, transports=["host", "gloo", "nccl"], timeout_s=120)
+def test_trains_as_alone_in_processes(P_world: Partition, replicate: bool) -> None:
+    make, input_shape, _ = NETWORKS["unet"]
+    P_x = grid(P_world, [1, 1, 1, 2, 2])
+    assert_as_alone(make, P_x, [input_shape], replicate_parameters=replicate)
+
+
+@pytest.mark.parametrize("replicate", [True, False], ids=["replicated", "owned"])
+@distributed(ranks=3, transports=["loopback"], timeout_s=120)
+def test_trains_by_adam(P_world: Partition, replicate: bool) -> None:
+    """Over an uneven cut, and with parameters that one worker holds."""
+    make, input_shape, _ = NETWORKS["video"]
+    P_x = grid(P_world, [1, 1, 1, 3, 1])
+    assert_as_alone(
+        make, P_x, [input_shape], steps=3, optimizer_of=torch.optim.AdamW,
+        replicate_parameters=replicate,
+    )  # fmt: skip
+
+
+@distributed(ranks=3, transports=["loopback"])
+def test_workers_without_a_cell(P_world: Partition) -> None:
+    """Two cells over three workers, and pooled to one."""
+
+    def make() -> torch.nn.Module:
+        return torch.nn.Sequential(
+            torch.nn.Conv2d(2, 3, 3, padding=1),
+            torch.nn.BatchNorm2d(3),
+            torch.nn.ReLU(),
+            torch.nn.MaxPool2d(2),
+            torch.nn.Conv2d(3, 2, 1),
+        )
+
+    assert_as_alone(make, grid(P_world, [1, 1, 3, 1]), [(2, 2, 5, 4)])
+    assert_as_alone(make, grid(P_world, [1, 1, 3, 1]), [(2, 2, 2, 4)])
+    assert_as_alone(make, grid(P_world, [3, 1, 1, 1]), [(2, 2, 4, 4)])
 
 
 @distributed(ranks=3, transports=["loopback"])
@@ -54,7 +77,7 @@ def test_goes_back_to_one_worker(P_world: Partition) -> None:
     back = sequential(net, root=1)
     assert (back is not None) == (P_world.rank == 1)
     if back is not None:
-        assert not back.training
+        assert type(back) is type(alone) and not back.training
         for (name, found), expected in zip(
             back.named_parameters(), alone.parameters(), strict=True
         ):
@@ -64,75 +87,87 @@ def test_goes_back_to_one_worker(P_world: Partition) -> None:
 
 @distributed(ranks=2, transports=["loopback"])
 def test_original_is_not_changed(P_world: Partition) -> None:
-    """Not its tree, and not its weights when those of the other one are."""
-    alone = NETWORKS["unet"][0]()
+    """Not its tree, nor its weights when those of the other one are, nor by a call."""
+    alone = NETWORKS["aspp"][0]().double()
     tree, state = str(alone), {k: v.clone() for k, v in alone.state_dict().items()}
-    net = distribute(alone, grid(P_world, [1, 1, 2, 1, 1]))
+    net = distribute(alone, grid(P_world, [1, 1, 2, 1]))
+    net(own_block(random_like_all((2, 3, 17, 14), 1), net.P_x))
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.zero_()
-    assert str(alone) == tree
+    assert str(alone) == tree and type(alone).__name__ == "ASPP"
+    assert not alone._forward_pre_hooks and not alone.project._forward_pre_hooks
     for key, value in alone.state_dict().items():
         assert torch.equal(value, state[key]), key
 
 
 @distributed(ranks=2, transports=["loopback"])
-def test_module_without_functions_to_replace_is_kept(P_world: Partition) -> None:
+def test_is_the_network(P_world: Partition) -> None:
+    """Of its class, with its modules, attributes and settings."""
     alone = NETWORKS["unet"][0]()
+    alone.threshold = 0.5
     net: Any = distribute(alone, grid(P_world, [1, 1, 2, 1, 1]))
-    assert type(net.down[0]) is torch.nn.Sequential
-    alone = torch.nn.Sequential(BasicBlock(2, 4), torch.nn.ReLU())
-    net = distribute(alone, grid(P_world, [1, 1, 2, 1]))
-    assert type(net[0]) is BasicBlock and type(net[0].conv1) is DistributedConv2d
+    assert isinstance(net, type(alone)) and type(net).__name__ == "DistributedUNet3d"
+    assert [type(m) for m in net.modules()][1:] == [type(m) for m in alone.modules()][1:]
+    assert net.threshold == 0.5 and net.training
+    net.threshold, _ = 0.25, net.eval()
+    assert alone.threshold == 0.5 and alone.training and not net.down[0].training
+    net.pool.return_indices = False
+    net.extra = torch.nn.Linear(2, 2)
+    assert "extra.weight" in net.state_dict()
 
 
-def check_training(P_world: Partition, name: str, shape: Sequence[int]) -> None:
-    """Steps of SGD: outputs, gradients and weights are those of the network alone."""
-    make, input_shape, _ = NETWORKS[name]
+@pytest.mark.parametrize("replicate", [True, False], ids=["replicated", "owned"])
+@distributed(ranks=2, transports=["loopback", "host"])
+def test_copies_work_apart(P_world: Partition, replicate: bool) -> None:
+    """As a moving average of the weights does."""
+    make, shape, _ = NETWORKS["aspp"]
     torch.manual_seed(3)
-    alone = make().double()
-    P_x = grid(P_world, shape)
-    state = {key: value.clone() for key, value in alone.state_dict().items()}
-    drawn = torch.get_rng_state()
-    net: Any = distribute(alone, P_x)
-    assert torch.equal(torch.get_rng_state(), drawn), "the conversion drew random numbers"
-    assert list(dict(net.named_parameters())) == list(dict(alone.named_parameters()))
-    optimizers = [torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9) for m in (alone, net)]
-    for step in range(STEPS):
-        whole = random_like_all(input_shape, step).requires_grad_()
-        block = own_block(whole, P_x)
-        y_whole, y = alone(whole), net(block)
-        assert P_x.active or y.shape == block.shape
-        where = own_slices(y_whole.shape, net.P_y)
-        assert_block_of(y.detach(), y_whole.detach(), where, f"output of step {step}", TOLERANCE)
-        cotangent = random_like_all(y_whole.shape, step + 9) / y_whole.numel()
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        y_whole.backward(cotangent)
-        y.backward(torch.zeros_like(y) if where is None else cotangent[where])
-        slices = own_slices(whole.shape, P_x)
-        assert_block_of(block.grad, gradient_of(whole), slices, "input gradient", TOLERANCE)
-        check_gradients(net, alone, P_x.active)
-        for optimizer in optimizers:
-            optimizer.step()
-    back = sequential(net)
-    if P_x.active:
-        assert back is not None and type(back) is type(alone)
-        trained = alone.state_dict()
-        assert list(back.state_dict()) == list(trained)
-        for key, value in back.state_dict().items():
-            assert_equal_to(value, trained[key], TOLERANCE, f"trained {key}")
-        assert any(not torch.equal(value, state[key]) for key, value in trained.items())
-    else:
-        assert back is None
+    alone = make().double().eval()
+    net: Any = distribute(alone, grid(P_world, [1, 1, 2, 1]), replicate_parameters=replicate)
+    whole = random_like_all(shape, 1)
+    block = own_block(whole, net.P_x, requires_grad=False)
+    net(block)
+    average = copy.deepcopy(net)
+    with torch.no_grad():
+        for own in net.parameters():
+            own.zero_()
+    assert_whole(average(block), alone(whole), "copy")
+    with torch.no_grad():
+        for kept, own in zip(average.parameters(), net.parameters(), strict=True):
+            kept.mul_(0.5).add_(own, alpha=0.5)
+        for parameter in alone.parameters():
+            parameter.mul_(0.5)
+    y = average(block)
+    assert_whole(y, alone(whole), "average")
+    y.sum().backward()
+    assert all(p.grad is not None for p in average.parameters() if p.numel())
+    assert all(p.grad is None for p in net.parameters())
 
 
-def check_gradients(net: torch.nn.Module, alone: torch.nn.Module, active: bool) -> None:
-    placed, blocks = placements(net), dict(net.named_parameters())
-    for key, whole in alone.named_parameters():
-        what = f"gradient of {key}"
-        if key not in placed:
-            if active:
-                assert_equal_to(blocks[key].grad, gradient_of(whole), TOLERANCE, what)
-        elif (box := placed[key].own_box) is not None:
-            assert_block_of(blocks[key].grad, gradient_of(whole), box.slices, what, TOLERANCE)
+class _Tied(torch.nn.Module):
+    """A weight in two places, a module under two names, and a buffer that is not kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Linear(6, 4, bias=False)
+        self.inner = torch.nn.Linear(4, 4)
+        self.again = self.inner
+        self.head = torch.nn.Linear(6, 4, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("shift", torch.ones(4), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.inner(self.embedding(x)) + self.shift
+        return self.again(y) + self.head(x)
+
+
+@pytest.mark.parametrize("replicate", [True, False], ids=["replicated", "owned"])
+@distributed(ranks=4, transports=["loopback"])
+def test_shared_parameters(P_world: Partition, replicate: bool) -> None:
+    """Have one gradient, and are shared afterwards."""
+    P_x = grid(P_world, [2, 2, 1])
+    net = assert_as_alone(_Tied, P_x, [(3, 5, 6)], replicate_parameters=replicate)
+    assert net.head.weight is net.embedding.weight and net.again is net.inner
+    back: Any = sequential(net)
+    assert back.head.weight is back.embedding.weight and back.again is back.inner

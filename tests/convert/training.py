@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
+import gpudist
 from gpudist import Plan, distribute, sequential
-from gpudist.checkpoint.sequential import names_beyond_sequential
 from gpudist.nn.placement import placements
 from gpudist.partition import CartesianPartition
+from gpudist.sbp.attributes import broadcast, partial_sum
 from tests.nn.compare import (
     assert_block_of,
     assert_equal_to,
@@ -21,7 +22,7 @@ from tests.nn.compare import (
 )
 
 Make = Callable[[], torch.nn.Module]
-TOLERANCE = 1e-9
+TOLERANCE = 1e-8
 
 
 def assert_as_alone(
@@ -30,9 +31,12 @@ def assert_as_alone(
     shapes: Sequence[Sequence[int]],
     edit: Callable[[Plan], None] | None = None,
     steps: int = 2,
+    optimizer_of: Callable[..., Any] = torch.optim.SGD,
     **options: Any,
 ) -> Any:
-    """Outputs, gradients and trained weights are those of the network alone; the converted one.
+    """Outputs, gradients, buffers and trained weights are those of the network alone.
+
+    Gradients come by turns from a loss of global tensors and from one of the whole output.
 
     Args:
         make: the network, drawn under one seed.
@@ -40,7 +44,11 @@ def assert_as_alone(
         shapes: of the inputs.
         edit: of the plan that is followed.
         steps: of training.
+        optimizer_of: makes an optimizer of parameters and a rate.
         options: of ``distribute``.
+
+    Returns:
+        The converted network.
     """
     torch.manual_seed(3)
     alone = make().double()
@@ -48,54 +56,89 @@ def assert_as_alone(
     if edit is not None:
         plan = Plan()
         edit(plan)
+    drawn = torch.get_rng_state()
     net: Any = distribute(alone, P_x, plan, **options)
-    beyond = names_beyond_sequential(net)
-    assert [name for name in net.state_dict() if name not in beyond] == list(alone.state_dict())
+    assert torch.equal(torch.get_rng_state(), drawn), "the conversion drew random numbers"
+    assert isinstance(net, type(alone))
+    assert list(net.state_dict()) == list(alone.state_dict())
     assert [n for n, _ in net.named_parameters()] == [n for n, _ in alone.named_parameters()]
+    optimizers = [optimizer_of(m.parameters(), lr=0.05) for m in (alone, net)]
     for step in range(steps):
         wholes = [random_like_all(s, 10 * step + i).requires_grad_() for i, s in enumerate(shapes)]
         blocks = [own_block(whole, P_x) for whole in wholes]
-        expected, found = _outputs(alone(*wholes)), _outputs(net(*blocks))
-        partitions = _outputs(net.P_y)
-        assert len(expected) == len(found) == len(partitions)
-        total_alone, total = torch.zeros(()).double(), torch.zeros(()).double()
-        for i, (whole, y, P_y) in enumerate(zip(expected, found, partitions, strict=True)):
-            where = own_slices(whole.shape, P_y)
-            assert_block_of(y.detach(), whole.detach(), where, f"output {i}", TOLERANCE)
+        expected, found = outputs_of(alone(*wholes)), outputs_of(net(*blocks))
+        assert len(expected) == len(found) == len(outputs_of(net.P_y))
+        total_alone: Any = 0
+        total: Any = 0
+        for i, (whole, y) in enumerate(zip(expected, found, strict=True)):
+            assert_whole(y, whole, f"output {i} of step {step}")
             cotangent = random_like_all(whole.shape, step + 9) / whole.numel()
             total_alone = total_alone + (whole * cotangent).sum()
-            total = total + (y.sum() if where is None else (y * cotangent[where]).sum())
-        for network, value in ((alone, total_alone), (net, total)):
-            network.zero_grad()
-            value.backward()
+            total = total + loss_of(y, cotangent, is_global=step % 2 == 0)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        total_alone.backward()
+        total.backward()
         for whole, block in zip(wholes, blocks, strict=True):
             where = own_slices(whole.shape, P_x)
             assert_block_of(block.grad, gradient_of(whole), where, "input gradient", TOLERANCE)
         assert_gradients(net, alone, P_x.active)
-        with torch.no_grad():
-            for parameter in (*alone.parameters(), *net.parameters()):
-                if parameter.grad is not None:
-                    parameter -= 0.1 * parameter.grad
+        for optimizer in optimizers:
+            optimizer.step()
     back = sequential(net)
+    assert (back is not None) == P_x.active
     if back is not None:
+        assert type(back) is type(alone)
         for key, value in back.state_dict().items():
             assert_equal_to(value, alone.state_dict()[key], TOLERANCE, f"trained {key}")
     return net
 
 
-def assert_gradients(net: torch.nn.Module, alone: torch.nn.Module, active: bool) -> None:
+def loss_of(y: Any, cotangent: torch.Tensor, is_global: bool = True) -> Any:
+    """The whole output times a tensor, summed: of global tensors, or on each worker."""
+    if is_global:
+        copies = (broadcast,) * y.placement.axes
+        return (y * gpudist.to_global(cotangent, y.placement, copies)).sum()
+    copies = (broadcast,) * y.placement.axes
+    whole = y.full_tensor(grad_sbp=copies)
+    return (whole * (cotangent if y.placement.active else 0)).sum()
+
+
+def assert_whole(y: Any, whole: torch.Tensor, what: str, tolerance: float = TOLERANCE) -> None:
+    """``y`` is ``whole``, and each worker has its block of it."""
+    assert isinstance(y, gpudist.GlobalTensor), f"{what}: a {type(y).__name__}"
+    assert y.shape == whole.shape, f"{what}: {list(y.shape)}, expected {list(whole.shape)}"
+    assert y.dtype == whole.dtype
+    found = y.full_tensor().detach()
+    if y.placement.active:
+        assert_equal_to(found, whole.detach(), tolerance, what)
+        index = y.placement.index
+        assert index is not None
+        if partial_sum in y.sbp:
+            return
+        where = y.layout.box(index).slices
+        assert_equal_to(y.to_local().detach(), whole.detach()[where], tolerance, what)
+    else:
+        assert not found.numel() and not y.to_local().numel()
+
+
+def assert_gradients(
+    net: torch.nn.Module, alone: torch.nn.Module, active: bool, tolerance: float = TOLERANCE
+) -> None:
     """Of every parameter, the block of that of the network alone."""
     placed, blocks = placements(net), dict(net.named_parameters())
     for key, whole in alone.named_parameters():
         what = f"gradient of {key}"
-        if key not in placed:
+        if whole.grad is None:
+            assert blocks[key].grad is None, f"{what}: alone it has none"
+        elif key not in placed:
             if active:
-                assert_equal_to(blocks[key].grad, gradient_of(whole), TOLERANCE, what)
+                assert_equal_to(blocks[key].grad, whole.grad, tolerance, what)
         elif (box := placed[key].own_box) is not None:
-            assert_block_of(blocks[key].grad, gradient_of(whole), box.slices, what, TOLERANCE)
+            assert_block_of(blocks[key].grad, whole.grad, box.slices, what, tolerance)
 
 
-def _outputs(value: Any) -> list[Any]:
+def outputs_of(value: Any) -> list[Any]:
     if isinstance(value, dict):
         return list(value.values())
     return list(value) if isinstance(value, list | tuple) else [value]

@@ -17,8 +17,7 @@ from gpudist.geometry.messages import as_messages
 from gpudist.partition import Partition
 from gpudist.planning.hardware import profile_of
 from gpudist.planning.rehearsal import Stage
-from tests.convert.networks import Classifier, LeNet5
-from tests.convert.test_calls import OneCell
+from tests.convert.networks import Classifier, LeNet5, OneCell
 from tests.pool import distributed
 
 Counts = tuple[int, int]
