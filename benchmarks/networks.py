@@ -16,7 +16,6 @@ from benchmarks.halo import grid_of
 from benchmarks.layers import block_of
 from benchmarks.resnet import ResNet18
 from examples.networks import UNet3d
-from gpudist.nn import DistributedCrossEntropyLoss
 from gpudist.partition import Partition
 
 LR = 0.01
@@ -93,13 +92,9 @@ def sides(case: Case, P_world: Partition) -> dict[str, Side]:
     target = torch.randint(classes, scores)
     expected = Training(deepcopy(network), nn.CrossEntropyLoss(), x, target).step()
     converted = gpudist.distribute(network, P_x)
-    P_y = converted.P_y
-    assert isinstance(P_y, gpudist.CartesianPartition)
-    target_grid = (P_y.shape[0], *P_y.shape[2:])
-    P_t = P_world.create_cartesian_topology_partition(target_grid)
-    ours = Training(
-        converted, DistributedCrossEntropyLoss(P_y), block_of(x, P_x), block_of(target, P_t)
-    )
+    placement = P_x.to_placement()
+    whole = gpudist.to_global(target, placement, (gpudist.sbp.broadcast,) * placement.axes)
+    ours = Training(converted, nn.CrossEntropyLoss(), block_of(x, P_x), whole)
     found = {"gpudist": Side(ours.step, lambda r: is_right(r, expected), ours.start_again)}
     if P_world.rank == 0:
         alone = Training(network, nn.CrossEntropyLoss(), x, target)

@@ -129,8 +129,7 @@ def _carry_out(
 ) -> Any:
     slots, named, tensors = as_call(function, args, kwargs)
     scope = current_scope()
-    if scope is not None:
-        tensors = _on_one_placement(kind, tensors)
+    tensors = _on_one_placement(kind, scope, tensors)
     placement = _common_placement(kind, function, tensors)
     if rule.windows and scope is not None:
         tensors[0] = _cut(kind, scope, tensors[0])
@@ -183,15 +182,23 @@ def _carry_out(
     return filled(prepared.derivation.tree, wrapped)
 
 
-def _on_one_placement(kind: type[GlobalTensor], tensors: list[Any]) -> list[Any]:
-    """Within a network of which a plan moves tensors: all are brought to where the first lies."""
+def _on_one_placement(
+    kind: type[GlobalTensor], scope: Scope | None, tensors: list[Any]
+) -> list[Any]:
+    """Tensors on axes of the first one's placement, if they lie on the same ranks.
+
+    Within a network, of which a plan moves tensors, all are brought to where the first lies.
+    """
     first = next(x for x in tensors if isinstance(x, kind))
     found: list[Any] = []
     for x in tensors:
-        if isinstance(x, kind) and x.placement != first.placement:
-            is_alike = x.shape == first.shape
-            copies = (broadcast,) * first.placement.axes
-            x = x.to_global(first.placement, first.sbp if is_alike else copies)
+        if isinstance(x, kind) and x.placement is not first.placement:
+            same = x.on_axes_of(first.placement)
+            if same is None and scope is not None:
+                is_alike = x.shape == first.shape
+                copies = (broadcast,) * first.placement.axes
+                same = x.to_global(first.placement, first.sbp if is_alike else copies)
+            x = x if same is None else same
         found.append(x)
     return found
 

@@ -82,6 +82,21 @@ class GlobalTensor(torch.Tensor):
         """Which cells each rank has."""
         return self._lies.layout
 
+    def on_axes_of(self, placement: Placement) -> GlobalTensor | None:
+        """The same tensor on a placement of the same ranks that differs in axes of one rank alone.
+
+        ``None`` if ``placement`` is another one.
+        """
+        if placement == self.placement:
+            return self
+        several = [[n for n in one.shape if n > 1] for one in (placement, self.placement)]
+        if several[0] != several[1] or placement.partition.ranks != self.placement.partition.ranks:
+            return None
+        pairs = zip(self.placement.shape, self.sbp, strict=True)
+        own = iter([one for n, one in pairs if n > 1])
+        sbp = tuple(next(own) if n > 1 else broadcast for n in placement.shape)
+        return self._wrap(self._local, placement, sbp, tuple(self.shape))
+
     @property
     def is_copy_everywhere(self) -> bool:
         """Whether each rank of the placement has the whole tensor."""

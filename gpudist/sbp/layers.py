@@ -55,8 +55,11 @@ def call_layer(layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
     """
     tensors = list(tensors_in([args, kwargs]))
     name = type(layer).__name__
+    is_loss = isinstance(layer, DistributedLoss)
     for number, x in enumerate(tensors):
-        _require_blocks(name, layer, x, number)
+        # A plain target is this worker's block, as the loss takes it.
+        if isinstance(x, GlobalTensor) or not is_loss:
+            _require_blocks(name, layer, x, number)
 
     def block(leaf: Any) -> Any:
         return _block(leaf) if isinstance(leaf, GlobalTensor) else leaf
@@ -153,8 +156,13 @@ def _agreed(layer: Any, x: GlobalTensor, y: torch.Tensor) -> _Lies:
 
 def _loss(layer: DistributedLoss, loss: torch.Tensor, tensors: Sequence[Any]) -> GlobalTensor:
     """A loss of each cell lies like the target; a number is invariant: its gradient is a copy."""
-    last: GlobalTensor = tensors[-1]
+    last: GlobalTensor = next(x for x in reversed(tensors) if isinstance(x, GlobalTensor))
     placement = last.placement
+    if layer.reduction == "none" and last is not tensors[-1]:
+        raise PartitionError(
+            f"{type(layer).__name__}: reduction='none' of a global tensor takes a global target; "
+            "make it one with gpudist.to_global"
+        )
     if layer.reduction == "none":
         if last.layout.count("broadcast") > 1:
             raise NotImplementedError(
