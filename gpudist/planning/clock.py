@@ -13,8 +13,8 @@ from torch.utils.flop_counter import flop_registry
 
 from gpudist.arguments import Checked
 from gpudist.library import Watching
-from gpudist.transport.dry import Posted, Shared, Traffic
 from gpudist.planning.hardware import Link, Profile
+from gpudist.transport.dry import Posted, Shared, Traffic
 
 # Where the weight, the groups and whether it is transposed are among the arguments.
 _CONVOLUTIONS = {"convolution": (1, 8, 6), "convolution_backward": (2, 9, 7)}

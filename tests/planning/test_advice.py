@@ -23,11 +23,11 @@ from gpudist.errors import ShapeError
 from gpudist.partition import Partition
 from gpudist.planning import ConvolutionRate, Link, Profile, plan, profile_of
 from gpudist.planning.clock import Clock, Kernel
-from gpudist.transport.dry import Posted, Shared, Traffic
 from gpudist.planning.grids import grids, imbalance
 from gpudist.planning.measuring import measured_profile
 from gpudist.planning.rehearsal import Stage, without_cells
 from gpudist.testing import run_distributed
+from gpudist.transport.dry import Posted, Shared, Traffic
 from gpudist.transport.host import is_built, what_is_missing
 from tests import warm
 from tests.convert.networks import Classifier
@@ -173,7 +173,7 @@ def test_squeeze_and_excitation_is_planned_for_every_rank(ranks: int):
 def test_a_network_that_is_distributed_is_refused(P_world: Partition):
     P_x = P_world.create_cartesian_topology_partition((1, 1, 2, 1))
     network = distribute(two_convolutions(), P_x)
-    with pytest.raises(ShapeError, match=r"0 is a DistributedConv2d, which has partitions"):
+    with pytest.raises(ShapeError, match=r"the network is a DistributedSequential, which has partitions"):
         plan(network, (1, 1, 16, 16), 2)
 
 
