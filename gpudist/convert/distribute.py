@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 
 from gpudist.arguments import checked
-from gpudist.convert.inputs import Entrance, require_known
+from gpudist.convert.inputs import Entrance, Kind, require_known
 from gpudist.convert.network import Conversion, convert, names_of_entries
 from gpudist.convert.plan import Plan
 from gpudist.errors import ConversionError
@@ -22,7 +22,7 @@ def distribute(
     P_x: CartesianPartition,
     plan: Plan | None = None,
     *,
-    inputs: Mapping[str, str | Sequence[int]] | None = None,
+    inputs: Mapping[str, Kind | Sequence[int]] | None = None,
     methods: Sequence[str] = ("forward",),
     unknown: Literal["gather", "refuse"] = "gather",
     gather_limit_bytes: int | None = None,
@@ -55,10 +55,10 @@ def distribute(
         global_shape: is refused; ``inputs`` takes global shapes.
 
     Returns:
-        The converted network, on the device of ``P_x``, of a subclass of its class. It takes blocks,
-        or global tensors, and gives global tensors: ``y.to_local()`` is this worker's block,
-        ``y.full_tensor()`` the whole; losses of torch take them with global targets. ``P_x`` and
-        ``P_y`` are the partitions of inputs and, after a call, of outputs.
+        The converted network, on the device of ``P_x``, of a subclass of its class. It takes
+        blocks, or global tensors, and gives global tensors: ``y.to_local()`` is this worker's
+        block, ``y.full_tensor()`` the whole; losses of torch take them with global targets. ``P_x``
+        and ``P_y`` are the partitions of inputs and, after a call, of outputs.
 
     Cost:
         No message; a copy of the network. The first call derives how each function is carried out;

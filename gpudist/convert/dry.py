@@ -1,4 +1,4 @@
-"""What a network would do on a partition: a forward of one rank, without a world and without cells."""
+"""What a network would do on a partition: a forward of one rank, without a world or cells."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class Entrance:
         if not self.P_x.active:
             local = x.reshape(-1)[:0].to(layout.dtype)
             if layout.requires_grad != local.requires_grad:
-                local = local.detach().requires_grad_(layout.requires_grad)
+                local = local.detach().requires_grad_(bool(layout.requires_grad))
         return GlobalTensor._wrap(local, self.placement, sbp or (broadcast,), shape)
 
     @staticmethod

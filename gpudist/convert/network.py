@@ -215,7 +215,7 @@ class Converted:
 
 
 def _partition_of(y: Lies) -> CartesianPartition:
-    """The workers that have the blocks of a tensor, the first of those with copies; one axis a dim."""
+    """The workers with the blocks of a tensor, the first of those with copies; one axis a dim."""
     shape, P = [1] * len(y.shape), y.placement.partition
     index: list[Any] = []
     order: list[int] = []
@@ -279,9 +279,7 @@ class _Whole:
         return self.kind.__call__(self.network, *args, **kwargs)
 
 
-def names_of_entries(
-    network: torch.nn.Module, methods: Sequence[str]
-) -> tuple[list[str], bool]:
+def names_of_entries(network: torch.nn.Module, methods: Sequence[str]) -> tuple[list[str], bool]:
     """The arguments of all entries, and whether one takes others.
 
     Raises:

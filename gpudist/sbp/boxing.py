@@ -75,14 +75,6 @@ def least_bytes(source: Layout, target: Layout, dtype: torch.dtype) -> int:
     return 0 if source == target else least_volume(source, target) * dtype.itemsize
 
 
-def filled_bytes(source: Layout, target: Layout, dtype: torch.dtype) -> int:
-    """Bytes of zeros around blocks that become terms: what follows computes with them."""
-    if target.count("partial_sum") <= source.count("partial_sum"):
-        return 0
-    before, after = (sum(box.volume for box in one.boxes.values()) for one in (source, target))
-    return max(after - before, 0) * dtype.itemsize
-
-
 class _Declared(torch.autograd.Function):
     """A movement, or none, whose backward is other ones, by declaration."""
 

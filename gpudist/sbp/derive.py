@@ -12,7 +12,7 @@ import torch
 
 from gpudist.errors import ShapeError
 from gpudist.sbp.attributes import NdSbp, Sbp, broadcast, partial_sum, split
-from gpudist.sbp.boxing import boxed_bytes, filled_bytes, least_bytes
+from gpudist.sbp.boxing import boxed_bytes, least_bytes
 from gpudist.sbp.layout import Layout
 from gpudist.sbp.registry import Bind, Call, Part, Rule, Signature, Slot, Spec, mapped, name_of
 
@@ -213,21 +213,20 @@ def _fitting(rule: Rule, call: Call, layouts: Sequence[Layout]) -> _Choice | Non
 
 
 def _cheapest(rule: Rule, call: Call, layouts: Sequence[Layout]) -> _Choice | None:
-    """The choice whose boxings move the fewest bytes, zeros that blocks are filled up with too."""
+    """The choice whose boxings move the fewest bytes, sums that they leave to do included."""
     best: _Choice | None = None
-    least = 0
     paths = list(_paths(rule, (call,), layouts, ()))
-    filled = [_moved(call, layouts, path, filled_bytes) for path in paths]
+    left = [_left_to_sum(call, layouts, path) for path in paths]
     bounds = [
         _moved(call, layouts, path, least_bytes) + more
-        for path, more in zip(paths, filled, strict=True)
+        for path, more in zip(paths, left, strict=True)
     ]
     for i in sorted(range(len(paths)), key=bounds.__getitem__):
-        if best is not None and bounds[i] >= least:
+        if best is not None and bounds[i] >= best.price:
             break
-        moved = _moved(call, layouts, paths[i], boxed_bytes)
-        if best is None or moved + filled[i] < least:
-            best, least = _Choice(paths[i], moved), moved + filled[i]
+        price = _moved(call, layouts, paths[i]) + left[i]
+        if best is None or price < best.price:
+            best = _Choice(paths[i], price)
     return best
 
 

@@ -36,13 +36,11 @@ class Lies:
         self.calls: dict[Any, Any] = {}
 
 
-def lies(
-    placement: Placement, sbp: NdSbp, shape: tuple[int, ...], dtype: torch.dtype
-) -> Lies:
+def lies(placement: Placement, sbp: NdSbp, shape: tuple[int, ...], dtype: torch.dtype) -> Lies:
     """The one object for tensors that lie like this."""
     remembered: Any = placement.partition.wire.remembered
-    found: Recent[Lies] | None = remembered.get("lies")
-    if found is None:
+    found: Recent[Lies] = remembered.get("lies")
+    if found is None:  # pyright: ignore[reportUnnecessaryComparison]
         found = remembered.setdefault("lies", Recent(_REMEMBERED))
     key = (placement, sbp, shape, dtype)
     return found(key, lambda: Lies(placement, sbp, shape, dtype))

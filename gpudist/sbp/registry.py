@@ -66,7 +66,7 @@ the shapes that the signature says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import count
@@ -79,6 +79,7 @@ from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.boxes import Box
 from gpudist.partition import CartesianPartition
 from gpudist.sbp.attributes import NdSbp, Sbp
+from gpudist.sbp.trees import mapped, tensors_in
 
 Function = Callable[..., Any]
 
@@ -373,33 +374,6 @@ def forms(*names: str) -> list[Function]:
 def name_of(function: Function) -> str:
     """A function of torch by its name."""
     return torch.overrides.resolve_name(function) or getattr(function, "__name__", repr(function))
-
-
-def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
-    """The tensors within arguments or results, in order."""
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, (list, tuple)):
-        for part in tree:
-            yield from tensors_in(part)
-    elif isinstance(tree, dict):
-        for part in tree.values():
-            yield from tensors_in(part)
-
-
-def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
-    """``tree`` with its leaves changed; lists, tuples and dicts stay such."""
-    if isinstance(tree, (list, tuple)):
-        parts = [mapped(part, change) for part in tree]
-        if hasattr(tree, "_fields"):
-            return type(tree)(*parts)
-        if hasattr(tree, "n_fields"):
-            # What torch returns where results have names.
-            return type(tree)(parts)  # pyright: ignore
-        return parts if isinstance(tree, list) else tuple(parts)
-    if isinstance(tree, dict):
-        return {name: mapped(part, change) for name, part in tree.items()}
-    return change(tree)
 
 
 def filled(tree: Any, tensors: Sequence[Any]) -> Any:

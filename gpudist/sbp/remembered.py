@@ -54,7 +54,7 @@ class _Call(NamedTuple):
 
 
 class _Notes(threading.local):
-    """What the functions that a thread is carrying out anew have carried out, the innermost last."""
+    """What functions that a thread carries out anew are made of, the innermost last."""
 
     def __init__(self) -> None:
         self.open: list[list[Noted]] = []

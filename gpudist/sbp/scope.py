@@ -85,7 +85,6 @@ class Scope:
     lent: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
     warned: set[tuple[str, str, int]] = field(default_factory=set[tuple[str, str, int]])
 
-
     record: Record | None = None
 
     def seen(self, layout: Layout, itemsize: int) -> None:

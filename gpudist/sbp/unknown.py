@@ -41,7 +41,9 @@ def gathered(
     settle(scope, name_of(function), split, reason)
     record = scope.record
     sent = record.sent_bytes() if record is not None else 0
-    wholes = {id(x): _whole(x) if isinstance(x, kind) else scope.lent.get(id(x), x) for x in given}
+    wholes: dict[int, Any] = {
+        id(x): _whole(x) if isinstance(x, kind) else scope.lent.get(id(x), x) for x in given
+    }
     versions = {id(x): wholes[id(x)]._version for x in given}
 
     def of(leaf: Any) -> Any:

@@ -70,21 +70,18 @@ def note(
         made = function(*args, **kwargs)
         return made if place is None else made[place]
 
-    write: Callable[[torch.Tensor], object] | None = None
-    if call.function is torch.reshape:
-        shape = tuple(base.shape)
-
-        def write(changed: torch.Tensor) -> object:
-            return base.copy_(torch.reshape(changed, shape))
-
-    elif call.function is T.__getitem__:
-
-        def write(changed: torch.Tensor) -> object:
-            return base.__setitem__(call.args[1], changed)
-
-    vars(y)["_view"] = View(base, make, write, is_copy)
+    vars(y)["_view"] = View(base, make, _writer(base, call), is_copy)
     if is_copy:
         _watch(_memory(base), y)
+
+
+def _writer(base: Any, call: Call) -> Callable[[torch.Tensor], object] | None:
+    """What takes a change of a view over to ``base``, if it is a view of a kind that is known."""
+    if call.function is torch.reshape:
+        return lambda changed: base.copy_(torch.reshape(changed, tuple(base.shape)))
+    if call.function is T.__getitem__:
+        return lambda changed: base.__setitem__(call.args[1], changed)
+    return None
 
 
 def _watch(memory: int, y: Any) -> None:

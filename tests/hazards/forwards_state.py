@@ -395,15 +395,3 @@ class OlderWeightNorm(nn.Module):
 
     def forward(self, x):
         return F.leaky_relu(self.conv(x), 0.1)
-
-
-@forward(IMAGE)
-class OlderSpectralNorm(nn.Module):
-    """``torch.nn.utils.spectral_norm``: a hook that writes buffers and sets ``weight``."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = torch.nn.utils.spectral_norm(nn.Conv2d(4, 4, 3, padding=1))
-
-    def forward(self, x):
-        return self.conv(x).tanh()

@@ -17,7 +17,7 @@ from tests.sbp.tables import assert_everywhere
 
 
 def unpooled(x: torch.Tensor) -> torch.Tensor:
-    return F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2)
+    return F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), (2, 2))
 
 
 CALLS: dict[str, tuple[Any, list[tuple[int, ...]]]] = {

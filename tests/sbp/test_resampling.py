@@ -48,5 +48,8 @@ def test_interpolate(P_world: Partition, name: str) -> None:
 def test_without_boxing(P_world: Partition) -> None:
     rows = [*(([S(d)], S(d)) for d in range(4)), ([P], P)]
     x = random((4, 3, 9, 8))
-    for options in ({"scale_factor": 2.0}, {"size": (5, 7), "mode": "bilinear"}):
-        assert_table(P_world, lambda t, o=options: F.interpolate(t, **o), [x], rows, cuts=False)
+    calls: list[dict[str, Any]] = [{"scale_factor": 2.0}, {"size": (5, 7), "mode": "bilinear"}]
+    for options in calls:
+        assert_table(
+            P_world, lambda t, given=options: F.interpolate(t, **given), [x], rows, cuts=False
+        )

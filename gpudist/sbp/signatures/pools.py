@@ -154,10 +154,10 @@ def _bind(read: Any, dims: int, call: Call, where: Where) -> Compute:
     first = len(shape) - dims
     if 0 in shape[:first]:
         return no_samples(where, dims)
-    where, mean = _without_means(where, tuple(first + d for d in pool.means))
     where = split_last(where, dims)
-    if where.P.size == 1 and mean is None:
+    if where.P.size == 1:
         return call
+    where, mean = _without_means(where, tuple(first + d for d in pool.means))
     if mean is not None and len(pool.means) == dims:
         return lambda tensors: mean(tensors[0])
     kind = getattr(_LAYERS, f"Distributed{pool.kind}Pool{dims}d")
@@ -185,8 +185,7 @@ class _OwnMean:
 
 def _without_means(where: Where, dims: Sequence[int]) -> tuple[Where, _OwnMean | None]:
     """The mean of ``dims``, and ``where`` for a tensor of which they have one cell."""
-    split_dims = {one.dim for one in where.sbps[0] if one.is_split}
-    if not split_dims.intersection(dims):
+    if not dims:
         return where, None
     own, shape = where.inputs[0], list(where.call.shapes[0])
     start, stop, share = list(own.start), list(own.stop), 1.0

@@ -1,0 +1,35 @@
+"""Tensors within arguments and results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+
+def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
+    """The tensors within arguments or results, in order."""
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, (list, tuple)):
+        for part in tree:
+            yield from tensors_in(part)
+    elif isinstance(tree, dict):
+        for part in tree.values():
+            yield from tensors_in(part)
+
+
+def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
+    """``tree`` with its leaves changed; lists, tuples and dicts stay such."""
+    if isinstance(tree, (list, tuple)):
+        parts = [mapped(part, change) for part in tree]
+        if hasattr(tree, "_fields"):
+            return type(tree)(*parts)
+        if hasattr(tree, "n_fields"):
+            # What torch returns where results have names.
+            return type(tree)(parts)  # pyright: ignore
+        return parts if isinstance(tree, list) else tuple(parts)
+    if isinstance(tree, dict):
+        return {name: mapped(part, change) for name, part in tree.items()}
+    return change(tree)
