@@ -91,7 +91,7 @@ class Training:
             corner = self.volume.random_corner("train", self.size, generator)
             start_s = time.perf_counter()
             x, classes = self.volume.read("train", corner, cells)
-            loss = criterion(network(x.to(self.dtype)), classes)
+            loss = criterion(own_part(network(x.to(self.dtype))), classes)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -107,11 +107,16 @@ class Training:
         either = both.clone()
         for corner in self.volume.corners("test", self.size, TEST_CROPS):
             x, classes = self.volume.read("test", corner, cells)
-            found = network(x.to(self.dtype)).argmax(1)
+            found = own_part(network(x.to(self.dtype))).argmax(1)
             both += classes[found == classes].bincount(minlength=len(both))
             either += found.flatten().bincount(minlength=len(both))
             either += classes.flatten().bincount(minlength=len(both))
         return [*both.tolist(), *either.tolist()]
+
+
+def own_part(y: torch.Tensor) -> torch.Tensor:
+    """This worker's block of an output, which is global of the distributed network."""
+    return y.to_local() if isinstance(y, gpudist.GlobalTensor) else y
 
 
 def dice(counts: list[int]) -> list[float]:

@@ -97,6 +97,10 @@ def world_of(module: torch.nn.Module) -> Partition:
     """All ranks of the world that the layers of ``module`` are in."""
     for placement in placements(module).values():
         return placement.P.world
+    for part in module.modules():
+        P_x = getattr(part, "P_x", None)
+        if isinstance(P_x, Partition):
+            return P_x.world
     return runtime.init()
 
 

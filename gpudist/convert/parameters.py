@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from gpudist.convert.edits import SplitWeight
+from gpudist.errors import ConversionError
 from gpudist.geometry.blocks import Decomposition
 from gpudist.nn.parameter_spread import Spread, copies_of_owned
 from gpudist.nn.partitions import plane
@@ -91,6 +93,12 @@ class Parameters:
             for weight in self.split_weights
             for name, own in weight.layer.named_parameters(recurse=False)
         }
+        if any(isinstance(p, DTensor) for p in parameters):
+            raise ConversionError(
+                "parameters of a converted network are DTensors, as of fully_shard, which would keep "
+                "their gradients from being summed over the network's workers; wrap it in "
+                "DistributedDataParallel, or shard layers of gpudist.nn"
+            )
         spreads = [self._spreads.get(id(p)) for p in parameters]
         holders: list[Partition | None] = []
         for parameter, spread in zip(parameters, spreads, strict=True):

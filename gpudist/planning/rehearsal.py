@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from gpudist.arguments import Checked
 from gpudist.convert.dry import converted_for, without_cells
+from gpudist.convert.network import Converted
 from gpudist.errors import GpudistError, ShapeError
 from gpudist.geometry.blocks import Decomposition
 from gpudist.nn.distributed_module import DistributedModule
@@ -190,7 +191,7 @@ class Stage:
 
 def _require_sequential(network: nn.Module) -> None:
     for path, module in network.named_modules():
-        if isinstance(module, DistributedModule):
+        if isinstance(module, (DistributedModule, Converted)):
             raise ShapeError(
                 f"{path or 'the network'} is a {type(module).__name__}, which has partitions of "
                 "its own: the planner takes the sequential network, of torch's modules"

@@ -119,7 +119,7 @@ GOOD: dict[Any, Callable[[Context], Any]] = {
     **dict.fromkeys(("dim", "rank", "world_rank"), lambda c: 0),
     **dict.fromkeys(("axes", "misfits"), lambda c: [0]),
     "network": lambda c: torch.nn.Linear(4, 4),
-    **dict.fromkeys(("distribute.module", "plan_of.module"), lambda c: torch.nn.ReLU()),
+    **dict.fromkeys(("distribute.network", "plan_of.network"), lambda c: torch.nn.ReLU()),
     "operator": lambda c: identity,
     "fn": lambda c: nothing,
     "HaloRegion.layers": lambda c: [nn.DistributedConv2d(c.P, 2, 2, 3)],

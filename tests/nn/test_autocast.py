@@ -11,6 +11,7 @@ import torch
 from gpudist import nn
 from gpudist.convert import distribute
 from gpudist.partition import Partition
+from gpudist.sbp.attributes import broadcast
 from tests.nn.compare import grid, own_block, own_slices, random_like_all
 from tests.pool import distributed
 
@@ -54,7 +55,7 @@ def test_converted_layers(P_world: Partition, name: str) -> None:
     torch.manual_seed(3)
     alone = LAYERS[name]()
     net: Any = distribute(alone, P_x)
-    check(alone, net, P_x, net.P_y, SHAPE)
+    check(alone, net, P_x, None, SHAPE)
 
 
 SPLIT: dict[str, tuple[Any, ...]] = {
@@ -78,7 +79,7 @@ def test_empty_blocks(P_world: Partition) -> None:
         torch.nn.GroupNorm(2, 4), torch.nn.ConvTranspose1d(4, 2, 3), torch.nn.Conv1d(2, 2, 1),
     )  # fmt: skip
     net: Any = distribute(alone, P_x)
-    check(alone, net, P_x, net.P_y, (2, 4, 9))
+    check(alone, net, P_x, None, (2, 4, 9))
 
 
 @pytest.mark.parametrize("replicated", [False, True])
@@ -102,7 +103,10 @@ def test_split_channels(P_world: Partition, name: str, replicated: bool) -> None
 def check(
     alone: torch.nn.Module, net: torch.nn.Module, P_x: Any, P_y: Any, shape: tuple[int, ...]
 ) -> None:
-    """Inputs in single precision, and in the one that a layer before gives."""
+    """Inputs in single precision, and in the one that a layer before gives.
+
+    Without ``P_y`` outputs are global tensors.
+    """
     for low in LOW:
         for given in (torch.float32, low):
             check_one(alone, net, P_x, P_y, shape, low, given)
@@ -117,7 +121,11 @@ def check_one(
     what = f"{given} under {low}"
     with torch.autocast("cpu", low):
         y_whole, y = alone(whole), net(block)
-    where = own_slices(y_whole.shape, P_y)
+    if P_y is None:
+        copies = (broadcast,) * y.placement.axes
+        y, where = y.full_tensor(grad_sbp=copies), ()
+    else:
+        where = own_slices(y_whole.shape, P_y)
     if where is not None:
         assert_close(y.detach(), y_whole.detach()[where], low, what)
     cotangent = random_like_all(y_whole.shape, 2).to(y_whole.dtype)

@@ -49,10 +49,6 @@ def ddp_converted(net: Any, mesh: Any) -> torch.nn.Module:
     return torch.nn.parallel.DistributedDataParallel(net, process_group=mesh.get_group())
 
 
-def fsdp_converted(net: Any, mesh: Any) -> Any:
-    return fully_shard(net, mesh=mesh)
-
-
 def fsdp_of_every_layer(net: Any, mesh: Any) -> Any:
     """Each frees its whole parameters behind its forward, and sums its own gradients."""
     for layer in (net[0], net[3]):
@@ -61,8 +57,7 @@ def fsdp_of_every_layer(net: Any, mesh: Any) -> Any:
 
 
 WRAPPERS = {
-    f.__name__: f
-    for f in (ddp, ddp_of_a_frozen_layer, ddp_converted, fsdp, fsdp_of_every_layer, fsdp_converted)
+    f.__name__: f for f in (ddp, ddp_of_a_frozen_layer, ddp_converted, fsdp, fsdp_of_every_layer)
 }
 
 
@@ -91,6 +86,18 @@ def test_trains_as_alone(P_world: Partition, wrapper: str, store_path: str) -> N
             assert_equal_to(whole.detach(), expected.detach(), TOLERANCE, "parameter")
 
 
+@distributed(ranks=4, transports=["gloo"])
+def test_sharded_parameters_of_a_converted_network_are_refused(
+    P_world: Partition, store_path: str
+) -> None:
+    P_x = grid(P_world, [2, 1, 2, 1])
+    with torchs_group(P_world, store_path):
+        net = gpudist.distribute(torch.nn.Conv2d(2, 4, 3), P_x.along([1, 2, 3]))
+        fully_shard(net, mesh=P_x.create_device_mesh([0]))
+        with pytest.raises(gpudist.ConversionError, match="are DTensors, as of fully_shard"):
+            net(torch.ones(2, 2, 5, 6))
+
+
 def without_batch_norm(net: Any) -> Any:
     """Its statistics would be those of a row."""
     net[2] = torch.nn.Tanh()
@@ -104,7 +111,9 @@ def train(
     for step in range(STEPS):
         x, target = random_like_all((4, 2, 9, 6), step), random_like_all((4, 2, 4, 2), step + 9)
         blocks = [own_block(whole, P_x, requires_grad=False) for whole in (x, target)]
-        loss, expected = loss_of(model(blocks[0]), blocks[1]), (alone(x) - target).square().mean()
+        y: Any = model(blocks[0])
+        y = y.to_local() if isinstance(y, gpudist.GlobalTensor) else y
+        loss, expected = loss_of(y, blocks[1]), (alone(x) - target).square().mean()
         losses = torch.stack([loss, expected.detach()])
         # Rows have losses of their own, of which data parallelism takes the mean.
         dist.all_reduce(losses)

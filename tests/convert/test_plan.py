@@ -1,0 +1,178 @@
+"""A plan says what is done without a world, and what it says is done; its edits are followed."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.resnet import ResNet18
+from gpudist import ConversionError, Plan, distribute, plan_of
+from gpudist.partition import Partition
+from gpudist.sbp.scope import Record, Row
+from tests.convert.networks import NETWORKS, Classifier, LeNet5, UNet3d
+from tests.convert.training import assert_as_alone
+from tests.nn.compare import grid, own_block, random_like_all
+from tests.planning.test_counts import Sent
+from tests.pool import distributed
+
+
+def test_plan_prints_as_a_table() -> None:
+    lines = str(plan_of(LeNet5(), (1, 1, 2, 1), (4, 1, 28, 28))).splitlines()
+    assert lines[0].split() == ["path", "function", "in", "out", "sent"]
+    assert lines[1].split() == ["conv1", "conv2d", "2", "2", "896"]
+    assert lines[2].split() == ["relu", "2", "2"]
+
+
+TYPICAL: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], tuple[int, ...]]] = {
+    "lenet": (LeNet5, (1, 1, 2, 2), (4, 1, 28, 28)),
+    "resnet": (partial(ResNet18, 4, 5), (1, 1, 2, 2), (2, 3, 64, 48)),
+    "unet": (UNet3d, (1, 1, 1, 2, 2), (1, 1, 16, 16, 16)),
+    "convnext": (Classifier, (1, 1, 3, 1), (3, 3, 18, 14)),
+    "encoder": (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), (1, 4, 1),
+        (2, 8, 8)),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.*are gathered")
+@pytest.mark.parametrize("name", TYPICAL)
+def test_a_table_fits_a_terminal(name: str) -> None:
+    make, grid_shape, shape = TYPICAL[name]
+    table = str(plan_of(make(), grid_shape, shape))
+    widest = max(table.splitlines(), key=len)
+    assert len(widest) <= 80, widest
+
+
+def test_plan_prints_by_rich() -> None:
+    rich_console = pytest.importorskip("rich.console")
+    written = io.StringIO()
+    row = Row("fc", "torch.nn.functional.linear", "(split(0), broadcast)", "(partial_sum,)", 9, 1234,
+        False, True)  # fmt: skip
+    rich_console.Console(file=written, width=100).print(Plan([row]))
+    text = written.getvalue()
+    assert all(word in text for word in ("linear", "0,copy", "sum", "1,234", "everywhere"))
+
+
+def test_plan_takes_shapes() -> None:
+    with pytest.raises(ConversionError, match=r"plan_of takes the shapes .* plan_of\(network, P_x"):
+        plan_of(LeNet5(), (1, 1, 2, 1))
+    with pytest.raises(ConversionError, match=r"ranks \[2\] are none of the 2"):
+        plan_of(LeNet5(), (1, 1, 2, 1), (4, 1, 28, 28), ranks=2)
+    with pytest.raises(ConversionError, match="cannot be planned for these inputs"):
+        plan_of(LeNet5(), (1, 1, 2, 1), (4, 2, 28, 28))
+
+
+def test_plan_of_many_ranks_without_a_world() -> None:
+    """The first one has one neighbour an axis, those in the middle have two."""
+    network, shape = UNet3d(), (1, 1, 32, 32, 32)
+    corner = plan_of(network, (1, 1, 4, 4, 4), shape)
+    inner = plan_of(network, (1, 1, 4, 4, 4), shape, ranks=21)
+    both = plan_of(network, (1, 1, 4, 4, 4), shape, ranks=[0, 21])
+    assert 0 < corner.sent_bytes < inner.sent_bytes
+    assert both.sent_bytes == corner.sent_bytes + inner.sent_bytes
+    assert [row.function for row in both.rows] == [row.function for row in corner.rows]
+    assert {row.path for row in corner.of("down.0")} == {f"down.0.{i}" for i in range(6)}
+    assert all(p.device.type == "cpu" for p in network.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:.*are gathered")
+@pytest.mark.parametrize("name", ["lenet", "convnext"])
+@distributed(ranks=3, transports=["loopback"])
+def test_rows_and_bytes_are_those_of_a_run(P_world: Partition, name: str) -> None:
+    make, shape, shapes = NETWORKS[name]
+    (grid_shape,) = [s for s in shapes if max(s) == 3]
+    network = make()
+    P_x = grid(P_world, grid_shape)
+    net: Any = distribute(network, P_x)
+    block = own_block(random_like_all(shape, 1).float(), P_x, requires_grad=False)
+    sent = Sent(P_world.wire)
+    with torch.no_grad():
+        record = net._gpudist_conversion.scope.record = Record(lambda: 0)
+        net(block)
+        net._gpudist_conversion.scope.record = None
+        before = sent.now
+        net(block)
+    assert P_world.rank is not None
+    plan = plan_of(network, P_x, shape, ranks=P_world.rank)
+    assert plan.sent_bytes == sent.since(before)[1]
+    assert [row._replace(sent_bytes=0) for row in plan.rows] == record.rows
+
+
+MOVES: dict[str, Callable[[Plan], None]] = {
+    "batch in the middle": lambda plan: (
+        plan.repartition("1", (3, 1, 1, 1)), plan.repartition("3", (1, 1, 2, 2)))[0],
+    "one worker": lambda plan: plan.repartition("2", (1, 1, 1, 1)),
+    "fewer": lambda plan: plan.repartition("1", (1, 1, 1, 2)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("replicate", [True, False], ids=["replicated", "owned"])
+@pytest.mark.parametrize("case", MOVES)
+@distributed(ranks=5, transports=["loopback"])
+def test_moved_inputs(P_world: Partition, case: str, replicate: bool) -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(2, 3, 3, padding=1), nn.Conv2d(3, 3, 3), nn.Tanh(), nn.Conv2d(3, 2, 1)
+        )
+
+    assert_as_alone(make, grid(P_world, [1, 1, 2, 2]), [(3, 2, 7, 8)], MOVES[case],
+        replicate_parameters=replicate)  # fmt: skip
+
+
+CUTS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "rows and columns": ((1, 4, 1), (1, 1, 4)),
+    "both": ((1, 2, 2), (2, 1, 2)),
+    "fewer workers": ((1, 3, 1), (1, 2, 1)),
+    "batch": ((4, 1, 1), (2, 2, 1)),
+}
+
+
+@pytest.mark.parametrize("replicate", [True, False], ids=["replicated", "owned"])
+@pytest.mark.parametrize("case", CUTS)
+@distributed(ranks=4, transports=["loopback"])
+def test_cut_weights(P_world: Partition, case: str, replicate: bool) -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 9), nn.GELU(), nn.Linear(9, 5, bias=False))
+
+    def edit(plan: Plan) -> None:
+        for path, shape in zip("02", CUTS[case], strict=True):
+            plan.split_weight(path, shape)
+
+    P_x = grid(P_world, [4, 1])
+    assert_as_alone(make, P_x, [(7, 6)], edit, replicate_parameters=replicate)
+
+
+REFUSED: dict[str, tuple[Callable[[Plan], None], str]] = {
+    "unknown": (lambda p: p.repartition("head", (2, 1)), r"names \['head'\], which the network"),
+    "unknown weight": (lambda p: p.split_weight("head", (1, 2, 1)), r"names \['head'\]"),
+    "no linear layer": (lambda p: p.split_weight("conv2", (1, 2, 1)), "conv2: a Conv2d and a grid"),
+    "too few axes": (lambda p: p.split_weight("fc2", (2, 1)), r"fc2: a Linear and a grid \[2, 1\]"),
+    "too many workers": (lambda p: p.repartition("fc1", (3, 1)), "fc1: .* takes 3 workers"),
+    "weight on too many": (lambda p: p.split_weight("fc2", (2, 2, 1)), "fc2: .* takes 4 workers"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+@distributed(ranks=2, transports=["loopback"])
+def test_edits_that_are_refused(P_world: Partition, case: str) -> None:
+    edit, message = REFUSED[case]
+    plan = Plan()
+    edit(plan)
+    with pytest.raises(ConversionError, match=message):
+        distribute(LeNet5(), grid(P_world, [1, 1, 2, 1]), plan)
+    with pytest.raises(ConversionError, match=message):
+        plan_of(LeNet5(), (1, 1, 2, 1), (4, 1, 28, 28), plan=plan)
+
+
+@distributed(ranks=2, transports=["loopback"])
+def test_edits_that_do_not_fit_the_input(P_world: Partition) -> None:
+    plan = Plan()
+    plan.repartition("conv2", (2, 1))
+    net: Any = distribute(LeNet5(), grid(P_world, [1, 1, 2, 1]), plan)
+    with pytest.raises(ConversionError, match=r"conv2: .* \[2, 1\], but it has shape"):
+        net(torch.ones(4, 1, 14, 28))
