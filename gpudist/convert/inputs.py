@@ -60,7 +60,7 @@ class Entrance:
             ShapeError: on every rank alike, if it is not clear whether it is a block.
         """
         if isinstance(x, GlobalTensor):
-            same = x.on_axes_of(self.placement)
+            same = x._on_axes_of(self.placement)
             return x if same is None else same
         kind = self.kind_of(name, x)
         if kind == "whole":

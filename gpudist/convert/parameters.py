@@ -95,8 +95,8 @@ class Parameters:
         }
         if any(isinstance(p, DTensor) for p in parameters):
             raise ConversionError(
-                "parameters of a converted network are DTensors, as of fully_shard, which would keep "
-                "their gradients from being summed over the network's workers; wrap it in "
+                "parameters of a converted network are DTensors, as of fully_shard, which would "
+                "keep their gradients from being summed over the network's workers; wrap it in "
                 "DistributedDataParallel, or shard layers of gpudist.nn"
             )
         spreads = [self._spreads.get(id(p)) for p in parameters]

@@ -193,7 +193,7 @@ def _on_one_placement(
     found: list[Any] = []
     for x in tensors:
         if isinstance(x, kind) and x.placement is not first.placement:
-            same = x.on_axes_of(first.placement)
+            same = x._on_axes_of(first.placement)
             if same is None and scope is not None:
                 is_alike = x.shape == first.shape
                 copies = (broadcast,) * first.placement.axes
@@ -303,7 +303,8 @@ def _prepared(
     found: dict[Any, Prepared] = remembered.setdefault("derivations", {})
     try:
         arguments = key_of((call.args, call.kwargs), rule.any_float)
-        key = (call.function, arguments, call.tensors, layouts, rule.in_place)
+        autocast = torch._C._is_any_autocast_enabled()  # pyright: ignore
+        key = (call.function, arguments, call.tensors, layouts, rule.in_place, autocast)
     except TypeError:
         return _prepare(rule, call, layouts, placement)
     if key not in found:

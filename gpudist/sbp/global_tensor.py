@@ -82,7 +82,7 @@ class GlobalTensor(torch.Tensor):
         """Which cells each rank has."""
         return self._lies.layout
 
-    def on_axes_of(self, placement: Placement) -> GlobalTensor | None:
+    def _on_axes_of(self, placement: Placement) -> GlobalTensor | None:
         """The same tensor on a placement of the same ranks that differs in axes of one rank alone.
 
         ``None`` if ``placement`` is another one.

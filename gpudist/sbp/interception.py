@@ -64,7 +64,7 @@ class _Intercepted(TorchFunctionMode):
             kwargs.pop("memory_format", None)
             generator = self._generator(args, kwargs)
             return _LIKE[func](x.shape, *rest, generator=generator, **kwargs)
-        elif func in _DROPOUTS:
+        elif func in _DROPOUTS and self.scope.placement.active:
             return func(_copies(args[0], self.scope), *args[1:], **kwargs)._local
         elif func in _COMPOSED:
             with torch.random.fork_rng():

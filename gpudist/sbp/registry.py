@@ -77,6 +77,7 @@ import torch
 
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.boxes import Box
+from gpudist.library import outside_torch
 from gpudist.partition import CartesianPartition
 from gpudist.sbp.attributes import NdSbp, Sbp
 from gpudist.sbp.trees import mapped, tensors_in
@@ -197,8 +198,17 @@ class Call:
 
     @cached_property
     def _results(self) -> Any:
-        metas = [torch.empty(spec.shape, dtype=spec.dtype, device="meta") for spec in self.tensors]
-        with torch.no_grad():
+        dtypes = [spec.dtype for spec in self.tensors]
+        if torch._C._is_any_autocast_enabled():  # pyright: ignore
+            # Which does not reach meta tensors: whatever is mixed becomes alike.
+            floats = [dtype for dtype in dtypes if dtype.is_floating_point]
+            widest = max(floats, key=lambda dtype: dtype.itemsize, default=None)
+            dtypes = [widest if d.is_floating_point and widest else d for d in dtypes]
+        pairs = zip(self.tensors, dtypes, strict=True)
+        with outside_torch():
+            metas = [torch.empty(spec.shape, dtype=dtype, device="meta") for spec, dtype in pairs]
+        # Nobody who counts or records is to see it.
+        with outside_torch(), torch.no_grad():
             return self(metas)
 
     @cached_property

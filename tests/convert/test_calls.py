@@ -129,7 +129,7 @@ class _Words(nn.Module):
 def test_inputs_decide(P_world: Partition, kind: str) -> None:
     P_x = grid(P_world, [1, 3])
     x, mask = random_like_all((2, 7), 1), random_like_all((2, 7), 2)
-    given = (2, 7) if kind == "shape" else kind
+    given: Any = (2, 7) if kind == "shape" else kind
     net: Any = distribute(_Words(), P_x, inputs={"mask": given})
     for _ in range(2):
         y = net(own_block(x, P_x), mask if kind == "whole" else own_block(mask, P_x))

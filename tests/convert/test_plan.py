@@ -51,8 +51,8 @@ def test_a_table_fits_a_terminal(name: str) -> None:
 def test_plan_prints_by_rich() -> None:
     rich_console = pytest.importorskip("rich.console")
     written = io.StringIO()
-    row = Row("fc", "torch.nn.functional.linear", "(split(0), broadcast)", "(partial_sum,)", 9, 1234,
-        False, True)  # fmt: skip
+    layouts = "(split(0), broadcast)", "(partial_sum,)"
+    row = Row("fc", "torch.nn.functional.linear", *layouts, 9, 1234, False, True)
     rich_console.Console(file=written, width=100).print(Plan([row]))
     text = written.getvalue()
     assert all(word in text for word in ("linear", "0,copy", "sum", "1,234", "everywhere"))

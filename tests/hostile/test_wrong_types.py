@@ -38,7 +38,7 @@ NOT_CALLED_BY_USERS = {"Partition", "CartesianPartition"}
 # Right calls need more than a world: process groups of torch, or another package.
 NEEDS_MORE = {
     "from_dtensor", "to_dtensor", "to_typed_local", "CartesianPartition.create_device_mesh",
-    "install_methods",
+    "install_methods", "plan_of",
 }  # fmt: skip
 
 _CELLS = {"1d": 3, "2d": 4, "3d": 5}
@@ -119,7 +119,8 @@ GOOD: dict[Any, Callable[[Context], Any]] = {
     **dict.fromkeys(("dim", "rank", "world_rank"), lambda c: 0),
     **dict.fromkeys(("axes", "misfits"), lambda c: [0]),
     "network": lambda c: torch.nn.Linear(4, 4),
-    **dict.fromkeys(("distribute.network", "plan_of.network"), lambda c: torch.nn.ReLU()),
+    "distribute.network": lambda c: torch.nn.ReLU(),
+    "compiled.network": lambda c: gpudist.distribute(torch.nn.ReLU(), c.P),
     "operator": lambda c: identity,
     "fn": lambda c: nothing,
     "HaloRegion.layers": lambda c: [nn.DistributedConv2d(c.P, 2, 2, 3)],

@@ -8,12 +8,14 @@ from functools import cached_property, partial
 from itertools import product
 
 import torch
+import torch.nn.functional as F
 
 from gpudist.autograd import move
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.boxes import Box, Move, Plan, Stage, messages_by_peer
 from gpudist.geometry.cartesian import rank_of
+from gpudist.nn.autocast import autocast_is_on
 from gpudist.partition import CartesianPartition
 from gpudist.sbp.attributes import partial_sum, split
 from gpudist.sbp.registry import Bind, Call, Compute, Signature, Where, name_of
@@ -90,6 +92,12 @@ def _fetched(
     )
 
 
+def _as_autocast_pads(x: torch.Tensor) -> torch.Tensor:
+    """``x`` in the dtype in which torch's autocast on a CPU copies cells to the edges."""
+    is_low = x.dtype in (torch.float16, torch.bfloat16)
+    return x.float() if is_low and x.device.type == "cpu" and autocast_is_on(x.device) else x
+
+
 def _bind(read: Read, call: Call, where: Where) -> Compute:
     fetches = read(where.call)
     axes = [axis for axis, one in enumerate(where.sbps[0]) if one.dim in fetches]
@@ -102,7 +110,10 @@ def _bind(read: Read, call: Call, where: Where) -> Compute:
     places = {
         d: dims[d].places(P.index[d], is_fetched=movement is not None) for d in sorted(fetches)
     }
-    return _Fetching(movement, {d: at for d, at in places.items() if at is not None})
+    found = _Fetching(movement, {d: at for d, at in places.items() if at is not None})
+    if where.call.function is not F.pad:
+        return found
+    return lambda tensors: _as_autocast_pads(found(tensors))
 
 
 def _movement(
