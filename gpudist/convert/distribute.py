@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -10,7 +9,7 @@ import torch
 
 from gpudist.arguments import checked
 from gpudist.convert.inputs import Entrance, Kind, require_known
-from gpudist.convert.network import Conversion, convert, names_of_entries
+from gpudist.convert.network import Conversion, convert, copied, names_of_entries
 from gpudist.convert.plan import Plan
 from gpudist.errors import ConversionError
 from gpudist.partition import CartesianPartition
@@ -80,7 +79,7 @@ def distribute(
     require_python(network)
     entries = names_of_entries(network, methods)
     require_known(inputs or {}, *entries)
-    made = copy.deepcopy(network)
+    made = copied(network)
     for own, theirs in zip(made.parameters(), network.parameters(), strict=True):
         keep_extras(own, theirs)
     made = made.to(P_x.device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
@@ -12,7 +11,7 @@ from torch import nn
 
 from gpudist.arguments import checked
 from gpudist.convert.inputs import Entrance, require_known
-from gpudist.convert.network import Conversion, convert, names_of_entries, without_wait
+from gpudist.convert.network import Conversion, convert, copied, names_of_entries, without_wait
 from gpudist.convert.plan import Plan
 from gpudist.errors import ConversionError, GpudistError
 from gpudist.geometry.blocks import Decomposition
@@ -194,4 +193,4 @@ def without_cells(network: nn.Module) -> nn.Module:
         for p in network.parameters()
     }
     memo |= {id(b): torch.empty_like(b, device=META) for b in network.buffers()}
-    return copy.deepcopy(network, memo)
+    return copied(network, memo)

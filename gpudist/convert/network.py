@@ -111,7 +111,7 @@ class Conversion:
                 leaf = self.entrance(name, leaf, is_first=not blocks)
                 if isinstance(leaf, GlobalTensor):
                     blocks += 1
-                    self.scope.seen(leaf.layout, leaf.element_size())
+                    self.scope.seen(leaf.global_layout, leaf.element_size())
                 elif leaf.requires_grad and torch.is_grad_enabled():
                     (leaf,) = copies_of([leaf], [holders])
                 return leaf
@@ -137,6 +137,16 @@ class Conversion:
             return GlobalTensor._wrap(local, placement, copies, tuple(leaf.shape))
 
         return tree_map(leave, result, is_leaf=_is_size)
+
+
+def copied(network: torch.nn.Module, memo: dict[int, Any] | None = None) -> torch.nn.Module:
+    """A deep copy, also of plain attributes that belong to a graph, as ``weight_norm`` has them."""
+    memo = memo or {}
+    for module in network.modules():
+        for x in vars(module).values():
+            if isinstance(x, torch.Tensor) and not x.is_leaf:
+                memo.setdefault(id(x), x.detach().clone())
+    return copy.deepcopy(network, memo)
 
 
 def _is_size(x: Any) -> bool:

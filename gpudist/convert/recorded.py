@@ -39,7 +39,12 @@ class _Graph:
 
 
 class Compiled:
-    """See :func:`compiled`."""
+    """A network whose calls are compiled graphs, one for each kind of call: see :func:`compiled`.
+
+    Attributes:
+        network: which was recorded; its parameters, buffers and modes are those of every call.
+        backend: what compiles.
+    """
 
     def __init__(self, network: nn.Module, backend: str | Callable[..., Any]) -> None:
         self.network = network

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
 
 from gpudist.arguments import checked
-from gpudist.convert.network import conversion_of, undone
+from gpudist.convert.network import conversion_of, copied, undone
 from gpudist.errors import ConversionError
 from gpudist.nn.placement import Placement, placements
 from gpudist.ops import AllSumReduce, SumReduce
@@ -43,7 +42,7 @@ def sequential(distributed: torch.nn.Module, root: int | None = None) -> torch.n
     wholes = {name: _whole_of(own[name].detach(), placed[name], P_x, root) for name in placed}
     if root is not None and P_x.rank != root:
         return None
-    made = undone(copy.deepcopy(distributed))
+    made = undone(copied(distributed))
     blocks = dict(made.named_parameters(remove_duplicate=False))
     tied: dict[int, torch.nn.Parameter] = {}
     for name, whole in wholes.items():

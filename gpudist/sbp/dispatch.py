@@ -171,7 +171,7 @@ def _carry_out(
     ]
     if scope is not None:
         for y in wrapped:
-            scope.seen(y.layout, y.element_size())
+            scope.seen(y.global_layout, y.element_size())
     is_copy = prepared.derivation.is_copy_of(layouts)
     if rule.view:
         places = [None] if len(wrapped) == 1 else range(len(wrapped))
@@ -247,7 +247,7 @@ def _common_placement(
                 f"{name_of(function)}: a plain tensor of shape {list(x.shape)} meets a global one "
                 f"of shape {whole}; make it one with gpudist.to_global"
             )
-            if list(x.shape) != whole:
+            if x.dim() and list(x.shape) != whole:
                 raise ShapeError(
                     f"{what}, from this worker's block, or take y.to_local() of the global one"
                 )
@@ -259,7 +259,7 @@ def _common_placement(
 
 
 def _layout(kind: type[GlobalTensor], placement: Placement, x: torch.Tensor) -> Layout:
-    return x.layout if isinstance(x, kind) else placement.copies(tuple(x.shape))
+    return x.global_layout if isinstance(x, kind) else placement.copies(tuple(x.shape))
 
 
 @dataclass

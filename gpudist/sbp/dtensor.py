@@ -93,7 +93,7 @@ def to_dtensor(x: GlobalTensor, mesh: DeviceMesh | None = None) -> DTensor:
             f"to_dtensor: the mesh has ranks {mesh.mesh.tolist()}, but the tensor is on "
             f"{x.placement!r}; bring it there first: x.to_global(Placement.of_mesh(mesh), sbp)"
         )
-    layout = x.layout
+    layout = x.global_layout
     chunks = _in_chunks(layout)
     remedy = f"use x.to_global(sbp={chunks.sbp}) first, which has DTensor's blocks"
     if _first_unlike(chunks) is not None:

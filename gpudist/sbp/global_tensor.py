@@ -78,7 +78,7 @@ class GlobalTensor(torch.Tensor):
         return self._lies.sbp
 
     @property
-    def layout(self) -> Layout:
+    def global_layout(self) -> Layout:
         """Which cells each rank has."""
         return self._lies.layout
 
@@ -123,13 +123,13 @@ class GlobalTensor(torch.Tensor):
         target = placement.layout(nd_sbp(sbp or (), placement.axes, self.dim()), tuple(self.shape))
         world = placement.partition.world
         if grad_sbp is None:
-            local = box(self._local, self.layout, target, world)
+            local = box(self._local, self.global_layout, target, world)
         else:
             passed = self.placement.layout(
                 nd_sbp(grad_sbp, self.placement.axes, self.dim()), tuple(self.shape)
             )
-            back = [gradient_layout(target), passed, gradient_layout(self.layout)]
-            local = declared(self._local, [self.layout, target], back, world)
+            back = [gradient_layout(target), passed, gradient_layout(self.global_layout)]
+            local = declared(self._local, [self.global_layout, target], back, world)
         return self._wrap(local, placement, target.sbp, tuple(self.shape))
 
     @checked()
@@ -148,8 +148,8 @@ class GlobalTensor(torch.Tensor):
         given = self.placement.layout(
             nd_sbp(grad_sbp, self.placement.axes, self.dim()), tuple(self.shape)
         )
-        back = [given, gradient_layout(self.layout)]
-        return declared(self._local, [self.layout], back, self.placement.partition.world)
+        back = [given, gradient_layout(self.global_layout)]
+        return declared(self._local, [self.global_layout], back, self.placement.partition.world)
 
     @checked()
     def full_tensor(self, *, grad_sbp: Sbp | Sequence[Sbp] | None = None) -> torch.Tensor:

@@ -86,7 +86,7 @@ def _require_blocks(name: str, layer: Any, x: torch.Tensor, number: int) -> None
             f"{name}: a plain tensor of shape {list(x.shape)} meets global tensors; make it one "
             "with gpudist.to_global"
         )
-    P, shape, given = layer.P_x, tuple(x.shape), x.layout
+    P, shape, given = layer.P_x, tuple(x.shape), x.global_layout
     is_target = isinstance(layer, DistributedLoss) and number > 0
     if is_target and 0 < x.dim() == P.dim - 1:
         # Without the dim of classes.
@@ -133,7 +133,7 @@ def _outputs_lie(
     """What all ranks agree on once for each shape: that of the outputs follows from the inputs'."""
     remembered: dict[Any, list[_Lies]] = vars(layer).setdefault("_outputs_lie", {})
     others = mapped([args, kwargs], lambda x: None if isinstance(x, torch.Tensor) else x)
-    key = tuple(x.layout for x in tensors), key_of(others), len(outputs)
+    key = tuple(x.global_layout for x in tensors), key_of(others), len(outputs)
     if key not in remembered:
         if len(remembered) >= _REMEMBERED_SHAPES:
             remembered.clear()
@@ -164,7 +164,7 @@ def _loss(layer: DistributedLoss, loss: torch.Tensor, tensors: Sequence[Any]) ->
             "make it one with gpudist.to_global"
         )
     if layer.reduction == "none":
-        if last.layout.count("broadcast") > 1:
+        if last.global_layout.count("broadcast") > 1:
             raise NotImplementedError(
                 f"{type(layer).__name__}: reduction='none' with split classes gives no block of a "
                 "global tensor; use 'sum' or 'mean', or a P_x that does not split the classes"

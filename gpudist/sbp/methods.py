@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gpudist.sbp.attributes import broadcast
+from gpudist.sbp.attributes import broadcast, partial_sum
 from gpudist.sbp.boxing import box, gradient_layout
 from gpudist.sbp.layout import Layout
+from gpudist.sbp.scope import current_scope
 
 if TYPE_CHECKING:
     from gpudist.sbp.global_tensor import GlobalTensor
@@ -87,7 +88,7 @@ def watch(x: GlobalTensor) -> None:
 
     The hook of a leaf runs when the gradients of all its uses have been added up.
     """
-    local, layout = x._local, x.layout
+    local, layout = x._local, x.global_layout
     if not (local.requires_grad and local.is_leaf) or hasattr(local, "_gpudist_watched"):
         return
     if gradient_layout(layout) == layout:
@@ -99,7 +100,7 @@ def watch(x: GlobalTensor) -> None:
 
 def gradient_of(x: GlobalTensor, local: torch.Tensor) -> GlobalTensor:
     """A gradient of ``x``, of which this rank has ``local``: the dual, unless ``x`` is a leaf."""
-    layout = x.layout if x._local.is_leaf else gradient_layout(x.layout)
+    layout = x.global_layout if x._local.is_leaf else gradient_layout(x.global_layout)
     return x._wrap(local, x.placement, layout.sbp, layout.shape)
 
 
@@ -112,7 +113,7 @@ def get_grad(x: GlobalTensor, *_: object) -> GlobalTensor | None:
 @entry(T.grad.__set__, T.grad.__delete__)  # pyright: ignore
 def set_grad(x: GlobalTensor, value: GlobalTensor | None = None) -> None:
     if value is not None:
-        layout = gradient_of(x, x._local).layout
+        layout = gradient_of(x, x._local).global_layout
         value = value.to_global(x.placement, layout.sbp)
     x._local.grad = None if value is None else value._local
 
@@ -160,7 +161,7 @@ def seed(x: GlobalTensor, gradient: torch.Tensor | None) -> torch.Tensor:
 
     One of a single cell counts once: of a copy, the first rank has it and the others zero.
     """
-    target = gradient_layout(x.layout)
+    target = gradient_layout(x.global_layout)
     world = x.placement.partition.world
     if gradient is None:
         if x.numel() != 1:
@@ -170,7 +171,7 @@ def seed(x: GlobalTensor, gradient: torch.Tensor | None) -> torch.Tensor:
         return torch.full_like(x._local.detach(), float(is_first))
     if hasattr(gradient, "_local"):
         given: Any = gradient
-        return box(given._local, given.layout, target, world)
+        return box(given._local, given.global_layout, target, world)
     if tuple(gradient.shape) != tuple(x.shape):
         raise RuntimeError(
             f"the gradient of a tensor of global shape {list(x.shape)} has shape "
@@ -210,7 +211,10 @@ def grad(
     **others: Any,
 ) -> tuple[torch.Tensor | None, ...]:
     """``torch.autograd.grad`` of global tensors; a gradient has the dual attributes, of a leaf its
-    own."""
+    own.
+
+    Within a converted network that of a plain tensor, which is whole, is summed over the workers.
+    """
     ends = _listed(outputs)
     starts = _listed(inputs)
     given = _listed(grad_outputs) if grad_outputs is not None else [None] * len(ends)
@@ -223,10 +227,19 @@ def grad(
         [getattr(start, "_local", start) for start in starts],
         seeds, retain_graph, create_graph, allow_unused=allow_unused, **others,
     )  # fmt: skip
-    return tuple(
-        gradient_of(x, g) if g is not None and hasattr(x, "_local") else g
-        for x, g in zip(starts, found, strict=True)
-    )
+    first: Any = next((x for x in (*ends, *starts) if hasattr(x, "_local")), None)
+
+    def whole(x: Any, g: Any) -> Any:
+        if g is None or first is None:
+            return g
+        if hasattr(x, "_local"):
+            return gradient_of(x, g)
+        if current_scope() is None:
+            return g
+        terms = first._wrap(g, first.placement, (partial_sum,) * first.placement.axes, g.shape)
+        return terms.to_global(sbp=(broadcast,) * first.placement.axes)
+
+    return tuple(whole(x, g) for x, g in zip(starts, found, strict=True))
 
 
 def _listed(tensors: Any) -> list[Any]:

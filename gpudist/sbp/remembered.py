@@ -54,26 +54,29 @@ class _Call(NamedTuple):
 
 
 class _Notes(threading.local):
-    """What functions that a thread carries out anew are made of, the innermost last."""
+    """Of a thread.
+
+    Attributes:
+        open: what functions that are carried out anew are made of, the innermost last.
+        anew: how many calls are open inside which every call is derived.
+    """
 
     def __init__(self) -> None:
         self.open: list[list[Noted]] = []
+        self.anew = 0
 
 
 _notes = _Notes()
-# Calls anywhere that are carried out anew: what they are made of is to be noted.
-_new_calls = 0
 
 
 @contextmanager
 def nothing_remembered() -> Iterator[None]:
     """Derive every call, wherever it was made before."""
-    global _new_calls
-    _new_calls += 1
+    _notes.anew += 1
     try:
         yield
     finally:
-        _new_calls -= 1
+        _notes.anew -= 1
 
 
 def recalled(
@@ -85,7 +88,7 @@ def recalled(
         return _noted(kind, function, args, kwargs)[0]
     first, key, local = told
     call: _Call | None = first.calls.get(key)
-    if call is None or _new_calls or is_explaining() or _transforms_active():
+    if call is None or _notes.anew or is_explaining() or _transforms_active():
         return _derived(kind, function, args, kwargs, first, key)
     prepared, compute, results, is_one, is_view, _, _ = call
     if not results and views.concerns(args[0]):
@@ -213,14 +216,13 @@ def _noted(
     kind: type[GlobalTensor], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, list[Noted]]:
     """The result of a call that is new, and what it was made of."""
-    global _new_calls
     notes: list[Noted] = []
     _notes.open.append(notes)
-    _new_calls += 1
+    _notes.anew += 1
     try:
         result = dispatch(kind, function, args, kwargs, notes)
     finally:
-        _new_calls -= 1
+        _notes.anew -= 1
         _notes.open.pop()
     if _notes.open:
         _notes.open[-1].extend(notes)
@@ -235,11 +237,17 @@ def _derived(
     first: Lies,
     key: Any,
 ) -> Any:
-    """The result of a call that is new, to be remembered if it is one operator on its tensors."""
+    """The result of a call that is new, to be remembered if it is one operator on its tensors.
+
+    One that draws random numbers is not, since each draw of a network has its own.
+    """
     result, notes = _noted(kind, function, args, kwargs)
     if len(notes) != 1 or not first.placement.active:
         return result
     (noted,) = notes
+    entry = signatures[noted.function]
+    if isinstance(entry, Rule) and not entry.replicable:
+        return result
     given = [x for x in _tensors(args)]
     if len(given) != len(noted.inputs) or any(
         a is not b for a, b in zip(given, noted.inputs, strict=True)

@@ -89,7 +89,7 @@ def gathered(
 
 def cut_like(y: GlobalTensor, like: GlobalTensor | None) -> GlobalTensor:
     """``y``, of which every worker has a copy, cut as ``like`` is where their dims are as long."""
-    if like is None or y.dim() != like.dim() or like.layout.count("partial_sum") > 1:
+    if like is None or y.dim() != like.dim() or like.global_layout.count("partial_sum") > 1:
         return y
     dims = [one.dim for one in like.sbp if one.is_split]
     if any(y.shape[d] != like.shape[d] for d in dims):
@@ -133,7 +133,9 @@ def settle(scope: Scope, name: str, split: Sequence[GlobalTensor], reason: str) 
     if not split:
         return
     held = sum(prod(x.shape) * x.element_size() for x in split)
-    moved = sum(boxed_bytes(x.layout, x.placement.copies(tuple(x.shape)), x.dtype) for x in split)
+    moved = sum(
+        boxed_bytes(x.global_layout, x.placement.copies(tuple(x.shape)), x.dtype) for x in split
+    )
     workers = _workers(split[0])
     path, file, line = place_of_call(scope)
     where = f"{path or 'the network'} ({file}, line {line}): {name}"

@@ -72,6 +72,9 @@ def note(
 
     vars(y)["_view"] = View(base, make, _writer(base, call), is_copy)
     if is_copy:
+        if _memory(y) == _memory(base):
+            # Shared on this rank alone, as a term is by the one that has it.
+            y._local = y._local.clone()
         _watch(_memory(base), y)
 
 

@@ -116,7 +116,7 @@ def assert_whole(y: Any, whole: torch.Tensor, what: str, tolerance: float = TOLE
         assert index is not None
         if partial_sum in y.sbp:
             return
-        where = y.layout.box(index).slices
+        where = y.global_layout.box(index).slices
         assert_equal_to(y.to_local().detach(), whole.detach()[where], tolerance, what)
     else:
         assert not found.numel() and not y.to_local().numel()

@@ -35,7 +35,7 @@ def assert_global(y: torch.Tensor, x: torch.Tensor, what: str = "") -> None:
     assert isinstance(y, GlobalTensor), what
     assert tuple(y.shape) == tuple(x.shape) and y.dtype == x.dtype, what
     world = y.placement.partition.world
-    assert_parts(y.to_local(), x.detach(), y.layout, world, f"{what}, {y.sbp}")
+    assert_parts(y.to_local(), x.detach(), y.global_layout, world, f"{what}, {y.sbp}")
 
 
 def assert_matches(

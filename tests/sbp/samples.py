@@ -182,7 +182,7 @@ def _compare(found: Any, expected: Any, parts: list[Any], whole: list[torch.Tens
     for y, x in zip(ys, xs, strict=True):
         assert isinstance(y, GlobalTensor)
         assert tuple(y.shape) == tuple(x.shape) and y.dtype == x.dtype, "shape or dtype"
-        box = y.layout.box(y.placement.index or ())
+        box = y.global_layout.box(y.placement.index or ())
         assert tuple(y.to_local().shape) == box.shape, "the shape of a part"
         torch.testing.assert_close(y.full_tensor(), x, equal_nan=True)
     ends = [i for i, x in enumerate(xs) if x.requires_grad and not x.dtype.is_complex]

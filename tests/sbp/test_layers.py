@@ -188,9 +188,8 @@ def test_what_does_not_fit_is_named(P_world: Partition) -> None:
         conv(x=global_of(x, Placement("cpu", [[1, 0], [2, 3]], P_world), (S(2), S(3))))
     with pytest.raises(PartitionError, match="fewer dims"):
         conv(global_of(random((2, 6, 6)), placement, (S(1), S(2))))
-    loss = nn.DistributedMSELoss(P_x)
     with pytest.raises(PartitionError, match="plain tensor"):
-        loss(global_of(x, placement, (S(2), S(3))), x)
+        conv(global_of(x, placement, (S(2), S(3))), x)
     assert P_world.wire.recorder.count == before
     y = conv(global_of(x, placement, (B, B)).to_global(sbp=(S(2), S(3))))
     assert tuple(y.shape) == (1, 3, 4, 4)

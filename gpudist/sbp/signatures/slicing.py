@@ -103,8 +103,9 @@ def run_index(call: Call, tensors: Sequence[Tensor], where: Where) -> Tensor:
         if isinstance(one, int):
             cell = one % shape[dim]
             if not cells.start[dim] <= cell < cells.stop[dim]:
-                # The sum over no cells ties the graph.
-                return x.new_zeros(where.outputs[0].shape) + x.reshape(-1)[:0].sum()
+                none = x.new_zeros(where.outputs[0].shape)
+                # The sum over no cells ties the graph; that of integers is of another dtype.
+                return none + x.reshape(-1)[:0].sum() if x.requires_grad else none
             local[i] = cell - cells.start[dim]
         dim += one is not None
     return x[tuple(local)]
@@ -119,8 +120,9 @@ def index(call: Call, parts: int) -> list[Signature]:
     ints: list[Signature] = []
     slices: list[Signature] = []
     own = new = 0
+    has_sum = call.tensors[0].dtype != torch.bool
     for one in index_by_dim(call.args[1], len(shape)):
-        if isinstance(one, int) and shape[own] >= parts:
+        if isinstance(one, int) and shape[own] >= parts and has_sum:
             ints += filter(None, [in_terms(own)])
         elif isinstance(one, slice) and range(*one.indices(shape[own])) == range(shape[own]):
             dims.append(own)
@@ -131,6 +133,48 @@ def index(call: Call, parts: int) -> list[Signature]:
         own += one is not None
         new += not isinstance(one, int)
     return [*kept(dims, results), *slices, *ints]
+
+
+@compose(Tensor.__setitem__)
+def set_index(x: Tensor, index: Any, value: Any) -> None:
+    """Writes to the cells of a slice, which share memory, where ``x[index]`` may not."""
+    if not hasattr(x, "_local"):
+        raise NotImplementedError("global tensors are written to global ones, not to a plain one")
+    if isinstance(index, Tensor) and index.dtype == torch.bool and not _has_dims(value):
+        mask = index.reshape(*index.shape, *[1] * (x.dim() - index.dim()))
+        x.masked_fill_(mask, value)
+        return
+    by_dim = index_by_dim(index, x.dim())
+    own = [one for one in by_dim if one is not None]
+    for d, one in enumerate(own):
+        if isinstance(one, int):
+            if not -x.shape[d] <= one < x.shape[d]:
+                raise IndexError(
+                    f"index {one} is out of bounds for dimension {d} with size {x.shape[d]}"
+                )
+            first = one % x.shape[d]
+            own[d] = slice(first, first + 1)
+    cells = x[tuple(own)]
+    if not _has_dims(value):
+        cells.fill_(value)
+        return
+    # From the last dim on: an int's dim is none of the value's, and ``None`` is none of the cells'.
+    dim = value.dim()
+    for one in reversed(by_dim):
+        if isinstance(one, int):
+            value = value.unsqueeze(dim)
+        elif dim == 0:
+            break
+        else:
+            dim -= 1
+            value = value.squeeze(dim) if one is None else value
+    while value.dim() > x.dim():
+        value = value.squeeze(0)
+    cells.copy_(value)
+
+
+def _has_dims(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0
 
 
 @compose(*forms("select"))
