@@ -18,7 +18,7 @@ from gpudist.geometry.blocks import Decomposition
 from gpudist.partition import CartesianPartition, Partition
 from gpudist.sbp.remembered import nothing_remembered
 from gpudist.sbp.scope import Record
-from gpudist.transport.dry import META, DryTransport, Traffic
+from gpudist.transport.dry import META, DryTransport, Traffic, Wire, wire_like
 
 Shape = Sequence[int]
 
@@ -59,7 +59,8 @@ def plan_of(
 
     Args:
         network: as :func:`distribute` takes it; it is not changed.
-        P_x: the partition, or the shape of one of any size.
+        P_x: the partition, whose transport's messages are counted, or the shape of one of any size,
+            for those over shared memory.
         shapes: of the whole inputs, in the order of the arguments; a tensor, without cells too,
             where the dtype is not that of the parameters.
         ranks: the rank that is planned, or several, whose bytes are added up; the first one unless
@@ -85,9 +86,12 @@ def plan_of(
     wrong = [rank for rank in chosen if not 0 <= rank < prod(grid)]
     if wrong:
         raise ConversionError(f"ranks {wrong} are none of the {prod(grid)} of a grid {list(grid)}")
+    wire = wire_like(P_x.transport) if isinstance(P_x, CartesianPartition) else "host"
     found: Plan | None = None
     for rank in chosen:
-        one = _planned(network, grid, shapes, rank, plan or Plan(), method, inputs or {}, named)
+        one = _planned(
+            network, grid, wire, shapes, rank, plan or Plan(), method, inputs or {}, named
+        )
         found = one if found is None else _added(found, one)
     assert found is not None
     return found
@@ -105,6 +109,7 @@ def _added(a: Plan, b: Plan) -> Plan:
 def _planned(
     network: nn.Module,
     grid: tuple[int, ...],
+    posts: Wire,
     shapes: Sequence[Any],
     rank: int,
     plan: Plan,
@@ -113,7 +118,7 @@ def _planned(
     named: Mapping[str, Any] | None,
 ) -> Plan:
     counter = _Counter()
-    wire = DryTransport(rank, prod(grid), counter, lambda shape, *_: tuple(shape), "host")
+    wire = DryTransport(rank, prod(grid), counter, lambda shape, *_: tuple(shape), posts)
     P_x = Partition(wire, range(prod(grid))).create_cartesian_topology_partition(grid)
     require_known(inputs, *names_of_entries(network, [method]))
     whole = _wholes(network, shapes, named or {})

@@ -15,6 +15,7 @@ from gpudist.nn.local_conv import LocalConvolution
 from gpudist.partition import Partition
 from gpudist.planning.hardware import ConvolutionRate, Link, Profile
 from gpudist.transport.base import Signature
+from gpudist.transport.dry import wire_like
 
 _TIMES, _TIMES_LONG = 8, 5
 _SHORT, _LONG = 50, 3  # calls in a row of what takes microseconds, and of what takes milliseconds
@@ -65,7 +66,7 @@ def measured_profile(
     # Packing and unpacking are counted apart.
     wire_s = max(large_s - small_s - 4 * size_bytes / copy_bytes_per_s, 0.1 * (large_s - small_s))
     link = Link(small_s * 1e6, small_s * 1e6 / 4, size_bytes / wire_s / 1e9)
-    wire = P_world.transport if P_world.transport in ("nccl", "host") else "gloo"
+    wire = wire_like(P_world.transport)
     begin(2)
     flops_per_s, layer_s = _flops_per_s(P_world), _layer_s(P_world, kernel_s)
     rates: list[ConvolutionRate] = []

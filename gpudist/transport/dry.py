@@ -27,6 +27,11 @@ META = torch.device("meta")
 Wire = Literal["nccl", "host", "gloo"]
 
 
+def wire_like(transport: str) -> Wire:
+    """The one whose messages are those of this transport."""
+    return transport if transport in ("nccl", "host") else "gloo"
+
+
 @dataclass(frozen=True)
 class Posted:
     """One message, as one side sees it.

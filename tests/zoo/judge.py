@@ -46,6 +46,8 @@ class Verdict:
         seconds: of two steps on all ranks, which share the processor.
         alone_seconds: of two steps of the network alone.
         sent_bytes: by all ranks together, in the one step of the converted network.
+        forward_bytes: by all ranks together, in a forward of its first entry.
+        planned_bytes: the same by ``plan_of``; ``None`` if it says that values decide.
         warned: warnings of gpudist, each once.
     """
 
@@ -59,7 +61,18 @@ class Verdict:
     seconds: float = 0.0
     alone_seconds: float = 0.0
     sent_bytes: int = 0
+    forward_bytes: int = 0
+    planned_bytes: int | None = 0
     warned: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Sent:
+    """Bytes that one rank sent, as those of :class:`Verdict`."""
+
+    of_step: int
+    of_forward: int = 0
+    planned: int | None = 0
 
 
 def judge(name: str, grid: str, mode: Mode = "distribute", limit_s: float = LIMIT_S) -> Verdict:
@@ -99,7 +112,10 @@ def _compare(network: Network, found: Verdict, limit_s: float) -> None:
     found.alone_seconds = between - began
     found.seconds = time.perf_counter() - between
     found.error, found.what = max(worst for worst, _ in told)
-    found.sent_bytes = sum(sent for _, sent in told)
+    found.sent_bytes = sum(sent.of_step for _, sent in told)
+    found.forward_bytes = sum(sent.of_forward for _, sent in told)
+    planned = [sent.planned for _, sent in told]
+    found.planned_bytes = None if None in planned else sum(n for n in planned if n is not None)
     found.verdict = "right" if found.error <= network.tolerance else "wrong"
 
 
@@ -110,19 +126,19 @@ def _record_alone(network: Network, grid: str) -> Record:
     return record_of(network, net, _fresh(network, grid), whole, whole, _learned(network, inputs))
 
 
-def _judge_in_process(P_world: Partition, *case: Any) -> tuple[tuple[float, str], int]:
+def _judge_in_process(P_world: Partition, *case: Any) -> tuple[tuple[float, str], Sent]:
     with in_float64():
         return _judge_rank(P_world, *case)
 
 
-def _record_in_process(P_world: Partition, *case: Any) -> tuple[Record, int]:
+def _record_in_process(P_world: Partition, *case: Any) -> tuple[Record, Sent]:
     with in_float64():
         return _record_of_rank(P_world, *case)
 
 
 def _judge_rank(
     P_world: Partition, name: str, grid: str, mode: Mode, expected: Record
-) -> tuple[tuple[float, str], int]:
+) -> tuple[tuple[float, str], Sent]:
     """The largest error on this rank, and the bytes that it sent."""
     found, sent = _record_of_rank(P_world, name, grid, mode)
     if mode == "distribute":
@@ -134,7 +150,7 @@ def _judge_rank(
     return max(differences(expected, found)), sent
 
 
-def _record_of_rank(P_world: Partition, name: str, grid: str, mode: Mode) -> tuple[Record, int]:
+def _record_of_rank(P_world: Partition, name: str, grid: str, mode: Mode) -> tuple[Record, Sent]:
     """What this rank finds; of a mode without conversion, what it finds alone."""
     network = network_named(name)
     inputs = inputs_of(name, _size(network, grid))
@@ -151,7 +167,69 @@ def _record_of_rank(P_world: Partition, name: str, grid: str, mode: Mode) -> tup
     tamper = _enlarge_a_gradient if mode == "tampered" and last else None
     fresh, learned = _fresh(network, grid), _learned(network, inputs)
     record = record_of(network, net, fresh, given, whole, learned, tamper)
-    return record, sum(row.sent_bytes for row in gpudist.stats(P_world=P_world))
+    sent = Sent(_sent_bytes(P_world))
+    if mode == "distribute":
+        sent = _with_plan(sent, network, grid, net, given, whole, P_x)
+    return record, sent
+
+
+def _sent_bytes(P_world: Partition) -> int:
+    return sum(row.sent_bytes for row in gpudist.stats(P_world=P_world))
+
+
+class _Called(Exception):
+    """How a network is called."""
+
+
+class _Caller:
+    """Stands for a network that is called, to find out how."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise _Called("forward", args, kwargs)
+
+    def __getattr__(self, method: str) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            raise _Called(method, args, kwargs)
+
+        return call
+
+
+def _first_call(network: Network, given: Mapping[str, torch.Tensor]) -> tuple[str, Any, Any]:
+    caller: Any = _Caller()
+    try:
+        network.call(caller, given)
+    except _Called as called:
+        return called.args  # pyright: ignore
+    raise AssertionError(f"{network.name} is not called")
+
+
+def _with_plan(
+    sent: Sent,
+    network: Network,
+    grid: str,
+    net: Any,
+    given: Mapping[str, torch.Tensor],
+    whole: Mapping[str, torch.Tensor],
+    P_x: CartesianPartition,
+) -> Sent:
+    """``sent`` with the bytes of a forward of the converted network, as counted and as planned."""
+    world = P_x.world
+    method, args, kwargs = _first_call(network, given)
+    with torch.no_grad():
+        before = _sent_bytes(world)
+        (net if method == "forward" else getattr(net, method))(*args, **kwargs)
+        sent.of_forward = _sent_bytes(world) - before
+    _, args, kwargs = _first_call(network, whole)
+    alone = prepared(network.name, _size(network, grid))
+    try:
+        plan = gpudist.plan_of(alone, P_x, *args, named=kwargs, method=method, ranks=world.rank)
+    except gpudist.ConversionError as error:
+        if "cannot be planned" not in str(error):
+            raise
+        sent.planned = None
+    else:
+        sent.planned = plan.sent_bytes
+    return sent
 
 
 def _partition(P_world: Partition, network: Network, grid: str) -> CartesianPartition:

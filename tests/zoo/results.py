@@ -51,7 +51,9 @@ def verdict_of(verdicts: Iterable[Verdict]) -> str:
 
 
 def passes(verdicts: Sequence[Verdict]) -> bool:
-    """Nothing is wrong, and at most four networks are not right."""
+    """Nothing is wrong or planned wrongly, and at most four networks are not right."""
+    if any(v.planned_bytes not in (None, v.forward_bytes) for v in verdicts):
+        return False
     worst = Counter(verdict_of(these) for these in _by_network(verdicts).values())
     return not worst["wrong"] and sum(worst.values()) - worst["right"] <= REFUSED_AT_MOST
 
@@ -78,6 +80,12 @@ def table(verdicts: Sequence[Verdict]) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
     lines += [f"{v.name} on {v.grid}: {described(v)}" for v in verdicts if v.verdict != "right"]
+    lines += [
+        f"{v.name} on {v.grid}: {v.forward_bytes} bytes sent in a forward, planned: "
+        f"{'not, since values decide' if v.planned_bytes is None else v.planned_bytes}"
+        for v in verdicts
+        if v.verdict in ("right", "wrong") and v.planned_bytes != v.forward_bytes
+    ]
     return "\n".join(line.rstrip() for line in lines)
 
 

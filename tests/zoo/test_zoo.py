@@ -40,6 +40,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def test_converted_network_is_right(name: str) -> None:
     found = judge(name, _grid_of(name), limit_s=LIMIT_S)
     assert found.verdict == "right", (found.what, found.error, found.text)
+    assert found.planned_bytes == found.forward_bytes > 0
 
 
 @needs_packages
@@ -86,6 +87,7 @@ def test_four_networks_may_be_refused_and_none_wrong() -> None:
     assert passes([*right, *refused[:4]])
     assert not passes([*right, *refused])
     assert not passes([*right, wrong])
+    assert not passes([*right, Verdict("p/0", "2x1", verdict="right", error=0.0, planned_bytes=8)])
     assert verdict_of([right[0], wrong]) == "wrong"
     assert "p/0 on 2x1: wrong, error 1.0e+00, gradient bias" in table([*right, wrong])
 
