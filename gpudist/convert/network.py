@@ -24,7 +24,7 @@ from gpudist.sbp.attributes import broadcast, partial_sum
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.interception import intercepted
 from gpudist.sbp.lies import Lies
-from gpudist.sbp.scope import Scope, current_scope
+from gpudist.sbp.scope import Scope, current_scope, entered
 
 _CONVERSION = "_gpudist_conversion"
 
@@ -89,10 +89,12 @@ class Conversion:
         scope = self.scope
         self.agree_on_seed()
         scope.paths = {id(module): path for path, module in network.named_modules()}
-        args, kwargs = self.entered(function, args, kwargs)
+        with entered(scope):
+            args, kwargs = self.entered(function, args, kwargs)
         with _lent(network, self, scope), intercepted(scope):
             result = function(*args, **kwargs)
-        left = self.left(result)
+        with entered(scope):
+            left = self.left(result)
         self.outputs = without_wait(left)
         return left
 

@@ -17,6 +17,8 @@ from gpudist.sbp.layout import Layout
 from gpudist.sbp.lies import Lies, lies, wrapped
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.remembered import recalled
+from gpudist.sbp.scope import Row, current_scope
+from gpudist.sbp.unknown import place_of_call
 
 
 class GlobalTensor(torch.Tensor):
@@ -122,6 +124,9 @@ class GlobalTensor(torch.Tensor):
             sbp = self.sbp
         target = placement.layout(nd_sbp(sbp or (), placement.axes, self.dim()), tuple(self.shape))
         world = placement.partition.world
+        scope = current_scope()
+        record = scope.record if scope is not None else None
+        sent = record.sent_bytes() if record is not None else 0
         if grad_sbp is None:
             local = box(self._local, self.global_layout, target, world)
         else:
@@ -130,6 +135,13 @@ class GlobalTensor(torch.Tensor):
             )
             back = [gradient_layout(target), passed, gradient_layout(self.global_layout)]
             local = declared(self._local, [self.global_layout, target], back, world)
+        if record is not None and scope is not None and self.global_layout != target:
+            record.rows.append(
+                Row(
+                    place_of_call(scope)[0], "to_global", str(self.sbp), str(target.sbp),
+                    self.numel(), record.sent_bytes() - sent, False, False,
+                )
+            )  # fmt: skip
         return self._wrap(local, placement, target.sbp, tuple(self.shape))
 
     @checked()

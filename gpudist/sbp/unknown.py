@@ -41,6 +41,7 @@ def gathered(
     settle(scope, name_of(function), split, reason)
     record = scope.record
     sent = record.sent_bytes() if record is not None else 0
+    rows = len(record.rows) if record is not None else 0
     wholes: dict[int, Any] = {
         id(x): _whole(x) if isinstance(x, kind) else scope.lent.get(id(x), x) for x in given
     }
@@ -72,6 +73,8 @@ def gathered(
     results = mapped(result, back)
     if record is not None:
         found = list(tensors_in(results))
+        # With what was moved for it.
+        del record.rows[rows:]
         record.rows.append(
             Row(
                 place_of_call(scope)[0],
