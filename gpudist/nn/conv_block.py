@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -33,5 +34,9 @@ class BlockConvolution:
     ) -> torch.Tensor:
         if 0 in self.shape:
             return tied_empty(self.shape, product_dtype(block), block, weight, bias)
-        convolve = LocalConvolution(self.stride, self.padding, self.dilation, self.groups)
-        return convolve(block, weight, bias)
+        return self.convolution(block, weight, bias)
+
+    @cached_property
+    def convolution(self) -> LocalConvolution:
+        """Of a block that is not empty."""
+        return LocalConvolution(self.stride, self.padding, self.dilation, self.groups)

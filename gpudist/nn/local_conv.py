@@ -63,8 +63,8 @@ class LocalConvolution:
     def _replaces(self, x: torch.Tensor, weight: torch.Tensor) -> bool:
         """Whether torch would take its own kernel where oneDNN's is faster."""
         return (
-            is_eager(x)
-            and len(self.stride) == 3
+            len(self.stride) == 3
+            and is_eager(x)
             and x.dtype == weight.dtype == torch.float32
             and x.device.type == "cpu"
             and x.numel() >= SMALLEST_INPUT

@@ -176,18 +176,30 @@ class Call:
         """The call as a function of the tensors; quick if each is an argument of its own."""
         function, args, kwargs = self.function, self.args, self.kwargs
         places = [i for i, one in enumerate(args) if isinstance(one, Slot)]
-        numbers = [one.number for one in args if isinstance(one, Slot)]
-        if numbers != list(range(len(self.tensors))):
+        names = [name for name, one in kwargs.items() if isinstance(one, Slot)]
+        count = len(self.tensors)
+        if args and isinstance(args[0], (list, tuple)) and len(args[0]) == count:
+            # As of cat.
+            if all(isinstance(one, Slot) for one in args[0]):
+                kind, rest = type(args[0]), args[1:]
+                return lambda tensors: function(kind(tensors), *rest, **kwargs)
+        if len(places) + len(names) != count:
             return self
-        if places == list(range(len(args))) and not kwargs:
+        if len(places) == len(args) and not kwargs:
             return lambda tensors: function(*tensors)
         own = list(args)
 
         def call(tensors: Sequence[torch.Tensor]) -> Any:
             given = own.copy()
-            for place, x in zip(places, tensors, strict=True):
-                given[place] = x
-            return function(*given, **kwargs)
+            parts = iter(tensors)
+            for place in places:
+                given[place] = next(parts)
+            if not names:
+                return function(*given, **kwargs)
+            named = kwargs.copy()
+            for name in names:
+                named[name] = next(parts)
+            return function(*given, **named)
 
         return call
 

@@ -14,7 +14,6 @@ from gpudist.sbp import views
 from gpudist.sbp.dispatch import Noted, Prepared, boxed, dispatch
 from gpudist.sbp.explain import is_explaining
 from gpudist.sbp.lies import Lies, lies, wrapped
-from gpudist.sbp.registry import Call as OperatorCall
 from gpudist.sbp.registry import Compute, Rule, signatures
 from gpudist.sbp.scope import current_scope
 
@@ -39,18 +38,14 @@ class _Call(NamedTuple):
             of the arguments of each call.
         results: how each result lies; none if the function changes its first tensor.
         is_one: there is one result, and it is a tensor.
-        is_view: the results would share the memory of the first argument, were they not boxed.
-        is_copy: they do not.
-        noted: the operator that it is.
+        noted: the operator that it is, of no tensors.
     """
 
     prepared: Prepared
     compute: Compute | None
     results: tuple[Lies, ...]
     is_one: bool
-    is_view: bool
-    is_copy: bool
-    noted: OperatorCall
+    noted: Noted
 
 
 class _Notes(threading.local):
@@ -90,38 +85,42 @@ def recalled(
     call: _Call | None = first.calls.get(key)
     if call is None or _notes.anew or is_explaining() or _transforms_active():
         return _derived(kind, function, args, kwargs, first, key)
-    prepared, compute, results, is_one, is_view, _, _ = call
+    prepared, compute, results, is_one, noted = call
     if not results and views.concerns(args[0]):
         return _derived(kind, function, args, kwargs, first, key)
     if prepared.movements:
         local = boxed(prepared.movements, local)
     if compute is not None:
         result = compute(local)
-    elif len(local) < len(args):
-        parts = iter(local)
-        result = function(
-            *[next(parts) if isinstance(x, torch.Tensor) else x for x in args], **kwargs
-        )
-    else:
+    elif len(local) == len(args):
         result = function(*local, **kwargs)
+    else:
+        parts = iter(local)
+        own = [next(parts) if isinstance(x, torch.Tensor) else x for x in args]
+        named = {k: next(parts) if isinstance(x, torch.Tensor) else x for k, x in kwargs.items()}
+        result = function(*own, **named)
+    if not results:
+        if _notes.open:
+            _notes.open[-1].append(noted._replace(inputs=_tensors(args, kwargs)))
+        return args[0]
     if is_one:
         if type(result) is list or type(result) is tuple:
             (result,) = result
         how = results[0]
         if result.dtype != how.dtype:
             how = _of_dtype(how, result.dtype)
-        y = wrapped(kind, result, how)
-        if is_view:
-            views.note(y, function, args, kwargs, call.noted, call.is_copy)
-        return y
-    if not results:
-        return args[0]
-    ways = zip(result, results, strict=True)
-    found = [wrapped(kind, y, _of_dtype(how, y.dtype)) for y, how in ways]
-    if is_view:
+        found: Any = [wrapped(kind, result, how)]
+    else:
+        ways = zip(result, results, strict=True)
+        found = [wrapped(kind, y, _of_dtype(how, y.dtype)) for y, how in ways]
+    if noted.is_view:
         for place, y in enumerate(found):
-            views.note(y, function, args, kwargs, call.noted, call.is_copy, place)
-    return type(result)(found)
+            at = None if is_one else place
+            views.note(y, function, args, kwargs, noted.call, noted.is_copy, at)
+    if _notes.open:
+        of = _tensors(args, kwargs)
+        _notes.open[-1].append(noted._replace(inputs=of, results=found))
+    return found[0] if is_one else type(result)(found)
 
 
 def _of_dtype(how: Lies, dtype: torch.dtype) -> Lies:
@@ -150,11 +149,9 @@ def _told(
             key.append(how)
             local.append(x._local)
         elif type_of in _FACTS:
-            key.append(type_of)
-            key.append(x)
+            key += (type_of, x)
         elif type_of is float:
-            key.append(float)
-            key.append(_told_float(function, x))
+            key += (float, _told_float(function, x))
         elif type_of is tuple or type_of is list:
             part = _told_parts(kind, x, local)
             if part is None:
@@ -163,21 +160,37 @@ def _told(
             if first is None:
                 first = next((y._lies for y in x if type(y) is kind), None)
         elif type_of in _PLAIN:
-            if x.dim() and current_scope() is None:
+            shape = x.shape
+            if shape and current_scope() is None:
                 return None
-            key.append(x.shape)
-            key.append(x.dtype)
+            key += (shape, x.dtype)
             local.append(x)
         else:
             return None
     if first is None:
         return None
     for name, x in kwargs.items():
-        if type(x) not in _FACTS:
+        type_of = type(x)
+        if type_of in _FACTS:
+            key += (name, type_of, x)
+        elif type_of is float:
+            key += (name, _told_float(function, x))
+        elif type_of is kind:
+            key += (name, x._lies)
+            local.append(x._local)
+        elif type_of in _PLAIN:
+            shape = x.shape
+            if shape and current_scope() is None:
+                return None
+            key += (name, shape, x.dtype)
+            local.append(x)
+        elif type_of is tuple or type_of is list:
+            part = _told_parts(kind, x, local)
+            if part is None:
+                return None
+            key += (name, part)
+        else:
             return None
-        key.append(name)
-        key.append(type(x))
-        key.append(x)
     return first, tuple(key), local
 
 
@@ -218,11 +231,9 @@ def _noted(
     """The result of a call that is new, and what it was made of."""
     notes: list[Noted] = []
     _notes.open.append(notes)
-    _notes.anew += 1
     try:
         result = dispatch(kind, function, args, kwargs, notes)
     finally:
-        _notes.anew -= 1
         _notes.open.pop()
     if _notes.open:
         _notes.open[-1].extend(notes)
@@ -248,7 +259,7 @@ def _derived(
     entry = signatures[noted.function]
     if isinstance(entry, Rule) and not entry.replicable:
         return result
-    given = [x for x in _tensors(args)]
+    given = _tensors(args, kwargs)
     if len(given) != len(noted.inputs) or any(
         a is not b for a, b in zip(given, noted.inputs, strict=True)
     ):
@@ -268,15 +279,14 @@ def _derived(
         first.calls.clear()
     lie = tuple([y._lies for y in noted.results])
     is_one = is_one and bool(lie)
-    first.calls[key] = _Call(
-        noted.prepared, compute, lie, is_one, noted.is_view, noted.is_copy, noted.call
-    )
+    alone = noted._replace(inputs=(), results=())
+    first.calls[key] = _Call(noted.prepared, compute, lie, is_one, alone)
     return result
 
 
-def _tensors(args: tuple[Any, ...]) -> list[torch.Tensor]:
+def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
-    for x in args:
+    for x in (*args, *kwargs.values()):
         if isinstance(x, torch.Tensor):
             found.append(x)
         elif type(x) in (tuple, list):

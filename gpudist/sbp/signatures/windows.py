@@ -238,12 +238,20 @@ class LayerOfShape:
     def __init__(self, layer: Any, layout: Layout) -> None:
         self.layer, self.layout = layer, layout
         self.bound: Any = None
+        # What convolves the block, if that is all there is to do.
+        self.alone: Any = None
 
     def convolve(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        if self.alone is not None:
+            return self.alone(*tensors)
         x, weight, *biases = tensors
         bias = biases[0] if biases else None
         if self.bound is None:
-            self.bound = self.layer._bind(self.layout, x)
+            self.bound = bound = self.layer._bind(self.layout, x)
+            moves = bound.has_ghosts or bound.reduction is not None or any(bound.parameters)
+            block = bound.block if bound.edge_padding is None and not moves else None
+            if block is not None and 0 not in block.shape:
+                self.alone = block.convolution
         if self.bound.in_place is not None and is_eager(x) and not autocast_is_on(x.device):
             return self.bound.in_place(x, weight, bias)
         return self.layer._compose(self.bound, x, weight, bias)
