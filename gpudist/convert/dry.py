@@ -11,6 +11,7 @@ from torch import nn
 
 from gpudist.arguments import checked
 from gpudist.convert.inputs import Entrance, require_known
+from gpudist.convert.known import KnownValues, know
 from gpudist.convert.network import Conversion, convert, copied, names_of_entries, without_wait
 from gpudist.convert.plan import Plan
 from gpudist.errors import ConversionError, GpudistError
@@ -133,7 +134,7 @@ def _planned(
     record = conversion.scope.record = Record(lambda: counter.sent_bytes)
     made = convert(without_cells(network), conversion, [method], plan)
     try:
-        with nothing_remembered(), torch.device(META), torch.no_grad():
+        with nothing_remembered(), KnownValues(), torch.device(META), torch.no_grad():
             call = made if method == "forward" else getattr(made, method)
             outputs = call(*given, **others)
     except GpudistError:
@@ -197,5 +198,5 @@ def without_cells(network: nn.Module) -> nn.Module:
         id(p): nn.Parameter(torch.empty_like(p, device=META), p.requires_grad)
         for p in network.parameters()
     }
-    memo |= {id(b): torch.empty_like(b, device=META) for b in network.buffers()}
+    memo |= {id(b): know(torch.empty_like(b, device=META), b) for b in network.buffers()}
     return copied(network, memo)

@@ -178,11 +178,11 @@ class Call:
         places = [i for i, one in enumerate(args) if isinstance(one, Slot)]
         names = [name for name, one in kwargs.items() if isinstance(one, Slot)]
         count = len(self.tensors)
-        if args and isinstance(args[0], (list, tuple)) and len(args[0]) == count:
+        first: Any = args[0] if args and isinstance(args[0], (list, tuple)) else ()
+        if len(first) == count and all(isinstance(one, Slot) for one in first):
             # As of cat.
-            if all(isinstance(one, Slot) for one in args[0]):
-                kind, rest = type(args[0]), args[1:]
-                return lambda tensors: function(kind(tensors), *rest, **kwargs)
+            kind, rest = type(first), args[1:]
+            return lambda tensors: function(kind(tensors), *rest, **kwargs)
         if len(places) + len(names) != count:
             return self
         if len(places) == len(args) and not kwargs:

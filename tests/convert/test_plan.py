@@ -183,3 +183,52 @@ def test_edits_that_do_not_fit_the_input(P_world: Partition) -> None:
     net: Any = distribute(LeNet5(), grid(P_world, [1, 1, 2, 1]), plan)
     with pytest.raises(ConversionError, match=r"conv2: .* \[2, 1\], but it has shape"):
         net(torch.ones(4, 1, 14, 28))
+
+
+class Asking(nn.Module):
+    """A forward that asks for values of what it made itself."""
+
+    steps: torch.Tensor
+
+    def __init__(self, ask: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 2, 3, padding=1)
+        self.register_buffer("steps", torch.arange(4))
+        self.ask = ask
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x) if self.ask(self.steps) else x
+
+
+def _written(steps: torch.Tensor) -> bool:
+    mask = torch.ones(2, 3, device=steps.device)
+    row = mask[1]
+    row[1:] = 0
+    return bool((mask.sum(1) == torch.tensor([3, 1], device=steps.device)).all())
+
+
+def _spoiled(steps: torch.Tensor) -> bool:
+    mask = torch.ones(2, 3, device=steps.device)
+    mask[1].copy_(torch.rand(3, device=steps.device))
+    return bool(mask.all())
+
+
+KNOWN: dict[str, Callable[[torch.Tensor], Any]] = {
+    "buffer": lambda steps: steps[2] == 2,
+    "range": lambda steps: torch.arange(5, device=steps.device).flip(0).cumsum(0)[-1].item() == 10,
+    "written": _written,
+    "moved": lambda steps: torch.full((2,), 3.0).to(steps.device).max() > 2,
+    "several": lambda steps: steps.view(2, 2).max(0).values.tolist() == [2, 3],
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_values_of_what_a_forward_makes_are_known(name: str) -> None:
+    plan = plan_of(Asking(KNOWN[name]), (1, 1, 2, 1), (1, 2, 8, 8))
+    assert [row.function for row in plan.rows] == ["torch.nn.functional.conv2d"]
+
+
+@pytest.mark.parametrize("ask", [_spoiled, lambda steps: torch.rand(1) < 2])
+def test_values_that_are_drawn_are_not_known(ask: Callable[[torch.Tensor], Any]) -> None:
+    with pytest.raises(ConversionError, match="cannot be planned for these inputs"):
+        plan_of(Asking(ask), (1, 1, 2, 1), (1, 2, 8, 8))

@@ -58,8 +58,10 @@ def no_samples(where: Where, dims: int) -> Compute:
     (shape,) = {box.shape for box in where.outputs}
 
     def compute(tensors: Sequence[torch.Tensor]) -> Any:
-        x = tensors[0].reshape(-1)[:0].view(0, 1, *last)
-        return mapped(where.call([x]), lambda y: y.view(shape))
+        none = tensors[0].reshape(-1)[:0]
+        # Without cells some functions of torch refuse to have no samples.
+        x = none.sum().expand(1, 1, *last) if none.is_meta else none.view(0, 1, *last)
+        return mapped(where.call([x]), lambda y: y[:0].view(shape))
 
     return compute
 

@@ -1,0 +1,108 @@
+"""Values of small tensors that a rehearsal without cells knows all the same.
+
+A forward may ask for values of what it made itself: whether a mask of ones is all ones, how long a
+range is. Such a tensor has no cells in a rehearsal, but what it was made of is known, and it is
+cheap to make it once more on the CPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from gpudist.sbp.registry import mapped, tensors_in
+
+T = torch.Tensor
+_VALUE = "_gpudist_value"
+_MOST_CELLS = 1 << 20
+_FAILED = object()
+_ASK = {
+    T.item, T.tolist, T.__bool__, T.__int__, T.__index__, T.__float__, T.equal,
+    torch.equal, torch.is_nonzero, T.is_nonzero,
+}  # fmt: skip
+_DRAW = {
+    torch.rand, torch.randn, torch.randint, torch.randperm, torch.empty, torch.normal,
+    torch.empty_like, torch.rand_like, torch.randn_like, torch.randint_like, torch.bernoulli,
+    torch.multinomial, T.new_empty, T.uniform_, T.normal_, T.random_, T.bernoulli_, T.bernoulli,
+    T.multinomial, T.exponential_,
+}  # fmt: skip
+
+
+def know(x: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """``x``, which has no cells, with the value that it would have."""
+    if value.numel() <= _MOST_CELLS and value.device.type == "cpu":
+        vars(x)[_VALUE] = value.detach()
+    return x
+
+
+class KnownValues(TorchFunctionMode):
+    """Carries the values of tensors along with what is done to them, and answers with them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Memory of values that something unknown was written to; kept, so that it is not reused.
+        self._spoiled: dict[int, torch.UntypedStorage] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        given = list(tensors_in([args, kwargs]))
+        known = all(self._is_known(x) for x in given)
+        if func in _ASK and given and known:
+            return _of_values(func, args, kwargs)
+        result = func(*args, **kwargs)
+        if given and _writes(func):
+            if not (known and _attempt(func, args, kwargs) is not _FAILED):
+                self._spoil(args[0])
+            return result
+        made = list(tensors_in(result))
+        is_small = made and max(y.numel() for y in made) <= _MOST_CELLS
+        if known and is_small and func not in _DRAW:
+            values = _attempt(func, args, kwargs)
+            if type(values) is type(result):
+                for y, value in zip(made, tensors_in(values), strict=False):
+                    if type(y) is T and y.is_meta and y.shape == value.shape:
+                        know(y, value)
+        return result
+
+    def _is_known(self, x: torch.Tensor) -> bool:
+        value = vars(x).get(_VALUE) if type(x) is T else None
+        return value is not None and value.untyped_storage()._cdata not in self._spoiled
+
+    def _spoil(self, x: Any) -> None:
+        """Forget the value of ``x`` and of all that shares its memory."""
+        value = vars(x).pop(_VALUE, None) if type(x) is T else None
+        if value is not None:
+            storage = value.untyped_storage()
+            self._spoiled[storage._cdata] = storage
+
+
+def _writes(func: Any) -> bool:
+    """Whether it changes its first argument."""
+    name = getattr(func, "__name__", "")
+    is_in_place = name.endswith("_") and not name.endswith("__")
+    return is_in_place or name in ("__setitem__", "__set__") or name.startswith("__i")
+
+
+def _of_values(func: Any, args: Any, kwargs: Any) -> Any:
+    """The function of the values, on the CPU."""
+
+    def value(x: Any) -> Any:
+        if isinstance(x, torch.device):
+            return torch.device("cpu")
+        return vars(x)[_VALUE] if isinstance(x, T) else x
+
+    named = {name: x for name, x in kwargs.items() if name != "device"}
+    with torch.device("cpu"):
+        return func(*mapped(args, value), **mapped(named, value))
+
+
+def _attempt(func: Any, args: Any, kwargs: Any) -> Any:
+    """The function of the values, unless it refuses them."""
+    try:
+        return _of_values(func, args, kwargs)
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):
+        return _FAILED
