@@ -189,7 +189,8 @@ def _lent(network: torch.nn.Module, conversion: Conversion, scope: Scope) -> Ite
         for name, parameter in module._parameters.items()
         if parameter is not None
     ]
-    own = list({id(p): p for _, _, p in places}.values())
+    sharded = conversion.parameters.sharded(network)
+    own = list({id(p): p for _, _, p in places if id(p) not in sharded}.values())
     lent = conversion.parameters.lent(own)
     scope.lent = {id(p): copy for p, copy in zip(own, lent, strict=True) if copy is not p}
     places = [place for place in places if id(place[2]) in scope.lent]

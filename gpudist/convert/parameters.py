@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from gpudist.convert.edits import SplitWeight
 from gpudist.errors import ConversionError
+from gpudist.exchange import all_reduce
 from gpudist.geometry.blocks import Decomposition
 from gpudist.nn.parameter_spread import Spread, copies_of_owned
 from gpudist.nn.partitions import plane
@@ -40,6 +42,7 @@ class Parameters:
         self.holders: Partition | None = None
         if P_x.active and P_x.size > 1:
             self.holders = P_x.world.create_partition_inclusive(sorted(P_x.ranks))
+        self._sharded: WeakSet[nn.Module] = WeakSet()
         self._spreads: dict[int, Spread] = {}
         # Of the whole, where this rank has no part in the network.
         self._shapes: dict[int, torch.Size] = {}
@@ -86,6 +89,29 @@ class Parameters:
             self._spreads[id(parameter)] = spread
         self._owned.append(parameter)
 
+    def sharded(self, network: nn.Module) -> set[int]:
+        """Identities of parameters that FSDP2 lends itself, and whose gradients it has summed here.
+
+        Each is whole on the workers of a network, and cut over those of other axes.
+        """
+        found: set[int] = set()
+        kind: Any = _if_imported("torch.distributed.fsdp", "FSDPModule")
+        if kind is None:
+            return found
+        shards: list[Any] = [module for module in network.modules() if isinstance(module, kind)]
+        for module in shards:
+            found.update(id(p) for p in module.parameters())
+            if module not in self._sharded:
+                self._sharded.add(module)
+                if self._owned or self.split_weights:
+                    raise ConversionError(
+                        "fully_shard takes converted networks whose parameters are whole on every "
+                        "worker: without replicate_parameters=False and Plan.split_weight"
+                    )
+                if self.holders is not None:
+                    module.set_all_reduce_hook(partial(_sum_in_place, self.holders))
+        return found
+
     def lent(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What a call uses in place of the parameters, whose gradients are theirs, summed."""
         blocks = {
@@ -93,11 +119,12 @@ class Parameters:
             for weight in self.split_weights
             for name, own in weight.layer.named_parameters(recurse=False)
         }
-        if any(isinstance(p, DTensor) for p in parameters):
+        dtensor = _if_imported("torch.distributed.tensor", "DTensor")
+        if dtensor is not None and any(isinstance(p, dtensor) for p in parameters):
             raise ConversionError(
-                "parameters of a converted network are DTensors, as of fully_shard, which would "
-                "keep their gradients from being summed over the network's workers; wrap it in "
-                "DistributedDataParallel, or shard layers of gpudist.nn"
+                "parameters of a converted network are DTensors that fully_shard did not make, "
+                "whose gradients would not be summed over the network's workers; shard it by "
+                "torch.distributed.fsdp.fully_shard, or wrap it in DistributedDataParallel"
             )
         spreads = [self._spreads.get(id(p)) for p in parameters]
         holders: list[Partition | None] = []
@@ -117,3 +144,12 @@ class Parameters:
             elif id(parameter) in self._shapes:
                 copies[i] = stand_in(copies[i], self._shapes[id(parameter)])
         return copies
+
+
+def _if_imported(room: str, name: str) -> Any:
+    """A class of torch's, ``None`` where nobody has any: its module takes a second to import."""
+    return getattr(sys.modules.get(room), name, None)
+
+
+def _sum_in_place(holders: Partition, gradients: torch.Tensor) -> None:
+    gradients.copy_(all_reduce(gradients, holders))

@@ -92,6 +92,8 @@ _lock = threading.Lock()
 _open_count = 0
 # Functions that look at nothing but what they keep.
 _KEEPING = {"_NoopSaveInputs"}
+# Functions that give back their last arguments: of full backward hooks, and of FSDP2.
+_IDENTITIES = {"BackwardHookFunction", "RegisterPostBackwardFunction"}
 
 
 def _applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -107,7 +109,7 @@ def _applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
         )
     if not any(isinstance(x, GlobalTensor) for x in tensors_in([args, kwargs])):
         return _apply(cls, *args, **kwargs)
-    if name == "BackwardHookFunction":
+    if name in _IDENTITIES:
         return _identity(cls, args)
     return _on_whole(scope, cls, args, kwargs)
 
@@ -117,10 +119,8 @@ def _identity(cls: Any, args: Sequence[Any]) -> Any:
     given = [x._local if isinstance(x, GlobalTensor) else x for x in args]
     found = _apply(cls, *given)
     found = found if isinstance(found, tuple) else (found,)
-    results = [
-        x.like(y) if isinstance(x, GlobalTensor) else y for x, y in zip(args, found, strict=True)
-    ]
-    return tuple(results)
+    ends = zip(args[len(args) - len(found) :], found, strict=True)
+    return tuple([x.like(y) if isinstance(x, GlobalTensor) else y for x, y in ends])
 
 
 class _BackwardHook(torch.utils.hooks.BackwardHook):

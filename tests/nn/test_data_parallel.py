@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import gpudist
 from gpudist import nn
@@ -56,9 +56,21 @@ def fsdp_of_every_layer(net: Any, mesh: Any) -> Any:
     return fully_shard(net, mesh=mesh)
 
 
+def fsdp_converted(net: Any, mesh: Any) -> Any:
+    return fully_shard(net, mesh=mesh)
+
+
+def fsdp_of_every_layer_converted(net: Any, mesh: Any) -> Any:
+    return fsdp_of_every_layer(net, mesh)
+
+
 WRAPPERS = {
-    f.__name__: f for f in (ddp, ddp_of_a_frozen_layer, ddp_converted, fsdp, fsdp_of_every_layer)
-}
+    f.__name__: f
+    for f in (
+        ddp, ddp_of_a_frozen_layer, ddp_converted, fsdp, fsdp_of_every_layer, fsdp_converted,
+        fsdp_of_every_layer_converted,
+    )
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
@@ -87,14 +99,15 @@ def test_trains_as_alone(P_world: Partition, wrapper: str, store_path: str) -> N
 
 
 @distributed(ranks=4, transports=["gloo"])
-def test_sharded_parameters_of_a_converted_network_are_refused(
+def test_other_sharded_parameters_of_a_converted_network_are_refused(
     P_world: Partition, store_path: str
 ) -> None:
     P_x = grid(P_world, [2, 1, 2, 1])
     with torchs_group(P_world, store_path):
+        mesh: Any = P_x.create_device_mesh([0])
         net = gpudist.distribute(torch.nn.Conv2d(2, 4, 3), P_x.along([1, 2, 3]))
-        fully_shard(net, mesh=P_x.create_device_mesh([0]))
-        with pytest.raises(gpudist.ConversionError, match="are DTensors, as of fully_shard"):
+        net.weight = torch.nn.Parameter(distribute_tensor(net.weight.detach(), mesh, [Shard(0)]))
+        with pytest.raises(gpudist.ConversionError, match="that fully_shard did not make"):
             net(torch.ones(2, 2, 5, 6))
 
 
