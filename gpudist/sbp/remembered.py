@@ -86,7 +86,7 @@ def recalled(
     if call is None or _notes.anew or is_explaining() or _transforms_active():
         return _derived(kind, function, args, kwargs, first, key)
     prepared, compute, results, is_one, noted = call
-    if not results and views.concerns(args[0]):
+    if not results and type(args[0]) is kind and views.concerns(args[0]):
         return _derived(kind, function, args, kwargs, first, key)
     if prepared.movements:
         local = boxed(prepared.movements, local)

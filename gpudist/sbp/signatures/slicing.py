@@ -136,8 +136,8 @@ def index(call: Call, parts: int) -> list[Signature]:
 
 
 @compose(Tensor.__setitem__)
-def set_index(x: Tensor, index: Any, value: Any) -> None:
-    """Writes to the cells of a slice, which share memory, where ``x[index]`` may not."""
+def set_index(x: Any, index: Any, value: Any) -> None:
+    """Writes to ``x[index]``; where that has no memory of ``x``, to the slice of the same cells."""
     if not hasattr(x, "_local"):
         raise NotImplementedError("global tensors are written to global ones, not to a plain one")
     if isinstance(index, Tensor) and index.dtype == torch.bool and not _has_dims(value):
@@ -146,6 +146,16 @@ def set_index(x: Tensor, index: Any, value: Any) -> None:
         return
     by_dim = index_by_dim(index, x.dim())
     own = [one for one in by_dim if one is not None]
+    cut = {one.dim for one in x.sbp if one.is_split}
+    if not any(isinstance(own[d], int) for d in cut):
+        cells = x[index]
+        if not _has_dims(value):
+            cells.fill_(value)
+            return
+        while value.dim() > cells.dim() and value.shape[0] == 1:
+            value = value.squeeze(0)
+        cells.copy_(value)
+        return
     for d, one in enumerate(own):
         if isinstance(one, int):
             if not -x.shape[d] <= one < x.shape[d]:
