@@ -131,6 +131,7 @@ def test_data_parallel_without_sync(P_world: Partition, store_path: str) -> None
             else:
                 model(block).square().mean().backward()
         for p, expected in zip(net.parameters(), alone.parameters(), strict=True):
+            assert p.grad is not None and expected.grad is not None
             assert_equal_to(p.grad, expected.grad, 1e-10, "gradient")
 
 

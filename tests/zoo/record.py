@@ -64,6 +64,13 @@ def record_of(
     return found
 
 
+def has_drawn() -> bool:
+    """Whether what was recorded last has drawn random numbers."""
+    state = torch.get_rng_state()
+    torch.manual_seed(_SEED)
+    return not torch.equal(state, torch.get_rng_state())
+
+
 def differences(expected: Record, found: Record) -> Iterator[tuple[float, str]]:
     """Largest error of each tensor, relative to the largest number, and what it is.
 
