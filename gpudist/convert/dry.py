@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
@@ -12,7 +13,14 @@ from torch import nn
 from gpudist.arguments import checked
 from gpudist.convert.inputs import Entrance, require_known
 from gpudist.convert.known import KnownValues, know
-from gpudist.convert.network import Conversion, convert, copied, names_of_entries, without_wait
+from gpudist.convert.network import (
+    Conversion,
+    convert,
+    copied,
+    names_by_place,
+    names_of_entries,
+    without_wait,
+)
 from gpudist.convert.plan import Plan
 from gpudist.errors import ConversionError, GpudistError
 from gpudist.geometry.blocks import Decomposition
@@ -123,11 +131,9 @@ def _planned(
     P_x = Partition(wire, range(prod(grid))).create_cartesian_topology_partition(grid)
     require_known(inputs, *names_of_entries(network, [method]))
     whole = _wholes(network, shapes, named or {})
-    names = [*names_of_entries(network, [method])[0], *(f"[{i}]" for i in range(len(shapes)))]
+    name_of = names_by_place(getattr(network, method))
     kinds = dict(inputs)
-    given: list[Any] = []
-    for name, x in zip(names, whole[0], strict=False):
-        given.append(_block(name, x, P_x, kinds))
+    given = [_block(name_of(i), x, P_x, kinds) for i, x in enumerate(whole[0])]
     others = {name: _block(name, x, P_x, kinds) for name, x in whole[1].items()}
     conversion = Conversion(Entrance(P_x, kinds), "gather", None, True)
     conversion.has_seed = True
@@ -141,10 +147,22 @@ def _planned(
         raise
     # The network is the user's, and may raise anything.
     except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        if "meta tensor" in str(error):
+            why = "it depends on values, which are there in a run only"
         raise ConversionError(
-            f"the network cannot be planned for these inputs: {type(error).__name__}: {error}"
+            f"the network cannot be planned for these inputs: {_place_of(error)}{why}"
         ) from error
     return Plan(record.rows, plan.repartitions, plan.weights, without_wait(outputs))
+
+
+def _place_of(error: Exception) -> str:
+    """Where in code that is neither torch's nor ours an error was raised."""
+    found = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in ("torch", "gpudist"):
+            found = f"{frame.f_code.co_filename}, line {line}: "
+    return found
 
 
 def converted_for(
@@ -169,7 +187,7 @@ def _wholes(
 
     def whole(x: Any) -> Any:
         if isinstance(x, torch.Tensor):
-            return torch.empty_like(x, device=META)
+            return know(torch.empty_like(x, device=META), x)
         if isinstance(x, (tuple, list, torch.Size)) and all(hasattr(n, "__index__") for n in x):
             return torch.empty(tuple(x), dtype=dtype, device=META)
         return x

@@ -102,7 +102,7 @@ class Conversion:
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Any]:
         """The arguments of an entry with global tensors for blocks."""
-        names = _names_of(function)
+        names = names_by_place(function)
         holders, blocks = self.parameters.holders, 0
 
         def enter(name: str, x: Any) -> Any:
@@ -163,7 +163,7 @@ def without_terms(x: GlobalTensor) -> GlobalTensor:
     return x.to_global(sbp=tuple(broadcast if one == partial_sum else one for one in x.sbp))
 
 
-def _names_of(function: Callable[..., Any]) -> Callable[[int], str]:
+def names_by_place(function: Callable[..., Any]) -> Callable[[int], str]:
     """The names of positional arguments, by number."""
     names: list[str] = []
     rest = "args"

@@ -230,5 +230,21 @@ def test_values_of_what_a_forward_makes_are_known(name: str) -> None:
 
 @pytest.mark.parametrize("ask", [_spoiled, lambda steps: torch.rand(1) < 2])
 def test_values_that_are_drawn_are_not_known(ask: Callable[[torch.Tensor], Any]) -> None:
-    with pytest.raises(ConversionError, match="cannot be planned for these inputs"):
+    place = rf"cannot be planned for these inputs: {__file__}, line \d+: it depends on values"
+    with pytest.raises(ConversionError, match=place):
         plan_of(Asking(ask), (1, 1, 2, 1), (1, 2, 8, 8))
+
+
+class AnyArguments(nn.Conv2d):
+    def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:
+        return super().forward(*args, **kwargs)
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_arguments_of_any_number_are_planned(by_name: bool) -> None:
+    shape = (1, 2, 8, 6)
+    net = AnyArguments(2, 3, 3, padding=1)
+    given: Any = {"named": {"input": torch.empty(shape)}} if by_name else {}
+    plan = plan_of(net, (1, 1, 2, 1), *([] if by_name else [shape]), **given)
+    assert plan.outputs.shape == (1, 3, 8, 6)
+    assert plan.sent_bytes == 2 * 6 * 4

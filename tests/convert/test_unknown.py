@@ -38,7 +38,11 @@ class Counting(nn.Module):
 def converted(P_world: Partition, **options: Any) -> tuple[nn.Module, Any, torch.Tensor]:
     torch.manual_seed(1)
     alone = Counting().double()
-    return alone, distribute(alone, grid(P_world, [1, 1, 2, 1]), **options), random_like_all(SHAPE, 1)
+    return (
+        alone,
+        distribute(alone, grid(P_world, [1, 1, 2, 1]), **options),
+        random_like_all(SHAPE, 1),
+    )
 
 
 @distributed(ranks=2, transports=["host", "gloo"])
