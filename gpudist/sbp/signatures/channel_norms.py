@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 
 from gpudist.nn.normalization import Normalization
 from gpudist.sbp.attributes import NdSbp, broadcast, split
-from gpudist.sbp.registry import Call, Compute, Signature, Where, compose, register
+from gpudist.sbp.registry import Call, Compute, Signature, Where, compose, on_meta, register
 from gpudist.sbp.signatures.across import some_are_empty, together_if
 from gpudist.sbp.signatures.norms import (
     bind_sum,
@@ -64,6 +65,20 @@ def plain_instance_norm(*args: Any) -> torch.Tensor:
 
 
 INSTANCES = (instance_norm_and_moments, plain_instance_norm)
+
+
+def _of_shapes(leading: int, input: torch.Tensor, *rest: Any) -> Any:
+    """One of them on tensors without cells; moments have as many dims as ``leading``."""
+    y = torch.empty_like(input)
+    if not leading:
+        return y
+    dtype = rest[-1]
+    return (y, *(input.new_empty(input.shape[2 - leading : 2], dtype=dtype) for _ in range(2)))
+
+
+on_meta[plain_batch_norm] = on_meta[plain_instance_norm] = partial(_of_shapes, 0)
+on_meta[batch_norm_and_moments] = partial(_of_shapes, 1)
+on_meta[instance_norm_and_moments] = partial(_of_shapes, 2)
 
 
 def carried_out(function: Any, *args: Any) -> Any:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
 
 from gpudist.sbp.attributes import Sbp, broadcast, partial_sum, split
 from gpudist.sbp.registry import (
@@ -12,8 +16,11 @@ from gpudist.sbp.registry import (
     Signature,
     Slot,
     forms,
+    mapped,
     name_of,
+    on_meta,
     register,
+    tensors_in,
 )
 
 
@@ -93,11 +100,30 @@ POINT_WISE = forms(
 )  # fmt: skip
 
 
+def _of_single_cells(function: Function, in_place: bool, *args: Any, **kwargs: Any) -> Any:
+    """What a function of cells gives for tensors without any: dtypes are those of single cells."""
+    given = list(tensors_in([args, kwargs]))
+    # torch.broadcast_shapes imports sympy.
+    shape = torch.broadcast_tensors(*given)[0].shape
+    if in_place and shape != given[0].shape:
+        return function(*args, **kwargs)
+
+    def cell(x: Any) -> Any:
+        return torch.ones([1] * x.dim(), dtype=x.dtype) if isinstance(x, torch.Tensor) else x
+
+    try:
+        found = function(*mapped(args, cell), **mapped(kwargs, cell))
+    except ZeroDivisionError:
+        return function(*args, **kwargs)
+    return mapped(found, lambda y: torch.empty(shape, dtype=y.dtype, device="meta"))
+
+
 def enter(rule: Derive, functions: Sequence[Function]) -> None:
     """Enter ``rule``; functions whose name ends with one underscore change their first tensor."""
     for function in functions:
         name = function.__name__
         in_place = name.endswith("_") and not name.endswith("__")
+        on_meta[function] = partial(_of_single_cells, function, in_place)
         register(function, in_place=in_place, any_float=True, any_cuts=True)(rule)
 
 

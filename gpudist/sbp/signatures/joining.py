@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
+from typing import Any
 
 import torch
 
 from gpudist.sbp.attributes import Sbp, broadcast, partial_sum, split
-from gpudist.sbp.registry import Call, Part, Signature, Slot, forms, register
+from gpudist.sbp.registry import Call, Function, Part, Signature, Slot, forms, on_meta, register
 from gpudist.sbp.signatures.fetching import joined
 
 
@@ -39,6 +40,20 @@ def cat(call: Call, parts: int) -> list[Signature]:
     elif len({spec.dtype for spec in call.tensors}) == 1:
         found.append(joined(joint, len(call.tensors)))
     return [*found, _all_alike(call, partial_sum, partial_sum)]
+
+
+def _cat_of_shapes(function: Function, tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
+    shapes = {(*x.shape[:dim], *x.shape[dim:][1:]) for x in tensors}
+    dtypes = {x.dtype for x in tensors}
+    if len(shapes) > 1 or len(dtypes) > 1 or not 0 <= dim < tensors[0].dim():
+        return function(tensors, dim)
+    shape = [*tensors[0].shape]
+    shape[dim] = sum(x.shape[dim] for x in tensors)
+    return torch.empty(shape, dtype=tensors[0].dtype, device="meta")
+
+
+for _function in forms("cat", "concat", "concatenate"):
+    on_meta[_function] = partial(_cat_of_shapes, _function)
 
 
 @register(*forms("stack"), any_cuts=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from functools import partial
 from math import prod
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +29,7 @@ from gpudist.sbp.registry import (
     Signature,
     Slot,
     Where,
+    on_meta,
     register,
 )
 from gpudist.sbp.signatures.across import axes_that_split, some_are_empty, together_if
@@ -151,6 +153,29 @@ def group_norm(call: Call, parts: int) -> list[Signature]:
     for d in range(1, call.tensors[0].dims):
         found.append(_of_groups(d, len(call.tensors) - 1))
     return found
+
+
+def _group_norm_of_shapes(input: torch.Tensor, num_groups: int, *_: object, **__: object) -> Any:
+    channels = input.shape[1]
+    if channels % num_groups:
+        raise RuntimeError(
+            "Expected number of channels in input to be divisible by num_groups, but got input of "
+            f"shape {list(input.shape)} and num_groups={num_groups}"
+        )
+    return torch.empty_like(input)
+
+
+def _layer_norm_of_shapes(
+    function: Any, input: torch.Tensor, normalized_shape: Sequence[int], *rest: Any, **named: Any
+) -> Any:
+    if tuple(input.shape[-len(normalized_shape) :]) != tuple(normalized_shape):
+        return function(input, normalized_shape, *rest, **named)
+    return torch.empty_like(input)
+
+
+for _function in (F.layer_norm, torch.layer_norm):
+    on_meta[_function] = partial(_layer_norm_of_shapes, _function)
+on_meta[F.group_norm] = on_meta[torch.group_norm] = _group_norm_of_shapes
 
 
 def _of_groups(d: int, others: int, sizes: tuple[int, ...] | None = None) -> Signature:

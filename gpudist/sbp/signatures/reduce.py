@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any
 
 import torch
 
 from gpudist.sbp.attributes import broadcast, partial_sum, split
-from gpudist.sbp.registry import Call, Run, Signature, Where, compose, forms, register
+from gpudist.sbp.registry import (
+    Call,
+    Function,
+    Run,
+    Signature,
+    Where,
+    compose,
+    forms,
+    on_meta,
+    register,
+)
 from gpudist.sbp.signatures.across import axes_that_split, largest, place, stacked, terms, total
 
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
@@ -66,6 +77,17 @@ def sums(call: Call, parts: int) -> list[Signature]:
 def counts(call: Call, parts: int) -> list[Signature]:
     dims = dims_of(call)
     return [*kept(call, dims, False), *in_terms(dims)]
+
+
+def _mean_of_shapes(function: Function, input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """As many cells as a sum has, which has no compiler to import."""
+    if not input.is_floating_point() or "dtype" in kwargs:
+        return function(input, *args, **kwargs)
+    return torch.sum(input, *args, **kwargs)
+
+
+for _function in forms("mean"):
+    on_meta[_function] = partial(_mean_of_shapes, _function)
 
 
 @register(*forms("mean"), any_cuts=True)
