@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from gpudist.sbp.attributes import Sbp, broadcast, partial_sum, split
-from gpudist.sbp.registry import Call, Signature, compose, forms, register
+from gpudist.sbp.registry import Call, Signature, compose, forms, on_meta, register
 from gpudist.sbp.signatures.elementwise import aligned, in_order
 
 
@@ -51,6 +51,18 @@ def matmul(call: Call, parts: int) -> list[Signature]:
     summed = split(max(len(right) - 2, 0))
     found.append(Signature((split(len(left) - 1), summed), (partial_sum,)))
     return [*found, *_batch(call), *_bilinear()]
+
+
+def _linear_of_shapes(
+    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    fits = weight.dim() == 2 and input.shape[-1:] == weight.shape[1:]
+    if not fits or input.dtype != weight.dtype:
+        return torch.nn.functional.linear(input, weight, bias)
+    return input.new_empty((*input.shape[:-1], weight.shape[0]))
+
+
+on_meta[torch.nn.functional.linear] = _linear_of_shapes
 
 
 @register(torch.nn.functional.linear, any_cuts=True)

@@ -12,7 +12,7 @@ import torch
 import gpudist.nn as layers
 from gpudist.geometry.boxes import Box
 from gpudist.sbp.attributes import partial_sum
-from gpudist.sbp.registry import Call, Compute, Function, Signature, Where, forms, register
+from gpudist.sbp.registry import Call, Compute, Function, Signature, Where, forms, on_meta, register
 from gpudist.sbp.signatures.block_layers import (
     LayerAlongLast,
     along_last,
@@ -140,12 +140,26 @@ def _pool(read: Any, dims: int, call: Call, parts: int) -> list[Signature]:
     return [*found, Signature((partial_sum,), (partial_sum,))] if is_linear else found
 
 
+def _adaptive_of_shapes(
+    function: Function, dims: int, input: torch.Tensor, output_size: Any
+) -> Any:
+    sizes = listed(output_size, dims)
+    given = [
+        n if size is None else size for size, n in zip(sizes, input.shape[-dims:], strict=True)
+    ]
+    if not dims < input.dim() <= dims + 2 or min(given) < 0:
+        return function(input, output_size)
+    return input.new_empty((*input.shape[:-dims], *given))
+
+
 for _name, _read in _KINDS.items():
     for _dims in (1, 2, 3):
         _functions = forms(f"{_name}{_dims}d")
         if "max" in _name:
             _functions += forms(f"{_name}{_dims}d_with_indices")
         register(*_functions, any_cuts=True)(partial(_pool, _read, _dims))
+        if _name == "adaptive_avg_pool":
+            on_meta.update({f: partial(_adaptive_of_shapes, f, _dims) for f in _functions})
 
 
 def _bind(read: Any, dims: int, call: Call, where: Where) -> Compute:
