@@ -88,7 +88,7 @@ class Conversion:
             return function(*args, **kwargs)
         scope = self.scope
         self.agree_on_seed()
-        scope.paths = {id(module): path for path, module in network.named_modules()}
+        scope.paths = paths_of(network)
         with entered(scope):
             args, kwargs = self.entered(function, args, kwargs)
         with _lent(network, self, scope), intercepted(scope):
@@ -149,6 +149,11 @@ def copied(network: torch.nn.Module, memo: dict[int, Any] | None = None) -> torc
             if isinstance(x, torch.Tensor) and not x.is_leaf:
                 memo.setdefault(id(x), x.detach().clone())
     return copy.deepcopy(network, memo)
+
+
+def paths_of(network: torch.nn.Module) -> Callable[[], dict[int, str]]:
+    """Paths of the modules by identity, found when they are asked for."""
+    return cache(lambda: {id(module): path for path, module in network.named_modules()})
 
 
 def _is_size(x: Any) -> bool:

@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gpudist.arguments import checked
-from gpudist.convert.network import conversion_of, without_terms
+from gpudist.convert.network import conversion_of, paths_of, without_terms
 from gpudist.errors import ConversionError
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.interception import intercepted
@@ -107,7 +107,7 @@ class Compiled:
             ConversionError: the call draws random numbers, which a graph would repeat.
         """
         network, scope = self.network, self._conversion.scope
-        scope.paths = {id(module): path for path, module in network.named_modules()}
+        scope.paths = paths_of(network)
         found: dict[str, Any] = {}
 
         def forward(state: list[torch.Tensor], given: list[torch.Tensor]) -> list[torch.Tensor]:

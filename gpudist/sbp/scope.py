@@ -67,7 +67,7 @@ class Scope:
         largest_block_bytes: of the blocks of split tensors seen so far.
         seed: of the random numbers that are drawn within.
         draws: how many draws there were.
-        paths: of the network's modules, by identity.
+        paths: gives those of the network's modules, by identity.
         lent: what is used in place of the network's parameters, by identity.
         warned: where a function without a rule was met.
         record: gets what is carried out, if anybody asks.
@@ -81,7 +81,7 @@ class Scope:
     largest_block_bytes: int = 0
     seed: int = 0
     draws: int = 0
-    paths: dict[int, str] = field(default_factory=dict[int, str])
+    paths: Callable[[], dict[int, str]] = dict
     lent: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
     warned: set[tuple[str, str, int]] = field(default_factory=set[tuple[str, str, int]])
 

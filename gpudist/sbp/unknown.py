@@ -179,6 +179,6 @@ def place_of_call(scope: Scope) -> tuple[str, str, int]:
         room = frame.f_globals.get("__name__", "").partition(".")[0]
         if not file and room not in ("torch", "gpudist"):
             file, line = frame.f_code.co_filename, frame.f_lineno
-        path = path or scope.paths.get(id(frame.f_locals.get("self")), "")
+        path = path or scope.paths().get(id(frame.f_locals.get("self")), "")
         frame = frame.f_back
     return path, file, line
