@@ -120,8 +120,13 @@ def norm(d: Drawing, x: str, s: Shape) -> str:
 def pad(d: Drawing, x: str, s: Shape) -> str | None:
     n = d.between(1, min(3, len(s)))
     low = d.pick(0, 0, -1)
-    amounts = tup(d.between(low, 2) for _ in range(2 * n))
+    given = [d.between(low, 2) for _ in range(2 * n)]
     mode = d.pick("constant", "constant", "reflect", "replicate", "circular")
+    if mode == "circular":
+        # Torch, which cuts first, then wraps cells that it has not written yet: its own gradient is
+        # not that of its forward.
+        given = [max(0, one) for one in given]
+    amounts = tup(given)
     if mode == "constant":
         return d.pick(f"F.pad({x}, {amounts})", f"F.pad({x}, {amounts}, value=0.3)")
     return f"F.pad({x}, {amounts}, mode={mode!r})"

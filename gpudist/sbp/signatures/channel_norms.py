@@ -139,6 +139,8 @@ def _bind(call: Call, where: Where) -> Compute:
         y, totals = normalize_block(by, x, weight, bias)
         if not returns_moments:
             return y
+        if total is None:
+            return y, *(x.new_zeros(moment_shape, dtype=dtype) for _ in range(2))
         mean, variance = by.moments(totals)
         assert mean is not None
         unbiased = variance * (cells / max(cells - 1, 1))
