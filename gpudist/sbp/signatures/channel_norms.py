@@ -56,12 +56,20 @@ def instance_norm_and_moments(
 
 def plain_batch_norm(*args: Any) -> torch.Tensor:
     """``torch.batch_norm``, whose running moments do not change."""
-    return torch.batch_norm(*args)
+    return torch.batch_norm(*args) if args[0].numel() else _no_cells(*args[:3])
 
 
 def plain_instance_norm(*args: Any) -> torch.Tensor:
     """``torch.instance_norm`` without running moments."""
-    return torch.instance_norm(*args)
+    return torch.instance_norm(*args) if args[0].numel() else _no_cells(*args[:3])
+
+
+def _no_cells(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """A norm of nothing, which torch refuses, with the graph of one of something."""
+    parameters = [one.sum() for one in (weight, bias) if one is not None]
+    return x + sum(parameters) if parameters else x.clone()
 
 
 INSTANCES = (instance_norm_and_moments, plain_instance_norm)
