@@ -26,6 +26,7 @@ SUBJECTS = (
     *("messages", "halo", "broadcast", "sum_reduce", "all_sum_reduce", "operators"),
     *("dynamic", "repartition", "conv", "linear", "tensor_parallel", "layers", "losses"),
     *("attention", "halo_region", "parameters", "networks", "scaling", "planning", "batch"),
+    "dispatch",
 )
 RANKS = (2, 4)
 

@@ -13,6 +13,7 @@ from gpudist.exchange import Movement
 from gpudist.nn.norm_running import RunningNorm, require_dims
 from gpudist.nn.normalization import Normalization, bind_total
 from gpudist.nn.normalization_node import normalize
+from gpudist.nn.strides import gradient_as_laid_out
 from gpudist.ops.agreement import Layout, ShapeMode
 from gpudist.partition import CartesianPartition
 
@@ -108,7 +109,9 @@ class DistributedBatchNorm(RunningNorm):
             return self._normalize_together(input, bound, learns)
         weight, bias = self._named(bound.move(None, self.own_parameters())[1])
         running = (self.running_mean, self.running_var) if learns else (None, None)
-        return F.batch_norm(input, *running, weight, bias, True, self.momentum or 0.0, self.eps)
+        return gradient_as_laid_out(
+            F.batch_norm(input, *running, weight, bias, True, self.momentum or 0.0, self.eps)
+        )
 
     def _normalize_together(
         self, x: torch.Tensor, bound: Normalization, learns: bool

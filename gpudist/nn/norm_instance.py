@@ -14,6 +14,7 @@ from gpudist.exchange import Movement
 from gpudist.nn.norm_running import RunningNorm, require_dims
 from gpudist.nn.normalization import Normalization, bind_total
 from gpudist.nn.normalization_node import normalize
+from gpudist.nn.strides import gradient_as_laid_out
 from gpudist.ops.agreement import Layout, ShapeMode
 from gpudist.partition import CartesianPartition
 
@@ -137,7 +138,9 @@ class _DistributedInstanceNorm(RunningNorm):
         bias: torch.Tensor | None,
         bound: Normalization,
     ) -> torch.Tensor:
-        return F.instance_norm(x, None, None, weight, bias, True, 0.0, self.eps)
+        return gradient_as_laid_out(
+            F.instance_norm(x, None, None, weight, bias, True, 0.0, self.eps)
+        )
 
 
 class DistributedInstanceNorm1d(_DistributedInstanceNorm):

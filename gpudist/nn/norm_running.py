@@ -12,6 +12,7 @@ from gpudist.nn.norm import Norm
 from gpudist.nn.normalization import Normalization
 from gpudist.nn.parameter import tied_empty
 from gpudist.nn.placement import Placement
+from gpudist.nn.strides import gradient_as_laid_out
 from gpudist.ops.agreement import Layout, ShapeMode
 from gpudist.partition import CartesianPartition
 
@@ -114,7 +115,7 @@ class RunningNorm(Norm):
         if x.numel() == 0:
             return tied_empty(x.shape, x.dtype, x, weight, bias)
         running = self.running_mean, self.running_var
-        return F.batch_norm(x, *running, weight, bias, False, 0.0, self.eps)
+        return gradient_as_laid_out(F.batch_norm(x, *running, weight, bias, False, 0.0, self.eps))
 
     def _remember(
         self, mean: torch.Tensor, variance: torch.Tensor, factor: torch.Tensor | float

@@ -45,6 +45,12 @@ def view_of(x: torch.Tensor) -> View | None:
     return vars(x).get("_view")
 
 
+def is_copy(x: torch.Tensor) -> bool:
+    """Whether it has memory of its own, where torch's would be that of what it shows."""
+    view = view_of(x)
+    return view is not None and view.is_copy
+
+
 def note(
     y: Any,
     function: Any,

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import benchmarks
-from benchmarks import attention, layers, losses, operators, scaling
+from benchmarks import attention, dispatch, layers, losses, operators, scaling
 from benchmarks.case import Case, Side
 from benchmarks.networks import Step
 from gpudist import nn, ops
@@ -51,6 +51,14 @@ def test_losses(P_world: Partition) -> None:
         shape = case.parameters["shape"]
         small = (2, 5, 8, 6) if len(shape) == 4 else (8, 6)
         sides = losses.sides(smaller(case, shape=small), P_world)
+        assert list(sides) == ["gpudist", "local torch"]
+        require_checked(sides)
+
+
+@distributed(ranks=[2], transports=["loopback"])
+def test_dispatch(P_world: Partition) -> None:
+    for case in dispatch.cases(P_world.size):
+        sides = dispatch.sides(case, P_world)
         assert list(sides) == ["gpudist", "local torch"]
         require_checked(sides)
 

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.nn.normalization import Normalization
+from gpudist.nn.strides import gradient_as_laid_out
 from gpudist.sbp.attributes import NdSbp, broadcast, split
 from gpudist.sbp.registry import Call, Compute, Signature, Where, compose, on_meta, register
 from gpudist.sbp.signatures.across import some_are_empty, together_if
@@ -35,7 +36,7 @@ def batch_norm_and_moments(
     on = torch.backends.cudnn.enabled
     mean, variance = (input.new_zeros(input.shape[1], dtype=dtype) for _ in range(2))
     y = torch.batch_norm(input, weight, bias, mean, variance, True, 1.0, eps, on)
-    return y, mean, variance
+    return gradient_as_laid_out(y), mean, variance
 
 
 def instance_norm_and_moments(
@@ -51,17 +52,21 @@ def instance_norm_and_moments(
     y = torch.instance_norm(
         input, weight, bias, None, None, True, 0.0, eps, torch.backends.cudnn.enabled
     )
-    return y, mean, variance
+    return gradient_as_laid_out(y), mean, variance
 
 
 def plain_batch_norm(*args: Any) -> torch.Tensor:
     """``torch.batch_norm``, whose running moments do not change."""
-    return torch.batch_norm(*args) if args[0].numel() else _no_cells(*args[:3])
+    if not args[0].numel():
+        return _no_cells(*args[:3])
+    return gradient_as_laid_out(torch.batch_norm(*args))
 
 
 def plain_instance_norm(*args: Any) -> torch.Tensor:
     """``torch.instance_norm`` without running moments."""
-    return torch.instance_norm(*args) if args[0].numel() else _no_cells(*args[:3])
+    if not args[0].numel():
+        return _no_cells(*args[:3])
+    return gradient_as_laid_out(torch.instance_norm(*args))
 
 
 def _no_cells(

@@ -12,6 +12,7 @@ from torch import Tensor
 from gpudist.sbp.attributes import partial_sum, split
 from gpudist.sbp.registry import Call, Part, Signature, Where, compose, forms, register
 from gpudist.sbp.signatures.fetching import Fetch, as_before, fetching
+from gpudist.sbp.views import is_copy
 
 
 def kept(dims: Sequence[int], result: Sequence[int] | None = None) -> list[Signature]:
@@ -148,7 +149,7 @@ def set_index(x: Any, index: Any, value: Any) -> None:
     own = [one for one in by_dim if one is not None]
     cut = {one.dim for one in x.sbp if one.is_split}
     if not any(isinstance(own[d], int) for d in cut):
-        cells = x[index]
+        cells = _shared(x[index])
         if not _has_dims(value):
             cells.fill_(value)
             return
@@ -164,7 +165,7 @@ def set_index(x: Any, index: Any, value: Any) -> None:
                 )
             first = one % x.shape[d]
             own[d] = slice(first, first + 1)
-    cells = x[tuple(own)]
+    cells = _shared(x[tuple(own)])
     if not _has_dims(value):
         cells.fill_(value)
         return
@@ -181,6 +182,13 @@ def set_index(x: Any, index: Any, value: Any) -> None:
     while value.dim() > x.dim():
         value = value.squeeze(0)
     cells.copy_(value)
+
+
+def _shared(cells: Any) -> Any:
+    """``cells``, if what is written to them is written to what they are cells of."""
+    if is_copy(cells):
+        raise NotImplementedError("the slice that is written to has no memory of the tensor")
+    return cells
 
 
 def _has_dims(value: Any) -> bool:
