@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import torch
 
@@ -21,6 +20,7 @@ class BlockConvolution:
         stride, dilation: as torch's layer.
         groups: of the block.
         padding: zeros on both sides of what is convolved.
+        convolution: that of a block that is not empty.
     """
 
     shape: tuple[int, ...]
@@ -28,6 +28,11 @@ class BlockConvolution:
     dilation: tuple[int, ...]
     groups: int
     padding: tuple[int, ...]
+    convolution: LocalConvolution = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        given = self.stride, self.padding, self.dilation, self.groups
+        object.__setattr__(self, "convolution", LocalConvolution(*given))
 
     def __call__(
         self, block: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
@@ -35,8 +40,3 @@ class BlockConvolution:
         if 0 in self.shape:
             return tied_empty(self.shape, product_dtype(block), block, weight, bias)
         return self.convolution(block, weight, bias)
-
-    @cached_property
-    def convolution(self) -> LocalConvolution:
-        """Of a block that is not empty."""
-        return LocalConvolution(self.stride, self.padding, self.dilation, self.groups)
