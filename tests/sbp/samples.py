@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import islice
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -55,8 +56,9 @@ def operators() -> list[Any]:
         stand_in: Any = types.ModuleType("expecttest")
         stand_in.TestCase = unittest.TestCase
         sys.modules["expecttest"] = stand_in
-    from torch.testing._internal.common_methods_invocations import op_db
-
+    # Importing it would forbid the rest of the process to set flags of backends.
+    with mock.patch.object(torch.backends, "disable_global_flags"):
+        from torch.testing._internal.common_methods_invocations import op_db
     return [op for op in op_db if op.name not in NOT_COMPARABLE]
 
 
