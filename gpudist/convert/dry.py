@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import nn
 
 from gpudist.arguments import checked
 from gpudist.convert.inputs import Entrance, require_known
-from gpudist.convert.known import KnownValues, know
+from gpudist.convert.known import KnownValues, know, value_of
 from gpudist.convert.network import (
     Conversion,
     convert,
@@ -25,6 +26,7 @@ from gpudist.convert.plan import Plan
 from gpudist.errors import ConversionError, GpudistError
 from gpudist.geometry.blocks import Decomposition
 from gpudist.partition import CartesianPartition, Partition
+from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.remembered import nothing_remembered
 from gpudist.sbp.scope import Record
 from gpudist.transport.dry import META, DryTransport, Traffic, Wire, wire_like
@@ -71,7 +73,7 @@ def plan_of(
         P_x: the partition, whose transport's messages are counted, or the shape of one of any size,
             for those over shared memory.
         shapes: of the whole inputs, in the order of the arguments; a tensor, without cells too,
-            where the dtype is not that of the parameters.
+            where the dtype is not that of the parameters, or where the forward asks for values.
         ranks: the rank that is planned, or several, whose bytes are added up; the first one unless
             given.
         plan: edits that are followed.
@@ -135,12 +137,12 @@ def _planned(
     kinds = dict(inputs)
     given = [_block(name_of(i), x, P_x, kinds) for i, x in enumerate(whole[0])]
     others = {name: _block(name, x, P_x, kinds) for name, x in whole[1].items()}
-    conversion = Conversion(Entrance(P_x, kinds), "gather", None, True)
-    conversion.has_seed = True
+    values = KnownValues()
+    conversion = _Rehearsal(Entrance(P_x, kinds), values, _values_of(whole, name_of))
     record = conversion.scope.record = Record(lambda: counter.sent_bytes)
     made = convert(without_cells(network), conversion, [method], plan)
     try:
-        with nothing_remembered(), KnownValues(), torch.device(META), torch.no_grad():
+        with nothing_remembered(), values, torch.device(META), torch.no_grad():
             call = made if method == "forward" else getattr(made, method)
             outputs = call(*given, **others)
     except GpudistError:
@@ -154,6 +156,43 @@ def _planned(
             f"the network cannot be planned for these inputs: {_place_of(error)}{why}"
         ) from error
     return Plan(record.rows, plan.repartitions, plan.weights, without_wait(outputs))
+
+
+class _Rehearsal(Conversion):
+    """Of one call, whose tensors have no cells, but values where these are known."""
+
+    def __init__(
+        self, entrance: Entrance, values: KnownValues, given: Mapping[str, torch.Tensor]
+    ) -> None:
+        super().__init__(entrance, "gather", None, True)
+        self.has_seed = True
+        self.values, self.given = values, given
+
+    def __call__(self, network: nn.Module, function: Any, args: Any, kwargs: Any) -> Any:
+        @functools.wraps(function)
+        def knowing(*args: Any, **kwargs: Any) -> Any:
+            # Once more, to see global tensors before the mode that takes them.
+            with self.values:
+                return function(*args, **kwargs)
+
+        return super().__call__(network, knowing, args, kwargs)
+
+    def entered(self, function: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        entered, others = super().entered(function, args, kwargs)
+        name_of = names_by_place(function)
+        for name, x in [*((name_of(i), x) for i, x in enumerate(entered)), *others.items()]:
+            if isinstance(x, GlobalTensor) and name in self.given:
+                know(x, self.given[name])
+        return entered, others
+
+
+def _values_of(
+    whole: tuple[list[Any], dict[str, Any]], name_of: Callable[[int], str]
+) -> dict[str, torch.Tensor]:
+    """Those of the inputs that were given as tensors."""
+    named = {**{name_of(i): x for i, x in enumerate(whole[0])}, **whole[1]}
+    known = {name: value_of(x) for name, x in named.items()}
+    return {name: value for name, value in known.items() if value is not None}
 
 
 def _place_of(error: Exception) -> str:

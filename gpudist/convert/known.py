@@ -1,17 +1,20 @@
 """Values of small tensors that a rehearsal without cells knows all the same.
 
-A forward may ask for values of what it made itself: whether a mask of ones is all ones, how long a
-range is. Such a tensor has no cells in a rehearsal, but what it was made of is known, and it is
-cheap to make it once more on the CPU.
+A forward may ask for values of what it was given or made itself: whether a mask is all ones, how
+long a range is. Such a tensor has no cells in a rehearsal, but what it was made of is known, and it
+is cheap to make it once more on the CPU. A global tensor carries the value of the whole. Whatever
+else is computed is taken for finite, since forwards ask whether it is.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.registry import mapped, tensors_in
 
 T = torch.Tensor
@@ -28,6 +31,10 @@ _DRAW = {
     torch.multinomial, T.new_empty, T.uniform_, T.normal_, T.random_, T.bernoulli_, T.bernoulli,
     T.multinomial, T.exponential_,
 }  # fmt: skip
+_FINITE = {
+    torch.isfinite: True, T.isfinite: True, torch.isinf: False, T.isinf: False,
+    torch.isnan: False, T.isnan: False,
+}  # fmt: skip
 
 
 def know(x: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -35,6 +42,11 @@ def know(x: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     if value.numel() <= _MOST_CELLS and value.device.type == "cpu":
         vars(x)[_VALUE] = value.detach()
     return x
+
+
+def value_of(x: Any) -> torch.Tensor | None:
+    """What is known of ``x``."""
+    return vars(x).get(_VALUE) if _may_be_known(x) else None
 
 
 class KnownValues(TorchFunctionMode):
@@ -52,8 +64,15 @@ class KnownValues(TorchFunctionMode):
         given = list(tensors_in([args, kwargs]))
         known = all(self._is_known(x) for x in given)
         if func in _ASK and given and known:
+            # What a run sends to learn a value of blocks is sent here too; there are no cells then.
+            with suppress(RuntimeError, NotImplementedError):
+                if any(isinstance(x, GlobalTensor) for x in given):
+                    func(*args, **kwargs)
             return _of_values(func, args, kwargs)
         result = func(*args, **kwargs)
+        if func in _FINITE and not known:
+            answer = torch.tensor(_FINITE[func], device="cpu")
+            vars(result)[_VALUE] = answer.expand(result.shape)
         if given and _writes(func):
             if not (known and _attempt(func, args, kwargs) is not _FAILED):
                 self._spoil(args[0])
@@ -62,22 +81,26 @@ class KnownValues(TorchFunctionMode):
         is_small = made and max(y.numel() for y in made) <= _MOST_CELLS
         if known and is_small and func not in _DRAW:
             values = _attempt(func, args, kwargs)
-            if type(values) is type(result):
+            if type(values) is type(result) or type(result) is GlobalTensor:
                 for y, value in zip(made, tensors_in(values), strict=False):
-                    if type(y) is T and y.is_meta and y.shape == value.shape:
+                    if _may_be_known(y) and y.shape == value.shape:
                         know(y, value)
         return result
 
     def _is_known(self, x: torch.Tensor) -> bool:
-        value = vars(x).get(_VALUE) if type(x) is T else None
+        value = value_of(x)
         return value is not None and value.untyped_storage()._cdata not in self._spoiled
 
     def _spoil(self, x: Any) -> None:
         """Forget the value of ``x`` and of all that shares its memory."""
-        value = vars(x).pop(_VALUE, None) if type(x) is T else None
+        value = vars(x).pop(_VALUE, None) if _may_be_known(x) else None
         if value is not None:
             storage = value.untyped_storage()
             self._spoiled[storage._cdata] = storage
+
+
+def _may_be_known(x: Any) -> bool:
+    return isinstance(x, GlobalTensor) or (type(x) is T and x.is_meta)
 
 
 def _writes(func: Any) -> bool:

@@ -235,6 +235,40 @@ def test_values_that_are_drawn_are_not_known(ask: Callable[[torch.Tensor], Any])
         plan_of(Asking(ask), (1, 1, 2, 1), (1, 2, 8, 8))
 
 
+class Masked(nn.Module):
+    """Asks for values of a second input in blocks, and for finite ones of what it computed."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        y = x.cumsum(1)
+        if not torch.isfinite(y).all() or y.isnan().any():
+            y = y.clamp(-1, 1).cumsum(1)
+        if not mask.bool().all():
+            y = (y * mask).cumsum(1)
+        mask = mask.clone()
+        mask[:, 1:] = 0
+        return y.cumsum(1) if mask.sum() > len(x) else y
+
+
+@distributed(ranks=2, transports=["host"])
+@pytest.mark.parametrize("hidden", [0, 3])
+def test_values_of_global_tensors_are_known(P_world: Partition, hidden: int) -> None:
+    x, mask = torch.rand(2, 6), torch.ones(2, 6)
+    mask[:, :hidden] = 0
+    P_x = grid(P_world, [1, 2])
+    net = distribute(Masked(), P_x)
+    blocks = [own_block(each, P_x, requires_grad=False) for each in (x, mask)]
+    counted = 0
+    for _ in range(2):  # Ranks agree on shapes and on a seed at the first call.
+        before = sum(row.sent_bytes for row in gpudist.stats(P_world=P_world))
+        net(*blocks)
+        counted = sum(row.sent_bytes for row in gpudist.stats(P_world=P_world)) - before
+    plan = plan_of(Masked(), P_x, (2, 6), mask, ranks=P_world.rank)
+    assert plan.sent_bytes == counted
+    assert [row.function for row in plan.rows].count("torch.Tensor.cumsum") == 1 + (hidden > 0)
+    with pytest.raises(ConversionError, match="it depends on values"):
+        plan_of(Masked(), P_x, (2, 6), (2, 6))
+
+
 class AnyArguments(nn.Conv2d):
     def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:
         return super().forward(*args, **kwargs)
