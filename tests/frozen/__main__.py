@@ -1,0 +1,68 @@
+"""What a change of rooms and names must leave as it is.
+
+``python -m tests.frozen record build/frozen`` in one checkout, and then in another one
+``python -m tests.frozen compare build/frozen``, with the same torch on the same machine: what
+differs is printed, and the exit status is 1. Everything is asked for by public names, so that a
+checkout with other rooms can be asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import operator
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.frozen import checkpoints, layers, movements, names
+
+# What each of these records, by a key of a line each.
+PARTS: dict[str, Callable[[int, Path, bool], dict[str, Any]]] = {
+    "movements": movements.record,
+    "layers": layers.record,
+    "names": names.record,
+    "checkpoints": checkpoints.record,
+}
+COUNTS = {"movements": 2000, "layers": 600}
+
+
+def main() -> int:
+    options = _options()
+    warnings.simplefilter("ignore")
+    options.folder.mkdir(parents=True, exist_ok=True)
+    is_first = options.what == "record"
+    differing = 0
+    for part in options.parts:
+        file = options.folder / f"{part}.json"
+        known = {} if is_first else json.loads(file.read_text())
+        count = known.pop("count", None) or options.count or COUNTS.get(part, 0)
+        found = json.loads(json.dumps(PARTS[part](count, options.folder, is_first)))
+        if is_first:
+            file.write_text(json.dumps({"count": count, **found}, indent=0))
+            print(f"{part}: {len(found)} recorded")
+            continue
+        same = names.accepts if part == "names" else operator.eq
+        wrong = [key for key in known if key not in found or not same(known[key], found[key])]
+        differing += len(wrong)
+        print(f"{part}: {len(known)} compared, {len(wrong)} differ")
+        for key in wrong[:20]:
+            print(f"  {key}\n    was {known[key]}\n    is  {found.get(key)}")
+        for key in sorted(set(found) - set(known)):
+            print(f"  new: {key}")
+    return 1 if differing else 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.frozen", description=__doc__)
+    parser.add_argument("what", choices=["record", "compare"])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--count", type=int, help="of movements and of layers")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
