@@ -9,7 +9,7 @@ from benchmarks.case import Case, Side, equals, memory_copy, pattern, pattern_su
 from benchmarks.peers import gloo
 from benchmarks.rows import MEMORY_COPY
 from gpudist.ops import AllSumReduce
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 
 
 def cases(ranks: int) -> list[Case]:

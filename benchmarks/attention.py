@@ -12,7 +12,7 @@ from benchmarks.case import Case, Side
 from benchmarks.conv import Results, close
 from benchmarks.layers import are_close, block_of, both_ways, in_double
 from gpudist.nn import DistributedMultiheadAttention, all_to_all_attention, ring_attention
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.world.partition import CartesianPartition, Partition
 
 SHAPE = (1, 8, 1024, 64)  # batch, heads, sequence, features
 TOKENS = (512, 2, 256)  # sequence, batch, features

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from benchmarks.case import KIB, MIB, Case, Side
 from benchmarks.peers import gloo
 from gpudist import broadcast_batch
-from gpudist.partition import Partition
 from gpudist.transport.gloo import GlooTransport
+from gpudist.world.partition import Partition
 
 DTYPES = (torch.int64, torch.float32, torch.bfloat16, torch.bool)
 TENSORS = 12

@@ -10,7 +10,7 @@ import torch
 
 from gpudist.exchange import Movement
 from gpudist.exchange.carry import _rounds
-from gpudist.transport.host import HostTransport, _native, _native_signature
+from gpudist.transport.host.transport import HostTransport, _native, _native_signature
 
 
 def one_call(movement: Movement, x: torch.Tensor, y: torch.Tensor) -> Callable[[], torch.Tensor]:

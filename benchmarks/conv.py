@@ -9,7 +9,7 @@ import torch
 from benchmarks.case import Case, Side
 from benchmarks.halo import grid_of
 from gpudist.nn import DistributedConv2d
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 
 SHAPES = ((1, 8, 256, 256), (1, 16, 1024, 1024))
 TOLERANCE = 1e-4

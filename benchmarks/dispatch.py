@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.case import Case, Side
-from gpudist.partition import Partition
 from gpudist.sbp import GlobalTensor, split
 from gpudist.sbp.interception import intercepted
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.scope import Scope
+from gpudist.world.partition import Partition
 
 SHAPE = (1, 4, 8, 8)  # small, so that the call counts and not the numbers
 CALLS = 100

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.case import KIB, Case, Side, is_empty, pattern
 from gpudist.ops import Broadcast, SendRecv, zero_volume_tensor
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 
 COUNT = KIB  # float32, so 4 KiB
 # Of the blocks of the calls, one after the other, where shapes change.

@@ -11,7 +11,7 @@ from benchmarks.peers import gloo
 from benchmarks.stencil import Stencil
 from gpudist import SlidingWindow
 from gpudist.ops import HaloExchange
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 
 SHAPES = ((1, 8, 256, 256), (1, 16, 1024, 1024), (1, 4, 64, 64, 64))
 

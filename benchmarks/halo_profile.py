@@ -17,11 +17,11 @@ from rich.table import Table
 
 from benchmarks.bound_plan import local_part, one_call
 from gpudist import SlidingWindow
-from gpudist.autograd import move
 from gpudist.exchange import carry_out
+from gpudist.exchange.autograd import move
 from gpudist.ops import HaloExchange
-from gpudist.partition import Partition
 from gpudist.testing import run_distributed
+from gpudist.world.partition import Partition
 
 ROUNDS, CALLS = 30, 500
 

@@ -10,7 +10,7 @@ from benchmarks.case import Case, Side
 from benchmarks.halo import grid_of
 from benchmarks.layers import are_close, block_of, both_ways, in_double
 from gpudist.nn import DistributedConv2d, HaloRegion
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 
 SHAPES = ((1, 8, 64, 64), (1, 8, 256, 256))
 LAYERS = 4

@@ -15,7 +15,7 @@ from benchmarks.conv import Results, close
 from benchmarks.halo import grid_of
 from gpudist import nn
 from gpudist.geometry.blocks import Decomposition
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.world.partition import CartesianPartition, Partition
 
 IMAGE, ROWS, TOKENS = (4, 32, 128, 128), (256, 1024), (64, 256)
 SERIES = (8, 32, 4096)

@@ -10,7 +10,7 @@ from benchmarks.case import Case, Side
 from benchmarks.conv import Results, close
 from benchmarks.peers import dtensor
 from gpudist.nn import DistributedLinear
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 
 BATCH, FEATURES = 256, 1024
 

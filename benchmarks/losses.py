@@ -13,7 +13,7 @@ from benchmarks.halo import grid_of
 from benchmarks.layers import block_of
 from gpudist import nn
 from gpudist.geometry.blocks import Decomposition
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 
 IMAGE, ROWS = (4, 16, 128, 128), (4096, 256)
 # Of each file of gpudist.nn's losses, one at least.

@@ -9,7 +9,7 @@ from benchmarks.case import KIB, MIB, Case, Side, equals, memory_copy, partner, 
 from benchmarks.peers import gloo
 from benchmarks.rows import MEMORY_COPY
 from gpudist.ops import SendRecv
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 
 SIZES = {"4 KiB": 4 * KIB, "64 KiB": 64 * KIB, "1 MiB": MIB, "16 MiB": 16 * MIB}
 

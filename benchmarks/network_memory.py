@@ -25,8 +25,8 @@ from benchmarks.halo import grid_of
 from benchmarks.worlds import NEW, ROOT
 from examples.networks import UNet3d
 from gpudist.nn import DistributedCrossEntropyLoss
-from gpudist.partition import Partition
 from gpudist.testing import run_distributed
+from gpudist.world.partition import Partition
 
 CLASSES = 3
 RUN_S = 500.0

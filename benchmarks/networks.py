@@ -16,7 +16,7 @@ from benchmarks.halo import grid_of
 from benchmarks.layers import block_of
 from benchmarks.resnet import ResNet18
 from examples.networks import UNet3d
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 
 LR = 0.01
 # What rounding in float32 leaves of the gradients.

@@ -12,7 +12,7 @@ from benchmarks.case import KIB, MIB, Case, Side, equals, is_empty, memory_copy,
 from benchmarks.peers import dtensor, gloo
 from benchmarks.rows import MEMORY_COPY
 from gpudist.ops import AllGather, Gather, Scatter, SumScatter, zero_volume_tensor
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 
 OPERATORS = ("scatter", "gather", "all_gather", "sum_scatter")
 SIZES = {"4 KiB": 4 * KIB, "64 KiB": 64 * KIB, "1 MiB": MIB, "16 MiB": 16 * MIB}

@@ -19,8 +19,8 @@ from benchmarks.layers import block_of
 from benchmarks.parameters import NETWORKS, SIDES
 from gpudist.exchange import Movement, carry
 from gpudist.exchange.rounds import Part, Round
-from gpudist.partition import Partition
 from gpudist.testing import run_distributed
+from gpudist.world.partition import Partition
 
 
 @dataclass

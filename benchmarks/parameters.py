@@ -13,7 +13,7 @@ from benchmarks.case import Case, Side
 from benchmarks.halo import grid_of
 from benchmarks.layers import are_close, block_of, both_ways, in_double
 from gpudist import nn
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.world.partition import CartesianPartition, Partition
 
 # "gpudist" is what the others are compared with.
 SIDES: dict[str, tuple[bool, bool]] = {

@@ -25,10 +25,10 @@ import gpudist
 from benchmarks.environment import environment
 from examples.networks import UNet3d
 from gpudist.geometry import Decomposition
-from gpudist.partition import Partition
 from gpudist.planning import Profile, measured_profile, plan
 from gpudist.planning.table import text
 from gpudist.testing import run_distributed
+from gpudist.world.partition import Partition
 
 LIMIT_S = 500.0
 LARGEST_REGRET, LONGEST_PLANNING_S = 0.10, 10.0

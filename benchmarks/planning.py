@@ -16,7 +16,7 @@ from gpudist.geometry import (
     plan_repartition,
 )
 from gpudist.geometry.cartesian import index_of, rank_of
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 
 EXTENT = 64  # cells of a block, in each spatial dim
 

@@ -12,8 +12,8 @@ import torch
 import gpudist
 from benchmarks.case import Case, Side
 from benchmarks.service import serve
-from gpudist.partition import Partition
 from gpudist.testing import run_distributed
+from gpudist.world.partition import Partition
 
 RUN_S = 3600.0
 

@@ -9,7 +9,7 @@ from benchmarks.case import KIB, MIB, Case, Side, equals, memory_copy, pattern
 from benchmarks.peers import dtensor, gloo
 from benchmarks.rows import MEMORY_COPY
 from gpudist.ops import Repartition
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 
 EXTENTS = {"64 KiB": 128, "4 MiB": 1024, "64 MiB": 4096}
 

@@ -24,7 +24,7 @@ from examples.networks import UNet3d
 from gpudist import SlidingWindow
 from gpudist.nn import DistributedConv2d, DistributedCrossEntropyLoss
 from gpudist.ops import AllSumReduce, HaloExchange
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.world.partition import CartesianPartition, Partition
 
 STRONG, WEAK = "strong", "weak"
 CHANNELS, CLASSES = 16, 3

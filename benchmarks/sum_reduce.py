@@ -18,7 +18,7 @@ from benchmarks.case import (
 from benchmarks.peers import gloo
 from benchmarks.rows import MEMORY_COPY
 from gpudist.ops import SumReduce
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 
 
 def cases(ranks: int) -> list[Case]:

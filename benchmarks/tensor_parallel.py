@@ -9,7 +9,7 @@ from benchmarks.case import Case, Side
 from benchmarks.conv import close
 from benchmarks.layers import both_ways, in_double
 from gpudist.nn import ColumnParallelLinear, RowParallelLinear
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 
 SIZES = ((256, 256), (1024, 1024))
 LAYERS = {"column": ColumnParallelLinear, "row": RowParallelLinear}

@@ -18,8 +18,8 @@ from benchmarks.networks import Step, Training, is_right
 from benchmarks.peers import dtensor as dtensor_peer
 from examples.gpt import GPT, Cut, ParallelGPT, Sizes
 from gpudist.nn import VocabParallelCrossEntropyLoss
-from gpudist.nn.placement import placements
-from gpudist.partition import Partition
+from gpudist.nn.parameters.placement import placements
+from gpudist.world.partition import Partition
 
 SIZES = {"GPT": Sizes(4096, 256, 256, 8, 2)}
 SAMPLES = 4

@@ -24,8 +24,8 @@ from benchmarks.networks import Training
 from benchmarks.peers import dtensor
 from benchmarks.worlds import NEW, ROOT
 from examples.gpt import Sizes
-from gpudist.partition import Partition
 from gpudist.testing import run_distributed
+from gpudist.world.partition import Partition
 
 SMALL, LARGE = Sizes(64, 8, 16, 4, 1), Sizes(8192, 256, 512, 8, 4)
 SIDES = ("sequential", "gpudist", "dtensor")

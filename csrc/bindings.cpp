@@ -11,13 +11,13 @@
 #include <memory>
 #include <tuple>
 
-#include "check.h"
-#include "dlpack.h"
-#include "host_communicator.h"
-#include "pieces.h"
-#include "plan.h"
-#include "recycling.h"
-#include "round.h"
+#include "core/check.h"
+#include "core/dlpack.h"
+#include "host/host_communicator.h"
+#include "core/pieces.h"
+#include "core/plan.h"
+#include "core/recycling.h"
+#include "core/round.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

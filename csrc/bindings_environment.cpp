@@ -4,8 +4,8 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings.h"
-#include "device_api.h"
-#include "nccl_api.h"
+#include "device/device_api.h"
+#include "nccl/nccl_api.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -9,9 +9,9 @@
 #include <tuple>
 
 #include "bindings.h"
-#include "check.h"
-#include "nccl_world.h"
-#include "round.h"
+#include "core/check.h"
+#include "nccl/nccl_world.h"
+#include "core/round.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

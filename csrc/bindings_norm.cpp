@@ -3,7 +3,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings.h"
-#include "norm_lines.h"
+#include "core/norm_lines.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -19,7 +19,7 @@ from gpudist.nn import (
     VocabParallelEmbedding,
     fuse_parameter_movements,
 )
-from gpudist.partition import CartesianPartition
+from gpudist.world.partition import CartesianPartition
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ import torch
 
 import gpudist
 from gpudist.geometry import Decomposition
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.world.partition import CartesianPartition, Partition
 
 # Each step takes off 3 % of the error at 100 points a side; 8 steps a point leave 1e-10 of it.
 STEPS_PER_POINT = 8

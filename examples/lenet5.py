@@ -43,7 +43,7 @@ from gpudist.nn import (
     DistributedMaxPool2d,
     Repartition,
 )
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.world.partition import CartesianPartition, Partition
 
 WORKERS = 4
 # MNIST is padded to the 32 x 32 pixels that LeNet-5 was made for.

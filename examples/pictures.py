@@ -10,7 +10,7 @@ from torch import nn
 
 import gpudist
 from gpudist.geometry import Decomposition
-from gpudist.partition import CartesianPartition
+from gpudist.world.partition import CartesianPartition
 
 
 @torch.no_grad()

@@ -39,7 +39,7 @@ from torch import nn
 import gpudist
 from gpudist import checkpoint
 from gpudist.nn import VocabParallelCrossEntropyLoss
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.world.partition import CartesianPartition, Partition
 
 TOLERANCES = {"float64": 1e-9, "float32": 0.05}
 # The other workers wait this long for rank 0, which trains the sequential network alone.

@@ -41,7 +41,7 @@ import gpudist
 from gpudist import checkpoint
 from gpudist.geometry import Decomposition
 from gpudist.nn import DistributedCrossEntropyLoss
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.world.partition import CartesianPartition, Partition
 
 LEVELS = 4
 TEST_CROPS = 24

@@ -18,9 +18,9 @@ from gpudist.errors import (
     TransportError,
 )
 from gpudist.geometry import HaloWidths, SlidingWindow, TransposedWindow
-from gpudist.nn.attention_all_to_all import all_to_all_attention
-from gpudist.nn.attention_ring import ring_attention
-from gpudist.nn.invariant import invariant_sum
+from gpudist.nn.attention.all_to_all import all_to_all_attention
+from gpudist.nn.attention.ring import ring_attention
+from gpudist.nn.tensor_parallel.invariant import invariant_sum
 from gpudist.ops import (
     all_gather,
     all_sum_reduce,
@@ -34,13 +34,13 @@ from gpudist.ops import (
     sum_scatter,
     zero_volume_tensor,
 )
-from gpudist.partition import CartesianPartition, Partition
 from gpudist.pictures import draw
 from gpudist.profiling import profile, record_ranges, stats
 from gpudist.recycling import empty_cache
-from gpudist.runtime import init
 from gpudist.sbp import GlobalTensor, to_global
 from gpudist.version import __version__ as __version__
+from gpudist.world.partition import CartesianPartition, Partition
+from gpudist.world.runtime import init
 
 placement = sbp.Placement
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from gpudist.arguments import Checked
+from gpudist.checks.arguments import Checked
 from gpudist.errors import PartitionError
 from gpudist.exchange import all_reduce
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 
 
 class GradScaler(Checked, torch.amp.GradScaler):

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, Sampler
 
-from gpudist.arguments import Checked, checked, described
+from gpudist.checks.arguments import Checked, checked, described
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.blocks import Blocks, Decomposition
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.world.partition import CartesianPartition, Partition
 
 
 @runtime_checkable

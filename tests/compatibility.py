@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gpudist.environment import TESTED_TORCH, is_tested, numbers
+from gpudist.world.environment import TESTED_TORCH, is_tested, numbers
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "compatibility"
@@ -86,7 +86,7 @@ def main() -> int:
     for version, (passes, line) in results.items():
         print(f"torch {version} {'passes' if passes else 'FAILS'}: {line} ({FOLDER / version}.log)")
         if not is_tested(version):
-            print(f"    gpudist/environment.py states {oldest} to {newest}")
+            print(f"    gpudist/world/environment.py states {oldest} to {newest}")
     return 0 if all(passes for passes, _ in results.values()) else 1
 
 

@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 import gpudist
-from gpudist import ops, runtime
+from gpudist import ops
 from gpudist.exchange import all_reduce
-from gpudist.partition import Partition
-from gpudist.transport.nccl import NcclTransport
+from gpudist.transport.nccl.transport import NcclTransport
+from gpudist.world import runtime
+from gpudist.world.partition import Partition
 
 Results = dict[str, str]
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from gpudist.partition import Partition
-from gpudist.rank_pool import RankPool, RanksFailed, StartMethod
 from gpudist.testing import run_distributed
-from gpudist.transport.host import is_built, what_is_missing
+from gpudist.testing.rank_pool import RankPool, RanksFailed, StartMethod
+from gpudist.transport.host.transport import is_built, what_is_missing
+from gpudist.world.partition import Partition
 from tests.doubles import misuses_of_nccl, use_doubles
 
 MAX_RANKS = 12

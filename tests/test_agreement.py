@@ -13,13 +13,13 @@ import pytest
 import torch.distributed as dist
 
 import gpudist
-from gpudist import runtime
-from gpudist.agreement import Agreement
 from gpudist.errors import CollectiveTimeout, GpudistError, PeerFailure, PlanMismatch
-from gpudist.launch import Launch
-from gpudist.runtime import connect
-from gpudist.transport.host import is_built, what_is_missing
-from gpudist.transport.store_asker import StoreAsker
+from gpudist.transport.failure.asker import StoreAsker
+from gpudist.transport.host.transport import is_built, what_is_missing
+from gpudist.world import runtime
+from gpudist.world.agreement import Agreement
+from gpudist.world.launch import Launch
+from gpudist.world.runtime import connect
 from tests import warm
 from tests.patience import allowed_s
 

@@ -11,7 +11,7 @@ import torch
 from gpudist import nn
 from gpudist.amp import GradScaler
 from gpudist.errors import PartitionError
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.nn.compare import assert_equal_to, grid, own_block, random_like_all
 from tests.nn.replicated_cases import network, sequential_network
 from tests.pool import distributed

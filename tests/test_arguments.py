@@ -12,11 +12,11 @@ import torch
 
 import gpudist
 from gpudist import nn
-from gpudist.arguments import Checked, check, checked
+from gpudist.checks.arguments import Checked, check, checked
 from gpudist.errors import CheckpointError, GpudistError, PartitionError, ShapeError
 from gpudist.geometry import HaloWidths, SlidingWindow
-from gpudist.partition import Partition
 from gpudist.transport.loopback import LoopbackTransport
+from gpudist.world.partition import Partition
 
 RIGHT: list[tuple[Any, list[Any]]] = [
     (int, [1, np.int64(1), torch.tensor(1)]),

@@ -11,7 +11,7 @@ import torch
 
 import gpudist
 from gpudist.errors import PlanMismatch, ShapeError
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.ops.dense import partition_of
 from tests.pool import distributed
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import gpudist
-from gpudist.arrays import TENSOR, applied
 from gpudist.errors import ShapeError, TransportError
-from gpudist.partition import Partition
+from gpudist.ops.arrays import TENSOR, applied
+from gpudist.world.partition import Partition
 from tests.pool import distributed
 
 

@@ -12,9 +12,9 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from gpudist import ops
-from gpudist.autograd import move
 from gpudist.exchange import Movement
-from gpudist.partition import Partition
+from gpudist.exchange.autograd import move
+from gpudist.world.partition import Partition
 from tests.ops.dense import assert_same, cells, operations, partition_of, random
 from tests.pool import distributed
 

@@ -19,9 +19,9 @@ from torch.utils.checkpoint import checkpoint
 import gpudist
 from gpudist import ops
 from gpudist.errors import PlanMismatch
-from gpudist.library import adjoint_of, handle_of
+from gpudist.exchange.library import adjoint_of, handle_of
 from gpudist.ops.bound import Bound
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.ops.dense import cells, operations, partition_of, random
 from tests.pool import distributed
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from gpudist.data import BlockSampler, block_of
 from gpudist.errors import PartitionError, ShapeError
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.world.partition import CartesianPartition, Partition
 from tests.nn.compare import grid, own_slices
 from tests.pool import distributed
 

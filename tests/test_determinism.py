@@ -11,9 +11,9 @@ import torch
 
 from gpudist import ops
 from gpudist.exchange import all_reduce
-from gpudist.partition import Partition
-from gpudist.runtime import _make_torch_deterministic
 from gpudist.testing import run_distributed
+from gpudist.world.partition import Partition
+from gpudist.world.runtime import _make_torch_deterministic
 from tests.determinism_bodies import (
     Results,
     in_rank_order,

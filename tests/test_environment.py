@@ -11,18 +11,18 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from gpudist import environment
-from gpudist.environment import Cuda, Device, Nccl, describe
 from gpudist.errors import NotBuiltError
-from gpudist.launch import Settings
-from gpudist.transport import nccl_library
-from gpudist.transport.nccl_library import (
+from gpudist.transport.nccl.library import (
     installed_wheels,
     keep_memory_unregistered,
     registration,
     wheel_libraries,
     wheel_warnings,
 )
+from gpudist.transport.nccl.transport import library as nccl_library
+from gpudist.world import environment
+from gpudist.world.environment import Cuda, Device, Nccl, describe
+from gpudist.world.launch import Settings
 
 ASKED = Settings("host", "2 processes on one node", "", "", False)
 

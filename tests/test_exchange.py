@@ -16,7 +16,7 @@ from gpudist.errors import PlanMismatch, ShapeError
 from gpudist.exchange import add_into, all_reduce, carry, carry_out, start
 from gpudist.exchange.movement import bind
 from gpudist.geometry.boxes import Plan, Stage
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.ops.dense import assert_same, blocks, cells, local_input, operations, partition_of
 from tests.pool import distributed
 

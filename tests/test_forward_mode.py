@@ -10,7 +10,7 @@ import torch
 from torch.autograd import forward_ad
 
 from gpudist import ops
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.world.partition import CartesianPartition, Partition
 from tests.ops.dense import local_input, operations, partition_of, random
 from tests.pool import distributed
 

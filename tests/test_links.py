@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpudist import links
-from gpudist.links import Link, gpu_links, parse_topology
+from gpudist.world import links
+from gpudist.world.links import Link, gpu_links, parse_topology
 
 TABLE = """\
 \t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m

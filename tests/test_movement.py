@@ -10,7 +10,7 @@ from gpudist.errors import ShapeError
 from gpudist.exchange import carry_out
 from gpudist.exchange.movement import bind
 from gpudist.geometry.boxes import Collective, Plan, Stage
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.ops.dense import cells
 from tests.pool import distributed
 

@@ -24,11 +24,12 @@ import torch
 import torch.distributed as dist
 
 import gpudist
-from gpudist import nn, ops, runtime, sbp
+from gpudist import nn, ops, sbp
 from gpudist.errors import PartitionError, PlanMismatch
 from gpudist.exchange import carry_out
-from gpudist.partition import CartesianPartition, Partition
 from gpudist.transport.loopback import LoopbackTransport
+from gpudist.world import runtime
+from gpudist.world.partition import CartesianPartition, Partition
 from tests.pool import distributed
 
 

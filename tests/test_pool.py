@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from gpudist import errors, ops
-from gpudist.partition import Partition
-from gpudist.rank_pool import GRACE_S, RankPool, RanksFailed
-from gpudist.transport.failure import Failure
+from gpudist.testing.rank_pool import GRACE_S, RankPool, RanksFailed
+from gpudist.transport.failure.channel import Failure
+from gpudist.world.partition import Partition
 from tests import warm
 from tests.pool import distributed
 
@@ -128,7 +128,7 @@ def test_processes_and_worlds_are_reused(pool: RankPool) -> None:
 
 FORKS = """
 import time
-from gpudist.rank_pool import RankPool
+from gpudist.testing.rank_pool import RankPool
 
 said = ["nothing"]
 
@@ -163,8 +163,8 @@ def test_wrong_number_of_ranks(pool: RankPool, size: int) -> None:
 def test_processes_that_do_not_start_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     with RankPool(2, timeout_s=20) as pool:
         with monkeypatch.context() as patch:
-            patch.setattr("gpudist.rank_pool.pool.START_S", 0.3)
-            patch.setattr("gpudist.rank_pool.pool.serve", serve_nobody)
+            patch.setattr("gpudist.testing.rank_pool.pool.START_S", 0.3)
+            patch.setattr("gpudist.testing.rank_pool.pool.serve", serve_nobody)
             with pytest.raises(RuntimeError, match=r"did not start within 0\.3 s"):
                 pool.run(2, identify)
         assert_serves(pool, 2)
@@ -180,7 +180,7 @@ def test_processes_that_end_while_they_start_are_replaced(
     with RankPool(3, timeout_s=20) as pool:
         before = assert_serves(pool, 1)
         with monkeypatch.context() as patch:
-            patch.setattr("gpudist.rank_pool.pool.serve", serve)
+            patch.setattr("gpudist.testing.rank_pool.pool.serve", serve)
             with pytest.raises(RuntimeError, match=f"process 1 ended while it started: {how};"):
                 pool.run(3, identify)
         assert set(assert_serves(pool, 3)).isdisjoint(before)
@@ -234,7 +234,7 @@ def test_hang_shows_every_stack(pool: RankPool) -> None:
 def test_failure_ends_ranks_that_do_not_notice(
     pool: RankPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpudist.rank_pool.pool.GRACE_S", 0.5)
+    monkeypatch.setattr("gpudist.testing.rank_pool.pool.GRACE_S", 0.5)
     with pytest.raises(RanksFailed, match="on rank 2: this rank gives up") as caught:
         pool.run(SIZE, hang_except_on, kwargs={"rank": 2})
     assert [outcome.rank for outcome in caught.value.outcomes] == [2, 0, 1]

@@ -19,8 +19,8 @@ import torch
 
 import gpudist
 from gpudist import ops, recycling
-from gpudist.partition import Partition
-from gpudist.transport.host import is_built, what_is_missing
+from gpudist.transport.host.transport import is_built, what_is_missing
+from gpudist.world.partition import Partition
 from tests.pool import distributed
 
 MIB = 1 << 20

@@ -18,12 +18,12 @@ import pytest
 
 import gpudist
 from gpudist.errors import ShapeError, TransportError
-from gpudist.launch import Built, Launch, launch_of, settings_of
-from gpudist.runtime import _runtime, _shut_down
 from gpudist.testing import run_distributed
-from gpudist.transport.failure import Failure
+from gpudist.transport.failure.channel import Failure
 from gpudist.transport.loopback import LoopbackTransport
 from gpudist.transport.report import write_error_file
+from gpudist.world.launch import Built, Launch, launch_of, settings_of
+from gpudist.world.runtime import _runtime, _shut_down
 from tests import warm
 from tests.patience import allowed_s
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gpudist import errors
-from gpudist.partition import Partition
 from gpudist.testing import run_distributed
+from gpudist.world.partition import Partition
 
 
 def identify(P_world: Partition) -> tuple[int | None, int, int]:

@@ -25,7 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import gpudist
 from gpudist.errors import GpudistError, ShapeError
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.pool import distributed
 
 Function = Callable[[torch.Tensor], torch.Tensor]

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from gpudist.environment import TESTED_TORCH, is_tested
+from gpudist.world.environment import TESTED_TORCH, is_tested
 from tests.compatibility import ROOT, oldest_allowed
 
 OLDEST, NEWEST = TESTED_TORCH

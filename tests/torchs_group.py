@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 
 
 @contextmanager

@@ -25,9 +25,9 @@ from benchmarks.gpu import SEVERAL_RANKS, SUBJECTS, several, torch_messages
 from benchmarks.gpu.files import RESULTS, ROOT, line_of, machine, path_of, read
 from benchmarks.gpu.machine import CudaMachine, HostMachine
 from benchmarks.gpu.measure import ITERATIONS, GpuRow, measure
-from gpudist.environment import describe
-from gpudist.partition import Partition
-from gpudist.runtime import built, settings
+from gpudist.world.environment import describe
+from gpudist.world.partition import Partition
+from gpudist.world.runtime import built, settings
 
 LEAST_ITERATIONS = 20
 WAIT_S = 60.0

@@ -14,7 +14,7 @@ from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.measure import GpuCase
 from benchmarks.gpu.self_halo import exchange_of, moved_bytes, name_of, padded
 from gpudist.exchange import carry_out
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 
 SHAPES = ((1, 1, 32, 32, 32), (1, 4, 256, 256, 256), (1, 16, 4096, 4096))
 TINY = ((1, 2, 6, 5, 4), (1, 2, 5, 6))

@@ -6,7 +6,7 @@ from itertools import product
 from math import prod
 
 from gpudist.geometry.boxes import Box, Move
-from gpudist.transport.nccl_program import BufferName, View, contiguous_strides
+from gpudist.transport.nccl.program import BufferName, View, contiguous_strides
 
 
 def neighbours(block: tuple[int, ...], faces_only: bool = False) -> list[Move]:

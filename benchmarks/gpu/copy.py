@@ -15,8 +15,8 @@ from benchmarks.case import KIB, MIB, Side
 from benchmarks.gpu.kernel import bound, random
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.measure import GpuCase
-from gpudist.partition import Partition
-from gpudist.transport.nccl_program import Job, Lowered, View
+from gpudist.transport.nccl.program import Job, Lowered, View
+from gpudist.world.partition import Partition
 
 SIZES = {"1 MiB": MIB, "16 MiB": 16 * MIB, "64 MiB": 64 * MIB, "256 MiB": 256 * MIB}
 SIZES["1 GiB"] = 1024 * MIB

@@ -21,8 +21,8 @@ from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.measure import GpuCase
 from benchmarks.gpu.self_halo import exchange_of
 from gpudist.geometry.boxes import Box, Move
-from gpudist.partition import Partition
-from gpudist.transport.nccl_program import Job, Lowered, Step, View, contiguous_strides
+from gpudist.transport.nccl.program import Job, Lowered, Step, View, contiguous_strides
+from gpudist.world.partition import Partition
 
 EXTENT, TINY = 32, 6
 F32 = torch.float32

@@ -13,8 +13,8 @@ import torch
 
 from benchmarks.files import ENVIRONMENT, lines_of
 from benchmarks.gpu.measure import GpuRow
-from gpudist.environment import describe
-from gpudist.runtime import settings
+from gpudist.world.environment import describe
+from gpudist.world.runtime import settings
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"

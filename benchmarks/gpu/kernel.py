@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from benchmarks.case import Side
-from gpudist.partition import Partition
 from gpudist.transport.base import Signature
-from gpudist.transport.nccl import NcclTransport, _native, native_signature
-from gpudist.transport.nccl_program import Lowered
+from gpudist.transport.nccl.program import Lowered
+from gpudist.transport.nccl.transport import NcclTransport, _native, native_signature
+from gpudist.world.partition import Partition
 
 
 def bound(

@@ -12,8 +12,8 @@ from benchmarks.gpu.boxes import neighbours, starts, view
 from benchmarks.gpu.kernel import bound, equal_to, random
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.measure import GpuCase
-from gpudist.partition import Partition
-from gpudist.transport.nccl_program import BufferName, Job, Lowered, View, contiguous_strides
+from gpudist.transport.nccl.program import BufferName, Job, Lowered, View, contiguous_strides
+from gpudist.world.partition import Partition
 
 EXTENT, TINY = 96, 8
 F32 = torch.float32

@@ -15,7 +15,7 @@ from benchmarks.gpu.machine import Call, Machine
 from benchmarks.measure import Series, rows_of
 from benchmarks.rows import Row
 from gpudist.exchange import all_reduce
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 
 ITERATIONS = 30
 ROUNDS = 5

@@ -20,7 +20,7 @@ from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.measure import GpuCase
 from benchmarks.gpu.self_halo import exchange_of, name_of
 from gpudist.nn import DistributedConv2d, DistributedConv3d
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 
 SHAPES = ((1, 64, 1024, 1024), (1, 32, 128, 128, 128))
 TINY = ((1, 2, 512, 512), (1, 2, 64, 64, 33))

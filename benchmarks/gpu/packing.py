@@ -17,8 +17,8 @@ from benchmarks.case import KIB, MIB, Side
 from benchmarks.gpu.kernel import bound, copy_of, equal_to, random
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.measure import GpuCase
-from gpudist.partition import Partition
-from gpudist.transport.nccl_program import Job, Lowered, View
+from gpudist.transport.nccl.program import Job, Lowered, View
+from gpudist.world.partition import Partition
 
 KINDS = ("pack", "unpack", "add")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "uint8": torch.uint8}

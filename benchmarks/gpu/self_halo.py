@@ -16,7 +16,7 @@ from benchmarks.gpu.kernel import copy_of, equal_to, random
 from benchmarks.gpu.machine import Call, Machine
 from benchmarks.gpu.measure import GpuCase
 from gpudist.ops import HaloExchange
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 
 SHAPES = ((1, 1, 32, 32, 32), (1, 16, 512, 512), (1, 4, 256, 256, 256), (1, 16, 4096, 4096))
 TINY = ((1, 2, 6, 5, 4), (1, 2, 5, 6))

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.case import Side
-from gpudist.partition import Partition
-from gpudist.transport.nccl import NcclTransport
+from gpudist.transport.nccl.transport import NcclTransport
+from gpudist.world.partition import Partition
 
 
 def sides(

@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement
 
 from benchmarks.peers import gloo
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 
 
 def mesh(P_world: Partition) -> DeviceMesh:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 
 
 def start(P_world: Partition) -> None:

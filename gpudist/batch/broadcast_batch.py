@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from gpudist.arguments import checked
 from gpudist.batch.channel import channel_of
-from gpudist.partition import Partition
+from gpudist.checks.arguments import checked
+from gpudist.world.partition import Partition
 
 
 @checked()

@@ -16,11 +16,11 @@ from gpudist.batch.values import TensorSpec
 from gpudist.errors import GpudistError, PeerFailure
 from gpudist.exchange import Movement, bind, carry_out
 from gpudist.geometry.broadcasting import Pairing
-from gpudist.host_channel import host_partition
 from gpudist.ops.broadcast import plan_between
-from gpudist.partition import Partition
 from gpudist.transport.base import Signature
-from gpudist.transport.failure import Failure
+from gpudist.transport.failure.channel import Failure
+from gpudist.world.host_channel import host_partition
+from gpudist.world.partition import Partition
 
 _REMEMBERED = 256
 

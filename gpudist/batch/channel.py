@@ -27,7 +27,7 @@ from gpudist.batch.schema import Schema
 from gpudist.errors import GpudistError, PartitionError, RemoteError
 from gpudist.ops.agreement import refuse
 from gpudist.ops.operator import require_cartesian
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.world.partition import CartesianPartition, Partition
 
 
 class BatchChannel:

@@ -7,12 +7,12 @@ from math import prod
 
 import torch
 
-from gpudist.autograd import move
 from gpudist.batch.values import TensorSpec
 from gpudist.exchange import Movement, bind
+from gpudist.exchange.autograd import move
 from gpudist.geometry.broadcasting import Pairing
 from gpudist.ops.broadcast import plan_between
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 
 
 def move_differentiable(

@@ -11,7 +11,7 @@ import zlib
 from typing import NamedTuple
 
 from gpudist.batch.reading import Reader, malformed, write_text
-from gpudist.digest import DIGEST_BYTES
+from gpudist.checks.digest import DIGEST_BYTES
 
 # With the header of gloo's messages it fills their one frame, and goes as one message there too.
 PACKET_BYTES = 3840

@@ -13,9 +13,9 @@ from gpudist.batch.payload import copy_into
 from gpudist.batch.places import Places
 from gpudist.batch.prepared import Prepared
 from gpudist.batch.values import TensorSpec
-from gpudist.partition import Partition
 from gpudist.transport.base import Signature
-from gpudist.transport.host import HostTransport, PiecesInFlight
+from gpudist.transport.host.transport import HostTransport, PiecesInFlight
+from gpudist.world.partition import Partition
 
 
 def can_carry_pieces(P: Partition) -> bool:

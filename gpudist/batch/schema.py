@@ -35,7 +35,7 @@ from gpudist.batch.values import (
     read_value,
     write_value,
 )
-from gpudist.digest import digest_of
+from gpudist.checks.digest import digest_of
 from gpudist.errors import ShapeError
 
 LIST, TUPLE, DICT, DATACLASS, NAMED_TUPLE = range(16, 21)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from gpudist.arguments import checked
 from gpudist.batch.channel import BatchChannel, channel_of
 from gpudist.batch.prefetching import Loaded, Prefetched, Raised
-from gpudist.partition import Partition
+from gpudist.checks.arguments import checked
+from gpudist.world.partition import Partition
 
 
 class BatchStream(Iterator[Any]):

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from gpudist.geometry.boxes import Box
-from gpudist.nn.placement import Placement
+from gpudist.nn.parameters.placement import Placement
 
 
 class BlockTensor(torch.Tensor):

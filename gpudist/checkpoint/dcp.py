@@ -17,7 +17,6 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan
 
-from gpudist.arguments import checked
 from gpudist.checkpoint import folders
 from gpudist.checkpoint.identity import files_of, first_bytes, require_of_one_save
 from gpudist.checkpoint.optimizer_state import unchanged_by_failure
@@ -32,8 +31,9 @@ from gpudist.checkpoint.stored import (
     set_optimizer,
 )
 from gpudist.checkpoint.texts import broadcast_text, failing_together, gather_at_first
+from gpudist.checks.arguments import checked
 from gpudist.errors import CheckpointError
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 
 
 @checked(CheckpointError)

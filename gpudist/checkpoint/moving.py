@@ -10,10 +10,10 @@ from gpudist.exchange import Movement, bind, carry_out
 from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.cartesian import rank_of
 from gpudist.geometry.overlap import plan_repartition
-from gpudist.nn.parameter import bind_parameter
+from gpudist.nn.parameters.parameter import bind_parameter
+from gpudist.nn.parameters.placement import Placement
 from gpudist.nn.partitions import plane
-from gpudist.nn.placement import Placement
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.world.partition import CartesianPartition, Partition
 
 
 def gather_blocks(

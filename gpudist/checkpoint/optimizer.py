@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from gpudist.arguments import checked
 from gpudist.checkpoint.moving import gather_blocks, scatter_blocks
 from gpudist.checkpoint.optimizer_state import (
     described_state,
@@ -22,8 +21,9 @@ from gpudist.checkpoint.optimizer_state import (
 from gpudist.checkpoint.sequential import world_of
 from gpudist.checkpoint.texts import broadcast_text, failing_together
 from gpudist.checkpoint.values import decode, encode, name_of
+from gpudist.checks.arguments import checked
 from gpudist.errors import CheckpointError
-from gpudist.nn.placement import Placement, placements
+from gpudist.nn.parameters.placement import Placement, placements
 
 
 @checked(CheckpointError)

@@ -18,8 +18,8 @@ from gpudist.checkpoint.texts import (
 )
 from gpudist.checkpoint.values import decode, dtype_of, encode, name_of
 from gpudist.errors import CheckpointError
-from gpudist.nn.placement import Placement
-from gpudist.partition import Partition
+from gpudist.nn.parameters.placement import Placement
+from gpudist.world.partition import Partition
 
 # By parameter and by key of its state: a tensor of the parameter's shape, or a value.
 Described = dict[str, dict[str, dict[str, Any]]]

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from gpudist import runtime
-from gpudist.arguments import checked
 from gpudist.checkpoint.moving import gather_blocks, scatter_blocks
 from gpudist.checkpoint.texts import broadcast_text, require_alike
+from gpudist.checks.arguments import checked
 from gpudist.errors import CheckpointError
-from gpudist.nn.placement import Placement, placements
-from gpudist.partition import Partition
+from gpudist.nn.parameters.placement import Placement, placements
+from gpudist.world import runtime
+from gpudist.world.partition import Partition
 
 
 @checked(CheckpointError)

@@ -21,8 +21,8 @@ from gpudist.checkpoint.sequential import described, names_beyond_sequential
 from gpudist.checkpoint.texts import require_alike
 from gpudist.checkpoint.values import decode
 from gpudist.errors import CheckpointError
-from gpudist.nn.placement import Placement, placements
-from gpudist.partition import Partition
+from gpudist.nn.parameters.placement import Placement, placements
+from gpudist.world.partition import Partition
 
 
 def model_to_save(module: torch.nn.Module, P_world: Partition) -> dict[str, Any]:

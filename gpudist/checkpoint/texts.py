@@ -10,7 +10,7 @@ import torch
 
 from gpudist.errors import CheckpointError
 from gpudist.ops import gather
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 
 
 def gather_bytes(P: Partition, data: bytes) -> list[bytes]:

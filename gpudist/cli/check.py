@@ -6,14 +6,14 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from gpudist import runtime
 from gpudist.cli.command import Command, print_json
 from gpudist.cli.progress import Progress
+from gpudist.cli.self_check import LinkSpeed, Report, Result, check, of_failure, verdict
 from gpudist.cli.tables import print_columns, print_table
 from gpudist.errors import PartitionError, TransportError
-from gpudist.partition import Partition
-from gpudist.self_check import LinkSpeed, Report, Result, check, of_failure, verdict
 from gpudist.testing import run_distributed
+from gpudist.world import runtime
+from gpudist.world.partition import Partition
 
 RANKS_ALONE = 4
 TIMEOUT_S = 120.0

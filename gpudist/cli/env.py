@@ -7,8 +7,8 @@ from dataclasses import asdict
 
 from gpudist.cli.command import Command, print_json
 from gpudist.cli.tables import print_table
-from gpudist.environment import Environment, TransportState, describe
-from gpudist.links import Link
+from gpudist.world.environment import Environment, TransportState, describe
+from gpudist.world.links import Link
 
 
 def run(arguments: argparse.Namespace) -> int:

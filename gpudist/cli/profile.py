@@ -6,11 +6,11 @@ from pathlib import Path
 
 from gpudist.cli.progress import Progress
 from gpudist.errors import ShapeError
-from gpudist.partition import Partition
 from gpudist.planning.hardware import Profile
 from gpudist.planning.measuring import measured_profile
-from gpudist.rank_pool import RankPool
-from gpudist.runtime import init
+from gpudist.testing.rank_pool import RankPool
+from gpudist.world.partition import Partition
+from gpudist.world.runtime import init
 
 _LIMIT_S = 300.0
 

@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 import torch
 
-from gpudist.arguments import checked
+from gpudist.checks.arguments import checked
 from gpudist.convert.inputs import Entrance, Kind, require_known
 from gpudist.convert.network import Conversion, convert, copied, names_of_entries
 from gpudist.convert.plan import Plan
 from gpudist.errors import ConversionError
-from gpudist.partition import CartesianPartition
+from gpudist.world.partition import CartesianPartition
 
 
 @checked(ConversionError)

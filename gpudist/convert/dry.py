@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpudist.arguments import checked
+from gpudist.checks.arguments import checked
 from gpudist.convert.inputs import Entrance, require_known
 from gpudist.convert.known import KnownValues, know, value_of
 from gpudist.convert.network import (
@@ -25,11 +25,11 @@ from gpudist.convert.network import (
 from gpudist.convert.plan import Plan
 from gpudist.errors import ConversionError, GpudistError
 from gpudist.geometry.blocks import Decomposition
-from gpudist.partition import CartesianPartition, Partition
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.remembered import nothing_remembered
 from gpudist.sbp.scope import Record
 from gpudist.transport.dry import META, DryTransport, Traffic, Wire, wire_like
+from gpudist.world.partition import CartesianPartition, Partition
 
 Shape = Sequence[int]
 

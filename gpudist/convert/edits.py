@@ -11,12 +11,12 @@ from torch import nn
 from gpudist.convert.plan import Plan, Shape, workers_of
 from gpudist.errors import ConversionError
 from gpudist.geometry.blocks import Decomposition
-from gpudist.nn.placement import Placement as Blocks
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.nn.parameters.placement import Placement as Blocks
 from gpudist.sbp.attributes import NdSbp, broadcast, split
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.layout import Layout
 from gpudist.sbp.placement import Placement
+from gpudist.world.partition import CartesianPartition, Partition
 
 
 def grid_of(

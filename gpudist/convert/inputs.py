@@ -9,10 +9,10 @@ import torch
 
 from gpudist.errors import ConversionError, ShapeError
 from gpudist.ops.agreement import Agreement, Layout
-from gpudist.partition import CartesianPartition
 from gpudist.sbp.attributes import broadcast, split
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.placement import Placement
+from gpudist.world.partition import CartesianPartition
 
 Kind = Literal["block", "whole", "dynamic"]
 Inputs = Mapping[str, Kind | Sequence[int]]

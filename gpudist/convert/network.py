@@ -18,13 +18,13 @@ from gpudist.convert.inputs import Entrance
 from gpudist.convert.parameters import Parameters
 from gpudist.convert.plan import Plan
 from gpudist.errors import ConversionError
-from gpudist.nn.replication import copies_of
-from gpudist.partition import CartesianPartition
+from gpudist.nn.parameters.replication import copies_of
 from gpudist.sbp.attributes import broadcast, partial_sum
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.interception import intercepted
 from gpudist.sbp.lies import Lies
 from gpudist.sbp.scope import Scope, current_scope, entered
+from gpudist.world.partition import CartesianPartition
 
 _CONVERSION = "_gpudist_conversion"
 

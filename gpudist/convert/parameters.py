@@ -16,12 +16,12 @@ from gpudist.convert.edits import SplitWeight
 from gpudist.errors import ConversionError
 from gpudist.exchange import all_reduce
 from gpudist.geometry.blocks import Decomposition
-from gpudist.nn.parameter_spread import Spread, copies_of_owned
+from gpudist.nn.parameters.placement import Placement
+from gpudist.nn.parameters.replication import copies_of
+from gpudist.nn.parameters.spread import Spread, copies_of_owned
 from gpudist.nn.partitions import plane
-from gpudist.nn.placement import Placement
-from gpudist.nn.replication import copies_of
-from gpudist.partition import CartesianPartition, Partition
 from gpudist.sbp.unknown import stand_in
+from gpudist.world.partition import CartesianPartition, Partition
 
 
 class Parameters:

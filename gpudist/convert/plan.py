@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from gpudist.arguments import Checked, checked
+from gpudist.checks.arguments import Checked, checked
 from gpudist.errors import ConversionError
 from gpudist.sbp.scope import Row
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from gpudist.arguments import checked
+from gpudist.checks.arguments import checked
 from gpudist.convert.network import conversion_of, paths_of, without_terms
 from gpudist.errors import ConversionError
 from gpudist.sbp.global_tensor import GlobalTensor

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from gpudist.arguments import checked
+from gpudist.checks.arguments import checked
 from gpudist.convert.network import conversion_of, copied, undone
 from gpudist.errors import ConversionError
-from gpudist.nn.placement import Placement, placements
+from gpudist.nn.parameters.placement import Placement, placements
 from gpudist.ops import AllSumReduce, SumReduce
-from gpudist.partition import CartesianPartition
+from gpudist.world.partition import CartesianPartition
 
 
 @checked(ConversionError)

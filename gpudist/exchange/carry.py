@@ -10,14 +10,14 @@ from functools import lru_cache
 
 import torch
 
-from gpudist.digest import digest_of
+from gpudist.checks.digest import digest_of
+from gpudist.checks.storage import storage_problem, with_memory
 from gpudist.errors import ShapeError
 from gpudist.exchange.movement import Movement
 from gpudist.exchange.plain import plain
 from gpudist.exchange.rounds import Blocks, InFlight, Round
-from gpudist.partition import Partition, require_one_world
-from gpudist.storage import storage_problem, with_memory
 from gpudist.transport.base import ReduceOp, Signature
+from gpudist.world.partition import Partition, require_one_world
 
 
 def carry_out(

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import torch
 
-from gpudist.digest import digest_of
+from gpudist.checks.digest import digest_of
 from gpudist.errors import ShapeError
 from gpudist.geometry.boxes import Plan, Stage
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 
 
 class Step(NamedTuple):

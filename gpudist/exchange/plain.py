@@ -11,8 +11,8 @@ import torch
 from gpudist.exchange.movement import Movement
 from gpudist.geometry.boxes import Box, Collective, Stage
 from gpudist.geometry.messages import MessageStage, as_messages
-from gpudist.partition import Partition
 from gpudist.recycling import maker
+from gpudist.world.partition import Partition
 
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 

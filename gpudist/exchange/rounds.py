@@ -8,15 +8,15 @@ from functools import partial
 import torch
 
 from gpudist import recycling
+from gpudist.checks.storage import storage_problem, with_memory
 from gpudist.errors import ShapeError, TransportError
 from gpudist.exchange.movement import Movement
 from gpudist.exchange.plain import Arrival, finish, post
 from gpudist.geometry.boxes import Stage
-from gpudist.partition import Partition
-from gpudist.storage import storage_problem, with_memory
 from gpudist.transport.base import RoundRunner, Signature, StageCall, StagesInFlight, Transport
-from gpudist.transport.failure import Failure
+from gpudist.transport.failure.channel import Failure
 from gpudist.transport.recording import Activity, Post
+from gpudist.world.partition import Partition
 
 Blocks = list[torch.Tensor | None]
 

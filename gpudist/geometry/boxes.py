@@ -13,7 +13,7 @@ from functools import cached_property
 from math import prod
 from typing import Literal
 
-from gpudist.digest import digest_of
+from gpudist.checks.digest import digest_of
 
 
 @dataclass(frozen=True)

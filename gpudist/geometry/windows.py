@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpudist.arguments import settle
+from gpudist.checks.arguments import settle
 from gpudist.errors import ShapeError
 from gpudist.geometry.blocks import Blocks
 

@@ -1,17 +1,75 @@
 """Drop-in distributed layers, and the primitives as modules."""
 
 from gpudist.nn import utils
-from gpudist.nn.attention import DistributedMultiheadAttention
-from gpudist.nn.attention_all_to_all import AllToAllAttention, all_to_all_attention
-from gpudist.nn.attention_ring import RingAttention, ring_attention
-from gpudist.nn.conv import DistributedConv1d, DistributedConv2d, DistributedConv3d
-from gpudist.nn.conv_causal import DistributedCausalConv1d
-from gpudist.nn.conv_transpose import (
+from gpudist.nn.affine.conv import DistributedConv1d, DistributedConv2d, DistributedConv3d
+from gpudist.nn.affine.conv_causal import DistributedCausalConv1d
+from gpudist.nn.affine.conv_transpose import (
     DistributedConvTranspose1d,
     DistributedConvTranspose2d,
     DistributedConvTranspose3d,
 )
-from gpudist.nn.dropout import (
+from gpudist.nn.affine.embedding import DistributedEmbedding
+from gpudist.nn.affine.linear import DistributedLinear
+from gpudist.nn.attention.all_to_all import AllToAllAttention, all_to_all_attention
+from gpudist.nn.attention.multihead import DistributedMultiheadAttention
+from gpudist.nn.attention.ring import RingAttention, ring_attention
+from gpudist.nn.loss.binary import (
+    DistributedBCELoss,
+    DistributedBCEWithLogitsLoss,
+    DistributedHingeEmbeddingLoss,
+    DistributedSoftMarginLoss,
+)
+from gpudist.nn.loss.classes import DistributedCrossEntropyLoss, DistributedNLLLoss
+from gpudist.nn.loss.elements import (
+    DistributedHuberLoss,
+    DistributedL1Loss,
+    DistributedMSELoss,
+    DistributedSmoothL1Loss,
+)
+from gpudist.nn.loss.embedding import DistributedCosineEmbeddingLoss
+from gpudist.nn.loss.likelihood import (
+    DistributedGaussianNLLLoss,
+    DistributedKLDivLoss,
+    DistributedPoissonNLLLoss,
+)
+from gpudist.nn.norm.batch import (
+    DistributedBatchNorm,
+    DistributedBatchNorm1d,
+    DistributedBatchNorm2d,
+    DistributedBatchNorm3d,
+)
+from gpudist.nn.norm.group import DistributedGroupNorm
+from gpudist.nn.norm.instance import (
+    DistributedInstanceNorm1d,
+    DistributedInstanceNorm2d,
+    DistributedInstanceNorm3d,
+)
+from gpudist.nn.norm.layer import DistributedLayerNorm, DistributedRMSNorm
+from gpudist.nn.norm.softmax import (
+    DistributedLogSoftmax,
+    DistributedSoftmax,
+    DistributedSoftmax2d,
+    DistributedSoftmin,
+)
+from gpudist.nn.parameters.movements import fuse_parameter_movements
+from gpudist.nn.pool.adaptive import (
+    DistributedAdaptiveAvgPool1d,
+    DistributedAdaptiveAvgPool2d,
+    DistributedAdaptiveAvgPool3d,
+    DistributedAdaptiveMaxPool1d,
+    DistributedAdaptiveMaxPool2d,
+    DistributedAdaptiveMaxPool3d,
+)
+from gpudist.nn.pool.max_avg import (
+    DistributedAvgPool1d,
+    DistributedAvgPool2d,
+    DistributedAvgPool3d,
+    DistributedMaxPool1d,
+    DistributedMaxPool2d,
+    DistributedMaxPool3d,
+)
+from gpudist.nn.pool.power import DistributedLPPool1d, DistributedLPPool2d, DistributedLPPool3d
+from gpudist.nn.random.dropout import (
     DistributedAlphaDropout,
     DistributedDropout,
     DistributedDropout1d,
@@ -19,44 +77,20 @@ from gpudist.nn.dropout import (
     DistributedDropout3d,
     DistributedFeatureAlphaDropout,
 )
-from gpudist.nn.embedding import DistributedEmbedding
-from gpudist.nn.halo_region import HaloRegion
-from gpudist.nn.invariant import invariant_copy, invariant_sum
-from gpudist.nn.invariant_blocks import invariant_gather, invariant_scatter, invariant_share
-from gpudist.nn.linear import DistributedLinear
-from gpudist.nn.loss_binary import (
-    DistributedBCELoss,
-    DistributedBCEWithLogitsLoss,
-    DistributedHingeEmbeddingLoss,
-    DistributedSoftMarginLoss,
+from gpudist.nn.tensor_parallel.attention import ParallelAttention
+from gpudist.nn.tensor_parallel.embedding import VocabParallelEmbedding
+from gpudist.nn.tensor_parallel.invariant import invariant_copy, invariant_sum
+from gpudist.nn.tensor_parallel.invariant_blocks import (
+    invariant_gather,
+    invariant_scatter,
+    invariant_share,
 )
-from gpudist.nn.loss_classes import DistributedCrossEntropyLoss, DistributedNLLLoss
-from gpudist.nn.loss_elements import (
-    DistributedHuberLoss,
-    DistributedL1Loss,
-    DistributedMSELoss,
-    DistributedSmoothL1Loss,
-)
-from gpudist.nn.loss_embedding import DistributedCosineEmbeddingLoss
-from gpudist.nn.loss_likelihood import (
-    DistributedGaussianNLLLoss,
-    DistributedKLDivLoss,
-    DistributedPoissonNLLLoss,
-)
-from gpudist.nn.norm_batch import (
-    DistributedBatchNorm,
-    DistributedBatchNorm1d,
-    DistributedBatchNorm2d,
-    DistributedBatchNorm3d,
-)
-from gpudist.nn.norm_group import DistributedGroupNorm
-from gpudist.nn.norm_instance import (
-    DistributedInstanceNorm1d,
-    DistributedInstanceNorm2d,
-    DistributedInstanceNorm3d,
-)
-from gpudist.nn.norm_layer import DistributedLayerNorm, DistributedRMSNorm
-from gpudist.nn.pad import (
+from gpudist.nn.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
+from gpudist.nn.tensor_parallel.loss import VocabParallelCrossEntropyLoss
+from gpudist.nn.tensor_parallel.qkv import ParallelQKV
+from gpudist.nn.tensor_parallel.region import sequence_lengths
+from gpudist.nn.windowed.halo_region import HaloRegion
+from gpudist.nn.windowed.pad import (
     DistributedCircularPad1d,
     DistributedCircularPad2d,
     DistributedCircularPad3d,
@@ -73,42 +107,12 @@ from gpudist.nn.pad import (
     DistributedZeroPad2d,
     DistributedZeroPad3d,
 )
-from gpudist.nn.parallel_attention import ParallelAttention
-from gpudist.nn.parallel_embedding import VocabParallelEmbedding
-from gpudist.nn.parallel_linear import ColumnParallelLinear, RowParallelLinear
-from gpudist.nn.parallel_loss import VocabParallelCrossEntropyLoss
-from gpudist.nn.parallel_qkv import ParallelQKV
-from gpudist.nn.parameter_movements import fuse_parameter_movements
-from gpudist.nn.pixel_shuffle import (
+from gpudist.nn.windowed.pixel_shuffle import (
     DistributedChannelShuffle,
     DistributedPixelShuffle,
     DistributedPixelUnshuffle,
 )
-from gpudist.nn.pool import (
-    DistributedAvgPool1d,
-    DistributedAvgPool2d,
-    DistributedAvgPool3d,
-    DistributedMaxPool1d,
-    DistributedMaxPool2d,
-    DistributedMaxPool3d,
-)
-from gpudist.nn.pool_adaptive import (
-    DistributedAdaptiveAvgPool1d,
-    DistributedAdaptiveAvgPool2d,
-    DistributedAdaptiveAvgPool3d,
-    DistributedAdaptiveMaxPool1d,
-    DistributedAdaptiveMaxPool2d,
-    DistributedAdaptiveMaxPool3d,
-)
-from gpudist.nn.pool_power import DistributedLPPool1d, DistributedLPPool2d, DistributedLPPool3d
-from gpudist.nn.softmax import (
-    DistributedLogSoftmax,
-    DistributedSoftmax,
-    DistributedSoftmax2d,
-    DistributedSoftmin,
-)
-from gpudist.nn.tensor_region import sequence_lengths
-from gpudist.nn.upsample import (
+from gpudist.nn.windowed.upsample import (
     DistributedUpsample,
     DistributedUpsamplingBilinear2d,
     DistributedUpsamplingNearest2d,

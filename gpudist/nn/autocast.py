@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from gpudist.autograd import move
 from gpudist.exchange import Movement
+from gpudist.exchange.autograd import move
 
 _LOW = (torch.float16, torch.bfloat16)
 

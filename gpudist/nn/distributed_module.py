@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from gpudist.arguments import Checked, refusal_of
+from gpudist.checks.arguments import Checked, refusal_of
+from gpudist.checks.storage import TORCH_ERRORS, explain, storage_refusal, with_memory
 from gpudist.ops.agreement import refuse
-from gpudist.storage import TORCH_ERRORS, explain, storage_refusal, with_memory
 
 CarryOut = Callable[[torch.nn.Module, tuple[Any, ...], dict[str, Any]], Any]
 

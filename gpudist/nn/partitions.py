@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from gpudist.arguments import check
+from gpudist.checks.arguments import check
 from gpudist.errors import PartitionError, ShapeError
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.world.partition import CartesianPartition, Partition
 
 
 def leading_partitions(

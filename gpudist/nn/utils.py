@@ -6,11 +6,11 @@ import math
 
 import torch
 
-from gpudist.arguments import check
+from gpudist.checks.arguments import check
 from gpudist.errors import ShapeError
 from gpudist.exchange import all_reduce
-from gpudist.nn.placement import Placement, placements
-from gpudist.partition import Partition
+from gpudist.nn.parameters.placement import Placement, placements
+from gpudist.world.partition import Partition
 
 
 @torch.no_grad()

@@ -13,13 +13,13 @@ from typing import Literal, NoReturn
 
 import torch
 
-from gpudist.arrays import TENSOR
 from gpudist.errors import GpudistError, PlanMismatch, ShapeError, side_by_side
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.cartesian import index_of, left_padded
+from gpudist.ops.arrays import TENSOR
 from gpudist.ops.given_shape import wrong_block
 from gpudist.ops.told import BLOCK, NEVER_MOVED, Told, problem_error, problem_of, shape_of
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 
 ShapeMode = Literal["static", "dynamic"]
 

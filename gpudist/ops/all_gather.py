@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import torch
 
-from gpudist.arrays import Array, applied
 from gpudist.errors import ShapeError
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.overlap import plan_all_gather
 from gpudist.ops.agreement import Layout, ShapeMode
 from gpudist.ops.all_sum_reduce import axes_given
+from gpudist.ops.arrays import Array, applied
 from gpudist.ops.operator import Operator, remembered
-from gpudist.partition import CartesianPartition
+from gpudist.world.partition import CartesianPartition
 
 
 class AllGather(Operator):

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import torch
 
-from gpudist.arrays import Array, applied
 from gpudist.errors import PartitionError, PlanMismatch
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.boxes import Plan
 from gpudist.geometry.broadcasting import plan_all_sum_reduce
 from gpudist.geometry.cartesian import index_of
 from gpudist.ops.agreement import Layout, ShapeMode
+from gpudist.ops.arrays import Array, applied
 from gpudist.ops.operator import Operator, remembered, require_cartesian
-from gpudist.partition import CartesianPartition
+from gpudist.world.partition import CartesianPartition
 
 
 class AllSumReduce(Operator):

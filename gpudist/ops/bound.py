@@ -14,8 +14,9 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from gpudist.checks.storage import storage_problem
 from gpudist.errors import ShapeError
-from gpudist.library import (
+from gpudist.exchange.library import (
     binding_for_compiler,
     constant_when_traced,
     handles_of,
@@ -25,7 +26,6 @@ from gpudist.library import (
     refuse_vmap,
 )
 from gpudist.ops.agreement import Agreement, ShapeMode
-from gpudist.storage import storage_problem
 
 # A layer sees a few shapes: full batches, a last one, perhaps another for evaluation.
 _REMEMBERED_SHAPES = 256

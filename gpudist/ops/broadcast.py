@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from gpudist.arrays import Array, applied
 from gpudist.errors import PartitionError
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.boxes import Plan
 from gpudist.geometry.broadcasting import Pairing, misfit, plan_broadcast, written
 from gpudist.ops.agreement import Layout, ShapeMode
+from gpudist.ops.arrays import Array, applied
 from gpudist.ops.headers import SourceHeaders
 from gpudist.ops.operator import Operator, remembered
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 
 
 class Broadcast(Operator):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from gpudist.arrays import Array, applied
+from gpudist.checks.storage import storage_problem
 from gpudist.errors import ShapeError
 from gpudist.ops.agreement import ShapeMode
+from gpudist.ops.arrays import Array, applied
 from gpudist.ops.operator import remembered, zero_volume_tensor
 from gpudist.ops.repartition import Repartition
-from gpudist.partition import CartesianPartition
-from gpudist.storage import storage_problem
+from gpudist.world.partition import CartesianPartition
 
 
 class Scatter(Repartition):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpudist.errors import ShapeError
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 
 
 def wrong_block(

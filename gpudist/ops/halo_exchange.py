@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from gpudist.arrays import Array, applied
 from gpudist.errors import PartitionError, PlanMismatch, ShapeError, side_by_side
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.blocks import Decomposition
@@ -18,8 +17,9 @@ from gpudist.geometry.boxes import Plan, Stage
 from gpudist.geometry.halo import plan_halo
 from gpudist.geometry.windows import HaloWidths, Window
 from gpudist.ops.agreement import Layout, ShapeMode
+from gpudist.ops.arrays import Array, applied
 from gpudist.ops.operator import Operator, remembered, require_cartesian
-from gpudist.partition import CartesianPartition
+from gpudist.world.partition import CartesianPartition
 
 
 class HaloExchange(Operator):

@@ -14,7 +14,7 @@ from gpudist.errors import PlanMismatch
 from gpudist.exchange import Movement, carry_out
 from gpudist.ops.agreement import Agreement, Layout
 from gpudist.ops.told import BLOCK, ROW_LENGTH, Told
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 
 
 class _ToldLayout(Layout):

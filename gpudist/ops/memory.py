@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from gpudist.arguments import checked
-from gpudist.autograd import apply
+from gpudist.checks.arguments import checked
+from gpudist.exchange.autograd import apply
 
 Matrix = tuple[tuple[int, ...], ...]
 

@@ -10,15 +10,15 @@ from typing import Any, TypeVar
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from gpudist.arguments import Checked, as_plain, check, checked, refusal_of
-from gpudist.autograd import is_eager, move
+from gpudist.checks.arguments import Checked, as_plain, check, checked, refusal_of
+from gpudist.checks.storage import TORCH_ERRORS, explain
 from gpudist.errors import PartitionError
 from gpudist.exchange import Movement
-from gpudist.library import constant_when_traced, handle_of
+from gpudist.exchange.autograd import is_eager, move
+from gpudist.exchange.library import constant_when_traced, handle_of
 from gpudist.ops.agreement import Agreement, Layout, ShapeMode
 from gpudist.ops.bound import Bound, Recent
-from gpudist.partition import CartesianPartition, Partition, require_one_world
-from gpudist.storage import TORCH_ERRORS, explain
+from gpudist.world.partition import CartesianPartition, Partition, require_one_world
 
 # Of each list of partitions. A program has as many functions as its text, but their arguments, such
 # as a global shape, may be new at every call.

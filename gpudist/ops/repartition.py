@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import torch
 
-from gpudist.arrays import Array, applied
 from gpudist.errors import PartitionError
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.cartesian import rank_of
 from gpudist.geometry.overlap import plan_repartition
 from gpudist.ops.agreement import Layout, ShapeMode
+from gpudist.ops.arrays import Array, applied
 from gpudist.ops.operator import Operator, remembered
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 
 
 class Repartition(Operator):

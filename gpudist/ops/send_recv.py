@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpudist.arrays import Array, applied
 from gpudist.errors import PartitionError
 from gpudist.ops.agreement import ShapeMode
+from gpudist.ops.arrays import Array, applied
 from gpudist.ops.broadcast import Broadcast
 from gpudist.ops.operator import remembered
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 
 
 class SendRecv(Broadcast):

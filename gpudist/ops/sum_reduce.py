@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import torch
 
-from gpudist.arrays import Array, applied
 from gpudist.errors import PartitionError, PlanMismatch, ShapeError
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.broadcasting import Pairing, misfit, written
 from gpudist.geometry.cartesian import index_of
 from gpudist.ops.agreement import Layout, ShapeMode
+from gpudist.ops.arrays import Array, applied
 from gpudist.ops.broadcast import plan_between
 from gpudist.ops.operator import Operator, remembered
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 
 
 class SumReduce(Operator):

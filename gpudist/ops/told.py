@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import torch
 
+from gpudist.checks.storage import storage_problem
 from gpudist.errors import GpudistError, ShapeError
-from gpudist.partition import Partition
-from gpudist.storage import storage_problem
+from gpudist.world.partition import Partition
 
 MAX_DIMS = 8
 _DTYPES = (

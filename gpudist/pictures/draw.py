@@ -7,10 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpudist.arguments import checked
+from gpudist.checks.arguments import checked
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.windows import HaloWidths, Window
-from gpudist.partition import Partition
 from gpudist.pictures.ghosts import ghosts_panel
 from gpudist.pictures.maps import messages_panel, owners_panel
 from gpudist.pictures.matrix import matrix_panel
@@ -24,6 +23,7 @@ from gpudist.pictures.scene import (
     repartition_scene,
     traffic,
 )
+from gpudist.world.partition import Partition
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import nn
 
-from gpudist.arguments import Checked, checked
+from gpudist.checks.arguments import Checked, checked
 from gpudist.errors import GpudistError, ShapeError
 from gpudist.planning.grids import Grid, estimate_s, grids, imbalance, spread_ranks
 from gpudist.planning.hardware import Profile, profile_of

@@ -11,8 +11,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from gpudist.arguments import Checked
-from gpudist.library import Watching
+from gpudist.checks.arguments import Checked
+from gpudist.exchange.library import Watching
 from gpudist.planning.hardware import Link, Profile
 from gpudist.transport.dry import Posted, Shared, Traffic
 

@@ -10,7 +10,7 @@ from math import log
 from pathlib import Path
 from typing import Any, get_args
 
-from gpudist.arguments import Checked, checked
+from gpudist.checks.arguments import Checked, checked
 from gpudist.errors import ShapeError
 from gpudist.transport.dry import Wire
 

@@ -9,13 +9,13 @@ from statistics import median
 import torch
 from torch import nn
 
-from gpudist.arguments import checked
+from gpudist.checks.arguments import checked
 from gpudist.convert import distribute
-from gpudist.nn.local_conv import LocalConvolution
-from gpudist.partition import Partition
+from gpudist.nn.affine.local_conv import LocalConvolution
 from gpudist.planning.hardware import ConvolutionRate, Link, Profile
 from gpudist.transport.base import Signature
 from gpudist.transport.dry import wire_like
+from gpudist.world.partition import Partition
 
 _TIMES, _TIMES_LONG = 8, 5
 _SHORT, _LONG = 50, 3  # calls in a row of what takes microseconds, and of what takes milliseconds

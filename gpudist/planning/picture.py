@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gpudist.arguments import checked
+from gpudist.checks.arguments import checked
 from gpudist.pictures.page import Panel, box, figure_of, label
 from gpudist.planning.advice import Advice
 from gpudist.planning.table import bytes_of, seconds_of

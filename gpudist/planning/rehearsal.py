@@ -12,17 +12,17 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from gpudist.arguments import Checked
+from gpudist.checks.arguments import Checked
 from gpudist.convert.dry import converted_for, without_cells
 from gpudist.convert.network import Converted
 from gpudist.errors import GpudistError, ShapeError
 from gpudist.geometry.blocks import Decomposition
 from gpudist.nn.distributed_module import DistributedModule
-from gpudist.partition import Partition
 from gpudist.planning.clock import Clock, Kernels, Phase
 from gpudist.planning.hardware import Profile
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.transport.dry import META, DryTransport
+from gpudist.world.partition import Partition
 
 
 @dataclass(frozen=True)

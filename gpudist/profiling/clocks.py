@@ -7,8 +7,8 @@ from time import monotonic_ns
 
 import torch
 
-from gpudist.partition import Partition
 from gpudist.transport.base import Signature
+from gpudist.world.partition import Partition
 
 _ASKED = 8
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from gpudist.partition import Partition
 from gpudist.transport.base import Signature
+from gpudist.world.partition import Partition
 
 
 def collected(P: Partition, text: bytes) -> list[bytes]:

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from gpudist import runtime
-from gpudist.arguments import checked
-from gpudist.host_channel import host_partition
-from gpudist.partition import Partition
+from gpudist.checks.arguments import checked
 from gpudist.profiling.clocks import Reading, aligned_ns, read_clock
 from gpudist.profiling.gathering import collected
 from gpudist.profiling.trace import Event, Tracer, events_of
+from gpudist.world import runtime
+from gpudist.world.host_channel import host_partition
+from gpudist.world.partition import Partition
 
 
 @checked()

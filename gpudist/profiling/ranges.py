@@ -7,11 +7,11 @@ from types import TracebackType
 import torch
 from torch.profiler import record_function
 
-from gpudist import runtime
-from gpudist.arguments import checked
-from gpudist.partition import Partition
+from gpudist.checks.arguments import checked
 from gpudist.transport.base import Transport
 from gpudist.transport.recording import ACTIVITY, Operation, Phase, Post
+from gpudist.world import runtime
+from gpudist.world.partition import Partition
 
 
 class Ranges:

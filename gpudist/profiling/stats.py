@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from gpudist import runtime
-from gpudist.arguments import Checked, checked
-from gpudist.host_channel import host_partition
-from gpudist.partition import Partition
+from gpudist.checks.arguments import Checked, checked
 from gpudist.profiling.gathering import gathered
 from gpudist.transport.recording import Row
+from gpudist.world import runtime
+from gpudist.world.host_channel import host_partition
+from gpudist.world.partition import Partition
 
 _HEADINGS = ("operator", "partition", "calls", "messages", "sent MB", "received MB", "seconds")
 _LONGEST = 48

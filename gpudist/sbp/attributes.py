@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from gpudist.arguments import check
+from gpudist.checks.arguments import check
 from gpudist.errors import PartitionError
 from gpudist.geometry.blocks import Blocks, balanced_block
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from gpudist.autograd import apply, move
 from gpudist.errors import ShapeError
 from gpudist.exchange import Movement, bind
-from gpudist.library import is_recorded
+from gpudist.exchange.autograd import apply, move
+from gpudist.exchange.library import is_recorded
 from gpudist.ops.bound import Recent
-from gpudist.partition import Partition
 from gpudist.sbp.attributes import dual
 from gpudist.sbp.layout import Layout
 from gpudist.sbp.routes import least_volume, plan, route, volume
+from gpudist.world.partition import Partition
 
 _REMEMBERED_BOXINGS = 4096
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from gpudist.autograd import move
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.exchange import Movement
+from gpudist.exchange.autograd import move
 from gpudist.sbp import views
 from gpudist.sbp.attributes import broadcast, split
 from gpudist.sbp.boxing import movement_of

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from gpudist.arguments import checked, described
+from gpudist.checks.arguments import checked, described
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.boxes import Box
 from gpudist.geometry.cartesian import index_of
-from gpudist.partition import Partition
 from gpudist.sbp.attributes import NdSbp, Sbp, broadcast, partial_sum, split
 from gpudist.sbp.boxing import declared, gradient_layout
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.layout import Layout
 from gpudist.sbp.placement import Placement
+from gpudist.world.partition import Partition
 
 # torch.distributed.tensor takes most of a second to import: who has no DTensor does not wait.
 if TYPE_CHECKING:

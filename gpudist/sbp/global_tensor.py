@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpudist.arguments import checked
-from gpudist.partition import require_one_world
+from gpudist.checks.arguments import checked
 from gpudist.sbp import methods
 from gpudist.sbp.attributes import NdSbp, Sbp, broadcast, nd_sbp
 from gpudist.sbp.boxing import box, declared, gradient_layout
@@ -19,6 +18,7 @@ from gpudist.sbp.placement import Placement
 from gpudist.sbp.remembered import recalled
 from gpudist.sbp.scope import Row, current_scope
 from gpudist.sbp.unknown import place_of_call
+from gpudist.world.partition import require_one_world
 
 
 class GlobalTensor(torch.Tensor):

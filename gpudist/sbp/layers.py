@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gpudist.arguments import checked
+from gpudist.checks.arguments import checked
 from gpudist.errors import PartitionError
 from gpudist.nn.distributed_module import carried_out_by
-from gpudist.nn.loss import DistributedLoss
-from gpudist.partition import Partition
+from gpudist.nn.loss.base import DistributedLoss
 from gpudist.sbp.attributes import NdSbp, broadcast, misfit, split
 from gpudist.sbp.boxing import declared, gradient_layout
 from gpudist.sbp.derive import key_of
@@ -20,6 +19,7 @@ from gpudist.sbp.layout import Layout
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.registry import mapped, tensors_in
 from gpudist.sbp.to_global import agreed
+from gpudist.world.partition import Partition
 
 _REMEMBERED_SHAPES = 256
 

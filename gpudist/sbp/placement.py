@@ -9,12 +9,12 @@ import numpy as np
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from gpudist import runtime
-from gpudist.arguments import Checked
+from gpudist.checks.arguments import Checked
 from gpudist.errors import PartitionError, ShapeError
-from gpudist.partition import CartesianPartition, Partition
 from gpudist.sbp.attributes import NdSbp, broadcast, misfit
 from gpudist.sbp.layout import Layout
+from gpudist.world import runtime
+from gpudist.world.partition import CartesianPartition, Partition
 
 
 class Placement(Checked):

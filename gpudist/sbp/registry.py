@@ -75,12 +75,12 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from gpudist.exchange.library import outside_torch
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.boxes import Box
-from gpudist.library import outside_torch
-from gpudist.partition import CartesianPartition
 from gpudist.sbp.attributes import NdSbp, Sbp
 from gpudist.sbp.trees import mapped, tensors_in
+from gpudist.world.partition import CartesianPartition
 
 Function = Callable[..., Any]
 

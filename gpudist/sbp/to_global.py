@@ -8,11 +8,11 @@ from typing import Any, TypeVar, overload
 
 import torch
 
-from gpudist.arguments import checked
-from gpudist.autograd import move
+from gpudist.checks.arguments import checked
 from gpudist.errors import PartitionError, PlanMismatch, ShapeError
+from gpudist.exchange.autograd import move
 from gpudist.geometry.cartesian import index_of
-from gpudist.nn.conventions import expect
+from gpudist.nn.tensor_parallel.conventions import expect
 from gpudist.sbp.attributes import NdSbp, Sbp, broadcast, nd_sbp
 from gpudist.sbp.boxing import declared, gradient_layout, movement_of
 from gpudist.sbp.global_tensor import GlobalTensor

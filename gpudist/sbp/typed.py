@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from gpudist.arguments import checked
-from gpudist.autograd import move
+from gpudist.checks.arguments import checked
 from gpudist.errors import PartitionError
+from gpudist.exchange.autograd import move
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.ops.operator import Operator
 from gpudist.sbp.attributes import NdSbp

@@ -20,11 +20,11 @@ from typing import Any, Literal, NoReturn, Protocol, get_args
 import torch
 
 from gpudist import errors
-from gpudist.digest import digest_of
+from gpudist.checks.digest import digest_of
 from gpudist.geometry.boxes import Stage
 from gpudist.geometry.messages import as_messages
-from gpudist.transport.failure import Failure, FailureChannel
-from gpudist.transport.forks import keep_for_good, leave_to_parent_after_fork
+from gpudist.transport.failure.channel import Failure, FailureChannel
+from gpudist.transport.failure.forks import keep_for_good, leave_to_parent_after_fork
 from gpudist.transport.recording import Activity, FlightRecorder, Post, posts_between
 
 ReduceOp = Literal["sum", "max", "min", "prod"]

@@ -16,9 +16,9 @@ import torch
 from gpudist.geometry.boxes import Box, CollectiveKind, Message, Stage
 from gpudist.geometry.messages import MessageStage, as_messages
 from gpudist.transport.base import RoundPart, RoundRunner, Signature
-from gpudist.transport.failure import Failure, FailureChannel
+from gpudist.transport.failure.channel import Failure, FailureChannel
 from gpudist.transport.message import Header
-from gpudist.transport.nccl_stages import collectives_by_nccl
+from gpudist.transport.nccl.stages import collectives_by_nccl
 from gpudist.transport.point_to_point import PointToPointTransport
 from gpudist.transport.recording import Activity
 

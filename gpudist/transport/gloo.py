@@ -14,10 +14,10 @@ import torch.distributed.distributed_c10d as dist
 from gpudist.errors import CollectiveTimeout, GpudistError, PeerFailure, TransportError
 from gpudist.transport.addresses import LOOPBACK, address_towards, host_of, reachable_address
 from gpudist.transport.background import Background, Job
-from gpudist.transport.forks import keep_for_good
+from gpudist.transport.failure.forks import keep_for_good
+from gpudist.transport.failure.store import STORE_ERRORS, StoreFailureChannel, store_gone
 from gpudist.transport.message import HEADER_BYTES, Header
 from gpudist.transport.point_to_point import PointToPointTransport
-from gpudist.transport.store_failures import STORE_ERRORS, StoreFailureChannel, store_gone
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from torch._guards import TracingContext
 
 from gpudist import errors
 from gpudist.transport.cooperative import Turns
-from gpudist.transport.failure import Failure, FailureChannel
+from gpudist.transport.failure.channel import Failure, FailureChannel
 from gpudist.transport.message import Header
 from gpudist.transport.point_to_point import PointToPointTransport
 

@@ -19,8 +19,8 @@ import torch
 from gpudist import errors
 from gpudist.transport.base import Signature, Transport
 from gpudist.transport.collectives import PointToPointCommunicator
-from gpudist.transport.failure import Failure, FailureChannel
-from gpudist.transport.forks import words_of_child
+from gpudist.transport.failure.channel import Failure, FailureChannel
+from gpudist.transport.failure.forks import words_of_child
 from gpudist.transport.message import Header
 from gpudist.transport.recording import Post
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from gpudist.errors import GpudistError
 from gpudist.transport.base import Transport
-from gpudist.transport.failure import Failure
+from gpudist.transport.failure.channel import Failure
 
 _SHOWN = 10
 _KEPT = 64

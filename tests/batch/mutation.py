@@ -28,7 +28,7 @@ from gpudist.batch.payload import payload_bytes
 from gpudist.batch.prepared import prepare
 from gpudist.batch.schema import schema_of
 from gpudist.batch.values import PLAIN, TensorSpec
-from gpudist.digest import digest_of
+from gpudist.checks.digest import digest_of
 from gpudist.errors import TransportError
 from tests.batch.nests import nest
 

@@ -26,8 +26,8 @@ from gpudist.errors import (
     ShapeError,
     TransportError,
 )
-from gpudist.partition import Partition
-from gpudist.transport.failure import Failure
+from gpudist.transport.failure.channel import Failure
+from gpudist.world.partition import Partition
 from tests.batch import nests
 from tests.batch.nests import Point, Sample, assert_same, nest
 from tests.pool import distributed

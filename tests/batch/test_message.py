@@ -24,8 +24,8 @@ from gpudist.batch.reading import Reader, write_varint
 from gpudist.batch.schema import LIST, Schema
 from gpudist.batch.values import NONE
 from gpudist.errors import TransportError
-from gpudist.partition import Partition
 from gpudist.testing import run_distributed
+from gpudist.world.partition import Partition
 from tests.batch import mutation, nests
 from tests.batch.nests import Sample, assert_same, nest
 

@@ -17,7 +17,7 @@ import torch
 
 from gpudist import stream_batches
 from gpudist.errors import PartitionError, RemoteError
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.batch.nests import assert_same
 from tests.pool import distributed
 

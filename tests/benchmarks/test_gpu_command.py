@@ -21,7 +21,7 @@ from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import files
 from benchmarks.gpu.machine import HostMachine
 from benchmarks.measure import Series, rows_of
-from gpudist import runtime
+from gpudist.world import runtime
 from tests import warm
 from tests.doubles import use_doubles
 

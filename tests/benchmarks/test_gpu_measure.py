@@ -12,8 +12,8 @@ from benchmarks.files import write
 from benchmarks.gpu import files
 from benchmarks.gpu.machine import Call, HostMachine
 from benchmarks.gpu.measure import FASTEST_US, MAX_CALLS, GpuCase, GpuRow, calls_for, measure
-from gpudist.partition import Partition
 from gpudist.testing import run_distributed
+from gpudist.world.partition import Partition
 
 
 @dataclass

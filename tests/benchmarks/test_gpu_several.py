@@ -20,7 +20,7 @@ from benchmarks.gpu.machine import HostMachine
 from benchmarks.gpu.measure import GpuCase
 from benchmarks.gpu.several.cells import cells, grid_of
 from gpudist.geometry.boxes import Box
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests import warm
 from tests.doubles import use_doubles
 from tests.pool import distributed

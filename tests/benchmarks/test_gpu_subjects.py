@@ -14,8 +14,8 @@ from benchmarks.case import Side
 from benchmarks.gpu import SEVERAL_RANKS, SUBJECTS, torch_messages
 from benchmarks.gpu.machine import HostMachine
 from benchmarks.gpu.measure import GpuCase, GpuRow, measure
-from gpudist import runtime
-from gpudist.partition import Partition
+from gpudist.world import runtime
+from gpudist.world.partition import Partition
 from tests.benchmarks.test_rows import KEYS
 from tests.doubles import use_doubles
 from tests.pool import distributed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from benchmarks import layers
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.pool import distributed
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import networks
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.pool import distributed
 
 SMALL = {"U-Net 64^3": (1, 1, 16, 16, 16), "ResNet-18 256^2": (2, 3, 64, 64)}

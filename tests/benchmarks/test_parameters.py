@@ -7,7 +7,7 @@ from dataclasses import replace
 from benchmarks import parameters
 from benchmarks.parameter_traffic import counted
 from benchmarks.parameters import NETWORKS, SIDES
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.nn.compare import own_block, random_like_all
 from tests.pool import distributed
 

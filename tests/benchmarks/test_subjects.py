@@ -18,9 +18,9 @@ from benchmarks.case import Case, Side
 from benchmarks.networks import Step
 from gpudist import nn, ops
 from gpudist.ops.operator import Operator
-from gpudist.partition import Partition
 from gpudist.testing import run_distributed
-from gpudist.transport.host import is_built
+from gpudist.transport.host.transport import is_built
+from gpudist.world.partition import Partition
 from tests.pool import distributed
 
 FOLDER = Path(benchmarks.__file__).parent

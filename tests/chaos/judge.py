@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from gpudist.errors import CollectiveTimeout, PeerFailure
-from gpudist.runtime import world_of
-from gpudist.transport.failure import Failure
+from gpudist.transport.failure.channel import Failure
 from gpudist.transport.loopback import LoopbackTransport, LoopbackWorld
+from gpudist.world.runtime import world_of
 from tests.chaos.experiment import DEADLINE_S, LONG_S, Experiment
 from tests.chaos.play import PATIENCE_S, join, play, steps
 from tests.chaos.points import Victim

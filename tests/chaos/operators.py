@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import gpudist
 from gpudist import zero_volume_tensor
 from gpudist.nn import DistributedConv2d
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.world.partition import CartesianPartition, Partition
 
 Blocks = Sequence[torch.Tensor | None]
 Apply = Callable[[torch.Tensor], torch.Tensor]

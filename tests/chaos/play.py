@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from gpudist import zero_volume_tensor
-from gpudist.partition import Partition
-from gpudist.transport.failure import Failure
+from gpudist.transport.failure.channel import Failure
+from gpudist.world.partition import Partition
 from tests.chaos.experiment import DEADLINE_S, Experiment
 from tests.chaos.operators import OPERATORS, Apply
 from tests.chaos.points import Victim

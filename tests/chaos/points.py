@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from gpudist.partition import Partition
 from gpudist.transport.gloo import GlooTransport
-from gpudist.transport.host_meeting import HostMeeting
-from gpudist.transport.nccl_rendezvous import Rendezvous
+from gpudist.transport.host.meeting import HostMeeting
+from gpudist.transport.nccl.rendezvous import Rendezvous
+from gpudist.world.partition import Partition
 from tests.chaos.experiment import MEDIUM, Experiment
 from tests.chaos.guarded import guard_next_output, guarded_copy, set_blow
 from tests.chaos.strike import Strike

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gpudist import runtime
 from gpudist.errors import GpudistError
+from gpudist.world import runtime
 
 _ANSWER_S = 20.0
 # In the name of memory of the double of NCCL, which keeps that of communicators never made.

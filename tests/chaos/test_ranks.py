@@ -12,11 +12,11 @@ import torch
 
 from gpudist import broadcast, halo_exchange
 from gpudist.errors import PeerFailure, ShapeError
-from gpudist.partition import Partition
 from gpudist.transport.base import Signature
-from gpudist.transport.failure import Failure
-from gpudist.transport.host_meeting import HostMeeting
+from gpudist.transport.failure.channel import Failure
+from gpudist.transport.host.meeting import HostMeeting
 from gpudist.transport.loopback import LoopbackTransport, LoopbackWorld
+from gpudist.world.partition import Partition
 from tests.chaos.points import calls
 from tests.chaos.ranks import Ranks
 from tests.doubles import use_doubles

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import gpudist.nn as gnn
-from gpudist.nn.placement import placements
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.nn.parameters.placement import placements
+from gpudist.world.partition import CartesianPartition, Partition
 from tests.nn.compare import grid
 
 Layout = Literal["features", "channels", "replicated"]

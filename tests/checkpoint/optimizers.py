@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from gpudist.nn.placement import placements
+from gpudist.nn.parameters.placement import placements
 
 Kind = str
 MAKERS: dict[Kind, Any] = {

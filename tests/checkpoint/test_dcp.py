@@ -21,9 +21,9 @@ from gpudist.checkpoint.block_tensor import BlockTensor
 from gpudist.checkpoint.identity import new_identity
 from gpudist.checkpoint.reader import METADATA, read_pickled
 from gpudist.errors import CheckpointError
-from gpudist.nn.placement import placements
-from gpudist.partition import Partition
+from gpudist.nn.parameters.placement import placements
 from gpudist.testing import run_distributed
+from gpudist.world.partition import Partition
 from tests.checkpoint.models import (
     Layout,
     assert_same_state,

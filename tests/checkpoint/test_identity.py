@@ -14,8 +14,8 @@ from gpudist.checkpoint import folders
 from gpudist.checkpoint.identity import require_of_one_save
 from gpudist.checkpoint.reader import METADATA
 from gpudist.errors import CheckpointError
-from gpudist.partition import Partition
 from gpudist.testing import run_distributed
+from gpudist.world.partition import Partition
 from tests.checkpoint.test_dcp import assert_loads, assert_refused_unchanged, make, save
 from tests.pool import distributed
 

@@ -11,8 +11,8 @@ import torch
 
 from gpudist import checkpoint
 from gpudist.nn import DistributedLinear
-from gpudist.partition import Partition
 from gpudist.testing import run_distributed
+from gpudist.world.partition import Partition
 from tests.chaos.ranks import Ranks
 
 KILLS = 20

@@ -14,8 +14,8 @@ import torch
 from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
 
 from gpudist import checkpoint
-from gpudist.partition import Partition
 from gpudist.testing import run_distributed
+from gpudist.world.partition import Partition
 from tests.chaos.ranks import Ranks
 from tests.checkpoint.test_killed_saves import network
 

@@ -9,7 +9,7 @@ import pytest
 
 from gpudist import checkpoint
 from gpudist.errors import CheckpointError
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.checkpoint.test_dcp import assert_loads, save
 from tests.pool import distributed
 

@@ -9,8 +9,8 @@ import torch
 
 from gpudist import nn
 from gpudist.checkpoint import full_state_dict, load_full_state_dict
-from gpudist.nn.placement import placements
-from gpudist.partition import Partition
+from gpudist.nn.parameters.placement import placements
+from gpudist.world.partition import Partition
 from tests.nn.compare import grid
 from tests.pool import distributed
 

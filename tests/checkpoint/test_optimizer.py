@@ -13,7 +13,7 @@ import torch
 
 from gpudist.checkpoint import full_optimizer_state_dict, load_full_optimizer_state_dict
 from gpudist.errors import CheckpointError
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.checkpoint.models import (
     Layout,
     distributed_model,

@@ -23,8 +23,8 @@ from gpudist.checkpoint import (
     save,
 )
 from gpudist.errors import CheckpointError
-from gpudist.nn.placement import placements
-from gpudist.partition import Partition
+from gpudist.nn.parameters.placement import placements
+from gpudist.world.partition import Partition
 from tests.checkpoint.models import fill
 from tests.checkpoint.optimizers import assert_same_optimizer
 from tests.pool import distributed

@@ -8,7 +8,7 @@ import torch
 from gpudist.checkpoint import full_state_dict, load_full_state_dict
 from gpudist.errors import CheckpointError
 from gpudist.nn import DistributedConv1d
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.checkpoint.models import (
     Layout,
     assert_same_state,

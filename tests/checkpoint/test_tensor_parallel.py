@@ -9,7 +9,7 @@ import torch
 
 from gpudist import checkpoint
 from gpudist.nn import ParallelAttention, VocabParallelEmbedding
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.nn.compare import SEED
 from tests.nn.parallel_attention_cases import EMBED, HEAD, Attention
 from tests.nn.parallel_cases import F64, drawn_alike

@@ -13,8 +13,8 @@ import pytest
 
 from gpudist.cli import bench, check, main, progress
 from gpudist.cli.main import COMMANDS
+from gpudist.cli.self_check import Report, Result
 from gpudist.errors import TransportError
-from gpudist.self_check import Report, Result
 from tests.cli.test_env import run
 
 GOOD = Result("gather", True, 1e-16, 10.0, 5.0, 0.5)

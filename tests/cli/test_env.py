@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from gpudist.cli import env, main
-from gpudist.environment import Cuda, Device, Environment, Nccl, TransportState
-from gpudist.links import Link
-from gpudist.transport.host import is_built
-from gpudist.transport.nccl_library import wheel_libraries
+from gpudist.transport.host.transport import is_built
+from gpudist.transport.nccl.library import wheel_libraries
+from gpudist.world.environment import Cuda, Device, Environment, Nccl, TransportState
+from gpudist.world.links import Link
 
 ROOT = Path(__file__).resolve().parents[2]
 DOUBLES = ("GPUDIST_NCCL_LIBRARY", "GPUDIST_DEVICE_LIBRARY")
@@ -230,7 +230,7 @@ for name in {order.split()!r}:
         from cupy.cuda import nccl
         nccl.get_version()
     elif name == "gpudist":
-        from gpudist.environment import describe
+        from gpudist.world.environment import describe
         assert describe().nccl is not None, describe().nccl_missing
     else:
         import torch

@@ -12,9 +12,9 @@ from torch import nn
 
 import gpudist
 from gpudist import ConversionError, ShapeError, distribute
-from gpudist.partition import Partition
 from gpudist.sbp.attributes import broadcast, split
 from gpudist.sbp.placement import Placement
+from gpudist.world.partition import Partition
 from tests.convert.networks import OneCell, Pyramid, Several
 from tests.convert.training import assert_as_alone, assert_whole
 from tests.nn.compare import grid, own_block, random_like_all

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gpudist import distribute, sequential
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.convert.networks import NETWORKS
 from tests.convert.training import assert_as_alone, assert_whole
 from tests.nn.compare import grid, own_block, random_like_all

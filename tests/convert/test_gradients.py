@@ -12,7 +12,7 @@ from torch import nn
 
 from gpudist import amp, distribute
 from gpudist.nn.utils import clip_grad_norm_
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.convert.training import assert_gradients, assert_whole, loss_of
 from tests.nn.compare import assert_equal_to, grid, own_block, random_like_all
 from tests.pool import distributed

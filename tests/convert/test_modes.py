@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from gpudist import distribute
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.nn.compare import assert_equal_to, grid, own_block, random_like_all
 from tests.pool import distributed
 from tests.torchs_group import torchs_group

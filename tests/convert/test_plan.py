@@ -14,9 +14,9 @@ from torch import nn
 import gpudist
 from benchmarks.resnet import ResNet18
 from gpudist import ConversionError, Plan, distribute, plan_of
-from gpudist.partition import Partition
 from gpudist.sbp.remembered import nothing_remembered
 from gpudist.sbp.scope import Record, Row
+from gpudist.world.partition import Partition
 from tests.convert.networks import NETWORKS, Classifier, LeNet5, UNet3d
 from tests.convert.training import assert_as_alone
 from tests.nn.compare import grid, own_block, random_like_all

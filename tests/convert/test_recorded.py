@@ -10,7 +10,7 @@ from torch import nn
 
 import gpudist
 from gpudist import ConversionError
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.nn.compare import grid, own_block, random_like_all
 from tests.pool import distributed
 

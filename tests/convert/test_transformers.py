@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gpudist import distribute
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.convert import transformers
 from tests.convert.training import assert_as_alone, assert_gradients, assert_whole, loss_of
 from tests.nn.compare import grid, own_block, random_like_all

@@ -9,9 +9,9 @@ import torch
 
 import gpudist
 from gpudist import Plan, distribute, sequential
-from gpudist.nn.placement import placements
-from gpudist.partition import CartesianPartition
+from gpudist.nn.parameters.placement import placements
 from gpudist.sbp.attributes import broadcast, partial_sum
+from gpudist.world.partition import CartesianPartition
 from tests.nn.compare import (
     assert_block_of,
     assert_equal_to,

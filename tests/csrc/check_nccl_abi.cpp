@@ -3,7 +3,7 @@
 
 #include <type_traits>
 
-#include "nccl_api.h"
+#include "nccl/nccl_api.h"
 
 namespace {
 

@@ -7,7 +7,7 @@
 #include <limits>
 #include <numeric>
 
-#include "half.h"
+#include "core/half.h"
 
 namespace gpudist::combine_cases {
 

@@ -5,7 +5,7 @@
 #include <random>
 #include <vector>
 
-#include "combine_plan.h"
+#include "core/combine_plan.h"
 
 namespace gpudist::combine_cases {
 

@@ -4,10 +4,10 @@
 #include <cstring>
 #include <vector>
 
-#include "check.h"
-#include "mailbox.h"
-#include "message.h"
-#include "pulling.h"
+#include "core/check.h"
+#include "host/mailbox.h"
+#include "core/message.h"
+#include "host/pulling.h"
 
 namespace {
 

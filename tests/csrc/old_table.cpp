@@ -1,5 +1,5 @@
 // A library with a table of another version than ours.
-#include "device_api.h"
+#include "device/device_api.h"
 
 extern "C" const gpudist::DeviceApi* gpudist_device_api() {
   static gpudist::DeviceApi api{};

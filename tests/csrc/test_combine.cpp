@@ -6,9 +6,9 @@
 #include <memory>
 #include <vector>
 
-#include "check.h"
+#include "core/check.h"
 #include "combine_cases.h"
-#include "combine_plan.h"
+#include "core/combine_plan.h"
 #include "test.h"
 
 #if defined(__SANITIZE_ADDRESS__)

@@ -2,8 +2,8 @@
 #include <cstring>
 #include <string>
 
-#include "check.h"
-#include "device_api.h"
+#include "core/check.h"
+#include "device/device_api.h"
 #include "test.h"
 
 namespace {

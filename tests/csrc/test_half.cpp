@@ -4,7 +4,7 @@
 #include <limits>
 #include <random>
 
-#include "half.h"
+#include "core/half.h"
 #include "test.h"
 
 namespace {

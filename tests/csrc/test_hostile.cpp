@@ -8,9 +8,9 @@
 #include <functional>
 #include <random>
 
-#include "mailbox.h"
-#include "pulling.h"
-#include "segment.h"
+#include "host/mailbox.h"
+#include "host/pulling.h"
+#include "host/segment.h"
 #include "test.h"
 #include "world.h"
 

@@ -6,8 +6,8 @@
 #include <numeric>
 #include <random>
 
-#include "mailbox.h"
-#include "pieces.h"
+#include "host/mailbox.h"
+#include "core/pieces.h"
 #include "test.h"
 #include "world.h"
 

@@ -1,8 +1,8 @@
 // What NCCL's errors become.
 #include <string>
 
-#include "check.h"
-#include "nccl_api.h"
+#include "core/check.h"
+#include "nccl/nccl_api.h"
 #include "test.h"
 
 namespace {

@@ -8,9 +8,9 @@
 #include <thread>
 #include <vector>
 
-#include "check.h"
-#include "device_stage.h"
-#include "nccl_world.h"
+#include "core/check.h"
+#include "device/device_stage.h"
+#include "nccl/nccl_world.h"
 #include "test.h"
 #include "world.h"
 

@@ -5,7 +5,7 @@
 #include <random>
 #include <vector>
 
-#include "norm_lines.h"
+#include "core/norm_lines.h"
 #include "test.h"
 
 namespace {

@@ -8,9 +8,9 @@
 #include <random>
 #include <vector>
 
-#include "check.h"
-#include "half.h"
-#include "packing.h"
+#include "core/check.h"
+#include "core/half.h"
+#include "core/packing.h"
 #include "test.h"
 
 namespace {

@@ -15,8 +15,8 @@
 #include <thread>
 #include <vector>
 
-#include "dlpack.h"
-#include "recycling.h"
+#include "core/dlpack.h"
+#include "core/recycling.h"
 #include "test.h"
 
 namespace {

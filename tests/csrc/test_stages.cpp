@@ -1,8 +1,8 @@
 // Bound stages: what ranks send is added in the order of the receives, bitwise.
 #include <random>
 
-#include "half.h"
-#include "plan.h"
+#include "core/half.h"
+#include "core/plan.h"
 #include "test.h"
 #include "world.h"
 

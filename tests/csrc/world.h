@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "host_communicator.h"
+#include "host/host_communicator.h"
 
 inline gpudist::Signature signature_of(const std::string& label) {
   std::string digest = label;

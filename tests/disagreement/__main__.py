@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from gpudist.rank_pool import RankPool
+from gpudist.testing.rank_pool import RankPool
 from tests.disagreement.acts import KINDS, NAMES
 from tests.disagreement.run import AGREED, RANKS, every_rank, verdict
 from tests.doubles import use_doubles

@@ -12,7 +12,7 @@ import gpudist
 from gpudist import nn
 from gpudist.exchange import carry_out
 from gpudist.ops import HaloExchange
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.world.partition import CartesianPartition, Partition
 from tests.ops.dense import block, partition_of
 
 

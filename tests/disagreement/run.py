@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from gpudist.errors import CollectiveTimeout, GpudistError, PlanMismatch, ShapeError
-from gpudist.partition import Partition
-from gpudist.rank_pool import RankPool
 from gpudist.testing import run_distributed
-from gpudist.transport.failure import Failure
+from gpudist.testing.rank_pool import RankPool
+from gpudist.transport.failure.channel import Failure
+from gpudist.world.partition import Partition
 from tests.disagreement.acts import ACTS, SAME, follower_of, sequence
 from tests.ops.dense import compare_every_call
 

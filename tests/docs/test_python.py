@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gpudist.partition import Partition
 from gpudist.testing import run_distributed
+from gpudist.world.partition import Partition
 from tests import warm
 from tests.docs.commands import is_script
 from tests.docs.pages import ROOT, Block, Page, all_pages

@@ -9,7 +9,7 @@
 #include <mutex>
 #include <vector>
 
-#include "device_api.h"
+#include "device/device_api.h"
 
 namespace gpudist::doubles {
 

@@ -8,7 +8,7 @@
 #include <mutex>
 #include <string>
 
-#include "nccl_abi.h"
+#include "nccl/nccl_abi.h"
 #include "nccl_registration.h"
 #include "nccl_wire.h"
 

@@ -4,8 +4,8 @@
 #include <cstring>
 #include <type_traits>
 
-#include "half.h"
-#include "nccl_abi.h"
+#include "core/half.h"
+#include "nccl/nccl_abi.h"
 
 namespace gpudist::doubles {
 

@@ -9,7 +9,7 @@
 #include <memory>
 #include <mutex>
 
-#include "device_api.h"
+#include "device/device_api.h"
 #include "graph_double.h"
 
 namespace gpudist::doubles {

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests import warm
 from tests.pool import distributed
 

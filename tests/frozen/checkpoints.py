@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from gpudist import checkpoint, nn
-from gpudist.partition import Partition
 from gpudist.testing import run_distributed
+from gpudist.world.partition import Partition
 from tests.frozen.movements import digest
 
 

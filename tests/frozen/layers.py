@@ -13,8 +13,8 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._pytree import tree_leaves
 
 from gpudist.errors import GpudistError
-from gpudist.partition import Partition
 from gpudist.testing import run_distributed
+from gpudist.world.partition import Partition
 from tests.frozen.movements import digest, sent
 from tests.fuzz.case import Case, from_json, to_json
 from tests.fuzz.families import by_layer

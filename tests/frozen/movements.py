@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 import gpudist
-from gpudist.partition import Partition
 from gpudist.testing import run_distributed
+from gpudist.world.partition import Partition
 from tests.soak import functions
 
 RANKS = (2, 3, 4, 6)

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from gpudist.rank_pool import RankPool
+from gpudist.testing.rank_pool import RankPool
 from tests.fuzz.families import by_layer
 from tests.fuzz.run import WAIT_S, Configuration, Runner, Verdict, without_numbers
 from tests.fuzz.shrink import shrink

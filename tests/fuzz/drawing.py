@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from math import prod
 
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.world.partition import CartesianPartition, Partition
 from tests.nn.compare import grid
 
 

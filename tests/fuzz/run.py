@@ -15,9 +15,9 @@ import torch
 
 import gpudist
 from gpudist.errors import PartitionError, ShapeError, TransportError
-from gpudist.partition import Partition
-from gpudist.rank_pool import RankPool, RanksFailed
 from gpudist.testing import run_distributed
+from gpudist.testing.rank_pool import RankPool, RanksFailed
+from gpudist.world.partition import Partition
 from tests.fuzz.case import Case, from_json, observed_refusal_of_torch, to_json
 from tests.fuzz.families import by_layer
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gpudist import nn
 from gpudist.geometry.cartesian import left_padded
-from gpudist.rank_pool import RankPool
+from gpudist.testing.rank_pool import RankPool
 from tests.fuzz.case import Case, Feature
 from tests.fuzz.families import families
 from tests.fuzz.run import Configuration, Runner

@@ -11,7 +11,7 @@ import pytest
 
 from gpudist import nn
 from gpudist.errors import ShapeError
-from gpudist.nn import conv
+from gpudist.nn.affine import conv
 from gpudist.ops.halo_exchange import HaloExchange
 from tests.fuzz import __main__ as command
 from tests.fuzz.case import Case, from_json, to_json

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 import gpudist
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.gpu.operators import integers, on_grid
 from tests.gpu.streams import BUSY_CYCLES, late_stream
 from tests.ops.dense import local_input

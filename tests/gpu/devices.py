@@ -8,8 +8,8 @@ from functools import cache
 import pytest
 import torch
 
-from gpudist.environment import describe
-from gpudist.runtime import built, settings
+from gpudist.world.environment import describe
+from gpudist.world.runtime import built, settings
 
 # As this module is imported: other tests put the doubles into the environment later.
 SETTINGS = settings()

@@ -14,7 +14,7 @@ import torch
 
 from gpudist import nn
 from gpudist.errors import PeerFailure, PlanMismatch
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.gpu.streams import recorded
 from tests.ops.dense import compare_every_call
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.gpu.layers import LAYERS, fill
 from tests.gpu.operators import OPERATORS, integers, on_cpu
 

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from gpudist.cli.self_check import cases
 from gpudist.ops import HaloExchange, Repartition
-from gpudist.partition import Partition
-from gpudist.self_check import cases
 from gpudist.testing import assert_adjoint
+from gpudist.world.partition import Partition
 from tests.gpu.streams import recorded
 
 ITEM_BYTES = 8

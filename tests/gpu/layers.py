@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from gpudist import nn
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.gpu.operators import Given, grid_of, integers, on_cpu, on_grid
 from tests.gpu.streams import recorded
 from tests.ops.dense import local_input, partition_of

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from gpudist import nn
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.gpu.operators import integers, on_cpu, on_grid
 from tests.ops.dense import local_input, partition_of
 

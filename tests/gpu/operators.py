@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 
 from gpudist import SlidingWindow, nn
-from gpudist.partition import CartesianPartition, Partition
 from gpudist.testing import assert_adjoint
+from gpudist.world.partition import CartesianPartition, Partition
 from tests.ops.dense import local_input, partition_of
 
 Operator = Callable[[torch.Tensor], torch.Tensor]

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from gpudist.environment import describe
 from gpudist.transport.base import Signature
-from gpudist.transport.failure import Failure
-from gpudist.transport.nccl import _native
-from gpudist.transport.nccl_program import native_signature
-from gpudist.transport.nccl_streams import stream_of
+from gpudist.transport.failure.channel import Failure
+from gpudist.transport.nccl.program import native_signature
+from gpudist.transport.nccl.streams import stream_of
+from gpudist.transport.nccl.transport import _native
+from gpudist.world.environment import describe
 from tests.gpu.devices import ON_DOUBLES, SETTINGS
 
 TIMEOUT_S = 60.0

@@ -11,7 +11,7 @@ import torch
 
 from gpudist.exchange import start
 from gpudist.ops import HaloExchange, Repartition
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.doubles.graphs import Graph
 from tests.gpu.operators import OPERATORS, integers, on_cpu, on_grid
 from tests.ops.dense import local_input

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpudist.errors import PeerFailure
-from gpudist.rank_pool import RanksFailed
+from gpudist.testing.rank_pool import RanksFailed
 from tests.gpu.devices import require_gpu, scaled
 from tests.gpu.failures import (
     disagreed,
@@ -35,7 +35,7 @@ def own_ranks(
     reason = why_there_is_no(kind)
     if reason:
         pytest.skip(reason)
-    monkeypatch.setattr("gpudist.rank_pool.pool.GRACE_S", DEADLINE_S + 2)
+    monkeypatch.setattr("gpudist.testing.rank_pool.pool.GRACE_S", DEADLINE_S + 2)
     world = SeveralRanks(kind, DEADLINE_S, more)
     try:
         yield world

@@ -14,8 +14,8 @@ import torch
 
 from benchmarks.gpu.kernel import bound
 from gpudist.geometry.boxes import Box
-from gpudist.partition import Partition
-from gpudist.transport.nccl_program import BufferName, Job, Lowered, View, contiguous_strides
+from gpudist.transport.nccl.program import BufferName, Job, Lowered, View, contiguous_strides
+from gpudist.world.partition import Partition
 from tests.gpu.devices import require_gpu
 from tests.gpu.layouts import DTYPES, Layout, all_memory
 from tests.gpu.operators import integers

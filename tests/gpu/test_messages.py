@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpudist.partition import Partition
 from gpudist.transport.base import Signature
+from gpudist.world.partition import Partition
 from tests.gpu.devices import require_gpu, scaled
 from tests.gpu.self_communicator import pattern
 from tests.gpu.worlds import World

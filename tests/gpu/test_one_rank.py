@@ -7,7 +7,7 @@ import torch
 
 from gpudist import halo_exchange, ops
 from gpudist.errors import ShapeError
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.gpu.devices import ON_DOUBLES, require_gpu
 from tests.gpu.operators import on_cpu
 from tests.gpu.worlds import OneRank

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gpudist import halo_exchange
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.gpu.devices import require_gpu
 from tests.gpu.layouts import DTYPES, Layout
 from tests.gpu.operators import integers

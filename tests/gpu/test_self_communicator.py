@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from gpudist.errors import TransportError
-from gpudist.transport.nccl import _native
+from gpudist.transport.nccl.transport import _native
 from tests.gpu.devices import ON_DOUBLES, require_gpu, scaled
 from tests.gpu.self_communicator import SelfCommunicator, pattern, self_communicator
 from tests.gpu.streams import BUSY_CYCLES, recorded

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gpudist import nn
 from gpudist.ops import HaloExchange
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.gpu.devices import ON_DOUBLES, require_gpu
 from tests.gpu.worlds import A_RANK_A_GPU, TWO_OR_MORE, SeveralRanks, why_there_is_no
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gpudist import runtime
-from gpudist.rank_pool import RankPool, RanksFailed
 from gpudist.testing import run_distributed
+from gpudist.testing.rank_pool import RankPool, RanksFailed
+from gpudist.world import runtime
 from tests.gpu.devices import SETTINGS, gpus, why_no_gpu_is_shared
 
 Tensors = dict[str, torch.Tensor]

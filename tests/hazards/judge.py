@@ -22,9 +22,9 @@ from typing import Any, Literal
 import torch
 
 from gpudist.errors import CollectiveTimeout, GpudistError, PeerFailure, PlanMismatch
-from gpudist.partition import Partition
-from gpudist.rank_pool import RanksFailed
 from gpudist.testing import run_distributed
+from gpudist.testing.rank_pool import RanksFailed
+from gpudist.world.partition import Partition
 from tests.hazards.entries import TOLERANCE, Entry, Grid, workers
 from tests.hazards.subjects import Alone, Converted, Subject
 from tests.hazards.trees import leaves

@@ -10,8 +10,8 @@ from torch import nn
 
 import gpudist
 from gpudist import sbp
-from gpudist.partition import CartesianPartition
 from gpudist.sbp import GlobalTensor
+from gpudist.world.partition import CartesianPartition
 from tests.hazards.entries import Entry, Input
 from tests.nn.compare import own_block
 

@@ -9,9 +9,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import gpudist
-from gpudist.partition import Partition
 from gpudist.sbp import GlobalTensor
-from gpudist.transport.host import is_built, what_is_missing
+from gpudist.transport.host.transport import is_built, what_is_missing
+from gpudist.world.partition import Partition
 from tests.hazards.entries import Grid, workers
 from tests.hazards.forwards import ENTRIES, FILES
 from tests.hazards.judge import in_float64, judge

@@ -25,8 +25,8 @@ from torch.distributed.checkpoint.metadata import (
 from gpudist import checkpoint
 from gpudist.checkpoint.reader import METADATA, SafeReader, read_pickled
 from gpudist.errors import CheckpointError
-from gpudist.partition import Partition
 from gpudist.transport.loopback import LoopbackTransport
+from gpudist.world.partition import Partition
 from tests.checkpoint.optimizers import assert_same_optimizer
 from tests.hostile.anything import EXAMPLES
 

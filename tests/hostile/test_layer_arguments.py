@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import gpudist.nn as gnn
 from gpudist.errors import ShapeError
-from gpudist.partition import Partition
 from gpudist.transport.loopback import LoopbackTransport
+from gpudist.world.partition import Partition
 from tests.hostile.anything import EXAMPLES, values
 
 P_world = Partition(LoopbackTransport.single(), [0])

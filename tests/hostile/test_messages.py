@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpudist.errors import GpudistError, PlanMismatch, TransportError
-from gpudist.transport.failure import Failure
-from gpudist.transport.host_meeting import _address
+from gpudist.transport.failure.channel import Failure
+from gpudist.transport.failure.store import _lines_of
+from gpudist.transport.host.meeting import _address
 from gpudist.transport.message import HEADER_BYTES, Header
-from gpudist.transport.store_failures import _lines_of
 from tests.hostile.anything import EXAMPLES
 
 SENT = Header(3, 4096, b"0123456789abcdef", "halo exchange of ä")

@@ -19,9 +19,9 @@ from torch.utils._pytree import tree_flatten
 
 import gpudist
 from gpudist.errors import GpudistError
-from gpudist.partition import CartesianPartition, Partition
 from gpudist.sbp import GlobalTensor
 from gpudist.transport.loopback import LoopbackTransport, LoopbackWorld
+from gpudist.world.partition import CartesianPartition, Partition
 from tests.hostile.test_wrong_types import (
     CALLABLES,
     NEEDS_MORE,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 
 from gpudist.errors import PartitionError
-from gpudist.partition import Partition
 from gpudist.transport.loopback import LoopbackWorld
+from gpudist.world.partition import Partition
 from tests.hostile.anything import EXAMPLES, lists_of_anything
 
 P_world = LoopbackWorld(4, 5.0).run(lambda transport: Partition(transport, range(4)))[0]

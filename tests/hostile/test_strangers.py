@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 
 from gpudist.errors import CollectiveTimeout, GpudistError, PeerFailure, TransportError
-from gpudist.transport.beacon import Beacon
-from gpudist.transport.host import HostTransport, is_built, what_is_missing
-from gpudist.transport.host_meeting import NotOneNode
-from gpudist.transport.nccl_rendezvous import Rendezvous
-from gpudist.transport.store_failures import StoreFailureChannel
+from gpudist.transport.failure.store import StoreFailureChannel
+from gpudist.transport.host.beacon import Beacon
+from gpudist.transport.host.meeting import NotOneNode
+from gpudist.transport.host.transport import HostTransport, is_built, what_is_missing
+from gpudist.transport.nccl.rendezvous import Rendezvous
 from tests.transport.worlds import new_store
 
 PREFIX = "gpudist/none/0"

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpudist.errors import TransportError
-from gpudist.launch import TRANSPORTS, Built, choose_transport, launch_of, settings_of
+from gpudist.world.launch import TRANSPORTS, Built, choose_transport, launch_of, settings_of
 from tests.hostile.anything import EXAMPLES
 
 WHOLE = Built("", "there are no GPUs", 0)

@@ -23,9 +23,9 @@ import torch
 import gpudist
 from gpudist import checkpoint, nn, planning, sbp
 from gpudist.errors import GpudistError, ShapeError
-from gpudist.partition import CartesianPartition, Partition
 from gpudist.planning.clock import Phase
 from gpudist.transport.loopback import LoopbackTransport, LoopbackWorld
+from gpudist.world.partition import CartesianPartition, Partition
 
 ROOMS = (
     "gpudist", "gpudist.nn", "gpudist.nn.utils", "gpudist.ops", "gpudist.amp", "gpudist.data",

@@ -16,8 +16,8 @@ import torch
 
 from gpudist.exchange import Movement, bind, carry_out
 from gpudist.geometry import Plan, Stage
-from gpudist.partition import Partition
-from gpudist.rank_pool import RankPool
+from gpudist.testing.rank_pool import RankPool
+from gpudist.world.partition import Partition
 from tests.geometry import oracle
 from tests.native.plans import Operation, draw
 

@@ -11,7 +11,7 @@ from gpudist import all_sum_reduce, broadcast, halo_exchange
 from gpudist.errors import PlanMismatch
 from gpudist.exchange import bind, carry_out
 from gpudist.geometry import Decomposition, HaloWidths, plan_halo
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.world.partition import CartesianPartition, Partition
 from tests.pool import distributed
 
 RANKS = 3

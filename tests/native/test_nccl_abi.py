@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpudist.transport.nccl_library import wheel_libraries
+from gpudist.transport.nccl.library import wheel_libraries
 
 ROOT = Path(__file__).resolve().parents[2]
 # What nccl.h needs of CUDA's headers, which need not be here.

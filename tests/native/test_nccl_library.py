@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from gpudist.transport.host import is_built
+from gpudist.transport.host.transport import is_built
 
 pytestmark = pytest.mark.skipif(not is_built(), reason="there is no native core")
 
 ROOT = Path(__file__).resolve().parents[2]
-CALLS = re.findall(r'"(nccl[A-Z]\w+)"\);', (ROOT / "csrc/nccl_api.cpp").read_text())
+CALLS = re.findall(r'"(nccl[A-Z]\w+)"\);', (ROOT / "csrc/nccl/nccl_api.cpp").read_text())
 
 # Without torch, which takes a second to import and may bring an NCCL along.
 BEGIN = f"""

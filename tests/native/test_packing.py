@@ -8,8 +8,8 @@ import torch
 from gpudist import all_gather, all_sum_reduce, halo_exchange, sum_scatter
 from gpudist.exchange import carry_out
 from gpudist.ops.halo_exchange import HaloExchange
-from gpudist.partition import Partition
 from gpudist.testing import run_distributed
+from gpudist.world.partition import Partition
 from tests.native.plans import DTYPES
 from tests.pool import distributed, the_pool
 

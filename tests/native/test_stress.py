@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.native.stress import RANKS, carry_out_random
 from tests.pool import distributed
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from gpudist.partition import CartesianPartition
+from gpudist.world.partition import CartesianPartition
 from tests.nn.compare import (
     Cut,
     assert_block_of,

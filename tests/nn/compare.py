@@ -9,7 +9,7 @@ import torch
 
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.cartesian import left_padded
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.world.partition import CartesianPartition, Partition
 
 SEED = 7
 Slices = tuple[slice, ...]

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from gpudist.geometry.blocks import Decomposition
 from gpudist.nn import DistributedConv1d, DistributedConv2d, DistributedConv3d
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.world.partition import CartesianPartition, Partition
 from tests.nn.compare import (
     Cut,
     Slices,

@@ -13,7 +13,7 @@ from gpudist.nn import (
     DistributedConvTranspose2d,
     DistributedConvTranspose3d,
 )
-from gpudist.partition import CartesianPartition
+from gpudist.world.partition import CartesianPartition
 from tests.nn.compare import Cut, Slices, assert_same_as_sequential
 
 F64 = torch.float64

@@ -21,11 +21,11 @@ from gpudist.nn import (
     invariant_share,
     invariant_sum,
 )
-from gpudist.nn.conventions import Expectation
-from gpudist.nn.placement import placements
-from gpudist.nn.tensor_region import TensorRegion
-from gpudist.partition import Partition
+from gpudist.nn.parameters.placement import placements
+from gpudist.nn.tensor_parallel.conventions import Expectation
+from gpudist.nn.tensor_parallel.region import TensorRegion
 from gpudist.sbp import Placement, broadcast, to_global
+from gpudist.world.partition import Partition
 from tests.nn.compare import gradient_of, random_like_all
 from tests.nn.parallel_cases import F64, gradient_of_copies, leaf
 

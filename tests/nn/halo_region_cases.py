@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from gpudist import nn
-from gpudist.nn.halo_region import POINTWISE
-from gpudist.partition import CartesianPartition
+from gpudist.nn.windowed.halo_region import POINTWISE
+from gpudist.world.partition import CartesianPartition
 from tests.nn.compare import Cut, Slices, assert_same_as_sequential
 from tests.nn.conv_cases import CausalConv1d
 from tests.nn.placing import Placing

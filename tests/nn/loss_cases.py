@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.world.partition import CartesianPartition, Partition
 from tests.nn.compare import Cut, Slices, assert_block_of, own_slices, random_like_all
 
 Loss = Callable[..., torch.Tensor]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gpudist.geometry.blocks import Decomposition
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.world.partition import CartesianPartition, Partition
 from tests.nn.compare import (
     Cut,
     Slices,

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.nn import ParallelAttention, fuse_parameter_movements
-from gpudist.nn.tensor_region import Convention
-from gpudist.partition import Partition
+from gpudist.nn.tensor_parallel.region import Convention
+from gpudist.world.partition import Partition
 from tests.nn.compare import assert_equal_to, gradient_of, random_like_all
 from tests.nn.parallel_cases import (
     F64,

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 from gpudist.exchange import all_reduce
-from gpudist.nn.placement import placements
-from gpudist.nn.tensor_region import Convention
-from gpudist.partition import Partition
+from gpudist.nn.parameters.placement import placements
+from gpudist.nn.tensor_parallel.region import Convention
+from gpudist.world.partition import Partition
 from tests.nn.compare import SEED, assert_equal_to, gradient_of, random_like_all
 
 F64 = torch.float64

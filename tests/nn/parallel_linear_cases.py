@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from gpudist.nn import ColumnParallelLinear, RowParallelLinear, sequence_lengths
-from gpudist.nn.line_blocks import balanced_lengths
-from gpudist.nn.tensor_region import Convention
-from gpudist.partition import Partition
+from gpudist.nn.norm.line_blocks import balanced_lengths
+from gpudist.nn.tensor_parallel.region import Convention
+from gpudist.world.partition import Partition
 from tests.nn.compare import assert_equal_to, gradient_of, random_like_all
 from tests.nn.parallel_cases import (
     F64,

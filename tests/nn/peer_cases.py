@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gpudist import nn
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.nn.compare import (
     Cut,
     Slices,

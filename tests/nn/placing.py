@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from gpudist.nn import fuse_parameter_movements
-from gpudist.nn.placement import placements
+from gpudist.nn.parameters.placement import placements
 from tests.nn.compare import Slices
 
 Owned = Callable[[str, torch.Size], Slices | None]

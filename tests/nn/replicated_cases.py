@@ -10,8 +10,8 @@ import torch
 
 from gpudist import nn
 from gpudist.nn import DistributedBatchNorm2d, DistributedConv2d, fuse_parameter_movements
-from gpudist.nn.placement import placements
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.nn.parameters.placement import placements
+from gpudist.world.partition import CartesianPartition, Partition
 from tests.nn.compare import (
     Cut,
     Slices,

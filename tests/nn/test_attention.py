@@ -11,8 +11,8 @@ import torch.utils.checkpoint
 
 from gpudist import nn
 from gpudist.errors import PartitionError, ShapeError
-from gpudist.partition import Partition
 from gpudist.testing import assert_adjoint
+from gpudist.world.partition import Partition
 from tests.nn.attention_cases import (
     CASES,
     assert_as_torch,

@@ -10,7 +10,7 @@ import torch
 
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.nn import DistributedMultiheadAttention
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.nn.compare import (
     Cut,
     Slices,

@@ -10,8 +10,8 @@ import torch
 
 from gpudist import nn
 from gpudist.convert import distribute
-from gpudist.partition import Partition
 from gpudist.sbp.attributes import broadcast
+from gpudist.world.partition import Partition
 from tests.nn.compare import grid, own_block, own_slices, random_like_all
 from tests.pool import distributed
 

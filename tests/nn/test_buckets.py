@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpudist.nn.buckets import joined, messages
+from gpudist.nn.parameters.buckets import joined, messages
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 
 from gpudist import nn
 from gpudist.errors import ShapeError
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.nn.compare import grid, own_block, own_slices, random_like_all
 from tests.pool import distributed
 

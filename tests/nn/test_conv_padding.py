@@ -10,7 +10,7 @@ import torch
 
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.nn import DistributedCausalConv1d, DistributedConv1d, DistributedConv2d
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.nn.compare import (
     assert_block_of,
     assert_parameter_gradients,

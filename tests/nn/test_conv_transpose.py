@@ -11,7 +11,7 @@ import torch
 
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.nn import DistributedConvTranspose1d, DistributedConvTranspose2d
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.nn.compare import assert_block_of, grid, own_block, own_slices, random_like_all
 from tests.nn.conv_cases import CHANNELS, placed
 from tests.nn.conv_transpose_cases import F64, check, owner

@@ -10,7 +10,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from gpudist.nn import DistributedConv1d, DistributedConvTranspose1d, DistributedConvTranspose2d
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.world.partition import CartesianPartition, Partition
 from tests.nn.compare import (
     Slices,
     assert_block_of,

@@ -11,17 +11,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from gpudist.errors import ConventionError
-from gpudist.nn import (
-    ColumnParallelLinear,
-    DistributedMSELoss,
-    conventions,
-    invariant_copy,
-    invariant_sum,
-)
-from gpudist.nn.conventions import Expectation
-from gpudist.nn.placement import placements
+from gpudist.nn import ColumnParallelLinear, DistributedMSELoss, invariant_copy, invariant_sum
+from gpudist.nn.parameters.placement import placements
+from gpudist.nn.tensor_parallel import conventions
+from gpudist.nn.tensor_parallel.conventions import Expectation
 from gpudist.ops import all_sum_reduce
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.nn.compare import gradient_of, random_like_all
 from tests.nn.convention_cases import (
     CLASSES,

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 import gpudist
 from gpudist import nn
 from gpudist.errors import PartitionError
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.world.partition import CartesianPartition, Partition
 from tests.nn.compare import assert_equal_to, grid, own_block, random_like_all
 from tests.nn.replicated_cases import network, sequential_network
 from tests.pool import distributed

@@ -12,11 +12,11 @@ from torch.utils.checkpoint import checkpoint
 from gpudist import nn
 from gpudist.errors import GpudistError, PartitionError, ShapeError
 from gpudist.geometry.boxes import Box
-from gpudist.nn import random_cells
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.nn.random import cells as random_cells
 from gpudist.planning import profile_of
 from gpudist.planning.clock import Clock
 from gpudist.transport.dry import DryTransport
+from gpudist.world.partition import CartesianPartition, Partition
 from tests.nn.compare import (
     Cut,
     assert_block_of,

@@ -10,7 +10,7 @@ import torch
 
 from gpudist.errors import GpudistError, PartitionError, ShapeError
 from gpudist.nn import DistributedEmbedding
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.nn.compare import Cut, grid, own_block, own_slices, random_like_all
 from tests.nn.embedding_cases import (
     Partitions,

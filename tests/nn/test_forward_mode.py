@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.autograd import forward_ad
 
 from gpudist import nn
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.world.partition import CartesianPartition, Partition
 from tests.nn.compare import assert_block_of, grid, own_block, own_slices, random_like_all
 from tests.pool import distributed
 

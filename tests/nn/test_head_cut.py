@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpudist.errors import ShapeError
-from gpudist.nn.head_cut import HeadCut
+from gpudist.nn.tensor_parallel.head_cut import HeadCut
 
 
 def test_heads_come_out_even() -> None:

@@ -7,7 +7,7 @@ import torch
 
 from gpudist.errors import PartitionError
 from gpudist.nn import invariant_copy, invariant_sum
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.pool import distributed
 
 

@@ -7,7 +7,7 @@ import torch
 
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.nn import invariant_copy, invariant_gather, invariant_scatter, invariant_share
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.pool import distributed
 
 F64 = torch.float64

@@ -9,8 +9,8 @@ import torch
 from torch.autograd import forward_ad
 
 from gpudist.nn import DistributedConv3d
-from gpudist.nn.local_conv import SMALLEST_INPUT, LocalConvolution
-from gpudist.partition import Partition
+from gpudist.nn.affine.local_conv import SMALLEST_INPUT, LocalConvolution
+from gpudist.world.partition import Partition
 from tests.pool import distributed
 
 ARGUMENTS = [

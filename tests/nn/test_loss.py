@@ -7,7 +7,7 @@ import torch
 
 from gpudist import nn
 from gpudist.errors import PartitionError, ShapeError
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.nn.compare import grid, own_block, random_like_all
 from tests.nn.loss_cases import check
 from tests.pool import distributed

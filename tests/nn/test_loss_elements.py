@@ -11,7 +11,7 @@ import torch
 
 from gpudist import nn
 from gpudist.errors import PartitionError, ShapeError
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.world.partition import CartesianPartition, Partition
 from tests.fuzz.case import torch_refuses
 from tests.nn.compare import Cut, grid, own_slices, random_like_all
 from tests.nn.loss_cases import GRIDS, Kind, check, own_part, sequential_of, values

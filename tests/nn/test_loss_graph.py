@@ -10,7 +10,7 @@ import torch
 
 from gpudist import nn
 from gpudist.errors import ShapeError
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.world.partition import CartesianPartition, Partition
 from tests.nn.compare import assert_block_of, grid, own_slices, random_like_all
 from tests.nn.loss_cases import own_part
 from tests.pool import distributed

@@ -14,7 +14,7 @@ from gpudist.nn import (
     DistributedMaxPool2d,
     Repartition,
 )
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.world.partition import CartesianPartition, Partition
 from tests.nn.compare import grid, own_block, own_slices, random_like_all
 from tests.pool import distributed
 

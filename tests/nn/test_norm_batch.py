@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gpudist import nn
 from gpudist.errors import PartitionError, ShapeError
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.world.partition import CartesianPartition, Partition
 from tests.nn.compare import (
     Cut,
     assert_block_of,

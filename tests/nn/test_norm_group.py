@@ -10,7 +10,7 @@ import torch
 
 from gpudist import nn
 from gpudist.errors import PartitionError, ShapeError
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.world.partition import CartesianPartition, Partition
 from tests.nn.compare import Cut, assert_block_of, grid, own_block, own_slices, random_like_all
 from tests.nn.norm_cases import F64, Made, check, check_penalty, make_both, operations, owner
 from tests.pool import distributed

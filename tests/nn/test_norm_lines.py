@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from gpudist import nn
-from gpudist.library import Watching
-from gpudist.nn.norm_lines import fits
-from gpudist.partition import CartesianPartition, Partition
-from gpudist.transport.host import is_built, what_is_missing
+from gpudist.exchange.library import Watching
+from gpudist.nn.norm.lines import fits
+from gpudist.transport.host.transport import is_built, what_is_missing
+from gpudist.world.partition import CartesianPartition, Partition
 from tests.nn.compare import (
     assert_block_of,
     assert_parameter_gradients,

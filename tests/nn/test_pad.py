@@ -10,7 +10,7 @@ import torch
 
 from gpudist import nn
 from gpudist.errors import PartitionError, ShapeError
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.nn.compare import (
     assert_block_of,
     assert_same_as_sequential,

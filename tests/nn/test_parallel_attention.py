@@ -9,11 +9,11 @@ import torch
 
 from gpudist.errors import ShapeError
 from gpudist.nn import ParallelAttention, ParallelQKV
-from gpudist.nn.line_blocks import balanced_lengths
-from gpudist.nn.tensor_region import Convention
+from gpudist.nn.norm.line_blocks import balanced_lengths
+from gpudist.nn.tensor_parallel.region import Convention
 from gpudist.nn.utils import clip_grad_norm_
-from gpudist.partition import Partition
 from gpudist.testing import assert_adjoint
+from gpudist.world.partition import Partition
 from tests.nn.compare import assert_equal_to, gradient_of, random_like_all
 from tests.nn.parallel_attention_cases import EMBED, HEAD, QKV, check_attention
 from tests.nn.parallel_cases import (

@@ -10,8 +10,8 @@ import torch
 
 from gpudist.errors import ShapeError
 from gpudist.nn import VocabParallelEmbedding
-from gpudist.nn.tensor_region import Convention
-from gpudist.partition import Partition
+from gpudist.nn.tensor_parallel.region import Convention
+from gpudist.world.partition import Partition
 from tests.nn.compare import assert_equal_to, random_like_all
 from tests.nn.parallel_cases import (
     CONVENTIONS,

@@ -9,10 +9,10 @@ import torch
 
 from gpudist.errors import PartitionError, PlanMismatch, ShapeError
 from gpudist.nn import ColumnParallelLinear, RowParallelLinear
-from gpudist.nn.tensor_region import Convention
+from gpudist.nn.tensor_parallel.region import Convention
 from gpudist.nn.utils import clip_grad_norm_
-from gpudist.partition import Partition
 from gpudist.testing import assert_adjoint
+from gpudist.world.partition import Partition
 from tests.nn.compare import assert_equal_to, gradient_of, random_like_all
 from tests.nn.parallel_cases import (
     CONVENTIONS,

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 
 from gpudist.errors import ShapeError
 from gpudist.nn import VocabParallelCrossEntropyLoss
-from gpudist.nn.tensor_region import Convention
-from gpudist.partition import Partition
+from gpudist.nn.tensor_parallel.region import Convention
+from gpudist.world.partition import Partition
 from tests.nn.compare import assert_equal_to, gradient_of, random_like_all
 from tests.nn.parallel_cases import CONVENTIONS, F64, block_of, cotangent_of_copies, leaf
 from tests.pool import distributed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.nn.parallel_network_cases import draw, outcome
 from tests.pool import distributed
 

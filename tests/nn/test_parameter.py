@@ -9,14 +9,15 @@ import torch
 
 from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.boxes import Box
-from gpudist.nn import DistributedConv2d, DistributedLinear, parameter
-from gpudist.nn.parameter import (
+from gpudist.nn import DistributedConv2d, DistributedLinear
+from gpudist.nn.parameters import parameter
+from gpudist.nn.parameters.parameter import (
     bias_bound,
     kaiming_bound,
     normal_parameter,
     uniform_parameter,
 )
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.nn.compare import grid
 from tests.pool import distributed
 

@@ -15,7 +15,7 @@ from gpudist.nn import (
     Repartition,
     fuse_parameter_movements,
 )
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.nn.compare import (
     assert_equal_to,
     gradient_of,

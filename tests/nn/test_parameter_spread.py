@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 import torch
 
-from gpudist.autograd import has_tangents
 from gpudist.exchange import all_reduce
+from gpudist.exchange.autograd import has_tangents
 from gpudist.nn import (
     DistributedConv2d,
     DistributedEmbedding,
     DistributedLinear,
-    buckets,
     fuse_parameter_movements,
 )
-from gpudist.nn.placement import placements
-from gpudist.partition import Partition
+from gpudist.nn.parameters import buckets
+from gpudist.nn.parameters.placement import placements
+from gpudist.world.partition import Partition
 from tests.nn.compare import (
     assert_block_of,
     assert_equal_to,

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import gpudist.nn as gnn
-from gpudist.nn.placement import Placement, placements
-from gpudist.partition import Partition
+from gpudist.nn.parameters.placement import Placement, placements
+from gpudist.world.partition import Partition
 from tests.nn.compare import SEED, grid
 from tests.pool import distributed
 

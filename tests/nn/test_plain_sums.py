@@ -20,9 +20,9 @@ from gpudist.nn import (
     invariant_share,
     invariant_sum,
 )
-from gpudist.nn.placement import placements
-from gpudist.nn.tensor_region import Convention
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.nn.parameters.placement import placements
+from gpudist.nn.tensor_parallel.region import Convention
+from gpudist.world.partition import CartesianPartition, Partition
 from tests.nn.compare import assert_equal_to, gradient_of, random_like_all
 from tests.nn.parallel_cases import CONVENTIONS, F64, leaf
 from tests.pool import distributed

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from gpudist import nn
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.nn.compare import assert_block_of, grid, own_block, own_slices, random_like_all
 from tests.nn.in_place import blocks_of_any_size, has_faces
 from tests.nn.test_pool import DISTRIBUTED, check

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gpudist import nn
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.world.partition import CartesianPartition, Partition
 from tests.nn.compare import (
     Cut,
     assert_same_as_sequential,

@@ -9,7 +9,7 @@ import torch
 
 from gpudist import nn
 from gpudist.errors import PartitionError, ShapeError
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.world.partition import CartesianPartition, Partition
 from tests.nn.compare import assert_same_as_sequential, grid, own_block
 from tests.pool import distributed
 from tests.torchs_layers import torchs_layer

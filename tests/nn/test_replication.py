@@ -13,11 +13,11 @@ from gpudist.nn import (
     DistributedBatchNorm2d,
     DistributedEmbedding,
     DistributedLinear,
-    buckets,
     fuse_parameter_movements,
 )
-from gpudist.nn.placement import placements
-from gpudist.partition import Partition
+from gpudist.nn.parameters import buckets
+from gpudist.nn.parameters.placement import placements
+from gpudist.world.partition import Partition
 from tests.nn.compare import (
     assert_block_of,
     assert_equal_to,

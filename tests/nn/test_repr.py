@@ -11,8 +11,8 @@ import torch
 
 from gpudist import nn
 from gpudist.errors import GpudistError
-from gpudist.partition import Partition
 from gpudist.transport.loopback import LoopbackTransport
+from gpudist.world.partition import Partition
 from tests.fuzz.case import Feature
 from tests.fuzz.families import families
 

@@ -10,7 +10,7 @@ import torch
 
 from gpudist import nn
 from gpudist.errors import GpudistError, PartitionError, ShapeError
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.nn.compare import (
     Cut,
     assert_block_of,

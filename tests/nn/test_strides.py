@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import gpudist
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.nn.compare import assert_equal_to, grid, own_block, random_like_all
 from tests.pool import distributed
 

@@ -10,8 +10,8 @@ import torch
 
 from gpudist.errors import ShapeError
 from gpudist.nn import DistributedConv2d, DistributedLinear, utils
-from gpudist.nn.placement import placements
-from gpudist.partition import Partition
+from gpudist.nn.parameters.placement import placements
+from gpudist.world.partition import Partition
 from tests.nn import replicated_cases
 from tests.nn.compare import assert_equal_to, grid, random_like_all
 from tests.nn.replicated_cases import batches, loss_of, network, sequential_network

@@ -13,7 +13,7 @@ import torch
 
 from gpudist import nn
 from gpudist.errors import PartitionError
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.nn import conv_cases
 from tests.nn.compare import (
     assert_block_of,

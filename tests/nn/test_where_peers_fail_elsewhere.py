@@ -13,8 +13,8 @@ import torch
 
 import gpudist
 from gpudist import nn
-from gpudist.partition import Partition
 from gpudist.testing import assert_adjoint
+from gpudist.world.partition import Partition
 from tests.nn.compare import (
     assert_block_of,
     gradient_of,

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gpudist import nn
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.nn.compare import (
     assert_block_of,
     assert_equal_to,

@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 
 import gpudist
-from gpudist import runtime
-from gpudist.partition import Partition
-from gpudist.transport.nccl_rendezvous import Rendezvous
+from gpudist.transport.nccl.rendezvous import Rendezvous
+from gpudist.world import runtime
+from gpudist.world.partition import Partition
 from tests.determinism_bodies import lenet5
 
 TIMEOUT_S = 4.0

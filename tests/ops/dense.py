@@ -12,8 +12,8 @@ from math import prod
 import numpy as np
 import torch
 
-from gpudist.partition import CartesianPartition, Partition
-from gpudist.transport.nccl import NcclTransport
+from gpudist.transport.nccl.transport import NcclTransport
+from gpudist.world.partition import CartesianPartition, Partition
 
 Tensors = list[torch.Tensor]
 Dense = Callable[[Tensors], Tensors]

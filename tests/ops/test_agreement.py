@@ -15,9 +15,9 @@ import torch
 from gpudist import nn, ops, zero_volume_tensor
 from gpudist.errors import PlanMismatch, ShapeError
 from gpudist.ops.agreement import Agreement
-from gpudist.partition import Partition
-from gpudist.runtime import world_of
 from gpudist.transport.loopback import LoopbackTransport
+from gpudist.world.partition import Partition
+from gpudist.world.runtime import world_of
 from tests.ops.dense import operations, partition_of
 from tests.pool import distributed
 

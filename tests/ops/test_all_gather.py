@@ -13,8 +13,8 @@ import torch
 
 from gpudist import all_gather, nn, sum_scatter
 from gpudist.errors import PartitionError, PlanMismatch, ShapeError
-from gpudist.partition import Partition
 from gpudist.testing import assert_adjoint
+from gpudist.world.partition import Partition
 from tests.ops.cases import every_dtype
 from tests.ops.dense import (
     Tensors,

@@ -13,8 +13,8 @@ import torch
 
 from gpudist import all_sum_reduce, nn
 from gpudist.errors import PlanMismatch, ShapeError
-from gpudist.partition import Partition
 from gpudist.testing import assert_adjoint
+from gpudist.world.partition import Partition
 from tests.ops.cases import every_dtype
 from tests.ops.dense import (
     Tensors,

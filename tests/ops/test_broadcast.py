@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 from gpudist import broadcast, nn, zero_volume_tensor
 from gpudist.errors import PlanMismatch
-from gpudist.partition import Partition
 from gpudist.testing import assert_adjoint
+from gpudist.world.partition import Partition
 from tests.ops.cases import Pair, every_dtype, every_pair
 from tests.ops.dense import (
     Tensors,

@@ -18,7 +18,7 @@ import torch
 
 from gpudist import nn, zero_volume_tensor
 from gpudist.errors import PartitionError, PlanMismatch
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.ops.dense import assert_same, cells, compare_every_call, partition_of
 from tests.pool import distributed
 

@@ -13,8 +13,8 @@ import torch
 
 from gpudist import nn, zero_volume_tensor
 from gpudist.errors import PlanMismatch, ShapeError
-from gpudist.partition import Partition
 from gpudist.testing import assert_adjoint
+from gpudist.world.partition import Partition
 from tests.ops.dense import assert_same, cells, partition_of, random
 from tests.pool import distributed
 

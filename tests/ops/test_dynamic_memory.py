@@ -20,9 +20,10 @@ import torch
 
 from gpudist import nn, zero_volume_tensor
 from gpudist.exchange import Movement
-from gpudist.partition import Partition
-from gpudist.transport import host, nccl
-from gpudist.transport.nccl import NcclTransport
+from gpudist.transport.host.transport import transport as host
+from gpudist.transport.nccl.transport import NcclTransport
+from gpudist.transport.nccl.transport import transport as nccl
+from gpudist.world.partition import Partition
 from tests.doubles import misuses_of_nccl
 from tests.ops.dense import cells
 from tests.pool import distributed

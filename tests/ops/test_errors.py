@@ -15,7 +15,7 @@ import torch
 
 from gpudist import ops
 from gpudist.errors import GpudistError, PartitionError, PlanMismatch, ShapeError
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.ops.dense import compare_every_call
 from tests.pool import distributed
 

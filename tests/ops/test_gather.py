@@ -11,8 +11,8 @@ import torch
 
 from gpudist import gather, nn, scatter, zero_volume_tensor
 from gpudist.errors import ShapeError
-from gpudist.partition import Partition
 from gpudist.testing import assert_adjoint
+from gpudist.world.partition import Partition
 from tests.ops.cases import every_dtype
 from tests.ops.dense import (
     Tensors,

@@ -7,8 +7,8 @@ import torch
 
 from gpudist import all_sum_reduce, broadcast, send_recv
 from gpudist.ops import operator
-from gpudist.partition import Partition
 from gpudist.sbp import Placement, boxing, to_global
+from gpudist.world.partition import Partition
 from tests.ops.dense import assert_same, operations, partition_of
 from tests.pool import distributed
 from tests.sbp.parts import B, S

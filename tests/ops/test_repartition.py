@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from gpudist import nn, repartition, zero_volume_tensor
 from gpudist.errors import PartitionError, PlanMismatch, ShapeError
-from gpudist.partition import Partition
 from gpudist.testing import assert_adjoint
+from gpudist.world.partition import Partition
 from tests.ops.cases import every_dtype
 from tests.ops.dense import (
     Tensors,

@@ -12,8 +12,8 @@ import torch
 
 from gpudist import nn, send_recv, zero_volume_tensor
 from gpudist.errors import PartitionError
-from gpudist.partition import Partition
 from gpudist.testing import assert_adjoint
+from gpudist.world.partition import Partition
 from tests.ops.cases import every_dtype
 from tests.ops.dense import Tensors, assert_matches_dense, assert_same, cells, partition_of, random
 from tests.pool import distributed

@@ -12,8 +12,8 @@ import torch
 
 from gpudist import nn, sum_reduce, zero_volume_tensor
 from gpudist.errors import PlanMismatch, ShapeError
-from gpudist.partition import Partition
 from gpudist.testing import assert_adjoint
+from gpudist.world.partition import Partition
 from tests.ops.cases import Pair, every_dtype, every_pair
 from tests.ops.dense import (
     Tensors,

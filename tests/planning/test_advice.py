@@ -19,7 +19,6 @@ from examples.networks import UNet3d
 from gpudist.cli import main
 from gpudist.convert import distribute
 from gpudist.errors import ShapeError
-from gpudist.partition import Partition
 from gpudist.planning import ConvolutionRate, Link, Profile, plan, profile_of
 from gpudist.planning.clock import Clock, Kernel
 from gpudist.planning.grids import grids, imbalance
@@ -27,7 +26,8 @@ from gpudist.planning.measuring import measured_profile
 from gpudist.planning.rehearsal import Stage, without_cells
 from gpudist.testing import run_distributed
 from gpudist.transport.dry import Posted, Shared, Traffic
-from gpudist.transport.host import is_built, what_is_missing
+from gpudist.transport.host.transport import is_built, what_is_missing
+from gpudist.world.partition import Partition
 from tests import warm
 from tests.convert.networks import Classifier
 from tests.pool import distributed

@@ -14,9 +14,9 @@ from torch import nn
 import gpudist
 from benchmarks.resnet import ResNet18
 from gpudist.geometry.messages import as_messages
-from gpudist.partition import Partition
 from gpudist.planning.hardware import profile_of
 from gpudist.planning.rehearsal import Stage
+from gpudist.world.partition import Partition
 from tests.convert.networks import Classifier, LeNet5, OneCell
 from tests.pool import distributed
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import gpudist
-from gpudist import runtime
-from gpudist.partition import Partition
+from gpudist.world import runtime
+from gpudist.world.partition import Partition
 from tests import warm
 from tests.pool import distributed
 
@@ -34,7 +34,7 @@ def in_columns(table: str) -> list[list[str]]:
 @distributed(ranks=2, transports=("host", "gloo"))
 def test_the_blocks_of_profiling(P_world: Partition, tmp_path: Path) -> None:
     program = "".join(blocks_of("profiling.md"))
-    program = program.replace("gpudist.init()", "gpudist.runtime.world()")
+    program = program.replace("gpudist.init()", "gpudist.world.runtime.world()")
     program = program.replace('"trace.json"', repr(str(tmp_path / "trace.json")))
     names: dict[str, Any] = {}
     with pytest.MonkeyPatch.context() as patch:

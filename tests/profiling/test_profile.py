@@ -13,8 +13,8 @@ import torch
 import gpudist
 from gpudist.exchange import start
 from gpudist.ops import HaloExchange
-from gpudist.partition import Partition
 from gpudist.profiling.clocks import Reading, aligned_ns, read_clock
+from gpudist.world.partition import Partition
 from tests.pool import distributed
 
 

@@ -8,8 +8,8 @@ from torch.profiler import ProfilerActivity, profile
 import gpudist
 from gpudist.exchange import start
 from gpudist.ops import HaloExchange
-from gpudist.partition import Partition
 from gpudist.profiling.ranges import Ranges
+from gpudist.world.partition import Partition
 from tests.pool import distributed
 
 HALO = "gpudist: halo_exchange [1, 2]"

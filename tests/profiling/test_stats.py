@@ -12,14 +12,14 @@ import torch
 from torch import nn
 
 import gpudist
-from gpudist import runtime
 from gpudist.exchange import add_into, carry_out
 from gpudist.ops import AllSumReduce, HaloExchange
-from gpudist.partition import Partition
 from gpudist.planning.hardware import profile_of
 from gpudist.planning.rehearsal import Stage
 from gpudist.profiling import Stat, Stats
 from gpudist.transport.recording import FlightRecorder, Post
+from gpudist.world import runtime
+from gpudist.world.partition import Partition
 from tests.pool import distributed
 
 

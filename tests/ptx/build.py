@@ -1,4 +1,4 @@
-"""What is compiled of ``csrc/cuda_api.cu`` by nvcc, and of this folder; kept in ``build/ptx``."""
+"""What nvcc compiles of ``csrc/device/cuda_api.cu`` and of this folder; kept in ``build/ptx``."""
 
 from __future__ import annotations
 
@@ -98,7 +98,9 @@ def compiled_kernels() -> Path:
         command += ["-c", str(source), "-o", str(kept / "cuda_api.o")]
         done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
         if done.returncode != 0:
-            raise RuntimeError(f"csrc/cuda_api.cu does not compile:\n{done.stdout}{done.stderr}")
+            raise RuntimeError(
+                f"csrc/device/cuda_api.cu does not compile:\n{done.stdout}{done.stderr}"
+            )
         made = Path(folder) / "made"
         made.mkdir()
         (made / "log.txt").write_text(done.stdout + done.stderr)

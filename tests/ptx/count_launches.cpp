@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "combine_plan.h"
+#include "core/combine_plan.h"
 #include "runtime.h"
 
 namespace gpudist {

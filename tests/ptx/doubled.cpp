@@ -1,5 +1,5 @@
 // The library that stands in for CUDA's runtime and NCCL: the doubles, with nvcc's object of
-// csrc/cuda_api.cu between them and the native core, so that what it launches is executed.
+// csrc/device/cuda_api.cu between them and the native core, so that what it launches is executed.
 #include <dlfcn.h>
 
 #include <cstdio>

@@ -1,6 +1,6 @@
 #include "opcodes.h"
 
-#include "operations.h"
+#include "nccl/operations.h"
 
 namespace gpudist::ptx {
 

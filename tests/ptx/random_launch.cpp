@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "combine_cases.h"
-#include "combine_plan.h"
+#include "core/combine_plan.h"
 #include "launches.h"
 #include "runtime.h"
 

@@ -1,4 +1,4 @@
-// CUDA's runtime as nvcc's object of csrc/cuda_api.cu calls it: memory, streams and events are
+// CUDA's runtime as nvcc's object of csrc/device/cuda_api.cu calls it: memory, streams and events are
 // those of the table below it, and kernels are executed by the machine.
 #pragma once
 
@@ -6,7 +6,7 @@
 #include <functional>
 #include <string>
 
-#include "device_api.h"
+#include "device/device_api.h"
 #include "machine.h"
 
 namespace gpudist::ptx {

@@ -16,9 +16,9 @@ from unittest import mock
 
 import torch
 
-from gpudist.partition import Partition
 from gpudist.sbp import GlobalTensor, Placement
 from gpudist.sbp.registry import mapped, tensors_in
+from gpudist.world.partition import Partition
 from tests.sbp.compare import global_of
 from tests.sbp.parts import B, S
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from gpudist.partition import Partition
 from gpudist.sbp import Placement, explain
 from gpudist.sbp.attributes import NdSbp, Sbp
+from gpudist.world.partition import Partition
 from tests.sbp.compare import Function, assert_matches
 from tests.sbp.parts import B, P, S
 

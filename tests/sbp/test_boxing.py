@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from gpudist.errors import ShapeError
-from gpudist.partition import Partition
 from gpudist.sbp.attributes import NdSbp
 from gpudist.sbp.boxing import box, declared
 from gpudist.sbp.layout import Layout
 from gpudist.testing import assert_adjoint
+from gpudist.world.partition import Partition
 from tests.pool import distributed
 from tests.sbp.parts import B, P, S, assert_parts, part_of, random
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from gpudist.partition import Partition
 from gpudist.sbp import Placement
+from gpudist.world.partition import Partition
 from tests.pool import distributed
 from tests.sbp.compare import assert_global, assert_matches, global_of
 from tests.sbp.parts import B, P, S, random

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from gpudist.errors import ShapeError
-from gpudist.partition import Partition
 from gpudist.sbp import Placement, explain
 from gpudist.sbp.signatures.contractions import names_of
+from gpudist.world.partition import Partition
 from tests.pool import distributed
 from tests.sbp.compare import assert_matches, global_of
 from tests.sbp.parts import B, P, S, random

@@ -16,11 +16,11 @@ import torch.nn.functional as F
 
 import gpudist
 from gpudist.errors import PartitionError, ShapeError
-from gpudist.partition import Partition
 from gpudist.sbp import Placement, Sbp, explain, to_global
 from gpudist.sbp.registry import Rule, mapped, name_of, signatures, tensors_in
 from gpudist.sbp.signatures.dropout import dropped
 from gpudist.testing import assert_adjoint
+from gpudist.world.partition import Partition
 from tests.pool import distributed
 from tests.sbp.compare import assert_global, assert_matches, global_of
 from tests.sbp.parts import B, P, S, part_of, random

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.geometry.boxes import Box
-from gpudist.nn.random_cells import normal_by_index, uniform_by_index
-from gpudist.partition import Partition
+from gpudist.nn.random.cells import normal_by_index, uniform_by_index
 from gpudist.sbp import Placement, explain
 from gpudist.sbp.scope import Scope, entered
+from gpudist.world.partition import Partition
 from tests.pool import distributed
 from tests.sbp.compare import global_of
 from tests.sbp.parts import B, S, random

@@ -10,8 +10,8 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from gpudist.errors import PartitionError, ShapeError
-from gpudist.partition import Partition
 from gpudist.sbp import GlobalTensor, Placement, from_dtensor, to_dtensor
+from gpudist.world.partition import Partition
 from tests.pool import distributed
 from tests.sbp.compare import assert_global, global_of
 from tests.sbp.parts import B, P, S, random

@@ -17,9 +17,9 @@ import torch
 
 import gpudist
 from gpudist.errors import PartitionError, PlanMismatch, ShapeError
-from gpudist.partition import Partition
 from gpudist.sbp import GlobalTensor, Placement, to_global
 from gpudist.testing import assert_adjoint
+from gpudist.world.partition import Partition
 from tests.pool import distributed
 from tests.sbp.compare import assert_global, global_of
 from tests.sbp.parts import B, P, S, part_of, random, whole_of

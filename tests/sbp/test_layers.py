@@ -9,8 +9,8 @@ import torch
 
 from gpudist import nn
 from gpudist.errors import PartitionError
-from gpudist.partition import CartesianPartition, Partition
 from gpudist.sbp import GlobalTensor, Placement
+from gpudist.world.partition import CartesianPartition, Partition
 from tests.pool import distributed
 from tests.sbp.compare import assert_global, global_of
 from tests.sbp.parts import B, P, S, random

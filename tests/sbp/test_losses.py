@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gpudist.partition import Partition
 from gpudist.sbp import Placement
+from gpudist.world.partition import Partition
 from tests.pool import distributed
 from tests.sbp.compare import global_of
 from tests.sbp.parts import B, P, S, random

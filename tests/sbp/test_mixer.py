@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gpudist.partition import Partition
 from gpudist.sbp import Placement
 from gpudist.sbp.attributes import NdSbp
+from gpudist.world.partition import Partition
 from tests.pool import distributed
 from tests.sbp.compare import global_of
 from tests.sbp.parts import B, S, random

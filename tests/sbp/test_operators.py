@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.errors import PartitionError
-from gpudist.partition import Partition
 from gpudist.sbp import GlobalTensor, Placement, explain
 from gpudist.sbp.attributes import NdSbp
+from gpudist.world.partition import Partition
 from tests.pool import distributed
 from tests.sbp.compare import assert_global, assert_matches, global_of
 from tests.sbp.parts import B, P, S, random

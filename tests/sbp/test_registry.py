@@ -11,7 +11,6 @@ import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
 from gpudist.ops import all_sum_reduce
-from gpudist.partition import Partition
 from gpudist.sbp import Placement, explain
 from gpudist.sbp.attributes import split
 from gpudist.sbp.derive import key_of
@@ -26,6 +25,7 @@ from gpudist.sbp.registry import (
     name_of,
     signatures,
 )
+from gpudist.world.partition import Partition
 from tests.pool import distributed
 from tests.sbp.compare import assert_matches, global_of
 from tests.sbp.parts import B, P, S, random

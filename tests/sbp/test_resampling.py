@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch.nn.functional as F
 
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.pool import distributed
 from tests.sbp.parts import P, S, random
 from tests.sbp.tables import assert_everywhere, assert_table

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from gpudist.partition import Partition
 from gpudist.sbp import Placement, explain
 from gpudist.sbp.attributes import NdSbp
 from gpudist.sbp.signatures.reshape import groups
+from gpudist.world.partition import Partition
 from tests.pool import distributed
 from tests.sbp.compare import assert_matches, global_of
 from tests.sbp.parts import B, P, S, random

@@ -9,9 +9,9 @@ import torch
 
 from gpudist import all_sum_reduce
 from gpudist.errors import PartitionError
-from gpudist.partition import Partition
 from gpudist.sbp import Placement, to_typed_local
 from gpudist.sbp.typed import mesh_axes
+from gpudist.world.partition import Partition
 from tests.pool import distributed
 from tests.sbp.compare import assert_global, global_of
 from tests.sbp.parts import B, P, S, random

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from gpudist import Partition
-from gpudist.self_check import LinkSpeed, Report, Result, cases, check, verdict
-from gpudist.self_check.cases import Case
-from gpudist.self_check.check import SLOW_SHARE
+from gpudist.cli.self_check import LinkSpeed, Report, Result, cases, check, verdict
+from gpudist.cli.self_check.cases import Case
+from gpudist.cli.self_check.check import SLOW_SHARE
 from tests.pool import distributed
 
 OPERATORS = {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gpudist.links import Link
-from gpudist.partition import Partition
-from gpudist.self_check.link_speeds import LinkSpeed, link_speeds, pairs
-from gpudist.self_check.remedies import Place, kind_of, of_failure, places, remedies_of
+from gpudist.cli.self_check.link_speeds import LinkSpeed, link_speeds, pairs
+from gpudist.cli.self_check.remedies import Place, kind_of, of_failure, places, remedies_of
+from gpudist.world.links import Link
+from gpudist.world.partition import Partition
 from tests.pool import distributed
 
 NCCL = 22809

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpudist.exchange import carry
-from gpudist.rank_pool import RankPool
+from gpudist.testing.rank_pool import RankPool
 from tests.soak import layers, operators, worlds
 from tests.soak.figures import RESULTS, Figure, environment, growth, spread, worst, write
 from tests.soak.samples import BYTES, COUNTS, Sample, series

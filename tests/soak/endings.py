@@ -20,7 +20,7 @@ from gpudist import nn
 from gpudist.errors import GpudistError
 from gpudist.exchange import start
 from gpudist.ops import HaloExchange
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.world.partition import CartesianPartition, Partition
 
 DEADLINE_S = 20.0
 kept: list[Any] = []

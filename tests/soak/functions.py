@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import gpudist
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.world.partition import CartesianPartition, Partition
 from tests.ops.dense import Dense, Tensors, assembled, blocks, gathered_sources, partition_of
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.complex64, torch.int64)

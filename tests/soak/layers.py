@@ -10,7 +10,7 @@ import torch
 
 from gpudist import nn
 from gpudist.exchange import carry
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.soak.samples import Sample, take
 
 SAMPLES = 40

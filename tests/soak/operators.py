@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 
 from gpudist.ops import operator
-from gpudist.partition import Partition
-from gpudist.rank_pool import RankPool
+from gpudist.testing.rank_pool import RankPool
+from gpudist.world.partition import Partition
 from tests.fuzz.case import Case, to_json
 from tests.fuzz.families import by_layer
 from tests.fuzz.run import Configuration, Runner

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 

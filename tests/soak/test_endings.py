@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpudist.transport.host import is_built
+from gpudist.transport.host.transport import is_built
 from tests.soak.nursery import End, Nursery
 
 LIMIT_S = 60.0

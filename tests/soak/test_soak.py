@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpudist.partition import Partition
 from gpudist.testing import run_distributed
+from gpudist.world.partition import Partition
 from tests.pool import distributed
 from tests.soak import __main__ as command
 from tests.soak import functions, layers, operators, worlds

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from gpudist import runtime
 from gpudist.testing import run_distributed
 from gpudist.transport.base import Transport
+from gpudist.world import runtime
 from tests.soak.samples import Sample, take
 
 RANKS = 2

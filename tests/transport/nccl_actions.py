@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
-from gpudist import ops, runtime, zero_volume_tensor
+from gpudist import ops, zero_volume_tensor
 from gpudist.errors import GpudistError
 from gpudist.exchange import start
 from gpudist.ops.operator import remembered
-from gpudist.partition import CartesianPartition, Partition
 from gpudist.transport.base import Transport
+from gpudist.world import runtime
+from gpudist.world.partition import CartesianPartition, Partition
 from tests.doubles.nccl import clear, fail_device_call, inject, violations
 from tests.patience import allowed_s
 

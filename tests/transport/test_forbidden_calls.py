@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from gpudist.transport.host import is_built, what_is_missing
-from gpudist.transport.processes import has_ended
+from gpudist.transport.host.processes import has_ended
+from gpudist.transport.host.transport import is_built, what_is_missing
 from tests import warm
 from tests.doubles import use_doubles
 
@@ -50,10 +50,10 @@ def joined(rank: int, port: int, transport: str) -> str:
     """How ``rank`` joins a world, over which it sends something, or why it does not."""
     import torch.distributed as dist
 
-    from gpudist import runtime
     from gpudist.errors import GpudistError
-    from gpudist.host_channel import host_partition
-    from gpudist.launch import Launch
+    from gpudist.world import runtime
+    from gpudist.world.host_channel import host_partition
+    from gpudist.world.launch import Launch
 
     store: Any = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     launch = Launch("torchrun", rank, RANKS, RANKS, rank)

@@ -15,17 +15,18 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from gpudist import runtime
 from gpudist.errors import CollectiveTimeout, NotBuiltError, PeerFailure, TransportError
-from gpudist.launch import Launch
-from gpudist.runtime import take_device
-from gpudist.transport import host, nccl
+from gpudist.transport.failure.store import StoreFailureChannel
 from gpudist.transport.gloo import GlooTransport
-from gpudist.transport.host import HostTransport, is_built, what_is_missing
-from gpudist.transport.host_meeting import NotOneNode
-from gpudist.transport.nccl import NcclTransport
-from gpudist.transport.processes import has_ended
-from gpudist.transport.store_failures import StoreFailureChannel
+from gpudist.transport.host.meeting import NotOneNode
+from gpudist.transport.host.processes import has_ended
+from gpudist.transport.host.transport import HostTransport, is_built, what_is_missing
+from gpudist.transport.host.transport import transport as host
+from gpudist.transport.nccl.transport import NcclTransport
+from gpudist.transport.nccl.transport import transport as nccl
+from gpudist.world import runtime
+from gpudist.world.launch import Launch
+from gpudist.world.runtime import take_device
 from tests.doubles import use_doubles
 from tests.transport.worlds import new_store
 

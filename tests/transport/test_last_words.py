@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpudist.transport.last_words import Ending, Endings
+from gpudist.transport.failure.last_words import Ending, Endings
 from tests import warm
 from tests.doubles import use_doubles
 from tests.transport.worlds import new_store
@@ -117,7 +117,7 @@ P_world.barrier()
 
 # Rank 0 is the first by the store, rank 1 by the failure that ends the waits.
 ABORTS_LATE = """
-from gpudist.transport.host import HostTransport
+from gpudist.transport.host.transport import HostTransport
 abort = HostTransport.abort
 def abort_late(self, failure):
     time.sleep(3.0 * (self.rank == 0))

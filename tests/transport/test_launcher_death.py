@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpudist.transport.processes import await_end_of_parent
+from gpudist.transport.host.processes import await_end_of_parent
 from tests.doubles import use_doubles
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,14 +11,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from gpudist import ops, runtime, zero_volume_tensor
+from gpudist import ops, zero_volume_tensor
 from gpudist.errors import TransportError
 from gpudist.geometry.boxes import Box, Collective, Move, Stage
-from gpudist.partition import Partition
-from gpudist.transport.failure import Failure
-from gpudist.transport.nccl import NcclTransport
-from gpudist.transport.nccl_stages import collectives_by_messages, collectives_by_nccl, lower
-from gpudist.transport.nccl_verbs import NcclCommunicator
+from gpudist.transport.failure.channel import Failure
+from gpudist.transport.nccl.stages import collectives_by_messages, collectives_by_nccl, lower
+from gpudist.transport.nccl.transport import NcclTransport
+from gpudist.transport.nccl.verbs import NcclCommunicator
+from gpudist.world import runtime
+from gpudist.world.partition import Partition
 from tests import warm
 from tests.doubles import use_doubles
 from tests.ops.dense import assert_same, random

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpudist import runtime
 from gpudist.transport.base import Transport
+from gpudist.world import runtime
 from tests.doubles.asynchronous import Asynchronous
 from tests.doubles.nccl import clear, inject, violations
 from tests.transport.nccl_actions import ACTIONS

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 import pytest
 import torch.distributed as dist
 
-from gpudist import runtime
 from gpudist.errors import CollectiveTimeout, GpudistError, PeerFailure, TransportError
 from gpudist.transport.base import Transport
-from gpudist.transport.failure import Failure
-from gpudist.transport.nccl import NcclTransport
+from gpudist.transport.failure.channel import Failure
+from gpudist.transport.nccl.transport import NcclTransport
+from gpudist.world import runtime
 from tests.doubles.nccl import clear, inject, violations
 from tests.patience import allowed_s
 from tests.transport.nccl_actions import (

@@ -14,14 +14,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gpudist import ops, runtime
+from gpudist import ops
 from gpudist.errors import NotBuiltError, ShapeError, TransportError
 from gpudist.exchange import carry
 from gpudist.exchange.rounds import Part
-from gpudist.partition import CartesianPartition, Partition
 from gpudist.transport.base import Transport
-from gpudist.transport.failure import Failure
-from gpudist.transport.nccl import NcclTransport
+from gpudist.transport.failure.channel import Failure
+from gpudist.transport.nccl.transport import NcclTransport
+from gpudist.world import runtime
+from gpudist.world.partition import CartesianPartition, Partition
 from tests import warm
 from tests.doubles import use_doubles
 from tests.doubles.device import device, make

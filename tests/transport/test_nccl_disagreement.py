@@ -7,11 +7,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from gpudist import ops, runtime
+from gpudist import ops
 from gpudist.errors import CollectiveTimeout, PlanMismatch, ShapeError, TransportError
-from gpudist.partition import Partition
 from gpudist.transport.base import Transport
-from gpudist.transport.nccl import NcclTransport
+from gpudist.transport.nccl.transport import NcclTransport
+from gpudist.world import runtime
+from gpudist.world.partition import Partition
 from tests.doubles.nccl import clear
 from tests.transport.nccl_actions import (
     Fate,

@@ -10,13 +10,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from gpudist import ops, runtime
+from gpudist import ops
 from gpudist.errors import PeerFailure, TransportError
 from gpudist.exchange import InFlight, start
-from gpudist.partition import Partition
 from gpudist.transport.base import Transport
-from gpudist.transport.failure import Failure
-from gpudist.transport.nccl import NcclTransport
+from gpudist.transport.failure.channel import Failure
+from gpudist.transport.nccl.transport import NcclTransport
+from gpudist.world import runtime
+from gpudist.world.partition import Partition
 from tests.doubles.graphs import Graph
 from tests.doubles.nccl import clear, configure, count, inject, log, violations
 from tests.patience import allowed_s

@@ -10,10 +10,10 @@ import time
 import pytest
 import torch
 
-from gpudist import runtime
 from gpudist.errors import CollectiveTimeout, PeerFailure, TransportError
 from gpudist.transport.base import Signature, Transport
-from gpudist.transport.failure import Failure
+from gpudist.transport.failure.channel import Failure
+from gpudist.world import runtime
 from tests.doubles.nccl import clear, inject, violations
 from tests.transport.nccl_actions import (
     ACTIONS,

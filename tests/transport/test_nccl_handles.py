@@ -7,11 +7,11 @@ import time
 import pytest
 import torch
 
-from gpudist import runtime
 from gpudist.errors import TransportError
 from gpudist.exchange import start
 from gpudist.transport.base import Transport
-from gpudist.transport.nccl import NcclTransport
+from gpudist.transport.nccl.transport import NcclTransport
+from gpudist.world import runtime
 from tests.doubles.device import device, finish, is_complete, make
 from tests.doubles.graphs import Graph
 from tests.doubles.nccl import clear, inject, violations

@@ -9,7 +9,7 @@ from gpudist import ops
 from gpudist.exchange import add_into, carry_out, output_form
 from gpudist.exchange.movement import bind
 from gpudist.geometry.boxes import Plan, Stage
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.ops.dense import assert_same, cells, random
 from tests.pool import distributed
 

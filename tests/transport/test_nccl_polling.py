@@ -8,11 +8,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from gpudist import ops, runtime, zero_volume_tensor
+from gpudist import ops, zero_volume_tensor
 from gpudist.exchange import start
-from gpudist.partition import Partition
 from gpudist.transport.base import Signature, Transport
-from gpudist.transport.failure import Failure
+from gpudist.transport.failure.channel import Failure
+from gpudist.world import runtime
+from gpudist.world.partition import Partition
 from tests.doubles.nccl import clear, count, inject, violations
 from tests.transport.nccl_actions import block_of, halo, halo_of
 from tests.transport.worlds import results

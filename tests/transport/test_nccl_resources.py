@@ -11,12 +11,13 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from gpudist import ops, runtime
+from gpudist import ops
 from gpudist.errors import GpudistError
 from gpudist.exchange import carry
-from gpudist.partition import Partition
 from gpudist.transport.base import Signature, Transport
-from gpudist.transport.nccl import NcclTransport
+from gpudist.transport.nccl.transport import NcclTransport
+from gpudist.world import runtime
+from gpudist.world.partition import Partition
 from tests.doubles.nccl import clear, count, fail_device_call, inject, log, violations
 from tests.transport.nccl_actions import (
     all_sum_reduce,

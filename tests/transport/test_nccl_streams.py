@@ -7,13 +7,13 @@ import time
 import pytest
 import torch
 
-from gpudist import runtime
 from gpudist.errors import CollectiveTimeout, PeerFailure, TransportError
 from gpudist.exchange import InFlight, start
-from gpudist.partition import Partition
 from gpudist.transport.base import Transport
-from gpudist.transport.failure import Failure
-from gpudist.transport.nccl import NcclTransport
+from gpudist.transport.failure.channel import Failure
+from gpudist.transport.nccl.transport import NcclTransport
+from gpudist.world import runtime
+from gpudist.world.partition import Partition
 from tests.doubles.graphs import Graph
 from tests.doubles.nccl import clear, inject, violations
 from tests.transport.nccl_actions import (

@@ -17,9 +17,9 @@ from gpudist.transport.addresses import (
     is_loopback,
     reachable_address,
 )
-from gpudist.transport.beacon import Beacon, is_beside
-from gpudist.transport.failure import Failure
-from gpudist.transport.store_failures import StoreFailureChannel
+from gpudist.transport.failure.channel import Failure
+from gpudist.transport.failure.store import StoreFailureChannel
+from gpudist.transport.host.beacon import Beacon, is_beside
 from tests.patience import allowed_s
 
 

@@ -10,13 +10,13 @@ import torch
 
 import gpudist
 from gpudist.errors import GpudistError, side_by_side
-from gpudist.launch import Diagnostics, diagnostics_of
-from gpudist.partition import Partition
-from gpudist.runtime import world_of
 from gpudist.transport.debug_lines import DebugLines
-from gpudist.transport.failure import Failure
+from gpudist.transport.failure.channel import Failure
 from gpudist.transport.loopback import LoopbackTransport
 from gpudist.transport.report import report, write_report
+from gpudist.world.launch import Diagnostics, diagnostics_of
+from gpudist.world.partition import Partition
+from gpudist.world.runtime import world_of
 from tests.pool import distributed
 
 LINE = re.compile(

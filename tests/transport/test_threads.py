@@ -15,8 +15,8 @@ import gpudist
 from gpudist import checkpoint
 from gpudist.errors import GpudistError
 from gpudist.exchange import carry, start
-from gpudist.partition import Partition
 from gpudist.transport.base import Signature
+from gpudist.world.partition import Partition
 from tests.doubles.ranks import run_all
 from tests.pool import distributed
 

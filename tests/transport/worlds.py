@@ -15,11 +15,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from gpudist import runtime
 from gpudist.errors import GpudistError
 from gpudist.transport.base import Transport
-from gpudist.transport.failure import Failure
+from gpudist.transport.failure.channel import Failure
 from gpudist.transport.loopback import LoopbackWorld
+from gpudist.world import runtime
 from tests.doubles import use_doubles
 
 MAX_RANKS = 5

@@ -16,8 +16,8 @@ from torch import nn
 
 import gpudist
 from gpudist.errors import GpudistError, PlanMismatch, RemoteError, TransportError
-from gpudist.partition import CartesianPartition, Partition
 from gpudist.testing import run_distributed
+from gpudist.world.partition import CartesianPartition, Partition
 from tests.nn.compare import own_block
 from tests.zoo.network import Input, Network
 from tests.zoo.networks import network_named

@@ -15,7 +15,7 @@ from benchmarks.gpu.several.broadcast import sizes
 from benchmarks.gpu.several.cells import line
 from benchmarks.gpu.several.sum_reduce import total
 from gpudist.ops import AllSumReduce
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 
 
 def cases(ranks: int, tiny: bool = False) -> list[GpuCase]:

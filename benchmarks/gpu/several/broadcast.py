@@ -12,7 +12,7 @@ from benchmarks.gpu.measure import GpuCase
 from benchmarks.gpu.several import torchs
 from benchmarks.gpu.several.cells import line
 from gpudist.ops import Broadcast, zero_volume_tensor
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 
 SIZES = {"64 KiB": 64 * KIB, "4 MiB": 4 * MIB, "256 MiB": 256 * MIB}
 TINY = {"16 B": 16, "4 KiB": 4 * KIB}

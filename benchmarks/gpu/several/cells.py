@@ -10,7 +10,7 @@ import torch
 
 from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.boxes import Box
-from gpudist.partition import CartesianPartition
+from gpudist.world.partition import CartesianPartition
 
 # Whole numbers, so small that sums over a million ranks are exact in float32.
 NUMBERS = 13

@@ -15,7 +15,7 @@ from benchmarks.gpu.several.cells import grid_of, own
 from benchmarks.stencil import Slices, Stencil
 from gpudist import SlidingWindow
 from gpudist.ops import HaloExchange
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 
 BLOCKS = ((1, 4, 64, 64, 64), (1, 16, 2048, 2048), (1, 8, 256, 256, 256))
 TINY = ((1, 2, 6, 4), (1, 2, 4, 3, 2))

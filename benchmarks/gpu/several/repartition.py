@@ -13,7 +13,7 @@ from benchmarks.gpu.measure import GpuCase
 from benchmarks.gpu.several import torchs
 from benchmarks.gpu.several.cells import own
 from gpudist.ops import Repartition
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 
 # Of a rank's block, about.
 SIZES, TINY = {"1 MiB": MIB, "16 MiB": 16 * MIB, "256 MiB": 256 * MIB}, {"1 KiB": KIB}

@@ -24,7 +24,7 @@ from gpudist import SlidingWindow
 from gpudist.geometry.boxes import Box
 from gpudist.nn import DistributedConv2d
 from gpudist.ops import HaloExchange
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.world.partition import CartesianPartition, Partition
 
 STRONG, WEAK = "strong", "weak"
 CHANNELS = 32

@@ -15,7 +15,7 @@ from benchmarks.gpu.several import torchs
 from benchmarks.gpu.several.broadcast import sizes
 from benchmarks.gpu.several.cells import line
 from gpudist.ops import SumReduce
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 
 
 def cases(ranks: int, tiny: bool = False) -> list[GpuCase]:

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement
 
 from benchmarks.gpu.torch_messages import start
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 
 Pieces = Sequence[tuple[int, torch.Tensor]]
 

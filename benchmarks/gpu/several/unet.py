@@ -20,7 +20,7 @@ from benchmarks.networks import Step, Training, is_right
 from benchmarks.rows import ONE_RANK
 from examples.networks import UNet3d
 from gpudist.nn import DistributedCrossEntropyLoss
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.world.partition import CartesianPartition, Partition
 
 CLASSES, WIDTH, TINY_WIDTH = 3, 16, 4
 # Of a side of the global volume; a multiple of 8 on every rank.

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from gpudist.autograd import all_reduce_constant
-from gpudist.partition import CartesianPartition
+from gpudist.exchange.autograd import all_reduce_constant
 from gpudist.sbp.attributes import NdSbp, broadcast, partial_sum, split
 from gpudist.sbp.boxing import box
 from gpudist.sbp.layout import Layout
 from gpudist.sbp.registry import Call, Signature, Where
+from gpudist.world.partition import CartesianPartition
 
 
 def axes_that_split(where: Where, slot: int, dims: Collection[int]) -> list[int]:

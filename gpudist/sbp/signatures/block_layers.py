@@ -12,9 +12,9 @@ import torch
 
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.ops.agreement import Agreement, Layout
-from gpudist.partition import CartesianPartition
 from gpudist.sbp.attributes import partial_sum, split
 from gpudist.sbp.registry import Bind, Call, Compute, Signature, Where, mapped
+from gpudist.world.partition import CartesianPartition
 
 MakeLayer = Callable[[CartesianPartition], Any]
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from gpudist.nn.normalization import Normalization
-from gpudist.nn.strides import gradient_as_laid_out
+from gpudist.nn.norm.normalization import Normalization
+from gpudist.nn.norm.strides import gradient_as_laid_out
 from gpudist.sbp.attributes import NdSbp, broadcast, split
 from gpudist.sbp.registry import Call, Compute, Signature, Where, compose, on_meta, register
 from gpudist.sbp.signatures.across import some_are_empty, together_if

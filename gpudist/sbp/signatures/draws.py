@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpudist.nn.random_cells import normal_by_index, uniform_by_index
+from gpudist.nn.random.cells import normal_by_index, uniform_by_index
 from gpudist.sbp.attributes import broadcast, partial_sum
 from gpudist.sbp.registry import compose
 from gpudist.sbp.scope import Scope, current_scope

@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpudist.autograd import all_reduce_constant
+from gpudist.exchange.autograd import all_reduce_constant
 from gpudist.geometry.boxes import Box
-from gpudist.nn.random_cells import kept_by_index
-from gpudist.partition import CartesianPartition
+from gpudist.nn.random.cells import kept_by_index
 from gpudist.sbp.attributes import broadcast, partial_sum, split
 from gpudist.sbp.registry import Call, Signature, Where, compose, register
 from gpudist.sbp.scope import current_scope
 from gpudist.sbp.signatures.channel_norms import carried_out
+from gpudist.world.partition import CartesianPartition
 
 # Of SELU, to whose outputs alpha dropout belongs: minus the scale times its alpha.
 _LEAST = -1.7580993408473766

@@ -10,15 +10,15 @@ from itertools import product
 import torch
 import torch.nn.functional as F
 
-from gpudist.autograd import move
 from gpudist.exchange import Movement, bind
+from gpudist.exchange.autograd import move
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.boxes import Box, Move, Plan, Stage, messages_by_peer
 from gpudist.geometry.cartesian import rank_of
 from gpudist.nn.autocast import autocast_is_on
-from gpudist.partition import CartesianPartition
 from gpudist.sbp.attributes import partial_sum, split
 from gpudist.sbp.registry import Bind, Call, Compute, Signature, Where, name_of
+from gpudist.world.partition import CartesianPartition
 
 Range = tuple[int, int]
 Sizes = tuple[int, ...]

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.broadcasting import plan_all_sum_reduce
-from gpudist.nn.normalization import Normalization
-from gpudist.nn.normalization_node import Normalized, normalize
+from gpudist.nn.norm.node import Normalized, normalize
+from gpudist.nn.norm.normalization import Normalization
 from gpudist.sbp.attributes import Sbp, broadcast, split
 from gpudist.sbp.layout import Layout
 from gpudist.sbp.registry import (

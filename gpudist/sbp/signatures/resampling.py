@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.nn.functional as F
 
-from gpudist.nn.upsample import DistributedUpsample
+from gpudist.nn.windowed.upsample import DistributedUpsample
 from gpudist.sbp.attributes import partial_sum
 from gpudist.sbp.registry import Call, Compute, Signature, Where, register
 from gpudist.sbp.signatures.block_layers import (

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from gpudist.autograd import is_eager, move
-from gpudist.nn.autocast import autocast_is_on
-from gpudist.nn.conv import DistributedConv1d, DistributedConv2d, DistributedConv3d
-from gpudist.nn.conv_transpose import (
+from gpudist.exchange.autograd import is_eager, move
+from gpudist.nn.affine.conv import DistributedConv1d, DistributedConv2d, DistributedConv3d
+from gpudist.nn.affine.conv_transpose import (
     DistributedConvTranspose1d,
     DistributedConvTranspose2d,
     DistributedConvTranspose3d,
 )
+from gpudist.nn.autocast import autocast_is_on
 from gpudist.ops.agreement import Layout
 from gpudist.sbp.attributes import broadcast, partial_sum, split
 from gpudist.sbp.registry import (

@@ -8,7 +8,7 @@ import pkgutil
 import random
 from typing import Protocol, cast
 
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.fuzz.case import Case, Feature
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gpudist import nn
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.fuzz.case import Case, Feature
 from tests.fuzz.drawing import draw_dtype, draw_grid, draw_sizes, scattered
 from tests.nn.compare import assert_block_of, gradient_of, own_block, own_slices, random_like_all

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.fuzz.case import TOLERANCE, Case, Feature
 from tests.fuzz.drawing import draw_dtype, draw_grid, draw_sizes, scattered
 from tests.nn.embedding_cases import Partitions, check_embedding, indices_of, owned_by

@@ -7,7 +7,7 @@ import random
 import torch
 
 from gpudist import nn
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.world.partition import CartesianPartition, Partition
 from tests.fuzz.case import TOLERANCE, Case, Feature
 from tests.fuzz.drawing import draw_dtype, draw_grid, draw_sizes, scattered
 from tests.nn.compare import Slices, assert_same_as_sequential, own_slices, random_like_all

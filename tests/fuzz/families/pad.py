@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gpudist import nn
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.fuzz.case import TOLERANCE, Case, Feature, torch_refuses
 from tests.fuzz.drawing import draw_dtype, draw_grid, draw_sizes, scattered
 from tests.nn.compare import assert_same_as_sequential, own_block, random_like_all

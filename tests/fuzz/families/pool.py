@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from gpudist import nn
-from gpudist.partition import CartesianPartition, Partition
+from gpudist.world.partition import CartesianPartition, Partition
 from tests.fuzz.case import Case, Feature, torch_refuses
 from tests.nn.compare import assert_same_as_sequential, grid, own_block, random_like_all
 from tests.nn.test_pool_indices import check_with_indices

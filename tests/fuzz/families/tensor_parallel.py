@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.fuzz.case import Case, Feature
 from tests.fuzz.drawing import scattered
 from tests.nn.parallel_attention_cases import EMBED, check_attention

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from gpudist import halo_exchange
-from gpudist.partition import Partition
+from gpudist.world.partition import Partition
 from tests.gpu.worlds import OneRank
 
 SHAPE = (1, 4, 256, 256, 256)

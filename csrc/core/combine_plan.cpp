@@ -1,0 +1,275 @@
+#include "core/combine_plan.h"
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <numeric>
+
+#include "core/check.h"
+
+namespace gpudist {
+
+namespace {
+
+constexpr int64_t kGranule = CombineTile::kGranule;
+// Of a tile. The less there is to do, the more threads are to do it.
+constexpr int64_t kFewestRows = 4, kMostRows = 16;
+
+int64_t ceil_divide(int64_t number, int64_t divisor) {
+  return (number + divisor - 1) / divisor;
+}
+
+Divisor make_divisor(int64_t value) {
+  Divisor divisor;
+  divisor.value = static_cast<uint32_t>(value);
+  while ((int64_t{1} << divisor.shift) < value) ++divisor.shift;
+  divisor.multiplier =
+      static_cast<uint32_t>(ceil_divide(int64_t{1} << (31 + divisor.shift), value));
+  return divisor;
+}
+
+int64_t lowest_bit(int64_t bits) {
+  return bits & -bits;
+}
+
+// Sums of complex numbers are sums of their two parts.
+Dtype real_dtype(Dtype dtype) {
+  if (dtype == Dtype::kComplex64) return Dtype::kFloat32;
+  if (dtype == Dtype::kComplex128) return Dtype::kFloat64;
+  return dtype;
+}
+
+int64_t product(const std::vector<int64_t>& shape) {
+  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
+
+// Dims of more than one cell, in the order in which the destination lies in memory: neighbours
+// there are written together.
+std::vector<size_t> order_of_dims(const CombineBox& box) {
+  std::vector<size_t> order;
+  for (size_t d = 0; d < box.shape.size(); ++d) {
+    if (box.shape[d] > 1) order.push_back(d);
+  }
+  const std::vector<int64_t>& strides = box.views[0].strides;
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return strides[a] > strides[b]; });
+  return order;
+}
+
+void check_box(const CombineBox& box, Dtype dtype) {
+  if (box.shape.size() > kMaxDims) throw TransportError("a tensor has more than 8 dims");
+  for (const CombineCells& cells : box.views) {
+    if (cells.strides.size() != box.shape.size()) {
+      throw TransportError("cells have not the dims of their box");
+    }
+    if (std::any_of(cells.strides.begin(), cells.strides.end(), [](auto s) { return s < 0; })) {
+      throw TransportError("a stride is negative");
+    }
+  }
+  if (box.views.empty() || (box.already_there && box.views.size() > 1)) {
+    throw TransportError("a box is one destination, and summands if it has not its values");
+  }
+  if (box.views.size() > std::numeric_limits<int16_t>::max()) {
+    throw TransportError("a cell is the sum of more than 32766 others");
+  }
+  if (box.views.size() > 2 && dtype == Dtype::kBool) throw TransportError("no sum of bool");
+}
+
+}  // namespace
+
+int64_t CombinePlan::Rows::bytes() const {
+  return product(shape) * row_bytes;
+}
+
+CombinePlan::CombinePlan(Dtype dtype, double fill, const std::vector<CombineBox>& boxes,
+                         int64_t most_bytes)
+    : dtype_(dtype), real_dtype_(real_dtype(dtype)), fill_(fill), most_bytes_(most_bytes) {
+  for (const CombineBox& box : boxes) {
+    check_box(box, dtype);
+    if (product(box.shape) > 0) boxes_.push_back(rows_of(box, item_bytes(dtype)));
+  }
+}
+
+CombinePlan::Rows CombinePlan::rows_of(const CombineBox& box, int64_t item_bytes) {
+  Rows rows{static_cast<int>(box.views.size()) - 1, item_bytes, 0, {}, {}};
+  if (box.already_there) rows.summands = CombineJob::kAlreadyThere;
+  for (const CombineCells& cells : box.views) {
+    rows.views.push_back({cells.buffer, cells.offset * item_bytes, {}});
+  }
+  const auto in_all_views = [&](auto holds) {
+    for (size_t v = 0; v < box.views.size(); ++v) {
+      if (!holds(rows.views[v].strides, box.views[v].strides)) return false;
+    }
+    return true;
+  };
+  for (size_t d : order_of_dims(box)) {
+    const bool continues = !rows.shape.empty() && in_all_views([&](auto& outer, auto& strides) {
+      return outer.back() == box.shape[d] * strides[d] * item_bytes;
+    });
+    if (!continues) {
+      rows.shape.push_back(1);
+      for (CombineCells& cells : rows.views) cells.strides.push_back(0);
+    }
+    rows.shape.back() *= box.shape[d];
+    for (size_t v = 0; v < box.views.size(); ++v) {
+      rows.views[v].strides.back() = box.views[v].strides[d] * item_bytes;
+    }
+  }
+  const bool is_contiguous = !rows.shape.empty() && in_all_views([&](auto& strides, auto&) {
+    return strides.back() == item_bytes;
+  });
+  if (is_contiguous) {
+    rows.row_bytes *= rows.shape.back();
+    rows.shape.pop_back();
+    for (CombineCells& cells : rows.views) cells.strides.pop_back();
+  }
+  return rows;
+}
+
+CombineTable CombinePlan::table(int alignment) const {
+  int64_t granules = 0;
+  for (const Rows& rows : boxes_) {
+    if (rows.summands >= 0) granules += ceil_divide(rows.bytes(), kGranule);
+  }
+  constexpr int64_t kEnoughThreads = 512 * CombineArguments::kThreads;
+  int64_t tile_rows = kFewestRows;
+  while (tile_rows < kMostRows && granules >= 2 * tile_rows * kEnoughThreads) tile_rows *= 2;
+  CombineTable table;
+  for (const Rows& rows : boxes_) append(rows, alignment, tile_rows, table);
+  return table;
+}
+
+int64_t CombinePlan::unit_of(const Rows& rows, int alignment) const {
+  int64_t bits = kGranule | alignment | rows.row_bytes | rows.line_bytes;
+  for (const CombineCells& cells : rows.views) {
+    bits |= cells.offset;
+    for (int64_t stride : cells.strides) bits |= stride;
+  }
+  // Items may not lie across two granules where they are added.
+  if (rows.summands > 1 && lowest_bit(bits) < item_bytes(real_dtype_)) {
+    throw TransportError("a tensor's items are not aligned");
+  }
+  return lowest_bit(bits);
+}
+
+void CombinePlan::append(const Rows& box, int alignment, int64_t tile_rows,
+                         CombineTable& table) const {
+  if (box.bytes() > most_bytes_) {
+    for (const Rows& half : halves(box)) append(half, alignment, tile_rows, table);
+    return;
+  }
+  const Rows rows = cut(box);
+  const size_t last = rows.shape.size() - 1;
+  const int64_t line_tiles = ceil_divide(rows.shape[last], tile_rows);
+  // Rows of a tile lie side by side, but for short ones: neighbours are of neighbouring threads.
+  constexpr int64_t kShort = 64;
+  const int64_t to_next_tile = rows.row_bytes < kShort ? 1 : tile_rows;
+  const int64_t to_next_row = rows.row_bytes < kShort ? line_tiles : 1;
+  // Rows of the destination begin in a granule at its `begin` or this plus multiples of `unit`.
+  int64_t unit = kGranule | alignment;
+  for (int64_t stride : rows.views[0].strides) unit |= stride;
+  unit = lowest_bit(unit);
+  const int64_t latest_begin = rows.views[0].offset % unit + kGranule - unit;
+  const int64_t columns = ceil_divide(latest_begin + rows.row_bytes, kGranule);
+
+  CombineJob job{};
+  job.first_view = static_cast<uint32_t>(table.views.size());
+  job.row_bytes = static_cast<int32_t>(rows.row_bytes);
+  job.line_bytes = static_cast<int32_t>(rows.line_bytes);
+  job.tile_bytes = static_cast<int32_t>(to_next_tile * rows.row_bytes);
+  job.step_bytes = static_cast<int32_t>(to_next_row * rows.row_bytes);
+  job.summands = static_cast<int16_t>(rows.summands);
+  job.rows = static_cast<uint8_t>(tile_rows);
+  job.dims = static_cast<uint8_t>(last);
+  job.unit = static_cast<uint8_t>(unit_of(rows, alignment));
+  job.columns = make_divisor(columns);
+  job.line = make_divisor(line_tiles);
+  int64_t tiles = columns * line_tiles;
+  for (size_t d = 0; d < last; ++d) {
+    job.shape[d] = make_divisor(rows.shape[d]);
+    tiles *= rows.shape[d];
+  }
+  job.tiles = static_cast<uint32_t>(tiles);
+  job.first_block = table.blocks;
+  const bool is_there = rows.summands == CombineJob::kAlreadyThere;
+  job.blocks = is_there ? 1 : static_cast<uint32_t>(ceil_divide(tiles, CombineArguments::kThreads));
+  if (int64_t{table.blocks} + job.blocks > std::numeric_limits<int32_t>::max()) {
+    throw TransportError("a stage is too large");
+  }
+  table.blocks += job.blocks;
+  table.jobs.push_back(job);
+  for (const CombineCells& cells : rows.views) {
+    CombineView view{};
+    view.buffer = cells.buffer;
+    view.offset = cells.offset;
+    view.stop = cells.offset + rows.line_bytes;
+    for (size_t d = 0; d <= last; ++d) view.stop += (rows.shape[d] - 1) * cells.strides[d];
+    view.stop -= (rows.shape[last] - 1) * rows.row_bytes;
+    view.step = to_next_row * cells.strides[last];
+    view.reach = (tile_rows - 1) * view.step + 2 * kGranule;
+    view.tile_stride = to_next_tile * cells.strides[last];
+    std::copy_n(cells.strides.begin(), last, view.stride);
+    table.views.push_back(view);
+  }
+}
+
+// Cut in the outermost dim, or the only row where a granule and an item begin.
+std::array<CombinePlan::Rows, 2> CombinePlan::halves(const Rows& rows) {
+  std::array<Rows, 2> halves{rows, rows};
+  const auto outermost =
+      std::find_if(rows.shape.begin(), rows.shape.end(), [](int64_t extent) { return extent > 1; });
+  if (outermost == rows.shape.end()) {
+    const int64_t first = rows.row_bytes / kGranule / 2 * kGranule;
+    halves[0].row_bytes = first;
+    halves[1].row_bytes -= first;
+    for (CombineCells& cells : halves[1].views) cells.offset += first;
+    return halves;
+  }
+  const size_t d = outermost - rows.shape.begin();
+  const int64_t first = rows.shape[d] / 2;
+  halves[0].shape[d] = first;
+  halves[1].shape[d] -= first;
+  for (CombineCells& cells : halves[1].views) cells.offset += first * cells.strides[d];
+  return halves;
+}
+
+// Long rows in lines of too few of them for a tile are cut into rows that lie one behind the other.
+CombinePlan::Rows CombinePlan::cut(Rows rows) {
+  constexpr int64_t kEnoughRows = 16, kShortest = 256, kLongest = 4096;
+  if (rows.shape.empty()) {
+    rows.shape.push_back(1);
+    for (CombineCells& cells : rows.views) cells.strides.push_back(0);
+  }
+  const int64_t count = rows.shape.back();
+  rows.line_bytes = count * rows.row_bytes;
+  if (count % kFewestRows == 0 || count >= kEnoughRows ||
+      rows.row_bytes < kFewestRows * kShortest) {
+    return rows;
+  }
+  rows.line_bytes = rows.row_bytes;
+  const int64_t parts = kFewestRows * ceil_divide(rows.line_bytes, kFewestRows * kLongest);
+  rows.row_bytes = ceil_divide(ceil_divide(rows.line_bytes, parts), kGranule) * kGranule;
+  if (count > 1) {
+    rows.shape.push_back(1);
+    for (CombineCells& cells : rows.views) cells.strides.push_back(0);
+  }
+  rows.shape.back() = ceil_divide(rows.line_bytes, rows.row_bytes);
+  for (CombineCells& cells : rows.views) cells.strides.back() = rows.row_bytes;
+  return rows;
+}
+
+CombineArguments CombinePlan::arguments(const CombineTable& table) const {
+  CombineArguments arguments{};
+  arguments.jobs = table.jobs.data();
+  arguments.views = table.views.data();
+  arguments.job_count = static_cast<uint32_t>(table.jobs.size());
+  arguments.blocks = table.blocks;
+  arguments.dtype = real_dtype_;
+  BoxView constant;
+  constant.rows = 1;
+  constant.row_bytes = sizeof(arguments.fill);
+  fill(reinterpret_cast<char*>(arguments.fill), constant, dtype_, fill_);
+  return arguments;
+}
+
+}  // namespace gpudist

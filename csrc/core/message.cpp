@@ -1,0 +1,61 @@
+#include "core/message.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/check.h"
+
+namespace gpudist {
+
+size_t fitting_bytes(const std::string& text, size_t room) {
+  size_t length = std::min(text.size(), room - 1);
+  if (length == text.size()) return length;
+  while (length > 0 && (static_cast<unsigned char>(text[length]) & 0xc0u) == 0x80u) --length;
+  return length;
+}
+
+void copy_text(char* to, size_t room, const std::string& text) {
+  const size_t length = fitting_bytes(text, room);
+  std::memcpy(to, text.data(), length);
+  to[length] = '\0';
+}
+
+namespace {
+
+std::string words(uint64_t sequence, int64_t bytes, const std::string& label) {
+  return "message " + std::to_string(sequence) + " of " + std::to_string(bytes) + " bytes for '" +
+         label + "'";
+}
+
+}  // namespace
+
+void write_header(const Transfer& transfer, bool lends, char* slot) {
+  WireHeader header{};
+  header.sequence = transfer.sequence;
+  header.bytes = transfer.bytes;
+  header.lends = lends;
+  std::memcpy(header.digest, transfer.signature->digest.data(), sizeof(header.digest));
+  copy_text(header.label, kLabelBytes, transfer.signature->label);
+  std::memcpy(slot, &header, sizeof(header));
+}
+
+bool verify_header(const Transfer& transfer, const char* slot, int rank) {
+  WireHeader header;
+  std::memcpy(&header, slot, sizeof(header));
+  header.label[kLabelBytes - 1] = '\0';
+  const bool same_operation =
+      std::memcmp(header.digest, transfer.signature->digest.data(), sizeof(header.digest)) == 0;
+  if (same_operation && header.sequence == transfer.sequence && header.bytes == transfer.bytes) {
+    return header.lends != 0;
+  }
+  const std::string me = std::to_string(rank), peer = std::to_string(transfer.peer);
+  throw PlanMismatch(
+      std::string("ranks disagree about ") +
+      (same_operation ? "the size of a message" : "the operation") + ":\n  rank " + me +
+      " expected from rank " + peer + ": " +
+      words(transfer.sequence, transfer.bytes, transfer.signature->label) + "\n  rank " + peer +
+      " sent to rank " + me + ": " + words(header.sequence, header.bytes, header.label) +
+      "\ncall the same operations with the same shapes in the same order on every rank");
+}
+
+}  // namespace gpudist

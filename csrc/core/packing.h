@@ -1,0 +1,97 @@
+// Gather, scatter and scatter-add of boxes, as streams of bytes that may stop and go on anywhere
+// between items.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/box.h"
+
+namespace gpudist {
+
+enum class Dtype : int {
+  kBool,
+  kUint8,
+  kInt8,
+  kInt16,
+  kInt32,
+  kInt64,
+  kFloat16,
+  kBfloat16,
+  kFloat32,
+  kFloat64,
+  kComplex64,
+  kComplex128,
+};
+
+int64_t item_bytes(Dtype dtype);
+
+// 16-bit floats are summed in float32 and rounded once.
+inline bool is_narrow(Dtype dtype) {
+  return dtype == Dtype::kFloat16 || dtype == Dtype::kBfloat16;
+}
+inline Dtype sum_dtype(Dtype dtype) {
+  return is_narrow(dtype) ? Dtype::kFloat32 : dtype;
+}
+
+// Walks the bytes of some boxes in order; knows nothing of where the tensor lies.
+class BoxStream {
+ public:
+  BoxStream() = default;
+  explicit BoxStream(const std::vector<BoxView>* boxes) : boxes_(boxes) { enter(); }
+
+  bool done() const { return boxes_ == nullptr || box_ == boxes_->size(); }
+
+  // Bytes of the tensor that lie together.
+  struct Piece {
+    int64_t offset;
+    int64_t bytes;
+  };
+
+  // Pass over the next bytes that lie together, at most `bytes`.
+  Piece take(int64_t bytes);
+
+  // Copy the next `bytes` of the tensor at `tensor` to `out`.
+  void gather(const char* tensor, char* out, size_t bytes);
+
+  // Copy `bytes` from `in` to the next cells of the tensor.
+  void scatter(char* tensor, const char* in, size_t bytes);
+
+  // Set the next cells to the sums of items of `in` and of the next cells of `other`, all of
+  // `dtype`.
+  void scatter_sum(char* tensor, const char* other, BoxStream& others, const char* in, size_t bytes,
+                   Dtype dtype);
+
+  // Add items of `dtype` to the next cells, which are of sum_dtype(dtype); the boxes are in those
+  // cells.
+  void scatter_add(char* tensor, const char* in, size_t bytes, Dtype dtype);
+
+ private:
+  // Call f(offset in the tensor, bytes) for contiguous pieces that make up the next `bytes`.
+  template <class F>
+  void walk(int64_t bytes, F f);
+  void enter();
+
+  const std::vector<BoxView>* boxes_ = nullptr;
+  size_t box_ = 0;
+  RowCursor row_;
+  int64_t in_row_ = 0;
+};
+
+// Copy boxes of one tensor to boxes, equal in shape and order, of another.
+void copy_boxes(const char* source, const std::vector<BoxView>& from, char* destination,
+                const std::vector<BoxView>& to);
+
+// Copy or add the next `bytes` of one stream to another's cells, as scatter and scatter_add do.
+void move_cells(const char* source, BoxStream& from, char* destination, BoxStream& to,
+                int64_t bytes, bool adds, Dtype dtype);
+
+// Set all cells of a box, of `dtype`, to `value`.
+void fill(char* destination, const BoxView& box, Dtype dtype, double value);
+
+// Round float32 sums to a 16-bit dtype, and back.
+void narrow(const float* sums, char* destination, int64_t items, Dtype dtype);
+void widen(const char* source, float* sums, int64_t items, Dtype dtype);
+
+}  // namespace gpudist

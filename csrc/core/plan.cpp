@@ -1,0 +1,256 @@
+#include "core/plan.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+
+namespace gpudist {
+
+namespace {
+
+using Boxes = StageBoxes::Boxes;
+using Kind = Transfer::Kind;
+
+// Where a tensor's boxes lie.
+struct Layout {
+  const std::vector<int64_t>& strides;  // in items
+  int64_t item_bytes;
+
+  std::vector<BoxView> views(const Boxes& boxes) const {
+    const int dims = static_cast<int>(strides.size());
+    if (dims > kMaxDims) throw TransportError("a tensor has more than 8 dims");
+    std::vector<BoxView> views;
+    views.reserve(boxes.size());
+    for (const auto& box : boxes) {
+      if (box.size() != 2 * strides.size()) {
+        throw TransportError("a box has not the tensor's dims");
+      }
+      views.push_back(
+          make_box_view(dims, box.data(), box.data() + dims, strides.data(), item_bytes));
+    }
+    return views;
+  }
+
+  std::vector<BoundMessage> bind(const StageBoxes::Messages& messages, int64_t wire_bytes) const {
+    std::vector<BoundMessage> bound;
+    bound.reserve(messages.size());
+    for (const auto& [peer, boxes] : messages) {
+      BoundMessage message{peer, views(boxes), 0};
+      for (const BoxView& box : message.boxes) {
+        message.bytes += box.bytes() / item_bytes * wire_bytes;
+      }
+      bound.push_back(std::move(message));
+    }
+    return bound;
+  }
+};
+
+}  // namespace
+
+BoundStage::BoundStage(Dtype dtype, const std::vector<int64_t>& input_strides,
+                       const std::vector<int64_t>& output_strides, int64_t output_items,
+                       double fill, bool starts_with_copy, bool same_cells, bool accumulates,
+                       const StageBoxes& boxes)
+    : dtype(dtype),
+      output_items(output_items),
+      fill(fill),
+      starts_with_copy(starts_with_copy),
+      same_cells(same_cells),
+      accumulates(accumulates),
+      sums_widened(is_narrow(dtype) && !boxes.sums.empty()) {
+  const int64_t item = item_bytes(dtype);
+  const Layout input{input_strides, item};
+  const Layout output{output_strides, sums_widened ? item_bytes(sum_dtype(dtype)) : item};
+  if (sums_widened &&
+      (!boxes.receives.empty() || !boxes.move_sources.empty() || starts_with_copy)) {
+    throw TransportError("sums in float32 start from zero");
+  }
+  fills = output.views(boxes.fills);
+  move_sources = input.views(boxes.move_sources);
+  move_destinations = output.views(boxes.move_destinations);
+  sends = input.bind(boxes.sends, item);
+  receives = output.bind(boxes.receives, item);
+  sums = output.bind(boxes.sums, item);
+  own_sources = input.views(boxes.own_sources);
+  relays = output.bind(boxes.relays, item);
+  relayed = output.bind(boxes.relayed, item);
+}
+
+namespace {
+
+// Where sums are made: of the output itself, or of `widened`.
+char* begin_output(const StageCall& call, std::vector<float>& widened) {
+  const BoundStage& stage = *call.stage;
+  if (!stage.sums_widened) return call.output;
+  widened.resize(stage.output_items);
+  if (stage.accumulates) widen(call.output, widened.data(), stage.output_items, stage.dtype);
+  return reinterpret_cast<char*>(widened.data());
+}
+
+void fill_and_move(const StageCall& call, char* target) {
+  const BoundStage& stage = *call.stage;
+  if (!stage.sums_widened) {
+    for (const BoxView& box : stage.fills) fill(target, box, stage.dtype, stage.fill);
+  }
+  copy_boxes(call.input, stage.move_sources, target, stage.move_destinations);
+}
+
+void end_output(const StageCall& call, const std::vector<float>& widened) {
+  const BoundStage& stage = *call.stage;
+  if (stage.sums_widened) narrow(widened.data(), call.output, stage.output_items, stage.dtype);
+}
+
+bool comes_from(const BoundStage& stage, int peer) {
+  const auto is_from = [&](const BoundMessage& message) { return message.peer == peer; };
+  return std::any_of(stage.receives.begin(), stage.receives.end(), is_from) ||
+         std::any_of(stage.sums.begin(), stage.sums.end(), is_from);
+}
+
+size_t transfers_in(const BoundStage& stage) {
+  return stage.sends.size() + stage.receives.size() + stage.sums.size() + stage.relays.size() +
+         stage.relayed.size();
+}
+
+}  // namespace
+
+Exchange::Exchange(HostCommunicator& communicator, const Signature& signature,
+                   const std::vector<StageCall>& calls)
+    : communicator_(communicator), signature_(signature), calls_(calls.size()) {
+  const auto locked = communicator.enter();
+  communicator.begin(signature);
+  try {
+    post_all(calls);
+  } catch (...) {
+    communicator.abandon();
+    throw;
+  }
+}
+
+void Exchange::end() {
+  bool is_complete = true;
+  for (Call& call : calls_) {
+    is_complete = is_complete && call.complete;
+    call.complete = true;
+  }
+  if (!is_complete) communicator_.abandon();
+}
+
+void Exchange::post_all(const std::vector<StageCall>& calls) {
+  size_t count = 0;
+  for (const StageCall& call : calls) count += transfers_in(*call.stage);
+  transfers_.reserve(count);  // they are known by address
+  for (size_t i = 0; i < calls.size(); ++i) {
+    calls_[i].stage_call = calls[i];
+    calls_[i].transfers.reserve(transfers_in(*calls[i].stage));
+    for (const BoundMessage& message : calls[i].stage->sends) {
+      char* const input = const_cast<char*>(calls[i].input);  // only read
+      Transfer& send = add(calls_[i], Kind::kSend, message, input);
+      send.is_answered = comes_from(*calls[i].stage, message.peer);
+      communicator_.post(&send);
+    }
+  }
+  // What peers wait for goes out before the work that they do not wait for.
+  communicator_.progress();
+  for (Call& call : calls_) {
+    call.target = begin_output(call.stage_call, call.sums);
+    fill_and_move(call.stage_call, call.target);
+    for (const BoundMessage& message : call.stage_call.stage->receives) {
+      communicator_.post(&add(call, Kind::kReceive, message, call.target));
+    }
+    post_sums(call);
+  }
+  for (Call& call : calls_) {
+    const BoundStage& stage = *call.stage_call.stage;
+    const Transfer* sum = stage.relays.empty() ? nullptr : call.transfers.back();
+    for (const BoundMessage& message : stage.relays) {
+      Transfer& relay = add(call, Kind::kSend, message, call.target);
+      relay.after = sum;
+      communicator_.post(&relay);
+    }
+    for (const BoundMessage& message : stage.relayed) {
+      communicator_.post(&add(call, Kind::kReceive, message, call.target));
+    }
+  }
+}
+
+void Exchange::post_sums(Call& call) {
+  const BoundStage& stage = *call.stage_call.stage;
+  // Calls may share an output: what is added to it comes in their order.
+  const Transfer* last = nullptr;
+  for (const Call& before : calls_) {
+    if (&before == &call) break;
+    if (before.target == call.target && before.last_sum != nullptr) last = before.last_sum;
+  }
+  const Transfer* const shared = last;
+  for (size_t i = 0; i < stage.sums.size(); ++i) {
+    // The first two, if one is this rank's own, are summed in one pass over the cells.
+    const bool joins_own = stage.starts_with_copy && stage.same_cells && i == 0 &&
+                           stage.sums.size() > 1 &&
+                           (stage.sums[0].peer < 0 || stage.sums[1].peer < 0);
+    if (joins_own && stage.sums[0].peer < 0) ++i;
+    const BoundMessage& message = stage.sums[i];
+    const Kind kind = message.peer < 0 ? Kind::kOwn : Kind::kReceive;
+    Transfer& sum = add(call, kind, message, call.target);
+    sum.source = call.stage_call.input;
+    sum.source_boxes = &stage.own_sources;
+    if (joins_own) sum.own = call.stage_call.input;
+    sum.adds = !joins_own && (last != nullptr || !stage.starts_with_copy);
+    sum.after = last;
+    sum.streams = stage.same_cells && (last == nullptr || last != shared);
+    communicator_.post(&sum);
+    last = &sum;
+    if (joins_own && stage.sums[0].peer >= 0) ++i;
+  }
+  call.last_sum = last;
+}
+
+Transfer& Exchange::add(Call& call, Kind kind, const BoundMessage& message, char* tensor) {
+  transfers_.emplace_back();
+  Transfer& transfer = transfers_.back();
+  transfer.kind = kind;
+  transfer.peer = message.peer;
+  transfer.bytes = message.bytes;
+  transfer.tensor = tensor;
+  transfer.boxes = &message.boxes;
+  transfer.dtype = call.stage_call.stage->dtype;
+  transfer.signature = &signature_;
+  call.transfers.push_back(&transfer);
+  return transfer;
+}
+
+void Exchange::wait(size_t i) {
+  Call& call = calls_.at(i);
+  if (call.complete) return;
+  const auto locked = communicator_.enter();
+  try {
+    communicator_.wait(call.transfers);
+  } catch (...) {
+    for (Call& failed : calls_) failed.complete = true;
+    throw;
+  }
+  end_output(call.stage_call, call.sums);
+  call.complete = true;
+}
+
+void Exchange::wait() {
+  for (size_t i = 0; i < calls_.size(); ++i) wait(i);
+}
+
+void run_stages(HostCommunicator& communicator, const Signature& signature,
+                const std::vector<StageCall>& calls) {
+  Exchange(communicator, signature, calls).wait();
+}
+
+void run_local_stage(const StageCall& call) {
+  const BoundStage& stage = *call.stage;
+  std::vector<float> widened;
+  char* target = begin_output(call, widened);
+  fill_and_move(call, target);
+  for (const BoundMessage& own : stage.sums) {
+    BoxStream from(&stage.own_sources), to(&own.boxes);
+    move_cells(call.input, from, target, to, own.bytes, !stage.starts_with_copy, stage.dtype);
+  }
+  end_output(call, widened);
+}
+
+}  // namespace gpudist

@@ -1,0 +1,201 @@
+// How transfers move: slots of mailboxes are filled and emptied, loans are read.
+#include <algorithm>
+
+#include "core/check.h"
+#include "host/host_communicator.h"
+#include "host/mailbox.h"
+#include "core/message.h"
+#include "host/pulling.h"
+
+namespace gpudist {
+
+namespace {
+
+// What several contributions to the same cells pass over in turn stays in the cache.
+constexpr int64_t kStreamedBytes = 256 * 1024;
+// Between two of these, other transfers get their turn.
+constexpr int64_t kTurnBytes = 1024 * 1024;
+
+}  // namespace
+
+void HostCommunicator::post(Transfer* transfer) {
+  const auto locked = enter();
+  require_open();
+  transfer->stream = BoxStream(transfer->boxes);
+  if (transfer->kind == Transfer::Kind::kOwn) {
+    transfer->source_stream = BoxStream(transfer->source_boxes);
+    own_.push_back(transfer);
+    return;
+  }
+  if (transfer->own != nullptr) transfer->own_stream = BoxStream(transfer->source_boxes);
+  const bool sends = transfer->kind == Transfer::Kind::kSend;
+  const int peer = transfer->peer;
+  if (peer < 0 || peer >= size_ || peer == rank_) {
+    throw TransportError("rank " + std::to_string(rank_) + " has no mailbox for rank " +
+                         std::to_string(peer));
+  }
+  if (!sends) incoming(peer);
+  transfer->sequence = (sends ? sent_ : received_)[peer]++;
+  auto& queue = (sends ? sends_ : receives_)[peer];
+  auto& busy = sends ? busy_sends_ : busy_receives_;
+  if (queue.empty() && (!sends || lent_[peer].empty())) busy.push_back(peer);
+  queue.push_back(transfer);
+}
+
+bool HostCommunicator::progress() {
+  bool moved = false;
+  for (size_t i = 0; i < busy_sends_.size();) {
+    const int peer = busy_sends_[i];
+    moved |= progress_send(peer);
+    if (sends_[peer].empty() && lent_[peer].empty()) {
+      busy_sends_.erase(busy_sends_.begin() + static_cast<long>(i));
+    } else {
+      ++i;
+    }
+  }
+  for (size_t i = 0; i < busy_receives_.size();) {
+    const int peer = busy_receives_[i];
+    moved |= progress_receive(peer);
+    if (receives_[peer].empty()) {
+      busy_receives_.erase(busy_receives_.begin() + static_cast<long>(i));
+    } else {
+      ++i;
+    }
+  }
+  return progress_own() || moved;
+}
+
+bool HostCommunicator::progress_send(int peer) {
+  Mailbox* mailbox = outgoing(peer);
+  if (mailbox == nullptr) return false;
+  bool moved = progress_loans(peer, mailbox);
+  auto& queue = sends_[peer];
+  uint64_t written = mailbox->written.load(std::memory_order_relaxed);
+  while (!queue.empty()) {
+    Transfer& transfer = *queue.front();
+    if (transfer.limit() < transfer.bytes) break;
+    if (written - mailbox->consumed.load(std::memory_order_seq_cst) == kSlots) break;
+    char* slot = mailbox->slots[written % kSlots].data;
+    int64_t room = kSlotBytes;
+    const bool first = !transfer.header_done;
+    const bool lends = first && mailbox->can_pull != 0 && worth_lending(transfer);
+    if (first) {
+      write_header(transfer, lends, slot);
+      transfer.header_done = true;
+      slot += kHeaderBytes;
+      room -= kHeaderBytes;
+    }
+    if (lends) {
+      write_loan(transfer, slot);
+    } else {
+      const int64_t bytes = std::min(room, transfer.bytes - transfer.moved);
+      transfer.stream.gather(transfer.tensor, slot, bytes);
+      transfer.moved += bytes;
+    }
+    mailbox->written.store(++written, std::memory_order_seq_cst);
+    ring(peer);
+    moved = true;
+    if (lends) {
+      transfer.lent = ++loans_[peer];
+      lent_[peer].push_back(&transfer);
+      queue.pop_front();
+    } else if (transfer.moved == transfer.bytes) {
+      transfer.complete = true;
+      queue.pop_front();
+    }
+  }
+  return moved;
+}
+
+bool HostCommunicator::progress_loans(int peer, Mailbox* mailbox) {
+  auto& lent = lent_[peer];
+  bool moved = false;
+  while (!lent.empty() && lent.front()->lent <= mailbox->pulled.load(std::memory_order_seq_cst)) {
+    lent.front()->packed.reset();
+    lent.front()->complete = true;
+    lent.pop_front();
+    moved = true;
+  }
+  return moved;
+}
+
+bool HostCommunicator::progress_receive(int peer) {
+  Mailbox* mailbox = incoming(peer);
+  auto& queue = receives_[peer];
+  bool moved = false;
+  while (!queue.empty()) {
+    Transfer& transfer = *queue.front();
+    if (!(transfer.pulls ? receive_pull(mailbox, transfer) : receive_slot(mailbox, transfer)))
+      break;
+    moved = true;
+    if (transfer.complete) queue.pop_front();
+  }
+  return moved;
+}
+
+// Empty one slot, if there is one and it may be.
+bool HostCommunicator::receive_slot(Mailbox* mailbox, Transfer& transfer) {
+  const uint64_t consumed = mailbox->consumed.load(std::memory_order_relaxed);
+  if (mailbox->written.load(std::memory_order_seq_cst) == consumed) return false;
+  const char* slot = mailbox->slots[consumed % kSlots].data;
+  int64_t room = kSlotBytes;
+  if (!transfer.header_done) {
+    const bool lends = verify_header(transfer, slot, rank_);
+    transfer.header_done = true;
+    if (lends) read_loan(slot + kHeaderBytes, transfer);
+  }
+  if (transfer.moved == 0) {
+    slot += kHeaderBytes;
+    room -= kHeaderBytes;
+  }
+  if (!transfer.pulls) {
+    const int64_t bytes = std::min(room, transfer.bytes - transfer.moved);
+    if (transfer.limit() < transfer.moved + bytes) return false;
+    transfer.unpack(slot, bytes);
+    transfer.moved += bytes;
+    transfer.complete = transfer.moved == transfer.bytes;
+  }
+  mailbox->consumed.store(consumed + 1, std::memory_order_seq_cst);
+  ring(transfer.peer);
+  return true;
+}
+
+// Read a turn's worth of what the sender lends.
+bool HostCommunicator::receive_pull(Mailbox* mailbox, Transfer& transfer) {
+  const int64_t turn = transfer.streams ? kStreamedBytes : kTurnBytes;
+  const int64_t bytes = std::min(turn, transfer.limit() - transfer.moved);
+  const auto revoked = [&] { return mailbox->revoked.load(std::memory_order_seq_cst) != 0; };
+  if (bytes <= 0 || revoked()) return false;
+  const int64_t moved = pull(pids_[transfer.peer], transfer, bytes);
+  // What was read after the sender took it back may be anything; why it did will soon be known.
+  if (moved == 0 || revoked()) return false;
+  transfer.moved += moved;
+  if (transfer.moved < transfer.bytes) return true;
+  transfer.complete = true;
+  mailbox->pulled.fetch_add(1, std::memory_order_seq_cst);
+  ring(transfer.peer);
+  return true;
+}
+
+bool HostCommunicator::progress_own() {
+  bool moved = false;
+  for (size_t i = 0; i < own_.size();) {
+    Transfer& own = *own_[i];
+    const int64_t turn = own.streams ? kStreamedBytes : own.bytes;
+    const int64_t bytes = std::min(turn, own.limit() - own.moved);
+    if (bytes > 0) {
+      move_cells(own.source, own.source_stream, own.tensor, own.stream, bytes, own.adds, own.dtype);
+      own.moved += bytes;
+      moved = true;
+    }
+    own.complete = own.moved == own.bytes;
+    if (own.complete) {
+      own_.erase(own_.begin() + static_cast<long>(i));
+    } else {
+      ++i;
+    }
+  }
+  return moved;
+}
+
+}  // namespace gpudist

@@ -1,0 +1,109 @@
+#include "host/segment.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "core/check.h"
+
+namespace gpudist {
+
+class Segment::Mapping {
+ public:
+  Mapping(int fd, size_t bytes) : fd(fd), bytes_(bytes) {
+    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (memory == MAP_FAILED) {
+      const int reason = errno;
+      close(fd);
+      errno = reason;
+      check_call(-1, "mmap of a shared segment");
+    }
+    data = static_cast<char*>(memory);
+  }
+  Mapping(const Mapping&) = delete;
+  ~Mapping() {
+    munmap(data, bytes_);
+    if (fd >= 0) close(fd);
+  }
+
+  char* data = nullptr;
+  int fd;
+
+ private:
+  size_t bytes_;
+};
+
+namespace {
+
+std::mutex own_mutex;
+
+constexpr mode_t kOwnerOnly = S_IRUSR | S_IWUSR;
+// Whoever maps it may touch all of it: it cannot become shorter.
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+// The numbers of the process and of the file come from the store, where others may have written.
+bool is_segment(int fd, size_t bytes) {
+  struct stat status;
+  return fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_uid == geteuid() &&
+         status.st_size == static_cast<off_t>(bytes) && fcntl(fd, F_GET_SEALS) == kSeals;
+}
+
+}  // namespace
+
+// What this process made, by descriptor, for ranks that are its own threads.
+std::map<int, std::weak_ptr<Segment::Mapping>>& Segment::own() {
+  static std::map<int, std::weak_ptr<Mapping>> segments;
+  return segments;
+}
+
+Segment::Segment(size_t bytes) {
+  const int fd = memfd_create("gpudist", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  check_call(fd, "memfd_create");
+  if (ftruncate(fd, static_cast<off_t>(bytes)) < 0 || fchmod(fd, kOwnerOnly) < 0 ||
+      fcntl(fd, F_ADD_SEALS, kSeals) < 0) {
+    const int reason = errno;
+    close(fd);
+    errno = reason;
+    check_call(-1, "making a shared segment");
+  }
+  mapping_ = std::make_shared<Mapping>(fd, bytes);
+  const std::lock_guard<std::mutex> lock(own_mutex);
+  own()[fd] = mapping_;
+}
+
+Segment::Segment(pid_t pid, int fd, size_t bytes) {
+  if (pid == getpid()) {
+    const std::lock_guard<std::mutex> lock(own_mutex);
+    mapping_ = own()[fd].lock();
+    if (mapping_ != nullptr) return;
+  }
+  const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
+  const int opened = open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+  if (opened < 0 && (errno == ENOENT || errno == ESRCH)) throw SegmentGone(path + " is gone");
+  check_call(opened, ("open " + path).c_str());
+  if (!is_segment(opened, bytes)) {
+    close(opened);
+    throw TransportError(path +
+                         " is not the segment it should be: run one gpudist on all ranks, as one "
+                         "user");
+  }
+  mapping_ = std::make_shared<Mapping>(opened, bytes);
+  // The mapping keeps the memory; descriptors are scarcer.
+  close(opened);
+  mapping_->fd = -1;
+}
+
+char* Segment::data() const {
+  return mapping_ != nullptr ? mapping_->data : nullptr;
+}
+
+int Segment::fd() const {
+  return mapping_ != nullptr ? mapping_->fd : -1;
+}
+
+}  // namespace gpudist

@@ -1,0 +1,38 @@
+// Shared memory without names: a memfd that peers open through /proc, gone with its last user.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <map>
+#include <memory>
+
+#include "core/check.h"
+
+namespace gpudist {
+
+// The process that made a segment has let go of it, or is gone.
+struct SegmentGone : TransportError {
+  using TransportError::TransportError;
+};
+
+class Segment {
+ public:
+  Segment() = default;
+  // Make a new segment of zeros.
+  explicit Segment(size_t bytes);
+  // Map segment `fd` of process `pid`. Ranks that are threads of one process share one mapping.
+  Segment(pid_t pid, int fd, size_t bytes);
+
+  char* data() const;
+  // Descriptor in the process that made the segment.
+  int fd() const;
+
+ private:
+  class Mapping;
+  static std::map<int, std::weak_ptr<Mapping>>& own();
+
+  std::shared_ptr<Mapping> mapping_;
+};
+
+}  // namespace gpudist

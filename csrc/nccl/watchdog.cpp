@@ -1,0 +1,158 @@
+#include "nccl/watchdog.h"
+
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstdio>
+
+#include "core/check.h"
+
+namespace gpudist {
+
+namespace {
+
+constexpr auto kPeriod = std::chrono::milliseconds(20);
+// Where the owner does not answer a report, because Python is busy elsewhere.
+constexpr auto kPatience = std::chrono::milliseconds(800);
+
+// A text as JSON has it.
+std::string quoted(const std::string& text) {
+  std::string quoted = "\"";
+  for (const char c : text) {
+    char escaped[8];
+    if (c == '"' || c == '\\' || static_cast<unsigned char>(c) < 0x20) {
+      std::snprintf(escaped, sizeof(escaped), "\\u%04x", c);
+      quoted += escaped;
+    } else {
+      quoted += c;
+    }
+  }
+  return quoted + '"';
+}
+
+}  // namespace
+
+Watchdog::Watchdog(Operations& operations, PinnedMemory failed_word, double timeout_s,
+                   std::function<std::string()> find_error, std::function<void()> abort_all)
+    : operations_(operations),
+      failed_word_(std::move(failed_word)),
+      timeout_(
+          std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s))),
+      find_error_(std::move(find_error)),
+      abort_all_(std::move(abort_all)) {
+  *reinterpret_cast<uint32_t*>(failed_word_.data()) = 0;
+  thread_ = std::thread([this] { watch(); });
+}
+
+Watchdog::~Watchdog() {
+  stop();
+}
+
+void Watchdog::stop() {
+  {
+    const std::lock_guard<std::mutex> locked(mutex_);
+    is_stopping_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+  const std::lock_guard<std::mutex> locked(mutex_);
+  for (const auto& [rank, descriptor] : processes_) {
+    if (descriptor >= 0) close(descriptor);
+  }
+  processes_.clear();
+}
+
+void Watchdog::watch_process(int rank, int pid) {
+  const int descriptor = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
+  const std::lock_guard<std::mutex> locked(mutex_);
+  if (descriptor >= 0) {
+    processes_.emplace_back(rank, descriptor);
+  } else if (errno == ESRCH) {
+    reports_.push_back({Report::Kind::kEnded, "", rank});
+  }
+}
+
+std::optional<Watchdog::Report> Watchdog::next_report() {
+  const std::lock_guard<std::mutex> locked(mutex_);
+  if (reports_.empty()) return std::nullopt;
+  Report report = std::move(reports_.front());
+  reports_.pop_front();
+  return report;
+}
+
+void* Watchdog::take_failed_word() {
+  const std::lock_guard<std::mutex> locked(mutex_);
+  return failed_word_.take();
+}
+
+void Watchdog::check() const {
+  if (has_failed()) throw WorldFailed();
+}
+
+std::string Watchdog::failure() {
+  const std::lock_guard<std::mutex> locked(mutex_);
+  return failure_;
+}
+
+void Watchdog::fail(const std::string& text) {
+  {
+    const std::lock_guard<std::mutex> locked(mutex_);
+    if (has_failed()) return;
+    failure_ = text;
+    // The mark comes before the end of the kernels that wait, and so before what follows them.
+    auto* const word = reinterpret_cast<volatile uint32_t*>(failed_word_.data());
+    if (word != nullptr) *word = 1;
+    failed_.store(true, std::memory_order_seq_cst);
+  }
+  abort_all_();
+  changed_.notify_all();
+}
+
+void Watchdog::watch() {
+  std::unique_lock<std::mutex> locked(mutex_);
+  while (!is_stopping_) {
+    changed_.wait_for(locked, kPeriod);
+    if (is_stopping_) return;
+    if (has_failed()) continue;
+    look_for_ended();
+    locked.unlock();
+    const std::string label = look_for_late();
+    if (!label.empty()) {
+      fail("{\"kind\": \"CollectiveTimeout\", \"rank\": null, \"message\": " +
+           quoted("'" + label + "' was not complete at its deadline") + "}");
+    }
+    look_for_broken();
+    locked.lock();
+  }
+}
+
+void Watchdog::look_for_ended() {
+  for (auto& [rank, descriptor] : processes_) {
+    pollfd ended{descriptor, POLLIN, 0};
+    if (descriptor < 0 || poll(&ended, 1, 0) <= 0) continue;
+    close(descriptor);
+    descriptor = -1;
+    reports_.push_back({Report::Kind::kEnded, "", rank});
+  }
+}
+
+std::string Watchdog::look_for_late() {
+  if (const auto late = operations_.find_late(timeout_); late && late->is_new) {
+    const std::lock_guard<std::mutex> locked(mutex_);
+    reports_.push_back({Report::Kind::kExpired, late->label, -1});
+  }
+  const auto unanswered = operations_.find_late(timeout_ + kPatience);
+  return unanswered ? unanswered->label : "";
+}
+
+void Watchdog::look_for_broken() {
+  if (is_broken_) return;
+  const std::string error = operations_.next_error().value_or(find_error_());
+  if (error.empty()) return;
+  is_broken_ = true;
+  const std::lock_guard<std::mutex> locked(mutex_);
+  reports_.push_back({Report::Kind::kBroken, error, -1});
+}
+
+}  // namespace gpudist

@@ -1,0 +1,380 @@
+"""Arguments of public names, checked against the annotations of their signatures.
+
+A wrong argument is refused before anything else happens, by an error that names it and says what it
+takes. Classes check where they are constructed, functions by :func:`checked`, and of both those of
+gpudist alone. Annotations are resolved at the first check; nothing is checked while torch.compile
+traces.
+"""
+
+from __future__ import annotations
+
+import inspect
+import reprlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable as CallableABC
+from dataclasses import dataclass
+from functools import cache, wraps
+from numbers import Real
+from operator import index
+from types import NoneType, UnionType
+from typing import Any, Literal, NoReturn, ParamSpec, TypeVar, Union, cast, get_args, get_origin
+
+import numpy as np
+from torch.compiler import is_dynamo_compiling
+
+from gpudist.checks.storage import TORCH_ERRORS, explain, storage_refusal
+from gpudist.errors import GpudistError, PartitionError, ShapeError
+
+__all__ = ["Checked", "as_plain", "check", "checked", "described", "refusal_of", "settle"]
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Values that an annotation admits.
+
+    Attributes:
+        admits: whether a value is one.
+        text, plural: what they are called.
+        types: types all of whose values are admitted, to be seen at a glance.
+    """
+
+    admits: Callable[[Any], bool]
+    text: str
+    plural: str
+    types: frozenset[type] = frozenset()
+    is_partition: bool = False
+
+
+@dataclass(frozen=True)
+class _Takes:
+    """Parameters of a function, in order, and what each takes."""
+
+    in_order: tuple[tuple[str, _Kind], ...]
+    by_name: dict[str, _Kind]
+
+
+class Checked:
+    """Base of classes whose constructors check their arguments, once."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        if not is_dynamo_compiling():
+            check(cls.__init__, cls.__name__, (None, *args), kwargs)
+        return super().__new__(cls)
+
+
+def checked(
+    error: type[GpudistError] = ShapeError,
+) -> Callable[[Callable[_Parameters, _Result]], Callable[_Parameters, _Result]]:
+    """Check the arguments of a function at each call.
+
+    See :func:`gpudist.checks.storage.explain` too.
+
+    Args:
+        error: raised for arguments that are no partitions.
+    """
+
+    def decorate(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+        name = function.__name__
+
+        @wraps(function)
+        def call(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+            if not is_dynamo_compiling():
+                check(function, name, args, kwargs, error)
+                refusal = storage_refusal(name, (*args, *kwargs.values()))
+                if refusal is not None:
+                    _refuse_for_all(refusal, (*args, *kwargs.values()))
+            try:
+                return function(*args, **kwargs)
+            except TORCH_ERRORS as raised:
+                explain(name, raised, (*args, *kwargs.values()))
+                raise
+
+        return call
+
+    return decorate
+
+
+def _refuse_for_all(refusal: GpudistError, given: Iterable[Any]) -> NoReturn:
+    """Raise here, and where the workers of a partition among the arguments wait."""
+    for P in given:
+        if hasattr(P, "create_partition_union"):
+            P.wire.refuse(refusal)
+    raise refusal
+
+
+def check(
+    function: Callable[..., Any],
+    where: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    error: type[GpudistError] = ShapeError,
+) -> None:
+    """Refuse arguments that the annotations of ``function`` do not admit.
+
+    Missing, surplus and unknown arguments are Python's to refuse.
+
+    Args:
+        where: the name that its caller knows.
+        args: with ``self``, of a method.
+        error: raised for arguments that are no partitions.
+
+    Raises:
+        PartitionError: an argument should be a partition, and is not.
+    """
+    refusal = refusal_of(function, where, args, kwargs, error)
+    if refusal is not None:
+        raise refusal
+
+
+def refusal_of(
+    function: Callable[..., Any],
+    where: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    error: type[GpudistError] = ShapeError,
+) -> GpudistError | None:
+    """What :func:`check` would raise."""
+    takes = _takes(function)
+    for (name, kind), value in zip(takes.in_order, args, strict=False):
+        if type(value) not in kind.types and not kind.admits(value):
+            return _refusal(where, name, value, kind, error)
+    for name, value in kwargs.items():
+        kind = takes.by_name.get(name, _ANYTHING)
+        if type(value) not in kind.types and not kind.admits(value):
+            return _refusal(where, name, value, kind, error)
+    return None
+
+
+def _refusal(
+    where: str, name: str, value: Any, kind: _Kind, error: type[GpudistError]
+) -> GpudistError:
+    if kind.is_partition:
+        error = PartitionError
+        if hasattr(value, "create_cartesian_topology_partition"):
+            return error(
+                f"{where}: {value!r} has no Cartesian topology; give it one with "
+                "create_cartesian_topology_partition"
+            )
+    text = f"{where}: {name} is {described(value)}; it takes {kind.text}"
+    if isinstance(value, np.ndarray) and "tensor" in kind.text:
+        text += "; make one with torch.from_numpy"
+    return error(text)
+
+
+def settle(made: Any) -> None:
+    """Check the fields of a dataclass, and keep plain integers, which all ranks write alike."""
+    if is_dynamo_compiling():
+        return
+    given = dict(vars(made))
+    check(type(made).__init__, type(made).__name__, (None, *given.values()), {})
+    for name, value in given.items():
+        if type(value) not in (int, bool):
+            plain = tuple(map(index, value)) if hasattr(value, "__len__") else index(value)
+            object.__setattr__(made, name, plain)
+
+
+def as_plain(value: Any) -> Any:
+    """Lists and arrays of numbers as tuples, which have a hash; tuples of them too."""
+    if isinstance(value, np.ndarray):
+        value = cast(Any, value).tolist()
+    return tuple([as_plain(part) for part in value]) if _is_sequence(value) else value
+
+
+@cache
+def _takes(function: Callable[..., Any]) -> _Takes:
+    plain = inspect.unwrap(function)
+    if plain.__module__.partition(".")[0] != "gpudist":
+        # Of a subclass, which may take what it likes.
+        return _Takes((), {})
+    in_order: list[tuple[str, _Kind]] = []
+    by_name: dict[str, _Kind] = {}
+    for parameter in inspect.signature(plain).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        annotation = parameter.annotation
+        if isinstance(annotation, str):
+            try:
+                annotation = eval(annotation, plain.__globals__)
+            except NameError:
+                # Of a library that is imported when it is used: the function looks for itself.
+                annotation = Any
+        kind = _kind_of(annotation) if annotation is not parameter.empty else _ANYTHING
+        by_name[parameter.name] = kind
+        if parameter.kind is not parameter.KEYWORD_ONLY:
+            in_order.append((parameter.name, kind))
+    return _Takes(tuple(in_order), by_name)
+
+
+def _kind_of(annotation: Any) -> _Kind:
+    """The values of an annotation."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if isinstance(annotation, TypeVar):
+        bounds = annotation.__constraints__ or (annotation.__bound__ or Any,)
+        return _any_of([_kind_of(bound) for bound in bounds])
+    if origin in (Union, UnionType):
+        return _any_of([_kind_of(part) for part in parts])
+    if origin is Literal:
+        *others, last = map(repr, parts)
+        text = f"{', '.join(others)} or {last}" if others else last
+        # Another text is refused where it is used, in words of its own.
+        return _Kind(lambda value: isinstance(value, str), text, text, frozenset([str]))
+    if origin is tuple and parts[-1] is not Ellipsis:
+        return _tuple_of([_kind_of(part) for part in parts])
+    if origin in (tuple, list, Sequence):
+        return _sequence_of(_kind_of(parts[0]))
+    if origin in (Mapping, dict):
+        return _Kind(lambda value: isinstance(value, Mapping), "a dict", "dicts")
+    if origin is CallableABC:
+        return _Kind(callable, "a function", "functions")
+    if origin is Iterable:
+        return _Kind(_is_iterable, "an iterable", "iterables")
+    return _of_class(origin if origin is not None else annotation)
+
+
+def _any_of(kinds: Sequence[_Kind]) -> _Kind:
+    return _Kind(
+        lambda value: any(kind.admits(value) for kind in kinds),
+        " or ".join(dict.fromkeys(kind.text for kind in kinds)),
+        " or ".join(dict.fromkeys(kind.plural for kind in kinds)),
+        frozenset().union(*(kind.types for kind in kinds)),
+        any(kind.is_partition for kind in kinds),
+    )
+
+
+def _tuple_of(kinds: Sequence[_Kind]) -> _Kind:
+    def admits(value: Any) -> bool:
+        return _is_sequence(value) and len(value) == len(kinds) and all(
+            kind.admits(part) for kind, part in zip(kinds, value, strict=True)
+        )  # fmt: skip
+
+    if len(kinds) == 2 and kinds[0].plural == kinds[1].plural:
+        of = kinds[0].plural
+        return _Kind(admits, f"a pair of {of}", f"pairs of {of}")
+    text = ", ".join(kind.text for kind in kinds)
+    return _Kind(admits, f"a tuple of {text}", f"tuples of {text}")
+
+
+def _sequence_of(kind: _Kind) -> _Kind:
+    return _Kind(
+        lambda value: _is_sequence(value) and all(kind.admits(part) for part in value),
+        f"a sequence of {kind.plural}",
+        f"sequences of {kind.plural}",
+        is_partition=kind.is_partition,
+    )
+
+
+def _of_class(annotation: Any) -> _Kind:
+    plain = _PLAIN.get(annotation)
+    if plain is not None:
+        return plain
+    if not isinstance(annotation, type):
+        return _ANYTHING
+    name = annotation.__name__
+    if annotation.__module__ == "torch":
+        name = f"torch.{name}"
+    if name == "torch.device":
+        # Torch takes the number of a GPU for it too.
+        return _Kind(
+            lambda value: isinstance(value, annotation) or _is_integer(value),
+            name, "devices", frozenset([annotation]),
+        )  # fmt: skip
+    text = _TEXTS.get(name, f"{_article(name)} {name}")
+    if getattr(annotation, "_is_protocol", False):
+        wanted = [name for name in vars(annotation) if not name.startswith("_")]
+        return _Kind(
+            lambda value: (
+                not isinstance(value, type) and all(hasattr(value, name) for name in wanted)
+            ),
+            text, f"{name}s",
+        )  # fmt: skip
+    if text == "a tensor":
+        # And what torch's functions take for one, as a proxy that is traced.
+        return _Kind(
+            lambda value: isinstance(value, annotation) or hasattr(value, "__torch_function__"),
+            text, "tensors", frozenset([annotation]),
+        )  # fmt: skip
+    # A partition is known by what it can do: its room is above.
+    is_partition = hasattr(annotation, "create_partition_union")
+    return _Kind(
+        lambda value: isinstance(value, annotation),
+        text, f"{text.partition(' ')[2]}s", frozenset([annotation]), is_partition,
+    )  # fmt: skip
+
+
+def _article(name: str) -> str:
+    return "an" if name[0] in "AEIOU" else "a"
+
+
+def _is_integer(value: Any) -> bool:
+    if isinstance(value, bool | np.bool_) or getattr(value, "ndim", 0):
+        return False
+    try:
+        index(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, bool | np.bool_):
+        return False
+    if isinstance(value, Real) or _is_integer(value):
+        return True
+    return getattr(value, "ndim", None) == 0 and "float" in str(value.dtype)
+
+
+def _is_sequence(value: Any) -> bool:
+    """Whether it has a length and an order, and is no text and no tensor."""
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0
+    return (
+        all(hasattr(type(value), name) for name in ("__len__", "__iter__", "__getitem__"))
+        and not isinstance(value, str | bytes | Mapping)
+        and not hasattr(value, "__torch_function__")
+    )
+
+
+def _is_iterable(value: Any) -> bool:
+    return hasattr(type(value), "__iter__") or hasattr(type(value), "__getitem__")
+
+
+def described(value: Any) -> str:
+    """A value in a few words."""
+    if value is None:
+        return "None"
+    of = type(value)
+    if of in (bool, int, float, complex, str, bytes, list, tuple, dict, set):
+        return f"{_short(value)} ({of.__name__})"
+    name = of.__qualname__ if of.__module__ == "builtins" else f"{of.__module__}.{of.__qualname__}"
+    shape = getattr(value, "shape", None)
+    with_shape = f" of shape {list(shape)}" if isinstance(shape, tuple) else ""
+    return f"{_article(name.upper())} {name}{with_shape}"
+
+
+def _short(value: Any) -> str:
+    shortener = reprlib.Repr()
+    shortener.maxstring = shortener.maxother = 60
+    return shortener.repr(value)
+
+
+_TEXTS = {"torch.Tensor": "a tensor", "Module": "a module", "ndarray": "a NumPy array"}
+_ANYTHING = _Kind(lambda value: True, "anything", "anything")
+_PLAIN = {
+    Any: _ANYTHING,
+    object: _ANYTHING,
+    None: _Kind(lambda value: value is None, "None", "None", frozenset([NoneType])),
+    NoneType: _Kind(lambda value: value is None, "None", "None", frozenset([NoneType])),
+    bool: _Kind(
+        lambda value: (
+            isinstance(value, bool | np.bool_) or (_is_integer(value) and index(value) in (0, 1))
+        ),
+        "True or False", "bools",
+        frozenset([bool, np.bool_]),
+    ),
+    int: _Kind(_is_integer, "an integer", "integers", frozenset([int])),
+    float: _Kind(_is_number, "a number", "numbers", frozenset([int, float])),
+    str: _Kind(lambda value: isinstance(value, str), "a string", "strings", frozenset([str])),
+}  # fmt: skip

@@ -1,0 +1,186 @@
+"""Every operator on a tensor whose cells hold their own numbers, and what must come out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import isqrt
+
+import torch
+
+from gpudist import ops
+from gpudist.geometry.blocks import Decomposition
+from gpudist.geometry.boxes import Box
+from gpudist.ops import zero_volume_tensor
+from gpudist.world.partition import CartesianPartition, Partition
+
+
+@dataclass(frozen=True)
+class Case:
+    """One rank's part of an operator on a known tensor.
+
+    Attributes:
+        name: of the operator, and what tells it from its other cases.
+        operator: the linear map.
+        x: its input on this rank.
+        expected: what must come out, cell by cell; ``None`` where there is nothing.
+    """
+
+    name: str
+    operator: Callable[[torch.Tensor], torch.Tensor]
+    x: torch.Tensor
+    expected: torch.Tensor | None
+
+    def is_exact(self, y: torch.Tensor) -> bool:
+        """Whether ``y`` is the expected output, cell by cell."""
+        if self.expected is None:
+            return y.numel() == 0
+        return y.shape == self.expected.shape and bool((y == self.expected).all())
+
+
+def cases(
+    P_world: Partition, rows: int, columns: int, dtype: torch.dtype = torch.float64
+) -> list[tuple[str, Callable[[], Case]]]:
+    """Every operator, by name, and what makes its case. In the same order on all ranks.
+
+    Args:
+        P_world: all workers.
+        rows, columns: of each worker's block when the tensor is cut by rows.
+        dtype: of the tensors; a cell's number must be exact in it for results to be compared.
+    """
+    made = _Cases(P_world, rows, columns, dtype)
+    return [
+        ("halo_exchange", made.halo_exchange),
+        ("halo_exchange, dim after dim", made.nested_halo_exchange),
+        ("halo_exchange, periodic", made.periodic_halo_exchange),
+        ("repartition", made.repartition),
+        ("broadcast", made.broadcast),
+        ("sum_reduce", made.sum_reduce),
+        ("all_sum_reduce", made.all_sum_reduce),
+        ("scatter", made.scatter),
+        ("gather", made.gather),
+        ("all_gather", made.all_gather),
+        ("sum_scatter", made.sum_scatter),
+        ("send_recv", made.send_recv),
+    ]
+
+
+class _Cases:
+    """Makes them; each method is one operator."""
+
+    def __init__(self, P_world: Partition, rows: int, columns: int, dtype: torch.dtype) -> None:
+        n = P_world.size
+        self.P_world = P_world
+        self.dtype = dtype
+        self.shape = (n * rows, columns)
+        self.block_shape = (rows, columns)
+        P_all = P_world.create_partition_inclusive(range(n))
+        self.P_rows = P_all.create_cartesian_topology_partition([n, 1])
+        self.P_columns = P_all.create_cartesian_topology_partition([1, n])
+        self.P_grid = P_all.create_cartesian_topology_partition(_square(n))
+        self.P_first, self.P_last = (
+            P_world.create_partition_inclusive([rank]).create_cartesian_topology_partition([1, 1])
+            for rank in (0, n - 1)
+        )
+
+    def halo_exchange(self, nested: bool = False) -> Case:
+        own = self._owned(self.P_grid)
+        operator = ops.HaloExchange(self.P_grid, halo=[(1, 1), (1, 1)], nested=nested)
+        name = "halo_exchange, dim after dim" if nested else "halo_exchange"
+        return Case(name, operator, self._numbers(own), self._numbers(_widened(own)))
+
+    def nested_halo_exchange(self) -> Case:
+        return self.halo_exchange(nested=True)
+
+    def periodic_halo_exchange(self) -> Case:
+        own = self._owned(self.P_grid)
+        operator = ops.HaloExchange(self.P_grid, halo=[(1, 1), (1, 1)], periodic=True)
+        expected = self._numbers(_widened(own), periodic=True)
+        return Case("halo_exchange, periodic", operator, self._numbers(own), expected)
+
+    def repartition(self) -> Case:
+        operator = ops.Repartition(self.P_rows, self.P_columns)
+        x, expected = (self._numbers(self._owned(P)) for P in (self.P_rows, self.P_columns))
+        return Case("repartition", operator, x, expected)
+
+    def broadcast(self) -> Case:
+        whole = self._numbers(Box.whole(self.block_shape))
+        operator = ops.Broadcast(self.P_first, self.P_rows)
+        return Case("broadcast", operator, self._on(self.P_first, whole), whole)
+
+    def sum_reduce(self) -> Case:
+        x, total = self._terms()
+        operator = ops.SumReduce(self.P_rows, self.P_first)
+        return Case("sum_reduce", operator, x, total if self.P_first.active else None)
+
+    def all_sum_reduce(self) -> Case:
+        x, total = self._terms()
+        return Case("all_sum_reduce", ops.AllSumReduce(self.P_rows, [0]), x, total)
+
+    def scatter(self) -> Case:
+        whole = self._numbers(Box.whole(self.shape))
+        x = self._on(self.P_first, whole)
+        return Case("scatter", ops.Scatter(self.P_rows), x, self._numbers(self._owned(self.P_rows)))
+
+    def gather(self) -> Case:
+        whole = self._numbers(Box.whole(self.shape)) if self.P_first.active else None
+        own = self._numbers(self._owned(self.P_rows))
+        return Case("gather", ops.Gather(self.P_rows), own, whole)
+
+    def all_gather(self) -> Case:
+        own = self._numbers(self._owned(self.P_rows))
+        whole = self._numbers(Box.whole(self.shape))
+        return Case("all_gather", ops.AllGather(self.P_rows, [0]), own, whole)
+
+    def sum_scatter(self) -> Case:
+        n = self.P_world.size
+        x = self._numbers(Box.whole(self.shape)) + self._rank
+        expected = n * self._numbers(self._owned(self.P_rows)) + n * (n - 1) // 2
+        return Case("sum_scatter", ops.SumScatter(self.P_rows, [0]), x, expected)
+
+    def send_recv(self) -> Case:
+        block = self._numbers(Box.whole(self.block_shape))
+        operator = ops.SendRecv(self.P_first, self.P_last)
+        x = self._on(self.P_first, block)
+        if self.P_last.active:
+            return Case("send_recv", operator, x, block)
+        return Case("send_recv", operator, x, None if self.P_first.active else x)
+
+    @property
+    def _rank(self) -> int:
+        return self.P_world.rank or 0
+
+    def _terms(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """This rank's term of a sum, and the sum."""
+        n = self.P_world.size
+        block = self._numbers(Box.whole(self.block_shape))
+        return block + self._rank, n * block + n * (n - 1) // 2
+
+    def _on(self, P: Partition, x: torch.Tensor) -> torch.Tensor:
+        """``x`` on workers of ``P``, elsewhere the placeholder for it."""
+        return x if P.active else zero_volume_tensor(dtype=self.dtype, device=self.P_world.device)
+
+    def _owned(self, P: CartesianPartition) -> Box:
+        assert P.index is not None, "every worker has a block"
+        return Decomposition.balanced(self.shape, P.shape).block(P.index)
+
+    def _numbers(self, box: Box, periodic: bool = False) -> torch.Tensor:
+        """The cells of ``box``, each with its number from 1; zeros beyond the tensor's edge."""
+        lines: list[torch.Tensor] = []
+        inside: list[torch.Tensor] = []
+        for start, stop, extent in zip(box.start, box.stop, self.shape, strict=True):
+            cells = torch.arange(start, stop, device=self.P_world.device)
+            lines.append(cells % extent)
+            inside.append((cells >= 0) & (cells < extent) | periodic)
+        numbers = lines[0][:, None] * self.shape[1] + lines[1] + 1
+        return (numbers * (inside[0][:, None] & inside[1])).to(self.dtype)
+
+
+def _square(n: int) -> tuple[int, int]:
+    """The most nearly square grid of ``n`` workers."""
+    short = next(p for p in range(isqrt(n), 0, -1) if n % p == 0)
+    return short, n // short
+
+
+def _widened(box: Box) -> Box:
+    return Box(tuple(start - 1 for start in box.start), tuple(stop + 1 for stop in box.stop))

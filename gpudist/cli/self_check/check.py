@@ -1,0 +1,196 @@
+"""Run every case: exactness, the dot test, and bandwidth beside that of a plain copy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from gpudist.cli.self_check.cases import cases
+from gpudist.cli.self_check.link_speeds import LinkSpeed, link_speeds
+from gpudist.cli.self_check.remedies import kind_of, places, remedies_of
+from gpudist.testing import dot_test
+from gpudist.world.links import gpu_links
+from gpudist.world.partition import Partition
+
+SMALL = (12, 20)
+TOLERANCE = 1e-12
+COLUMNS = 1024
+DEFAULT_MIB = 4
+REPEATS = 7
+# Of a plain copy's bandwidth; below it something other than memory holds the operator up.
+SLOW_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was found of one operator.
+
+    Attributes:
+        name: of the operator.
+        exact: every cell of its output was right, on every rank.
+        adjoint_error: ``|<Fx,y> - <x,F*y>|`` in units of their norms.
+        time_us: of one call, on the slowest rank; the fastest of several.
+        gbps: bytes in and out of the busiest rank in that time, in GB/s.
+        share: of what a plain copy of the same bytes on all ranks at once would reach.
+    """
+
+    name: str
+    exact: bool
+    adjoint_error: float
+    time_us: float
+    gbps: float
+    share: float
+
+    @property
+    def passed(self) -> bool:
+        return self.exact and self.adjoint_error <= TOLERANCE
+
+    @property
+    def is_slow(self) -> bool:
+        return self.share < SLOW_SHARE
+
+
+@dataclass(frozen=True)
+class Report:
+    """What :func:`check` found; the same on every rank.
+
+    Attributes:
+        ranks, transport, device: of the world.
+        copy_gbps: of a plain copy, read and written, on all ranks at once, in GB/s a rank.
+        results: by operator.
+        links: between two ranks at a time; empty in a world of one.
+        kinds: of the links, such as ``"NV18"``; empty where that is not known.
+        remedies: what is to be done, each a sentence.
+    """
+
+    ranks: int
+    transport: str
+    device: str
+    copy_gbps: float
+    results: tuple[Result, ...]
+    links: tuple[LinkSpeed, ...] = ()
+    kinds: tuple[str, ...] = ()
+    remedies: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        results_pass = all(result.passed for result in self.results)
+        return results_pass and all(link.right for link in self.links)
+
+
+def check(
+    P_world: Partition,
+    mebibytes: int = DEFAULT_MIB,
+    progress: Callable[[str, int, int], None] = lambda name, done, total: None,
+) -> Report:
+    """Check every operator. Collective over ``P_world``.
+
+    Args:
+        P_world: all workers.
+        mebibytes: of each rank's block when speed is measured.
+        progress: called before each operator with its name, how many are done, and how many there
+            are.
+
+    Raises:
+        TransportError: a rank failed, or did not answer in time.
+    """
+    rows = max(1, mebibytes * 2**20 // (4 * COLUMNS))
+    small = cases(P_world, *SMALL)
+    large = cases(P_world, rows, COLUMNS, torch.float32)
+    copied = _copy_gbps(P_world, rows * COLUMNS * 4)
+    found: list[tuple[str, bool, float, float, float]] = []
+    for number, ((name, make), (_, make_large)) in enumerate(zip(small, large, strict=True)):
+        progress(name, number, len(small))
+        case = make()
+        wrong = 0 if case.is_exact(case.operator(case.x)) else 1
+        tested = dot_test(case.operator, case.x, P_world)
+        error = float("inf") if tested.misfits else tested.error
+        exact = P_world.allreduce_data([wrong])[0] == 0
+        at_speed = make_large()
+        time_us, nbytes = _time_us(at_speed.operator, at_speed.x, P_world)
+        found.append((name, exact, error, time_us, nbytes / time_us / 1e3))
+    copied = max(copied, _copy_gbps(P_world, rows * COLUMNS * 4))
+    links = link_speeds(P_world, rows * COLUMNS * 4)
+    where, wires = places(P_world), gpu_links() if P_world.device.type == "cuda" else ()
+    progress("done", len(small), len(small))
+    return Report(
+        P_world.size, P_world.transport, str(P_world.device), copied,
+        tuple(Result(*numbers, share=numbers[-1] / copied) for numbers in found),
+        links, tuple(kind_of(link, where, wires) for link in links),
+        tuple(remedies_of(where, links, wires)),
+    )  # fmt: skip
+
+
+def verdict(report: Report) -> str:
+    """In plain words."""
+    where = f"{report.ranks} ranks over {report.transport}"
+    wrong = [result.name for result in report.results if not result.passed]
+    if wrong:
+        return (
+            f"Do not use this installation: on {where}, {len(wrong)} of {len(report.results)} "
+            f"operators are wrong: {', '.join(wrong)}."
+        )
+    broken = [f"{link.first}-{link.second}" for link in report.links if not link.right]
+    if broken:
+        return (
+            f"Do not use this installation: on {where}, messages arrive wrong between ranks "
+            f"{', '.join(broken)}."
+        )
+    right = f"All {len(report.results)} operators are right on {where}"
+    slow = [result.name for result in report.results if result.is_slow]
+    if slow:
+        return (
+            f"{right}, but these reach less than {SLOW_SHARE:.0%} of a plain copy's speed: "
+            f"{', '.join(slow)}. {_why_slow(report.transport)}"
+        )
+    slowest = min(report.results, key=lambda result: result.share)
+    return (
+        f"{right}, and fast enough: the slowest, {slowest.name}, reaches {slowest.share:.0%} of a "
+        f"plain copy's speed."
+    )
+
+
+def _why_slow(transport: str) -> str:
+    if transport == "gloo":
+        return "gloo goes through the network's sockets; on one node, build the native core."
+    if transport == "nccl":
+        return "`gpudist env` shows how the GPUs are linked; NCCL_DEBUG=INFO, what NCCL uses."
+    return (
+        "Another program may be busy on this machine, or there are fewer cores than ranks; set "
+        "OMP_NUM_THREADS=1 and try again."
+    )
+
+
+def _copy_gbps(P_world: Partition, nbytes: int) -> float:
+    """Bytes read and written by a plain copy into existing memory on all ranks at once."""
+    x = torch.ones(nbytes // 4, dtype=torch.float32, device=P_world.device)
+    y = torch.zeros_like(x)
+    time_us, copied = _time_us(y.copy_, x, P_world)
+    return copied / time_us / 1e3
+
+
+def _time_us(
+    call: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, P_world: Partition
+) -> tuple[float, int]:
+    """Microseconds of the fastest call, on the slowest rank, and the bytes of the busiest one."""
+    y = call(x)
+    times: list[float] = []
+    for _ in range(REPEATS):
+        _finish(P_world)
+        start = time.perf_counter()
+        y = call(x)
+        _finish(P_world)
+        times.append(time.perf_counter() - start)
+    nanoseconds = int(min(times) * 1e9)
+    nbytes = x.nbytes + y.nbytes
+    longest, most = P_world.allreduce_data([max(1, nanoseconds), nbytes], "max")
+    return longest / 1e3, most
+
+
+def _finish(P_world: Partition) -> None:
+    if P_world.device.type == "cuda":
+        torch.cuda.synchronize(P_world.device)
+    P_world.barrier()

@@ -1,0 +1,151 @@
+"""The one bridge from a movement to torch: its backward is the adjoint movement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from gpudist.checks.storage import PLAIN
+from gpudist.errors import ShapeError
+from gpudist.exchange import Movement, all_reduce, carry_out
+from gpudist.exchange.library import handles_of, has_modes, is_recorded, refuse_vmap
+from gpudist.transport.base import ReduceOp
+from gpudist.world.partition import Partition
+
+_transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active  # pyright: ignore
+
+
+def move(movements: Sequence[Movement], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Carry out several movements as one differentiable node, all in flight together.
+
+    Collective over the partitions of the movements. An output requires grad exactly if gradients
+    are enabled and its input, or the placeholder in its place, requires grad.
+
+    Args:
+        movements: one per input.
+        inputs: blocks or zero-volume placeholders; never modified.
+
+    Returns:
+        New tensors, one per movement.
+
+    Tangents:
+        Forward mode moves the tangents by the same plans, as one more group. Where one rank's input
+        has a tangent, every rank's has, placeholders included.
+
+    Adjoint:
+        Each movement's adjoint. Gradients of all inputs that require them move together; every rank
+        of the movements must reach its outputs in the same backward pass.
+
+    Cost:
+        That of the movements; forward, backward and double backward move the same bytes.
+
+    Source:
+        Hewett & Grady 2020, arXiv:2006.03108.
+    """
+    if is_recorded() or any([type(x) not in PLAIN for x in inputs]):
+        return _moved_by_library(movements, inputs)
+    if _transforms_active():
+        return apply(_Move, tuple(movements), *inputs)
+    learns = torch.is_grad_enabled() and any([x.requires_grad for x in inputs])
+    if learns or forward_ad._current_level >= 0:  # pyright: ignore
+        return apply(_Move, tuple(movements), *inputs)
+    return carry_out(movements, inputs)
+
+
+def moved(
+    movements: Sequence[Movement], inputs: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
+    """The inputs moved, without a node of their own: for the body of a ``Function``.
+
+    There torch's transforms are at work no longer, but its modes may be.
+    """
+    if has_modes() or any([type(x) not in PLAIN for x in inputs]):
+        return _moved_by_library(movements, inputs)
+    return carry_out(movements, inputs)
+
+
+def _moved_by_library(
+    movements: Sequence[Movement], inputs: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
+    try:
+        *outputs, _ = torch.ops.gpudist.move(handles_of(*movements), inputs, None)
+    except (NotImplementedError, TypeError) as error:
+        others = sorted({type(x).__qualname__ for x in inputs if type(x) not in PLAIN})
+        if not others:
+            raise
+        raise ShapeError(
+            f"{movements[0].label}: a {' or '.join(others)} has no rule for being moved between "
+            f"workers; give the plain tensor in it ({error})"
+        ) from error
+    return tuple(outputs)
+
+
+def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
+    """``function.apply(*args)``, in a third of the time where no transform of torch.func is active.
+
+    With a ``setup_context``, which the transforms need, torch inspects signatures at every call.
+    """
+    applied: Any = function
+    if _transforms_active():
+        refuse_vmap()
+    else:
+        applied = super(torch.autograd.Function, function)
+    return applied.apply(*args)
+
+
+def is_eager(x: torch.Tensor | None = None) -> bool:
+    """Nothing but reverse mode is at work, so that a node may have its backward written for it.
+
+    Else torch.compile, forward mode, torch.func, dispatch modes and tensors with operations of
+    their own, if ``x`` is one, want a composition of operators.
+    """
+    return not (is_recorded(x) or has_tangents() or _transforms_active())
+
+
+def has_tangents() -> bool:
+    """Forward mode is at work."""
+    return bool(forward_ad._current_level >= 0)  # pyright: ignore
+
+
+def all_reduce_constant(x: torch.Tensor, partition: Partition, op: ReduceOp) -> torch.Tensor:
+    """The members' tensors combined element by element, as a constant: without gradient."""
+    if not is_recorded():
+        if not _transforms_active() and type(x) in PLAIN:
+            return all_reduce(x, partition, op)
+        refuse_vmap()
+    (handle,) = handles_of(partition)
+    return torch.ops.gpudist.all_reduce(handle, x, op, None)[0]
+
+
+class _Move(torch.autograd.Function):
+    @staticmethod
+    def forward(movements: tuple[Movement, ...], *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return moved(movements, inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        ctx.movements = inputs[0]
+        # Checkpointing recomputes when saved tensors are read: a rank that saved nothing would not.
+        ctx.save_for_backward(inputs[1].new_empty(0))
+        if has_tangents():
+            return
+        ctx.mark_non_differentiable(
+            *(y for y, needed in zip(output, ctx.needs_input_grad[1:], strict=True) if not needed)
+        )
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return move([movement.T.T for movement in ctx.movements], tangents[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        _ = ctx.saved_tensors
+        needed = [i for i, needs in enumerate(ctx.needs_input_grad[1:]) if needs]
+        moved = move([ctx.movements[i].T for i in needed], [gradients[i] for i in needed])
+        results: list[torch.Tensor | None] = [None] * len(gradients)
+        for i, gradient in zip(needed, moved, strict=True):
+            results[i] = gradient
+        return (None, *results)

@@ -1,0 +1,402 @@
+"""Movements as operations of torch's dispatcher, for the graphs that torch.compile makes.
+
+A graph knows tensors and numbers, so a movement enters it as a number, its handle. Handles are
+random: compiled graphs are cached on disk by their text, and neither another rank nor another
+process may find there a graph that moves something else.
+
+The operations of a graph are ordered: each takes a token from the one before. So no pass of the
+compiler reorders them, deletes one whose output is unused on this rank alone, or repeats one in
+backward.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from enum import Enum
+from functools import wraps
+from itertools import islice
+from types import FunctionType
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch._library import simple_registry
+from torch._library.autograd import Info, make_autograd_impl
+from torch._library.effects import EffectType
+from torch.autograd.forward_ad import unpack_dual
+from torch.compiler import is_dynamo_compiling
+from torch.fx.node import has_side_effect
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from gpudist.checks.storage import PLAIN
+from gpudist.errors import GpudistError, ShapeError
+from gpudist.exchange import Movement, all_reduce, carry_out, output_form
+from gpudist.transport.base import ReduceOp
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# What every Dynamo passes as a constant.
+_CONSTANTS = (
+    bool, int, float, str, tuple, list, dict, type, type(None), Enum, FunctionType,
+    torch.dtype, torch.device,
+)  # fmt: skip
+
+_REMEMBERED = 4096
+_ITSELF, _ADJOINT, _ADJOINT_OF_ADJOINT = range(3)
+
+_library = torch.library.Library("gpudist", "DEF")
+_things: WeakValueDictionary[int, Any] = WeakValueDictionary()
+# A backward pass may outlive the layer whose movements it needs.
+_recent: deque[object] = deque(maxlen=_REMEMBERED)
+
+# Of the last operation of each graph that is being traced.
+_tokens: WeakKeyDictionary[object, torch.Tensor] = WeakKeyDictionary()
+
+
+_private: Any = torch._C
+_functorch: Any = _private._functorch
+_has_transforms: Callable[[], bool] = _private._are_functorch_transforms_active
+_count_modes: Callable[[], int] = _private._len_torch_dispatch_stack
+# Of what records above autograd.
+_count_early_modes: Callable[[], int] = torch._ops._len_torch_dispatch_stack_pre_dispatch
+_early_mode: Callable[[Any], Any] = torch._ops._get_dispatch_mode_pre_dispatch
+_script_tracer: Callable[[], object] = _private._get_tracing_state
+
+
+class _Thread(threading.local):
+    """What this thread is doing."""
+
+    binds_for_compiler = False
+    watching_modes = 0
+
+
+_thread = _Thread()
+_PROXY = _private._TorchDispatchModeKey.PROXY
+
+
+def is_recorded(x: torch.Tensor | None = None) -> bool:
+    """Torch watches or replaces operations: by torch.compile, a dispatch mode, functionalization.
+
+    What moves must then be an operation of this library. All ranks are to be under the same modes.
+
+    Args:
+        x: a tensor that is read, which may have operations of its own, as a fake one.
+
+    Raises:
+        GpudistError: under torch.jit.trace, which would record what moves as a constant.
+    """
+    if is_dynamo_compiling():
+        return True
+    if _script_tracer() is not None:
+        raise GpudistError(
+            "torch.jit.trace cannot record a movement between workers; use torch.compile, or "
+            "torch.export within this process"
+        )
+    if _has_transforms():
+        return any(kind == _functorch.TransformType.Functionalize for kind in _transforms())
+    return has_modes() or (x is not None and type(x) not in PLAIN)
+
+
+def has_modes() -> bool:
+    """A dispatch mode is at work that may record or replace operations."""
+    if _count_modes() > 0 and _count_modes() > _thread.watching_modes:
+        return True
+    return _count_early_modes() > 0
+
+
+class Watching(TorchDispatchMode):
+    """A mode that counts torch's operations as they are eagerly, and records none of them."""
+
+    def __enter__(self) -> Any:
+        _thread.watching_modes += 1
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        _thread.watching_modes -= 1
+
+
+def is_compiled() -> bool:
+    """torch.compile traces, or has what it traces bound, which it does not trace."""
+    return is_dynamo_compiling() or _thread.binds_for_compiler
+
+
+@contextmanager
+def binding_for_compiler() -> Generator[None, None, None]:
+    """In the body what is bound is for a graph of torch.compile."""
+    _thread.binds_for_compiler = True
+    try:
+        yield
+    finally:
+        _thread.binds_for_compiler = False
+
+
+def is_traced() -> bool:
+    """A graph is being made, for torch.compile or by a proxy."""
+    if is_dynamo_compiling() or _private._get_dispatch_mode(_PROXY) is not None:
+        return True
+    return _early_mode(_PROXY) is not None
+
+
+def _transforms() -> list[Any]:
+    return [interpreter.key() for interpreter in _functorch.get_interpreter_stack() or ()]
+
+
+def refuse_vmap() -> None:
+    """Refuse ``torch.func.vmap``, under which a call is not one call of every worker.
+
+    Raises:
+        ShapeError: it is at work, around whatever other transforms.
+    """
+    if any(kind == _functorch.TransformType.Vmap for kind in _transforms()):
+        raise ShapeError(
+            "under torch.func.vmap nothing can be moved between workers: make the batch a dim of "
+            "the tensor, or loop over its entries"
+        )
+
+
+@contextmanager
+def outside_torch() -> Generator[None, None, None]:
+    """In the body no transform and no mode is at work: tensors made there are memory."""
+    with temporarily_clear_interpreter_stack(), _disable_current_modes():
+        yield
+
+
+def handle_of(thing: object) -> int:
+    """The number by which a graph knows ``thing``; its last two bits are free."""
+    handle = vars(thing).get("_handle")
+    if handle is None or _things.get(handle) is not thing:
+        handle = secrets.randbits(60) << 2
+        vars(thing)["_handle"] = handle
+        _things[handle] = thing
+        _recent.append(thing)
+    return handle
+
+
+def constant_when_traced(function: F) -> F:
+    """``torch.compiler.assume_constant_result``, for any arguments, without loading the compiler.
+
+    Not every Dynamo passes objects to such a function (torch 2.11 does not), but every one knows
+    ``id``, and guards the graph by it. So an object is passed by its address, and found there while
+    Dynamo, which holds it, waits.
+    """
+
+    def found(*args: Any, **kwargs: Any) -> Any:
+        named = {name: _object_of(*pair) for name, pair in kwargs.items()}
+        return function(*[_object_of(*pair) for pair in args], **named)
+
+    vars(found)["_dynamo_marked_constant"] = True
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not is_dynamo_compiling():
+            return function(*args, **kwargs)
+        named = {name: _address_or_value(value) for name, value in kwargs.items()}
+        return found(*[_address_or_value(value) for value in args], **named)
+
+    return call  # type: ignore[return-value]
+
+
+def _address_or_value(value: object) -> tuple[bool, object]:
+    """Whether it is passed by its address, and what is passed."""
+    return (False, value) if isinstance(value, _CONSTANTS) else (True, id(value))
+
+
+def _object_of(is_address: bool, value: Any) -> Any:
+    return ctypes.cast(value, ctypes.py_object).value if is_address else value
+
+
+@constant_when_traced
+def handles_of(*things: object) -> tuple[int, ...]:
+    """Their handles; while torch.compile traces, a constant of the graph."""
+    return tuple(handle_of(thing) for thing in things)
+
+
+def thing_of(handle: int) -> Any:
+    """What ``handle`` was given to."""
+    thing = _things.get(handle)
+    if thing is None:
+        raise RuntimeError(
+            f"a compiled graph uses handle {handle}, which belongs to nothing in this process: "
+            "compiled graphs cannot be saved, and need their layers to live"
+        )
+    return thing
+
+
+def movement_of(handle: int) -> Movement:
+    """The movement of a handle, or the adjoint that the last two bits of the handle ask for."""
+    movement: Movement = thing_of(handle & ~3)
+    which = handle & 3
+    return movement if which == _ITSELF else movement.T if which == _ADJOINT else movement.T.T
+
+
+def adjoint_of(handle: int) -> int:
+    """The handle of the adjoint movement."""
+    return (handle & ~3) | (_ADJOINT_OF_ADJOINT if handle & 3 == _ADJOINT else _ADJOINT)
+
+
+def define(
+    name: str,
+    arguments: str,
+    kernel: Callable[..., Sequence[torch.Tensor]],
+    fake: Callable[..., Sequence[torch.Tensor]],
+    backward: Callable[..., Any] | None = None,
+    setup_context: Callable[..., None] | None = None,
+) -> None:
+    """Make an operation ``gpudist::NAME(ARGUMENTS, Tensor? after) -> Tensor[]`` that communicates.
+
+    Args:
+        name, arguments: as in a schema; the second argument is a tensor or a list of some. Nothing
+            is modified and no output is an input.
+        kernel: makes the outputs, from the arguments without ``after``. A token follows them: a
+            tensor without cells, which a later operation takes as ``after``.
+        fake: makes outputs without cells.
+        backward, setup_context: as of ``torch.library.register_autograd``; without them the outputs
+            do not depend on the inputs, for autograd.
+    """
+
+    def with_token(make: Callable[..., Sequence[torch.Tensor]]) -> Callable[..., Any]:
+        def call(*args: Any) -> list[torch.Tensor]:
+            x = args[1] if isinstance(args[1], torch.Tensor) else args[1][0]
+            return [*make(*args[:-1]), x.new_empty(0)]
+
+        return call
+
+    _library.define(
+        f"{name}({arguments}, Tensor? after) -> Tensor[]", tags=torch.Tag.pt2_compliant_tag
+    )
+    _library.impl(name, with_token(kernel), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"gpudist::{name}", with_token(fake), lib=_library)
+    operation = getattr(torch.ops.gpudist, name).default
+    if backward is None:
+        recorded = _constant(operation)
+    else:
+        recorded = _refusing_tangents(
+            make_autograd_impl(operation, Info(backward, setup_context)), name
+        )
+    _library.impl(name, _in_order(recorded), "Autograd", with_keyset=True)
+    has_side_effect(operation)
+    simple_registry.singleton.find(f"gpudist::{name}").effect.register(EffectType.ORDERED)
+
+
+def _constant(operation: Any) -> Callable[..., list[torch.Tensor]]:
+    def call(keyset: Any, *args: Any) -> list[torch.Tensor]:
+        with torch._C._AutoDispatchBelowAutograd():
+            return operation.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+
+    return call
+
+
+def _refusing_tangents(kernel: Callable[..., list[torch.Tensor]], name: str) -> Callable[..., Any]:
+    """``kernel``, but it drops no tangent in silence: graphs know reverse mode only."""
+
+    def call(keyset: object, *args: Any) -> list[torch.Tensor]:
+        inputs = [args[1]] if isinstance(args[1], torch.Tensor) else args[1]
+        if any(unpack_dual(x, level=0).tangent is not None for x in inputs):
+            raise NotImplementedError(
+                f"gpudist::{name} has no forward mode: use torch.func.jvp and forward_ad outside "
+                "torch.compile"
+            )
+        return kernel(keyset, *args)
+
+    return call
+
+
+def _in_order(kernel: Callable[..., list[torch.Tensor]]) -> Callable[..., list[torch.Tensor]]:
+    """``kernel``, but in a graph it comes after the one before, and is never repeated.
+
+    Torch has tokens of its own for effects, but Inductor forgets them (torch 2.13). In a region to
+    checkpoint results are kept: repeated in backward, the operation would run only on ranks whose
+    backward needs its result.
+    """
+
+    def call(keyset: object, *args: Any) -> list[torch.Tensor]:
+        mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)
+        if mode is None:
+            return kernel(keyset, *args)
+        # Here the compiler is loaded already; to load it takes a second.
+        from torch._higher_order_ops.effects import with_effects
+        from torch.utils.checkpoint import CheckpointPolicy
+
+        nodes = mode.tracer.graph.nodes
+        before = len(nodes)
+        outputs = kernel(keyset, *args[:-1], _tokens.get(mode.tracer, args[-1]))
+        added = list(islice(reversed(nodes), len(nodes) - before))
+        if any(node.target is with_effects for node in added):
+            _tokens[mode.tracer] = outputs[-1]
+        for node in added:
+            if "recompute" in node.meta:
+                node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+        return outputs
+
+    return call
+
+
+def _move(handles: Sequence[int], inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    return carry_out([movement_of(handle) for handle in handles], inputs)
+
+
+def _fake_move(handles: Sequence[int], inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    movements = [movement_of(handle) for handle in handles]
+    return [
+        torch.empty(
+            movement.output_shape, dtype=movement.output_dtype, device=x.device,
+            memory_format=output_form(movement, x.stride()),
+        )
+        for movement, x in zip(movements, inputs, strict=True)
+    ]  # fmt: skip
+
+
+def _remember_move(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
+    ctx.handles, tensors, _ = inputs
+    # The adjoint comes after, so every rank saves a tensor: checkpointing recomputes when saved
+    # tensors are read, on all ranks or on none.
+    ctx.save_for_backward(output[-1])
+    constant = [y for x, y in zip(tensors, output, strict=False) if not x.requires_grad]
+    ctx.mark_non_differentiable(*constant, output[-1])
+
+
+def _move_gradients(ctx: Any, gradients: list[torch.Tensor]) -> tuple[Any, ...]:
+    (token,) = ctx.saved_tensors
+    needed = [i for i, needs in enumerate(ctx.needs_input_grad[1]) if needs]
+    moved = torch.ops.gpudist.move(
+        [adjoint_of(ctx.handles[i]) for i in needed], [gradients[i] for i in needed], token
+    )
+    results: list[torch.Tensor | None] = [None] * len(ctx.handles)
+    for i, gradient in zip(needed, moved, strict=False):
+        results[i] = gradient
+    return None, results, None
+
+
+def _all_reduce(partition: int, x: torch.Tensor, op: ReduceOp) -> Sequence[torch.Tensor]:
+    return [all_reduce(x, thing_of(partition), op)]
+
+
+def _fake_all_reduce(partition: int, x: torch.Tensor, op: ReduceOp) -> Sequence[torch.Tensor]:
+    return [x.new_empty(x.shape)]
+
+
+def _check(
+    owner: int, x: torch.Tensor, method: str, numbers: Sequence[int]
+) -> Sequence[torch.Tensor]:
+    getattr(thing_of(owner), method)(x, *numbers)
+    return []
+
+
+def _fake_check(
+    owner: int, x: torch.Tensor, method: str, numbers: Sequence[int]
+) -> Sequence[torch.Tensor]:
+    return []
+
+
+define("move", "int[] handles, Tensor[] inputs", _move, _fake_move, _move_gradients, _remember_move)
+# Not differentiable.
+define("all_reduce", "int partition, Tensor x, str op", _all_reduce, _fake_all_reduce)
+# Calls a method for its errors.
+define("check", "int owner, Tensor x, str method, int[] numbers", _check, _fake_check)

@@ -1,0 +1,1 @@
+"""Convolutions, linear layers and embeddings: broadcast, compute on the own block, sum."""

@@ -1,0 +1,42 @@
+"""Convolution of the cells one worker has, into its block of the output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from gpudist.nn.affine.local_conv import LocalConvolution
+from gpudist.nn.autocast import product_dtype
+from gpudist.nn.parameters.parameter import tied_empty
+
+
+@dataclass(frozen=True)
+class BlockConvolution:
+    """The convolution whose outputs are exactly those of one worker.
+
+    Attributes:
+        shape: of the block of the output; may be empty.
+        stride, dilation: as torch's layer.
+        groups: of the block.
+        padding: zeros on both sides of what is convolved.
+        convolution: that of a block that is not empty.
+    """
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    padding: tuple[int, ...]
+    convolution: LocalConvolution = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        given = self.stride, self.padding, self.dilation, self.groups
+        object.__setattr__(self, "convolution", LocalConvolution(*given))
+
+    def __call__(
+        self, block: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        if 0 in self.shape:
+            return tied_empty(self.shape, product_dtype(block), block, weight, bias)
+        return self.convolution(block, weight, bias)

@@ -1,0 +1,122 @@
+"""Channels of a convolution: who convolves gets the input, and the outputs are summed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from gpudist.errors import ShapeError
+from gpudist.exchange import Movement, bind
+from gpudist.geometry.blocks import Blocks, Decomposition
+from gpudist.geometry.broadcasting import Pairing
+from gpudist.geometry.halo import needed_range
+from gpudist.geometry.windows import Window
+from gpudist.nn.affine.conv_placement import ConvPlacement
+from gpudist.ops.agreement import Layout
+from gpudist.ops.broadcast import plan_between
+from gpudist.ops.halo_exchange import HaloExchange
+from gpudist.ops.operator import placeholder_shape
+
+
+def bind_spread(
+    placed: ConvPlacement,
+    layout: Layout,
+    halo_exchange: HaloExchange,
+    halo: Movement,
+    x: torch.Tensor,
+) -> Movement:
+    """What ``halo`` gives, the input with its ghosts, from ``P_x`` to the workers that convolve."""
+    inputs, windows = layout.decomposition, halo_exchange.windows
+    P_x, P_c = placed.P_spread, placed.P_c
+    assert P_x is not None
+
+    def haloed(rank: int) -> tuple[int, ...]:
+        index = placed.P_x.cartesian_index(rank)
+        ranges = [
+            needed_range(blocks, window, i)
+            for blocks, window, i in zip(inputs.dims, windows, index, strict=True)
+        ]
+        return tuple(stop - start for start, stop in ranges)
+
+    P_both = P_x.create_partition_union(P_c)
+    plan = plan_between(
+        P_x, P_c, P_both, Pairing(P_x.shape, P_c.shape), haloed, ("haloed", inputs, windows)
+    )  # fmt: skip
+    label = f"broadcast {list(P_x.shape)} -> {list(P_c.shape)}"
+    empty = placeholder_shape(x)
+    return bind(plan, P_both, label, layout.dtype, halo.output_shape, halo.output_dtype, empty)
+
+
+def bind_sum(
+    placed: ConvPlacement,
+    layout: Layout,
+    key: tuple[object, ...],
+    shape_of: Callable[[Sequence[int]], tuple[int, ...]],
+    spread: Movement,
+    x: torch.Tensor,
+) -> Movement:
+    """The sum of the outputs over blocks of input channels, into ``P_y``.
+
+    Args:
+        placed, layout: of the layer and its input.
+        key: what the outputs' shapes follow from.
+        shape_of: shape of the output of the convolving worker at an index.
+        spread: what gives that worker its input.
+        x: the block of the input, or its placeholder.
+    """
+    P_y, P_c = placed.P_sum, placed.P_c
+    assert P_y is not None
+    P_both = P_y.create_partition_union(P_c)
+    plan = plan_between(
+        P_y, P_c, P_both, Pairing(P_y.shape, P_c.shape),
+        lambda rank: shape_of(P_y.cartesian_index(rank)), key,
+    ).T  # fmt: skip
+    label = f"sum_reduce {list(P_c.shape)} -> {list(P_y.shape)}"
+    shape, dtype = spread.output_shape, spread.output_dtype
+    return bind(plan, P_both, label, layout.dtype, shape, dtype, placeholder_shape(x))
+
+
+def require_input_channels(name: str, inputs: Decomposition, in_channels: int) -> None:
+    """Refuse an input whose channels are not those of the weight, cut alike."""
+    channels = inputs.dims[1]
+    if channels.extent != in_channels:
+        raise ShapeError(
+            f"{name}, dim 1: the input has {channels.extent} channels, not {in_channels}"
+        )
+    if channels != Blocks(in_channels, channels.parts):
+        sizes = [channels.length(i) for i in range(channels.parts)]
+        raise ShapeError(
+            f"{name}, dim 1: the input's blocks have {sizes} channels but the weight needs "
+            f"{in_channels} in balanced blocks; repartition the input"
+        )
+
+
+def output_shapes(
+    placed: ConvPlacement,
+    inputs: Decomposition,
+    windows: Sequence[Window],
+    channels: Blocks,
+) -> Callable[[Sequence[int]], tuple[int, ...]]:
+    """Shape of the output of the convolving worker at an index.
+
+    Args:
+        placed: of the layer.
+        inputs: how its input is cut.
+        windows: one per dim of the input.
+        channels: how the channels of the output are cut.
+    """
+    split_channels = placed.P_sum is not None
+    features = [
+        window.outputs(blocks) for blocks, window in zip(inputs.dims[2:], windows[2:], strict=True)
+    ]
+
+    def shape_of(index: Sequence[int]) -> tuple[int, ...]:
+        batch = inputs.dims[0].length(0 if split_channels else index[0])
+        return (
+            batch,
+            channels.length(index[0] if split_channels else 0),
+            *(blocks.length(i) for blocks, i in zip(features, index[2:], strict=True)),
+        )
+
+    return shape_of

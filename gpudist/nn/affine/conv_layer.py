@@ -1,0 +1,48 @@
+"""What convolutions and transposed convolutions share: channels, and placed parameters."""
+
+from __future__ import annotations
+
+import torch
+
+from gpudist.errors import PartitionError
+from gpudist.geometry.blocks import Blocks, Decomposition
+from gpudist.nn.affine.conv_parameters import ConvParameters
+from gpudist.nn.affine.conv_placement import ConvPlacement
+from gpudist.nn.parameters.layer import ParameterLayer
+from gpudist.nn.parameters.placement import Placement
+from gpudist.nn.windowed.region_layer import RegionLayer
+from gpudist.world.partition import CartesianPartition
+
+
+class ConvLayer(ParameterLayer, RegionLayer):
+    """A layer from blocks of input channels to blocks of output channels."""
+
+    _name: str
+    _placement: ConvPlacement
+    _parameters_cut: ConvParameters
+    P_y: CartesianPartition
+    in_channels: int
+    out_channels: int
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    weight: torch.nn.Parameter
+    bias: torch.nn.Parameter | None
+
+    def require_region(self) -> None:
+        if self._placement.P_spread is not None or self._placement.P_sum is not None:
+            raise PartitionError(
+                f"{self._name}, dim 1: a layer of a region must have P_x alone, with whole "
+                "channels; leave out P_y and P_w, or the layer out of the region"
+            )
+
+    def outputs_of(self, inputs: Decomposition) -> Decomposition:
+        batch, _, *features = super().outputs_of(inputs).dims
+        return Decomposition((batch, Blocks(self.out_channels, 1), *features))
+
+    def _place_parameters(self, replicate_parameters: bool) -> None:
+        placed = self._placement
+        users = {"weight": placed.P_c, "bias": placed.P_bias_used}
+        self._place(replicate_parameters, self._placements(), users, placed.P_all)
+
+    def _placements(self) -> dict[str, Placement]:
+        return self._parameters_cut.placements(self.bias is not None)

@@ -1,0 +1,120 @@
+"""Transposed convolution of the cells one worker needs, into its block of the output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from gpudist.geometry.windows import TransposedWindow
+from gpudist.nn.autocast import product_dtype
+from gpudist.nn.parameters.parameter import tied_empty
+
+_CONVOLVE: dict[int, Callable[..., torch.Tensor]] = {
+    1: F.conv_transpose1d,
+    2: F.conv_transpose2d,
+    3: F.conv_transpose3d,
+}
+
+
+@dataclass(frozen=True)
+class TransposedBlock:
+    """The transposed convolution whose outputs are exactly those of one worker.
+
+    What the needed cells reach is more than the worker's outputs, or less. Torch cuts it, or adds
+    to it, as far as its arguments can say it, at no cost; the rest takes a copy of the output.
+
+    Attributes:
+        shape: of the block of the output.
+        reads_input: some output reads some cell; else the bias is all there is.
+        padding, output_padding: for torch, per dim with a window.
+        rest: zeros to add in front and behind, negative to cut; as ``F.pad`` takes it.
+        stride, dilation: as torch's layer.
+        groups: of the block.
+    """
+
+    shape: tuple[int, ...]
+    reads_input: bool
+    padding: tuple[int, ...]
+    output_padding: tuple[int, ...]
+    rest: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    def __call__(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The block of the output, of the needed cells ``[B, C, *needed]``."""
+        if 0 in self.shape:
+            return tied_empty(self.shape, product_dtype(x), x, weight, bias)
+        if not self.reads_input:
+            zeros = x.new_zeros(self.shape) + tied_empty((0,), x.dtype, x, weight).sum()
+            return _with_bias(zeros, bias).to(product_dtype(x))
+        adds_zeros = any(cells > 0 for cells in self.rest)
+        y = _CONVOLVE[len(self.stride)](
+            x,
+            weight,
+            None if adds_zeros else bias,
+            self.stride,
+            self.padding,
+            self.output_padding,
+            self.groups,
+            self.dilation,
+        )
+        if any(self.rest):
+            y = F.pad(y, self.rest)
+        return _with_bias(y, bias) if adds_zeros else y
+
+
+def transposed_block(
+    windows: Sequence[TransposedWindow],
+    outputs: Sequence[tuple[int, int]],
+    needed: Sequence[tuple[int, int]],
+    channels: Sequence[int],
+    groups: int,
+) -> TransposedBlock:
+    """The convolution of one worker.
+
+    Args:
+        windows: per dim of the features.
+        outputs, needed: ranges of cells of the output, and of the input, per dim of the features.
+        channels: extents of the block of the output in batch and channels.
+        groups: of that block.
+    """
+    fitted = [
+        _fit(window, cells, read)
+        for window, cells, read in zip(windows, outputs, needed, strict=True)
+    ]
+    paddings, output_paddings, rests = zip(*fitted, strict=True)
+    return TransposedBlock(
+        shape=(*channels, *(stop - start for start, stop in outputs)),
+        reads_input=all(start < stop for start, stop in needed),
+        padding=paddings,
+        output_padding=output_paddings,
+        rest=tuple(cells for sides in reversed(rests) for cells in sides),
+        stride=tuple(window.stride for window in windows),
+        dilation=tuple(window.dilation for window in windows),
+        groups=groups,
+    )
+
+
+def _fit(
+    window: TransposedWindow, outputs: tuple[int, int], needed: tuple[int, int]
+) -> tuple[int, int, tuple[int, int]]:
+    """Padding and output padding for torch along one dim, and what is left to add on each side."""
+    first, last = window.reached(*needed)
+    left, right = outputs[0] - first, last - outputs[1]
+    # Torch cuts both sides alike, and puts back less than a stride behind.
+    if left >= 0 and 0 <= left - right < window.stride:
+        return left, left - right, (0, 0)
+    both = max(0, min(left, right))
+    return both, 0, (both - left, both - right)
+
+
+def _with_bias(y: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    if bias is None:
+        return y
+    return y + bias.to(y.dtype).view(-1, *(1,) * (y.dim() - 2))

@@ -1,0 +1,191 @@
+"""Matrix products block by block, while the blocks of other workers are on their way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from gpudist.exchange import InFlight, Movement, start
+from gpudist.exchange.autograd import is_eager, move
+
+Product = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class BlockProducts:
+    """Products of the blocks of a sequence that is cut along ``dim`` over workers.
+
+    Attributes:
+        pieces: for each worker, the movement of its block to all others.
+        gather: the same at once.
+        rank: of this worker.
+        dim: of the sequence.
+        lengths: of the blocks.
+    """
+
+    pieces: tuple[Movement, ...]
+    gather: Movement
+    rank: int
+    dim: int
+    lengths: tuple[int, ...]
+
+    def of_gathered(
+        self, block: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The linear layer of all blocks put together, each multiplied when it has arrived.
+
+        Adjoint:
+            That of the layer and of the all-gather. Gradients of gradients repeat the forward as a
+            composition.
+
+        Cost:
+            An all-gather; backward a sum-scatter, under way while the products are made.
+        """
+        if not is_eager(block):
+            return self.composed_of_gathered(block, weight, bias)
+        return _OfGathered.apply(self, block, weight, bias)  # pyright: ignore
+
+    def scattered(self, whole: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """This worker's block of the sum of the products, each sent when it has been made.
+
+        Adjoint, Cost:
+            As of :meth:`of_gathered`, the other way round.
+        """
+        if not is_eager(whole):
+            return self.composed_scattered(whole, weight)
+        return _Scattered.apply(self, whole, weight)  # pyright: ignore
+
+    def composed_of_gathered(
+        self, block: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        return F.linear(move((self.gather,), (block,))[0], weight, bias)
+
+    def composed_scattered(self, whole: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return move((self.gather.T,), (F.linear(whole, weight),))[0]
+
+    def blocks(self, whole: torch.Tensor) -> list[torch.Tensor]:
+        """The blocks of all workers of a tensor that is whole."""
+        return list(whole.split(self.lengths, self.dim))
+
+    def multiply_arrivals(
+        self, block: torch.Tensor, product: Product
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """All blocks, and their products put together."""
+        none = block.new_empty(0)
+        inputs = [block if i == self.rank else none for i in range(len(self.pieces))]
+        in_flight = start(self.pieces, inputs)
+        blocks, products = list(inputs), list(inputs)
+        # The own one first; then in turns, so that not all wait for one worker.
+        for step in range(len(self.pieces)):
+            i = (self.rank + step) % len(self.pieces)
+            arrived = in_flight.wait(i)
+            if step:
+                blocks[i] = arrived
+            products[i] = product(blocks[i])
+        return blocks, torch.cat(products, self.dim)
+
+    def start_sums(
+        self, blocks: Sequence[torch.Tensor], product: Product
+    ) -> tuple[torch.Tensor, list[InFlight]]:
+        """The product of the own block, to which those of the other workers are being added."""
+        own = blocks[self.rank]
+        under_way: list[InFlight] = []
+        for i, (piece, block) in enumerate(zip(self.pieces, blocks, strict=True)):
+            made = product(block)
+            if i == self.rank:
+                own = made.contiguous()
+                under_way.append(start((piece.T,), (made.new_empty(0),), (own,)))
+            else:
+                under_way.append(start((piece.T,), (made,)))
+        return own, under_way
+
+
+def _wait(under_way: Sequence[InFlight]) -> None:
+    for movement in under_way:
+        movement.wait(0)
+
+
+def _of_weight(gradients: Sequence[torch.Tensor], blocks: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The gradient of the weight: the sum over all tokens of all blocks."""
+    pairs = [(g.flatten(0, -2), x.flatten(0, -2)) for g, x in zip(gradients, blocks, strict=True)]
+    total = pairs[0][0].T @ pairs[0][1]
+    for g, x in pairs[1:]:
+        total.addmm_(g.T, x)
+    return total
+
+
+class _OfGathered(torch.autograd.Function):
+    name, takes, gives = "linear layer", "dual", "dual"
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        products: BlockProducts,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        blocks, y = products.multiply_arrivals(x, lambda block: F.linear(block, weight, bias))
+        ctx.products = products
+        ctx.has_bias = bias is not None
+        ctx.save_for_backward(x, weight, *blocks)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        # Before communicating: checkpointing recomputes the forward here.
+        x, weight, *blocks = ctx.saved_tensors
+        products, gradient, needs = ctx.products, gradients[0], ctx.needs_input_grad[1:]
+        if torch.is_grad_enabled():
+            bias = gradient.new_zeros(gradient.shape[-1], requires_grad=True)
+            y = products.composed_of_gathered(x, weight, bias if ctx.has_bias else None)
+            return None, *_differentiable(y, (x, weight, bias), needs, gradient)
+        parts = products.blocks(gradient)
+        of_x, under_way = None, []
+        if needs[0]:
+            of_x, under_way = products.start_sums(parts, lambda part: part @ weight)
+        of_weight = _of_weight(parts, blocks) if needs[1] else None
+        of_bias = gradient.flatten(0, -2).sum(0) if needs[2] else None
+        _wait(under_way)
+        return None, of_x, of_weight, of_bias
+
+
+class _Scattered(torch.autograd.Function):
+    name, takes, gives = "linear layer", "dual", "dual"
+
+    @staticmethod
+    def forward(
+        ctx: Any, products: BlockProducts, x: torch.Tensor, weight: torch.Tensor
+    ) -> torch.Tensor:
+        y, under_way = products.start_sums(products.blocks(x), lambda part: F.linear(part, weight))
+        _wait(under_way)
+        ctx.products = products
+        ctx.save_for_backward(x, weight)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        x, weight = ctx.saved_tensors
+        products, gradient, needs = ctx.products, gradients[0], ctx.needs_input_grad[1:]
+        if torch.is_grad_enabled():
+            y = products.composed_scattered(x, weight)
+            return None, *_differentiable(y, (x, weight), needs, gradient)
+        parts, of_x = products.multiply_arrivals(gradient.contiguous(), lambda part: part @ weight)
+        of_weight = _of_weight(parts, products.blocks(x)) if needs[1] else None
+        return None, of_x, of_weight
+
+
+def _differentiable(
+    y: torch.Tensor,
+    inputs: Sequence[torch.Tensor],
+    needs: Sequence[bool],
+    gradient: torch.Tensor,
+) -> list[torch.Tensor | None]:
+    """The gradients as differentiable functions of the inputs and of ``gradient``."""
+    needed = [x for x, needed in zip(inputs, needs, strict=True) if needed]
+    found = iter(torch.autograd.grad(y, needed, gradient, create_graph=True))
+    return [next(found) if needed else None for needed in needs]

@@ -1,0 +1,203 @@
+"""Attention of one block of queries to one block of keys after the other.
+
+Rows of all query heads that share a head of keys lie beside each other, so that blocks are plain
+matrices: queries ``[B, heads of keys, rows, D]``, keys ``[B, heads of keys, keys, D]``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from gpudist.geometry.boxes import Box
+from gpudist.nn.random.cells import kept_by_index
+from gpudist.nn.random.dropout import DistributedDropout
+
+Range = tuple[int, int]
+
+
+class Sums(NamedTuple):
+    """What a row of queries has summed up over the keys it has seen so far.
+
+    Attributes:
+        weighted: values, each times the exponential of its score less the largest score.
+        total: of these exponentials, ``[..., 1]``.
+        largest: score, ``[..., 1]``; a constant, of which results do not depend.
+    """
+
+    weighted: torch.Tensor
+    total: torch.Tensor
+    largest: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Drops:
+    """Which weights a call of a layer drops; see :class:`~gpudist.nn.DistributedDropout`.
+
+    Attributes:
+        seed, call: one int64 each.
+        p: probability of each weight.
+        box, shape: of the block of queries in the global tensor, and of that tensor.
+    """
+
+    seed: torch.Tensor
+    call: torch.Tensor
+    p: float
+    box: Box
+    shape: tuple[int, ...]
+
+    def factors(
+        self, keys: Range, key_count: int, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """0 or ``1 / (1 - p)`` for each weight of the block, ``[B, H, queries, keys]``."""
+        box = Box((*self.box.start[:3], keys[0]), (*self.box.stop[:3], keys[1]))
+        shape = (*self.shape[:3], key_count)
+        kept = kept_by_index(self.seed, self.call, box, shape, self.p, device)
+        return kept.to(dtype).div_(1 - self.p)
+
+
+class AttentionDropout(DistributedDropout):
+    """Drops weights of attention by their index: query, key, head and batch entry."""
+
+    def drops(self, query: torch.Tensor) -> Drops | None:
+        """Those of the next call, ``None`` if nothing is dropped. Collective at first."""
+        if not self.training or self.p == 0:
+            return None
+        if not self.P_x.active:
+            self._number()
+            return None
+        box, shape = self._bound(query, self._agree)
+        call = self._number()
+        assert self.seed is not None and call is not None
+        return Drops(self.seed.clone(), call, self.p, box, shape)
+
+
+@dataclass(frozen=True)
+class BlockAttention:
+    """What the products of one block of queries with any block of keys have in common.
+
+    Attributes:
+        queries: global range of the block.
+        key_count: of all blocks.
+        groups: how many heads of queries share one of keys.
+        is_causal: a query sees the keys up to its own index.
+        scale: of the scores.
+        drops: weights that are dropped.
+    """
+
+    queries: Range
+    key_count: int
+    groups: int
+    is_causal: bool
+    scale: float
+    drops: Drops | None = None
+
+    def sees(self, keys: Range) -> bool:
+        """Whether some query of the block sees some key of a block."""
+        if keys[0] >= keys[1] or self.queries[0] >= self.queries[1]:
+            return False
+        return not self.is_causal or keys[0] < self.queries[1]
+
+    def fold(self, query: torch.Tensor) -> torch.Tensor:
+        """``[B, H, S, D]`` as rows of the heads of keys."""
+        batch, heads, rows, features = query.shape
+        return query.reshape(batch, heads // self.groups, self.groups * rows, features)
+
+    def unfold(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows of the heads of keys as ``[B, H, S, D]``."""
+        batch, heads, count, features = rows.shape
+        return rows.reshape(batch, heads * self.groups, count // self.groups, features)
+
+    def nothing_seen(self, query: torch.Tensor, value: torch.Tensor) -> Sums:
+        """The sums of folded queries before the first block of keys."""
+        dtype = torch.promote_types(query.dtype, torch.float32)
+        zeros = query.new_zeros((*query.shape[:3], 1), dtype=dtype)
+        weighted = query.new_zeros((*query.shape[:3], value.shape[3]), dtype=dtype)
+        return Sums(weighted, zeros, torch.full_like(zeros, -torch.inf))
+
+    def add(
+        self,
+        sums: Sums,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        padding: torch.Tensor | None,
+        keys: Range,
+    ) -> Sums:
+        """The sums of folded queries after one more block of keys; differentiable."""
+        scores = self._scores(query, key, padding, keys)
+        largest = sums.largest
+        if scores.shape[-1]:
+            largest = torch.maximum(largest, scores.detach().amax(-1, keepdim=True))
+        # A row that has seen nothing has no largest score to subtract.
+        offset = largest.masked_fill(largest == -torch.inf, 0)
+        before = (sums.largest - offset).exp()
+        weights = (scores - offset).exp()
+        weighted = sums.weighted * before + self._weighted(weights, value, keys)
+        return Sums(weighted, sums.total * before + weights.sum(-1, keepdim=True), largest)
+
+    def finish(self, sums: Sums) -> tuple[torch.Tensor, torch.Tensor]:
+        """The mean of the values, and the logarithm of the sum of exponentials of the scores.
+
+        Both are zero for a row that sees no key.
+        """
+        is_blind = sums.total == 0
+        total = sums.total.masked_fill(is_blind, 1)
+        logarithm = total.log() + sums.largest.masked_fill(is_blind, 0)
+        return sums.weighted / total, logarithm
+
+    def parts(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        padding: torch.Tensor | None,
+        keys: Range,
+        logarithm: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a block of keys adds to each row's result, and to its weights, whose sum is 1.
+
+        Args:
+            query: folded.
+            key, value, padding, keys: of the block.
+            logarithm: of :meth:`finish`, over all blocks; a constant.
+        """
+        weights = (self._scores(query, key, padding, keys) - logarithm).exp()
+        return self._weighted(weights, value, keys), weights.sum(-1, keepdim=True)
+
+    def gradients(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        padding: torch.Tensor | None,
+        keys: Range,
+        logarithm: torch.Tensor,
+        cotangents: tuple[torch.Tensor, torch.Tensor],
+    ) -> tuple[torch.Tensor, ...]:
+        """Gradients of query, key and value, from those of both :meth:`parts`."""
+        query, key, value = (x.detach().requires_grad_() for x in (query, key, value))
+        with torch.enable_grad():
+            parts = self.parts(query, key, value, padding, keys, logarithm)
+        return torch.autograd.grad(parts, (query, key, value), cotangents)
+
+    def _scores(
+        self, query: torch.Tensor, key: torch.Tensor, padding: torch.Tensor | None, keys: Range
+    ) -> torch.Tensor:
+        scores = (query * self.scale) @ key.mT
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        if self.is_causal and keys[1] > self.queries[0] + 1:
+            rows = torch.arange(*self.queries, device=query.device).repeat(self.groups)
+            columns = torch.arange(*keys, device=query.device)
+            scores = scores.masked_fill(columns > rows.unsqueeze(-1), -torch.inf)
+        if padding is not None:
+            scores = scores.masked_fill(padding[:, None, None], -torch.inf)
+        return scores
+
+    def _weighted(self, weights: torch.Tensor, value: torch.Tensor, keys: Range) -> torch.Tensor:
+        if self.drops is not None:
+            factors = self.drops.factors(keys, self.key_count, weights.dtype, weights.device)
+            weights = weights * factors.reshape(weights.shape)
+        return (weights.to(value.dtype) @ value).to(weights.dtype)

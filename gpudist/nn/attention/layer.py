@@ -1,0 +1,205 @@
+"""What the layers share that attend to a sequence which is split over workers."""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from gpudist.errors import PartitionError, ShapeError
+from gpudist.geometry.blocks import Blocks
+from gpudist.nn.attention.block import AttentionDropout, BlockAttention
+from gpudist.nn.distributed_module import CheckedModule
+from gpudist.ops.agreement import Agreement, ShapeMode, refuse
+from gpudist.world.partition import CartesianPartition
+
+SEQUENCE = 2
+
+
+class Cuts(NamedTuple):
+    """How the sequences of queries and of keys are cut over the workers along the axis."""
+
+    queries: Blocks
+    keys: Blocks
+
+
+class SequenceAttention(CheckedModule):
+    """Attention ``softmax(scale * Q K^T) V`` of tensors ``[B, H, S, D]`` on ``P_x``.
+
+    Args:
+        P_x: owns queries, keys, values and output; 4 axes, the last of them 1. Workers along axis 2
+            share one sequence; blocks may be uneven or empty.
+        is_causal, scale: as of torch's ``scaled_dot_product_attention``.
+        dropout_p: while training, the probability with which a weight is dropped. Which ones
+            depends on their indices alone: they are the same under every partition.
+        seed: as of :class:`~gpudist.nn.DistributedDropout`.
+        shape: ``"dynamic"`` agrees on the blocks at every call.
+
+    Raises:
+        PartitionError: ``P_x`` has other axes.
+        ShapeError: ``dropout_p`` is not at least 0 and below 1.
+    """
+
+    def __init__(
+        self,
+        P_x: CartesianPartition,
+        is_causal: bool = False,
+        scale: float | None = None,
+        dropout_p: float = 0.0,
+        *,
+        seed: int | None = None,
+        shape: ShapeMode = "static",
+    ) -> None:
+        super().__init__()
+        self._name = name = type(self).__name__
+        if P_x.dim != 4 or P_x.shape[3] != 1:
+            raise PartitionError(
+                f"{name}: P_x has shape {list(P_x.shape)} but needs axes for batch, heads, "
+                "sequence and features, with 1 worker along the last"
+            )
+        self.P_x, self.is_causal, self.scale = P_x, is_causal, scale
+        self._P_line = line = P_x.along([SEQUENCE])
+        self._query_agreement = Agreement(name, line, line, 4, None, shape)
+        self._key_agreement = Agreement(name, line, line, 4, None, shape)
+        if not 0 <= dropout_p < 1:
+            raise ShapeError(f"{name}: dropout_p is {dropout_p}; it must be from 0 to below 1")
+        self.dropout = None
+        if dropout_p > 0:
+            self.dropout = AttentionDropout(P_x, dropout_p, seed=seed, shape=shape)
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        key_padding_mask: torch.Tensor | None = None,
+        key_lengths: torch.Tensor | None = None,
+        is_causal: bool | None = None,
+    ) -> torch.Tensor:
+        """The block of the output, of the blocks of queries, keys and values.
+
+        Args:
+            query: ``[B, H, S_q, D]``.
+            key, value: ``[B, H_k, S_k, D]`` and ``[B, H_k, S_k, D_v]``; ``H`` is a multiple of
+                ``H_k``, and equal to it where heads are split.
+            key_padding_mask: ``[B, S_k]`` of bool, the block of the same keys; true where no query
+                sees the key.
+            key_lengths: ``[B]`` integers: the same for a sequence whose keys from there on are
+                padding.
+            is_causal: of this call, the layer's unless given.
+
+        Returns:
+            ``[B, H, S_q, D_v]``. A query that sees no key gets zeros.
+
+        Raises:
+            ShapeError: the tensors do not fit each other.
+        """
+        if not self.P_x.active:
+            if self.dropout is not None:
+                self.dropout.drops(query)
+            # As on other workers, all inputs have a gradient.
+            return query + key.sum() + value.sum()
+        self._require(query, key, value, key_padding_mask, key_lengths)
+        cuts = self._cuts(query, key)
+        line = self._P_line.rank
+        assert line is not None
+        padding = _padding(key_padding_mask, key_lengths, cuts.keys.block(line))
+        scale = self.scale if self.scale is not None else 1 / sqrt(query.shape[-1])
+        block = BlockAttention(
+            cuts.queries.block(line),
+            cuts.keys.extent,
+            query.shape[1] // max(1, key.shape[1]),
+            self.is_causal if is_causal is None else is_causal,
+            scale,
+            self.dropout.drops(query) if self.dropout is not None else None,
+        )
+        if self._P_line.size == 1:
+            return attend_to_all(block, query, key, value, padding)
+        return self._attend(block, cuts, query, key, value, padding)
+
+    def _attend(
+        self,
+        block: BlockAttention,
+        cuts: Cuts,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        padding: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """The output where the sequence is split."""
+        raise NotImplementedError
+
+    def _cuts(self, query: torch.Tensor, key: torch.Tensor) -> Cuts:
+        """The cuts all workers along the axis agree on; messages at first, or at every call."""
+        queries = self._query_agreement(query).decomposition.dims[SEQUENCE]
+        return Cuts(queries, self._key_agreement(key).decomposition.dims[SEQUENCE])
+
+    def _require(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        padding: torch.Tensor | None,
+        lengths: torch.Tensor | None,
+    ) -> None:
+        shapes = [list(x.shape) for x in (query, key, value)]
+        problem = None
+        if {len(shape) for shape in shapes} != {4}:
+            problem = "query, key and value need dims for batch, heads, sequence and features"
+        elif key.shape[:3] != value.shape[:3] or query.shape[3] != key.shape[3]:
+            problem = "key and value differ, or query and key in their features"
+        elif query.shape[0] != key.shape[0] or query.shape[1] % max(1, key.shape[1]):
+            problem = "the heads of the query are no multiple of those of the key"
+        elif self.P_x.shape[1] > 1 and query.shape[1] != key.shape[1]:
+            problem = "heads are split, so that query and key must have as many"
+        elif padding is not None and (
+            padding.dtype != torch.bool or padding.shape != (key.shape[0], key.shape[2])
+        ):
+            problem = f"key_padding_mask is {padding.dtype} of shape {list(padding.shape)}"
+        elif lengths is not None and (
+            lengths.dtype not in (torch.int32, torch.int64) or lengths.shape != key.shape[:1]
+        ):
+            problem = f"key_lengths is {lengths.dtype} of shape {list(lengths.shape)}"
+        elif len({query.dtype, key.dtype, value.dtype}) > 1 or not query.is_floating_point():
+            problem = "query, key and value must be of one floating-point dtype"
+        if problem is not None:
+            refuse(self.P_x, ShapeError(f"{self._name}: {problem}; the blocks are {shapes}"))
+
+    def extra_repr(self) -> str:
+        return f"P_x={list(self.P_x.shape)}, is_causal={self.is_causal}, scale={self.scale}"
+
+
+def _padding(
+    mask: torch.Tensor | None, lengths: torch.Tensor | None, keys: tuple[int, int]
+) -> torch.Tensor | None:
+    """Which keys of the block no query sees, ``[B, keys]``."""
+    if lengths is None:
+        return mask
+    beyond = torch.arange(*keys, device=lengths.device) >= lengths.unsqueeze(-1)
+    return beyond if mask is None else beyond | mask
+
+
+def attend_to_all(
+    block: BlockAttention,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    padding: torch.Tensor | None,
+) -> torch.Tensor:
+    """The output of whole sequences on this worker, by torch's kernels where they can."""
+    if block.drops is not None or 0 in (query.numel(), key.numel(), value.numel()):
+        rows = block.fold(query)
+        keys = 0, key.shape[SEQUENCE]
+        sums = block.add(block.nothing_seen(rows, value), rows, key, value, padding, keys)
+        return block.unfold(block.finish(sums)[0]).to(query.dtype)
+    options = {"scale": block.scale, "enable_gqa": block.groups > 1}
+    if padding is None:
+        return F.scaled_dot_product_attention(
+            query, key, value, is_causal=block.is_causal, **options
+        )
+    seen = ~padding[:, None, None]
+    if block.is_causal:
+        seen = seen & query.new_ones((query.shape[2], key.shape[2]), dtype=torch.bool).tril()
+    return F.scaled_dot_product_attention(query, key, value, seen, **options)

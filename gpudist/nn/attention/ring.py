@@ -1,0 +1,267 @@
+"""Attention over a split sequence: blocks of keys and values go round a ring of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gpudist.checks.arguments import checked
+from gpudist.exchange import InFlight, Movement, bind, start
+from gpudist.exchange.autograd import is_eager, move
+from gpudist.geometry.blocks import Blocks
+from gpudist.geometry.ring import held_block, plan_ring_hop
+from gpudist.nn.attention.block import BlockAttention, Range, Sums
+from gpudist.nn.attention.layer import Cuts, SequenceAttention
+from gpudist.ops.agreement import ShapeMode
+from gpudist.ops.operator import remembered
+from gpudist.world.partition import CartesianPartition
+
+# Key, value and, if there is one, padding.
+Held = tuple[torch.Tensor, ...]
+_REMEMBERED_RINGS = 64
+
+
+class RingAttention(SequenceAttention):
+    """Attention in which each worker keeps its queries, and blocks of keys and values go round.
+
+    Every step sends the block a worker holds to the next worker along axis 2, and meanwhile adds
+    its part to the result: sums of exponentials less the largest score so far. Arguments as of
+    :class:`SequenceAttention`.
+
+    Adjoint:
+        The ring runs backwards: blocks come again, and with them their gradients, each worker
+        adding its own part. Gradients of gradients are those of a composition of movements, which
+        keeps all blocks.
+
+    Cost:
+        With ``p`` workers along the axis, ``p - 1`` messages of one block of keys and values,
+        backward as many of it and of its gradient, in flight while the products are computed. No
+        worker holds more than two blocks of each, and the scores of one. A causal mask skips
+        products, not messages: the last worker computes all of its blocks.
+
+    Source:
+        Liu, Zaharia and Abbeel 2023, arXiv:2310.01889.
+    """
+
+    def __init__(
+        self,
+        P_x: CartesianPartition,
+        is_causal: bool = False,
+        scale: float | None = None,
+        dropout_p: float = 0.0,
+        *,
+        seed: int | None = None,
+        shape: ShapeMode = "static",
+    ) -> None:
+        super().__init__(P_x, is_causal, scale, dropout_p, seed=seed, shape=shape)
+        self._hops: dict[object, tuple[tuple[Movement, ...], ...]] = {}
+
+    def _attend(
+        self,
+        block: BlockAttention,
+        cuts: Cuts,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        padding: torch.Tensor | None,
+    ) -> torch.Tensor:
+        held = (key, value) if padding is None else (key, value, padding)
+        rank = self._P_line.rank
+        assert rank is not None
+        ring = _Ring(block, cuts.keys, rank, self._hops_of(cuts.keys, held))
+        if (
+            is_eager(query)
+            and torch.is_grad_enabled()
+            and any(x.requires_grad for x in (query, *held))
+        ):
+            return _RingAttention.apply(ring, query, *held)  # pyright: ignore
+        return (ring.forward(query, held)[0]) if is_eager(query) else ring.composed(query, held)
+
+    def _hops_of(self, keys: Blocks, held: Held) -> tuple[tuple[Movement, ...], ...]:
+        """The movements of every hop, bound to tensors like these; remembered."""
+        signature = keys, tuple((x.shape, x.dtype) for x in held)
+        if signature not in self._hops:
+            if len(self._hops) >= _REMEMBERED_RINGS:
+                self._hops.clear()
+            self._hops[signature] = tuple(
+                tuple(
+                    self._bind_hop(keys, x, dim, step)
+                    for x, dim in zip(held, (2, 2, 1), strict=False)
+                )
+                for step in range(self._P_line.size)
+            )
+        return self._hops[signature]
+
+    def _bind_hop(self, keys: Blocks, x: torch.Tensor, dim: int, step: int) -> Movement:
+        line = self._P_line
+        assert line.rank is not None
+        plan = plan_ring_hop(keys, dim, x.shape, line.rank, step, (line.digest,))
+        label = f"hop {step} of {list(x.shape)} round the ring of {line.size}"
+        return bind(plan, line, label, x.dtype, x.shape, x.dtype)
+
+
+@checked()
+def ring_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    P_x: CartesianPartition,
+    is_causal: bool = False,
+    scale: float | None = None,
+    *,
+    key_padding_mask: torch.Tensor | None = None,
+    key_lengths: torch.Tensor | None = None,
+    shape: ShapeMode = "static",
+) -> torch.Tensor:
+    """Attention over a split sequence by ring exchange; see :class:`~gpudist.nn.RingAttention`.
+
+    Collective over the workers along axis 2 of ``P_x``.
+
+    Args:
+        query, key, value, key_padding_mask, key_lengths: as of the layer's forward.
+        P_x, is_causal, scale, shape: as of the layer.
+
+    Returns:
+        This worker's block of the output, ``[B, H, S_q, D_v]``.
+    """
+    layer = remembered(RingAttention, P_x, is_causal, scale, shape=shape)
+    return layer(query, key, value, key_padding_mask, key_lengths)
+
+
+@dataclass(frozen=True)
+class _Ring:
+    """One call: the attention of this worker's queries to all blocks of keys.
+
+    Attributes:
+        block: what all products have in common.
+        keys: the cut of the keys.
+        rank: of this worker in the ring.
+        hops: movements of what is held, of every hop; the last one brings all blocks home.
+    """
+
+    block: BlockAttention
+    keys: Blocks
+    rank: int
+    hops: tuple[tuple[Movement, ...], ...]
+
+    def forward(self, query: torch.Tensor, held: Held) -> tuple[torch.Tensor, torch.Tensor]:
+        """The output, and the logarithm of the sums of exponentials, of folded rows."""
+        rows = self.block.fold(query)
+        sums = self.block.nothing_seen(rows, held[1])
+        for step, hop in enumerate(self.hops):
+            is_last = step + 1 == len(self.hops)
+            in_flight = None if is_last else start(hop, held)
+            if self.block.sees(self._keys(step)):
+                sums = self._added(sums, rows, held, step)
+            if in_flight is not None:
+                held = _arrived(in_flight, held)
+        result, logarithm = self.block.finish(sums)
+        return self.block.unfold(result).to(query.dtype), logarithm
+
+    def composed(self, query: torch.Tensor, held: Held) -> torch.Tensor:
+        """The same as a composition of differentiable operators.
+
+        No product is skipped: an output of a movement that is not used on one worker would have
+        no backward there.
+        """
+        rows = self.block.fold(query)
+        sums = self.block.nothing_seen(rows, held[1])
+        for step in range(len(self.hops)):
+            if step:
+                held = move(self.hops[step - 1], held)
+            sums = self._added(sums, rows, held, step)
+        return self.block.unfold(self.block.finish(sums)[0]).to(query.dtype)
+
+    def backward(
+        self,
+        gradient: torch.Tensor,
+        query: torch.Tensor,
+        held: Held,
+        output: torch.Tensor,
+        logarithm: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        """Gradients of query, key and value. Steps are taken from the last to the first."""
+        rows, wide = self.block.fold(query), self.block.fold(gradient).to(logarithm.dtype)
+        # The logarithm, too, follows from the scores: this is the gradient with respect to it.
+        of_logarithm = -(wide * self.block.fold(output)).sum(-1, keepdim=True)
+        given = rows, logarithm, (wide, of_logarithm)
+        last = len(self.hops) - 1
+        coming = self._start_back(last, held)
+        of_rows, of_own = self._gradients(0, held, *given)
+        going: InFlight | None = None
+        for step in range(last, 0, -1):
+            held = _arrived(coming, held)
+            coming = self._start_back(step - 1, held) if step > 1 else coming
+            part, of_held = self._gradients(step, held, *given)
+            of_rows = of_rows + part
+            if going is not None:
+                of_held = _sums(of_held, _arrived(going, of_held))
+            going = start([movement.T for movement in self.hops[step - 1][:2]], of_held)
+        assert going is not None
+        return (self.block.unfold(of_rows), *_sums(of_own, _arrived(going, of_own)))
+
+    def _start_back(self, hop: int, held: Held) -> InFlight:
+        return start([movement.T for movement in self.hops[hop]], held)
+
+    def _keys(self, step: int) -> Range:
+        return self.keys.block(held_block(self.rank, step, self.keys.parts))
+
+    def _added(self, sums: Sums, rows: torch.Tensor, held: Held, step: int) -> Sums:
+        key, value, padding = (*held, None)[:3]
+        assert key is not None and value is not None
+        return self.block.add(sums, rows, key, value, padding, self._keys(step))
+
+    def _gradients(
+        self,
+        step: int,
+        held: Held,
+        rows: torch.Tensor,
+        logarithm: torch.Tensor,
+        cotangents: tuple[torch.Tensor, torch.Tensor],
+    ) -> tuple[torch.Tensor, Held]:
+        """Of the rows, and of the key and value that are held at a step, the part of that step."""
+        key, value, padding = (*held, None)[:3]
+        assert key is not None and value is not None
+        keys = self._keys(step)
+        if not self.block.sees(keys):
+            return torch.zeros_like(rows), (torch.zeros_like(key), torch.zeros_like(value))
+        of_rows, *of_held = self.block.gradients(
+            rows, key, value, padding, keys, logarithm, cotangents
+        )
+        return of_rows, tuple(of_held)
+
+
+def _arrived(in_flight: InFlight, like: Sequence[torch.Tensor]) -> Held:
+    return tuple(in_flight.wait(i) for i in range(len(like)))
+
+
+def _sums(first: Held, second: Held) -> Held:
+    return tuple(a + b for a, b in zip(first, second, strict=True))
+
+
+class _RingAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, ring: _Ring, query: torch.Tensor, *held: torch.Tensor) -> torch.Tensor:
+        output, logarithm = ring.forward(query, held)
+        ctx.ring = ring
+        ctx.save_for_backward(query, output, logarithm, *held)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        # Before communicating: checkpointing recomputes the forward here.
+        query, output, logarithm, *held = ctx.saved_tensors
+        needs = ctx.needs_input_grad[1:]
+        if torch.is_grad_enabled():
+            inputs = [query, *held]
+            y = ctx.ring.composed(query, tuple(held))
+            needed = [x for x, wanted in zip(inputs, needs, strict=True) if wanted]
+            found = iter(torch.autograd.grad(y, needed, gradients[0], create_graph=True))
+            return None, *(next(found) if wanted else None for wanted in needs)
+        found = ctx.ring.backward(gradients[0], query, tuple(held), output, logarithm)
+        missing = (None,) * (len(needs) - len(found))
+        chosen = (x if wanted else None for x, wanted in zip(found, needs, strict=False))
+        return None, *chosen, *missing

@@ -1,0 +1,1 @@
+"""Losses: one value on every worker, with the sequential gradient."""

@@ -1,0 +1,189 @@
+"""What the distributed losses share: one value on every worker, with the sequential gradient."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, NoReturn
+
+import torch
+
+from gpudist.errors import PartitionError, ShapeError
+from gpudist.exchange.library import handles_of, is_recorded
+from gpudist.nn.distributed_module import DistributedModule
+from gpudist.nn.tensor_parallel.conventions import Expectation
+from gpudist.nn.tensor_parallel.invariant import sum_once
+from gpudist.ops.agreement import refuse
+from gpudist.ops.all_sum_reduce import AllSumReduce
+from gpudist.ops.operator import require_cartesian
+from gpudist.world.partition import CartesianPartition, Partition, require_one_world
+
+Reduction = Literal["mean", "sum", "none"]
+
+
+class DistributedLoss(DistributedModule):
+    """A loss over blocks on ``P_x``.
+
+    Every worker of ``P_loss`` calls it and gets the same value, bit by bit; calling ``backward()``
+    on all of them gives the sequential gradient. Workers outside ``P_x`` pass zero-volume
+    placeholders, of the dtypes of the others' blocks. Sums are taken in float32 at least, and the
+    value has torch's dtype.
+
+    Args:
+        P_x: owns the input.
+        reduction: ``"mean"``, ``"sum"``, or ``"none"`` for this worker's block of the losses.
+        P_loss: the workers that call the loss and get its value, the whole world unless given;
+            contains ``P_x``.
+
+    Cost:
+        One all-reduce of two numbers; backward none. Without a reduction, none.
+
+    Raises:
+        PartitionError, ShapeError: at construction, for arguments that torch refuses too; at a
+            call, on every worker, if one worker's block does not fit its input or has values that
+            torch refuses. On a GPU, to look at values would wait for the host: such values make
+            the loss not a number there, or fail in torch's kernel.
+        ConventionError: on every worker, at the first call with such a graph, if the input has the
+            whole gradient on each worker, as whole outputs of tensor-parallel layers have by their
+            invariant convention.
+    """
+
+    _shown = ("reduction",)
+    reductions: ClassVar[tuple[str, ...]] = ("mean", "sum", "none")
+
+    def __init__(self, P_x: Partition, reduction: str, P_loss: Partition | None) -> None:
+        super().__init__()
+        if reduction not in self.reductions:
+            *others, last = map(repr, self.reductions)
+            raise ShapeError(
+                f"{self._name}: reduction is {reduction!r}; use {', '.join(others)} or {last}"
+            )
+        self.P_x = P_x
+        self.P_loss = P_loss if P_loss is not None else P_x.world
+        self._P_total = self.P_loss
+        require_one_world(self._name, P_x, self.P_loss)
+        outside = sorted(set(P_x.ranks) - set(self.P_loss.ranks))
+        if outside:
+            raise PartitionError(f"{self._name}: world ranks {outside} of P_x are not in P_loss")
+        self.reduction = reduction
+        self._expectation = Expectation(self._name, "dual")
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+    def _value(
+        self, losses: torch.Tensor, weights: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """The loss of this dtype, from this worker's losses and what they weigh in the mean."""
+        return losses.to(dtype) if self.reduction == "none" else self._total(losses, weights, dtype)
+
+    def _total(
+        self, losses: torch.Tensor, weights: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
+        if not dtype.is_floating_point:
+            raise ShapeError(f"{self._name}: losses of {dtype} have no gradient; use a float input")
+        # Half precision counts to 2048, or 256.
+        wide = at_least_float32(losses.dtype)
+        parts = torch.stack([losses.sum(dtype=wide), weights.sum(dtype=wide)])
+        self._expectation(parts, self._P_total)
+        total = sum_once(parts, self._P_total)
+        value = total[0] if self.reduction == "sum" else total[0] / total[1].detach()
+        return value.to(dtype)
+
+    def _check_shape(self, what: str, x: torch.Tensor, expected: torch.Size) -> None:
+        if x.shape != expected:
+            self._refuse(f"the {what}'s block has shape {list(x.shape)}, not {list(expected)}")
+
+    def _check_values(self, method: str, x: torch.Tensor, *numbers: int) -> None:
+        """Call the method with ``x``, for its errors. On a GPU that would wait for the host."""
+        if x.device.type != "cpu":
+            return
+        if is_recorded(x):
+            (loss,) = handles_of(self)
+            torch.ops.gpudist.check(loss, x, method, [*numbers], None)
+        else:
+            getattr(self, method)(x, *numbers)
+
+    def _refuse(self, text: str) -> NoReturn:
+        refuse(self.P_loss, ShapeError(f"{self._name}: {text}"))
+
+
+class DistributedElementLoss(DistributedLoss):
+    """A loss with one number for each cell of an input that is cut over ``P_x`` in any dims.
+
+    Input and target are cut alike; nothing is broadcast between them.
+    """
+
+    def __init__(
+        self, P_x: Partition, reduction: Reduction = "mean", *, P_loss: Partition | None = None
+    ) -> None:
+        super().__init__(P_x, reduction, P_loss)
+
+    def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if self.P_x.active:
+            self._check_shape("target", target, input.shape)
+        else:
+            input, target = no_cells(input), no_cells(target)
+        losses = self._losses(input, target)
+        return self._value(losses, self._weight(losses), losses.dtype)
+
+    def _losses(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """Those of this worker's cells; on workers outside ``P_x``, of none."""
+        raise NotImplementedError
+
+    def _weight(self, losses: torch.Tensor) -> torch.Tensor:
+        """What this worker's losses weigh in the mean."""
+        return number_of_cells(losses)
+
+
+class DistributedSampleLoss(DistributedLoss):
+    """A loss with one number for each sample of an input ``[B, C, *spatial]``, which is cut over
+    ``P_x`` in any dims, one axis per dim.
+
+    Without a reduction, this worker's losses ``[B, *spatial]`` are on workers at index 0 of axis 1;
+    empty elsewhere, so that every sample counts once.
+    """
+
+    def __init__(self, P_x: CartesianPartition, reduction: str, P_loss: Partition | None) -> None:
+        super().__init__(P_x, reduction, P_loss)
+        require_cartesian(self._name, P_x)
+        if P_x.dim < 2:
+            raise PartitionError(
+                f"{self._name}: P_x has shape {list(P_x.shape)} but needs an axis for the batch "
+                "and one for dim 1"
+            )
+        # Samples are independent: only workers that hold parts of the same ones need to agree.
+        self._line = P_x.along([1])
+        self._sum = AllSumReduce(self._line, [1])
+
+    def _sum_over_line(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum of all workers that hold parts of the same samples; on others, ``x``."""
+        if self._line.size == 1 or not self._line.active:
+            return x
+        self._expectation(x, self._line)
+        return self._sum(x)
+
+    def _value(
+        self, losses: torch.Tensor, weights: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
+        # All workers along axis 1 know every loss of their samples: one of them counts it.
+        if self.P_x.index is not None and self.P_x.index[1] > 0:
+            losses, weights = no_cells(losses), no_cells(weights)
+        return super()._value(losses, weights, dtype)
+
+
+def no_cells(x: torch.Tensor) -> torch.Tensor:
+    """``x`` without its cells: a worker outside ``P_x`` computes with none what others compute."""
+    return x.reshape(-1)[:0]
+
+
+def number_of_cells(x: torch.Tensor) -> torch.Tensor:
+    return number(x.numel(), x)
+
+
+def number(n: int, like: torch.Tensor) -> torch.Tensor:
+    """``n`` on the device of ``like``; filled there, not copied from the host."""
+    return torch.full((), n, device=like.device)
+
+
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)

@@ -1,0 +1,218 @@
+"""Losses of two classes, cell by cell: nothing moves but the total."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from gpudist.errors import ShapeError
+from gpudist.geometry.cartesian import left_padded
+from gpudist.nn.loss.base import DistributedElementLoss, Reduction, no_cells
+from gpudist.nn.parameters.placement import Placement
+from gpudist.ops.agreement import Agreement
+from gpudist.ops.bound import Bound
+from gpudist.ops.operator import require_cartesian
+from gpudist.world.partition import CartesianPartition, Partition
+
+
+class _WeightedElementLoss(DistributedElementLoss):
+    """A loss whose cells are weighted; the mean is over the number of cells all the same."""
+
+    def __init__(
+        self,
+        P_x: Partition,
+        weight: torch.Tensor | None,
+        reduction: Reduction,
+        P_loss: Partition | None,
+    ) -> None:
+        super().__init__(P_x, reduction, P_loss=P_loss)
+        # Where it is of this worker's cells alone, nobody knows its place in the whole.
+        self.register_buffer("weight", weight, persistent=_is_whole(weight, P_x))
+        self.weight: torch.Tensor | None
+
+    def _placements(self) -> dict[str, Placement]:
+        return {
+            name: Placement.everywhere(buffer.shape, self.P_loss)
+            for name, buffer in self.named_buffers(recurse=False)
+            if name not in self._non_persistent_buffers_set
+        }
+
+    def _own_weight(self, shape: torch.Size) -> torch.Tensor | None:
+        """The weight of this worker's cells, to be broadcast to them."""
+        if self.weight is None:
+            return None
+        if not self.P_x.active:
+            return no_cells(self.weight)
+        if not _broadcasts(self.weight.shape, shape):
+            self._refuse(
+                f"the weight's block has shape {list(self.weight.shape)}, which cannot be "
+                f"broadcast to {list(shape)}"
+            )
+        return self.weight
+
+
+class DistributedBCELoss(_WeightedElementLoss):
+    """Binary cross-entropy of probabilities, their logarithms clamped at -100 as by torch; see
+    :class:`~gpudist.nn.loss.base.DistributedElementLoss`.
+
+    Args:
+        P_x: owns input and target, cut alike.
+        weight: of this worker's cells: a block that can be broadcast to the input's. Where it has
+            cells of its own along a dim that is split, it is not in the state dict.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        P_loss: as in the base class.
+
+    Raises:
+        ShapeError: on every worker, for inputs and targets outside 0 to 1.
+    """
+
+    def __init__(
+        self,
+        P_x: Partition,
+        weight: torch.Tensor | None = None,
+        reduction: Reduction = "mean",
+        *,
+        P_loss: Partition | None = None,
+    ) -> None:
+        super().__init__(P_x, weight, reduction, P_loss)
+
+    def _losses(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        weight = self._own_weight(input.shape)
+        self._check_values("_check_probabilities", input)
+        self._check_values("_check_probabilities", target)
+        return F.binary_cross_entropy(input, target, weight, reduction="none")
+
+    def _check_probabilities(self, x: torch.Tensor) -> None:
+        if not ((x >= 0) & (x <= 1)).all():
+            self._refuse("a cell of the input or the target is not between 0 and 1")
+
+
+class DistributedBCEWithLogitsLoss(_WeightedElementLoss):
+    """Binary cross-entropy of logits; see :class:`~gpudist.nn.loss.base.DistributedElementLoss`.
+
+    Args:
+        P_x: owns input and target, cut alike; with a ``pos_weight`` that has dims, one axis per
+            dim.
+        weight: of this worker's cells: a block that can be broadcast to the input's. Where it has
+            cells of its own along a dim that is split, it is not in the state dict.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        pos_weight: of positive targets: whole, on every worker, to be broadcast to the global
+            input, such as ``[C]`` where the last dim is that of the classes.
+        P_loss: as in the base class.
+
+    Cost:
+        With a ``pos_weight``, the first call agrees on the blocks along the axes it differs along.
+
+    Raises:
+        ShapeError: on every worker, if ``pos_weight`` cannot be broadcast to the input.
+        PlanMismatch: the blocks change along such an axis.
+    """
+
+    def __init__(
+        self,
+        P_x: Partition,
+        weight: torch.Tensor | None = None,
+        reduction: Reduction = "mean",
+        pos_weight: torch.Tensor | None = None,
+        *,
+        P_loss: Partition | None = None,
+    ) -> None:
+        super().__init__(P_x, weight, reduction, P_loss)
+        self.register_buffer("pos_weight", pos_weight)
+        self.pos_weight: torch.Tensor | None
+        if pos_weight is not None and pos_weight.dim():
+            require_cartesian(self._name, P_x)
+            assert isinstance(P_x, CartesianPartition)
+            self._agree_along(P_x, pos_weight.shape)
+
+    def _agree_along(self, P_x: CartesianPartition, shape: torch.Size) -> None:
+        if len(shape) > P_x.dim:
+            raise ShapeError(
+                f"{self._name}: pos_weight has shape {list(shape)} but P_x only {P_x.dim} axes, "
+                "one per dim of the input"
+            )
+        first = P_x.dim - len(shape)
+        line = P_x.along([first + d for d, extent in enumerate(shape) if extent != 1])
+        self._agreement = Agreement(self._name, line, line, P_x.dim)
+        self._bound = Bound[tuple[slice, ...]]("static", self._agreement)
+
+    def _losses(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        weight = self._own_weight(input.shape)
+        pos_weight = self._own_pos_weight(input)
+        return F.binary_cross_entropy_with_logits(
+            input, target, weight, pos_weight=pos_weight, reduction="none"
+        )
+
+    def _own_pos_weight(self, input: torch.Tensor) -> torch.Tensor | None:
+        if self.pos_weight is None:
+            return None
+        if not self.P_x.active:
+            return no_cells(self.pos_weight)
+        if not self.pos_weight.dim():
+            return self.pos_weight
+        return self.pos_weight[self._bound(input, self._agree_on_slices)]
+
+    def _agree_on_slices(self, input: torch.Tensor) -> tuple[slice, ...]:
+        """Where the weights of this worker's cells lie in ``pos_weight``."""
+        assert self.pos_weight is not None and self.P_x.index is not None
+        cut = self._agreement(input).decomposition
+        shape = self.pos_weight.shape
+        if not _broadcasts(shape, cut.shape):
+            self._refuse(
+                f"pos_weight has shape {list(shape)}, which cannot be broadcast to the global "
+                f"input's {list(cut.shape)}"
+            )
+        slices: list[slice] = []
+        for axis, extent in enumerate(shape, input.dim() - len(shape)):
+            first, last = cut.dims[axis].block(self.P_x.index[axis])
+            slices.append(slice(None) if extent == 1 else slice(first, last))
+        return tuple(slices)
+
+
+class DistributedSoftMarginLoss(DistributedElementLoss):
+    """Mean of ``log(1 + exp(-target * input))`` for targets of 1 and -1; see
+    :class:`~gpudist.nn.loss.base.DistributedElementLoss`.
+    """
+
+    def _losses(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.soft_margin_loss(input, target, reduction="none")
+
+
+class DistributedHingeEmbeddingLoss(DistributedElementLoss):
+    """Mean of ``input`` for targets of 1, and of ``max(0, margin - input)`` for those of -1; see
+    :class:`~gpudist.nn.loss.base.DistributedElementLoss`.
+
+    Args:
+        P_x: owns input and target, cut alike.
+        margin: distance from which a negative target has no loss.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        P_loss: as in the base class.
+    """
+
+    def __init__(
+        self,
+        P_x: Partition,
+        margin: float = 1.0,
+        reduction: Reduction = "mean",
+        *,
+        P_loss: Partition | None = None,
+    ) -> None:
+        super().__init__(P_x, reduction, P_loss=P_loss)
+        self.margin = margin
+
+    def _losses(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.hinge_embedding_loss(input, target, self.margin, reduction="none")
+
+
+def _is_whole(weight: torch.Tensor | None, P_x: Partition) -> bool:
+    """Whether a weight of a worker's cells is that of all cells: broadcast where these are cut."""
+    if weight is None or weight.numel() == 1:
+        return True
+    parts = left_padded(P_x.shape, max(P_x.dim, weight.dim()), 1)[-weight.dim() :]
+    return all(n == 1 or cut == 1 for n, cut in zip(weight.shape, parts, strict=True))
+
+
+def _broadcasts(shape: torch.Size, to: tuple[int, ...]) -> bool:
+    """Whether a tensor of this shape can be broadcast to that one."""
+    behind = to[len(to) - len(shape) :]
+    return len(shape) <= len(to) and all(n in (1, m) for n, m in zip(shape, behind, strict=True))

@@ -1,0 +1,73 @@
+"""The loss of pairs of vectors, which may be split: a sum of three numbers a pair."""
+
+from __future__ import annotations
+
+import torch
+
+from gpudist.errors import PartitionError
+from gpudist.nn.loss.base import DistributedSampleLoss, Reduction, at_least_float32, no_cells
+from gpudist.world.partition import CartesianPartition, Partition
+
+# Keeps the cosine of a zero vector finite. Torch has 1e-12 in float32.
+_EPSILON = 9.999999960041972e-13
+
+
+class DistributedCosineEmbeddingLoss(DistributedSampleLoss):
+    """Mean of ``1 - cos`` of the rows of two inputs ``[B, D]`` for targets of 1, and of
+    ``max(0, cos - margin)`` for those of -1; see
+    :class:`~gpudist.nn.loss.base.DistributedSampleLoss`.
+
+    Args:
+        P_x: owns both inputs, cut alike, ``[B, D]``; each worker passes the targets ``[B]`` of its
+            rows, the same along axis 1.
+        margin: cosine up to which a negative target has no loss.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        P_loss: as in the base class.
+
+    Cost:
+        Where rows are split, a sum of three numbers per row along axis 1, forward and backward; the
+        base class's all-reduce.
+    """
+
+    def __init__(
+        self,
+        P_x: CartesianPartition,
+        margin: float = 0.0,
+        reduction: Reduction = "mean",
+        *,
+        P_loss: Partition | None = None,
+    ) -> None:
+        super().__init__(P_x, reduction, P_loss)
+        if P_x.dim != 2:
+            raise PartitionError(
+                f"{self._name}: P_x has shape {list(P_x.shape)} but needs two axes, as the inputs "
+                "two dims"
+            )
+        self.margin = margin
+
+    def forward(
+        self, input1: torch.Tensor, input2: torch.Tensor, target: torch.Tensor
+    ) -> torch.Tensor:
+        if self.P_x.active:
+            if input1.dim() != 2:
+                self._refuse(f"the first input's block has {input1.dim()} dims, not 2")
+            self._check_shape("second input", input2, input1.shape)
+            self._check_shape("target", target, input1.shape[:1])
+        else:
+            input1, input2 = no_cells(input1).reshape(0, 1), no_cells(input2).reshape(0, 1)
+            target = no_cells(target)
+        dtype = torch.promote_types(input1.dtype, input2.dtype)
+        wide = at_least_float32(dtype)
+        losses = self._losses(input1.to(wide), input2.to(wide), target)
+        return self._value(losses, torch.ones_like(losses), dtype)
+
+    def _losses(
+        self, input1: torch.Tensor, input2: torch.Tensor, target: torch.Tensor
+    ) -> torch.Tensor:
+        """Those of this worker's rows, on all workers along axis 1."""
+        products = (input1 * input2, input1.square(), input2.square())
+        sums = self._sum_over_line(torch.stack([each.sum(1) for each in products], dim=1))
+        cosine = sums[:, 0] / ((sums[:, 1] + _EPSILON) * (sums[:, 2] + _EPSILON)).sqrt()
+        none = torch.zeros_like(cosine)
+        positive = torch.where(target == 1, 1 - cosine, none)
+        return positive + torch.where(target == -1, (cosine - self.margin).clamp(min=0), none)

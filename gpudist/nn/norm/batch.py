@@ -1,0 +1,143 @@
+"""Distributed batch normalization over any partition."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+import torch.nn.functional as F
+
+from gpudist.errors import PartitionError
+from gpudist.exchange import Movement
+from gpudist.nn.norm.node import normalize
+from gpudist.nn.norm.normalization import Normalization, bind_total
+from gpudist.nn.norm.running import RunningNorm, require_dims
+from gpudist.nn.norm.strides import gradient_as_laid_out
+from gpudist.ops.agreement import Layout, ShapeMode
+from gpudist.world.partition import CartesianPartition
+
+
+class DistributedBatchNorm(RunningNorm):
+    """Batch normalization of ``[B, C, *features]`` cut over ``P_x`` in any dims.
+
+    The running statistics of its channels are on every worker, bitwise equal.
+
+    Args:
+        P_x: owns the input and the output, one axis per dim; axis 1 splits the channels.
+        num_features, eps, momentum, affine, track_running_stats, device, dtype, bias: as torch's
+            layer; the number of channels is global.
+        global_shape: of the input, if it is balanced, to save agreeing on its blocks.
+        shape: ``"dynamic"`` agrees on the input's blocks at every call.
+        replicate_parameters: every worker that uses a block of the parameters holds it. None moves
+            in forward; in backward the gradients are summed over who holds the same cells, those of
+            several layers together with :func:`~gpudist.nn.fuse_parameter_movements`.
+
+    Cost:
+        One group of messages: an all-reduce of two float64 per channel over all axes but that of
+        the channels, and a broadcast of the parameters' blocks along the same axes; backward the
+        same, gradients being sum-reduced. With running statistics, evaluation takes none: only the
+        parameters move, and nothing if ``affine=False`` or if only channels are split.
+
+    Raises:
+        PartitionError: at construction, if ``P_x`` does not have the layer's number of axes.
+        ShapeError: on every rank alike, if the channels do not fit, running statistics are tracked
+            of channels in blocks that are not balanced, or there is one value per channel.
+
+    Source:
+        Ioffe & Szegedy 2015, arXiv:1502.03167.
+    """
+
+    _possible_dims: tuple[int, ...] = ()
+
+    def __init__(
+        self,
+        P_x: CartesianPartition,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        bias: bool = True,
+        global_shape: Sequence[int] | None = None,
+        shape: ShapeMode = "static",
+        replicate_parameters: bool = False,
+    ) -> None:
+        name = type(self).__name__
+        if self._possible_dims:
+            require_dims(name, P_x, self._possible_dims)
+        if P_x.dim < 2:
+            raise PartitionError(
+                f"{name}: P_x has shape {list(P_x.shape)} but needs an axis for the batch and one "
+                "for the channels"
+            )
+        super().__init__(
+            P_x, num_features, eps, momentum, affine, track_running_stats, device, dtype, bias,
+            global_shape, shape, replicate_parameters,
+        )  # fmt: skip
+
+    def _bind_layout(
+        self, layout: Layout, parameters: tuple[Movement | None, ...]
+    ) -> Normalization:
+        assert self.P_x.rank is not None
+        dims = tuple(d for d in range(self.P_x.dim) if d != 1)
+        channels = layout.shape_of(self.P_x.rank)[1]
+        sums = (1, channels, *(1,) * (len(dims) - 1), 2)
+        return Normalization(
+            dims,
+            prod(layout.decomposition.shape[d] for d in dims),
+            self.eps,
+            total=bind_total(self.P_x, dims, layout, sums),
+            parameters=parameters,
+        )
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        learns = self.training and self.track_running_stats
+        if learns and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        if not self.P_x.active:
+            return input.clone()
+        bound = self._bound(input, self._bind, self.uses_copies)
+        if not self.training and self.running_mean is not None:
+            return self._by_running_moments(input, bound)
+        self._require_values(bound.cells, "value per channel")
+        is_alone = bound.total is None and input.numel() > 0
+        if not is_alone or (learns and self.momentum is None):
+            return self._normalize_together(input, bound, learns)
+        weight, bias = self._named(bound.move(None, self.own_parameters())[1])
+        running = (self.running_mean, self.running_var) if learns else (None, None)
+        return gradient_as_laid_out(
+            F.batch_norm(input, *running, weight, bias, True, self.momentum or 0.0, self.eps)
+        )
+
+    def _normalize_together(
+        self, x: torch.Tensor, bound: Normalization, learns: bool
+    ) -> torch.Tensor:
+        normalized = normalize(bound, x, self.own_parameters())
+        if learns and bound.cells > 0:
+            mean, variance = bound.moments(normalized.totals)
+            assert mean is not None and self.num_batches_tracked is not None
+            factor = self.momentum
+            if factor is None:
+                factor = self.num_batches_tracked.double().reciprocal()
+            unbiased = variance * (bound.cells / (bound.cells - 1))
+            self._remember(mean, unbiased, factor)
+        return normalized.y
+
+
+class DistributedBatchNorm1d(DistributedBatchNorm):
+    __doc__ = DistributedBatchNorm.__doc__
+    _possible_dims = (2, 3)
+
+
+class DistributedBatchNorm2d(DistributedBatchNorm):
+    __doc__ = DistributedBatchNorm.__doc__
+    _possible_dims = (4,)
+
+
+class DistributedBatchNorm3d(DistributedBatchNorm):
+    __doc__ = DistributedBatchNorm.__doc__
+    _possible_dims = (5,)

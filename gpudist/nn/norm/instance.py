@@ -1,0 +1,158 @@
+"""Distributed instance normalization over any partition."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+import torch.nn.functional as F
+
+from gpudist.exchange import Movement
+from gpudist.exchange.autograd import move
+from gpudist.nn.norm.node import normalize
+from gpudist.nn.norm.normalization import Normalization, bind_total
+from gpudist.nn.norm.running import RunningNorm, require_dims
+from gpudist.nn.norm.strides import gradient_as_laid_out
+from gpudist.ops.agreement import Layout, ShapeMode
+from gpudist.world.partition import CartesianPartition
+
+
+@dataclass(frozen=True, eq=False)
+class _InstanceNormalization(Normalization):
+    """Also what it takes to average moments over the batch.
+
+    Attributes:
+        samples: in the global batch.
+        batch: the sum of the workers' sums over their samples, ``None`` where the batch is whole.
+    """
+
+    samples: int = 0
+    batch: Movement | None = None
+
+
+class _DistributedInstanceNorm(RunningNorm):
+    """Instance normalization of ``[B, C, *features]`` cut over ``P_x`` in any dims.
+
+    The running statistics of its channels, if tracked, are on every worker, bitwise equal.
+
+    Args:
+        P_x: owns the input and the output, one axis per dim; axis 1 splits the channels.
+        num_features, eps, momentum, affine, track_running_stats, device, dtype, bias: as torch's
+            layer; the number of channels is global.
+        global_shape: of the input, if it is balanced, to save agreeing on its blocks.
+        shape: ``"dynamic"`` agrees on the input's blocks at every call.
+        replicate_parameters: every worker that uses a block of the parameters holds it. None moves
+            in forward; in backward the gradients are summed over who holds the same cells, those of
+            several layers together with :func:`~gpudist.nn.fuse_parameter_movements`.
+
+    Cost:
+        One group of messages: where features are split, an all-reduce over their axes of two
+        float64 per sample and channel, and, with ``affine=True``, a broadcast of the parameters'
+        blocks along all axes but that of the channels. Backward the same. Tracked statistics of a
+        split batch take one more all-reduce of two float64 per channel, forward only.
+
+    Raises:
+        PartitionError: at construction, if ``P_x`` does not have the layer's number of axes.
+        ShapeError: on every rank alike, if the channels do not fit, running statistics are tracked
+            of channels in blocks that are not balanced, or there is one value per channel.
+
+    Source:
+        Ulyanov, Vedaldi & Lempitsky 2016, arXiv:1607.08022.
+    """
+
+    _features: int
+
+    def __init__(
+        self,
+        P_x: CartesianPartition,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = False,
+        track_running_stats: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        bias: bool = True,
+        global_shape: Sequence[int] | None = None,
+        shape: ShapeMode = "static",
+        replicate_parameters: bool = False,
+    ) -> None:
+        require_dims(type(self).__name__, P_x, (self._features + 2,))
+        super().__init__(
+            P_x, num_features, eps, momentum, affine, track_running_stats, device, dtype, bias,
+            global_shape, shape, replicate_parameters,
+        )  # fmt: skip
+
+    def _bind_layout(
+        self, layout: Layout, parameters: tuple[Movement | None, ...]
+    ) -> _InstanceNormalization:
+        assert self.P_x.rank is not None
+        dims = tuple(range(2, self.P_x.dim))
+        samples, channels = layout.shape_of(self.P_x.rank)[:2]
+        sums = (samples, channels, *(1,) * len(dims), 2)
+        return _InstanceNormalization(
+            dims,
+            prod(layout.decomposition.shape[2:]),
+            self.eps,
+            total=bind_total(self.P_x, dims, layout, sums),
+            parameters=parameters,
+            samples=layout.decomposition.shape[0],
+            batch=bind_total(self.P_x, (0,), layout, (channels, 2)),
+        )
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if not self.P_x.active:
+            return input.clone()
+        bound = self._bound(input, self._bind, self.uses_copies)
+        if not self.training and self.running_mean is not None:
+            return self._by_running_moments(input, bound)
+        self._require_values(bound.cells, "spatial element")
+        if not self.track_running_stats:
+            return self._normalize(input, bound)
+        normalized = normalize(bound, input, self.own_parameters())
+        assert isinstance(bound, _InstanceNormalization)
+        if bound.samples > 0 and bound.cells > 0:
+            mean, variance = bound.moments(normalized.totals)
+            assert mean is not None
+            unbiased = variance * (bound.cells / (bound.cells - 1))
+            self._remember_mean(mean, unbiased, bound)
+        return normalized.y
+
+    def _remember_mean(
+        self, mean: torch.Tensor, variance: torch.Tensor, bound: _InstanceNormalization
+    ) -> None:
+        """Take the averages over the batch into the running moments."""
+        sums = torch.stack([mean, variance], -1).sum(0).reshape(-1, 2)
+        if bound.batch is not None:
+            sums = move((bound.batch,), (sums,))[0]
+        mean, variance = (sums / bound.samples).unbind(-1)
+        self._remember(mean, variance, 0.0 if self.momentum is None else self.momentum)
+
+    def _normalize_alone(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        bound: Normalization,
+    ) -> torch.Tensor:
+        return gradient_as_laid_out(
+            F.instance_norm(x, None, None, weight, bias, True, 0.0, self.eps)
+        )
+
+
+class DistributedInstanceNorm1d(_DistributedInstanceNorm):
+    __doc__ = _DistributedInstanceNorm.__doc__
+    _features = 1
+
+
+class DistributedInstanceNorm2d(_DistributedInstanceNorm):
+    __doc__ = _DistributedInstanceNorm.__doc__
+    _features = 2
+
+
+class DistributedInstanceNorm3d(_DistributedInstanceNorm):
+    __doc__ = _DistributedInstanceNorm.__doc__
+    _features = 3

@@ -1,0 +1,115 @@
+"""Blocks of a tensor along one dim, on a line of workers: put together, or summed and cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from gpudist.errors import ShapeError
+from gpudist.exchange import Movement, bind
+from gpudist.geometry.blocks import Blocks, Decomposition
+from gpudist.geometry.broadcasting import plan_all_sum_reduce
+from gpudist.geometry.overlap import plan_all_gather, plan_to_others
+from gpudist.ops.agreement import refuse
+from gpudist.ops.bound import Bound
+from gpudist.world.partition import Partition
+
+
+def balanced_lengths(extent: int, parts: int) -> tuple[int, ...]:
+    """The lengths of balanced blocks."""
+    blocks = Blocks(extent, parts)
+    return tuple([blocks.length(i) for i in range(parts)])
+
+
+class LineBlocks:
+    """The movements between the workers of ``P`` of tensors that are cut along one dim, or not.
+
+    What they move is bound once for each shape, dim and lengths of blocks, without communication.
+
+    Args:
+        P: the workers, in the order of their blocks; this one is among them.
+        name: of the layer or the operator.
+    """
+
+    def __init__(self, P: Partition, name: str) -> None:
+        assert P.rank is not None
+        self.P, self._name = P, name
+        self._rank = P.rank
+        self._gathers = Bound[Movement]("static")
+        self._sums = Bound[Movement]("static")
+        self._totals = Bound[Movement]("static")
+        self._pieces = Bound[tuple[Movement, ...]]("static")
+
+    def gather(self, block: torch.Tensor, dim: int, lengths: Sequence[int]) -> Movement:
+        """The all-gather along ``dim`` of blocks of these lengths."""
+        return self._gathers(block, self._bind_gather, dim, *lengths)
+
+    def sum_scatter(self, whole: torch.Tensor, dim: int, lengths: Sequence[int]) -> Movement:
+        """The sum of tensors that are whole, cut along ``dim`` into blocks of these lengths."""
+        return self._sums(whole, self._bind_sum_scatter, dim, *lengths)
+
+    def total(self, x: torch.Tensor) -> Movement:
+        """The sum of equally shaped tensors, on every worker."""
+        return self._totals(x, self._bind_total)
+
+    def pieces(self, block: torch.Tensor, dim: int, lengths: Sequence[int]) -> tuple[Movement, ...]:
+        """The parts of an all-gather, each the block of one worker to all others.
+
+        Others pass a tensor without cells, and the source gets one.
+        """
+        return self._pieces(block, self._bind_pieces, dim, *lengths)
+
+    def given(
+        self, x: torch.Tensor, dim: int, lengths: int | Sequence[int] | None, is_whole: bool
+    ) -> tuple[int, ...]:
+        """The lengths of all blocks along ``dim``, as they were given; balanced if they were not.
+
+        Args:
+            x: a block, or the whole.
+            dim: that is cut.
+            lengths: of all blocks by rank, or their sum where they are balanced.
+            is_whole: ``x`` is.
+
+        Raises:
+            ShapeError: ``x`` does not fit them; other workers raise it where they wait next.
+        """
+        extent, parts = x.shape[dim], self.P.size
+        total = extent if lengths is None else lengths
+        found = balanced_lengths(total, parts) if isinstance(total, int) else tuple(total)
+        if len(found) == parts and extent == (sum(found) if is_whole else found[self._rank]):
+            return found
+        what = "tensor" if is_whole else "block"
+        refuse(
+            self.P,
+            ShapeError(
+                f"{self._name}: the {what} of rank {self._rank} of {parts} has {extent} cells in "
+                f"dim {dim}, which lengths {list(found)} do not fit; give those of all blocks"
+            ),
+        )
+
+    def _bind_gather(self, x: torch.Tensor, dim: int, *lengths: int) -> Movement:
+        cuts = [Blocks(extent, 1) for extent in x.shape]
+        index = [0] * len(cuts)
+        cuts[dim], index[dim] = Blocks.of_sizes(lengths), self._rank
+        cut = Decomposition(tuple(cuts))
+        label = f"{self._name}: all_gather along dim {dim} of blocks {list(lengths)}"
+        plan = plan_all_gather(cut, [dim], index)
+        return bind(plan, self.P, label, x.dtype, cut.block(index).shape, x.dtype)
+
+    def _bind_pieces(self, x: torch.Tensor, dim: int, *lengths: int) -> tuple[Movement, ...]:
+        pieces: list[Movement] = []
+        for source, length in enumerate(lengths):
+            shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
+            plan = plan_to_others(source, self._rank, self.P.size, shape)
+            label = f"{self._name}: block {list(shape)} of worker {source} to all others"
+            pieces.append(bind(plan, self.P, label, x.dtype, (0,), x.dtype))
+        return tuple(pieces)
+
+    def _bind_sum_scatter(self, x: torch.Tensor, dim: int, *lengths: int) -> Movement:
+        return self._bind_gather(x, dim, *lengths).T
+
+    def _bind_total(self, x: torch.Tensor) -> Movement:
+        shape, size = tuple(x.shape), self.P.size
+        plan = plan_all_sum_reduce(self._rank, range(size), shape, ("total", size, shape))
+        return bind(plan, self.P, f"{self._name}: sum over {size}", x.dtype, shape, x.dtype)

@@ -1,0 +1,172 @@
+"""Normalization of contiguous blocks on a CPU by the native core, in as few passes as may be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gpudist import recycling
+from gpudist.exchange.autograd import apply, is_eager
+from gpudist.nn.norm.normalization import Normalization
+
+if TYPE_CHECKING:
+    from gpudist._native import NormLines
+
+try:
+    import gpudist._native as _native
+except ImportError:
+    _native = None
+
+_DTYPES = (torch.float32, torch.float64)
+# The native core uses one thread: with more of them, torch's kernels catch up.
+_MOST_THREADS = 4
+# Of shorter lines of channels, what is done for each line takes longer than what for its cells.
+_FEWEST_CELLS = 8
+
+
+def fits(normalization: Normalization, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> bool:
+    """Whether the native core can normalize this block, and quicker than torch."""
+    return (
+        is_eager(x)
+        and _native is not None
+        and normalization.total is not None
+        and x.device.type == "cpu"
+        and x.dtype in _DTYPES
+        and x.numel() > 0
+        and x.is_contiguous()
+        and all([parameter.dtype == x.dtype for parameter in parameters])
+        and (not normalization.per_channel or prod(x.shape[2:]) >= _FEWEST_CELLS)
+        and torch.get_num_threads() <= _MOST_THREADS
+    )
+
+
+def normalize_lines(
+    normalization: Normalization, x: torch.Tensor, parameters: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The normalized block and, as a constant, the sums over all workers it was normalized by.
+
+    For blocks that fit; as :meth:`Normalization.compose`.
+
+    Adjoint:
+        From the block, the sums and the weight; gradients of gradients are the composition's.
+
+    Cost:
+        Two passes over the block forward and two backward; no memory of its size but the output,
+        and the gradient in backward.
+    """
+    lines = _lines_of(normalization, x)
+    sums = torch.empty(normalization.sums_shape(x.shape), dtype=torch.float64)
+    lines.sums(x.data_ptr(), sums.data_ptr())
+    with torch.no_grad():
+        totals, moved = normalization.move(sums, parameters)
+    kept = (totals, *(parameter.contiguous() for parameter in moved))
+    if torch.is_grad_enabled() and any([t.requires_grad for t in (x, *parameters)]):
+        return apply(_NormalizeLines, normalization, kept, x, *parameters), totals
+    return _normalized(lines, x, *kept), totals
+
+
+def _normalized(
+    lines: NormLines, x: torch.Tensor, totals: torch.Tensor, *parameters: torch.Tensor
+) -> torch.Tensor:
+    y = recycling.empty(x.shape, x.dtype)
+    weight, bias = [*map(_address, parameters), 0, 0][:2]
+    lines.normalize(x.data_ptr(), totals.data_ptr(), weight, bias, y.data_ptr())
+    return y
+
+
+class _NormalizeLines(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        normalization: Normalization,
+        kept: tuple[torch.Tensor, ...],
+        x: torch.Tensor,
+        *parameters: torch.Tensor,
+    ) -> torch.Tensor:
+        ctx.normalization, ctx.count = normalization, len(parameters)
+        # The totals and the weight; the backward has no use for the bias.
+        ctx.save_for_backward(x, *parameters, *kept[:2])
+        return _normalized(_lines_of(normalization, x), x, *kept)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        # Before communicating: checkpointing recomputes the forward here.
+        x, *others = ctx.saved_tensors
+        parameters, kept = others[: ctx.count], others[ctx.count :]
+        normalization, needs = ctx.normalization, ctx.needs_input_grad[2:]
+        if torch.is_grad_enabled():
+            found = normalization.gradients((x, *parameters), gradient, needs)
+        else:
+            found = _backward(normalization, gradient.contiguous(), x, *kept, needs=needs)
+        return None, None, *found
+
+
+def _backward(
+    normalization: Normalization,
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    totals: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    *,
+    needs: Sequence[bool],
+) -> list[torch.Tensor | None]:
+    """Gradients of the block, and of the parameters as their owners hold them."""
+    lines, of_sums = _lines_of(normalization, x), torch.empty_like(totals)
+    found = [
+        torch.empty_like(weight) if needed and weight is not None else None for needed in needs[1:]
+    ]
+    at_x, at_totals, at_weight = x.data_ptr(), totals.data_ptr(), _address(weight)
+    of_weight, of_bias = [*map(_address, found), 0, 0][:2]
+    lines.gradient_sums(
+        gradient.data_ptr(), at_x, at_totals, at_weight, of_sums.data_ptr(), of_weight, of_bias
+    )
+    of_totals, of_parameters = normalization.move_gradients(of_sums, found, needs)
+    of_x = None
+    if of_totals is not None:
+        of_x = recycling.empty(x.shape, x.dtype)
+        lines.gradient(
+            gradient.data_ptr(), at_x, at_totals, of_totals.data_ptr(), at_weight, of_x.data_ptr()
+        )
+    return [of_x, *of_parameters]
+
+
+def _address(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _lines_of(normalization: Normalization, x: torch.Tensor) -> NormLines:
+    """The native core's part of a normalization, which is of blocks of one shape and dtype."""
+    found = normalization.native.get(x.dtype)
+    if found is None:
+        found = normalization.native[x.dtype] = _bind_lines(normalization, x)
+    return found
+
+
+def _bind_lines(normalization: Normalization, x: torch.Tensor) -> NormLines:
+    assert _native is not None
+    first = 2 if normalization.per_channel else normalization.dims[0]
+    return _native.NormLines(
+        getattr(_native.Dtype, str(x.dtype).removeprefix("torch.")),
+        lines=prod(x.shape[:first]),
+        channels=x.shape[1] if normalization.per_channel else 1,
+        cells=prod(x.shape[first:]),
+        statistic_of=_statistics_of_lines(normalization, x.shape),
+        statistics=prod(normalization.sums_shape(x.shape)[:-1]),
+        count=max(1, normalization.cells),
+        eps=normalization.eps,
+        subtracts_mean=normalization.subtracts_mean,
+        parameters_of_cells=not normalization.per_channel,
+    )
+
+
+def _statistics_of_lines(normalization: Normalization, shape: Sequence[int]) -> list[int]:
+    """The statistic of each line; nothing if each has its own."""
+    if normalization.groups is not None:
+        groups, count = normalization.groups.tolist(), normalization.group_count
+        return [sample * count + group for sample in range(shape[0]) for group in groups]
+    if normalization.per_channel and 0 in normalization.dims:
+        return list(range(shape[1])) * shape[0]
+    return []

@@ -1,0 +1,161 @@
+"""The normalization of a block as one differentiable node, whose backward reads the block twice.
+
+As a composition, its gradient would be a sum of several tensors of the size of the block. Where
+gradients of gradients, tangents or a graph are wanted, it is the composition. All ways move the
+same sums: which one it is may differ between workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from gpudist.exchange.autograd import is_eager
+from gpudist.nn.norm.lines import fits, normalize_lines
+from gpudist.nn.norm.normalization import Normalization
+
+
+class Normalized(NamedTuple):
+    """A normalized block ``y``, and the sums over all workers behind it, as a constant."""
+
+    y: torch.Tensor
+    totals: torch.Tensor
+
+
+def normalize(
+    normalization: Normalization,
+    x: torch.Tensor,
+    parameters: Sequence[torch.Tensor],
+) -> Normalized:
+    """Normalize a block; arguments as of :meth:`Normalization.compose`.
+
+    Cost:
+        One group of messages: the sums and the parameters; backward one of their adjoints.
+    """
+    if fits(normalization, x, parameters):
+        return Normalized(*normalize_lines(normalization, x, parameters))
+    learns = torch.is_grad_enabled() and any([t.requires_grad for t in (x, *parameters)])
+    # Alone, a block may be one of a few without cells: it does as torch's layer does elsewhere.
+    if learns and normalization.total is not None and is_eager(x):
+        return Normalized(*_Normalize.apply(normalization, x, *parameters))  # pyright: ignore
+    composed = normalization.compose(x, parameters)
+    return Normalized(composed.y, composed.totals.detach())
+
+
+class _Normalize(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        normalization: Normalization,
+        x: torch.Tensor,
+        *parameters: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        found = normalization.compose(x, parameters)
+        ctx.normalization, ctx.count = normalization, len(parameters)
+        weight = found.parameters[0] if parameters else None
+        kept = (found.own_mean, found.mean, found.error, found.inverse, weight)
+        ctx.save_for_backward(x, *parameters, *kept)
+        ctx.mark_non_differentiable(found.totals)
+        return found.y, found.totals
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        # Before communicating: checkpointing recomputes the forward here.
+        x, *others = ctx.saved_tensors
+        parameters, kept = others[: ctx.count], others[ctx.count :]
+        needs = ctx.needs_input_grad[1:]
+        if torch.is_grad_enabled():
+            inputs = (x, *parameters)
+            return None, *ctx.normalization.gradients(inputs, gradients[0], needs)
+        return None, *_Adjoint(ctx.normalization, x, *kept)(gradients[0], needs)
+
+
+class _Adjoint:
+    """The backward of one normalization, from what its forward kept."""
+
+    def __init__(
+        self,
+        normalization: Normalization,
+        x: torch.Tensor,
+        own_mean: torch.Tensor | None,
+        mean: torch.Tensor | None,
+        error: torch.Tensor | None,
+        inverse: torch.Tensor,
+        weight: torch.Tensor | None,
+    ) -> None:
+        self._by = normalization
+        self._dtype = x.dtype
+        self._rest, _ = normalization.centred(x, own_mean)
+        self._own_mean, self._mean, self._error = own_mean, mean, error
+        self._inverse, self._weight = inverse, weight
+
+    def __call__(self, gradient: torch.Tensor, needs: Sequence[bool]) -> list[torch.Tensor | None]:
+        """Gradients of the block, and of the parameters as their owners hold them."""
+        by, weight, gradient = self._by, self._weight, gradient.to(self._rest.dtype)
+        if by.per_channel:
+            first, second = self._sums(gradient)
+            found = [self._of_channels(second * self._inverse), self._of_channels(first)]
+            weight = 1.0 if weight is None else weight.double().view(-1, *_ones(gradient))
+            first, second, scale = first * weight, second * weight, self._inverse * weight
+        else:
+            found = self._of_cells(gradient, needs[1:])
+            gradient = gradient if weight is None else gradient * weight.to(gradient.dtype)
+            first, second = self._sums(gradient)
+            scale = self._inverse
+        of_sums = self._of_totals(first, second)
+        of_sums, of_parameters = by.move_gradients(of_sums, found, needs)
+        return [self._of_block(gradient, scale, of_sums), *of_parameters]
+
+    def _sums(self, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of each line, of the gradient, and of its product with the values about their mean."""
+        by = self._by
+        first = by.sum(gradient).double()
+        second = by.sum(gradient * self._rest).double()
+        return first, second if self._error is None else second - self._error * first
+
+    def _of_channels(self, lines: torch.Tensor) -> torch.Tensor:
+        return lines.sum([d for d in range(lines.dim()) if d != 1])
+
+    def _of_cells(self, gradient: torch.Tensor, needs: Sequence[bool]) -> list[torch.Tensor]:
+        """Gradients of parameters as large as the last dims."""
+        leading = list(range(gradient.dim() - len(self._by.dims)))
+
+        def summed(x: torch.Tensor) -> torch.Tensor:
+            return x.sum(leading) if leading else x
+
+        if not any(needs):
+            return [gradient.new_empty(0)] * len(needs)
+        z = self._rest if self._error is None else self._rest - self._error.to(gradient.dtype)
+        return [summed(gradient * (z * self._inverse.to(gradient.dtype))), summed(gradient)]
+
+    def _of_totals(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        """This worker's part of the gradient of the sums, of sums of the scaled gradient."""
+        by = self._by
+        of_square = -0.5 * self._inverse.pow(3) * second / max(1, by.cells)
+        if self._mean is None:
+            return of_square.unsqueeze(-1)
+        mean = by.of_lines(self._mean, first.dim())
+        of_sum = -self._inverse * first / max(1, by.cells) - 2 * mean * of_square
+        return by.of_statistics(torch.stack([of_sum, of_square], -1))
+
+    def _of_block(
+        self, gradient: torch.Tensor, scale: torch.Tensor, of_sums: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        if of_sums is None:
+            return None
+        of_lines = self._by.of_lines(of_sums, gradient.dim())
+        of_square = of_lines[..., -1]
+        rest, factor = self._rest, (2 * of_square).to(gradient.dtype)
+        # The values themselves are no copy.
+        x = rest * factor if self._error is None else rest.mul_(factor)
+        x.addcmul_(gradient, scale.to(gradient.dtype))
+        if self._own_mean is not None:
+            of_sum = of_lines[..., 0] + 2 * self._own_mean.double() * of_square
+            x.add_(of_sum.to(gradient.dtype))
+        return x.to(self._dtype)
+
+
+def _ones(x: torch.Tensor) -> tuple[int, ...]:
+    return (1,) * (x.dim() - 2)

@@ -1,0 +1,127 @@
+"""Normalization by channel that may remember moments of the inputs it has seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from gpudist.errors import PartitionError, ShapeError
+from gpudist.nn.norm.base import Norm
+from gpudist.nn.norm.normalization import Normalization
+from gpudist.nn.norm.strides import gradient_as_laid_out
+from gpudist.nn.parameters.parameter import tied_empty
+from gpudist.nn.parameters.placement import Placement
+from gpudist.ops.agreement import Layout, ShapeMode
+from gpudist.world.partition import CartesianPartition
+
+
+def require_dims(name: str, P_x: CartesianPartition, dims: Sequence[int]) -> None:
+    """Refuse a partition for another number of dims than the layer's."""
+    if P_x.dim not in dims:
+        wanted = " or ".join(map(str, dims))
+        raise PartitionError(
+            f"{name}: P_x has shape {list(P_x.shape)} but needs {wanted} axes: batch, channels and "
+            "features"
+        )
+
+
+class RunningNorm(Norm):
+    """A layer with parameters and, if it tracks them, running moments for each channel.
+
+    The running moments of its block of channels are on every worker of ``P_x``, bitwise equal;
+    other workers have zero-volume ones.
+    """
+
+    def __init__(
+        self,
+        P_x: CartesianPartition,
+        num_features: int,
+        eps: float,
+        momentum: float | None,
+        affine: bool,
+        track_running_stats: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+        bias: bool,
+        global_shape: Sequence[int] | None,
+        shape: ShapeMode,
+        replicate_parameters: bool,
+    ) -> None:
+        super().__init__(
+            P_x, (num_features,), (1,), affine, affine and bias, device, dtype, global_shape, shape,
+            replicate_parameters,
+        )  # fmt: skip
+        self.num_features, self.eps, self.momentum = num_features, eps, momentum
+        self.affine, self.track_running_stats = affine, track_running_stats
+        self.running_mean: torch.Tensor | None
+        self.running_var: torch.Tensor | None
+        self.num_batches_tracked: torch.Tensor | None
+        buffers: list[torch.Tensor | None] = [None, None, None]
+        if track_running_stats:
+            channels = self._block_shape(P_x.index)
+            buffers = [
+                torch.zeros(channels, device=device, dtype=dtype),
+                torch.ones(channels, device=device, dtype=dtype),
+                torch.tensor(0, device=device),
+            ]
+        names = ("running_mean", "running_var", "num_batches_tracked")
+        for name, buffer in zip(names, buffers, strict=True):
+            self.register_buffer(name, buffer)
+
+    def _placements(self) -> dict[str, Placement]:
+        placed = super()._placements()
+        if self.track_running_stats:
+            moments = Placement(self.P_x, self._cut, self._axes)
+            placed |= {"running_mean": moments, "running_var": moments}
+            placed["num_batches_tracked"] = Placement.everywhere((), self.P_x.world)
+        return placed
+
+    def reset_running_stats(self) -> None:
+        """Forget the moments of all inputs."""
+        if self.running_mean is not None and self.running_var is not None:
+            self.running_mean.zero_()
+            self.running_var.fill_(1)
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.zero_()
+
+    def _check(self, layout: Layout) -> None:
+        name, channels = type(self).__name__, layout.decomposition.dims[1]
+        if channels.extent != self.num_features:
+            raise ShapeError(
+                f"{name}, dim 1: the input of global shape {list(layout.decomposition.shape)} has "
+                f"{channels.extent} channels, not {self.num_features}"
+            )
+        if self.track_running_stats and channels != self._cut.dims[0]:
+            sizes = [channels.length(i) for i in range(channels.parts)]
+            raise ShapeError(
+                f"{name}, dim 1: the input's blocks have {sizes} channels, but running statistics "
+                "are kept for balanced blocks; repartition the input or pass "
+                "track_running_stats=False"
+            )
+
+    def _require_values(self, values: int, what: str) -> None:
+        """Refuse what has no variance, from what every rank knows."""
+        if values == 1:
+            raise ShapeError(
+                f"{type(self).__name__}: expected more than 1 {what} in the global tensor when "
+                "statistics are taken of the input"
+            )
+
+    def _by_running_moments(self, x: torch.Tensor, bound: Normalization) -> torch.Tensor:
+        """The output by moments seen before: none are taken."""
+        weight, bias = self._named(bound.move(None, self.own_parameters())[1])
+        if x.numel() == 0:
+            return tied_empty(x.shape, x.dtype, x, weight, bias)
+        running = self.running_mean, self.running_var
+        return gradient_as_laid_out(F.batch_norm(x, *running, weight, bias, False, 0.0, self.eps))
+
+    def _remember(
+        self, mean: torch.Tensor, variance: torch.Tensor, factor: torch.Tensor | float
+    ) -> None:
+        """Move the running moments towards these, by ``factor`` of the way."""
+        for running, seen in ((self.running_mean, mean), (self.running_var, variance)):
+            assert running is not None
+            wide = running.double()
+            running.copy_(wide + (seen.view(running.shape) - wide) * factor)

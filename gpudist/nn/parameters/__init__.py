@@ -1,0 +1,1 @@
+"""Parameters of distributed layers: owners, users and the sums of gradients."""

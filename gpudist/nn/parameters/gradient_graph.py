@@ -1,0 +1,145 @@
+"""Autograd's graph behind a tensor, and where it passes from one gradient convention to the other.
+
+A value that is the same on several workers has a gradient on each of them. By the *dual* convention
+these add up to the gradient; by the *invariant* one each is the whole gradient. An operator that
+declares a convention is a *border*: a class of autograd function with the attributes ``takes`` and
+``gives``, the conventions of its input and of its output. Plain torch functions change neither.
+
+This module leans on ``next_functions``, ``_forward_cls`` and ``_sequence_nr`` of torch's nodes, and
+on the names of nodes whose inside nobody sees.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from gpudist.world.partition import Partition
+
+Convention = Literal["dual", "invariant"]
+Node = Any
+
+# No more nodes than this are visited. A graph of a training step has thousands.
+NODE_LIMIT = 100_000
+# Nodes that stand for a part of the graph which is made elsewhere, or in backward.
+_OPAQUE = ("CompiledFunctionBackward", "CheckpointFunctionBackward")
+_OPAQUE_PREFIX = "GeneratedBackwardFor_gpudist"
+
+Made = tuple[str, str, int]
+_recorded = threading.local()
+
+
+class Border(NamedTuple):
+    """An operator that declares a convention.
+
+    Attributes:
+        name: of the layer, or of the operator.
+        takes, gives: conventions of its input and its output.
+        ranks: world ranks of the workers it concerns.
+    """
+
+    name: str
+    takes: Convention
+    gives: Convention
+    ranks: frozenset[int]
+
+    def concerns(self, ranks: frozenset[int]) -> bool:
+        """At least two of these workers hold copies of the value, or parts of it."""
+        return len(self.ranks & ranks) > 1
+
+
+def mark(y: torch.Tensor, name: str, P: Partition) -> torch.Tensor:
+    """Write the layer's name and its workers on the node that made ``y``, and record the node."""
+    node: Node = y.grad_fn
+    if node is not None:
+        node.made_by, node.made_on = name, P
+        for made in getattr(_recorded, "lists", ()):
+            made.append((name, type(node).__name__, node._sequence_nr()))
+    return y
+
+
+def begin_record() -> None:
+    """Record the operators that declare a convention, in this thread, until `end_record`."""
+    if not hasattr(_recorded, "lists"):
+        _recorded.lists = []
+    _recorded.lists.append([])
+
+
+def end_record() -> list[Made]:
+    """The operators since the last `begin_record`: name, kind of node and its sequence number."""
+    return _recorded.lists.pop()
+
+
+def border_of(node: Node) -> Border | None:
+    """What the node declares, ``None`` if it declares nothing."""
+    function = getattr(node, "_forward_cls", None)
+    takes = getattr(function, "takes", None)
+    if function is not None and takes is not None:
+        name, gives, movements = function.name, function.gives, ()
+    else:
+        # A movement is linear, and its backward the adjoint.
+        movements = getattr(node, "movements", ())
+        if not movements:
+            return None
+        name, takes, gives = movements[0].label, "dual", "dual"
+    P = getattr(node, "made_on", None) or getattr(node, "P", None)
+    ranks = frozenset(P.ranks) if P is not None else _met(movements)
+    return Border(getattr(node, "made_by", name), takes, gives, ranks)
+
+
+def _met(movements: Iterable[Any]) -> frozenset[int]:
+    """World ranks with which this one exchanges anything, and its own."""
+    found: set[int] = set()
+    for step in (step for movement in movements for step in movement.steps):
+        stage, ranks = step.stage, step.partition.ranks
+        peers = {message.peer for message in (*stage.sends, *stage.receives)}
+        peers |= {rank for group in stage.collectives for rank in group.members}
+        found |= {ranks[peer] for peer in peers}
+        found.add(ranks[step.partition.rank])
+    return frozenset(found)
+
+
+def is_opaque(node: Node) -> bool:
+    """What happens between this node's inputs and outputs is not in the graph."""
+    name = type(node).__name__
+    return name in _OPAQUE or name.startswith(_OPAQUE_PREFIX)
+
+
+def ends_search(node: Node) -> bool:
+    """Behind this node are parameters, or tensors with conventions of their own."""
+    return getattr(getattr(node, "_forward_cls", None), "ends_search", False) or is_opaque(node)
+
+
+def inputs_of(node: Node) -> Iterator[tuple[Node, int]]:
+    """The nodes that made the inputs of ``node``, and which of their outputs these are."""
+    for source, number in node.next_functions:
+        if source is not None:
+            yield source, number
+
+
+def outline(node: Node, nodes: int) -> tuple[str | int, ...]:
+    """A few numbers that graphs of another structure hardly share: cheap, for every step.
+
+    Names of the nodes along the newest inputs, and how many nodes were made between each and the
+    first. Parameters are older than what is made of them.
+
+    Args:
+        node: the first.
+        nodes: how many to look at.
+    """
+    number = first = node._sequence_nr()
+    found: list[str | int] = []
+    for _ in range(nodes):
+        found += [type(node).__name__, first - number]
+        newest = None
+        for source, _ in inputs_of(node):
+            made = source._sequence_nr()
+            if made < first and (newest is None or made > number):
+                newest, number = source, made
+        if newest is None:
+            break
+        node = newest
+    return tuple(found)

@@ -1,0 +1,188 @@
+"""Over which workers the gradients of modules that are not distributed are summed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+from gpudist.errors import ConventionError
+from gpudist.nn.parameters.gradient_graph import Convention, Made, Node
+from gpudist.nn.parameters.replication import Place
+from gpudist.nn.parameters.uses import Ranks, UsedParameters, tensors_of
+from gpudist.nn.tensor_parallel.region import TensorRegion
+from gpudist.ops.agreement import refuse
+from gpudist.world.partition import CartesianPartition, Partition
+
+_REMEMBERED_GRAPHS = 64
+_NAME = "fuse_parameter_movements"
+
+
+class _Sums(NamedTuple):
+    """For outputs of the node that hands out parameters.
+
+    Attributes:
+        holders: the workers to sum a gradient over, ``None`` for this one alone.
+        unknown: why a gradient that arrives after all is refused.
+    """
+
+    holders: dict[int, Partition | None]
+    unknown: dict[int, str]
+
+
+class PlainSums:
+    """The sums of the gradients of plain modules, as the graph of each forward shows them.
+
+    Args:
+        P: all workers with these modules.
+        convention: of values of which the graph does not tell.
+    """
+
+    def __init__(self, P: Partition, convention: Convention | None) -> None:
+        self._P, self._convention = P, convention
+        self._known: dict[tuple[object, ...], _Sums] = {}
+
+    def follows(self, network: torch.nn.Module, handed: Node) -> bool:
+        """Whether the graph shows how parameters are used that this node hands out.
+
+        Raises:
+            ConventionError: it does not, and ``network`` has layers of the invariant convention.
+        """
+        if hasattr(handed, "places"):
+            return True
+        # Made in a graph of torch.compile.
+        if any(region.is_invariant for region in _regions_of(network)):
+            raise ConventionError(
+                f"{_NAME}: under torch.compile nothing tells over whom to sum the gradients of "
+                "modules between layers of the invariant convention; compile parts of the network"
+            )
+        return False
+
+    def settle(
+        self,
+        network: torch.nn.Module,
+        outputs: object,
+        made: Sequence[Made],
+        handed: Node,
+        parameters: Mapping[int, torch.nn.Parameter],
+    ) -> None:
+        """Tell the node that handed out parameters over whom to sum those of plain modules.
+
+        Args:
+            network: whose forward has ended.
+            outputs: what it returned.
+            made: the operators of its forward that declare a convention.
+            handed: the node.
+            parameters: those of plain modules, by number of output.
+        """
+        found = tensors_of(outputs)
+        used = UsedParameters(found, handed)
+        key = used.structure
+        if key not in self._known:
+            names = {p: name for name, p in network.named_parameters()}
+            names = {number: names[p] for number, p in parameters.items()}
+            try:
+                sums = self._found(network, used, names)
+            except ConventionError as error:
+                refuse(self._P, error)
+            if len(self._known) == _REMEMBERED_GRAPHS:
+                self._known.clear()
+            self._known[key] = sums
+        sums = self._known[key]
+        handed.unknown = sums.unknown
+        handed.places = tuple(
+            Place(place.number, sums.holders.get(i, place.holders))
+            for i, place in enumerate(handed.places)
+        )
+
+    def _found(
+        self, network: torch.nn.Module, used: UsedParameters, names: Mapping[int, str]
+    ) -> _Sums:
+        ranks = {number: frozenset(self._P.ranks) for number in names}
+        unknown: dict[int, str] = {}
+        regions = _regions_of(network)
+        declared = [b for b in used.borders if b.takes != b.gives and len(b.ranks) > 1]
+        lines = {_line_of(region) for region in regions} | {border.ranks for border in declared}
+        reached: set[int] = set()
+        for line in sorted(lines, key=sorted):
+            told = any(border.concerns(line) for border in declared)
+            told |= any(r.is_invariant and len(_line_of(r) & line) > 1 for r in regions)
+            otherwise = self._convention if told else "dual"
+            uses = used.conventions(line)
+            reached |= set(uses)
+            for number, name in names.items():
+                kinds = {kind or otherwise for kind in uses.get(number, {None})}
+                if len(kinds) > 1 and None not in kinds:
+                    raise ConventionError(_text(name, "is used by both conventions", line))
+                if None in kinds:
+                    unknown[number] = _text_of_unknown(name, line)
+                    if number in uses:
+                        raise ConventionError(unknown[number])
+                elif kinds == {"invariant"}:
+                    ranks[number] &= self._at_the_same_place(line, regions)
+                elif number in uses and not line <= ranks[number]:
+                    raise ConventionError(self._text_of_missing(name, line))
+        if not lines:
+            reached = set(used.conventions(frozenset()))
+        if used.hides_recomputation and set(names) - reached:
+            name = names[min(set(names) - reached)]
+            raise ConventionError(
+                f"{_NAME}: {name} may be used in a part of the network that is recomputed by a "
+                "reentrant checkpoint, where its gradient is not summed; pass use_reentrant=False"
+            )
+        world = self._P.world
+        holders = {
+            number: world.create_partition_inclusive(sorted(own)) if len(own) > 1 else None
+            for number, own in ranks.items()
+            if number not in unknown
+        }
+        return _Sums(holders, unknown)
+
+    def _at_the_same_place(self, line: Ranks, regions: list[TensorRegion]) -> Ranks:
+        """The workers that stand in their lines where this one stands in ``line``."""
+        if frozenset(self._P.ranks) <= line:
+            return frozenset({self._P.world.rank or 0})
+        grids = [region.P for region in regions]
+        if isinstance(self._P, CartesianPartition):
+            grids.append(self._P)
+        for grid in grids:
+            for axis in range(grid.dim):
+                others = [other for other in range(grid.dim) if other != axis]
+                if frozenset(grid.along([axis]).ranks) == line and set(self._P.ranks) <= set(
+                    grid.ranks
+                ):
+                    return frozenset(grid.along(others).ranks)
+        raise ConventionError(
+            f"{_NAME}: the {len(line)} workers {sorted(line)} of an invariant operator are no axis "
+            f"of {self._P!r}; give a P with an axis for them"
+        )
+
+    def _text_of_missing(self, name: str, line: Ranks) -> str:
+        return _text(name, "has a part of its gradient on each", line) + (
+            f", but P has the ranks {sorted(self._P.ranks)}; give a P with all of them"
+        )
+
+
+def _regions_of(network: torch.nn.Module) -> list[TensorRegion]:
+    """Regions of all tensor-parallel layers that this worker takes part in."""
+    found = [getattr(module, "region", None) for module in network.modules()]
+    regions = [region for region in found if isinstance(region, TensorRegion)]
+    return [region for region in regions if region.P.active and region.size > 1]
+
+
+def _line_of(region: TensorRegion) -> Ranks:
+    return frozenset(region.line.ranks)
+
+
+def _text(name: str, what: str, line: Ranks) -> str:
+    return f"{_NAME}: parameter {name} {what} of workers {sorted(line)}"
+
+
+def _text_of_unknown(name: str, line: Ranks) -> str:
+    return (
+        f"{_NAME}: nothing tells whether parameter {name} has its whole gradient on each of "
+        f"workers {sorted(line)} or a part of it: it is used between no tensor-parallel layers, "
+        "or reaches the loss by another way than tensors in lists, tuples and dicts that the "
+        "network returns; pass convention='invariant' (whole tensors) or 'dual' (blocks)"
+    )

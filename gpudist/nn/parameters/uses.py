@@ -1,0 +1,143 @@
+"""By which convention plain modules use their parameters, as the graph of a forward shows.
+
+Between two borders, where a layer declares a convention, plain torch functions change none. All
+nodes between borders are therefore of one convention: a parameter has the whole gradient on every
+worker where it meets invariant values, and a part of it where it meets blocks, or copies whose
+gradients add up.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from gpudist.errors import ConventionError
+from gpudist.nn.parameters.gradient_graph import (
+    Border,
+    Convention,
+    Node,
+    border_of,
+    ends_search,
+    inputs_of,
+    is_opaque,
+)
+
+Ranks = frozenset[int]
+
+
+class _Declared(NamedTuple):
+    """A convention of a part of the graph, and the layer that says so."""
+
+    convention: Convention
+    name: str
+
+
+class UsedParameters:
+    """The graph of one forward, from its outputs to the parameters that one node handed out.
+
+    Args:
+        outputs: what the forward returned.
+        handed: the node whose outputs are the parameters.
+
+    Attributes:
+        borders: all operators in it that declare a convention.
+        hides_recomputation: a part is made again in backward, where nobody hands out parameters.
+    """
+
+    def __init__(self, outputs: object, handed: Node) -> None:
+        self._nodes: dict[Node, int] = {}
+        self._edges: list[tuple[int, int]] = []
+        self._uses: list[tuple[int, int]] = []
+        self._borders: dict[int, Border] = {}
+        self._opaque: set[int] = set()
+        self.hides_recomputation = False
+        self._follow([y.grad_fn for y in tensors_of(outputs)], handed)
+
+    @property
+    def structure(self) -> tuple[object, ...]:
+        """Equal for forwards of equal graphs, in which parameters are used in equal places."""
+        borders = [(i, b.name, b.takes, b.gives, b.ranks) for i, b in self._borders.items()]
+        return tuple(self._edges), tuple(self._uses), tuple(borders), frozenset(self._opaque)
+
+    @property
+    def borders(self) -> list[Border]:
+        return list(self._borders.values())
+
+    def _follow(self, pending: list[Node], handed: Node) -> None:
+        for node in pending:
+            self._nodes.setdefault(node, len(self._nodes))
+        while pending:
+            node = pending.pop()
+            here = self._nodes[node]
+            border = border_of(node)
+            if border is not None:
+                self._borders[here] = border
+            if is_opaque(node):
+                self._opaque.add(here)
+                self.hides_recomputation |= type(node).__name__.startswith("Checkpoint")
+            elif ends_search(node):
+                continue
+            for source, number in inputs_of(node):
+                if source is handed:
+                    self._uses.append((number, here))
+                    continue
+                if source not in self._nodes:
+                    self._nodes[source] = len(self._nodes)
+                    pending.append(source)
+                self._edges.append((here, self._nodes[source]))
+
+    def conventions(self, line: Ranks) -> dict[int, set[Convention | None]]:
+        """For each output of the handing node, the conventions it is used by on these workers.
+
+        ``None`` stands for a use of which the graph does not tell.
+
+        Raises:
+            ConventionError: values of both conventions meet.
+        """
+        # Vertices: 2 i is the output side of node i, 2 i + 1 its input side.
+        parents = list(range(2 * len(self._nodes)))
+
+        def root(vertex: int) -> int:
+            while parents[vertex] != vertex:
+                parents[vertex] = parents[parents[vertex]]
+                vertex = parents[vertex]
+            return vertex
+
+        borders = {i: b for i, b in self._borders.items() if b.concerns(line)}
+        for i in range(len(self._nodes)):
+            if i not in borders and i not in self._opaque:
+                parents[root(2 * i)] = root(2 * i + 1)
+        for user, source in self._edges:
+            if source not in self._opaque:
+                parents[root(2 * user + 1)] = root(2 * source)
+        declared: dict[int, _Declared] = {}
+        for i, border in borders.items():
+            sides = _Declared(border.gives, border.name), _Declared(border.takes, border.name)
+            for vertex, own in zip((2 * i, 2 * i + 1), sides, strict=True):
+                other = declared.setdefault(root(vertex), own)
+                if other.convention != own.convention:
+                    raise ConventionError(_text_of_both(own, other, len(line)))
+        uses: dict[int, set[Convention | None]] = {}
+        for number, user in self._uses:
+            known = declared.get(root(2 * user + 1))
+            uses.setdefault(number, set()).add(known.convention if known else None)
+        return uses
+
+
+def _text_of_both(one: _Declared, other: _Declared, workers: int) -> str:
+    dual, invariant = (one, other) if one.convention == "dual" else (other, one)
+    return (
+        f"fuse_parameter_movements: values of {dual.name}, whose gradients add up over {workers} "
+        f"workers (convention 'dual'), meet values of {invariant.name}, which have the whole "
+        "gradient on each (convention 'invariant'); pass the first through "
+        "gpudist.nn.invariant_share or the second through invariant_copy, or make all layers with "
+        "one convention"
+    )
+
+
+def tensors_of(outputs: object) -> list[torch.Tensor]:
+    """The tensors in what a forward returned that have a graph."""
+    leaves = tree_leaves(outputs)
+    return [y for y in leaves if isinstance(y, torch.Tensor) and y.grad_fn is not None]

@@ -1,0 +1,1 @@
+"""Pools: reductions of windows of cells."""

@@ -1,0 +1,258 @@
+"""Distributed pools with a given number of outputs, in parts: no window is gathered anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+
+from gpudist.errors import PartitionError, ShapeError
+from gpudist.geometry.adaptive import AdaptiveWindow
+from gpudist.geometry.parts import PartsWindow
+from gpudist.nn.distributed_module import DistributedModule
+from gpudist.nn.pool.local import coordinates, flattened
+from gpudist.nn.pool.ranges import adaptive_maxima, adaptive_means
+from gpudist.nn.pool.sliding import refuse_empty
+from gpudist.nn.pool.steps import MaximumStep, ReducedAxis, SumStep, maximum_step, sum_step
+from gpudist.ops.agreement import Agreement, Layout, ShapeMode
+from gpudist.ops.operator import Bound, placeholder_shape
+from gpudist.world.partition import CartesianPartition
+
+OutputSize = int | Sequence[int | None]
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """What a layer remembers of one shape of its input.
+
+    Attributes:
+        layout: of the input.
+        origin: global indices of the first own cell, per spatial dim.
+        output_shape: of this worker's block of the output.
+        moves: some window has cells on several workers, or its output elsewhere.
+        are_irregular: windows differ in size, or overlap.
+        steps: one per spatial dim, from the last to the first.
+    """
+
+    layout: Layout
+    origin: tuple[int, ...]
+    output_shape: tuple[int, ...]
+    moves: bool
+    are_irregular: bool
+    steps: tuple[Any, ...]
+
+
+class _DistributedAdaptivePool(DistributedModule):
+    _dims: int
+
+    def __init__(
+        self,
+        P_x: CartesianPartition,
+        output_size: OutputSize,
+        global_shape: Sequence[int] | None,
+        shape: ShapeMode,
+    ) -> None:
+        super().__init__()
+        self._name = name = type(self).__name__
+        if P_x.dim != self._dims + 2:
+            raise PartitionError(
+                f"{name}: P_x has shape {list(P_x.shape)} but needs {self._dims + 2} axes: batch, "
+                f"channels and {self._dims} of features"
+            )
+        self.P_x = P_x
+        self.output_size = output_size
+        self._sizes = _sizes(name, output_size, self._dims)
+        self._agreement = Agreement(name, P_x, P_x, P_x.dim, global_shape, shape)
+        self._bound = Bound[_Bound](shape, self._agreement)
+
+    def _bind(self, x: torch.Tensor) -> _Bound:
+        layout = self._agreement(x)
+        refuse_empty(self._name, layout.decomposition)
+        index = self.P_x.index
+        assert index is not None
+        inputs, steps, moves, are_irregular = layout.decomposition, [], False, False
+        for dim in reversed(range(2, self.P_x.dim)):
+            blocks = inputs.dims[dim]
+            windows = AdaptiveWindow(self._output_extent(dim - 2, blocks.extent))
+            parts = PartsWindow(blocks, windows)
+            axis = ReducedAxis(dim, inputs, parts, self.P_x, layout.dtype)
+            steps.append(self._step(axis, layout, x))
+            moves |= axis.window.moves
+            are_irregular |= blocks.extent % max(1, windows.output_extent) > 0
+            inputs = axis.reduced()
+        origin = layout.decomposition.block(index).start[2:]
+        return _Bound(layout, origin, inputs.block(index).shape, moves, are_irregular, tuple(steps))
+
+    def _output_extent(self, d: int, extent: int) -> int:
+        """Global outputs along spatial dim ``d`` of ``extent`` cells."""
+        size = self._sizes[d]
+        return extent if size is None else size
+
+    def _step(self, axis: ReducedAxis, layout: Layout, x: torch.Tensor) -> Any:
+        raise NotImplementedError
+
+
+class DistributedAdaptiveAvgPool(_DistributedAdaptivePool):
+    """Mean over as many windows as there are outputs, of a tensor cut over ``P_x`` in any dims.
+
+    The input has shape ``[B, C, *spatial]``, the output ``[B, C, *output_size]`` in balanced
+    blocks, which are empty where there are more workers than outputs. Every worker sums the cells
+    it owns of each window, dim after dim; only these sums move. A global mean moves one number per
+    worker, batch and channel.
+
+    Args:
+        P_x: owns the input and the output.
+        output_size: as torch's layer; ``None`` for the input's extent.
+        global_shape: of the input, if it is balanced, to save agreeing on its blocks.
+        shape: ``"dynamic"`` agrees on the input's blocks at every call.
+
+    Cost:
+        One group of messages per dim some of whose windows cross blocks, from the last dim to the
+        first: one message for each worker of the axis that has a part of another one's window. In
+        each direction of an axis a block gives one layer of sums if outputs are cut as their
+        windows are. Backward moves the same bytes. Nothing moves where no window crosses.
+
+    Raises:
+        PartitionError, ShapeError: at construction, for what is not supported.
+
+    Source:
+        Hewett & Grady 2020, arXiv:2006.03108, section 4.
+    """
+
+    def __init__(
+        self,
+        P_x: CartesianPartition,
+        output_size: OutputSize,
+        *,
+        global_shape: Sequence[int] | None = None,
+        shape: ShapeMode = "static",
+    ) -> None:
+        super().__init__(P_x, output_size, global_shape, shape)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.P_x.active:
+            return x.clone()
+        bound = self._bound(x, self._bind)
+        if not bound.moves and bound.are_irregular:
+            return adaptive_means(x, bound.output_shape)
+        for step in bound.steps:
+            x = step(x)
+        return x
+
+    def _step(self, axis: ReducedAxis, layout: Layout, x: torch.Tensor) -> SumStep:
+        return sum_step(axis, x)
+
+
+class _DistributedAdaptiveMaxPool(_DistributedAdaptivePool):
+    """Maximum over as many windows as there are outputs, of a tensor cut over ``P_x`` in any dims.
+
+    The input has shape ``[B, C, *spatial]``, the output ``[B, C, *output_size]`` in balanced
+    blocks, which are empty where there are more workers than outputs. Every worker takes the
+    maximum of the cells it owns of each window, dim after dim; only these maxima move. Ties and NaN
+    give value and gradient to the same cell as in the torch layer.
+
+    Args:
+        P_x: owns the input and the output.
+        output_size: as torch's layer; ``None`` for the input's extent.
+        return_indices: return ``(output, indices)``: flat indices in the spatial dims of the global
+            tensor.
+        global_shape: of the input, if it is balanced, to save agreeing on its blocks.
+        shape: ``"dynamic"`` agrees on the input's blocks at every call.
+
+    Cost:
+        One group of messages per dim some of whose windows cross blocks, from the last dim to the
+        first: one message for each worker of the axis that has a part of another one's window; with
+        indices, eight more bytes per maximum. Backward moves the bytes of the maxima. Nothing moves
+        where no window crosses.
+
+    Raises:
+        PartitionError, ShapeError: at construction, for what is not supported.
+    """
+
+    def __init__(
+        self,
+        P_x: CartesianPartition,
+        output_size: OutputSize,
+        return_indices: bool = False,
+        *,
+        global_shape: Sequence[int] | None = None,
+        shape: ShapeMode = "static",
+    ) -> None:
+        super().__init__(P_x, output_size, global_shape, shape)
+        self.return_indices = return_indices
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if self.P_x.active:
+            y, places = self._maxima(x)
+        else:
+            y, places = x.clone(), None
+        if not self.return_indices:
+            return y
+        if places is None:
+            shape = y.shape if self.P_x.active else placeholder_shape(x)
+            places = x.new_empty(shape, dtype=torch.int64)
+        return y, places
+
+    def _maxima(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        bound = self._bound(x, self._bind)
+        places: torch.Tensor | None = None
+        if bound.moves:
+            for step in bound.steps:
+                x, places = step(x, places, self.return_indices)
+            return x, places
+        y, places = adaptive_maxima(x, bound.output_shape)
+        if 0 in bound.output_shape:
+            return y, places
+        cells = zip(coordinates(places, x.shape[2:]), bound.origin, strict=True)
+        return y, flattened([c + start for c, start in cells], bound.layout.decomposition.shape[2:])
+
+    def _step(self, axis: ReducedAxis, layout: Layout, x: torch.Tensor) -> MaximumStep:
+        return maximum_step(axis, x, prod(layout.decomposition.shape[axis.dim + 1 :]))
+
+
+def _sizes(name: str, output_size: OutputSize, dims: int) -> tuple[int | None, ...]:
+    """The global number of outputs per dim, ``None`` for that of the inputs."""
+    sizes = (output_size,) * dims if isinstance(output_size, int) else tuple(output_size)
+    if len(sizes) != dims:
+        raise ShapeError(
+            f"{name}: output_size has {len(sizes)} entries but the layer has {dims} dims"
+        )
+    for d, size in enumerate(sizes):
+        if size is None and dims == 1:
+            raise ShapeError(f"{name}, dim 2: output_size is None, which torch's layer refuses")
+        if size is not None and size < 0:
+            raise ShapeError(f"{name}, dim {d + 2}: output_size {size} must be at least 0")
+    return sizes
+
+
+class DistributedAdaptiveAvgPool1d(DistributedAdaptiveAvgPool):
+    __doc__ = DistributedAdaptiveAvgPool.__doc__
+    _dims = 1
+
+
+class DistributedAdaptiveAvgPool2d(DistributedAdaptiveAvgPool):
+    __doc__ = DistributedAdaptiveAvgPool.__doc__
+    _dims = 2
+
+
+class DistributedAdaptiveAvgPool3d(DistributedAdaptiveAvgPool):
+    __doc__ = DistributedAdaptiveAvgPool.__doc__
+    _dims = 3
+
+
+class DistributedAdaptiveMaxPool1d(_DistributedAdaptiveMaxPool):
+    __doc__ = _DistributedAdaptiveMaxPool.__doc__
+    _dims = 1
+
+
+class DistributedAdaptiveMaxPool2d(_DistributedAdaptiveMaxPool):
+    __doc__ = _DistributedAdaptiveMaxPool.__doc__
+    _dims = 2
+
+
+class DistributedAdaptiveMaxPool3d(_DistributedAdaptiveMaxPool):
+    __doc__ = _DistributedAdaptiveMaxPool.__doc__
+    _dims = 3

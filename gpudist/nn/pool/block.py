@@ -1,0 +1,99 @@
+"""Pooling of the cells one worker has, into its block of the output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from gpudist.geometry.pooling import PoolWindow
+from gpudist.nn.pool.local import (
+    LocalPool,
+    behind_margin,
+    coordinates,
+    flattened,
+    no_samples,
+    taken,
+)
+
+
+@dataclass(frozen=True)
+class PoolBlock:
+    """The pooling whose outputs are exactly those of one worker.
+
+    Attributes:
+        pool: torch's.
+        windows: per spatial dim.
+        count_include_pad: whether padding counts in a mean.
+        shape: of the block of the output; may be empty.
+        extents: of the global input, per spatial dim.
+        outputs: first global output, per spatial dim.
+        padding: on both sides of what is pooled.
+        holds_padding: what is pooled may have cells of padding in front and behind.
+    """
+
+    pool: LocalPool
+    windows: tuple[PoolWindow, ...]
+    count_include_pad: bool
+    shape: tuple[int, ...]
+    extents: tuple[int, ...]
+    outputs: tuple[int, ...]
+    padding: tuple[int, ...]
+    holds_padding: bool = True
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scaled(self.pooled(x)[0])
+
+    def pooled(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Windows' maxima and where in ``x`` they are, or means over all cells of the kernel."""
+        if 0 in self.shape:
+            y, _ = self._pooled(no_samples(x, [window.reach for window in self.windows]))
+            return y.view(self.shape), None
+        return self._pooled(x)
+
+    def _pooled(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        has_margin = self.holds_padding and any(window.padding[0] for window in self.windows)
+        if not (self.pool.takes_maximum and has_margin):
+            return self.pool.forward(x, self.padding)
+        _, places = self.pool.maxima(x.detach(), self.padding)
+        margin = self.margin_before(self.outputs)
+        places = behind_margin(places, x.shape[2:], margin, self.pool.dilation)
+        return taken(x, places), places
+
+    def scaled(self, y: torch.Tensor) -> torch.Tensor:
+        """The output, of what :meth:`pooled` gives."""
+        if self.pool.takes_maximum or self.pool.divisor is not None:
+            return y
+        per_dim = list(zip(self.windows, self.extents, strict=True))
+        are_cut = any(window.cuts(extent) for window, extent in per_dim)
+        has_padding = any(window.padding[0] for window in self.windows)
+        if not are_cut and (self.count_include_pad or not has_padding):
+            return y
+        counts = torch.ones((), dtype=y.dtype, device=y.device)
+        dims = zip(per_dim, self.outputs, self.shape[2:], strict=True)
+        for (window, extent), start, length in dims:
+            padding = window.padding[0]
+            counted = padding if self.count_include_pad else 0
+            outputs = torch.arange(start, start + length, device=y.device)
+            first = outputs * window.stride - padding
+            last = (first + window.kernel).clamp(max=extent + counted)
+            counts = counts.unsqueeze(-1) * (last - first.clamp(min=-counted)).to(y.dtype)
+        return y * (prod(self.pool.kernel) / counts)
+
+    def global_places(
+        self, places: torch.Tensor, shape: Sequence[int], origin: Sequence[int]
+    ) -> torch.Tensor:
+        """Flat indices in the global input, of those in a block of ``shape`` that starts there."""
+        cells = zip(coordinates(places, shape), origin, strict=True)
+        return flattened([cell + start for cell, start in cells], self.extents)
+
+    def first_cells(self, outputs: Sequence[int]) -> tuple[int, ...]:
+        """The first cells that these outputs read, per spatial dim; negative in the padding."""
+        per_dim = zip(outputs, self.windows, strict=True)
+        return tuple(output * window.stride - window.padding[0] for output, window in per_dim)
+
+    def margin_before(self, outputs: Sequence[int]) -> tuple[int, ...]:
+        """Cells of padding in front of what the outputs from these on read."""
+        return tuple(max(0, -first) for first in self.first_cells(outputs))

@@ -1,0 +1,162 @@
+"""Reductions of ranges of cells along one dim of a tensor ``[B, C, *spatial]``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from gpudist.geometry.adaptive import AdaptiveWindow
+from gpudist.geometry.parts import Range, coincides
+from gpudist.nn.parameters.parameter import tied_empty
+from gpudist.nn.pool.local import LocalPool, no_samples
+
+_aten = torch.ops.aten
+_MAXIMUM: Any = {1: F.adaptive_max_pool1d, 2: F.adaptive_max_pool2d, 3: F.adaptive_max_pool3d}
+
+
+class _SideBySide:
+    """The cells of every range one after the other, as many as the longest range has.
+
+    Args:
+        shape: of the tensor.
+        dim: along which the ranges lie.
+        ranges: of cells, at least one and none of them empty.
+        device: of the tensor.
+
+    Attributes:
+        length: of the longest range.
+        cells: index of each cell in the tensor; ``None`` where that is all of it as it is. A
+            shorter range repeats its last cell.
+        repeated: which are repetitions, as a mask of the result; ``None`` if none is.
+    """
+
+    def __init__(
+        self, shape: Sequence[int], dim: int, ranges: Sequence[Range], device: torch.device
+    ) -> None:
+        self.dim = dim
+        self.length = max(stop - start for start, stop in ranges)
+        places = [(start + i, stop) for start, stop in ranges for i in range(self.length)]
+        cells = [min(place, stop - 1) for place, stop in places]
+        repeated = [place >= stop for place, stop in places]
+        self.cells: torch.Tensor | None = None
+        self.repeated: torch.Tensor | None = None
+        if cells != list(range(shape[dim])):
+            self.cells = torch.tensor(cells, device=device)
+        if any(repeated):
+            self.repeated = along(torch.tensor(repeated, device=device), dim, len(shape))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.cells is None else x.index_select(self.dim, self.cells)
+
+
+class RangeSum:
+    """Sums of ranges of cells along one dim, each divided by a number of its own.
+
+    What depends on what is the same on a rank without cells or ranges, in double backward too.
+
+    Args:
+        shape, dim, ranges, device, dtype: as of the tensor and what is summed of it.
+        divisors: one per range.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dim: int,
+        ranges: Sequence[Range],
+        divisors: Sequence[int],
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self.dim = dim
+        self.output_shape = (*shape[:dim], len(ranges), *shape[dim + 1 :])
+        self.beside: _SideBySide | None = None
+        if 0 not in shape and ranges:
+            self.beside = _SideBySide(shape, dim, ranges, device)
+        # A sum may be too large for a 16-bit float where no mean is.
+        length = 1 if self.beside is None else self.beside.length
+        factors = [length / divisor for divisor in divisors]
+        factor = torch.tensor(factors, device=device, dtype=dtype)
+        self.factors = along(factor, dim, len(shape))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        # By factors of 1 too, and without cells: the tangent of a product depends on both factors.
+        return self._means(x) * self.factors
+
+    def _means(self, x: torch.Tensor) -> torch.Tensor:
+        if self.beside is None:
+            return tied_empty(self.output_shape, x.dtype, x)
+        cells = self.beside(x)
+        if self.beside.repeated is not None:
+            cells = cells.masked_fill(self.beside.repeated, 0)
+        return cells.unflatten(self.dim, (-1, self.beside.length)).mean(self.dim + 1)
+
+
+class RangeMaximum:
+    """Maxima of ranges of cells along one dim; ties and NaN as torch's pools.
+
+    By torch's adaptive pool where its windows are the ranges.
+    """
+
+    def __init__(
+        self, shape: Sequence[int], dim: int, ranges: Sequence[Range], device: torch.device
+    ) -> None:
+        self.dim = dim
+        self.shape = tuple(shape)
+        self.output_shape = (*shape[:dim], len(ranges), *shape[dim + 1 :])
+        self.is_empty = 0 in shape or not ranges
+        self.is_adaptive = coincides(ranges, AdaptiveWindow(len(ranges)), shape[dim])
+        if self.is_empty or self.is_adaptive:
+            return
+        self.beside = _SideBySide(shape, dim, ranges, device)
+        kernel = tuple(self.beside.length if d == dim else 1 for d in range(2, len(shape)))
+        self.pool = LocalPool(True, kernel, kernel, (1,) * len(kernel))
+
+    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The maxima, and where they are: flat indices in the spatial dims of ``x``."""
+        if self.is_adaptive or self.is_empty:
+            return adaptive_maxima(x, self.output_shape)
+        y, places = self.pool.maxima(self.beside(x), (0,) * (len(self.shape) - 2))
+        return y, self._in_tensor(places)
+
+    def _in_tensor(self, places: torch.Tensor) -> torch.Tensor:
+        """Flat indices in the tensor of flat indices among the cells side by side."""
+        cells = self.beside.cells
+        if cells is None:
+            return places
+        inner, beside = prod(self.shape[self.dim + 1 :]), len(cells)
+        rows = torch.div(places, inner, rounding_mode="floor")
+        outer = torch.div(rows, beside, rounding_mode="floor")
+        return (outer * self.shape[self.dim] + cells[rows % beside]) * inner + places % inner
+
+
+def adaptive_maxima(
+    x: torch.Tensor, output_shape: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Torch's adaptive maxima, and their flat indices in the spatial dims of ``x``."""
+    if 0 in output_shape:
+        ones = (1,) * (len(output_shape) - 2)
+        y: torch.Tensor = _MAXIMUM[len(ones)](no_samples(x, ones), ones)
+        return y.view(tuple(output_shape)), x.new_empty(output_shape, dtype=torch.int64)
+    return _MAXIMUM[x.dim() - 2](x, tuple(output_shape[2:]), return_indices=True)
+
+
+def adaptive_means(x: torch.Tensor, output_shape: Sequence[int]) -> torch.Tensor:
+    """Torch's adaptive means."""
+    if 0 in output_shape:
+        ones = (1,) * (len(output_shape) - 2)
+        return adaptive_means(no_samples(x, ones), (-1, 1, *ones)).view(tuple(output_shape))
+    if x.dim() == 3:
+        return _aten._adaptive_avg_pool2d(x.unsqueeze(2), (1, output_shape[2])).squeeze(2)
+    # Not by its functions: they have another graph where a block has a single output.
+    mean = _aten._adaptive_avg_pool2d if x.dim() == 4 else _aten._adaptive_avg_pool3d
+    return mean(x, output_shape[2:])
+
+
+def along(values: torch.Tensor, dim: int, dims: int) -> torch.Tensor:
+    """``values`` as a tensor of ``dims`` dims, which differ along one of them."""
+    return values.view([-1 if d == dim else 1 for d in range(dims)])

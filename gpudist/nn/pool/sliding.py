@@ -1,0 +1,243 @@
+"""What max and average pools share: windows that slide over a tensor cut in any dims."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from gpudist.errors import PartitionError, ShapeError
+from gpudist.exchange import Movement
+from gpudist.exchange.autograd import is_eager, move
+from gpudist.geometry.blocks import Decomposition
+from gpudist.geometry.composed import Read
+from gpudist.geometry.faces import axis_paddings
+from gpudist.geometry.pooling import PoolWindow
+from gpudist.geometry.windows import Window
+from gpudist.nn.pool.block import PoolBlock
+from gpudist.nn.pool.local import LocalPool
+from gpudist.nn.pool.overlap import PoolingInPlace
+from gpudist.nn.windowed.in_place import use_in_place
+from gpudist.nn.windowed.region_layer import (
+    BlockOperation,
+    RegionLayer,
+    WithPadding,
+    padding_widths,
+)
+from gpudist.nn.windowed.window import per_dim
+from gpudist.ops.agreement import ShapeMode
+from gpudist.ops.halo_exchange import HaloExchange
+from gpudist.ops.operator import Bound, placeholder_shape
+from gpudist.world.partition import CartesianPartition
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """What a layer remembers of one shape of its input.
+
+    Attributes:
+        halo: the movement that gives each worker its ghosts.
+        block: the pooling of what it gives.
+        origin: global indices of the first cell of what is pooled, per spatial dim; negative in the
+            padding.
+        has_ghosts: some worker reads cells of others, so that the input moves.
+        in_place: the pooling without a copy of the block, where it is to be used.
+    """
+
+    halo: Movement
+    block: PoolBlock
+    origin: tuple[int, ...]
+    has_ghosts: bool = True
+    in_place: PoolingInPlace | None = None
+
+
+def refuse_empty(name: str, inputs: Decomposition) -> None:
+    """Refuse an input without channels or features, as torch does."""
+    for d, extent in enumerate(inputs.shape):
+        if d > 0 and extent == 0:
+            raise ShapeError(f"{name}, dim {d}: the input has no cells; only a batch may be empty")
+
+
+class SlidingPool(RegionLayer):
+    """A pooling layer over a tensor ``[B, C, *spatial]`` cut over ``P_x`` in any dims.
+
+    Args:
+        takes_maximum: or else the mean.
+        divisor: of the sums, where that is not the number of cells in the window.
+        count_include_pad: whether padding is among these.
+    """
+
+    _dims: int
+
+    def __init__(
+        self,
+        P_x: CartesianPartition,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] | None,
+        padding: int | Sequence[int],
+        dilation: int | Sequence[int],
+        ceil_mode: bool,
+        *,
+        takes_maximum: bool,
+        divisor: int | None = None,
+        count_include_pad: bool = True,
+        global_shape: Sequence[int] | None,
+        shape: ShapeMode,
+        overlap: bool,
+        nested: bool,
+    ) -> None:
+        super().__init__()
+        # A slab of a face holds corners, which its neighbour along one dim does not have.
+        self.overlap = overlap and not nested
+        self._name = name = type(self).__name__
+        if P_x.dim != self._dims + 2:
+            raise PartitionError(
+                f"{name}: P_x has shape {list(P_x.shape)} but needs {self._dims + 2} axes: batch, "
+                f"channels and {self._dims} of features"
+            )
+        self.P_x = P_x
+        self.kernel_size, self.padding, self.dilation = kernel_size, padding, dilation
+        self.stride = kernel_size if stride is None else stride
+        self._kernel = per_dim(name, "kernel_size", kernel_size, self._dims)
+        self._strides = per_dim(name, "stride", self.stride, self._dims)
+        self._paddings = per_dim(name, "padding", padding, self._dims)
+        self._dilations = per_dim(name, "dilation", dilation, self._dims)
+        self.ceil_mode = ceil_mode
+        self.count_include_pad = count_include_pad
+        for d, (p, k) in enumerate(zip(self._paddings, self._kernel, strict=True)):
+            if 2 * p > k:
+                raise ShapeError(
+                    f"{name}, dim {d + 2}: padding {p} is more than half of the kernel {k}, so "
+                    "that a window could hold padding only"
+                )
+        self._windows = self._make_windows()
+        self._pool = LocalPool(
+            takes_maximum, self._kernel, self._strides, self._dilations, ceil_mode, divisor
+        )
+        self.halo_exchange = HaloExchange(
+            P_x,
+            self._windows,
+            padding_value=-torch.inf if takes_maximum else 0.0,
+            nested=nested,
+            global_shape=global_shape,
+            shape=shape,
+        )
+        self._bound = Bound[_Bound](shape, self.halo_exchange.agreement)
+
+    def _make_windows(self) -> list[PoolWindow]:
+        per_dim = zip(self._kernel, self._strides, self._dilations, self._paddings, strict=True)
+        try:
+            return [PoolWindow(k, s, d, (p, p), self.ceil_mode) for k, s, d, p in per_dim]
+        except ShapeError as error:
+            raise ShapeError(f"{self._name}: {error}") from None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.P_x.active:
+            return x.clone()
+        bound = self._bound(x, self._bind)
+        if bound.in_place is not None and is_eager(x):
+            return bound.block.scaled(bound.in_place(x))
+        return bound.block.scaled(self._compose(bound, x)[0])
+
+    def with_indices(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The maxima, and their flat indices in the spatial dims of the global tensor."""
+        if not self.P_x.active:
+            return x.clone(), x.new_empty(placeholder_shape(x), dtype=torch.int64)
+        bound = self._bound(x, self._bind)
+        y, places = self._compose(bound, x)
+        if places is None:
+            return y, x.new_empty(bound.block.shape, dtype=torch.int64)
+        pooled = bound.halo.output_shape if bound.has_ghosts else bound.halo.input_shape
+        return y, bound.block.global_places(places, pooled[2:], bound.origin)
+
+    def _compose(self, bound: _Bound, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Move, then pool: a composition of differentiable operators. Also where the maxima are."""
+        return bound.block.pooled(move((bound.halo,), (x,))[0] if bound.has_ghosts else x)
+
+    def _bind(self, x: torch.Tensor) -> _Bound:
+        try:
+            layout, halo = self.halo_exchange.bound(x)
+        except ShapeError as error:
+            raise ShapeError(f"{self._name}: {error}") from None
+        inputs = layout.decomposition
+        self.require_input(inputs)
+        assert self.P_x.index is not None
+        outputs = self.outputs_of(inputs).block(self.P_x.index)
+        block = self._block(outputs.shape, inputs.shape[2:], outputs.start[2:])
+        bound = _Bound(halo, block, block.first_cells(block.outputs))
+        use = use_in_place(self.halo_exchange, layout, x, self.overlap, with_own=True)
+        if use is None:
+            return bound
+        are_whole = self._torch_pools_every_block(inputs)
+        if not use.faces and (are_whole or not self._pool.needs_whole_kernels):
+            block = replace(block, padding=use.padding, holds_padding=False)
+            owned = inputs.block(self.P_x.index).start[2:]
+            return replace(bound, block=block, origin=owned, has_ghosts=False)
+        if not use.faces or not are_whole:
+            return bound
+        in_place = PoolingInPlace(
+            self._pool,
+            use.faces,
+            use.outputs,
+            tuple(_margin_of(block, cells) for cells in use.outputs),
+            use.padding,
+            lambda x: self._compose(bound, x)[0],
+        )
+        return replace(bound, in_place=in_place)
+
+    def _block(
+        self, shape: Sequence[int], extents: Sequence[int], outputs: Sequence[int]
+    ) -> PoolBlock:
+        return PoolBlock(
+            self._pool,
+            tuple(self._windows),
+            self.count_include_pad,
+            tuple(shape),
+            tuple(extents),
+            tuple(outputs),
+            padding=(0,) * self._dims,
+        )
+
+    def require_region(self) -> None:
+        """A region has any sliding pool."""
+
+    @property
+    def windows(self) -> Sequence[Window]:
+        return self.halo_exchange.windows
+
+    def bind_block(self, reads: Sequence[Read], shape: Sequence[int]) -> BlockOperation:
+        extents, outputs = zip(*((read.extent, read.outputs[0]) for read in reads), strict=True)
+        block = self._block(shape, extents, outputs)
+        return WithPadding(block, padding_widths(reads), self.halo_exchange.padding_value)
+
+    def require_input(self, inputs: Decomposition) -> None:
+        """Refuse what torch refuses, or reads beyond its input for."""
+        refuse_empty(self._name, inputs)
+        extents = inputs.shape[2:]
+        for d, (extent, window) in enumerate(zip(extents, self._windows, strict=True)):
+            if self._pool.needs_whole_kernels and extent < window.kernel:
+                raise ShapeError(
+                    f"{self._name}, dim {d + 2}: the kernel {window.kernel} is larger than the "
+                    f"global extent {extent}, which torch's layer refuses even if it is padded"
+                )
+            if self._pool.takes_maximum and window.has_only_padding(extent):
+                raise ShapeError(
+                    f"{self._name}, dim {d + 2}: a window of kernel {window.kernel} and dilation "
+                    f"{window.dilation} over {extent} cells holds padding only; pad less"
+                )
+
+    def _torch_pools_every_block(self, inputs: Decomposition) -> bool:
+        """Whether blocks are as large as the kernel, and padded by at most half of it."""
+        for blocks, window in zip(inputs.dims[2:], self._windows, strict=True):
+            smallest = min(blocks.length(i) for i in range(blocks.parts))
+            most_padding = max(axis_paddings(blocks, window) or (0,))
+            if smallest < window.kernel or 2 * most_padding > window.kernel:
+                return False
+        return True
+
+
+def _margin_of(block: PoolBlock, cells: Sequence[slice]) -> tuple[int, ...]:
+    """Cells of padding in front of what some of the block's outputs read."""
+    starts = zip(block.outputs, cells[2:], strict=True)
+    return block.margin_before([start + part.start for start, part in starts])

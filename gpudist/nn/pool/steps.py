@@ -1,0 +1,139 @@
+"""Reductions of a distributed tensor along one dim: of own cells, then of what moves of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from gpudist.exchange import Movement
+from gpudist.exchange.autograd import move
+from gpudist.geometry.blocks import Blocks, Decomposition
+from gpudist.geometry.parts import PartsWindow
+from gpudist.geometry.windows import HaloWidths, Window
+from gpudist.nn.pool.local import coordinates, taken
+from gpudist.nn.pool.ranges import RangeMaximum, RangeSum
+from gpudist.ops.halo_exchange import HaloExchange
+from gpudist.world.partition import CartesianPartition
+
+
+@dataclass(frozen=True)
+class ReducedAxis:
+    """One dim that is reduced.
+
+    Attributes:
+        dim: of the tensor.
+        inputs: the tensor before it is reduced along this dim.
+        window: from the parts to the outputs.
+        P_x: owns the tensor.
+        dtype: of the tensor.
+    """
+
+    dim: int
+    inputs: Decomposition
+    window: PartsWindow
+    P_x: CartesianPartition
+    dtype: torch.dtype
+
+    @property
+    def index(self) -> tuple[int, ...]:
+        """Of this worker on the grid."""
+        assert self.P_x.index is not None
+        return self.P_x.index
+
+    @property
+    def block_shape(self) -> tuple[int, ...]:
+        return self.inputs.block(self.index).shape
+
+    def movement(self, x: torch.Tensor, dtype: torch.dtype) -> Movement:
+        """What brings the parts to the workers with the outputs."""
+        windows: list[Window] = [HaloWidths() for _ in self.index]
+        windows[self.dim] = self.window
+        parts = _with_dim(self.inputs, self.dim, self.window.parts)
+        return HaloExchange(self.P_x, windows).bind_to(parts, dtype, x)
+
+    def reduced(self) -> Decomposition:
+        """The tensor after it is reduced along this dim."""
+        return _with_dim(self.inputs, self.dim, self.window.outputs(self.window.parts))
+
+
+@dataclass(frozen=True)
+class SumStep:
+    """Sums along one dim: of own cells, then of their parts if any of them move."""
+
+    of_cells: RangeSum
+    movement: Movement | None
+    of_parts: RangeSum | None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.of_cells(x)
+        if self.movement is None or self.of_parts is None:
+            return x
+        return self.of_parts(move((self.movement,), (x,))[0])
+
+
+@dataclass(frozen=True)
+class MaximumStep:
+    """Maxima along one dim, and their places in the dims reduced so far.
+
+    Attributes:
+        movements: of the maxima and their places.
+        shape: of the block before.
+        dim, origin: reduced along, and the first own cell along it.
+        stride: of this dim in the flat indices of the global tensor.
+    """
+
+    of_cells: RangeMaximum
+    movements: tuple[Movement, Movement] | None
+    of_parts: RangeMaximum | None
+    shape: tuple[int, ...]
+    dim: int
+    origin: int
+    stride: int
+
+    def __call__(
+        self, x: torch.Tensor, places: torch.Tensor | None, with_places: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        y, cells = self.of_cells(x)
+        if with_places:
+            own = coordinates(cells, self.shape[2:])[self.dim - 2] + self.origin
+            before = 0 if places is None else taken(places, cells)
+            places = own * self.stride + before
+        if self.movements is None or self.of_parts is None:
+            return y, places
+        if places is None:
+            return self.of_parts(move(self.movements[:1], (y,))[0])[0], None
+        y, places = move(self.movements, (y, places))
+        y, parts = self.of_parts(y)
+        return y, taken(places, parts)
+
+
+def sum_step(axis: ReducedAxis, x: torch.Tensor) -> SumStep:
+    """Sums along an axis, divided by the cells of their windows; ``x`` is a block of the layer."""
+    window, dim, own = axis.window, axis.dim, axis.index[axis.dim]
+    cells, lengths = window.own_cells(own), window.own_lengths(own)
+    of_cells = RangeSum(axis.block_shape, dim, cells, lengths, x.device, axis.dtype)
+    if not window.moves:
+        return SumStep(of_cells, None, None)
+    movement = axis.movement(x, axis.dtype)
+    parts = window.own_parts(own)
+    ones = [1] * len(parts)
+    of_parts = RangeSum(movement.output_shape, dim, parts, ones, x.device, axis.dtype)
+    return SumStep(of_cells, movement, of_parts)
+
+
+def maximum_step(axis: ReducedAxis, x: torch.Tensor, stride: int) -> MaximumStep:
+    """Maxima along an axis, a ``stride`` apart in flat indices; ``x`` is a block of the layer."""
+    window, dim, own, shape = axis.window, axis.dim, axis.index[axis.dim], axis.block_shape
+    origin = window.inputs.block(own)[0]
+    of_cells = RangeMaximum(shape, dim, window.own_cells(own), x.device)
+    if not window.moves:
+        return MaximumStep(of_cells, None, None, shape, dim, origin, stride)
+    movements = axis.movement(x, axis.dtype), axis.movement(x, torch.int64)
+    received = movements[0].output_shape
+    of_parts = RangeMaximum(received, dim, window.own_parts(own), x.device)
+    return MaximumStep(of_cells, movements, of_parts, shape, dim, origin, stride)
+
+
+def _with_dim(cut: Decomposition, dim: int, blocks: Blocks) -> Decomposition:
+    return Decomposition((*cut.dims[:dim], blocks, *cut.dims[dim + 1 :]))

@@ -1,0 +1,177 @@
+"""Self-attention with its heads split over a line of workers."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+from gpudist.errors import ShapeError
+from gpudist.nn.distributed_module import CheckedModule
+from gpudist.nn.random.dropout import DistributedDropout
+from gpudist.nn.tensor_parallel.linear import RowParallelLinear
+from gpudist.nn.tensor_parallel.qkv import ParallelQKV
+from gpudist.nn.tensor_parallel.region import Convention, Lengths
+from gpudist.ops.agreement import ShapeMode, refuse
+from gpudist.world.partition import Partition
+
+
+class ParallelAttention(CheckedModule):
+    """Multi-head self-attention of ``[L, E]`` or ``[B, L, E]``, its heads split over workers.
+
+    Every worker has the whole sequence, attends with its heads, by
+    :func:`torch.nn.functional.scaled_dot_product_attention`, and multiplies with its columns of the
+    output projection; the sum is the output. With ``split_sequence`` input and output are blocks of
+    the sequence, of the same lengths.
+
+    The parameters are those of four :class:`torch.nn.Linear`, ``qkv.q_proj``, ``qkv.k_proj``,
+    ``qkv.v_proj`` and ``out_proj``, drawn in this order. Workers outside ``P`` get a clone of their
+    input.
+
+    Args:
+        P, embed_dim, num_heads, num_kv_heads, bias, device, dtype, head_dim, axis: as of
+            :class:`~gpudist.nn.ParallelQKV`; several workers may hold the same key heads, others
+            none at all.
+        dropout: probability with which weights of the attention are dropped while training, the
+            same ones on any number of workers.
+        seed: of dropout; see :class:`~gpudist.nn.DistributedDropout`.
+        split_sequence: input and output are blocks of the sequence.
+        convention, shape, overlap: as of :class:`~gpudist.nn.ColumnParallelLinear`.
+
+    Cost:
+        As of :class:`~gpudist.nn.ParallelQKV` and :class:`~gpudist.nn.RowParallelLinear`. Where
+        weights are dropped they are kept: ``L * L`` numbers for each head.
+
+    Raises:
+        ShapeError: the heads, the input or the mask do not fit.
+
+    Source:
+        Shoeybi et al. 2019, arXiv:1909.08053.
+    """
+
+    def __init__(
+        self,
+        P: Partition,
+        embed_dim: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        head_dim: int | None = None,
+        dropout: float = 0.0,
+        seed: int | None = None,
+        axis: int = -1,
+        split_sequence: bool = False,
+        convention: Convention = "invariant",
+        shape: ShapeMode = "static",
+        overlap: bool = False,
+    ) -> None:
+        super().__init__()
+        sequence_dim = -2 if split_sequence else None
+        self.embed_dim, self.num_heads = embed_dim, num_heads
+        self.qkv = ParallelQKV(
+            P, embed_dim, num_heads, num_kv_heads, bias, device, dtype, head_dim=head_dim,
+            axis=axis, sequence_dim=sequence_dim, convention=convention, shape=shape,
+            overlap=overlap,
+        )  # fmt: skip
+        self.region, self.heads, self.head_dim = self.qkv.region, self.qkv.heads, self.qkv.head_dim
+        self.out_proj = RowParallelLinear(
+            P, num_heads * self.head_dim, embed_dim, bias, device, dtype, axis=axis,
+            in_sizes=[count * self.head_dim for count in self.heads.queries],
+            sequence_dim=sequence_dim, convention=convention, overlap=overlap,
+        )  # fmt: skip
+        self.dropout: DistributedDropout | None = None
+        if dropout:
+            grid = [*self.region.P.shape, 1, 1]
+            P_weights = self.region.P.create_cartesian_topology_partition(grid)
+            self.dropout = DistributedDropout(P_weights, dropout, seed=seed)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        is_causal: bool = False,
+        lengths: Lengths | None = None,
+    ) -> torch.Tensor:
+        """The output, or this worker's block of the sequence of it.
+
+        Args:
+            x: the input, or this worker's block of the sequence.
+            attn_mask: as torch's, of the whole sequence, and of one head or of all ``num_heads``.
+            is_causal: a query attends to no key behind it; not together with a mask.
+            lengths: of all workers' blocks of the sequence, or their sum if they are balanced.
+        """
+        if not self.region.P.active:
+            return x.clone()
+        self._require(x, attn_mask, is_causal)
+        if self.qkv.sequence_dim is not None:
+            lengths = self.region.lengths(x, x.dim() - 2, lengths)
+        # To [B, heads, L, head_dim].
+        batch = x if x.dim() == 3 else x.unsqueeze(0)
+        q, k, v = (part.transpose(1, 2) for part in self.qkv(batch, lengths))
+        y = self._attend(q, k, v, self._own_mask(attn_mask), is_causal)
+        y = y.transpose(1, 2).flatten(2)
+        return self.out_proj(y if x.dim() == 3 else y.squeeze(0), lengths)
+
+    def _attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: torch.Tensor | None,
+        is_causal: bool,
+    ) -> torch.Tensor:
+        """The attention of this worker's heads."""
+        drops = self.dropout is not None and self.training
+        if q.shape[1] == 0 and not drops:
+            return q
+        keys = self.heads.key_of_queries(self.region.rank)
+        if keys != list(range(k.shape[1])):
+            index = torch.tensor(keys, dtype=torch.int64, device=k.device)
+            k, v = k.index_select(1, index), v.index_select(1, index)
+        if not drops:
+            return F.scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal)
+        assert self.dropout is not None
+        weights = self.dropout(_weights(q, k, mask, is_causal))
+        return weights @ v
+
+    def _own_mask(self, mask: torch.Tensor | None) -> torch.Tensor | None:
+        """The mask of this worker's heads."""
+        if mask is None or mask.dim() < 3 or mask.shape[-3] == 1:
+            return mask
+        rank = self.region.rank
+        return mask.narrow(-3, self.heads.first_query(rank), self.heads.queries[rank])
+
+    def _require(self, x: torch.Tensor, mask: torch.Tensor | None, is_causal: bool) -> None:
+        text = None
+        if x.dim() not in (2, 3) or x.shape[-1] != self.embed_dim:
+            text = f"the input has shape {list(x.shape)}, not [L, {self.embed_dim}] nor [B, L, E]"
+        elif mask is not None and is_causal:
+            text = "both a mask and is_causal are given; leave one out"
+        elif mask is not None and mask.dim() > 2 and mask.shape[-3] not in (1, self.num_heads):
+            text = f"the mask of shape {list(mask.shape)} is not of 1 or {self.num_heads} heads"
+        if text is not None:
+            refuse(self.region.P, ShapeError(f"{type(self).__name__}: {text}"))
+
+    def extra_repr(self) -> str:
+        return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}"
+
+
+def _weights(
+    q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, is_causal: bool
+) -> torch.Tensor:
+    """The weights of the keys for each query: 1 in sum, or 0 where all keys are masked."""
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    if is_causal:
+        ones = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device)
+        mask = ones.tril()
+    if mask is None:
+        return scores.softmax(-1)
+    if mask.dtype != torch.bool:
+        return (scores + mask).softmax(-1)
+    # Not minus infinity: where all keys are masked, its softmax and the gradient are no numbers.
+    lowest = torch.finfo(scores.dtype).min
+    return scores.masked_fill(~mask, lowest).softmax(-1).masked_fill(~mask, 0)

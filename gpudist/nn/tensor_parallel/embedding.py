@@ -1,0 +1,92 @@
+"""Vocabulary-parallel embedding: the rows of the table cut over a line of workers."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import torch
+
+from gpudist.errors import ShapeError
+from gpudist.nn.affine.embedding import TableLayer, padding_row
+from gpudist.nn.norm.line_blocks import balanced_lengths
+from gpudist.nn.parameters.parameter import normal_parameter
+from gpudist.nn.partitions import require_cells
+from gpudist.nn.tensor_parallel.layer import ParallelLayer
+from gpudist.nn.tensor_parallel.region import Convention, Lengths, TensorRegion
+from gpudist.ops.agreement import refuse
+from gpudist.world.partition import Partition
+
+
+class VocabParallelEmbedding(TableLayer, ParallelLayer):
+    """Rows of a table ``[num_embeddings, embedding_dim]``, which is cut by rows over workers.
+
+    Every worker has all indices, and looks up the rows it holds; the sum is the output, whole on
+    every worker. With ``sequence_dim`` each keeps a block of the sequence of it.
+
+    Initial values are those of the torch layer under the same seed. Workers outside ``P`` get a
+    clone of their input.
+
+    Args:
+        P: the workers, along ``axis`` at most as many as rows.
+        num_embeddings, embedding_dim, padding_idx, device, dtype: as torch's layer, global sizes.
+        axis, convention: as of :class:`~gpudist.nn.RowParallelLinear`.
+        sequence_dim: of the output, to be cut over the same workers; none to keep it whole.
+
+    Cost:
+        As of :class:`~gpudist.nn.RowParallelLinear`.
+
+    Raises:
+        ShapeError: there are more workers than rows. On a CPU, on every worker, if an index is none
+            of the table's.
+
+    Source:
+        Shoeybi et al. 2019, arXiv:1909.08053.
+    """
+
+    def __init__(
+        self,
+        P: Partition,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        axis: int = -1,
+        sequence_dim: int | None = None,
+        convention: Convention = "invariant",
+    ) -> None:
+        name = type(self).__name__
+        region = TensorRegion(name, P, axis, convention)
+        super().__init__(region, sequence_dim)
+        require_cells(name, 0, region.size, num_embeddings, "embeddings")
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self.padding_idx = padding_row(name, padding_idx, num_embeddings)
+        shape = num_embeddings, embedding_dim
+        sizes = balanced_lengths(num_embeddings, region.size)
+        placed = region.placement(sizes, shape, 0)
+        self._first = sum(sizes[: region.rank])
+        self._last = self._first + sizes[region.rank]
+        self.weight = normal_parameter(shape, placed.own_box, device, dtype)
+        self._clear_padding(self._first)
+        self._keep(weight=placed)
+
+    def forward(self, input: torch.Tensor, lengths: Lengths | None = None) -> torch.Tensor:
+        """The output, or this worker's block of the sequence of it.
+
+        Args:
+            input: all indices, the same on all workers.
+            lengths: of the workers' blocks of the sequence, balanced unless given.
+        """
+        if not self.region.P.active:
+            return input.clone()
+        self._require_indices(input)
+        (weight,) = self.own_parameters()
+        return self._sum(self._rows(input, weight, self._first, self._last), lengths)
+
+    def _refuse(self, error: ShapeError) -> NoReturn:
+        refuse(self.region.P, error)
+
+    def extra_repr(self) -> str:
+        padding = f"padding_idx={self.padding_idx}, " if self.padding_idx is not None else ""
+        return f"{self.num_embeddings}, {self.embedding_dim}, {padding}{super().extra_repr()}"

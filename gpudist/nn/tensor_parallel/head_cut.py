@@ -1,0 +1,67 @@
+"""Which heads of an attention are whose: query heads in blocks, beside the key heads they use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpudist.errors import ShapeError
+from gpudist.nn.norm.line_blocks import balanced_lengths
+
+
+@dataclass(frozen=True)
+class HeadCut:
+    """Heads of queries, and of keys and values, on ``size`` workers in a line.
+
+    Attributes:
+        group: query heads that share a key head.
+        queries: query heads of each worker; may be 0.
+        keys: key heads of each block of them.
+        blocks: how many such blocks there are; as many workers after one another hold the same.
+    """
+
+    size: int
+    group: int
+    queries: tuple[int, ...]
+    keys: tuple[int, ...]
+
+    @classmethod
+    def of(cls, name: str, num_heads: int, num_kv_heads: int, size: int) -> HeadCut:
+        """The cut with the fewest query heads on any worker, and then the most blocks of keys.
+
+        Raises:
+            ShapeError: the query heads are not as many for each key head.
+        """
+        if num_kv_heads < 1 or num_heads % num_kv_heads:
+            raise ShapeError(
+                f"{name}: num_heads {num_heads} must be a multiple of num_kv_heads {num_kv_heads}"
+            )
+        group = num_heads // num_kv_heads
+        cuts: list[HeadCut] = []
+        for blocks in range(min(size, num_kv_heads), 0, -1):
+            if size % blocks == 0:
+                keys = balanced_lengths(num_kv_heads, blocks)
+                queries = [balanced_lengths(n * group, size // blocks) for n in keys]
+                cuts.append(cls(size, group, tuple(sum(queries, ())), keys))
+        return min(cuts, key=lambda cut: max(cut.queries))
+
+    @property
+    def blocks(self) -> int:
+        return len(self.keys)
+
+    def first_query(self, rank: int) -> int:
+        """The first query head of a worker, in the global order."""
+        return sum(self.queries[:rank])
+
+    def used_keys(self, rank: int) -> tuple[int, int]:
+        """The range of the key heads in a worker's block that its query heads use."""
+        first, count = self.first_query(rank), self.queries[rank]
+        held = sum(self.keys[: rank // (self.size // self.blocks)])
+        if count == 0:
+            return 0, 0
+        return first // self.group - held, (first + count - 1) // self.group + 1 - held
+
+    def key_of_queries(self, rank: int) -> list[int]:
+        """For each query head of a worker its key head, among those that its heads use."""
+        first = self.first_query(rank)
+        heads = range(first, first + self.queries[rank])
+        return [head // self.group - first // self.group for head in heads]

@@ -1,0 +1,184 @@
+"""The invariant regions: replicated values whose gradient is taken once, not once per worker.
+
+Everywhere else a replicated value has a gradient that is summed over its copies. A loss is the same
+number on every worker, and so is its gradient: the two operators here say so, by name. They are
+Megatron's "reduce from" and "copy to" regions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gpudist.checks.arguments import checked
+from gpudist.errors import PartitionError
+from gpudist.exchange import all_reduce
+from gpudist.exchange.autograd import all_reduce_constant, apply
+from gpudist.exchange.library import define, handles_of, is_recorded, thing_of
+from gpudist.nn.tensor_parallel.conventions import expect, marked
+from gpudist.world.partition import Partition
+
+
+class _Sum(torch.autograd.Function):
+    name, takes, gives = "invariant_sum", "dual", "invariant"
+
+    @staticmethod
+    def forward(x: torch.Tensor, P: Partition) -> torch.Tensor:
+        return all_reduce_constant(x, P, "sum")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        x, ctx.P = inputs
+        ctx.save_for_backward(x.new_empty(0))
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: torch.Tensor) -> torch.Tensor:
+        return apply(_Sum, tangents[0], ctx.P)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        _ = ctx.saved_tensors
+        return apply(_Identity, gradients[0], ctx.P), None
+
+
+class _Identity(torch.autograd.Function):
+    name, takes, gives = "invariant_copy", "invariant", "dual"
+
+    @staticmethod
+    def forward(x: torch.Tensor, P: Partition) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        x, ctx.P = inputs
+        ctx.save_for_backward(x.new_empty(0))
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: torch.Tensor) -> torch.Tensor:
+        return apply(_Identity, tangents[0], ctx.P)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        _ = ctx.saved_tensors
+        return apply(_Sum, gradients[0], ctx.P), None
+
+
+def _remember_partition(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
+    ctx.partition = inputs[0]
+    ctx.save_for_backward(output[-1])
+    ctx.mark_non_differentiable(output[-1])
+
+
+def _copy_gradient(ctx: Any, gradients: list[torch.Tensor]) -> tuple[Any, ...]:
+    (token,) = ctx.saved_tensors
+    return None, torch.ops.gpudist.invariant_copy(ctx.partition, gradients[0], token)[0], None
+
+
+def _sum_gradient(ctx: Any, gradients: list[torch.Tensor]) -> tuple[Any, ...]:
+    (token,) = ctx.saved_tensors
+    return None, torch.ops.gpudist.invariant_sum(ctx.partition, gradients[0], token)[0], None
+
+
+def _fake(partition: int, x: torch.Tensor) -> list[torch.Tensor]:
+    return [x.new_empty(x.shape)]
+
+
+# The same pair for graphs, and wherever operations are watched.
+define(
+    "invariant_sum",
+    "int partition, Tensor x",
+    lambda partition, x: [all_reduce(x, thing_of(partition))],
+    _fake,
+    _copy_gradient,
+    _remember_partition,
+)
+define(
+    "invariant_copy",
+    "int partition, Tensor x",
+    lambda partition, x: [x.clone(memory_format=torch.contiguous_format)],
+    _fake,
+    _sum_gradient,
+    _remember_partition,
+)
+
+
+@checked()
+def invariant_sum(x: torch.Tensor, P: Partition) -> torch.Tensor:
+    """Sum ``x`` over the workers of ``P`` into one value that counts once.
+
+    Collective over ``P``. Sums are in ascending rank order and bitwise equal on all workers.
+
+    Args:
+        x: this worker's part, of one shape on all workers.
+        P: the workers that hold a part, and get the sum.
+
+    Returns:
+        New tensor: the sum.
+
+    Adjoint:
+        By declaration the identity, and the all-sum in double backward: every worker's
+        ``backward()`` starts from the same loss, so the gradient of each part is the gradient of
+        the loss itself.
+
+    Cost:
+        One all-reduce of ``x``; backward none.
+
+    Raises:
+        PartitionError: this worker is not in ``P``.
+        ConventionError: ``x`` is an invariant value.
+    """
+    require_active("invariant_sum", P)
+    expect("invariant_sum", "dual", x, P)
+    return marked(sum_once(x, P), "invariant_sum", P)
+
+
+def sum_once(x: torch.Tensor, P: Partition) -> torch.Tensor:
+    """See :func:`invariant_sum`; the caller has checked ``x``."""
+    if is_recorded():
+        (partition,) = handles_of(P)
+        return torch.ops.gpudist.invariant_sum(partition, x, None)[0]
+    return apply(_Sum, x, P)
+
+
+@checked()
+def invariant_copy(x: torch.Tensor, P: Partition) -> torch.Tensor:
+    """Hand on a value that is the same on all workers of ``P``, summing its gradient over them.
+
+    Collective over ``P`` in backward.
+
+    Args:
+        x: the value, the same on all workers.
+        P: the workers that use it.
+
+    Returns:
+        New tensor: ``x``.
+
+    Adjoint:
+        By declaration the all-sum, and the identity in double backward; the entry of a region in
+        which workers compute different parts of one result.
+
+    Cost:
+        None; backward one all-reduce of the gradient.
+
+    Raises:
+        PartitionError: this worker is not in ``P``.
+        ConventionError: ``x`` is a part, or a copy whose gradients add up.
+    """
+    require_active("invariant_copy", P)
+    expect("invariant_copy", "invariant", x, P)
+    return marked(copy_once(x, P), "invariant_copy", P)
+
+
+def copy_once(x: torch.Tensor, P: Partition) -> torch.Tensor:
+    """See :func:`invariant_copy`; the caller has checked ``x``."""
+    if is_recorded():
+        (partition,) = handles_of(P)
+        return torch.ops.gpudist.invariant_copy(partition, x, None)[0]
+    return apply(_Identity, x, P)
+
+
+def require_active(name: str, P: Partition) -> None:
+    """Refuse a worker that is not in ``P``."""
+    if not P.active:
+        raise PartitionError(f"{name}: this worker is not a member of {P!r}")

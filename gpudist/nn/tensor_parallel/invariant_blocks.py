@@ -1,0 +1,248 @@
+"""Where an invariant value is cut or put together.
+
+See :mod:`gpudist.nn.tensor_parallel.invariant`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from gpudist.checks.arguments import checked
+from gpudist.exchange import Movement
+from gpudist.exchange.autograd import apply, move, moved
+from gpudist.exchange.library import is_recorded
+from gpudist.nn.norm.line_blocks import LineBlocks
+from gpudist.nn.tensor_parallel.conventions import expect, marked
+from gpudist.nn.tensor_parallel.invariant import copy_once, require_active
+from gpudist.ops.operator import remembered
+from gpudist.world.partition import Partition
+
+
+@checked()
+def invariant_gather(
+    x: torch.Tensor, P: Partition, dim: int = -1, *, lengths: Sequence[int] | int | None = None
+) -> torch.Tensor:
+    """Put the blocks of the workers of ``P`` together into one value that counts once.
+
+    Collective over ``P``. Megatron's "gather from" region.
+
+    Args:
+        x: this worker's block.
+        P: the workers, in the order of their blocks.
+        dim: along which ``x`` is cut.
+        lengths: of all blocks in that dim, or their sum if they are balanced; agreed by one message
+            at each call unless given.
+
+    Returns:
+        New tensor: the whole, the same on all workers.
+
+    Adjoint:
+        By declaration this worker's block of the gradient; :func:`invariant_scatter` in double
+        backward.
+
+    Cost:
+        An all-gather; backward none.
+
+    Raises:
+        PartitionError: this worker is not in ``P``.
+        ShapeError: the block does not fit the lengths.
+        ConventionError: the block is an invariant value already.
+    """
+    require_active("invariant_gather", P)
+    blocks = remembered(LineBlocks, P, "invariant_gather")
+    dim %= x.dim()
+    if lengths is None:
+        lengths = [row[0] for row in P.allgather_data([x.shape[dim]])]
+    movement, own = _movement_and_own(blocks, x, dim, blocks.given(x, dim, lengths, False))
+    expect("invariant_gather", "dual", x, P)
+    return marked(gather_once(x, movement, dim, own), "invariant_gather", P)
+
+
+@checked()
+def invariant_scatter(
+    x: torch.Tensor, P: Partition, dim: int = -1, *, lengths: Sequence[int] | None = None
+) -> torch.Tensor:
+    """This worker's block of a value that is the same on all workers of ``P``.
+
+    Collective over ``P`` in backward. Megatron's "scatter to" region.
+
+    Args:
+        x: the value.
+        P: the workers, in the order of their blocks.
+        dim: along which to cut it.
+        lengths: of all blocks in that dim, balanced unless given.
+
+    Returns:
+        New tensor: the block.
+
+    Adjoint:
+        By declaration :func:`invariant_gather`.
+
+    Cost:
+        None; backward an all-gather.
+
+    Raises:
+        PartitionError: this worker is not in ``P``.
+        ShapeError: the value does not fit the lengths.
+        ConventionError: the value is a part, or a copy whose gradients add up.
+    """
+    require_active("invariant_scatter", P)
+    blocks = remembered(LineBlocks, P, "invariant_scatter")
+    dim %= x.dim()
+    expect("invariant_scatter", "invariant", x, P)
+    y = cut_once(x, blocks, dim, blocks.given(x, dim, lengths, True))
+    return marked(y, "invariant_scatter", P)
+
+
+@checked()
+def invariant_share(x: torch.Tensor, P: Partition) -> torch.Tensor:
+    """Take a value that each worker of ``P`` holds a copy of as one that counts once.
+
+    The way from the gradient convention of everything else, where the gradients of copies add up,
+    to the invariant one; :func:`~gpudist.nn.invariant_copy` is the way back.
+
+    Args:
+        x: the value, the same on all workers.
+        P: the workers that hold it.
+
+    Returns:
+        New tensor: ``x``.
+
+    Adjoint:
+        By declaration each worker's equal share of the gradient, and the identity in double
+        backward: the shares add up to the gradient.
+
+    Cost:
+        None.
+
+    Raises:
+        PartitionError: this worker is not in ``P``.
+        ConventionError: the value is invariant already.
+    """
+    require_active("invariant_share", P)
+    expect("invariant_share", "dual", x, P)
+    if is_recorded():
+        return _with_share_of_gradient(x, P.size)
+    return marked(apply(_Share, x, P), "invariant_share", P)
+
+
+def gather_once(
+    x: torch.Tensor, movement: Movement, dim: int, own: tuple[int, int]
+) -> torch.Tensor:
+    """See :func:`invariant_gather`; ``own`` is where this worker's block starts, and its length."""
+    if is_recorded():
+        return _with_share_of_gradient(move((movement,), (x,))[0], movement.steps[0].partition.size)
+    return apply(_Gather, x, movement, dim, own)
+
+
+def _with_share_of_gradient(x: torch.Tensor, size: int) -> torch.Tensor:
+    """``x``, whose gradient is divided by ``size``, of torch's operations alone."""
+    return x / size + (x * (1 - 1 / size)).detach()
+
+
+def cut_once(x: torch.Tensor, blocks: LineBlocks, dim: int, lengths: Sequence[int]) -> torch.Tensor:
+    """See :func:`invariant_scatter`."""
+    movement, own = _movement_and_own(blocks, x, dim, lengths)
+    if is_recorded():
+        return copy_once(x, blocks.P).narrow(dim, *own)
+    return apply(_Cut, x, movement, dim, own)
+
+
+def _movement_and_own(
+    blocks: LineBlocks, x: torch.Tensor, dim: int, lengths: Sequence[int]
+) -> tuple[Movement, tuple[int, int]]:
+    rank = blocks.P.rank or 0
+    return blocks.gather(x, dim, lengths), (sum(lengths[:rank]), lengths[rank])
+
+
+class _Gather(torch.autograd.Function):
+    name, takes, gives = "invariant_gather", "dual", "invariant"
+
+    @staticmethod
+    def forward(
+        x: torch.Tensor, movement: Movement, dim: int, own: tuple[int, int]
+    ) -> torch.Tensor:
+        return moved((movement,), (x,))[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        x, *ctx.given = inputs
+        ctx.P = inputs[1].steps[0].partition
+        ctx.save_for_backward(x.new_empty(0))
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: torch.Tensor) -> torch.Tensor:
+        return apply(_Gather, tangents[0], *ctx.given)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        _ = ctx.saved_tensors
+        return apply(_Cut, gradients[0], *ctx.given), None, None, None
+
+
+class _Cut(torch.autograd.Function):
+    name, takes, gives = "invariant_scatter", "invariant", "dual"
+
+    @staticmethod
+    def forward(
+        x: torch.Tensor, movement: Movement, dim: int, own: tuple[int, int]
+    ) -> torch.Tensor:
+        return x.narrow(dim, *own).clone(memory_format=torch.contiguous_format)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        x, *ctx.given = inputs
+        ctx.P = inputs[1].steps[0].partition
+        ctx.save_for_backward(x.new_empty(0))
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: torch.Tensor) -> torch.Tensor:
+        return apply(_Cut, tangents[0], *ctx.given)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        _ = ctx.saved_tensors
+        return apply(_Gather, gradients[0], *ctx.given), None, None, None
+
+
+class _Share(torch.autograd.Function):
+    name, takes, gives = "invariant_share", "dual", "invariant"
+
+    @staticmethod
+    def forward(x: torch.Tensor, P: Partition) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        ctx.P = inputs[1]
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: torch.Tensor) -> torch.Tensor:
+        return tangents[0].clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return apply(_Divide, gradients[0], ctx.P), None
+
+
+class _Divide(torch.autograd.Function):
+    name, takes, gives = "invariant_share", "invariant", "dual"
+
+    @staticmethod
+    def forward(x: torch.Tensor, P: Partition) -> torch.Tensor:
+        return x / P.size
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        ctx.P = inputs[1]
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: torch.Tensor) -> torch.Tensor:
+        return tangents[0] / ctx.P.size
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return apply(_Share, gradients[0], ctx.P), None

@@ -1,0 +1,143 @@
+"""Queries, keys and values of an attention split over heads, by one product of its input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from gpudist.errors import ShapeError
+from gpudist.nn.distributed_module import CheckedModule
+from gpudist.nn.tensor_parallel.head_cut import HeadCut
+from gpudist.nn.tensor_parallel.linear import ParallelLinear
+from gpudist.nn.tensor_parallel.region import Convention, Lengths, TensorRegion
+from gpudist.ops.agreement import ShapeMode
+from gpudist.world.partition import Partition
+
+
+class HeadProjection(ParallelLinear):
+    """The rows of a linear layer that are the heads of each worker; holds them."""
+
+    def __init__(
+        self,
+        region: TensorRegion,
+        embed_dim: int,
+        heads: Sequence[int],
+        head_dim: int,
+        sequence_dim: int | None,
+        bias: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+        overlap: bool,
+    ) -> None:
+        super().__init__(region, embed_dim, sum(heads) * head_dim, sequence_dim, overlap)
+        self._name = ParallelQKV.__name__
+        rows = [count * head_dim for count in heads]
+        self._make_parameters(rows, 0, bias, device, dtype, len(rows))
+
+
+class ParallelQKV(CheckedModule):
+    """Linear projections to queries, keys and values, cut by whole heads over workers.
+
+    The parameters are those of three :class:`torch.nn.Linear`, ``q_proj``, ``k_proj`` and
+    ``v_proj``, drawn in this order; one product makes all three. A key head is on every worker
+    with query heads that use it: where there are fewer key heads than workers, or they do not come
+    out even, several workers hold the same ones, and their gradients are summed. Workers without a
+    query head are legal.
+
+    Args:
+        P: the workers.
+        embed_dim: features of the input.
+        num_heads: of the queries.
+        num_kv_heads: of the keys and values, each shared by as many query heads; ``num_heads``
+            unless given.
+        bias, device, dtype: as of :class:`torch.nn.Linear`.
+        head_dim: features of a head, ``embed_dim / num_heads`` unless given.
+        axis, sequence_dim, convention, shape, overlap: as of
+            :class:`~gpudist.nn.ColumnParallelLinear`.
+
+    Attributes:
+        heads: whose heads are whose.
+
+    Cost:
+        As of :class:`~gpudist.nn.ColumnParallelLinear`, once for all three. A copy of the weights
+        at each call; in backward an all-reduce of the gradients of key and value heads among the
+        workers that hold the same.
+
+    Raises:
+        ShapeError: the heads do not fit.
+
+    Source:
+        Ainslie et al. 2023, arXiv:2305.13245.
+    """
+
+    def __init__(
+        self,
+        P: Partition,
+        embed_dim: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        head_dim: int | None = None,
+        axis: int = -1,
+        sequence_dim: int | None = None,
+        convention: Convention = "invariant",
+        shape: ShapeMode = "static",
+        overlap: bool = False,
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        self.region = region = TensorRegion(name, P, axis, convention, shape)
+        if head_dim is None and embed_dim % num_heads:
+            raise ShapeError(
+                f"{name}: embed_dim {embed_dim} is no multiple of num_heads {num_heads}; give "
+                "head_dim"
+            )
+        self.head_dim = head_dim if head_dim is not None else embed_dim // num_heads
+        self.heads = HeadCut.of(name, num_heads, num_kv_heads or num_heads, region.size)
+        self.sequence_dim = sequence_dim
+        given = self.head_dim, sequence_dim, bias, device, dtype, overlap
+        self.q_proj = HeadProjection(region, embed_dim, self.heads.queries, *given)
+        self.k_proj = HeadProjection(region, embed_dim, self.heads.keys, *given)
+        self.v_proj = HeadProjection(region, embed_dim, self.heads.keys, *given)
+
+    def forward(
+        self, x: torch.Tensor, lengths: Lengths | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The queries of this worker's heads, and the keys and values that these use.
+
+        Args:
+            x: the input, or this worker's block of the sequence.
+            lengths: as of :class:`~gpudist.nn.ColumnParallelLinear`.
+
+        Returns:
+            Three tensors ``[..., heads, head_dim]``, of the whole sequence; clones of the input on
+            workers outside ``P``.
+        """
+        if not self.region.P.active:
+            return x.clone(), x.clone(), x.clone()
+        queries = self.heads.queries[self.region.rank]
+        first, last = self.heads.used_keys(self.region.rank)
+        counts = [queries, last - first, last - first]
+        starts = [0, first, first]
+        weights: list[torch.Tensor] = []
+        biases: list[torch.Tensor] = []
+        for layer, start, count in zip(self._projections, starts, counts, strict=True):
+            weight, *bias = layer.own_parameters()
+            cells = start * self.head_dim, count * self.head_dim
+            weights.append(weight.narrow(0, *cells))
+            biases += [b.narrow(0, *cells) for b in bias]
+        bias = torch.cat(biases) if biases else None
+        y = self.q_proj.multiply_whole(x, lengths, torch.cat(weights), bias)
+        q, k, v = y.unflatten(-1, (sum(counts), self.head_dim)).split(counts, -2)
+        return q, k, v
+
+    @property
+    def _projections(self) -> tuple[HeadProjection, HeadProjection, HeadProjection]:
+        return self.q_proj, self.k_proj, self.v_proj
+
+    def extra_repr(self) -> str:
+        return f"query heads {list(self.heads.queries)}, key heads {list(self.heads.keys)}"

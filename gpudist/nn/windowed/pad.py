@@ -1,0 +1,345 @@
+"""Distributed padding layers: constant, reflected, replicated and circular, over any partition."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from gpudist.errors import PartitionError, ShapeError
+from gpudist.exchange import Movement
+from gpudist.exchange.autograd import move
+from gpudist.geometry.blocks import Decomposition
+from gpudist.geometry.composed import Read
+from gpudist.geometry.padding import CopyingMode, FoldedWindow, PaddingWindow
+from gpudist.geometry.windows import Window
+from gpudist.nn.channels_last import channels_last_form, in_form
+from gpudist.nn.parameters.parameter import tied_empty
+from gpudist.nn.windowed.edge_padding import (
+    EdgePadding,
+    bind_edge_padding,
+    require_padding_of_input,
+)
+from gpudist.nn.windowed.region_layer import BlockOperation, RegionLayer, padding_widths
+from gpudist.ops.agreement import ShapeMode
+from gpudist.ops.halo_exchange import HaloExchange
+from gpudist.ops.operator import Bound
+from gpudist.world.partition import CartesianPartition
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """What a layer remembers of one shape of its input.
+
+    Attributes:
+        halo: the movement that gives each worker the cells its output is made of.
+        output_shape: of this worker.
+        edge_padding: what is left to do then.
+    """
+
+    halo: Movement
+    output_shape: tuple[int, ...]
+    edge_padding: EdgePadding | None
+
+
+class _DistributedPad(RegionLayer):
+    """A padding layer over a tensor ``[B, C, *spatial]`` cut over ``P_x`` in any dims."""
+
+    _dims: int
+
+    def __init__(
+        self,
+        P_x: CartesianPartition,
+        padding: int | Sequence[int],
+        mode: str,
+        value: float,
+        global_shape: Sequence[int] | None,
+        shape: ShapeMode,
+        nested: bool,
+    ) -> None:
+        super().__init__()
+        self._name = type(self).__name__
+        if P_x.dim != self._dims + 2:
+            raise PartitionError(
+                f"{self._name}: P_x has shape {list(P_x.shape)} but needs {self._dims + 2} axes: "
+                f"batch, channels and {self._dims} of features"
+            )
+        self.P_x = P_x
+        self.padding = _widths(self._name, padding, self._dims)
+        self._mode = mode
+        # Torch names the last dim first.
+        pairs = zip(self.padding[::2], self.padding[1::2], strict=True)
+        self._paddings = tuple(reversed(list(pairs)))
+        for d, (left, right) in enumerate(self._paddings):
+            if mode == "circular" and min(left, right) < 0 < max(left, right):
+                raise ShapeError(
+                    f"{self._name}, dim {d + 2}: padding {(left, right)} crops on one side and "
+                    "wraps on the other, which is not supported; crop first, then pad"
+                )
+        self.halo_exchange = HaloExchange(
+            P_x,
+            [_window(mode, *padding) for padding in self._paddings],
+            periodic=mode == "circular",
+            padding_value=value,
+            nested=nested,
+            global_shape=global_shape,
+            shape=shape,
+        )
+        self._bound = Bound[_Bound](shape, self.halo_exchange.agreement)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.P_x.active:
+            return x.clone()
+        bound = self._bound(x, self._bind)
+        y = move((bound.halo,), (x,))[0]
+        if 0 in bound.output_shape:
+            return tied_empty(bound.output_shape, y.dtype, y)
+        if bound.edge_padding is not None:
+            y = bound.edge_padding(y)
+        return in_form(y, channels_last_form(x))
+
+    def _bind(self, x: torch.Tensor) -> _Bound:
+        layout = self.halo_exchange.agreement(x)
+        inputs, windows, index = layout.decomposition, self.halo_exchange.windows, self.P_x.index
+        assert index is not None
+        self.require_input(inputs)
+        halo = self.halo_exchange.bind_to(inputs, layout.dtype, x)
+        outputs = self.outputs_of(inputs).block(index).shape
+        edge_padding = None
+        if self._mode in ("reflect", "replicate") and 0 not in outputs:
+            edge_padding = bind_edge_padding(inputs.dims[2:], windows[2:], index[2:], x.device)
+        return _Bound(halo, outputs, edge_padding)
+
+    def require_region(self) -> None:
+        if self._mode != "constant":
+            raise ShapeError(
+                f"{self._name}: copied padding is not supported in a region, where cells beyond "
+                "the edge are constant; leave the layer out of the region"
+            )
+
+    @property
+    def windows(self) -> Sequence[Window]:
+        return self.halo_exchange.windows
+
+    def require_input(self, inputs: Decomposition) -> None:
+        require_padding_of_input(self._name, self._mode, self._paddings, inputs.shape[2:])
+
+    def bind_block(self, reads: Sequence[Read], shape: Sequence[int]) -> BlockOperation:
+        return _Padded(padding_widths(reads), self.halo_exchange.padding_value)
+
+
+@dataclass(frozen=True)
+class _Padded:
+    """A block with constant padding around it; a new tensor even without any."""
+
+    widths: tuple[int, ...]
+    value: float
+
+    def __call__(self, block: torch.Tensor) -> torch.Tensor:
+        return F.pad(block, self.widths, value=self.value)
+
+
+def _widths(name: str, padding: int | Sequence[int], dims: int) -> tuple[int, ...]:
+    """``padding`` on both sides of each dim, last dim first."""
+    widths = tuple(padding) if isinstance(padding, Sequence) else (padding,) * (2 * dims)
+    if len(widths) != 2 * dims or not all(isinstance(width, int) for width in widths):
+        raise ShapeError(
+            f"{name}: padding is {padding!r} but must be one number or {2 * dims}: left and right "
+            "of the last dim, then of the one before"
+        )
+    return widths
+
+
+def _window(mode: str, left: int, right: int) -> Window:
+    window = PaddingWindow(left, right)
+    copying: dict[str, CopyingMode] = {"reflect": "reflect", "replicate": "replicate"}
+    return FoldedWindow(window, copying[mode]) if mode in copying else window
+
+
+class _DistributedConstantPad(_DistributedPad):
+    """A constant around a tensor ``[B, C, *spatial]`` cut over ``P_x`` in any dims.
+
+    Output blocks are balanced; an input in ``torch.channels_last`` gives an output in it.
+
+    Args:
+        P_x: owns the input and the output.
+        padding: cells on every side, or left and right of the last dim, of the one before, and so
+            on, as torch's layer; negative ones crop.
+        value: of the padding.
+        global_shape: of the input, if it is balanced, to save agreeing on its blocks.
+        shape: ``"dynamic"`` agrees on the input's blocks at every call.
+        nested: move cells dim after dim instead of to all workers that need some at once.
+
+    Adjoint:
+        Crops the padding; every worker gets the gradient of its own cells.
+
+    Cost:
+        One halo exchange that copies the block; messages carry the cells that change their owner
+        since the output is balanced.
+
+    Raises:
+        PartitionError, ShapeError: at construction, for what is not supported; a ShapeError at the
+            first call, on every rank alike, for more cells to crop than there are.
+    """
+
+    def __init__(
+        self,
+        P_x: CartesianPartition,
+        padding: int | Sequence[int],
+        value: float,
+        *,
+        global_shape: Sequence[int] | None = None,
+        shape: ShapeMode = "static",
+        nested: bool = False,
+    ) -> None:
+        super().__init__(P_x, padding, "constant", value, global_shape, shape, nested)
+        self.value = value
+
+
+class _DistributedZeroPad(_DistributedConstantPad):
+    """Zeros around a tensor ``[B, C, *spatial]`` cut over ``P_x`` in any dims.
+
+    As the constant padding with value 0.
+    """
+
+    def __init__(
+        self,
+        P_x: CartesianPartition,
+        padding: int | Sequence[int],
+        *,
+        global_shape: Sequence[int] | None = None,
+        shape: ShapeMode = "static",
+        nested: bool = False,
+    ) -> None:
+        super().__init__(P_x, padding, 0.0, global_shape=global_shape, shape=shape, nested=nested)
+
+
+class _DistributedCopyingPad(_DistributedPad):
+    """Copies of cells around a tensor ``[B, C, *spatial]`` cut over ``P_x`` in any dims.
+
+    ``Reflection``: mirrored at the edge's cells; ``Replication``: the edge's cells; ``Circular``:
+    those of the other end. Copies may come from other workers, and a worker's output may be nothing
+    but copies. Output blocks are balanced; an input in ``torch.channels_last`` gives an output in
+    it.
+
+    Args:
+        P_x: owns the input and the output.
+        padding: cells on every side, or left and right of the last dim, of the one before, and so
+            on, as torch's layer. Negative ones crop; circular padding cannot crop one side of a dim
+            and wrap the other.
+        global_shape: of the input, if it is balanced, to save agreeing on its blocks.
+        shape: ``"dynamic"`` agrees on the input's blocks at every call.
+        nested: move cells dim after dim instead of to all workers that need some at once.
+
+    Adjoint:
+        Adds the gradients of copies into those of the cells they were copied from.
+
+    Cost:
+        One halo exchange that copies the block; messages carry the cells that change their owner
+        since the output is balanced, and those that are copied from others. Workers at an edge copy
+        their block once more, except for circular padding.
+
+    Raises:
+        PartitionError, ShapeError: at construction, for what is not supported; a ShapeError at the
+            first call, on every rank alike, where the padding does not fit: reflected padding must
+            be less than the extent, circular padding at most it, and a cell must be left.
+    """
+
+    _padding_mode: str
+
+    def __init__(
+        self,
+        P_x: CartesianPartition,
+        padding: int | Sequence[int],
+        *,
+        global_shape: Sequence[int] | None = None,
+        shape: ShapeMode = "static",
+        nested: bool = False,
+    ) -> None:
+        super().__init__(P_x, padding, self._padding_mode, 0.0, global_shape, shape, nested)
+
+
+class DistributedConstantPad1d(_DistributedConstantPad):
+    __doc__ = _DistributedConstantPad.__doc__
+    _dims = 1
+
+
+class DistributedConstantPad2d(_DistributedConstantPad):
+    __doc__ = _DistributedConstantPad.__doc__
+    _dims = 2
+
+
+class DistributedConstantPad3d(_DistributedConstantPad):
+    __doc__ = _DistributedConstantPad.__doc__
+    _dims = 3
+
+
+class DistributedZeroPad1d(_DistributedZeroPad):
+    __doc__ = _DistributedZeroPad.__doc__
+    _dims = 1
+
+
+class DistributedZeroPad2d(_DistributedZeroPad):
+    __doc__ = _DistributedZeroPad.__doc__
+    _dims = 2
+
+
+class DistributedZeroPad3d(_DistributedZeroPad):
+    __doc__ = _DistributedZeroPad.__doc__
+    _dims = 3
+
+
+class DistributedReflectionPad1d(_DistributedCopyingPad):
+    __doc__ = _DistributedCopyingPad.__doc__
+    _dims = 1
+    _padding_mode = "reflect"
+
+
+class DistributedReflectionPad2d(_DistributedCopyingPad):
+    __doc__ = _DistributedCopyingPad.__doc__
+    _dims = 2
+    _padding_mode = "reflect"
+
+
+class DistributedReflectionPad3d(_DistributedCopyingPad):
+    __doc__ = _DistributedCopyingPad.__doc__
+    _dims = 3
+    _padding_mode = "reflect"
+
+
+class DistributedReplicationPad1d(_DistributedCopyingPad):
+    __doc__ = _DistributedCopyingPad.__doc__
+    _dims = 1
+    _padding_mode = "replicate"
+
+
+class DistributedReplicationPad2d(_DistributedCopyingPad):
+    __doc__ = _DistributedCopyingPad.__doc__
+    _dims = 2
+    _padding_mode = "replicate"
+
+
+class DistributedReplicationPad3d(_DistributedCopyingPad):
+    __doc__ = _DistributedCopyingPad.__doc__
+    _dims = 3
+    _padding_mode = "replicate"
+
+
+class DistributedCircularPad1d(_DistributedCopyingPad):
+    __doc__ = _DistributedCopyingPad.__doc__
+    _dims = 1
+    _padding_mode = "circular"
+
+
+class DistributedCircularPad2d(_DistributedCopyingPad):
+    __doc__ = _DistributedCopyingPad.__doc__
+    _dims = 2
+    _padding_mode = "circular"
+
+
+class DistributedCircularPad3d(_DistributedCopyingPad):
+    __doc__ = _DistributedCopyingPad.__doc__
+    _dims = 3
+    _padding_mode = "circular"

@@ -1,0 +1,220 @@
+"""Distributed layers that turn channels into features, features into channels, or mix channels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from gpudist.errors import PartitionError, ShapeError
+from gpudist.geometry.boxes import Box
+from gpudist.geometry.expanded import ExpandedWindow
+from gpudist.geometry.windows import HaloWidths, SlidingWindow, Window
+from gpudist.nn.windowed.layer import Compute, DistributedWindowed
+from gpudist.ops.agreement import Layout, ShapeMode
+from gpudist.world.partition import CartesianPartition
+
+
+class DistributedPixelShuffle(DistributedWindowed):
+    """Turn channels into features: ``[..., C * r * r, H, W]`` to ``[..., C, H * r, W * r]``.
+
+    ``r`` is the upscale factor; ``P_x`` cuts any dims. Output blocks are balanced in the last three
+    dims. Channels are moved where a block ends within the ``r * r`` channels of an output.
+
+    Args:
+        P_x: owns the input and the output.
+        upscale_factor: as torch's layer.
+        global_shape: of the input, if it is balanced, to save agreeing on its blocks.
+        shape: ``"dynamic"`` agrees on the input's blocks at every call.
+
+    Cost:
+        No message where every block's outputs come from its own cells: for balanced blocks, where
+        the workers divide the last three dims of the output's shape over ``r``. Else one message
+        for each worker that owns cells of another one's outputs. Backward moves the same bytes.
+
+    Raises:
+        PartitionError, ShapeError: at construction, for arguments that make no sense; at the first
+            call, on every rank alike, if ``r * r`` does not divide the channels.
+    """
+
+    def __init__(
+        self,
+        P_x: CartesianPartition,
+        upscale_factor: int,
+        *,
+        global_shape: Sequence[int] | None = None,
+        shape: ShapeMode = "static",
+    ) -> None:
+        super().__init__(P_x, global_shape, shape)
+        _require_three_dims(self._name, P_x)
+        self.upscale_factor = _positive(self._name, "upscale_factor", upscale_factor)
+
+    def _windows(self, layout: Layout, x: torch.Tensor) -> tuple[Window, ...]:
+        r, dims = self.upscale_factor, self.P_x.dim
+        _require_multiple(self._name, layout, dims - 3, r * r, "upscale_factor squared")
+        leading = (HaloWidths(),) * (dims - 3)
+        return (*leading, SlidingWindow(r * r, r * r), ExpandedWindow(r), ExpandedWindow(r))
+
+    def _computation(
+        self, layout: Layout, windows: Sequence[Window], cells: Box, outputs: Box, x: torch.Tensor
+    ) -> Compute:
+        function = partial(_pixel_shuffle, factor=self.upscale_factor)
+        return _Shuffle(function, _inside(windows, cells, outputs))
+
+
+class DistributedPixelUnshuffle(DistributedWindowed):
+    """Turn features into channels: ``[..., C, H * r, W * r]`` to ``[..., C * r * r, H, W]``.
+
+    ``r`` is the downscale factor; ``P_x`` cuts any dims. Output blocks are balanced in the last
+    three dims. Features are moved where a block ends within the ``r`` cells of an output.
+
+    Args:
+        P_x: owns the input and the output.
+        downscale_factor: as torch's layer.
+        global_shape: of the input, if it is balanced, to save agreeing on its blocks.
+        shape: ``"dynamic"`` agrees on the input's blocks at every call.
+
+    Cost:
+        No message where every block's outputs come from its own cells: for balanced blocks, where
+        the workers divide the last three dims of the input's shape with features over ``r``. Else
+        one message for each worker that owns cells of another one's outputs. Backward moves the
+        same bytes.
+
+    Raises:
+        PartitionError, ShapeError: at construction, for arguments that make no sense; at the first
+            call, on every rank alike, if ``r`` does not divide the features.
+    """
+
+    def __init__(
+        self,
+        P_x: CartesianPartition,
+        downscale_factor: int,
+        *,
+        global_shape: Sequence[int] | None = None,
+        shape: ShapeMode = "static",
+    ) -> None:
+        super().__init__(P_x, global_shape, shape)
+        _require_three_dims(self._name, P_x)
+        self.downscale_factor = _positive(self._name, "downscale_factor", downscale_factor)
+
+    def _windows(self, layout: Layout, x: torch.Tensor) -> tuple[Window, ...]:
+        r, dims = self.downscale_factor, self.P_x.dim
+        for d in (dims - 2, dims - 1):
+            _require_multiple(self._name, layout, d, r, "downscale_factor")
+        leading = (HaloWidths(),) * (dims - 3)
+        return (*leading, ExpandedWindow(r * r), SlidingWindow(r, r), SlidingWindow(r, r))
+
+    def _computation(
+        self, layout: Layout, windows: Sequence[Window], cells: Box, outputs: Box, x: torch.Tensor
+    ) -> Compute:
+        function = partial(_pixel_unshuffle, factor=self.downscale_factor)
+        return _Shuffle(function, _inside(windows, cells, outputs))
+
+
+class DistributedChannelShuffle(DistributedWindowed):
+    """Mix the channels of groups: ``[B, g, C / g, ...]`` becomes ``[B, C / g, g, ...]``.
+
+    The tensor ``[B, C, ...]`` may be cut in any dim but its channels.
+
+    Args:
+        P_x: owns the input and the output.
+        groups: as torch's layer.
+        global_shape: of the input, if it is balanced, to save agreeing on its blocks.
+        shape: ``"dynamic"`` agrees on the input's blocks at every call.
+
+    Cost:
+        No message.
+
+    Raises:
+        PartitionError, ShapeError: at construction, if the channels are cut or ``groups`` makes no
+            sense; at the first call, on every rank alike, if it does not divide the channels.
+    """
+
+    def __init__(
+        self,
+        P_x: CartesianPartition,
+        groups: int,
+        *,
+        global_shape: Sequence[int] | None = None,
+        shape: ShapeMode = "static",
+    ) -> None:
+        super().__init__(P_x, global_shape, shape)
+        if P_x.dim < 3 or P_x.shape[1] > 1:
+            raise PartitionError(
+                f"{self._name}, dim 1: P_x has shape {list(P_x.shape)} but needs at least 3 axes "
+                "with one worker along the channels, which mix over all blocks; repartition before"
+            )
+        self.groups = _positive(self._name, "groups", groups)
+
+    def _windows(self, layout: Layout, x: torch.Tensor) -> tuple[Window, ...]:
+        _require_multiple(self._name, layout, 1, self.groups, "groups")
+        return (HaloWidths(),) * self.P_x.dim
+
+    def _computation(
+        self, layout: Layout, windows: Sequence[Window], cells: Box, outputs: Box, x: torch.Tensor
+    ) -> Compute:
+        return partial(_channel_shuffle, groups=self.groups)
+
+
+@dataclass(frozen=True)
+class _Shuffle:
+    """Torch's function on a block, and the part of it that is asked."""
+
+    function: Compute
+    outputs: tuple[slice, ...]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)[self.outputs].contiguous()
+
+
+def _pixel_shuffle(x: torch.Tensor, factor: int) -> torch.Tensor:
+    return F.pixel_shuffle(x, factor) if factor > 1 else x.clone()
+
+
+def _pixel_unshuffle(x: torch.Tensor, factor: int) -> torch.Tensor:
+    return F.pixel_unshuffle(x, factor) if factor > 1 else x.clone()
+
+
+def _channel_shuffle(x: torch.Tensor, groups: int) -> torch.Tensor:
+    mixed = x.unflatten(1, (groups, -1)).transpose(1, 2)
+    return mixed.clone(memory_format=torch.contiguous_format).flatten(1, 2)
+
+
+def _inside(windows: Sequence[Window], cells: Box, outputs: Box) -> tuple[slice, ...]:
+    """Where ``outputs`` lie in what becomes of a whole block of ``cells``."""
+    where: list[slice] = []
+    for window, first, start, stop in zip(
+        windows, cells.start, outputs.start, outputs.stop, strict=True
+    ):
+        if isinstance(window, ExpandedWindow):
+            made = first * window.factor
+            where.append(slice(start - made, stop - made))
+        else:
+            where.append(slice(None))
+    return tuple(where)
+
+
+def _require_three_dims(name: str, P_x: CartesianPartition) -> None:
+    if P_x.dim < 3:
+        raise PartitionError(
+            f"{name}: P_x has shape {list(P_x.shape)} but needs at least 3 axes: channels and 2 of "
+            "features"
+        )
+
+
+def _positive(name: str, what: str, value: int) -> int:
+    if value < 1:
+        raise ShapeError(f"{name}: {what} is {value} but must be at least 1")
+    return value
+
+
+def _require_multiple(name: str, layout: Layout, dim: int, factor: int, what: str) -> None:
+    extent = layout.decomposition.shape[dim]
+    if extent % factor:
+        raise ShapeError(
+            f"{name}, dim {dim}: the global extent {extent} is not a multiple of {factor}, the "
+            f"{what}; pad the input"
+        )

@@ -1,0 +1,308 @@
+"""Distributed interpolation over any partition."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+
+from gpudist.errors import PartitionError, ShapeError
+from gpudist.geometry.boxes import Box
+from gpudist.geometry.interpolation import InterpolationMode, InterpolationWindow, Kernel
+from gpudist.geometry.windows import HaloWidths, Window
+from gpudist.nn.pool.adaptive import DistributedAdaptiveAvgPool
+from gpudist.nn.windowed.layer import Compute, DistributedWindowed
+from gpudist.nn.windowed.resampling import (
+    Interpolation,
+    Range,
+    Resampling,
+    Step,
+    interpolating_step,
+    magnification,
+    sum_dtype,
+)
+from gpudist.ops.agreement import Layout, ShapeMode
+from gpudist.world.partition import CartesianPartition
+
+_ALONG_A_DIM: dict[str, InterpolationMode] = {
+    "nearest": "nearest",
+    "nearest-exact": "nearest-exact",
+    "linear": "linear",
+    "bilinear": "linear",
+    "trilinear": "linear",
+    "bicubic": "cubic",
+}
+_DIMS = {"linear": 1, "bilinear": 2, "trilinear": 3, "bicubic": 2}
+# Of torch, to choose its kernel in two dims; the sum of both.
+_MOST_SMALL_OUTPUTS = 128
+_NEAREST = ("nearest", "nearest-exact")
+
+
+class DistributedUpsample(DistributedWindowed):
+    """Torch's interpolation of a tensor ``[B, C, *spatial]`` cut over ``P_x`` in any dims.
+
+    One to three spatial dims, which may grow or shrink. Output blocks are balanced in the spatial
+    dims, and those of the input in the others. Each output reads the same cells, with the same
+    weights, as in torch's kernel for contiguous tensors of that shape and dtype on that device:
+    also where a position is rounded to the next cell. The gradient is the adjoint of that. Torch's
+    own is not always: in the nearest modes its backward kernels round float64 positions as float32,
+    and where the extent stays or doubles they, and bicubic ones, do not ask for the scale factor.
+
+    Args:
+        P_x: owns the input and the output.
+        size, scale_factor, mode, align_corners, recompute_scale_factor: as torch's layer; the size
+            is the global one of the spatial dims.
+        global_shape: of the input, if it is balanced, to save agreeing on its blocks.
+        shape: ``"dynamic"`` agrees on the input's blocks at every call.
+
+    Cost:
+        One message for each worker that owns cells this one's outputs read, corners included.
+        Between balanced blocks it holds a layer as wide as an output reaches, and a cell more where
+        inputs and outputs are not cut at the same place. Backward moves the same bytes. No message
+        and no copy of the block where no output reads cells of another worker. ``"area"`` moves all
+        cells of a range to the worker with its mean.
+
+    Raises:
+        PartitionError, ShapeError: at construction, for what is not supported or makes no sense; at
+            the first call, on every rank alike, if there is no output or the dtype is not one torch
+            interpolates.
+    """
+
+    def __init__(
+        self,
+        P_x: CartesianPartition,
+        size: int | Sequence[int] | None = None,
+        scale_factor: float | Sequence[float] | None = None,
+        mode: str = "nearest",
+        align_corners: bool | None = None,
+        recompute_scale_factor: bool | None = None,
+        *,
+        global_shape: Sequence[int] | None = None,
+        shape: ShapeMode = "static",
+    ) -> None:
+        super().__init__(P_x, global_shape, shape)
+        self.mode = mode
+        self.align_corners = align_corners
+        self.recompute_scale_factor = recompute_scale_factor
+        self._require_mode()
+        self._dims = P_x.dim - 2
+        self._require_one_of(size, scale_factor)
+        self.size, self.scale_factor = size, scale_factor
+        self._sizes = None if size is None else self._positive("size", size)
+        self._scales: tuple[float, ...] | None = None
+        if scale_factor is not None:
+            scales = self._positive("scale_factor", scale_factor)
+            self._scales = tuple(map(float, scales))
+            if not _is_listed(scale_factor):
+                self.scale_factor = self._scales[0]
+        # Torch places the outputs by the scale factor as given, not by the ratio of the extents.
+        self._keeps_scale = not (size is not None or recompute_scale_factor)
+        self._means: _Means | None = None
+        if mode == "area":
+            self._means = _Means(P_x, self._output_extent, global_shape, shape)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) if self._means is None else self._means(x)
+
+    def _require_mode(self) -> None:
+        name, mode, axes = self._name, self.mode, self.P_x.dim
+        if mode != "area" and mode not in _ALONG_A_DIM:
+            raise ShapeError(
+                f"{name}: mode {mode!r} is not supported; it must be one of "
+                f"{[*_ALONG_A_DIM, 'area']}"
+            )
+        if not 3 <= axes <= 5 or _DIMS.get(mode, axes - 2) != axes - 2:
+            raise PartitionError(
+                f"{name}: P_x has shape {list(self.P_x.shape)}, but mode {mode!r} takes "
+                f"{_DIMS.get(mode, '1 to 3')} dims of features beside batch and channels"
+            )
+        if self.align_corners is not None and mode not in _DIMS:
+            raise ShapeError(
+                f"{name}: align_corners has no meaning for mode {mode!r}, only for {list(_DIMS)}"
+            )
+
+    def _require_one_of(self, size: object, scale_factor: object) -> None:
+        if (size is None) == (scale_factor is None):
+            raise ShapeError(
+                f"{self._name}: size is {size} and scale_factor {scale_factor}; give one of them"
+            )
+        if size is not None and self.recompute_scale_factor:
+            raise ShapeError(f"{self._name}: recompute_scale_factor has no meaning with a size")
+
+    def _positive(self, what: str, value: Any) -> tuple[Any, ...]:
+        """``value`` for each spatial dim."""
+        values = tuple(value) if _is_listed(value) else (value,) * self._dims
+        if len(values) != self._dims:
+            raise ShapeError(
+                f"{self._name}: {what} has {len(values)} entries but P_x has {self._dims} dims of "
+                "features"
+            )
+        for d, given in enumerate(values):
+            where = f"{self._name}, dim {d + 2}"
+            if not 0 < given < math.inf:
+                raise ShapeError(f"{where}: {what} {given} must be above 0")
+        return values
+
+    def _windows(self, layout: Layout, x: torch.Tensor) -> tuple[Window, ...]:
+        dtype = layout.dtype
+        if not dtype.is_floating_point and not (dtype == torch.uint8 and self.mode in _NEAREST):
+            raise ShapeError(f"{self._name}: torch does not interpolate {dtype} by {self.mode!r}")
+        extents = layout.decomposition.shape[2:]
+        sizes = [self._output_extent(d, n) for d, n in enumerate(extents)]
+        return (HaloWidths(), HaloWidths(), *self._interpolations(sizes, dtype, x.is_cuda))
+
+    def _interpolations(
+        self, sizes: Sequence[int], dtype: torch.dtype, on_cuda: bool
+    ) -> tuple[Window, ...]:
+        mode, kernel = _ALONG_A_DIM[self.mode], _kernel(sizes, on_cuda)
+        single = dtype != torch.float64 or (self.mode in _NEAREST and kernel != "general")
+        scales: Sequence[float | None] = (None,) * self._dims
+        if self._keeps_scale:
+            assert self._scales is not None
+            scales = self._scales
+        aligned = bool(self.align_corners)
+        return tuple(
+            InterpolationWindow(mode, size, scale, aligned, single, kernel)
+            for size, scale in zip(sizes, scales, strict=True)
+        )
+
+    def _output_extent(self, d: int, extent: int) -> int:
+        if self._sizes is not None:
+            size, why = self._sizes[d], f"size {self._sizes[d]}"
+        else:
+            assert self._scales is not None
+            size, why = int(extent * self._scales[d]), f"scale_factor {self._scales[d]}"
+        if extent < 1 or size < 1:
+            raise ShapeError(
+                f"{self._name}, dim {d + 2}: {extent} cells with {why} have no output; torch "
+                "interpolates at least one cell to at least one"
+            )
+        return size
+
+    def _computation(
+        self, layout: Layout, windows: Sequence[Window], cells: Box, outputs: Box, x: torch.Tensor
+    ) -> Compute:
+        if 0 in outputs.shape:
+            return _no_outputs
+        extents = layout.decomposition.shape
+        if set(self.P_x.shape[2:]) == {1} and self._has_torchs_gradient(x.dtype):
+            return self._whole(outputs.shape[2:])
+        read = list(zip(cells.start, cells.stop, strict=True))
+        made = list(zip(outputs.start, outputs.stop, strict=True))
+        factors = [
+            window.exact_factor(n) if isinstance(window, InterpolationWindow) else None
+            for window, n in zip(windows[2:], extents[2:], strict=True)
+        ]
+        if None not in factors:
+            return magnification(self.mode, cast(list[int], factors), read[2:], made[2:])
+        # What shrinks most comes first: the steps behind it have less to do.
+        dims = sorted(range(2, len(extents)), key=lambda d: (outputs.shape[d] / cells.shape[d], -d))
+        steps = [_step(windows[d], extents[d], read[d], made[d], d, x) for d in dims]
+        weighted = self.mode not in _NEAREST
+        dtype = sum_dtype(x.dtype) if weighted else x.dtype
+        return Resampling(tuple(step for step in steps if step is not None), dtype)
+
+    def _has_torchs_gradient(self, dtype: torch.dtype) -> bool:
+        """Whether torch's backward kernels are certainly the adjoint of its forward kernels."""
+        if self.mode in _NEAREST:
+            return not self._keeps_scale and dtype != torch.float64
+        return not (self.mode == "bicubic" and self._keeps_scale)
+
+    def _whole(self, sizes: tuple[int, ...]) -> Interpolation:
+        """Torch's function, for a block that is whole in its spatial dims."""
+        if self._keeps_scale:
+            return Interpolation(self.mode, None, self._scales, self.align_corners)
+        return Interpolation(self.mode, sizes, None, self.align_corners)
+
+
+def _is_listed(value: Any) -> bool:
+    return hasattr(value, "__len__")
+
+
+class _Means(DistributedAdaptiveAvgPool):
+    """Interpolation by ``"area"``: adaptive means, whose number may follow from a scale factor."""
+
+    def __init__(
+        self,
+        P_x: CartesianPartition,
+        output_extent: Callable[[int, int], int],
+        global_shape: Sequence[int] | None,
+        shape: ShapeMode,
+    ) -> None:
+        self._dims = P_x.dim - 2
+        # One stands for what follows from the input.
+        super().__init__(P_x, (1,) * self._dims, global_shape=global_shape, shape=shape)
+        self._name = DistributedUpsample.__name__
+        self._extent_of = output_extent
+
+    def _bind(self, x: torch.Tensor) -> Any:
+        bound = super()._bind(x)
+        if not bound.layout.dtype.is_floating_point:
+            raise ShapeError(
+                f"{self._name}: torch does not interpolate {bound.layout.dtype} by 'area'"
+            )
+        return bound
+
+    def _output_extent(self, d: int, extent: int) -> int:
+        return self._extent_of(d, extent)
+
+
+def _kernel(sizes: Sequence[int], on_cuda: bool) -> Kernel:
+    """Which kernel torch takes for that many outputs of a contiguous tensor."""
+    if on_cuda:
+        return "cuda"
+    return "small" if len(sizes) == 2 and sum(sizes) <= _MOST_SMALL_OUTPUTS else "general"
+
+
+def _step(
+    window: Window, extent: int, cells: Range, outputs: Range, dim: int, x: torch.Tensor
+) -> Step | None:
+    assert isinstance(window, InterpolationWindow)
+    return interpolating_step(window, extent, cells, outputs, dim, x)
+
+
+def _no_outputs(x: torch.Tensor) -> torch.Tensor:
+    raise AssertionError("a block without outputs is not computed")
+
+
+class DistributedUpsamplingNearest2d(DistributedUpsample):
+    """Torch's layer of that name: :class:`DistributedUpsample` by ``"nearest"`` in two dims."""
+
+    def __init__(
+        self,
+        P_x: CartesianPartition,
+        size: int | Sequence[int] | None = None,
+        scale_factor: float | Sequence[float] | None = None,
+        *,
+        global_shape: Sequence[int] | None = None,
+        shape: ShapeMode = "static",
+    ) -> None:
+        super().__init__(P_x, size, scale_factor, global_shape=global_shape, shape=shape)
+        _require_two_dims(self._name, P_x)
+
+
+class DistributedUpsamplingBilinear2d(DistributedUpsample):
+    """Torch's layer of that name: :class:`DistributedUpsample`, bilinear with aligned corners."""
+
+    def __init__(
+        self,
+        P_x: CartesianPartition,
+        size: int | Sequence[int] | None = None,
+        scale_factor: float | Sequence[float] | None = None,
+        *,
+        global_shape: Sequence[int] | None = None,
+        shape: ShapeMode = "static",
+    ) -> None:
+        super().__init__(
+            P_x, size, scale_factor, "bilinear", True, global_shape=global_shape, shape=shape
+        )
+
+
+def _require_two_dims(name: str, P_x: CartesianPartition) -> None:
+    if P_x.dim != 4:
+        raise PartitionError(
+            f"{name}: P_x has shape {list(P_x.shape)} but needs 4 axes: batch, channels and 2 of "
+            "features"
+        )

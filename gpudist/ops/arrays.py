@@ -1,0 +1,177 @@
+"""NumPy and CuPy arrays in place of tensors: torch sees their memory through DLPack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn, Protocol, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.compiler import is_dynamo_compiling
+
+from gpudist.errors import GpudistError, ShapeError
+from gpudist.world.partition import Partition
+
+# And cupy.ndarray, which has no types.
+Array = TypeVar("Array", torch.Tensor, NDArray[Any])
+
+# What a worker gave, as ranks tell each other.
+TENSOR, NUMPY, CUPY = range(3)
+
+# Of CuPy, and not to be destroyed: where torch frees an output it records an event on its streams.
+_kept_streams: set[Any] = set()
+
+
+class Agreement(Protocol):
+    """Part of ``gpudist.ops.agreement.Agreement``."""
+
+    kind: int
+    owners_kind: int
+
+    def refuse(self, error: GpudistError) -> NoReturn: ...
+
+
+class Operator(Protocol):
+    """Part of ``gpudist.ops.operator.Operator``."""
+
+    P_x: Partition
+    agreement: Agreement
+
+    def __call__(self, x: torch.Tensor | None) -> torch.Tensor: ...
+
+
+def applied(operator: Any, x: Array | None) -> Array:
+    """``operator(x)``, for a NumPy or CuPy array too, as an array of the same library.
+
+    Arrays take no part in autograd, and are for use outside torch.compile. ``None`` gives what the
+    owner of the block gave, where an operator takes it and has agreed on the block.
+
+    Returns:
+        New tensor or array. Its memory is torch's, and lives as long as it.
+
+    Cost:
+        Nothing is copied, but inputs that DLPack or torch cannot describe: negative strides, and
+        strides that are no multiple of the item. Where CuPy's current stream is not torch's, a CuPy
+        array costs an event before and one after, and the stream is kept until the process ends.
+
+    Raises:
+        ShapeError: the array has a dtype that torch has not, or is not on the partition's device;
+            told to the ranks that wait.
+    """
+    if isinstance(x, torch.Tensor):
+        return operator(x)
+    return _applied_to_array(operator, x)
+
+
+def _applied_to_array(operator: Operator, x: Any) -> Any:
+    if is_dynamo_compiling():
+        return operator(x)
+    agreement, device = operator.agreement, operator.P_x.device
+    if x is None:
+        y = operator(None)
+        return _with_kind(agreement.owners_kind, device, lambda: y)
+    try:
+        kind = _kind_of(x)
+        seen = _tensor_of(x, kind, device)
+    except ShapeError as error:
+        agreement.refuse(ShapeError(f"{type(operator).__name__}: {error}"))
+    agreement.kind = kind
+    try:
+        return _with_kind(kind, device, lambda: operator(seen))
+    finally:
+        agreement.kind = TENSOR
+
+
+def _with_kind(kind: int, device: torch.device, run: Callable[[], torch.Tensor]) -> Any:
+    """What ``run()`` gives, as an array of that kind."""
+    if kind == CUPY:
+        return _cupy_array_of(device, run)
+    return _numpy_array_of(run()) if kind == NUMPY else run()
+
+
+def _kind_of(x: object) -> int:
+    if type(x).__module__.partition(".")[0] == "cupy":
+        return CUPY
+    if isinstance(x, np.ndarray) and not isinstance(x, np.ma.MaskedArray):
+        return NUMPY
+    raise ShapeError(
+        f"the input is a {type(x).__module__}.{type(x).__qualname__}; it must be a tensor of torch "
+        "or an array of NumPy, without a mask, or of CuPy"
+    )
+
+
+def _tensor_of(x: Any, kind: int, device: torch.device) -> torch.Tensor:
+    """A tensor on the memory of ``x``, or of a copy where torch cannot describe it."""
+    name = "CuPy" if kind == CUPY else "NumPy"
+    where = torch.device("cuda", x.device.id) if kind == CUPY else torch.device("cpu")
+    if where != device:
+        raise ShapeError(
+            f"the {name} array is on {where} but the partition's device is {device}; move it "
+            "there with cupy.asarray or cupy.asnumpy"
+        )
+    # Streams are put in order once, in _in_stream_order.
+    export = _capsule if kind == CUPY else _itself
+    try:
+        if any(stride < 0 for stride in x.strides):
+            # torch 2.13 ends the process at a negative stride.
+            return torch.from_dlpack(export(x.copy()))
+        try:
+            return torch.from_dlpack(export(x))
+        except BufferError:
+            return torch.from_dlpack(export(x.copy()))
+    except (BufferError, RuntimeError) as error:
+        raise ShapeError(f"torch cannot read a {name} array of dtype {x.dtype}: {error}") from error
+
+
+def _itself(x: Any) -> Any:
+    return x
+
+
+def _capsule(x: Any) -> Any:
+    return x.__dlpack__(stream=-1)
+
+
+def _numpy_array_of(y: torch.Tensor) -> NDArray[Any]:
+    try:
+        # Not numpy.from_dlpack, whose arrays are read-only before NumPy 2.1.
+        return y.numpy()
+    except TypeError as error:
+        raise ShapeError(f"the output's dtype {y.dtype} is none of NumPy: {error}") from error
+
+
+def _cupy_array_of(device: torch.device, run: Callable[[], torch.Tensor]) -> Any:
+    import cupy  # pyright: ignore[reportMissingImports]
+
+    with _in_stream_order(cupy, device) as keep:
+        y = run()
+        keep(y)
+    return cupy.from_dlpack(_capsule(y))
+
+
+@contextmanager
+def _in_stream_order(cupy: Any, device: torch.device) -> Iterator[Callable[[torch.Tensor], None]]:
+    """Order the body's work on torch's current stream after CuPy's so far, before CuPy's to come.
+
+    Gives what must be called with tensors that CuPy goes on to use.
+    """
+    ours = torch.cuda.current_stream(device)
+    # CuPy has a current stream on each device; its default is that of its current device.
+    stream = cupy.cuda.get_current_stream(device.index)
+    if stream.ptr == ours.cuda_stream:
+        yield lambda y: None
+        return
+    theirs = torch.cuda.ExternalStream(stream.ptr, device)
+
+    def keep(y: torch.Tensor) -> None:
+        # Else torch's allocator gives the memory away while CuPy's stream may still read it.
+        y.record_stream(theirs)
+        _kept_streams.add(stream)
+
+    ours.wait_stream(theirs)
+    try:
+        yield keep
+    finally:
+        # After an error too: torch may be reading what CuPy would give away.
+        theirs.wait_stream(ours)

@@ -1,6 +1,0 @@
-"""Processes that serve as the ranks of many small worlds, one after another."""
-
-from gpudist.rank_pool.outcome import Outcome, RanksFailed
-from gpudist.rank_pool.pool import GRACE_S, RankPool, StartMethod
-
-__all__ = ["GRACE_S", "Outcome", "RankPool", "RanksFailed", "StartMethod"]

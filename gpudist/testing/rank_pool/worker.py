@@ -1,0 +1,101 @@
+"""The life of one process of the pool."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import traceback
+from multiprocessing import connection
+
+import torch
+import torch.distributed as dist
+
+from gpudist.testing.rank_pool.outcome import Outcome
+from gpudist.transport.base import Transport
+from gpudist.transport.failure.channel import Failure
+from gpudist.world import runtime
+
+# Orders beside the arguments of `carry_out`: close all worlds, and end. A forked process would not
+# see that its pipe was closed: those forked later have the other end of it too.
+FORGET, END = "forget", "end"
+
+
+def serve(
+    pipe: connection.Connection, port: int, stack_path: str, variables: dict[str, str]
+) -> None:
+    """Be a rank, answer with the outcome, wait for the next order."""
+    runtime.set_variables(variables)
+    threading.Thread(target=watch_parent, daemon=True).start()
+    stack_file = open(stack_path, "w")  # noqa: SIM115 (as long as the process)
+    faulthandler.register(signal.SIGUSR1, file=stack_file, all_threads=True)
+    torch.set_num_threads(1)
+    wires: dict[str, Transport] = {}
+    pipe.send_bytes(b"ready")
+    with contextlib.suppress(EOFError, ConnectionResetError):
+        while True:
+            order = pickle.loads(pipe.recv_bytes())
+            if order == END:
+                break
+            if order != FORGET:
+                pipe.send_bytes(_answer(carry_out(wires, port, *order)))
+                continue
+            for wire in wires.values():
+                wire.close()
+            wires.clear()
+    for wire in wires.values():
+        wire.close()
+
+
+def watch_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+    os._exit(1)
+
+
+def carry_out(
+    wires: dict[str, Transport],
+    port: int,
+    prefix: str,
+    transport: str,
+    rank: int,
+    size: int,
+    timeout_s: float,
+    task: bytes,
+) -> Outcome:
+    try:
+        if prefix not in wires:
+            # A store of its own: a blocking call of one world must not hold up another's.
+            store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+            runtime.take_device(transport, rank)
+            wires[prefix] = runtime.connect(transport, store, rank, size, timeout_s, prefix)
+        wire = wires[prefix]
+        # Each run begins like a new loopback world: equal generators, and no shapes agreed.
+        torch.manual_seed(0)
+        wire.remembered.clear()
+        fn, args, kwargs = pickle.loads(task)
+        value = fn(runtime.world_of(wire), *args, **kwargs)
+        return Outcome(rank, value, world_ended=wire.error() is not None)
+    except BaseException as error:
+        if prefix in wires:
+            wires[prefix].abort(Failure.from_exception(error, rank))
+        frames = error.__traceback__ and error.__traceback__.tb_next
+        text = "".join(traceback.format_exception(type(error), error, frames))
+        return Outcome(rank, error=error, text=f"raised:\n{text}")
+
+
+def _answer(outcome: Outcome) -> bytes:
+    try:
+        answer = pickle.dumps(outcome)
+        pickle.loads(answer)
+        return answer
+    except Exception as refusal:
+        what = outcome.error if outcome.error is not None else refusal
+        error = RuntimeError(f"{type(what).__name__}: {what}")
+        text = outcome.text or f"returned what cannot be pickled: {refusal}"
+        return pickle.dumps(Outcome(outcome.rank, error=error, text=text))

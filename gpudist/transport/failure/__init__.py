@@ -1,0 +1,1 @@
+"""How the failure of one rank reaches all the others, and what they print."""

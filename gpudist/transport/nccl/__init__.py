@@ -1,0 +1,1 @@
+"""NCCL between GPUs."""

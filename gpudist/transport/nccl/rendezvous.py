@@ -1,0 +1,146 @@
+"""Where the ranks of a world over NCCL find one another: keys of torch's store."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gpudist.checks.digest import digest_of
+from gpudist.errors import CollectiveTimeout, TransportError
+from gpudist.transport.background import Background
+from gpudist.transport.host.beacon import Beacon, is_beside
+
+T = TypeVar("T")
+
+_POLL_S = 0.002
+_LONGEST_S = 0.05
+# The store answers some ten thousand ranks' questions a second.
+_RANKS_PER_LOOK = 5000
+_LOOK_EVERY_S = 0.1
+# In which a store that is gone turns out to be a peer's death.
+_PATIENCE_S = 0.5
+_NODE = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Rendezvous:
+    """The keys of one world; every wait ends when the world has failed, even when the store hangs.
+
+    Args:
+        store, prefix: of the world.
+        rank, size: this process in the world.
+        timeout_s: for all ranks to arrive, in seconds.
+        look: raises the failure of the world, if there is one.
+
+    Attributes:
+        is_seen: the processes of the others on this node can find this one.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        prefix: str,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        look: Callable[[], None],
+    ) -> None:
+        self._store: Any = store
+        self._prefix = f"{prefix}/nccl"
+        self._rank = rank
+        self._size = size
+        self._timeout_s = timeout_s
+        self._look = look
+        self._background = Background(f"gpudist meets {prefix}")
+        self._beacon = Beacon()
+        self.is_seen = self._beacon.is_lit
+
+    def arrive(self) -> dict[int, int]:
+        """Return when all ranks are here: the processes of the others on this node, by rank.
+
+        Raises:
+            CollectiveTimeout: ranks are missing at the deadline; names them.
+        """
+        boot = _NODE.read_text().strip() if _NODE.exists() else ""
+        node = f"{self._prefix}/on/{socket.gethostname()}/{boot}"
+        arrived = f"{self._prefix}/arrived"
+        self.ask(lambda: self._store.append(node, f"{self._rank} {self._beacon.text},"))
+        self.ask(lambda: self._store.set(f"{self._prefix}/here/{self._rank}", ""))
+        self.ask(lambda: self._store.add(arrived, 1))
+        deadline_s = time.monotonic() + self._timeout_s
+        pause_s, longest_s = _POLL_S, max(_LONGEST_S, self._size / _RANKS_PER_LOOK)
+        while self.ask(lambda: self._store.add(arrived, 0)) < self._size:
+            if time.monotonic() > deadline_s:
+                raise CollectiveTimeout(
+                    f"after {self._timeout_s:g} s rank {self._rank} (process {os.getpid()}) still "
+                    f"misses ranks {self._missing()} of {self._size}; are they running, with the "
+                    f"same size?"
+                )
+            self._pause(pause_s)
+            pause_s = min(2 * pause_s, longest_s)
+        here = self.ask(lambda: self._store.get(node))
+        try:
+            entries = [entry.split(" ", 1) for entry in here.decode().split(",") if entry]
+            found = {int(rank): (int(text.split()[0]), text) for rank, text in entries}
+        except (ValueError, IndexError) as error:
+            raise self._unreadable(here) from error
+        del found[self._rank]
+        return {rank: pid for rank, (pid, text) in found.items() if is_beside(text)}
+
+    def share_id(self, members: Sequence[int], make_id: Callable[[], bytes]) -> bytes:
+        """The unique id of a communicator, which the first of its ``members`` makes.
+
+        It waits until then, or until the world has failed: the deadline is the caller's.
+        """
+        key = f"{self._prefix}/id/{digest_of(','.join(map(str, members)).encode()).hex()}"
+        if self._rank == members[0]:
+            made = make_id()
+            self.ask(lambda: self._store.set(key, made.hex()))
+            return made
+        while not self.ask(lambda: self._store.check([key])):
+            self._pause()
+        text = self.ask(lambda: self._store.get(key))
+        try:
+            return bytes.fromhex(text.decode())
+        except ValueError as error:
+            raise self._unreadable(text) from error
+
+    def ask(self, call: Callable[[], T]) -> T:
+        """What a call of the store says, made in another thread."""
+        job = self._background.submit(call)
+        while not job.wait(_LOOK_EVERY_S):
+            self._look()
+        try:
+            return job.result()
+        except (RuntimeError, OSError) as error:
+            deadline_s = time.monotonic() + _PATIENCE_S
+            while time.monotonic() < deadline_s:
+                self._pause()
+            raise TransportError(
+                f"rank {self._rank} cannot reach the store of this world: {error}"
+            ) from error
+
+    def close(self) -> None:
+        self._beacon.close()
+        self._background.stop()
+        self._store = None
+
+    def _missing(self) -> list[int]:
+        return [
+            rank
+            for rank in range(self._size)
+            if not self.ask(lambda rank=rank: self._store.check([f"{self._prefix}/here/{rank}"]))
+        ]
+
+    def _unreadable(self, text: bytes) -> TransportError:
+        return TransportError(
+            f"rank {self._rank} found {text[:80]!r} in the store of this world, which no rank "
+            f"writes; run the same gpudist on every rank, and let nobody else write there"
+        )
+
+    def _pause(self, seconds: float = _POLL_S) -> None:
+        self._look()
+        time.sleep(seconds)

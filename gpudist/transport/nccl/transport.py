@@ -1,0 +1,414 @@
+"""NCCL: the wire between GPUs, in stream order and without waiting for the host."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from gpudist.errors import GpudistError, NotBuiltError, ShapeError, TransportError
+from gpudist.geometry.boxes import Stage
+from gpudist.transport.base import Communicator, RoundPart, RoundRunner, Signature, Transport
+from gpudist.transport.failure.channel import Failure
+from gpudist.transport.failure.forks import words_of_child
+from gpudist.transport.failure.store import StoreFailureChannel
+from gpudist.transport.host.processes import forbidden_call
+from gpudist.transport.host.transport import what_is_missing
+from gpudist.transport.native_round import native_part
+from gpudist.transport.nccl.library import wheel_libraries
+from gpudist.transport.nccl.program import native_call, native_signature
+from gpudist.transport.nccl.rendezvous import Rendezvous
+from gpudist.transport.nccl.stages import (
+    collectives_by_messages,
+    collectives_by_nccl,
+    lower,
+    lowered_posts,
+)
+from gpudist.transport.nccl.streams import StagesOnStream, stream_of
+from gpudist.transport.nccl.verbs import Call, NcclCommunicator, run_alone
+from gpudist.transport.nccl.watch import DeviceRecorder, NcclWatch
+from gpudist.transport.recording import Activity, Post
+
+try:
+    import gpudist._native as _native
+except ImportError:
+    _native = None
+
+logger = logging.getLogger("gpudist")
+
+_CLOSING_S = 5.0
+
+
+class NcclTransport(Transport):
+    """One rank of a world over NCCL.
+
+    Constructing it is collective: it returns once every rank has joined the world's communicator.
+    Operators are put on torch's current stream and nothing waits for the host, so that an error
+    after that is raised by a later call; until then, results of what failed are not-a-number.
+
+    Args:
+        store: where the ranks meet and failures are left.
+        rank, size: this process in the world.
+        timeout_s: deadline of every operation from its call to its end on the GPU, in seconds.
+        prefix: first part of the keys in ``store``; one per world.
+        device: of this rank's tensors.
+        nccl_library: the libnccl to open; found if empty.
+        device_library: a stand-in for CUDA's runtime, for tests; then ``device`` is the CPU.
+        checks: compare plans between ranks at every call, not only at their first.
+        in_rank_order: every sum is in the order and precision of the other transports.
+        interface: network interface of wires attached between nodes.
+        store_rank: world rank whose process hosts the store, where it is one of them.
+
+    Attributes:
+        same_node: all ranks are on one node.
+
+    Raises:
+        NotBuiltError: this installation has no CUDA half, or there is no NCCL.
+        CollectiveTimeout: a rank did not arrive in time.
+    """
+
+    name = "nccl"
+    packs = True
+    keeps_layout = True
+    has_streams = True
+    store: Any
+
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        *,
+        prefix: str,
+        device: torch.device,
+        nccl_library: str = "",
+        device_library: str = "",
+        checks: bool = False,
+        in_rank_order: bool = False,
+        interface: str | None = None,
+        store_rank: int | None = None,
+    ) -> None:
+        if _native is None:
+            raise NotBuiltError(f"the nccl transport: {what_is_missing()}")
+        self._channel = StoreFailureChannel(store, prefix, store_rank)
+        super().__init__(rank, size, device, timeout_s, self._channel)
+        self._core = _native.NcclWorld(
+            rank,
+            size,
+            device.index or 0,
+            timeout_s,
+            nccl_library if size > 1 else "",
+            [str(path) for path in wheel_libraries()] if size > 1 else [],
+            device_library,
+            torch.cuda.empty_cache,
+        )
+        self.recorder = DeviceRecorder(self._core)
+        self.store = store
+        self.prefix = prefix
+        self.interface = interface
+        self.store_rank = store_rank
+        self.in_rank_order = in_rank_order
+        self.strategy = collectives_by_messages if in_rank_order else collectives_by_nccl
+        self._native: dict[tuple[int, ...], Any] = {}
+        self._open: tuple[Signature, list[Call]] | None = None
+        self._closed = False
+        self._is_child = False
+        self._watch = NcclWatch(self._core, self._channel, rank, size, timeout_s)
+        self._rendezvous = Rendezvous(store, prefix, rank, size, timeout_s, self.look)
+        self.compares_every_call = checks
+        self.stream = stream_of(device)
+        self.same_node = True
+        if size == 1:
+            return
+        try:
+            self._join()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def compares_every_call(self) -> bool:
+        """Whether plans are compared between ranks at every call; the same on all ranks."""
+        return self._core.checks()
+
+    @compares_every_call.setter
+    def compares_every_call(self, checks: bool) -> None:
+        self._core.set_checks(checks)
+
+    @property
+    def staging_bytes(self) -> int:
+        """Device memory held for what is packed and what arrives."""
+        return self._core.staging_bytes()
+
+    def split(
+        self, parent: Communicator, colors: Sequence[int], keys: Sequence[int]
+    ) -> Communicator:
+        members = parent.part(colors, keys)
+        mine, position = colors[parent.rank], members.index(self.rank)
+        native_parent = self.native(parent.members)
+        # All ranks of the parent are here, and none knows which the others have already.
+        try:
+            operation = self._core.begin(f"splitting the communicator of {list(parent.members)}")
+            try:
+                native = self._core.split(native_parent, mine, position, members)
+            finally:
+                self._core.drop(operation)
+        except BaseException as error:
+            self.end_with(error)
+        if len(members) > 1:
+            self._native.setdefault(members, native)
+        return NcclCommunicator(self, members)
+
+    def bind_stage(
+        self,
+        stage: Stage,
+        ranks: Sequence[int],
+        rank: int,
+        input_strides: Sequence[int],
+        dtype: torch.dtype,
+        fill: float,
+        accumulates: bool = False,
+        output_strides: Sequence[int] | None = None,
+    ) -> Any:
+        as_called = partial(
+            lower, stage, ranks, rank, input_strides, dtype, accumulates, self.strategy,
+            output_strides,
+        )  # fmt: skip
+        lowered, captured = as_called(), None
+        if lowered.is_direct:
+            captured = as_called(in_graph=True).bind(self._core, self.native, fill)
+        return lowered.bind(self._core, self.native, fill, captured)
+
+    def bind_round(self, signature: Signature | None, parts: Sequence[RoundPart]) -> RoundRunner:
+        assert _native is not None
+        given = [native_part(part) for part in parts]
+        exchanged = native_signature(signature) if signature is not None else None
+        run_round = _native.DeviceRound(
+            self._core,
+            exchanged,
+            -1 if self.device.index is None else self.device.index,
+            given,
+            self.stream,
+        ).run
+        if signature is None:
+            return run_round
+        posts = [post for part in parts for post in part.posts()]
+        activity = self.recorder.new_activity(signature.label, posts)
+        recorder, end_with = self.recorder, self.end_with
+
+        def run(blocks: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+            operation = recorder.begin(activity) if recorder.observers else None
+            try:
+                outputs = run_round(blocks)
+            except BaseException as error:
+                if operation is not None:
+                    recorder.leave(operation)
+                if isinstance(error, ShapeError):
+                    raise  # before it began
+                end_with(error)
+            if operation is None:
+                activity.calls += 1
+            else:
+                recorder.end(operation)
+            return outputs
+
+        return run
+
+    def posts_of(
+        self,
+        stage: Stage,
+        ranks: Sequence[int],
+        rank: int,
+        dtype: torch.dtype,
+        accumulates: bool = False,
+    ) -> tuple[Post, ...]:
+        return lowered_posts(stage, ranks, rank, dtype, accumulates, self.strategy)
+
+    def start_stages(
+        self, signature: Signature, calls: Sequence[tuple[Any, int, int]], activity: Activity
+    ) -> StagesOnStream:
+        assert _native is not None
+        operation = self.recorder.begin(activity, "start")
+        try:
+            event = self._core.start(native_signature(signature), calls, self.stream())
+        except BaseException as error:
+            self.recorder.leave(operation)
+            self.end_with(error)
+        # What it waits for is the GPU's to know.
+        self.recorder.end(operation)
+        return StagesOnStream(self.join, event)
+
+    def post(self, call: Call) -> None:
+        """Queue a call in the open group, or make it a group of its own."""
+        if self._open is None:
+            text = f"{call.kind} of {call.nbytes} bytes"
+            with self.group(Signature.of(text)):
+                self.post(call)
+            return
+        self._open[1].append(call)
+
+    def native(self, members: Sequence[int]) -> Any:
+        """The native communicator of these world ranks, made at first use by all of them."""
+        key = tuple(members)
+        found = self._native.get(key)
+        if found is None:
+            found = self._native[key] = self._connect(key)
+        return found
+
+    def join(self, event: int) -> None:
+        """Let the current stream wait for stages that were started."""
+        try:
+            self._core.join(event, self.stream())
+        except BaseException as error:
+            self.end_with(error)
+
+    def wait(self) -> None:
+        """Return when everything on the current stream is complete, for the host to read it."""
+        try:
+            self._core.synchronize(self.stream())
+        except BaseException as error:
+            self.end_with(error)
+
+    def abort(self, failure: Failure) -> None:
+        if self._is_child:
+            return
+        for other in self.attached.values():
+            other.abort(failure)
+        if not self._core.failure():
+            self._watch.fail(failure)
+        self._core.settle(self.stream())
+        self.tell_failure(failure)
+
+    def post_failure(self, failure: Failure) -> None:
+        if not self._is_child:
+            self._watch.fail(failure)
+
+    def error(self) -> Any:
+        if self._is_child:
+            return TransportError(words_of_child(self.name, self.rank))
+        if text := self._core.failure():
+            return self.exception_of(Failure.from_json(text))
+        if self._closed:
+            return TransportError(f"the nccl transport of rank {self.rank} was closed")
+        return None
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for other in self.attached.values():
+            other.close()
+        self._watch.leave()
+        self._core.close(_CLOSING_S)
+        self._watch.stop()
+        self._rendezvous.close()
+        self._channel.close()
+        self.store = None
+
+    def leave_to_parent(self) -> None:
+        super().leave_to_parent()
+        # The watchdog's thread may have held what the core would wait for.
+        self._closed = self._is_child = True
+
+    def end_with(self, error: BaseException) -> NoReturn:
+        """Raise what ``error``, which the native core raised, means to this rank and the others."""
+        assert _native is not None
+        if isinstance(error, _native.RefusedCapture):
+            raise error
+        self._watch.await_death(error)
+        mine = Failure.from_exception(error, self.rank)
+        for other in self.attached.values():
+            other.abort(mine)
+        if not self._core.failure():
+            self._watch.fail(mine)
+        # What was started and is not waited for uses tensors that are about to be freed.
+        self._core.settle(self.stream())
+        first = Failure.from_json(self._core.failure())
+        self.tell_failure(first)
+        is_known = isinstance(error, (GpudistError, _native.WorldFailed))
+        if not is_known or mine.message.startswith(first.message):
+            raise error
+        raise self.exception_of(first) from error
+
+    def look(self) -> None:
+        """Raise what another rank has failed with, also where nothing of this one is under way."""
+        self._watch.look()
+        self.check()
+
+    def _make_communicator(self, members: tuple[int, ...]) -> Communicator:
+        return NcclCommunicator(self, members)
+
+    def _group_start(self, signature: Signature) -> None:
+        if self._open is not None:
+            raise TransportError(
+                f"'{signature.label}' opens a group inside that of '{self._open[0].label}'; groups "
+                f"do not nest: end the outer one first"
+            )
+        self._open = signature, []
+
+    def _group_discard(self) -> None:
+        self._open = None
+
+    def _group_end(self) -> None:
+        assert self._open is not None
+        (signature, calls), self._open = self._open, None
+        try:
+            with torch.no_grad():
+                self._run(signature, calls)
+        except BaseException as error:
+            self.end_with(error)
+
+    def _run(self, signature: Signature, calls: Sequence[Call]) -> None:
+        for call in calls:
+            if call.members is not None and len(call.members) == 1:
+                run_alone(call)
+        shared = [c for c in calls if c.count > 0 and (c.members is None or len(c.members) > 1)]
+        # Communicators are made in one and the same order on all ranks, as their groups run.
+        for members in sorted({call.members for call in shared if call.members is not None}):
+            self.native(members)
+        for call in shared:
+            self.recorder.posted(call.post(self.rank))
+        if shared:
+            self._core.run_calls(
+                native_signature(signature),
+                [native_call(call, self._native.get(call.members or ())) for call in shared],
+                self.stream(),
+            )
+        for call in calls:
+            if call.after is not None:
+                call.after()
+
+    def _join(self) -> None:
+        """Meet the others, watch those on this node, and make the world's communicator."""
+        world = tuple(range(self.size))
+        try:
+            here = self._rendezvous.arrive()
+            self.same_node = self._rendezvous.is_seen and len(here) == self.size - 1
+            if here and (call := forbidden_call()):
+                logger.warning(
+                    "rank %d cannot watch the processes of this node, whose deaths end waits at "
+                    "the deadline only: the system forbids %s", self.rank, call,
+                )  # fmt: skip
+            for rank, pid in here.items():
+                self._watch.watch_process(rank, pid)
+            self._rendezvous.ask(lambda: self._channel.connecting.wait(self.timeout_s))
+        except BaseException as error:
+            self.end_with(error)
+        self._native[world] = self._connect(world)
+
+    def _connect(self, members: tuple[int, ...]) -> Any:
+        try:
+            self.check()
+            operation = self._core.begin(f"making the communicator of ranks {list(members)}")
+            try:
+                made = self._rendezvous.share_id(members, self._core.new_id)
+                return self._core.connect(made, members)
+            finally:
+                self._core.drop(operation)
+        except BaseException as error:
+            self.end_with(error)

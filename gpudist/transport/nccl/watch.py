@@ -1,0 +1,162 @@
+"""A thread that connects what the native watchdog finds with the failure channel of the world."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from gpudist.errors import TransportError
+from gpudist.transport.failure.channel import Failure
+from gpudist.transport.failure.store import StoreFailureChannel
+from gpudist.transport.host.processes import has_ended
+from gpudist.transport.recording import FlightRecorder
+
+_PERIOD_S = 0.02
+_GRACE_S = 0.5
+# An operation is looked into when it has taken this long; most take microseconds.
+_SUSPICIOUS_S = 0.2
+_LOOK_EVERY_S = 0.2
+# The store answers some ten thousand ranks' questions a second.
+_RANKS_PER_LOOK = 1000
+
+
+class DeviceRecorder(FlightRecorder):
+    """What the native core has put on streams, and whether it is complete there."""
+
+    def __init__(self, core: Any) -> None:
+        super().__init__()
+        self._core = core
+
+    def lines(self, last: int = 5) -> list[str]:
+        return self._core.lines(last)
+
+
+class NcclWatch:
+    """Posts this rank's failures, learns of the others', and ends the world with either.
+
+    Args:
+        core: the native world.
+        channel: of the world.
+        rank, size: this process in the world.
+        timeout_s: deadline of every operation, in seconds.
+    """
+
+    def __init__(
+        self, core: Any, channel: StoreFailureChannel, rank: int, size: int, timeout_s: float
+    ) -> None:
+        self._core = core
+        self._channel = channel
+        self._rank = rank
+        self._size = size
+        self._timeout_s = timeout_s
+        self._look_every_s = max(_LOOK_EVERY_S, min(1.0, size / _RANKS_PER_LOOK))
+        self._looked_s = 0.0
+        self._pids: list[int] = []
+        self._lock = threading.Lock()
+        self._store_is_gone = False
+        self._stop = threading.Event()
+        # A daemon, which polls: at exit nobody would end a wait of its own for it.
+        self._thread = threading.Thread(
+            target=self._watch, name=f"gpudist nccl watch {rank}", daemon=True
+        )
+        self._thread.start()
+
+    def fail(self, failure: Failure) -> None:
+        """Post ``failure``, unless another was first, and end the world with the first."""
+        with self._lock:
+            self._channel.post(failure)
+            first = self._channel.peek()
+        # A store that is gone says less than what has just been found out.
+        self._core.fail((failure if first is None or _is_store_gone(first) else first).to_json())
+
+    def watch_process(self, rank: int, pid: int) -> None:
+        """Report the end of another rank's process."""
+        self._pids.append(pid)
+        self._core.watch_process(rank, pid)
+
+    def await_death(self, error: BaseException) -> None:
+        """Let a death be found that NCCL's ``error`` may come from and does not tell of."""
+        if type(error) is not TransportError:
+            return
+        # A process that is ending lets go of its memory before it has ended.
+        time.sleep(_PERIOD_S)
+        deadline_s = time.monotonic() + _GRACE_S
+        while not self._core.failure() and time.monotonic() < deadline_s:
+            if not any(map(has_ended, self._pids)):
+                return
+            time.sleep(_PERIOD_S)
+
+    def look(self) -> None:
+        """End the world if another rank has posted a failure; asks the store now and then."""
+        with self._lock:
+            now = time.monotonic()
+            if now - self._looked_s < self._look_every_s:
+                return
+            self._looked_s = now
+            found = self._channel.peek()
+            if self._channel.lines_wanted:
+                self._channel.publish_lines(self._rank, self._core.lines(5))
+            if found is not None and _is_store_gone(found) and not self._store_is_gone:
+                # Its host may be a rank, of whose death there is a report soon.
+                self._store_is_gone = True
+                return
+        if found is not None:
+            self._core.fail(found.to_json())
+
+    def leave(self) -> None:
+        """Tell the others that this rank needs them no more."""
+        lines = [*self._core.lines(4), "it has left the world"]
+        self._channel.publish_lines(self._rank, lines)
+        self._channel.leave(self._rank)
+
+    def stop(self) -> None:
+        """End the thread; it is not left inside the native core."""
+        self._stop.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(_PERIOD_S):
+            if self._core.failure():
+                continue
+            report = self._core.next_report()
+            failure = self._failure_of(*report) if report is not None else None
+            if failure is not None:
+                self.fail(failure)
+            elif self._core.oldest_s() > _SUSPICIOUS_S:
+                self.look()
+
+    def _failure_of(self, kind: str, text: str, rank: int) -> Failure | None:
+        if kind == "ended":
+            return self._death_of(rank)
+        if kind == "broken":
+            # A peer's death breaks a connection, and a rank beside it knows whose it was.
+            with self._lock:
+                known = self._channel.peek()
+            message = f"NCCL on rank {self._rank}: {text}"
+            return known or Failure("TransportError", self._rank, message)
+        return self._expired(text)
+
+    def _death_of(self, rank: int) -> Failure | None:
+        if self._channel.has_left(rank):
+            return None
+        return Failure("PeerFailure", rank, f"the process of rank {rank} has ended")
+
+    def _expired(self, label: str) -> Failure:
+        self._channel.publish_lines(self._rank, self._core.lines(5))
+        reports = [
+            f"  rank {rank}: {'no answer' if lines is None else '; '.join(lines)}"
+            for rank, lines in enumerate(self._channel.collect_lines(self._size))
+        ]
+        return Failure(
+            "CollectiveTimeout",
+            None,
+            f"'{label}' on rank {self._rank} was not complete after {self._timeout_s:g} s; the "
+            f"last operations of each rank (none from one that is stopped or busy elsewhere):\n"
+            + "\n".join(reports),
+        )
+
+
+def _is_store_gone(failure: Failure) -> bool:
+    return failure.kind == "PeerFailure" and failure.rank is None

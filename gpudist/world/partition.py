@@ -1,0 +1,503 @@
+"""Partitions: lists of workers, with or without a Cartesian topology.
+
+Creating a partition never communicates and may be done in any order on any rank. A worker that is
+not in a partition still knows its members and shape, so that every rank can plan.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from math import prod
+from typing import Any, ClassVar, NoReturn, TypeVar
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from gpudist.checks.arguments import checked
+from gpudist.checks.digest import digest_of
+from gpudist.errors import PartitionError
+from gpudist.geometry.cartesian import index_of, integers, rank_of
+from gpudist.transport.base import Communicator, ReduceOp, Signature, Transport
+from gpudist.transport.failure.channel import Failure
+from gpudist.world.mesh import mesh_of
+from gpudist.world.shared_numbers import combined, numbers_of, words_of
+
+Number = TypeVar("Number", int, float)
+
+
+class Partition:
+    """An ordered list of workers. Workers outside it hold an inactive partition with the same
+    facts.
+
+    Two partitions are equal when their members, in order, and their shapes are.
+
+    Attributes:
+        ranks: world rank of each member; a member's position is its ``rank`` in the partition.
+        shape: ``(size,)``, or the shape of the process grid.
+        dim: number of axes.
+        rank: this worker's position in the partition, ``None`` if it is not a member.
+        index: this worker's index on the process grid, ``None`` if it is not a member.
+    """
+
+    def __init__(
+        self, transport: Transport, ranks: Sequence[int], shape: Sequence[int] | None = None
+    ) -> None:
+        self._wire = transport
+        self.ranks = tuple(ranks)
+        self.shape: tuple[int, ...] = tuple(shape) if shape is not None else (len(self.ranks),)
+        # Not cached properties: those take a lock, at which torch.compile would give up.
+        self.rank = self._find_rank()
+        self.index = None if self.rank is None else index_of(self.rank, self.shape)
+
+    @property
+    def dim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of members."""
+        return len(self.ranks)
+
+    def _find_rank(self) -> int | None:
+        try:
+            return self.ranks.index(self._wire.rank)
+        except ValueError:
+            return None
+
+    @property
+    def plan_rank(self) -> int:
+        """:attr:`rank`, or -1 for a worker that is no member: plans hold integers only."""
+        return self.rank if self.rank is not None else -1
+
+    @property
+    def active(self) -> bool:
+        """Whether this worker is a member."""
+        return self.rank is not None
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors of this partition live."""
+        return self._wire.device
+
+    @property
+    def transport(self) -> str:
+        """Name of the transport that carries this partition's messages."""
+        return self._wire.name
+
+    @property
+    def wire(self) -> Transport:
+        """The transport itself."""
+        return self._wire
+
+    @cached_property
+    def communicator(self) -> Communicator:
+        """The members' communicator, made at first use."""
+        self._require_active("communicator")
+        return self._wire.communicator(self.ranks)
+
+    @cached_property
+    def world(self) -> Partition:
+        """All workers of the world this partition belongs to."""
+        return Partition(self._wire, range(self._wire.size))
+
+    @cached_property
+    def _identity(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return self.ranks, self.shape
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self._identity)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """16 bytes, the same on every rank for equal partitions, others for any other partition."""
+        return digest_of(repr(self._identity).encode())
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return (
+            isinstance(other, Partition)
+            and self._wire is other._wire
+            and self._identity == other._identity
+        )
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Partition:
+        # It never changes, and its communicators are the world's: copies of layers share it.
+        return self
+
+    def __copy__(self) -> Partition:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise PartitionError(
+            f"{self!r} cannot be pickled, nor can a module that has partitions: they belong to "
+            "this process. Of a model save model.state_dict(), or the whole training by "
+            "gpudist.checkpoint.save; gpudist.sequential(model) is a model without partitions. "
+            "To another process send the ranks and the shape"
+        )
+
+    def __repr__(self) -> str:
+        ranks = list(self.ranks) if self.size <= 8 else f"[{self.ranks[0]}, ..., {self.ranks[-1]}]"
+        where = f"rank {self.rank}" if self.active else "inactive"
+        return f"{type(self).__name__}(shape={list(self.shape)}, world ranks {ranks}, {where})"
+
+    @cached_property
+    def _positions(self) -> dict[int, int]:
+        return {world_rank: rank for rank, world_rank in enumerate(self.ranks)}
+
+    def rank_of(self, world_rank: int) -> int:
+        """Position in this partition of the worker with this rank in the world.
+
+        Raises:
+            PartitionError: no member has it.
+        """
+        try:
+            return self._positions[world_rank]
+        except (KeyError, TypeError):
+            raise PartitionError(
+                f"rank_of: world_rank is {world_rank!r:.80}; it takes the world rank of a member "
+                f"of {self!r}"
+            ) from None
+
+    def create_partition_inclusive(self, ranks: Sequence[int]) -> Partition:
+        """The members at positions ``ranks`` of this partition, in that order.
+
+        Raises:
+            PartitionError: a rank is listed twice, is no integer or not one of ``0 .. size - 1``.
+        """
+        ranks = list(integers(ranks, "ranks"))
+        size = self.size
+        outside = sorted({rank for rank in ranks if not 0 <= rank < size})
+        if outside:
+            raise PartitionError(
+                f"ranks {outside} are not in a partition of {self.size} workers (0 to "
+                f"{self.size - 1})"
+            )
+        twice: list[int] = []
+        if len(set(ranks)) < len(ranks):
+            twice = sorted(rank for rank, times in Counter(ranks).items() if times > 1)
+        if twice:
+            raise PartitionError(f"ranks {twice} are listed more than once in {ranks}")
+        if not ranks:
+            raise PartitionError(
+                "a partition needs at least one worker; the list of ranks is empty"
+            )
+        return Partition(self._wire, [self.ranks[rank] for rank in ranks])
+
+    @checked(PartitionError)
+    def create_partition_union(self, other: Partition) -> Partition:
+        """This partition's members, then ``other``'s that are not among them.
+
+        Raises:
+            PartitionError: they are of different worlds.
+        """
+        require_one_world("create_partition_union", self, other)
+        if self.ranks == other.ranks:
+            return Partition(self._wire, self.ranks)
+        mine = set(self.ranks)
+        return Partition(self._wire, self.ranks + tuple(r for r in other.ranks if r not in mine))
+
+    def create_cartesian_topology_partition(self, shape: Sequence[int]) -> CartesianPartition:
+        """The same members on a process grid of ``shape``, row-major: the last axis runs fastest.
+
+        Raises:
+            PartitionError: ``shape`` does not hold exactly ``size`` workers.
+        """
+        shape = integers(shape, "the shape of a process grid")
+        if prod(shape) != self.size or any(extent < 1 for extent in shape):
+            raise PartitionError(
+                f"a process grid of shape {list(shape)} holds {prod(shape)} workers but the "
+                f"partition has {self.size}; {self._how_to_fit(shape)}"
+            )
+        return CartesianPartition(self._wire, self.ranks, shape)
+
+    def _how_to_fit(self, shape: tuple[int, ...]) -> str:
+        wanted, there = prod(shape), self._wire.size
+        if any(extent < 1 for extent in shape):
+            return "every axis has at least one"
+        if wanted > there:
+            return (
+                f"start {wanted} processes, as by torchrun --nproc-per-node {wanted}, or use a "
+                f"grid of {self.size} workers"
+            )
+        if wanted > self.size:
+            return (
+                f"select {wanted} of the {there} workers of the world with "
+                f"create_partition_inclusive, or use a grid of {self.size} workers"
+            )
+        return "first select as many with create_partition_inclusive"
+
+    def create_mesh_partition(self, mesh: DeviceMesh) -> CartesianPartition:
+        """The members of torch's ``mesh``, on a process grid of its shape; axes are its dims.
+
+        Raises:
+            PartitionError: the mesh names a rank outside this partition, or one twice.
+        """
+        if not isinstance(getattr(mesh, "mesh", None), torch.Tensor):
+            raise PartitionError(
+                f"create_mesh_partition: mesh is {mesh!r:.80}; it takes a DeviceMesh of torch"
+            )
+        members = self.create_partition_inclusive([int(rank) for rank in mesh.mesh.flatten()])
+        return members.create_cartesian_topology_partition(list(mesh.mesh.shape))
+
+    def allgather_data(self, data: Sequence[Number]) -> list[list[Number]]:
+        """Every member's numbers, by rank; all give equally many. Collective over the members.
+
+        Numbers are Python's integers, of at most 64 bits, or floats, and arrive exactly as they
+        were given. A list with a float in it is one of floats.
+
+        Raises:
+            PartitionError: on every rank, if a rank gives anything else.
+            PlanMismatch: on every rank, if ranks give lists of different lengths.
+        """
+        return self._gathered("allgather_data", "allgather_data", data)
+
+    def broadcast_data(self, data: Sequence[Number] | None, root: int = 0) -> list[Number]:
+        """The numbers of rank ``root``; others may pass ``None``. Collective over the members.
+
+        Raises:
+            PartitionError: on every rank, if the root gives no list of numbers as
+                :meth:`allgather_data` takes them.
+        """
+        self._require_active("broadcast_data")
+        self._check_rank(root, "root")
+        words = self._words("broadcast_data", data) if self.rank == root else []
+        if self.device.type == "meta" and data is not None:
+            # A rehearsal of one rank: nobody else is there, and nothing has cells.
+            return list(data)
+        count = torch.tensor([len(words)], device=self.device)
+        signature = self._signature(f"broadcast_data(root={root})")
+        with self._wire.group(signature):
+            self.communicator.broadcast(count, root)
+        (length,) = self._read(count)
+        values = torch.zeros(length, dtype=torch.int64, device=self.device)
+        if self.rank == root:
+            values.copy_(torch.tensor(words, dtype=torch.int64))
+        with self._wire.group(signature):
+            self.communicator.broadcast(values, root)
+        return numbers_of(self._read(values))
+
+    def allreduce_data(self, data: Sequence[Number], op: ReduceOp = "sum") -> list[Number]:
+        """The members' numbers combined element by element. Collective over the members.
+
+        Integers have an exact result of any size. Where a rank gives floats the results are
+        floats, combined in ascending rank order: bitwise equal on all.
+
+        Raises:
+            PartitionError: as :meth:`allgather_data`; or a rank gives floats and another one an
+                integer that is no float.
+            PlanMismatch: as :meth:`allgather_data`.
+        """
+        self._require_active("allreduce_data")
+        if not (isinstance(op, str) and op in ("sum", "prod", "max", "min")):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise PartitionError(f"allreduce_data: op is {op!r}; it must be sum, prod, max or min")
+        rows = self._gathered("allreduce_data", f"allreduce_data({op})", data)
+        return combined("allreduce_data", rows, op)
+
+    def barrier(self) -> None:
+        """Return when every member has called it."""
+        self._require_active("barrier")
+        token = torch.zeros(1, dtype=torch.int64, device=self.device)
+        with self._wire.group(self._signature("barrier")):
+            self.communicator.all_reduce(token, torch.empty_like(token))
+        self._wire.wait()
+
+    def print_sequential(self, text: object) -> None:
+        """Print one line a member, in rank order. Collective over the members."""
+        self._require_active("print_sequential")
+        for rank in range(self.size):
+            if rank == self.rank:
+                print(f"rank {rank}: {text}")
+                sys.stdout.flush()
+            self.barrier()
+
+    def _gathered(self, name: str, label: str, data: object) -> list[list[Any]]:
+        self._require_active(name)
+        mine = torch.tensor(self._words(name, data), dtype=torch.int64, device=self.device)
+        output = torch.empty((self.size, len(mine)), dtype=torch.int64, device=self.device)
+        with self._wire.group(self._signature(label)):
+            self.communicator.all_gather(mine, output)
+        return [numbers_of(row) for row in self._read(output)]
+
+    def _words(self, name: str, data: object) -> list[int]:
+        try:
+            return words_of(f"{name}, rank {self.rank} of {self!r}", data)
+        except PartitionError as error:
+            # The others wait for this rank, which alone knows.
+            self._wire.refuse(error)
+
+    def _read(self, tensor: torch.Tensor) -> Any:
+        """A tensor of integers as (nested) lists, when it is complete."""
+        self._wire.wait()
+        return tensor.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+    def _signature(self, name: str) -> Signature:
+        return Signature.of(f"{name} on {list(self.shape)}", self.digest)
+
+    def _require_active(self, what: str) -> None:
+        if not self.active:
+            raise PartitionError(f"{what}: this worker is not a member of {self!r}")
+
+    def _check_rank(self, rank: int, name: str = "rank") -> None:
+        (number,) = integers([rank], name)
+        if not 0 <= number < self.size:
+            raise PartitionError(f"{name} {rank} is not one of 0 to {self.size - 1} of {self!r}")
+
+
+class CartesianPartition(Partition):
+    """Workers on a Cartesian process grid; ``rank`` is row-major in ``index``."""
+
+    # Placements belong to global tensors, far above: that room enters itself here.
+    _placement: ClassVar[Callable[[CartesianPartition], Any]]
+
+    def to_placement(self) -> Any:
+        """The :class:`gpudist.sbp.Placement` of global tensors on the same workers.
+
+        Its axes are the partition's; ``to_partition()`` leads back.
+        """
+        return type(self)._placement(self)
+
+    def cartesian_index(self, rank: int) -> tuple[int, ...]:
+        """Index on the process grid of the worker ``rank``."""
+        self._check_rank(rank)
+        return index_of(rank, self.shape)
+
+    def neighbor_ranks(self, rank: int) -> list[tuple[int | None, int | None]]:
+        """Per axis, the ranks left and right of ``rank``; ``None`` beyond the edge of the grid."""
+        index = self.cartesian_index(rank)
+        pairs: list[tuple[int | None, int | None]] = []
+        for axis, extent in enumerate(self.shape):
+            left, right = (
+                rank_of((*index[:axis], i, *index[axis + 1 :]), self.shape)
+                if 0 <= i < extent
+                else None
+                for i in (index[axis] - 1, index[axis] + 1)
+            )
+            pairs.append((left, right))
+        return pairs
+
+    @checked(PartitionError)
+    def create_cartesian_subtopology_partition(self, remain: Sequence[bool]) -> CartesianPartition:
+        """The workers that differ from this one only along the axes that ``remain``.
+
+        An inactive worker gets the sub-grid of rank 0, in which it is inactive too.
+        """
+        if len(remain) != self.dim:
+            raise PartitionError(
+                f"remain has {len(remain)} entries but the partition has {self.dim} axes"
+            )
+        axes = [axis for axis, keep in enumerate(remain) if keep]
+        return CartesianPartition(
+            self._wire, self.along(axes).ranks, [self.shape[axis] for axis in axes]
+        )
+
+    @checked(PartitionError)
+    def along(self, axes: Sequence[int]) -> CartesianPartition:
+        """The workers that differ from this one only along ``axes``: shape 1 on the other axes.
+
+        An inactive worker gets the line through rank 0, in which it is inactive too.
+
+        Raises:
+            PartitionError: an axis is not one of the partition's.
+        """
+        axes = self.check_axes(axes)
+        index = self.index or (0,) * self.dim
+        shape = [extent if axis in axes else 1 for axis, extent in enumerate(self.shape)]
+        positions = [rank_of([0 if a in axes else i for a, i in enumerate(index)], self.shape)]
+        for axis in axes:
+            step = prod(self.shape[axis + 1 :])
+            positions = [p + i * step for p in positions for i in range(self.shape[axis])]
+        ranks = [self.ranks[position] for position in positions]
+        return CartesianPartition(self._wire, ranks, shape)
+
+    create_allreduction_partition = along
+
+    @checked(PartitionError)
+    def create_device_mesh(
+        self, axes: Sequence[int], names: Sequence[str] | None = None
+    ) -> DeviceMesh | None:
+        """Torch's mesh of the workers that differ from this one only along ``axes``.
+
+        With process groups of torch's own, for what torch offers of data parallelism. Collective
+        over torch's default process group, which the user initialises, and of which every rank is
+        a worker of this world with the same rank.
+
+        Args:
+            axes: of this partition, one for each dim of the mesh.
+            names: of the mesh's dims, needed where there are several.
+
+        Returns:
+            The mesh; ``None`` on workers outside the partition.
+
+        Raises:
+            PartitionError: on every rank alike, if an axis is not one of the partition's, names
+                are missing, world ranks descend along it, or torch's default process group is
+                missing or has other ranks.
+        """
+        ascending = self.check_axes(axes)
+        counted = [axis % self.dim for axis in axes]
+        if len(names or axes) != len(axes) or (names is None and len(axes) != 1):
+            raise PartitionError(f"create_device_mesh: axes {counted} need a name each")
+        lines = [self._lines(axis) for axis in counted]
+        for axis, line in (
+            (a, line) for a, some in zip(counted, lines, strict=True) for line in some
+        ):
+            if line != sorted(line):
+                raise PartitionError(
+                    f"create_device_mesh: along axis {axis} of {self!r} the world ranks {line} are "
+                    "not ascending, as they are in every process group of torch"
+                )
+        grid = None
+        if self.active:
+            grid = torch.tensor(self.along(counted).ranks).view([self.shape[a] for a in ascending])
+            grid = grid.permute([ascending.index(axis) for axis in counted]).contiguous()
+        return mesh_of(lines, grid, self._wire, names)
+
+    def _lines(self, axis: int) -> list[list[int]]:
+        """World ranks of all lines of workers along ``axis``, by rank."""
+        lines: dict[tuple[int, ...], list[int]] = {}
+        for rank, world_rank in enumerate(self.ranks):
+            index = index_of(rank, self.shape)
+            lines.setdefault((*index[:axis], *index[axis + 1 :]), []).append(world_rank)
+        return list(lines.values())
+
+    @checked(PartitionError)
+    def check_axes(self, axes: Sequence[int]) -> tuple[int, ...]:
+        """``axes`` ascending, counted from the front; refuses those out of range or doubled."""
+        wrong = [axis for axis in axes if not -self.dim <= axis < self.dim]
+        if wrong:
+            raise PartitionError(
+                f"axes {wrong} are out of range for a partition with {self.dim} axes "
+                f"(-{self.dim} to {self.dim - 1})"
+            )
+        counted = sorted(axis % self.dim for axis in axes)
+        if len(set(counted)) != len(counted):
+            raise PartitionError(f"axes {list(axes)} name an axis more than once")
+        return tuple(counted)
+
+
+def require_one_world(where: str, *partitions: Partition) -> None:
+    """Refuse partitions of different worlds, whose messages would never meet.
+
+    Raises:
+        PartitionError: and on the other ranks of both worlds, of which not all may mix them.
+    """
+    first, *others = partitions
+    for other in others:
+        if other.wire is first.wire:
+            continue
+        error = PartitionError(
+            f"{where}: {first!r} and {other!r} are of two worlds (over {first.transport} and over "
+            f"{other.transport}); make both from one P_world"
+        )
+        for wire in (first.wire, other.wire):
+            if wire.size > 1:
+                wire.abort(Failure.from_exception(error, wire.rank))
+        raise error
