@@ -8,9 +8,9 @@ DOCS := $(VENV)/.docs
 ZOO := $(VENV)/.zoo
 ANALYSIS := $(VENV)/.analysis
 comma := ,
-SOURCES := pyproject.toml setup.py constraints.txt CMakeLists.txt $(wildcard cmake/* csrc/*)
+SOURCES := pyproject.toml setup.py constraints.txt CMakeLists.txt $(wildcard cmake/* csrc/* csrc/*/*)
 
-CPP := $(wildcard csrc/*.h csrc/*.cpp csrc/*.cu tests/csrc/*.h tests/csrc/*.cpp tests/doubles/*.h tests/doubles/*.cpp tests/ptx/*.h tests/ptx/*.cpp)
+CPP := $(wildcard csrc/*.h csrc/*.cpp csrc/*/*.h csrc/*/*.cpp csrc/*/*.cu tests/csrc/*.h tests/csrc/*.cpp tests/doubles/*.h tests/doubles/*.cpp tests/ptx/*.h tests/ptx/*.cpp)
 
 EPOCHS ?= 20
 

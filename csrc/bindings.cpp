@@ -13,11 +13,11 @@
 
 #include "core/check.h"
 #include "core/dlpack.h"
-#include "host/host_communicator.h"
-#include "core/pieces.h"
-#include "core/plan.h"
 #include "core/recycling.h"
 #include "core/round.h"
+#include "host/host_communicator.h"
+#include "host/pieces.h"
+#include "host/plan.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -10,8 +10,8 @@
 
 #include "bindings.h"
 #include "core/check.h"
-#include "nccl/nccl_world.h"
 #include "core/round.h"
+#include "nccl/nccl_world.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from gpudist.errors import NotBuiltError
+from gpudist.transport.nccl import library as nccl_library
 from gpudist.transport.nccl.library import (
     installed_wheels,
     keep_memory_unregistered,
@@ -19,7 +20,6 @@ from gpudist.transport.nccl.library import (
     wheel_libraries,
     wheel_warnings,
 )
-from gpudist.transport.nccl.transport import library as nccl_library
 from gpudist.world import environment
 from gpudist.world.environment import Cuda, Device, Nccl, describe
 from gpudist.world.launch import Settings

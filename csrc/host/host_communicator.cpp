@@ -9,8 +9,8 @@
 #include <cstring>
 
 #include "core/check.h"
-#include "host/mailbox.h"
 #include "core/message.h"
+#include "host/mailbox.h"
 #include "host/pulling.h"
 #include "host/waiting.h"
 

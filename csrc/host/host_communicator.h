@@ -19,8 +19,8 @@
 #include <utility>
 #include <vector>
 
-#include "host/segment.h"
 #include "core/transfer.h"
+#include "host/segment.h"
 
 namespace gpudist {
 

@@ -2,9 +2,9 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "core/message.h"
 #include "host/host_communicator.h"
 #include "host/mailbox.h"
-#include "core/message.h"
 #include "host/pulling.h"
 
 namespace gpudist {

@@ -4,8 +4,8 @@
 #include <atomic>
 #include <cstdint>
 
-#include "host/host_communicator.h"
 #include "core/message.h"
+#include "host/host_communicator.h"
 
 namespace gpudist {
 

@@ -8,9 +8,9 @@
 #include <string>
 
 #include "core/check.h"
-#include "host/mailbox.h"
 #include "core/message.h"
 #include "core/recycling.h"
+#include "host/mailbox.h"
 
 namespace gpudist {
 

@@ -15,12 +15,12 @@
 #include <utility>
 #include <vector>
 
+#include "core/transfer.h"
 #include "device/device.h"
-#include "device/device_stage.h"
+#include "nccl/device_stage.h"
 #include "nccl/nccl_communicator.h"
 #include "nccl/operations.h"
 #include "nccl/staging.h"
-#include "core/transfer.h"
 #include "nccl/watchdog.h"
 
 namespace gpudist {

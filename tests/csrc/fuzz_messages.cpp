@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "core/check.h"
-#include "host/mailbox.h"
 #include "core/message.h"
+#include "host/mailbox.h"
 #include "host/pulling.h"
 
 namespace {

@@ -6,8 +6,8 @@
 #include <memory>
 #include <vector>
 
-#include "core/check.h"
 #include "combine_cases.h"
+#include "core/check.h"
 #include "core/combine_plan.h"
 #include "test.h"
 

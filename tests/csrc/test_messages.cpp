@@ -7,7 +7,7 @@
 #include <random>
 
 #include "host/mailbox.h"
-#include "core/pieces.h"
+#include "host/pieces.h"
 #include "test.h"
 #include "world.h"
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/check.h"
-#include "device/device_stage.h"
+#include "nccl/device_stage.h"
 #include "nccl/nccl_world.h"
 #include "test.h"
 #include "world.h"

@@ -2,7 +2,7 @@
 #include <random>
 
 #include "core/half.h"
-#include "core/plan.h"
+#include "host/plan.h"
 #include "test.h"
 #include "world.h"
 

@@ -48,7 +48,7 @@ def sources() -> list[Path]:
 def fingerprint() -> str:
     """A digest of all that goes into the library."""
     digest = hashlib.blake2b(" ".join(FLAGS + LINKING).encode(), digest_size=8)
-    headers = sorted(HERE.glob("*.h")) + sorted((ROOT / "csrc").glob("*.h"))
+    headers = sorted(HERE.glob("*.h")) + sorted((ROOT / "csrc").rglob("*.h"))
     for path in sources() + headers:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()

@@ -1,7 +1,7 @@
 // What calls of the NCCL double begin with.
 #pragma once
 
-#include "nccl/nccl_communicator.h"
+#include "nccl_communicator.h"
 
 namespace gpudist::doubles {
 

@@ -1,4 +1,4 @@
-#include "nccl/nccl_communicator.h"
+#include "nccl_communicator.h"
 
 #include <unistd.h>
 

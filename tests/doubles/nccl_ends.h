@@ -1,7 +1,7 @@
 // How communicators of the NCCL double end.
 #pragma once
 
-#include "nccl/nccl_communicator.h"
+#include "nccl_communicator.h"
 
 namespace gpudist::doubles {
 

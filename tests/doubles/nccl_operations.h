@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "hooks.h"
-#include "nccl/nccl_communicator.h"
+#include "nccl_communicator.h"
 
 namespace gpudist::doubles {
 

@@ -57,7 +57,7 @@ def test_declarations_agree_with_the_header(tmp_path: Path) -> None:
 def test_a_wrong_declaration_does_not_compile(tmp_path: Path, right: str, wrong: str) -> None:
     include = nccl_include()
     csrc = shutil.copytree(ROOT / "csrc", tmp_path / "csrc")
-    header = csrc / "nccl_abi.h"
+    header = csrc / "nccl" / "nccl_abi.h"
     text = header.read_text()
     assert right in text
     header.write_text(text.replace(right, wrong))

@@ -7,7 +7,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
-from gpudist.nn.windowed.layer import in_place
+from gpudist.nn.windowed import in_place
 
 _lock = threading.Lock()
 _inside = 0

@@ -20,9 +20,9 @@ import torch
 
 from gpudist import nn, zero_volume_tensor
 from gpudist.exchange import Movement
-from gpudist.transport.host.transport import transport as host
+from gpudist.transport.host import transport as host
+from gpudist.transport.nccl import transport as nccl
 from gpudist.transport.nccl.transport import NcclTransport
-from gpudist.transport.nccl.transport import transport as nccl
 from gpudist.world.partition import Partition
 from tests.doubles import misuses_of_nccl
 from tests.ops.dense import cells

@@ -83,7 +83,7 @@ def with_headers(source: Path, folders: tuple[Path, ...]) -> list[Path]:
 @lru_cache(maxsize=1)
 def compiled_kernels() -> Path:
     """Return the folder with nvcc's object, its PTX ``sm_NN.ptx`` and its log."""
-    source = CSRC / "cuda_api.cu"
+    source = CSRC / "device" / "cuda_api.cu"
     code = [f"-gencode=arch=compute_{n},code=sm_{n}" for n in ARCHITECTURES]
     flags = ["-std=c++17", "-O3", "-Werror=all-warnings", "-Xcompiler=-fPIC", "-Xptxas=-v", *code]
     texts = [path.read_bytes() for path in with_headers(source, (CSRC,))]
@@ -165,7 +165,7 @@ def program(sources: list[Path], architecture: int) -> tuple[Path, dict[str, str
     """Return a program over plain memory, named by its first source, and its environment."""
     kernels = compiled_kernels()
     mine = [HERE / f"{name}.cpp" for name in ("machine", "opcodes", "host")]
-    core = [CSRC / f"{name}.cpp" for name in ("combine_plan", "packing_cpu")]
+    core = [CSRC / "core" / f"{name}.cpp" for name in ("combine_plan", "packing_cpu")]
     parts = objects([*sources, *mine, *core])
     capability = f"-DGPUDIST_PTX_CAPABILITY={architecture}"
     parts += objects([HERE / "runtime.cpp"], capability)

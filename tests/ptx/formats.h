@@ -1,4 +1,5 @@
-// The 16-bit floats, as hardware converts them; written apart from csrc/core/half.h, which they check.
+// The 16-bit floats, as hardware converts them; written apart from csrc/core/half.h, which they
+// check.
 #pragma once
 
 #include <algorithm>

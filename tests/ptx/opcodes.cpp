@@ -1,6 +1,6 @@
 #include "opcodes.h"
 
-#include "nccl/operations.h"
+#include "operations.h"
 
 namespace gpudist::ptx {
 

@@ -1,5 +1,5 @@
-// CUDA's runtime as nvcc's object of csrc/device/cuda_api.cu calls it: memory, streams and events are
-// those of the table below it, and kernels are executed by the machine.
+// CUDA's runtime as nvcc's object of csrc/device/cuda_api.cu calls it: memory, streams and events
+// are those of the table below it, and kernels are executed by the machine.
 #pragma once
 
 #include <atomic>

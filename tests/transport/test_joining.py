@@ -18,12 +18,12 @@ from torch.distributed import distributed_c10d
 from gpudist.errors import CollectiveTimeout, NotBuiltError, PeerFailure, TransportError
 from gpudist.transport.failure.store import StoreFailureChannel
 from gpudist.transport.gloo import GlooTransport
+from gpudist.transport.host import transport as host
 from gpudist.transport.host.meeting import NotOneNode
 from gpudist.transport.host.processes import has_ended
 from gpudist.transport.host.transport import HostTransport, is_built, what_is_missing
-from gpudist.transport.host.transport import transport as host
+from gpudist.transport.nccl import transport as nccl
 from gpudist.transport.nccl.transport import NcclTransport
-from gpudist.transport.nccl.transport import transport as nccl
 from gpudist.world import runtime
 from gpudist.world.launch import Launch
 from gpudist.world.runtime import take_device

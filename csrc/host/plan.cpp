@@ -1,4 +1,4 @@
-#include "core/plan.h"
+#include "host/plan.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "device/device_stage.h"
+#include "nccl/device_stage.h"
 
 #include <cstring>
 

@@ -1,4 +1,4 @@
-#include "core/pieces.h"
+#include "host/pieces.h"
 
 #include "core/check.h"
 

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "host/host_communicator.h"
 #include "core/packing.h"
+#include "host/host_communicator.h"
 
 namespace gpudist {
 
