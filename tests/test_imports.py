@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from gpudist import nn
 
 PACKAGE = Path(__file__).resolve().parents[1] / "gpudist"
 # From the top; rooms on one line are of one height and do not import each other.
@@ -115,6 +118,47 @@ def test_violation_is_found(module: str, source: str) -> None:
 )
 def test_allowed_import_passes(module: str, source: str) -> None:
     assert violations(source, module) == []
+
+
+def imports_at_run_time(tree: ast.AST) -> ast.AST:
+    """``tree`` without what is imported for types alone."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = [ast.Pass()]
+    return tree
+
+
+def graph_of_modules(sources: dict[str, tuple[str, bool]]) -> dict[str, set[str]]:
+    """What each module imports, by sources and whether they are of packages."""
+    graph: dict[str, set[str]] = {}
+    for module, (source, is_package) in sources.items():
+        names = imported_modules(imports_at_run_time(ast.parse(source)), module, is_package)
+        # ``from a import b`` is of the module ``a.b``, or of ``b`` in the module ``a``.
+        found = {name if name in sources else name.rpartition(".")[0] for name in names}
+        graph[module] = found & sources.keys() - {module}
+    return graph
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    sources = {module_name(p): (p.read_text(), p.name == "__init__.py") for p in FILES}
+    order = list(graphlib.TopologicalSorter(graph_of_modules(sources)).static_order())
+    assert set(order) == set(sources)
+
+
+def test_a_circle_is_found() -> None:
+    circle = {
+        "gpudist.a": ("from gpudist import b", False),
+        "gpudist.b": ("def f():\n    from gpudist.a import g", False),
+    }
+    with pytest.raises(graphlib.CycleError):
+        graphlib.TopologicalSorter(graph_of_modules(circle)).prepare()
+    for_types = "if TYPE_CHECKING:\n    from gpudist.a import g"
+    circle["gpudist.b"] = for_types, False
+    graphlib.TopologicalSorter(graph_of_modules(circle)).prepare()
+
+
+def test_nn_shows_its_public_names_alone() -> None:
+    assert dir(nn) == sorted(nn.__all__)
 
 
 def test_relative_import_in_a_package() -> None:

@@ -241,3 +241,7 @@ __all__ = [
     "sequence_lengths",
     "utils",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

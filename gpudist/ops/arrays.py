@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.compiler import is_dynamo_compiling
 
-from gpudist.errors import GpudistError, ShapeError
-from gpudist.world.partition import Partition
+from gpudist.errors import ShapeError
+
+if TYPE_CHECKING:
+    from gpudist.ops.operator import Operator
 
 # And cupy.ndarray, which has no types.
 Array = TypeVar("Array", torch.Tensor, NDArray[Any])
@@ -22,24 +24,6 @@ TENSOR, NUMPY, CUPY = range(3)
 
 # Of CuPy, and not to be destroyed: where torch frees an output it records an event on its streams.
 _kept_streams: set[Any] = set()
-
-
-class Agreement(Protocol):
-    """Part of ``gpudist.ops.agreement.Agreement``."""
-
-    kind: int
-    owners_kind: int
-
-    def refuse(self, error: GpudistError) -> NoReturn: ...
-
-
-class Operator(Protocol):
-    """Part of ``gpudist.ops.operator.Operator``."""
-
-    P_x: Partition
-    agreement: Agreement
-
-    def __call__(self, x: torch.Tensor | None) -> torch.Tensor: ...
 
 
 def applied(operator: Any, x: Array | None) -> Array:

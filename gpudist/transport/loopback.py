@@ -231,6 +231,8 @@ def _run_rank(
     finally:
         try:
             transport.close()
+            # Plans that are remembered for other worlds keep this rank, and so all that it knows.
+            transport.remembered.clear()
         finally:
             world.turns.finish(transport.rank)
 

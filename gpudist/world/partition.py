@@ -218,6 +218,27 @@ class Partition:
             )
         return CartesianPartition(self._wire, self.ranks, shape)
 
+    def grid(self, *shape: int) -> CartesianPartition:
+        """The first workers on a process grid: ``P_world.grid(1, 1, 2, 2)`` has the first four.
+
+        Short for :meth:`create_partition_inclusive`, and of that
+        :meth:`create_cartesian_topology_partition`.
+
+        Args:
+            shape: workers along each axis.
+
+        Raises:
+            PartitionError: there are not as many workers, or an axis has none.
+        """
+        extents = integers(shape, "the shape of a process grid")
+        wanted = prod(extents)
+        if not 1 <= wanted <= self.size or any(extent < 1 for extent in extents):
+            raise PartitionError(
+                f"a process grid of shape {list(extents)} holds {wanted} workers but the "
+                f"partition has {self.size}; {self._how_to_fit(extents)}"
+            )
+        return CartesianPartition(self._wire, self.ranks[:wanted], extents)
+
     def _how_to_fit(self, shape: tuple[int, ...]) -> str:
         wanted, there = prod(shape), self._wire.size
         if any(extent < 1 for extent in shape):
