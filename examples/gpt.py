@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from gpudist import CartesianPartition
 from gpudist.geometry import Decomposition
 from gpudist.nn import (
     AllToAllAttention,
@@ -19,7 +20,6 @@ from gpudist.nn import (
     VocabParallelEmbedding,
     fuse_parameter_movements,
 )
-from gpudist.world.partition import CartesianPartition
 
 
 @dataclass(frozen=True)

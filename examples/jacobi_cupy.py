@@ -34,8 +34,8 @@ import numpy as np
 import torch
 
 import gpudist
+from gpudist import CartesianPartition, Partition
 from gpudist.geometry import Decomposition
-from gpudist.world.partition import CartesianPartition, Partition
 
 # Each step takes off 3 % of the error at 100 points a side; 8 steps a point leave 1e-10 of it.
 STEPS_PER_POINT = 8

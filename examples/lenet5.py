@@ -35,6 +35,7 @@ from rich.table import Table
 from torch import nn
 
 import gpudist
+from gpudist import CartesianPartition, Partition
 from gpudist.geometry import Decomposition
 from gpudist.nn import (
     DistributedConv2d,
@@ -43,7 +44,6 @@ from gpudist.nn import (
     DistributedMaxPool2d,
     Repartition,
 )
-from gpudist.world.partition import CartesianPartition, Partition
 
 WORKERS = 4
 # MNIST is padded to the 32 x 32 pixels that LeNet-5 was made for.

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import gpudist
+from gpudist import CartesianPartition
 from gpudist.geometry import Decomposition
-from gpudist.world.partition import CartesianPartition
 
 
 @torch.no_grad()

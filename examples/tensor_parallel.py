@@ -37,9 +37,8 @@ from texts import IGNORED, VOCABULARY, Batch, Documentation, joined
 from torch import nn
 
 import gpudist
-from gpudist import checkpoint
+from gpudist import CartesianPartition, Partition, checkpoint
 from gpudist.nn import VocabParallelCrossEntropyLoss
-from gpudist.world.partition import CartesianPartition, Partition
 
 TOLERANCES = {"float64": 1e-9, "float32": 0.05}
 # The other workers wait this long for rank 0, which trains the sequential network alone.

@@ -38,10 +38,9 @@ from torch import nn
 from volumes import DataError, Volume, brain, phases, write_phases
 
 import gpudist
-from gpudist import checkpoint
+from gpudist import CartesianPartition, Partition, checkpoint
 from gpudist.geometry import Decomposition
 from gpudist.nn import DistributedCrossEntropyLoss
-from gpudist.world.partition import CartesianPartition, Partition
 
 LEVELS = 4
 TEST_CROPS = 24
