@@ -95,7 +95,7 @@ def compiled_kernels() -> Path:
         kept = Path(folder) / "kept"
         kept.mkdir()
         command = [str(nvcc()), *flags, "--threads=2", "--keep", "--keep-dir", str(kept)]
-        command += ["-c", str(source), "-o", str(kept / "cuda_api.o")]
+        command += [f"-I{CSRC}", "-c", str(source), "-o", str(kept / "cuda_api.o")]
         done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
         if done.returncode != 0:
             raise RuntimeError(

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from gpudist import errors
 from gpudist.checks.digest import digest_of
 from gpudist.errors import GpudistError, PlanMismatch, RemoteError, TransportError
 from gpudist.transport.background import Background, Job
@@ -27,7 +28,7 @@ _PATIENCE_S = 10.0
 _POLL_S = 0.005
 _LINE = 300
 # What is not the user's own program.
-_FOREIGN = (str(Path(__file__).resolve().parents[1]), os.path.dirname(os.__file__), "<")
+_FOREIGN = (str(Path(errors.__file__).resolve().parent), os.path.dirname(os.__file__), "<")
 
 
 @dataclass(frozen=True)
