@@ -159,7 +159,7 @@ def _planned(
 
 
 class _Rehearsal(Conversion):
-    """Of one call, whose tensors have no cells, but values where these are known."""
+    """A conversion for one call on tensors without cells, with the values that are known."""
 
     def __init__(
         self, entrance: Entrance, values: KnownValues, given: Mapping[str, torch.Tensor]
@@ -189,7 +189,7 @@ class _Rehearsal(Conversion):
 def _values_of(
     whole: tuple[list[Any], dict[str, Any]], name_of: Callable[[int], str]
 ) -> dict[str, torch.Tensor]:
-    """Those of the inputs that were given as tensors."""
+    """The values of the inputs that were given as tensors, by the names of the arguments."""
     named = {**{name_of(i): x for i, x in enumerate(whole[0])}, **whole[1]}
     known = {name: value_of(x) for name, x in named.items()}
     return {name: value for name, value in known.items() if value is not None}

@@ -8,12 +8,12 @@ else is computed is taken for finite, since forwards ask whether it is.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from gpudist.errors import GpudistError
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.registry import mapped, tensors_in
 
@@ -64,10 +64,15 @@ class KnownValues(TorchFunctionMode):
         given = list(tensors_in([args, kwargs]))
         known = all(self._is_known(x) for x in given)
         if func in _ASK and given and known:
-            # What a run sends to learn a value of blocks is sent here too; there are no cells then.
-            with suppress(RuntimeError, NotImplementedError):
-                if any(isinstance(x, GlobalTensor) for x in given):
+            if any(isinstance(x, GlobalTensor) for x in given):
+                # A run sends messages to learn a value of blocks; after them there are no cells.
+                try:
                     func(*args, **kwargs)
+                except GpudistError:
+                    raise
+                except (RuntimeError, NotImplementedError) as error:
+                    if "meta tensor" not in str(error):
+                        raise
             return _of_values(func, args, kwargs)
         result = func(*args, **kwargs)
         if func in _FINITE and not known:

@@ -14,6 +14,7 @@ from torch import nn
 import gpudist
 from benchmarks.resnet import ResNet18
 from gpudist import ConversionError, Plan, distribute, plan_of
+from gpudist.sbp.methods import METHODS
 from gpudist.sbp.remembered import nothing_remembered
 from gpudist.sbp.scope import Record, Row
 from gpudist.world.partition import Partition
@@ -267,6 +268,15 @@ def test_values_of_global_tensors_are_known(P_world: Partition, hidden: int) -> 
     assert [row.function for row in plan.rows].count("torch.Tensor.cumsum") == 1 + (hidden > 0)
     with pytest.raises(ConversionError, match="it depends on values"):
         plan_of(Masked(), P_x, (2, 6), (2, 6))
+
+
+def test_a_refusal_of_a_value_is_no_missing_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise ConversionError("refused by a test")
+
+    monkeypatch.setitem(METHODS, torch.Tensor.__bool__, refuse)
+    with pytest.raises(ConversionError, match="refused by a test"):
+        plan_of(Masked(), (1, 2), (2, 6), torch.ones(2, 6))
 
 
 class AnyArguments(nn.Conv2d):
