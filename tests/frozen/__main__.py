@@ -1,4 +1,4 @@
-"""What a change of rooms and names must leave as it is.
+"""Compare the behaviour of two checkouts, before and after a change of rooms and names.
 
 ``python -m tests.frozen record build/frozen`` in one checkout, and then in another one
 ``python -m tests.frozen compare build/frozen``, with the same torch on the same machine: what
