@@ -1,5 +1,5 @@
-// This file and its parts are the only ones that know Python. Tensors come as addresses that the
-// caller keeps alive.
+// The Python module. Only bindings* and core/round.h use Python's API. Tensors are passed as
+// addresses; the caller keeps them alive.
 #include "bindings.h"
 
 #include <nanobind/nanobind.h>
@@ -34,7 +34,7 @@ using gpudist::Signature;
 using gpudist::StageCall;
 using gpudist::Transfer;
 
-// A message of plain bytes, in flight.
+// A message of raw bytes in flight.
 struct Message {
   Transfer transfer;
   std::vector<gpudist::BoxView> boxes;
@@ -64,7 +64,7 @@ StageCall stage_call(const BoundStage& stage, uintptr_t input, uintptr_t output)
   return {&stage, reinterpret_cast<const char*>(input), reinterpret_cast<char*>(output)};
 }
 
-// Rounds between the processes of one node.
+// Wire of a Round between the processes of one node.
 struct HostWire {
   using Stage = const BoundStage;
   using Call = StageCall;
@@ -83,7 +83,8 @@ struct HostWire {
   const Signature* signature;
 };
 
-// Its end waits for a thread that is inside the communicator, which may want Python's lock.
+// Releases the GIL while its destructor waits for another thread inside the communicator: that
+// thread may need the GIL.
 template <class InFlight>
 struct Unlocked : InFlight {
   using InFlight::InFlight;
@@ -95,7 +96,7 @@ struct Unlocked : InFlight {
 
 using HostRound = gpudist::Round<HostWire>;
 
-// A capsule that nobody has taken the tensor out of lets go of it.
+// Capsule destructor: free the tensor if nobody has consumed the capsule.
 void delete_capsule(PyObject* capsule) {
   if (!PyCapsule_IsValid(capsule, gpudist::dlpack::kCapsuleName)) return;
   auto* tensor = static_cast<gpudist::dlpack::ManagedTensorVersioned*>(
@@ -164,7 +165,7 @@ void translate(const std::exception_ptr& error, void*) {
 NB_MODULE(_native, m) {
   m.doc() = "The native core: packing, and messages through shared memory.";
 #ifdef NDEBUG
-  // A plan that a module keeps until exit is no leak.
+  // Modules keep plans until the process exits; nanobind would report them as leaks.
   nb::set_leak_warnings(false);
 #endif
   nb::register_exception_translator(translate);
@@ -326,7 +327,8 @@ NB_MODULE(_native, m) {
 
   m.attr("FAILURE_BYTES") = gpudist::HostCommunicator::kFailureBytes;
 
-  // Made now: fork() while another thread makes it would leave the child without one.
+  // Create the pool now: if another thread were creating it during fork(), the child would have
+  // none.
   gpudist::recycling_pool();
   m.def("recycled_tensor", recycled_tensor, "shape"_a, "dtype"_a,
         "A DLPack capsule of a contiguous tensor in recycled memory.");

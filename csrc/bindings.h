@@ -1,4 +1,4 @@
-// The parts of the Python module: each adds its own to it.
+// Parts of the Python module: each function adds its bindings.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -9,7 +9,8 @@ void bind_environment(nanobind::module_& m);
 void bind_nccl(nanobind::module_& m);
 void bind_norm(nanobind::module_& m);
 
-// Calls release the interpreter's lock before they take a communicator's, which this may be under.
+// Run Python's signal handlers. The caller may hold a communicator's lock: bindings release the GIL
+// before they take that lock, so acquiring the GIL here cannot deadlock.
 inline void check_signals() {
   const nanobind::gil_scoped_acquire acquire;
   if (PyErr_CheckSignals() != 0) throw nanobind::python_error();

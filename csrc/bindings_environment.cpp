@@ -1,4 +1,4 @@
-// What this build and this machine have of CUDA and NCCL.
+// Describe the CUDA and NCCL of this build and this machine.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>

@@ -1,4 +1,4 @@
-// What Python sees of NCCL.
+// Python bindings of the NCCL transport.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -21,7 +21,7 @@ namespace gpudist {
 namespace {
 
 using Views = std::vector<std::tuple<Buffer, int64_t, std::vector<int64_t>>>;
-// The shape, the destination and the summands; whether the cells have their values already.
+// Shape, destination, summands, and whether the cells already have their values.
 using Boxes = std::vector<std::tuple<std::vector<int64_t>, Views, bool>>;
 using Steps = std::vector<std::tuple<WireKind, NcclCommunicator*, int, Buffer, int64_t, Buffer,
                                      int64_t, size_t, int, int>>;
@@ -55,7 +55,7 @@ std::vector<DeviceCall> device_calls(const Calls& calls) {
   return bound;
 }
 
-// Rounds on a GPU, on the stream that is current when they are called.
+// Wire of a Round on a GPU: stages run on the stream that is current at the call.
 struct DeviceWire {
   using Stage = DeviceStage;
   using Call = DeviceCall;

@@ -1,4 +1,4 @@
-// Normalization of the lines of a block, for Python. Addresses of 0 are of nothing.
+// Python bindings to normalize the lines of a block. An address of 0 stands for no tensor.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
 

@@ -15,13 +15,13 @@ namespace gpudist {
 
 constexpr int kMaxDims = 8;
 
-// A box of a tensor as rows of contiguous bytes: row_bytes each, counted by the dims left over.
+// A box of a tensor as rows of `row_bytes` contiguous bytes; `shape` and `stride` index the rows.
 struct BoxView {
   int dims = 0;
-  int64_t offset = 0;     // of the first byte, from the tensor's first
+  int64_t offset = 0;     // offset of the first byte from the start of the tensor
   int64_t row_bytes = 0;  // contiguous bytes in a row
   int64_t rows = 0;
-  int64_t shape[kMaxDims] = {};   // of the dims that count rows, outermost first
+  int64_t shape[kMaxDims] = {};   // extents of the dims that index rows, outermost first
   int64_t stride[kMaxDims] = {};  // in bytes
 
   GPUDIST_HOST_DEVICE int64_t bytes() const { return rows * row_bytes; }

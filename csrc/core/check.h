@@ -1,4 +1,5 @@
-// Errors of the native core. Bindings turn each into its namesake in gpudist.errors.
+// Errors of the native core. The bindings turn each into the class of the same name in
+// gpudist.errors.
 #pragma once
 
 #include <cerrno>
@@ -12,7 +13,7 @@ struct TransportError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Two threads of a rank are inside its world at once.
+// Two threads of one rank use its world at the same time.
 struct SimultaneousEntry : TransportError {
   explicit SimultaneousEntry(int rank)
       : TransportError("two threads of rank " + std::to_string(rank) +
@@ -21,7 +22,7 @@ struct SimultaneousEntry : TransportError {
                        "time, in the same order on every rank") {}
 };
 
-// An operation that cannot be part of a graph. Nothing of it was posted, and the world goes on.
+// The operation cannot be captured in a graph. It posted nothing, and the world remains usable.
 struct RefusedCapture : TransportError {
   using TransportError::TransportError;
 };
@@ -43,7 +44,7 @@ struct PeerFailure : std::runtime_error {
   int rank;
 };
 
-// Another rank has posted the cause of a failure: the caller reads it from the shared segment.
+// Another rank has failed. The caller reads the cause from the shared segment.
 struct WorldFailed : std::runtime_error {
   WorldFailed() : std::runtime_error("another rank posted a failure") {}
 };

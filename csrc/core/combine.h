@@ -1,5 +1,6 @@
-// The one kernel: cells of a box become the sum, in order, of cells of other boxes. One summand is
-// a copy (pack, unpack), none a constant. Host and device compilers share its body.
+// The combine kernel: each cell of a destination box becomes the ordered sum of cells of other
+// boxes. One summand makes it a copy (pack, unpack), no summand a fill. Host and device compile the
+// same body.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +12,11 @@
 
 namespace gpudist {
 
-// What a view is a view of.
+// Buffer that a view refers to.
 enum class Buffer : uint8_t { kInput, kOutput, kSent, kReceived };
 constexpr int kBuffers = 4;
 
-// Exact division of numbers below 2^31 by one that is known beforehand.
+// Exact division of numbers below 2^31 by a divisor fixed in advance.
 struct Divisor {
   uint32_t value = 1;
   uint32_t multiplier = uint32_t{1} << 31;
@@ -26,15 +27,15 @@ struct Divisor {
   }
 };
 
-// A job is a box as lines of rows of contiguous bytes. What is 16 bytes at an address that is a
-// multiple of 16 is a granule. A thread makes a tile: one granule of the destination in each of
-// some rows of a line.
+// Terms: a granule is 16 bytes at an address divisible by 16. A job is one box, stored as lines of
+// rows of contiguous bytes. A tile is the work of one thread at a time: one granule of the
+// destination in each of several rows of a line.
 struct CombineTile {
   static constexpr int kGranule = 16;
 };
 
-// Where the cells of a job lie in one buffer: bytes from the buffer's first, and bytes between
-// neighbours. No stride is negative, so that all cells lie between `offset` and `stop`.
+// Location of a job's cells in one buffer, in bytes from the start of the buffer. Strides are never
+// negative, so all cells lie between `offset` and `stop`.
 struct CombineView {
   static constexpr int kDims = kMaxDims - 1;
 
@@ -42,30 +43,31 @@ struct CombineView {
   int64_t stop;
   int64_t step;
   int64_t reach;          // from a tile's column to the end of the granules of its last row
-  int64_t tile_stride;    // between tiles of a line
-  int64_t stride[kDims];  // between lines
+  int64_t tile_stride;    // between neighbouring tiles of a line
+  int64_t stride[kDims];  // between neighbouring lines
   Buffer buffer;
 };
 
 struct CombineJob {
-  static constexpr int kAlreadyThere = -1;  // summands: the cells have their values
+  static constexpr int kAlreadyThere = -1;  // `summands` of a job whose cells have their values
 
-  uint32_t tiles;  // in all
+  uint32_t tiles;  // total number
   uint32_t first_block;
   uint32_t blocks;
-  uint32_t first_view;  // the destination, then the summands
-  // Of one row, and of all rows of a line: less than rows times bytes where the last is cut short.
+  uint32_t first_view;  // index of the destination's view; those of the summands follow
+  // Bytes of one row, and of all rows of a line. The last row may be shorter than the others.
   int32_t row_bytes;
   int32_t line_bytes;
-  // Of the rows between neighbouring tiles of a line, and between neighbouring rows of a tile.
+  // Distance in row bytes between neighbouring tiles of a line, and between neighbouring rows of a
+  // tile.
   int32_t tile_bytes;
   int32_t step_bytes;
   int16_t summands;
-  uint8_t rows;     // of a tile
-  uint8_t dims;     // that count lines, outermost first
-  uint8_t unit;     // up to 16: all addresses, strides and extents are multiples of so many bytes
-  Divisor columns;  // tiles that lie along a row
-  Divisor line;     // tiles that lie along a line
+  uint8_t rows;     // in a tile
+  uint8_t dims;     // number of dims that index lines, outermost first
+  uint8_t unit;     // at most 16: divides all addresses, strides and extents
+  Divisor columns;  // number of tiles along a row
+  Divisor line;     // number of tiles along a line
   Divisor shape[CombineView::kDims];
 };
 
@@ -73,25 +75,27 @@ struct CombineArguments {
   static constexpr int kThreads = 256;
 
   char* buffers[kBuffers];
-  // Where the launch is made: in memory of the device, or, if `inline_bytes` is not zero, in the
-  // host's, one after the other from `jobs` on; then they travel with the launch.
+  // The tables: in device memory if `inline_bytes` is 0; otherwise in host memory, contiguous from
+  // `jobs` on, and passed with the kernel's arguments.
   const CombineJob* jobs;
   const CombineView* views;
   uint32_t inline_bytes;
   uint32_t job_count;
   uint32_t blocks;
-  Dtype dtype;  // of the sums; complex numbers are two real ones
-  alignas(CombineTile::kGranule) uint8_t fill[CombineTile::kGranule];  // items of the constant
-  // If not null and not zero, what has been received is worthless: all destinations become all-ones
-  // bytes, which is not-a-number in every floating type. It may be in memory of the host.
+  Dtype dtype;  // dtype of the sums; a complex number is summed as two real ones
+  // value of cells without a summand, repeated
+  alignas(CombineTile::kGranule) uint8_t fill[CombineTile::kGranule];
+  // If `failed` is not null and points to a nonzero word, received data is invalid: every
+  // destination is filled with all-ones bytes, which is NaN in every floating-point type. May point
+  // to host memory.
   const uint32_t* failed;
 };
 
-// What thread `thread` of block `block` does, with tables that it can read.
+// Run thread `thread` of block `block`, with tables that it can read.
 //
-// Only bytes of cells are written, and no byte by two threads. Whole granules are read: bytes
-// beside a row, in a granule that has a cell of it, are read too and not used, but only between the
-// first and the last cell of the row's view, which are in one tensor.
+// Only bytes of destination cells are written, each by exactly one thread. Reads are of whole
+// granules: a granule with at least one cell of a row is read in full, but never beyond the first
+// and the last cell of the row's view, so never outside the tensor.
 GPUDIST_HOST_DEVICE inline void combine(const CombineArguments& arguments, const CombineJob* jobs,
                                         const CombineView* views, uint32_t block, uint32_t thread);
 

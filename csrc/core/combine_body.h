@@ -1,11 +1,12 @@
-// What one thread of the kernel does: tiles of one job. Included by combine.h.
+// Work of one thread of the combine kernel. Included by combine.h.
 #pragma once
 
 #include <type_traits>
 
 #include "core/combine.h"
 
-// Unrolled, some loops take more registers than there are for half of a multiprocessor's threads.
+// Unrolling these loops would use too many registers to keep half of a multiprocessor's threads
+// resident.
 #ifdef __CUDA_ARCH__
 #define GPUDIST_NOT_UNROLLED _Pragma("unroll 1")
 #else
@@ -17,8 +18,8 @@ namespace combining {
 
 constexpr uint32_t kOnes = ~uint32_t{0};
 
-// 16 bytes that lie at a multiple of 16. Bits of a number tell which of its items are meant, the
-// lowest of the first.
+// 16 bytes at an address divisible by 16. `bits` masks select items of a granule, the lowest bit
+// the first item.
 struct alignas(CombineTile::kGranule) Granule {
   static constexpr int kWords = 4;
   uint32_t words[kWords];
@@ -36,7 +37,7 @@ GPUDIST_HOST_DEVICE inline Word at(const char* address) {
 template <int kItem>
 constexpr uint32_t kAllItems = (uint32_t{1} << (16 / kItem)) - 1;
 
-// Of a word, the items that are meant, unless all are.
+// Store the selected items of a word of which not all are selected.
 template <int kItem>
 GPUDIST_HOST_DEVICE inline void store_halves(char* to, uint32_t bits, uint32_t word) {
   constexpr uint32_t kInHalf = 2 / kItem, kAll = (1u << kInHalf) - 1;
@@ -71,7 +72,7 @@ GPUDIST_HOST_DEVICE inline void store(char* to, uint32_t bits, const Granule& gr
   }
 }
 
-// The lower word of two, after a shift to the right by `bits` modulo 32.
+// Lower word of `high:low` shifted right by `bits` modulo 32.
 GPUDIST_HOST_DEVICE inline uint32_t funnel_shift(uint32_t low, uint32_t high, uint32_t bits) {
 #ifdef __CUDA_ARCH__
   return __funnelshift_r(low, high, bits);
@@ -80,7 +81,7 @@ GPUDIST_HOST_DEVICE inline uint32_t funnel_shift(uint32_t low, uint32_t high, ui
 #endif
 }
 
-// Bytes `shift` to `shift` + 15 of two granules; `shift` is a multiple of `kItem`.
+// Bytes `shift` to `shift` + 15 of two consecutive granules; `shift` is a multiple of `kItem`.
 template <int kItem>
 GPUDIST_HOST_DEVICE inline Granule shifted(const Granule& low, const Granule& high,
                                            uint32_t shift) {
@@ -96,9 +97,9 @@ GPUDIST_HOST_DEVICE inline Granule shifted(const Granule& low, const Granule& hi
   return {{words[0], words[1], words[2], words[3]}};
 }
 
-// Which tile of a job a thread has.
+// Position of a tile in its job.
 struct Tile {
-  int32_t column;  // of a row, where the row begins with a granule
+  int32_t column;  // offset in bytes from the start of a row that begins at a granule boundary
   uint32_t in_line;
   uint32_t line;
 
@@ -113,11 +114,11 @@ struct Tile {
 struct Thread {
   const CombineArguments& arguments;
   const CombineJob& job;
-  const CombineView* views;  // the job's
-  bool is_worthless;         // what is made: all-ones bytes, whatever the summands
+  const CombineView* views;  // views of the job
+  bool is_worthless;         // write all-ones bytes and ignore the summands
 
   GPUDIST_HOST_DEVICE int summands() const { return is_worthless ? 0 : job.summands; }
-  // The constant, as it lies `skew` bytes before a row begins or later.
+  // The fill value, rotated for a granule that begins `skew` bytes before the tile's column.
   template <int kItem>
   GPUDIST_HOST_DEVICE Granule fill(uint32_t skew) const {
     if (is_worthless) return {{kOnes, kOnes, kOnes, kOnes}};
@@ -126,12 +127,12 @@ struct Thread {
   }
 };
 
-// Goes along a view from one row of a tile to the next.
+// Steps through the rows of a tile in one view.
 template <int kItem>
 struct Cursor {
-  char* at;  // the tile's column
+  char* at;  // address of the tile's column in the current row
   int64_t step;
-  bool may_read_granules;  // all that have bytes of the tile's rows
+  bool may_read_granules;  // whether whole granules may be read for all rows of the tile
 
   Cursor() = default;
   GPUDIST_HOST_DEVICE Cursor(const Thread& thread, const CombineView& view, const Tile& tile) {
@@ -146,21 +147,21 @@ struct Cursor {
     }
     at = thread.arguments.buffers[static_cast<int>(view.buffer)] + offset;
     step = view.step;
-    // A piece begins up to a granule but an item before its column, and its first granule as many
-    // bytes before it.
+    // A piece starts up to a granule less one item before its column, and the first granule read
+    // for it up to as many bytes earlier.
     constexpr int64_t kBefore = 2 * (CombineTile::kGranule - kItem);
     may_read_granules = offset - kBefore >= view.offset && offset + view.reach <= view.stop;
   }
 };
 
-// A granule of the destination, as a part of one row.
+// Part of one row that lies in one granule of the destination.
 template <int kItem>
 struct Piece {
-  uint32_t skew;  // bytes by which it begins before the tile's column
-  uint32_t bits;  // of the items that are the row's
+  uint32_t skew;  // bytes between the start of the granule and the tile's column
+  uint32_t bits;  // mask of the items that belong to the row
 
   Piece() = default;
-  // `left`: bytes from the column to where the row ends.
+  // `left`: bytes from the column to the end of the row.
   GPUDIST_HOST_DEVICE Piece(const char* at, const Tile& tile, int32_t left) {
     skew = reinterpret_cast<uintptr_t>(at) % 16;
     const int32_t start = tile.column == 0 ? static_cast<int32_t>(skew) : 0;
@@ -170,7 +171,7 @@ struct Piece {
   }
 };
 
-// Load the items that are meant and no others.
+// Load only the selected items.
 template <int kItem>
 GPUDIST_HOST_DEVICE inline Granule load(const char* from, uint32_t bits) {
   Granule granule{};
@@ -189,7 +190,7 @@ GPUDIST_HOST_DEVICE inline Granule load(const char* from, uint32_t bits) {
   return granule;
 }
 
-// The bytes of `kViews` summands for pieces, all of them loaded before any is used.
+// Load the pieces of `kViews` summands; all loads are issued before any result is used.
 template <int kItem, int kViews, int kCount>
 GPUDIST_HOST_DEVICE inline void gather(Cursor<kItem> (&cursors)[kViews],
                                        const Piece<kItem> (&pieces)[kCount],
@@ -226,7 +227,7 @@ GPUDIST_HOST_DEVICE inline void gather(Cursor<kItem> (&cursors)[kViews],
   }
 }
 
-// One summand alone, in items of so many bytes or more.
+// Operation for a single summand: a copy, in items of at least `kBytes` bytes.
 template <int kBytes>
 struct Same {
   static constexpr int kItem = kBytes;
@@ -237,13 +238,13 @@ struct Same {
   GPUDIST_HOST_DEVICE Granule result() const { return granule; }
 };
 
-// The sum of granules, item by item.
+// Adds granules item by item.
 template <class T>
 struct PlainSum : Same<sizeof(T)> {
   using Same<sizeof(T)>::granule;
   using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
 
-  // Item number `k` lies in this word, and in the next if it has two.
+  // Item `k` starts in this word; an 8-byte item continues in the next.
   GPUDIST_HOST_DEVICE static T item(const Granule& granule, int k) {
     Bits bits = granule.words[k];
     if (sizeof(T) == 8) bits |= static_cast<uint64_t>(granule.words[k + 1]) << 32;
@@ -259,7 +260,7 @@ struct PlainSum : Same<sizeof(T)> {
   }
 };
 
-// Integers of 8 or 16 bits, several in one register: their top bits take no carry to the next.
+// Adds 8- or 16-bit integers packed in a register; masking the top bits stops carries between them.
 template <class T>
 struct PackedSum : Same<sizeof(T)> {
   using Same<sizeof(T)>::granule;
@@ -274,7 +275,7 @@ struct PackedSum : Same<sizeof(T)> {
   }
 };
 
-// 16-bit floats, in float32.
+// Adds 16-bit floats in float32.
 template <class Pair>
 struct WideSum {
   static constexpr int kItem = 2;
@@ -297,8 +298,8 @@ struct WideSum {
   }
 };
 
-// One tile, `kCount` rows at a time: all of them read before any is written. The first `kHeld`
-// summands are found once a tile, others once for as many rows.
+// Make one tile, `kCount` rows at a time; all rows are read before any is written. Cursors of the
+// first `kHeld` summands are computed once per tile, those of the others once per `kCount` rows.
 template <class Sum, int kHeld, int kCount>
 GPUDIST_HOST_DEVICE inline void make_tile(const Thread& thread, uint32_t number) {
   using Cursor = combining::Cursor<Sum::kItem>;
@@ -351,7 +352,7 @@ GPUDIST_HOST_DEVICE inline void make_tile(const Thread& thread, uint32_t number)
   } while (row < job.rows && of_line > -CombineTile::kGranule);
 }
 
-// Integer sums wrap, which C++ says of the unsigned ones only.
+// Sums of integers wrap; C++ defines that for unsigned types only.
 GPUDIST_HOST_DEVICE inline void make(const Thread& thread, uint32_t tile) {
   if (thread.summands() <= 1) {
     return thread.job.unit < 4 ? make_tile<Same<1>, 1, 2>(thread, tile)
@@ -367,11 +368,11 @@ GPUDIST_HOST_DEVICE inline void make(const Thread& thread, uint32_t tile) {
     case Dtype::kBfloat16: return make_tile<WideSum<Bfloat16Pair>, 2, 1>(thread, tile);
     case Dtype::kFloat32: return make_tile<PlainSum<float>, 2, 1>(thread, tile);
     case Dtype::kFloat64: return make_tile<PlainSum<double>, 2, 1>(thread, tile);
-    default: return;  // refused when the plan was made
+    default: return;  // unreachable: CombinePlan refuses other dtypes
   }
 }
 
-// The last job that begins with this block or before it.
+// Index of the last job whose first block is at most `block`.
 GPUDIST_HOST_DEVICE inline uint32_t job_of(const CombineJob* jobs, uint32_t job_count,
                                            uint32_t block) {
   uint32_t first = 0, stop = job_count;
@@ -386,8 +387,8 @@ GPUDIST_HOST_DEVICE inline uint32_t job_of(const CombineJob* jobs, uint32_t job_
   return first;
 }
 
-// To read it in memory of the host takes about a microsecond, which threads of a multiprocessor
-// share: its cache is empty when a launch begins, and what was set before is seen.
+// If the word is in host memory, the load takes about a microsecond, once per multiprocessor: its
+// cache is empty when a kernel starts, so a value set before is seen.
 GPUDIST_HOST_DEVICE inline bool is_set(const uint32_t* word) {
   if (word == nullptr) return false;
 #ifdef __CUDA_ARCH__

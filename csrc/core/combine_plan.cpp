@@ -12,7 +12,7 @@ namespace gpudist {
 namespace {
 
 constexpr int64_t kGranule = CombineTile::kGranule;
-// Of a tile. The less there is to do, the more threads are to do it.
+// Rows per tile. A small job uses few rows per tile and so more threads.
 constexpr int64_t kFewestRows = 4, kMostRows = 16;
 
 int64_t ceil_divide(int64_t number, int64_t divisor) {
@@ -43,8 +43,8 @@ int64_t product(const std::vector<int64_t>& shape) {
   return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
 }
 
-// Dims of more than one cell, in the order in which the destination lies in memory: neighbours
-// there are written together.
+// Dims with more than one cell, sorted by the strides of the destination, so that neighbours in
+// memory are written together.
 std::vector<size_t> order_of_dims(const CombineBox& box) {
   std::vector<size_t> order;
   for (size_t d = 0; d < box.shape.size(); ++d) {
@@ -145,7 +145,7 @@ int64_t CombinePlan::unit_of(const Rows& rows, int alignment) const {
     bits |= cells.offset;
     for (int64_t stride : cells.strides) bits |= stride;
   }
-  // Items may not lie across two granules where they are added.
+  // An item that is added may not span two granules.
   if (rows.summands > 1 && lowest_bit(bits) < item_bytes(real_dtype_)) {
     throw TransportError("a tensor's items are not aligned");
   }
@@ -161,11 +161,11 @@ void CombinePlan::append(const Rows& box, int alignment, int64_t tile_rows,
   const Rows rows = cut(box);
   const size_t last = rows.shape.size() - 1;
   const int64_t line_tiles = ceil_divide(rows.shape[last], tile_rows);
-  // Rows of a tile lie side by side, but for short ones: neighbours are of neighbouring threads.
+  // Rows of a tile are adjacent, except short ones: adjacent short rows belong to adjacent threads.
   constexpr int64_t kShort = 64;
   const int64_t to_next_tile = rows.row_bytes < kShort ? 1 : tile_rows;
   const int64_t to_next_row = rows.row_bytes < kShort ? line_tiles : 1;
-  // Rows of the destination begin in a granule at its `begin` or this plus multiples of `unit`.
+  // Starts of rows of the destination, modulo a granule, differ by multiples of `unit`.
   int64_t unit = kGranule | alignment;
   for (int64_t stride : rows.views[0].strides) unit |= stride;
   unit = lowest_bit(unit);
@@ -213,7 +213,7 @@ void CombinePlan::append(const Rows& box, int alignment, int64_t tile_rows,
   }
 }
 
-// Cut in the outermost dim, or the only row where a granule and an item begin.
+// Cut a box in two in its outermost dim; a single row is cut at a multiple of a granule.
 std::array<CombinePlan::Rows, 2> CombinePlan::halves(const Rows& rows) {
   std::array<Rows, 2> halves{rows, rows};
   const auto outermost =
@@ -233,7 +233,7 @@ std::array<CombinePlan::Rows, 2> CombinePlan::halves(const Rows& rows) {
   return halves;
 }
 
-// Long rows in lines of too few of them for a tile are cut into rows that lie one behind the other.
+// Cut long rows into shorter ones if a line has too few rows for a tile.
 CombinePlan::Rows CombinePlan::cut(Rows rows) {
   constexpr int64_t kEnoughRows = 16, kShortest = 256, kLongest = 4096;
   if (rows.shape.empty()) {

@@ -48,7 +48,7 @@ int64_t times(int64_t a, int64_t b) {
   return product;
 }
 
-// In items.
+// Strides in items.
 std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& shape) {
   std::vector<int64_t> strides(shape.size());
   int64_t stride = 1;
@@ -60,7 +60,7 @@ std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& shape) {
   return strides;
 }
 
-// A tensor's items; also of an empty one the strides are numbers.
+// Number of items of a contiguous tensor. The strides of an empty one may not overflow either.
 int64_t items_of(const std::vector<int64_t>& shape, const std::vector<int64_t>& strides) {
   return shape.empty() ? 1 : times(shape[0], strides[0]);
 }

@@ -1,4 +1,4 @@
-// Recycled memory as tensors of DLPack, which is how torch takes it without being linked.
+// Recycled memory as DLPack tensors, which torch imports; the core does not link to torch.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace gpudist {
 
-// As dlpack.h of DLPack 1.0 declares them.
+// Declarations copied from dlpack.h of DLPack 1.0.
 namespace dlpack {
 
 struct Version {
@@ -50,12 +50,13 @@ constexpr const char* kCapsuleName = "dltensor_versioned";
 
 }  // namespace dlpack
 
-// A contiguous tensor of undefined content. Its deleter, which any thread may call at any time,
-// gives the memory back to the process's pool. Throws std::invalid_argument, std::bad_alloc.
+// Return a contiguous tensor of undefined content. Its deleter returns the memory to the process's
+// pool and may be called from any thread. Throws std::invalid_argument, std::bad_alloc.
 dlpack::ManagedTensorVersioned* recycled_tensor(const std::vector<int64_t>& shape, Dtype dtype);
 
-// Memory that several tensors share, of undefined content and aligned to 64 bytes; `recycles`: from
-// the process's pool, and back to it with the last of them. Throws std::bad_alloc.
+// Memory of undefined content that several tensors share, aligned to 64 bytes. With `recycles` it
+// is taken from the process's pool and returned when the last tensor is gone. Throws
+// std::bad_alloc.
 struct SharedMemory {
   SharedMemory(size_t bytes, bool recycles);
 
@@ -63,7 +64,7 @@ struct SharedMemory {
   size_t bytes;
 };
 
-// A contiguous tensor in that memory. Throws std::invalid_argument unless it lies there.
+// Return a contiguous tensor in that memory. Throws std::invalid_argument if it does not fit.
 dlpack::ManagedTensorVersioned* tensor_in(const SharedMemory& memory, size_t offset,
                                           const std::vector<int64_t>& shape, Dtype dtype);
 

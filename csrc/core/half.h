@@ -56,7 +56,7 @@ GPUDIST_HOST_DEVICE inline uint16_t float_to_float16(float value) {
   if (magnitude > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u);
   if (magnitude >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);
   if (magnitude < 0x38800000u) {
-    // Adding 0.5 lines the subnormal's last bit up with the float's, and rounds it there.
+    // Adding 0.5 aligns the subnormal's last bit with the float's, so that the addition rounds.
     const float aligned = bits_as<float>(magnitude) + 0.5f;
     return static_cast<uint16_t>(sign | (bits_as<uint32_t>(aligned) - 0x3f000000u));
   }
@@ -64,13 +64,12 @@ GPUDIST_HOST_DEVICE inline uint16_t float_to_float16(float value) {
   return static_cast<uint16_t>(sign | (rounded >> 13));
 }
 
-// Two of them in one word, the first in the lower half.
+// Pack two 16-bit floats in a word, the first in the lower half.
 GPUDIST_HOST_DEVICE inline uint32_t pair_of(uint16_t first, uint16_t second) {
   return first | static_cast<uint32_t>(second) << 16;
 }
 
-// A word of which items that are not a number, as the device makes them, get the host's bits. The
-// sign of what is not a number is not kept.
+// Replace the device's NaNs in `word` by the host's. The sign of a NaN is not kept.
 GPUDIST_HOST_DEVICE inline uint32_t with_nan(uint32_t word, const float (&values)[2],
                                              uint32_t nan) {
   if (values[0] != values[0]) word = (word & 0xffff0000u) | nan;

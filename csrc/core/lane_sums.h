@@ -1,5 +1,5 @@
-// Two sums over the items of a line at a time, in many lanes: as wide as the function they are
-// inlined into is compiled for.
+// Two sums over the items of a line in one pass, in as many lanes as the target of the function
+// that inlines them has.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +14,13 @@ struct Sums {
   double second = 0;
 };
 
-// Items of a line, one or a vector of them.
+// One item of a line, or a vector of them.
 template <class Items, class T>
 GPUDIST_INLINE void load(const T* from, Items& items) {
   std::memcpy(&items, from, sizeof(items));
 }
 
-// Terms of the sums of values about a shift, and of their squares.
+// Terms of the sum of `x - shift` and of the sum of its squares.
 template <class T>
 struct Values {
   const T* x;
@@ -34,7 +34,7 @@ struct Values {
   }
 };
 
-// Terms of the sums of a gradient, and of its products with values about a shift.
+// Terms of the sum of the gradient and of the sum of its products with `x - shift`.
 template <class T, bool kWeighted>
 struct Products {
   const T* gradient;

@@ -1,4 +1,4 @@
-// The header in front of every message, by which a disagreement between ranks is found.
+// Header of every message; it reveals when ranks disagree about an operation.
 #pragma once
 
 #include <cstddef>
@@ -11,25 +11,26 @@ namespace gpudist {
 
 constexpr int kLabelBytes = 200;
 
-// What travels in front of a message, in a slot of its own if the payload leaves no room.
+// Header in front of the payload. If the payload fills a slot, the header has a slot of its own.
 struct WireHeader {
   uint64_t sequence;
   int64_t bytes;
-  uint64_t lends;  // whether what follows says where the payload is, instead of being it
+  // whether a description of the payload's location follows, instead of the payload
+  uint64_t lends;
   char digest[16];
   char label[kLabelBytes];
 };
 
-// Bytes of a slot it takes, so that the payload is aligned.
+// Size of the header in a slot, rounded up so that the payload is aligned.
 constexpr int64_t kHeaderBytes = (sizeof(WireHeader) + 63) / 64 * 64;
 
 void write_header(const Transfer& transfer, bool lends, char* slot);
 
-// Whether the message is lent. Throw PlanMismatch, with both views, unless the header in `slot` is
-// what `rank` expects.
+// Compare the header in `slot` with what `rank` expects and return whether the payload is to be
+// read from the sender's memory. Throws PlanMismatch with both ranks' views.
 bool verify_header(const Transfer& transfer, const char* slot, int rank);
 
-// Copy what fits beside a final zero, without cutting a UTF-8 character.
+// Copy as much of `text` as fits with a terminating zero, without cutting a UTF-8 character.
 size_t fitting_bytes(const std::string& text, size_t room);
 void copy_text(char* to, size_t room, const std::string& text);
 

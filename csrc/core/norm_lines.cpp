@@ -12,14 +12,13 @@ namespace gpudist {
 
 namespace {
 
-// Sums over a chunk are in the dtype of the block, in many lanes; sums of chunks are in float64. A
-// chunk stays in the nearest cache: reading it once more is next to nothing.
+// Cells per chunk. A chunk is summed in the block's dtype, chunks are added in float64. A chunk
+// fits in the L1 cache, so reading it a second time is almost free.
 constexpr int64_t kChunk = 2048;
-// So many lines are added up in the dtype of the block, cell by cell, before they are in float64.
+// Number of lines whose cells are summed in the block's dtype before the sum is added in float64.
 constexpr int64_t kLinesTogether = 64;
 
-// What the values of a line are normalized by: about `shift`, which has few enough digits for them,
-// their mean is `error`.
+// Statistics of a line. `mean` is `shift + error`, where `shift` is the mean rounded to T.
 template <class T>
 struct Moments {
   double mean = 0;
@@ -34,7 +33,7 @@ struct Moments {
     if (layout.subtracts_mean) {
       mean = own[0] / layout.count;
       variance -= mean * mean;
-      // Of equal values far off zero the difference may be less than zero.
+      // Rounding can make the variance of equal values far from zero negative.
       if (variance < 0) variance = 0;
       shift = static_cast<T>(mean);
       error = mean - static_cast<double>(shift);
@@ -57,7 +56,7 @@ struct SumLines {
       for (int64_t start = 0; start < layout.cells; start += kChunk) {
         const T* chunk = x + line * layout.cells + start;
         const int64_t count = std::min(kChunk, layout.cells - start);
-        // About their own mean, values keep their digits in the squares.
+        // Squares of `x - mean` lose fewer digits than squares of `x`.
         double shift = 0;
         if (layout.subtracts_mean) {
           const double mean = sums_of<T>(Values<T>{chunk, 0}, count).first / count;
@@ -106,7 +105,7 @@ struct NormalizeLines {
   }
 };
 
-// Of cells of a line, the sums of the gradient and of its products with the values about `shift`.
+// Sum over cells of a line the gradient, and its product with `x - shift`.
 template <class T>
 GPUDIST_INLINE void add_products(const T* gradient, const T* x, const T* weight, int64_t cells,
                                  T shift, Sums& sums) {
@@ -121,7 +120,7 @@ GPUDIST_INLINE void add_products(const T* gradient, const T* x, const T* weight,
   }
 }
 
-// Sums of all lines for each cell: the gradients of the parameters.
+// Sums over all lines for each cell: the gradients of per-cell parameters.
 template <class T>
 struct CellSums {
   T weights[kChunk], biases[kChunk];
@@ -189,7 +188,7 @@ struct SumGradients {
     }
   }
 
-  // A chunk of all lines at a time: sums over lines and sums over cells in one pass.
+  // One chunk of all lines at a time, so that sums over lines and over cells take one pass.
   template <class T>
   GPUDIST_INLINE static void by_cells(const NormLayout& layout, const T* all_gradients,
                                       const T* all_x, const double* totals, const T* weight,
@@ -266,7 +265,7 @@ T* items(void* address) {
 #if defined(__x86_64__)
 const bool has_wide_lanes = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 
-// The same, compiled for wider registers.
+// The same kernel compiled for AVX2 registers.
 template <class Kernel, class T, class... Arguments>
 [[gnu::target("avx2,fma")]] void run_wide(const NormLayout& layout, Arguments... arguments) {
   Kernel::template run<T>(layout, arguments...);
@@ -289,7 +288,7 @@ NormLines::NormLines(NormLayout layout) : layout_(std::move(layout)) {
   }
 }
 
-// Calls it with an item of the block's dtype.
+// Call `function` with a value of the block's dtype.
 template <class Function>
 void NormLines::with_items(const Function& function) const {
   if (layout_.dtype == Dtype::kFloat32) return function(float());

@@ -1,5 +1,5 @@
-// The normalization of a block that lies in contiguous lines, in as few passes as there can be: one
-// for the sums and one for the values, forward and backward.
+// Normalization of a block stored as contiguous lines. Forward and backward take two passes each:
+// one for the sums, one for the values.
 #pragma once
 
 #include <cstdint>
@@ -9,23 +9,25 @@
 
 namespace gpudist {
 
-// What all blocks of one shape have in common. Line `l` is one of channel `l % channels`.
+// Properties shared by all blocks of one shape. Line `l` belongs to channel `l % channels`.
 struct NormLayout {
   Dtype dtype;  // float32 or float64: of the block, of its parameters and of their gradients
   int64_t lines;
   int64_t channels;
-  int64_t cells;                      // of a line
-  std::vector<int64_t> statistic_of;  // of each line; empty if each line has its own
-  int64_t statistics;                 // how many there are
-  double count;                       // how many values all workers average for one
-  double eps;                         // added to the variance
-  bool subtracts_mean;                // else values are divided by their root mean square
-  bool parameters_of_cells;           // of each cell of a line, else one of each channel
+  int64_t cells;  // in a line
+  // index for each line; empty if each line has its own statistic
+  std::vector<int64_t> statistic_of;
+  int64_t statistics;   // number of statistics
+  double count;         // number of values per statistic over all workers
+  double eps;           // added to the variance
+  bool subtracts_mean;  // otherwise values are divided by their root mean square
+  // one parameter for each cell of a line, otherwise one for each channel
+  bool parameters_of_cells;
 };
 
-// Sums are two float64 for each statistic, of values and of squares; without means only the latter.
-// They are added up over workers between the calls. Pointers to parameters, and to their gradients,
-// may be null: there is none, or it is not wanted.
+// Each statistic has two float64 sums, of values and of squares; without subtracts_mean only the
+// latter. The caller adds them up over workers between the calls. A pointer to a parameter may be
+// null if there is none, a pointer to a gradient if it is not needed.
 class NormLines {
  public:
   explicit NormLines(NormLayout layout);
@@ -33,10 +35,10 @@ class NormLines {
   void sums(const void* x, double* sums) const;
   void normalize(const void* x, const double* totals, const void* weight, const void* bias,
                  void* y) const;
-  // Of the block's part in the sums, and of the parameters.
+  // Gradients of this block's sums and of the parameters.
   void gradient_sums(const void* gradient, const void* x, const double* totals, const void* weight,
                      double* of_sums, void* of_weight, void* of_bias) const;
-  // Of the block.
+  // Gradient of the block.
   void gradient(const void* gradient, const void* x, const double* totals, const double* of_totals,
                 const void* weight, void* of_x) const;
 

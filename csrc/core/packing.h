@@ -1,5 +1,5 @@
-// Gather, scatter and scatter-add of boxes, as streams of bytes that may stop and go on anywhere
-// between items.
+// Gather, scatter and scatter-add of boxes as byte streams, which can be interrupted between any
+// two items.
 #pragma once
 
 #include <cstddef>
@@ -35,7 +35,8 @@ inline Dtype sum_dtype(Dtype dtype) {
   return is_narrow(dtype) ? Dtype::kFloat32 : dtype;
 }
 
-// Walks the bytes of some boxes in order; knows nothing of where the tensor lies.
+// Iterates over the bytes of boxes in order. It holds offsets only; the tensor's address is an
+// argument.
 class BoxStream {
  public:
   BoxStream() = default;
@@ -43,13 +44,13 @@ class BoxStream {
 
   bool done() const { return boxes_ == nullptr || box_ == boxes_->size(); }
 
-  // Bytes of the tensor that lie together.
+  // Contiguous bytes of the tensor.
   struct Piece {
     int64_t offset;
     int64_t bytes;
   };
 
-  // Pass over the next bytes that lie together, at most `bytes`.
+  // Skip and return the next contiguous bytes, at most `bytes`.
   Piece take(int64_t bytes);
 
   // Copy the next `bytes` of the tensor at `tensor` to `out`.
@@ -63,8 +64,8 @@ class BoxStream {
   void scatter_sum(char* tensor, const char* other, BoxStream& others, const char* in, size_t bytes,
                    Dtype dtype);
 
-  // Add items of `dtype` to the next cells, which are of sum_dtype(dtype); the boxes are in those
-  // cells.
+  // Add items of `dtype` to the next cells. The cells, and the boxes that describe them, are of
+  // sum_dtype(dtype).
   void scatter_add(char* tensor, const char* in, size_t bytes, Dtype dtype);
 
  private:
@@ -79,18 +80,18 @@ class BoxStream {
   int64_t in_row_ = 0;
 };
 
-// Copy boxes of one tensor to boxes, equal in shape and order, of another.
+// Copy boxes of one tensor to boxes of another that have the same shapes in the same order.
 void copy_boxes(const char* source, const std::vector<BoxView>& from, char* destination,
                 const std::vector<BoxView>& to);
 
-// Copy or add the next `bytes` of one stream to another's cells, as scatter and scatter_add do.
+// Copy or add the next `bytes` of one stream to the cells of another, like scatter and scatter_add.
 void move_cells(const char* source, BoxStream& from, char* destination, BoxStream& to,
                 int64_t bytes, bool adds, Dtype dtype);
 
-// Set all cells of a box, of `dtype`, to `value`.
+// Set all cells of a box to `value`.
 void fill(char* destination, const BoxView& box, Dtype dtype, double value);
 
-// Round float32 sums to a 16-bit dtype, and back.
+// Round float32 sums to a 16-bit dtype, and the reverse.
 void narrow(const float* sums, char* destination, int64_t items, Dtype dtype);
 void widen(const char* source, float* sums, int64_t items, Dtype dtype);
 

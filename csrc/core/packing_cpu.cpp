@@ -42,7 +42,7 @@ template <class T>
 #if defined(__x86_64__)
 const bool has_avx2 = __builtin_cpu_supports("avx2");
 
-// The same, compiled for registers twice as wide.
+// The same loop compiled for registers twice as wide.
 template <class T>
 [[gnu::target("avx2")]] void add_loop_avx2(char* cells, const char* a, const char* b,
                                            size_t bytes) {
@@ -60,7 +60,7 @@ void sum_items(char* cells, const char* a, const char* b, size_t bytes) {
 
 void sum_run(char* cells, const char* a, const char* b, size_t bytes, Dtype dtype) {
   switch (dtype) {
-    // Integer sums wrap, which C++ says of the unsigned ones only.
+    // Sums of integers wrap; C++ defines that for unsigned types only.
     case Dtype::kUint8:
     case Dtype::kInt8: return sum_items<uint8_t>(cells, a, b, bytes);
     case Dtype::kInt16: return sum_items<uint16_t>(cells, a, b, bytes);
@@ -94,7 +94,7 @@ void add_run(char* cells, const char* in, size_t bytes, Dtype dtype) {
   }
 }
 
-// A copy of a size the compiler knows is a move or two, where memcpy would be a call.
+// With a size known at compile time a copy is one or two moves instead of a call of memcpy.
 inline void copy_run(char* to, const char* from, size_t bytes) {
   switch (bytes) {
     case 1: *to = *from; return;
@@ -183,7 +183,8 @@ void copy_boxes(const char* source, const std::vector<BoxView>& from, char* dest
         copy_run(destination + out.offset(), source + in.offset(), a.row_bytes);
       }
     } else if (a.row_bytes < b.row_bytes) {
-      // Rows differ in length where one side is contiguous in more dims: go by the shorter ones.
+      // Rows differ in length if one side is contiguous in more dims: iterate over the shorter
+      // rows.
       const std::vector<BoxView> longer{b};
       BoxStream out(&longer);
       for (RowCursor in(a); !in.done(); in.next()) {

@@ -21,7 +21,7 @@ size_t page_bytes() {
   return bytes;
 }
 
-// Null if there is no memory.
+// Returns null if there is no memory.
 char* map_pages(size_t bytes) {
   const size_t spare = bytes >= kHugePage ? kHugePage - page_bytes() : 0;
   void* memory =
@@ -33,7 +33,7 @@ char* map_pages(size_t bytes) {
   if (before > 0) munmap(data, before);
   data += before;
   if (before < spare) munmap(data + bytes, spare - before);
-  // Where the system has none, pages are small.
+  // Without huge pages madvise fails, and the pages are small.
   madvise(data, bytes, MADV_HUGEPAGE);
   return data;
 }
@@ -42,7 +42,7 @@ void unmap(const RecyclingPool::Blocks& blocks) {
   for (const RecyclingPool::Block& block : blocks) munmap(block.data, block.bytes);
 }
 
-// A gigabyte, or a quarter of the memory that this process may use.
+// One GiB, or a quarter of the memory available to this process if that is less.
 size_t default_limit_bytes() {
   uint64_t memory = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * page_bytes();
   for (const char* path :
@@ -102,7 +102,7 @@ void RecyclingPool::release(Handle block) noexcept {
     in_use_bytes_ -= block->bytes;
     block->released = ++releases_;
     if (block->bytes > limit_bytes_) {
-      // It would drive out all others first.
+      // A block above the limit would evict all others: return it to the system.
       surplus.splice(surplus.end(), in_use_, block);
     } else {
       Blocks& idle = idle_.find(block->bytes)->second;
@@ -158,7 +158,7 @@ void RecyclingPool::after_fork_in_child() {
 }
 
 RecyclingPool& recycling_pool() {
-  // Never destroyed: tensors may outlive all static objects.
+  // Never destroyed: tensors may outlive static objects.
   static RecyclingPool* const pool = [] {
     auto* made = new RecyclingPool(default_limit_bytes());
     pthread_atfork([] { recycling_pool().before_fork(); },

@@ -1,4 +1,4 @@
-// Memory for large outputs, kept for the next one: new pages cost several times the copy into them.
+// Pool of memory for large outputs: mapping new pages costs several times the copy into them.
 #pragma once
 
 #include <cstddef>
@@ -9,13 +9,13 @@
 
 namespace gpudist {
 
-// Blocks of anonymous pages. Every member may be called from any thread.
+// Pool of blocks of anonymous pages. All members are thread-safe.
 class RecyclingPool {
  public:
   struct Block {
-    char* data;         // starts a page, and a huge page if it is as large
-    size_t bytes;       // of its class
-    uint64_t released;  // number of its last release
+    char* data;         // page-aligned; huge-page-aligned if at least as large
+    size_t bytes;       // size of the block's class
+    uint64_t released;  // sequence number of its last release
   };
   using Blocks = std::list<Block>;
   using Handle = Blocks::iterator;
@@ -30,24 +30,25 @@ class RecyclingPool {
 
   explicit RecyclingPool(size_t limit_bytes) : limit_bytes_(limit_bytes) {}
   RecyclingPool(const RecyclingPool&) = delete;
-  // Takes the blocks in use with it.
+  // Frees the blocks in use, too.
   ~RecyclingPool();
 
-  // A block of at least `bytes`, of undefined content; throws std::bad_alloc.
+  // Return a block of at least `bytes` with undefined content. Throws std::bad_alloc.
   Handle acquire(size_t bytes);
-  // Keep the block for later. The least recently used are given back beyond the limit of idle
-  // bytes.
+  // Keep the block for reuse. Beyond the limit of idle bytes, the least recently used blocks are
+  // returned to the system.
   void release(Handle block) noexcept;
-  // Give all idle blocks back to the system.
+  // Return all idle blocks to the system.
   void empty() noexcept;
   void set_limit(size_t bytes) noexcept;
   Statistics statistics() const;
 
-  // Blocks of one class serve each other's sizes: eight to an octave, at most 1/8 more than asked.
+  // Size of the class that `bytes` belongs to: eight classes per power of two, so at most 1/8 more.
   static size_t class_bytes(size_t bytes);
 
-  // Around fork(): no other thread is halfway through. The child keeps what its tensors use; its
-  // idle blocks go, lest the parent's next write to them copies pages.
+  // Called around fork(), so that no other thread is in the middle of a change. The child keeps the
+  // blocks its tensors use; it drops its idle blocks, because otherwise the parent's next write to
+  // them would copy pages.
   void before_fork() { mutex_.lock(); }
   void after_fork_in_parent() { mutex_.unlock(); }
   void after_fork_in_child();
@@ -58,9 +59,9 @@ class RecyclingPool {
 
   mutable std::mutex mutex_;
   size_t limit_bytes_;
-  // A block keeps its list node for life, so that releasing allocates nothing.
+  // A block keeps its list node, so that release() does not allocate.
   Blocks in_use_;
-  std::map<size_t, Blocks> idle_;  // by bytes of the class; the least recently used first
+  std::map<size_t, Blocks> idle_;  // by size of the class; the least recently used first
   size_t in_use_bytes_ = 0;
   size_t idle_bytes_ = 0;
   uint64_t releases_ = 0;

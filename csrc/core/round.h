@@ -1,4 +1,4 @@
-// One stage of each of several movements, from tensors to tensors in one call from Python.
+// One stage of several movements, run by one call from Python with its input and output tensors.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -13,7 +13,7 @@ namespace gpudist {
 
 namespace nb = nanobind;
 
-// A name that is made once: looking one up by its text costs as much as the call.
+// An interned attribute name: looking up a name by its text costs as much as the call itself.
 struct Name {
   explicit Name(const char* text) : name(PyUnicode_InternFromString(text)) {}
   nb::object of(nb::handle x) const {
@@ -26,23 +26,23 @@ struct Name {
     if (found == nullptr) nb::raise_python_error();
     return nb::steal(found);
   }
-  PyObject* const name;  // never let go of: modules outlive it
+  PyObject* const name;  // never released: modules outlive it
 };
 
-// Python binds stages, makes outputs and refuses inputs; nothing else of it is run.
+// Calls into Python only to bind stages, to allocate outputs and to check inputs.
 //
-// Wire has a type Stage, a type Call made of a stage and two addresses, and
-//   context(): what a call needs of Python, taken while its lock is held;
-//   run(calls, context): carries them out, without the lock.
+// Wire defines a type Stage, a type Call (a stage and two addresses), and
+//   context(): what run() needs from Python; called with the GIL held;
+//   run(calls, context): runs the calls; called without the GIL.
 template <class Wire>
 class Round {
  public:
   static constexpr int kCpu = -1;
   using Call = typename Wire::Call;
   using Stage = typename Wire::Stage;
-  // Each part: the index of its tensor, the shape and dtype that are expected (None: not checked),
-  // whether it takes an input and gives an output, and what Python does for it. Stages are by the
-  // input's strides, as is what makes an output where `makers` has it.
+  // Each part: the index of its tensor, the expected shape and dtype (None: not checked), whether
+  // it takes an input and returns an output, and Python callables. Stages and `makers` are looked
+  // up by the strides of the input.
   using PartTuple = std::tuple<size_t, nb::object, nb::object, bool, bool, nb::object, nb::object,
                                nb::dict, nb::dict, nb::object>;
 
@@ -95,7 +95,7 @@ class Round {
     uintptr_t address = 0;
   };
 
-  // Python refuses what has no memory, or puts what is equal to it in its place.
+  // An input without memory goes to Python's check, which raises or returns an equal block.
   Input input_of(const Part& part, const nb::object& x) const {
     if (part.shape.is_none()) return {x, stride_.call(x), address(x)};
     const bool plain = shape_.of(x).equal(part.shape) && dtype_.of(x).is(part.dtype) &&
@@ -114,7 +114,7 @@ class Round {
   static Stage& stage(const Part& part, const nb::object& strides) {
     PyObject* found = PyDict_GetItemWithError(part.bound.ptr(), strides.ptr());
     if (found != nullptr) return nb::cast<Stage&>(nb::handle(found));
-    const nb::object made = part.bind(strides);  // which is kept in `bound`
+    const nb::object made = part.bind(strides);  // `bind` stores it in `bound`
     return nb::cast<Stage&>(made);
   }
 
@@ -128,7 +128,7 @@ class Round {
     return nb::cast<uintptr_t>(data_ptr_.call(tensor));
   }
 
-  // 0 of a tensor without storage, of which torch raises instead.
+  // Address of the tensor, or 0 if it has no storage: data_ptr() raises then.
   uintptr_t address_if_any(const nb::object& tensor) const {
     const nb::object found = nb::steal(PyObject_CallMethodNoArgs(tensor.ptr(), data_ptr_.name));
     if (found.is_valid()) return nb::cast<uintptr_t>(found);

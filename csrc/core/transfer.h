@@ -1,4 +1,4 @@
-// One message, or one copy within a rank, on its way.
+// A message, or a copy within a rank, in progress.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,14 @@
 
 namespace gpudist {
 
-// What an operation is called, and the 16 bytes by which ranks tell whether they mean the same.
+// Name of an operation, and the 16-byte digest by which ranks check that they run the same one.
 struct Signature {
   std::string label;
   std::string digest;
 };
 
 struct Transfer {
-  // kOwn moves boxes of `source` to boxes of `tensor`, both this rank's.
+  // kOwn copies boxes of `source` to boxes of `tensor` within this rank.
   enum class Kind { kSend, kReceive, kOwn };
 
   Kind kind = Kind::kSend;
@@ -29,13 +29,13 @@ struct Transfer {
   const std::vector<BoxView>* source_boxes = nullptr;
   bool adds = false;
   Dtype dtype = Dtype::kUint8;
-  // What must be complete before this one touches the tensor; where it `streams`, both go over the
-  // same cells in the same order, and this one need only stay behind.
+  // Transfer that must complete before this one touches the tensor. If `streams`, both visit the
+  // same cells in the same order, and this one only has to stay behind.
   const Transfer* after = nullptr;
   bool streams = false;
-  // Of a send: whether something is to come back from the same peer.
+  // Send: whether this rank expects a message back from the same peer.
   bool is_answered = false;
-  // Of a receive: cells of this rank to which what comes is added, in place of what `tensor` has.
+  // Receive: cells of this rank to add the message to, instead of those of `tensor`.
   const char* own = nullptr;
   const Signature* signature = nullptr;
 
@@ -44,18 +44,18 @@ struct Transfer {
   bool header_done = false;
   bool complete = false;
   BoxStream stream;
-  // Of kOwn: where it reads. Of a receive that pulls: where the sender's cells are, in its memory.
+  // kOwn: the cells to read. Receive with `pulls`: the sender's cells, in the sender's memory.
   BoxStream source_stream;
   BoxStream own_stream;
   bool pulls = false;
   std::vector<BoxView> pulled_boxes;
-  // Of a send that is pulled: its number among those to this peer, and, of short rows, a copy in
-  // one piece.
+  // Send that the peer pulls: its number among the pulled sends to this peer, and a contiguous copy
+  // if its rows are short.
   uint64_t lent = 0;
   std::shared_ptr<char> packed;
   std::vector<BoxView> packed_boxes;
 
-  // Put the next bytes of the message where they belong.
+  // Copy or add the next bytes of the message to their cells.
   void unpack(const char* in, int64_t bytes) {
     if (own != nullptr) {
       stream.scatter_sum(tensor, own, own_stream, in, bytes, dtype);
@@ -66,7 +66,7 @@ struct Transfer {
     }
   }
 
-  // Bytes up to which it may go now.
+  // Number of bytes that may be moved before `after` makes more progress.
   int64_t limit() const {
     if (after == nullptr || after->complete) return bytes;
     return streams ? after->moved : 0;

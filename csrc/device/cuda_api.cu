@@ -1,4 +1,4 @@
-// CUDA's runtime, linked statically, so that the module imports with neither driver nor GPU.
+// The CUDA runtime, linked statically, so that the module can be imported without a driver or GPU.
 #include <cuda_runtime.h>
 #include <dlfcn.h>
 
@@ -8,16 +8,16 @@ namespace gpudist {
 
 namespace {
 
-// Blocks of a multiprocessor at once: half of its threads, with 64 registers each.
+// Blocks resident on a multiprocessor: half of its threads, with 64 registers each.
 constexpr int kBlocksAtOnce = 4;
 
-// With tables in memory of the device.
+// Kernel with tables in device memory.
 __global__ void __launch_bounds__(CombineArguments::kThreads, kBlocksAtOnce)
     combine_kernel(const __grid_constant__ CombineArguments arguments) {
   combine(arguments, arguments.jobs, arguments.views, blockIdx.x, threadIdx.x);
 }
 
-// With tables that travel with the launch. A launch costs the more the more bytes it takes along.
+// Kernel with tables passed as kernel arguments. A launch costs more the larger its arguments are.
 template <uint32_t kBytes>
 struct Inlined {
   CombineArguments arguments;
@@ -34,10 +34,11 @@ __global__ void __launch_bounds__(CombineArguments::kThreads, kBlocksAtOnce)
 }
 
 constexpr uint32_t kFew = 1024;
-constexpr uint32_t kSome = 3840;   // what every driver takes
-constexpr uint32_t kMany = 16384;  // CUDA 12.1 and later take 32 KiB
+constexpr uint32_t kSome = 3840;   // supported by every driver
+constexpr uint32_t kMany = 16384;  // CUDA 12.1 and later allow 32 KiB
 
-// The runtime keeps an error for the next who asks, who may be somebody else.
+// Return the error and clear it: the runtime would report it again to the next caller of
+// cudaGetLastError, who may be another library.
 int status(cudaError_t error) {
   if (error != cudaSuccess) static_cast<void>(cudaGetLastError());
   return error;
@@ -75,7 +76,7 @@ int set_device(int device) {
   return status(cudaSetDevice(device));
 }
 
-// The runtime does not tell; the driver, which it has loaded by then, does.
+// The runtime has no such query; the driver has, and the runtime has loaded it by then.
 int has_context(int device, bool* is_there) {
   using GetDevice = int(int* device, int ordinal);
   using GetState = int(int device, unsigned int* flags, int* is_active);

@@ -1,4 +1,4 @@
-// In the place of cuda_api.cu where the build has no CUDA half.
+// Replaces cuda_api.cu in builds without CUDA.
 #include "device/device_api.h"
 
 namespace gpudist {

@@ -1,4 +1,4 @@
-// Small helpers around the table of a GPU's runtime.
+// RAII helpers around the table of GPU runtime calls.
 #pragma once
 
 #include <chrono>
@@ -16,14 +16,14 @@ inline void check_device(const DeviceApi& api, int error, const char* what) {
   if (error != 0) throw TransportError(std::string(what) + ": " + api.error_string(error));
 }
 
-// Makes a device the thread's current one, and the former again if this process has a context
-// there: to make a device current makes one, of some hundred MiB.
+// Selects the thread's device. The destructor restores the previous one only if this process
+// already has a context there, because selecting a device creates a context of several hundred MiB.
 class DeviceGuard {
  public:
   DeviceGuard(const DeviceApi& api, int device) : DeviceGuard(api, device, std::nothrow) {
     check_device(api, error_, "choosing a device");
   }
-  // For what ends a world, in whatever state the device is.
+  // Ignores errors: for ending a world whatever the state of the device.
   DeviceGuard(const DeviceApi& api, int device, std::nothrow_t) : api_(api) {
     int before = device;
     error_ = api.get_device(&before);
@@ -43,7 +43,7 @@ class DeviceGuard {
   int error_ = 0;
 };
 
-// While it lives, no capture of a graph refuses a call of this thread.
+// While it exists, no graph capture forbids calls of this thread.
 class RelaxedCapture {
  public:
   explicit RelaxedCapture(const DeviceApi& api) : api_(api) { api_.exchange_capture_mode(&mode_); }
@@ -55,7 +55,7 @@ class RelaxedCapture {
   int mode_ = kRelaxedCapture;
 };
 
-// Wait for a stream of our own, on which nothing takes long.
+// Wait for an internal stream on which only short operations run.
 inline void finish(const DeviceApi& api, DeviceStream stream) {
   DeviceEvent event = nullptr;
   check_device(api, api.create_event(&event), "creating an event");
@@ -68,7 +68,7 @@ inline void finish(const DeviceApi& api, DeviceStream stream) {
   check_device(api, error, "waiting for a stream");
 }
 
-// Memory of the host that a device copies from and to.
+// Pinned host memory.
 class PinnedMemory {
  public:
   PinnedMemory() = default;
@@ -87,7 +87,7 @@ class PinnedMemory {
     api_->release_pinned(memory_);
   }
 
-  // For who releases it, which waits for the device, or leaves it alone.
+  // Pass ownership to the caller, which releases it after waiting for the device or not at all.
   void* take() { return std::exchange(memory_, nullptr); }
 
   char* data() const { return static_cast<char*>(memory_); }

@@ -18,7 +18,7 @@ std::string last_dl_error() {
 }
 
 const DeviceApi& exported_api(const char* library) {
-  // Never closed: the table lies in it.
+  // Never closed, because the table is in the library.
   void* const handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) throw NotBuiltError("the test double: " + last_dl_error());
   auto* const make = reinterpret_cast<MakeApi*>(dlsym(handle, "gpudist_device_api"));

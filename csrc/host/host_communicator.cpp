@@ -154,7 +154,7 @@ void HostCommunicator::carry_on_until_complete(const std::vector<Transfer*>& tra
   }
 }
 
-// The world has ended: what is queued belongs to callers that are about to let go of it.
+// The world has ended; the owners of queued transfers are about to free them.
 void HostCommunicator::forget_transfers() {
   for (int peer = 0; peer < size_; ++peer) {
     if (lent_[peer].empty()) continue;
@@ -168,8 +168,8 @@ void HostCommunicator::forget_transfers() {
   own_.clear();
 }
 
-// The order of the two sequentially consistent operations here and in sleep() is what makes sure
-// that either the sleeper sees the slot or the ringer sees the sleeper.
+// Sequential consistency of the two operations here and in sleep() guarantees that either the
+// sleeper sees the slot or the ringer sees the sleeper.
 void HostCommunicator::ring(int peer) {
   Control* theirs = control(peer);
   if (theirs->sleeping.load(std::memory_order_seq_cst) != 0) {
@@ -199,7 +199,7 @@ void HostCommunicator::look_around() {
     const bool closed = has_closed(peer);
     const bool dead = poll(&ended, 1, 0) == 1;
     if ((!dead && !closed) || (closed && !waited_for)) continue;
-    // What it sent before it ended is still in the mailbox.
+    // The ended rank's last messages may still be in the mailbox: receive them first.
     if (progress()) return;
     require_no_failure();
     throw PeerFailure("rank " + std::to_string(peer) + " (process " + std::to_string(pids_[peer]) +
@@ -243,11 +243,11 @@ Mailbox* HostCommunicator::outgoing(int peer) {
     try {
       found = Segment(pids_[peer], fd, sizeof(Mailbox));
     } catch (const SegmentGone&) {
-      return nullptr;  // look_around() will know why
+      return nullptr;  // look_around() finds the cause
     } catch (const TransportError&) {
       if (!has_closed(peer)) throw;
     }
-    // A rank that has closed may use the number for something else.
+    // The descriptor number of a closed rank may be in use for another file.
     if (has_closed(peer)) return nullptr;
     segment = std::move(found);
   }
@@ -315,14 +315,14 @@ void HostCommunicator::close() {
   for (int peer = 0; peer < size_; ++peer) {
     if (peer != rank_ && controls_[peer].data() != nullptr) ring(peer);
   }
-  // A thread that was waiting may still ask for the failure: the memory stays until the process
-  // ends, or the communicator does.
+  // A waiting thread may still read the failure. Keep the mapping until the communicator is
+  // destroyed.
   if (is_alone) let_go();
 }
 
 void HostCommunicator::leave_to_parent() {
   closed_ = true;
-  // Threads that are not in this process may hold them.
+  // After fork() the locks may be held by threads that do not exist in this process.
   new (&mutex_) std::recursive_mutex;
   new (&mapped_) std::shared_mutex;
   for (auto& loans : lent_) loans.clear();
@@ -331,7 +331,7 @@ void HostCommunicator::leave_to_parent() {
 
 void HostCommunicator::let_go() {
   const std::unique_lock<std::shared_mutex> mapped(mapped_);
-  // What this rank has sent lies in memory of the receivers.
+  // Messages that this rank has sent are in the receivers' memory.
   inboxes_.assign(size_, Segment());
   outboxes_.assign(size_, Segment());
   controls_.assign(size_, Segment());

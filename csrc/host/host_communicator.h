@@ -1,10 +1,10 @@
 // Messages between the processes of one node, through shared memory.
 //
-// Every rank has a control block that all others map. A pair of ranks that talks has a mailbox: a
-// ring of slots that the sender packs into and the receiver unpacks from, made by the receiver when
-// it first expects a message. Large messages in long rows are read straight from the sender's
-// memory where the system allows it. Messages from one rank to another match in the order they are
-// posted.
+// Every rank has a control block that all others map. Each pair of ranks that exchanges messages
+// has a mailbox: a ring of slots that the sender packs into and the receiver unpacks from. The
+// receiver creates it when it first expects a message. Large messages with long rows are read
+// directly from the sender's memory if the system allows it. Messages from one rank to another
+// match in posting order.
 #pragma once
 
 #include <sys/types.h>
@@ -27,52 +27,55 @@ namespace gpudist {
 struct Control;
 struct Mailbox;
 
-// One thread of a rank at a time is inside: a second one is refused, since other ranks could not
-// know whose messages come first. `close` may come while one waits, and ends it.
+// Only one thread of a rank may use it at a time; a second one is refused, because other ranks
+// could not know in which order the two post messages. `close` may be called while a thread waits,
+// and ends the wait.
 class HostCommunicator {
  public:
-  // Room for the text of a failure, with a final zero.
+  // Size of a failure's text, with its terminating zero.
   static constexpr int kFailureBytes = 8 * 1024;
 
-  // `on_wait` is called now and then while this rank waits; it may throw. Large messages are
-  // pulled out of the sender's memory only if `pulls`, and if the system allows it.
+  // `on_wait` is called periodically while this rank waits; it may throw. Receivers read large
+  // messages from the sender's memory only if `pulls` is set and the system allows it.
   HostCommunicator(int rank, int size, double timeout_s, bool pulls, std::function<void()> on_wait);
   ~HostCommunicator();
   HostCommunicator(const HostCommunicator&) = delete;
 
-  // Where other processes find this rank's control block: pid and descriptor.
+  // Process id and descriptor through which other processes open this rank's control block.
   std::pair<pid_t, int> address() const;
   // Map the control block of every other rank, by rank; entry `rank` is ignored.
   void connect(const std::vector<std::pair<pid_t, int>>& addresses);
 
-  // Held over calls that belong together; `begin`, `post` and `wait` take it themselves. Throws if
-  // another thread has it.
+  // Lock to hold across related calls; `begin`, `post` and `wait` also take it themselves. Throws
+  // if another thread holds it.
   std::unique_lock<std::recursive_mutex> enter() const;
-  // The same over calls from Python, which end with `leave`; whether no other thread has it.
+  // The same lock for calls from Python, released by `leave`. Returns false if another thread holds
+  // it.
   bool try_enter() const { return mutex_.try_lock(); }
   void leave() const { mutex_.unlock(); }
 
   void post(Transfer* transfer);
-  // Do what can be done at once, such as packing; whether that was anything.
+  // Do everything possible without waiting, such as packing. Returns whether anything was done.
   bool progress();
-  // Carry on until all of these are complete. Throws what ends the world.
+  // Make progress until all of these are complete. Throws if the world ends.
   void wait(const std::vector<Transfer*>& transfers);
-  // Let go of all transfers, which their owner did not wait for: the world cannot go on.
+  // Drop all transfers after their owner failed to wait for them. The world becomes unusable.
   void abandon();
-  // Say what this rank is about to do, for the reports of others; starts the deadline.
+  // Publish the operation this rank starts, for other ranks' reports, and start its deadline.
   void begin(const Signature& signature);
 
-  // Leave the cause of a failure for all ranks unless there is one; whether this was the first.
+  // Publish the cause of a failure unless one is published already; returns whether this was the
+  // first.
   bool post_failure(const std::string& text);
-  // The failure of this world, empty if none.
+  // Text of the world's failure, or an empty string.
   std::string failure() const;
-  // What every rank did last, in words.
+  // Description of every rank's last operation.
   std::vector<std::string> reports() const;
-  // How many messages were posted to, or from, a rank: the number of the next one.
+  // Number of messages posted to or from a rank, which is also the number of the next message.
   uint64_t posted(bool sends, int peer) const { return (sends ? sent_ : received_).at(peer); }
-  // Leave the world and let go of its memory. What was sent can still be received.
+  // Leave the world and release its memory. Messages already sent can still be received.
   void close();
-  // In a child that was forked from a rank: let go of its memory, and leave the world as it is.
+  // In a forked child: release its memory without changing the world.
   void leave_to_parent();
 
  private:
@@ -99,7 +102,7 @@ class HostCommunicator {
   }
 
   mutable std::recursive_mutex mutex_;
-  // Shared by whoever reads the controls without `mutex_`, which one that waits holds for long.
+  // Held shared while reading the controls without `mutex_`, which a waiting thread holds for long.
   mutable std::shared_mutex mapped_;
   const int rank_;
   const int size_;

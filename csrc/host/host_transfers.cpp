@@ -1,4 +1,4 @@
-// How transfers move: slots of mailboxes are filled and emptied, loans are read.
+// Progress of transfers: filling and emptying slots of mailboxes, and pulling lent cells.
 #include <algorithm>
 
 #include "core/check.h"
@@ -11,9 +11,9 @@ namespace gpudist {
 
 namespace {
 
-// What several contributions to the same cells pass over in turn stays in the cache.
+// Step in which successive sums of the same cells advance, so that the cells stay in the cache.
 constexpr int64_t kStreamedBytes = 256 * 1024;
-// Between two of these, other transfers get their turn.
+// Most bytes to read before other transfers make progress.
 constexpr int64_t kTurnBytes = 1024 * 1024;
 
 }  // namespace
@@ -133,7 +133,7 @@ bool HostCommunicator::progress_receive(int peer) {
   return moved;
 }
 
-// Empty one slot, if there is one and it may be.
+// Empty one slot if it is full and the transfer may proceed.
 bool HostCommunicator::receive_slot(Mailbox* mailbox, Transfer& transfer) {
   const uint64_t consumed = mailbox->consumed.load(std::memory_order_relaxed);
   if (mailbox->written.load(std::memory_order_seq_cst) == consumed) return false;
@@ -160,14 +160,14 @@ bool HostCommunicator::receive_slot(Mailbox* mailbox, Transfer& transfer) {
   return true;
 }
 
-// Read a turn's worth of what the sender lends.
+// Read up to kTurnBytes from the sender's memory.
 bool HostCommunicator::receive_pull(Mailbox* mailbox, Transfer& transfer) {
   const int64_t turn = transfer.streams ? kStreamedBytes : kTurnBytes;
   const int64_t bytes = std::min(turn, transfer.limit() - transfer.moved);
   const auto revoked = [&] { return mailbox->revoked.load(std::memory_order_seq_cst) != 0; };
   if (bytes <= 0 || revoked()) return false;
   const int64_t moved = pull(pids_[transfer.peer], transfer, bytes);
-  // What was read after the sender took it back may be anything; why it did will soon be known.
+  // Bytes read after the sender revoked its loans may be invalid; the failure will be reported.
   if (moved == 0 || revoked()) return false;
   transfer.moved += moved;
   if (transfer.moved < transfer.bytes) return true;

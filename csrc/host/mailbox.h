@@ -1,4 +1,4 @@
-// What ranks share: a control block each, and a mailbox for each pair that talks.
+// Shared memory of the ranks: a control block each, and a mailbox for each communicating pair.
 #pragma once
 
 #include <atomic>
@@ -16,15 +16,14 @@ struct alignas(64) Slot {
   char data[kSlotBytes];
 };
 
-// A single-producer, single-consumer ring. `bytes` of a slot are written before `written` counts
-// it.
+// Single-producer, single-consumer ring. The sender writes a slot before it increments `written`.
 struct Mailbox {
   alignas(64) std::atomic<uint64_t> written;
   alignas(64) std::atomic<uint64_t> consumed;
-  // Loans that the receiver has read, and whether it can read any.
+  // Number of loans that the receiver has read, and whether it can read the sender's memory.
   std::atomic<uint64_t> pulled;
   std::atomic<uint32_t> can_pull;
-  // The sender has taken its loans back, before their memory became something else.
+  // Set when the sender withdraws its loans, before their memory is reused.
   alignas(64) std::atomic<uint32_t> revoked;
   Slot slots[kSlots];
 };
@@ -33,15 +32,16 @@ struct Control {
   alignas(64) std::atomic<uint32_t> doorbell;
   std::atomic<uint32_t> sleeping;
   alignas(64) std::atomic<uint32_t> closed;
-  // Its own address in this rank's memory, for others to try whether they can read there.
+  // Address of this member in its own process; others read it to test whether they can pull.
   std::atomic<uint64_t> self;
-  // The world's failure; only rank 0's is used. 0 none, 1 being written, 2 readable.
+  // Failure of the world; only rank 0's is used. 0: none, 1: being written, 2: readable.
   std::atomic<uint32_t> failure_state;
   char failure[HostCommunicator::kFailureBytes];
-  // What this rank does; a torn read in a report is harmless.
+  // Current operation of this rank, for reports. Torn reads are harmless.
   std::atomic<uint64_t> operations;
   std::atomic<uint64_t> label[kLabelBytes / 8];
-  // Descriptor + 1, in the receiver's process, of the mailbox that this rank sends to; by receiver.
+  // For each receiver: 1 + the descriptor, in the receiver's process, of the mailbox that this rank
+  // writes to.
   std::atomic<int32_t> outboxes[];
 
   static size_t bytes(int size) { return sizeof(Control) + size * sizeof(std::atomic<int32_t>); }

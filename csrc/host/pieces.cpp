@@ -7,7 +7,7 @@ namespace gpudist {
 Pieces::Pieces(HostCommunicator& communicator, const Signature& signature, Transfer::Kind kind,
                const std::vector<int>& peers, const std::vector<Piece>& pieces)
     : communicator_(communicator), transfers_(peers.size()) {
-  // A transfer counts from the beginning of its tensor; these have none in common.
+  // A transfer stores offsets from one base address, and pieces may be anywhere: use the first.
   const uintptr_t base = pieces.empty() ? 0 : pieces.front().first;
   int64_t total = 0;
   boxes_.reserve(pieces.size());
@@ -49,7 +49,7 @@ void Pieces::wait() {
   std::vector<Transfer*> waiting;
   waiting.reserve(transfers_.size());
   for (Transfer& transfer : transfers_) waiting.push_back(&transfer);
-  complete_ = true;  // or the communicator lets go of it
+  complete_ = true;  // otherwise the communicator has dropped it
   communicator_.wait(waiting);
 }
 

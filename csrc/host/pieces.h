@@ -1,4 +1,4 @@
-// One message that lies in several pieces of this rank's memory, to some ranks or from one.
+// A message made of several pieces of this rank's memory, sent to some ranks or received from one.
 #pragma once
 
 #include <cstdint>
@@ -9,17 +9,18 @@
 
 namespace gpudist {
 
-// Address and bytes.
+// Address and number of bytes.
 using Piece = std::pair<uintptr_t, int64_t>;
 
-// On its way from when it is made until it has been waited for; so long its memory must live, and
-// what is sent must not change.
+// In flight from construction until wait() returns. Until then the memory must stay valid, and
+// bytes to send must not change.
 class Pieces {
  public:
   Pieces(HostCommunicator& communicator, const Signature& signature, Transfer::Kind kind,
          const std::vector<int>& peers, const std::vector<Piece>& pieces);
   ~Pieces() { end(); }
-  // One that was not waited for leaves the communicator unusable; waits for a thread inside it.
+  // Without a preceding wait() this makes the communicator unusable. Blocks while a thread is
+  // inside it.
   void end();
   Pieces(const Pieces&) = delete;
 

@@ -11,7 +11,7 @@ namespace {
 using Boxes = StageBoxes::Boxes;
 using Kind = Transfer::Kind;
 
-// Where a tensor's boxes lie.
+// Address and strides of the tensor that boxes refer to.
 struct Layout {
   const std::vector<int64_t>& strides;  // in items
   int64_t item_bytes;
@@ -78,7 +78,7 @@ BoundStage::BoundStage(Dtype dtype, const std::vector<int64_t>& input_strides,
 
 namespace {
 
-// Where sums are made: of the output itself, or of `widened`.
+// Return where to sum: the output itself, or `widened`.
 char* begin_output(const StageCall& call, std::vector<float>& widened) {
   const BoundStage& stage = *call.stage;
   if (!stage.sums_widened) return call.output;
@@ -138,7 +138,7 @@ void Exchange::end() {
 void Exchange::post_all(const std::vector<StageCall>& calls) {
   size_t count = 0;
   for (const StageCall& call : calls) count += transfers_in(*call.stage);
-  transfers_.reserve(count);  // they are known by address
+  transfers_.reserve(count);  // reserved, because transfers are referred to by address
   for (size_t i = 0; i < calls.size(); ++i) {
     calls_[i].stage_call = calls[i];
     calls_[i].transfers.reserve(transfers_in(*calls[i].stage));
@@ -149,7 +149,7 @@ void Exchange::post_all(const std::vector<StageCall>& calls) {
       communicator_.post(&send);
     }
   }
-  // What peers wait for goes out before the work that they do not wait for.
+  // Start the messages that peers wait for before doing other work.
   communicator_.progress();
   for (Call& call : calls_) {
     call.target = begin_output(call.stage_call, call.sums);
@@ -175,7 +175,7 @@ void Exchange::post_all(const std::vector<StageCall>& calls) {
 
 void Exchange::post_sums(Call& call) {
   const BoundStage& stage = *call.stage_call.stage;
-  // Calls may share an output: what is added to it comes in their order.
+  // Calls may share an output. Additions to it happen in their order.
   const Transfer* last = nullptr;
   for (const Call& before : calls_) {
     if (&before == &call) break;
@@ -183,7 +183,8 @@ void Exchange::post_sums(Call& call) {
   }
   const Transfer* const shared = last;
   for (size_t i = 0; i < stage.sums.size(); ++i) {
-    // The first two, if one is this rank's own, are summed in one pass over the cells.
+    // If one of the first two summands is this rank's own, both are added in one pass over the
+    // cells.
     const bool joins_own = stage.starts_with_copy && stage.same_cells && i == 0 &&
                            stage.sums.size() > 1 &&
                            (stage.sums[0].peer < 0 || stage.sums[1].peer < 0);

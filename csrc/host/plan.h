@@ -1,4 +1,4 @@
-// A stage of a plan, bound to shapes, strides and a dtype: one call packs, exchanges, unpacks and
+// One stage of a plan, bound to shapes, strides and a dtype. One call packs, exchanges, unpacks and
 // fills.
 #pragma once
 
@@ -17,28 +17,28 @@ struct BoundMessage {
   int64_t bytes;
 };
 
-// What one rank does in a stage, in boxes: each all starts, then all stops.
+// One rank's work in a stage. Each box is given by all its starts, then all its stops.
 struct StageBoxes {
   using Boxes = std::vector<std::vector<int64_t>>;
   using Messages = std::vector<std::pair<int, Boxes>>;
 
-  Boxes fills;              // of the output: what nothing is copied to
-  Boxes move_sources;       // of the input: what is copied
-  Boxes move_destinations;  // to these of the output
-  Messages sends;           // of the input
-  Messages receives;        // of the output, which are overwritten
-  // Of the output: contributions that are added, one after the other. Peer -1 is this rank, whose
-  // boxes of the input are `own_sources`.
+  Boxes fills;              // boxes of the output to fill with a constant
+  Boxes move_sources;       // boxes of the input to copy
+  Boxes move_destinations;  // boxes of the output to copy to
+  Messages sends;           // boxes of the input
+  Messages receives;        // boxes of the output to overwrite
+  // Contributions to add to boxes of the output, in this order. Peer -1 is this rank, which
+  // contributes the boxes `own_sources` of its input.
   Messages sums;
   Boxes own_sources;
-  // When the sums are complete, these of the output are sent on, and those received.
+  // Boxes of the output to send, or to receive, once the sums are complete.
   Messages relays;
   Messages relayed;
 };
 
 struct BoundStage {
-  // starts_with_copy: the first sum overwrites. same_cells: all sums are of the same boxes.
-  // accumulates: the output has values, to which is added.
+  // starts_with_copy: the first contribution overwrites. same_cells: all contributions go to the
+  // same boxes. accumulates: contributions are added to the output's values.
   BoundStage(Dtype dtype, const std::vector<int64_t>& input_strides,
              const std::vector<int64_t>& output_strides, int64_t output_items, double fill,
              bool starts_with_copy, bool same_cells, bool accumulates, const StageBoxes& boxes);
@@ -67,18 +67,20 @@ struct StageCall {
   char* output;
 };
 
-// Stages on their way together, all their messages in flight at once. Ranks start them with equal
-// signatures, in the same order. Whatever it is given must live until it has been waited for.
+// Stages that run together, with all their messages in flight at once. All ranks start them with
+// equal signatures and in the same order. All arguments must live until the exchange has been
+// waited for.
 class Exchange {
  public:
   Exchange(HostCommunicator& communicator, const Signature& signature,
            const std::vector<StageCall>& calls);
   ~Exchange() { end(); }
-  // One that was not waited for leaves the communicator unusable; waits for a thread inside it.
+  // Without a preceding wait() this makes the communicator unusable. Blocks while a thread is
+  // inside it.
   void end();
   Exchange(const Exchange&) = delete;
 
-  // Complete call number `i`, or all.
+  // Wait for call number `i`, or for all calls.
   void wait(size_t i);
   void wait();
 
@@ -102,11 +104,11 @@ class Exchange {
   std::vector<Transfer> transfers_;
 };
 
-// Carry out stages together, all at once.
+// Run stages together.
 void run_stages(HostCommunicator& communicator, const Signature& signature,
                 const std::vector<StageCall>& calls);
 
-// Carry out a stage that exchanges nothing.
+// Run a stage that exchanges no messages.
 void run_local_stage(const StageCall& call);
 
 }  // namespace gpudist

@@ -16,15 +16,17 @@ namespace gpudist {
 
 namespace {
 
-// Measured on two cores: below, two copies through the mailbox are as quick as a system call.
+// Measured on two cores: below this size, two copies through the mailbox are as fast as a system
+// call.
 constexpr int64_t kLoanBytes = 32 * 1024;
-// A rank that waits for nothing in return had better go on than wait until a loan is read.
+// If the sender expects no answer, smaller messages are sent: it need not wait until a loan is
+// read.
 constexpr int64_t kUnansweredLoanBytes = 192 * 1024;
-// To pack short rows and then to lend them pays from here on.
+// From this size on, packing short rows and lending the copy is faster than sending.
 constexpr int64_t kPackedLoanBytes = 128 * 1024;
-// Every row costs the system as much as copying some kilobytes: shorter ones are packed.
+// A row costs the system as much as copying a few kilobytes: shorter rows are packed.
 constexpr int64_t kLongRowBytes = 4 * 1024;
-// Short rows of the receiver are filled from a buffer that stays in the cache.
+// Shorter rows of the receiver are filled from a buffer that stays in the cache.
 constexpr int64_t kDirectRowBytes = 512;
 constexpr int64_t kBounceBytes = 256 * 1024;
 constexpr int kPieces = 512;
@@ -42,7 +44,8 @@ int64_t rows_of(const std::vector<BoxView>& boxes) {
   return rows;
 }
 
-// The next at most `bytes` of a stream as pieces of memory; returns how many bytes these are.
+// Split the next bytes of a stream, at most `bytes`, into pieces of memory; returns their total
+// size.
 int64_t pieces_of(BoxStream& stream, char* base, int64_t bytes, iovec* pieces, int* count) {
   int64_t taken = 0;
   *count = 0;
@@ -54,12 +57,12 @@ int64_t pieces_of(BoxStream& stream, char* base, int64_t bytes, iovec* pieces, i
   return taken;
 }
 
-// Read exactly `bytes`, or nothing if the lender is gone.
+// Read all bytes; returns false if the sender's memory no longer exists.
 bool read(pid_t pid, const iovec* local, int locals, const iovec* remote, int remotes,
           int64_t bytes) {
   const ssize_t got = process_vm_readv(pid, local, locals, remote, remotes, 0);
   if (got == bytes) return true;
-  // A lender that has died has no memory any more; who waits for it finds out why.
+  // The sender has ended, and with it its memory. The thread that waits for it reports the cause.
   if (got >= 0 || errno == ESRCH || errno == EFAULT) return false;
   check_call(got, "process_vm_readv");
   return false;
@@ -107,7 +110,8 @@ void write_loan(Transfer& send, char* slot) {
 
 namespace {
 
-// What came over the wire may be anything: a box that can be walked, of addresses that fit.
+// Received data is untrusted: check that the box can be walked and that its addresses do not
+// overflow.
 bool is_sound(const BoxView& box) {
   constexpr int64_t kMost = int64_t{1} << 56;
   if (box.dims < 0 || box.dims > kMaxDims || box.row_bytes <= 0 || box.rows < 0) return false;
@@ -122,7 +126,7 @@ bool is_sound(const BoxView& box) {
   return rows == box.rows;
 }
 
-// Whether boxes have so many bytes in all.
+// Return whether the boxes have `bytes` bytes in total.
 bool make_up(const std::vector<BoxView>& boxes, int64_t bytes) {
   for (const BoxView& box : boxes) {
     if (!is_sound(box) || box.bytes() > bytes) return false;
@@ -153,7 +157,7 @@ void read_loan(const char* slot, Transfer& receive) {
 
 namespace {
 
-// Read rows to where they belong.
+// Read rows directly into their destination.
 int64_t pull_directly(pid_t pid, Transfer& receive, int64_t bytes) {
   iovec remote[kPieces], local[kPieces];
   int remotes, locals;
@@ -171,7 +175,7 @@ int64_t pull_directly(pid_t pid, Transfer& receive, int64_t bytes) {
   return bytes;
 }
 
-// Read to a buffer that stays in the cache, and unpack from there.
+// Read into a buffer that stays in the cache, then unpack.
 int64_t pull_and_unpack(pid_t pid, Transfer& receive, int64_t bytes) {
   alignas(64) thread_local char bounce[kBounceBytes];
   iovec remote[kPieces];

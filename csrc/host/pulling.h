@@ -1,5 +1,6 @@
-// Large messages are not sent: the sender lends its tensor, and the receiver reads from it, which
-// is one copy instead of two. Needs the system's leave to read another process's memory.
+// Reading large messages from the sender's memory. The sender describes (lends) its cells instead
+// of sending them, and the receiver copies them with process_vm_readv: one copy instead of two. The
+// system must permit reading another process's memory.
 #pragma once
 
 #include <sys/types.h>
@@ -10,19 +11,19 @@
 
 namespace gpudist {
 
-// Whether this process may read `expected` at `address` of process `pid`.
+// Return whether this process reads `expected` at `address` of process `pid`.
 bool can_pull(pid_t pid, uint64_t address, uint64_t expected);
 
-// Whether lending is quicker than sending.
+// Return whether lending is faster than sending.
 bool worth_lending(const Transfer& send);
 
-// Describe to the receiver, behind the header in `slot`, where the cells are. Cells in short rows
-// are packed first.
+// Write the location of the cells into `slot`, behind the header. Cells in short rows are packed
+// first.
 void write_loan(Transfer& send, char* slot);
 void read_loan(const char* slot, Transfer& receive);
 
-// Read the next at most `bytes`; how many came, less at the end of what can be done in one go.
-// Zero if the lender is gone.
+// Read the next bytes, at most `bytes`. Returns how many were read: 0 if the sender is gone, and
+// possibly fewer than `bytes` because one system call takes a limited number of rows.
 int64_t pull(pid_t pid, Transfer& receive, int64_t bytes);
 
 }  // namespace gpudist

@@ -43,10 +43,10 @@ namespace {
 std::mutex own_mutex;
 
 constexpr mode_t kOwnerOnly = S_IRUSR | S_IWUSR;
-// Whoever maps it may touch all of it: it cannot become shorter.
+// Peers may access the whole mapping safely: the file cannot shrink.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
-// The numbers of the process and of the file come from the store, where others may have written.
+// Process id and descriptor come from the store and may be wrong: check the file.
 bool is_segment(int fd, size_t bytes) {
   struct stat status;
   return fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_uid == geteuid() &&
@@ -55,7 +55,7 @@ bool is_segment(int fd, size_t bytes) {
 
 }  // namespace
 
-// What this process made, by descriptor, for ranks that are its own threads.
+// Segments created by this process, by descriptor. Ranks that are threads of it share them.
 std::map<int, std::weak_ptr<Segment::Mapping>>& Segment::own() {
   static std::map<int, std::weak_ptr<Mapping>> segments;
   return segments;
@@ -93,7 +93,7 @@ Segment::Segment(pid_t pid, int fd, size_t bytes) {
                          "user");
   }
   mapping_ = std::make_shared<Mapping>(opened, bytes);
-  // The mapping keeps the memory; descriptors are scarcer.
+  // The mapping keeps the memory alive; close the descriptor, since descriptors are limited.
   close(opened);
   mapping_->fd = -1;
 }

@@ -1,4 +1,4 @@
-// Shared memory without names: a memfd that peers open through /proc, gone with its last user.
+// Anonymous shared memory: a memfd that peers open through /proc, freed with its last user.
 #pragma once
 
 #include <sys/types.h>
@@ -11,7 +11,7 @@
 
 namespace gpudist {
 
-// The process that made a segment has let go of it, or is gone.
+// The process that created the segment has released it or has ended.
 struct SegmentGone : TransportError {
   using TransportError::TransportError;
 };
@@ -19,13 +19,13 @@ struct SegmentGone : TransportError {
 class Segment {
  public:
   Segment() = default;
-  // Make a new segment of zeros.
+  // Create a segment filled with zeros.
   explicit Segment(size_t bytes);
   // Map segment `fd` of process `pid`. Ranks that are threads of one process share one mapping.
   Segment(pid_t pid, int fd, size_t bytes);
 
   char* data() const;
-  // Descriptor in the process that made the segment.
+  // Descriptor in the process that created the segment.
   int fd() const;
 
  private:

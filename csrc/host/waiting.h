@@ -1,4 +1,4 @@
-// How a rank waits: it looks a while, then sleeps until a peer rings its doorbell.
+// How a rank waits: it polls for a while, then sleeps until a peer rings its doorbell.
 #pragma once
 
 #include <linux/futex.h>
@@ -12,16 +12,16 @@
 
 namespace gpudist {
 
-// A waiting rank looks, first with pauses between the looks, then letting others run, then it
-// sleeps. Pauses: few where ranks share cores, since they hold up whom it waits for. Together with
-// the yields they last longer than waking up takes: else two ranks, once one has slept, send each
-// other to sleep at every message.
+// Polling: first checks separated by pause instructions, then by yields, then sleep. Ranks that
+// share cores pause only a few times, because a pause delays the ranks they wait for. Pauses and
+// yields together last longer than a wakeup: otherwise two ranks that have slept once would put
+// each other to sleep at every message.
 constexpr int kPausesAlone = 2000;
 constexpr int kPausesShared = 20;
 constexpr int kYields = 500;
 constexpr long kSleepNs = 20'000'000;
 
-// Whether every rank has a core. A process bound to one core is taken to have it for itself.
+// Return whether every rank has a core. A process bound to one core is assumed to own it.
 inline bool has_cores_for(int ranks) {
   cpu_set_t cores;
   if (sched_getaffinity(0, sizeof(cores), &cores) != 0) return false;

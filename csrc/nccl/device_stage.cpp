@@ -74,7 +74,7 @@ DeviceCombine::Prepared DeviceCombine::prepare(int alignment) const {
 }
 
 void DeviceCombine::upload(Prepared& prepared) const {
-  // A graph may be being captured, of which this is no part.
+  // The upload must not become part of a graph that is being captured.
   const DeviceApi& api = operations_->api();
   const RelaxedCapture relaxed(api);
   DeviceStream stream = nullptr;

@@ -1,5 +1,5 @@
-// A stage of a plan on a GPU: a launch that packs, a group of NCCL's calls, a launch that makes the
-// output.
+// A stage of a plan on a GPU: a launch that packs, a group of NCCL calls, and a launch that writes
+// the output.
 #pragma once
 
 #include <array>
@@ -16,26 +16,25 @@
 
 namespace gpudist {
 
-// A combine plan, and its tables where the device can read them.
+// A combine plan with its tables, prepared on first use for each alignment.
 class DeviceCombine {
  public:
-  // `operations`: of the world that launches it.
+  // `operations`: those of the world that launches the plan.
   DeviceCombine(std::shared_ptr<Operations> operations, CombinePlan plan)
       : operations_(std::move(operations)), plan_(std::move(plan)) {}
   ~DeviceCombine();
   DeviceCombine(const DeviceCombine&) = delete;
 
   bool is_empty() const { return plan_.is_empty(); }
-  // `failed`: see CombineArguments.
   void launch(const std::array<char*, kBuffers>& buffers, const uint32_t* failed,
               DeviceStream stream);
 
  private:
-  // Tables of one alignment, on the host if they travel with every launch.
+  // Tables for one alignment. They stay on the host if they are passed with every launch.
   struct Prepared {
     std::vector<char> tables;
     void* memory = nullptr;
-    bool is_captured = false;  // a graph may read the memory as long as it lives
+    bool is_captured = false;  // a captured graph may read `memory` as long as the graph exists
     CombineArguments arguments;
   };
 
@@ -45,7 +44,7 @@ class DeviceCombine {
 
   const std::shared_ptr<Operations> operations_;
   const CombinePlan plan_;
-  std::mutex mutex_;  // stages that exchange nothing may be run from several threads
+  std::mutex mutex_;  // stages without messages may run in several threads at once
   std::map<int, Prepared> prepared_;
 };
 
@@ -59,7 +58,7 @@ enum class WireKind : int {
   kReduceScatter,
 };
 
-// A call of NCCL's. `peer` is the root, where there is one; both by rank in the communicator.
+// One NCCL call. `peer` may be a root; both are ranks in the communicator.
 struct WireCall {
   WireKind kind;
   NcclCommunicator* communicator;
@@ -71,7 +70,7 @@ struct WireCall {
   int op;
 };
 
-// The same before addresses are known: bytes into buffers.
+// A WireCall before addresses are known: offsets in bytes into buffers.
 struct WireStep {
   WireKind kind;
   NcclCommunicator* communicator;
@@ -98,7 +97,7 @@ struct DeviceStage {
         received_bytes(received_bytes),
         captured(captured) {}
 
-  // What is put on a stream for it.
+  // The stage to run under this capture; 0 means no capture.
   DeviceStage& under(uint64_t capture) {
     return capture != 0 && captured != nullptr ? *captured : *this;
   }
@@ -106,12 +105,13 @@ struct DeviceStage {
   DeviceCombine before;
   DeviceCombine after;
   std::vector<WireStep> steps;
-  // Of what is packed, and of what arrives and is unpacked.
+  // Bytes packed to send, and bytes received and unpacked.
   int64_t sent_bytes;
   int64_t received_bytes;
-  // The same where a graph is captured: all messages start from staging memory and arrive there.
-  // NCCL registers by itself the tensors of a graph whose memory is of one kind, and not those of
-  // another; both sides of a message have to be alike. Null if this one does so anyway.
+  // Variant for graph capture, in which all messages start and end in staging memory. During
+  // capture NCCL registers tensors automatically, but only those of one kind of memory, and both
+  // sides of a message must be registered alike. Null if this stage uses staging memory for all
+  // messages anyway.
   DeviceStage* const captured;
 };
 

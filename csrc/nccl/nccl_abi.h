@@ -1,5 +1,5 @@
-// What we use of NCCL's binary interface, 2.19 and later: the library is opened at run time and
-// none of its headers is needed to build.
+// The part of NCCL's binary interface, version 2.19 or later, that is used here. The library is
+// loaded at run time, and the build needs none of its headers.
 #pragma once
 
 #include <climits>
@@ -49,8 +49,8 @@ enum NcclRedOp : int { kNcclSum = 0, kNcclProd = 1, kNcclMax = 2, kNcclMin = 3 }
 
 constexpr unsigned int kNcclConfigVersion = 22703;
 
-// ncclConfig_t as of 2.27; NCCL reads as many bytes as `size` says and the members that `version`
-// has.
+// ncclConfig_t as of 2.27. NCCL reads `size` bytes, and of those the members that exist in
+// `version`.
 struct NcclConfig {
   size_t size = sizeof(NcclConfig);
   unsigned int magic = 0xcafebeef;

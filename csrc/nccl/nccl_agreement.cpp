@@ -1,5 +1,5 @@
-// NCCL's messages have no headers. So headers are exchanged by themselves, before the first group
-// of a kind or before every one, between the ranks that it joins.
+// NCCL's messages have no headers. Ranks therefore exchange headers separately with the ranks they
+// communicate with: before the first group of a kind, or before every group.
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -13,13 +13,15 @@ namespace gpudist {
 
 namespace {
 
-// What this rank does with another one: messages, and collectives in which the two are neighbours.
+// This rank's operations with one partner: messages, and collectives in which the two are
+// neighbours.
 struct Partner {
   int64_t sent_bytes = 0;
   int64_t received_bytes = 0;
   uint64_t hash = 0;  // of the collectives
 
-  // By the lower rank's view, so that both have the same.
+  // Key of the comparison, which is the same on both ranks: it is written from the lower rank's
+  // side.
   std::string key(const std::string& digest, int peer, int rank) const {
     const int64_t low = peer < rank ? received_bytes : sent_bytes;
     const int64_t high = peer < rank ? sent_bytes : received_bytes;
@@ -34,8 +36,8 @@ void add_to(uint64_t& hash, uint64_t number) {
   hash = (hash ^ number) * kHashFactor;
 }
 
-// What tells one run of stages from others. Two of one digest may differ in sizes and partners,
-// where the shapes are those of one call.
+// Identify a run of stages. Runs of one digest can differ in sizes and partners if the shapes
+// belong to only one call.
 std::string run_key(const Signature& signature, const std::vector<DeviceCall>& calls) {
   uint64_t hash = kHashStart;
   for (const DeviceCall& call : calls) {
@@ -49,10 +51,10 @@ std::string run_key(const Signature& signature, const std::vector<DeviceCall>& c
   return key.append(reinterpret_cast<const char*>(&hash), sizeof(hash));
 }
 
-// Every member of a communicator compares with those beside it: if all agree, all are equal.
+// Every member of a communicator compares with its neighbours: if all pairs agree, all members do.
 std::map<int, Partner> partners_of(const std::vector<WireCall>& calls, int rank) {
   std::map<int, Partner> partners;
-  // What is done on a communicator, in the order of the calls.
+  // Operations on one communicator, in the order of the calls.
   struct Shared {
     int64_t bytes = 0;
     uint64_t hash = kHashStart;
@@ -82,7 +84,7 @@ std::map<int, Partner> partners_of(const std::vector<WireCall>& calls, int rank)
       Partner& partner = partners[neighbour];
       partner.sent_bytes += shared.bytes;
       partner.received_bytes += shared.bytes;
-      partner.hash += shared.hash;  // whichever communicator comes first
+      partner.hash += shared.hash;  // a sum, so that the order of communicators does not matter
     }
   }
   return partners;
@@ -148,7 +150,7 @@ void NcclWorld::refuse_capture(const Signature& signature, DeviceStream stream) 
 void NcclWorld::agree(const Signature& signature, const std::vector<WireCall>& calls,
                       DeviceStream stream) {
   std::map<int, Partner> partners = partners_of(calls, rank_);
-  // Two ranks have the same history of each other, and so agree on whether they have agreed.
+  // The two ranks of a pair have the same history, and so agree on whether to compare.
   std::vector<std::pair<int, std::string>> keys;
   for (auto it = partners.begin(); it != partners.end();) {
     std::string key = it->second.key(signature.digest, it->first, rank_);

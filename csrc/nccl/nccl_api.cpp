@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kOldest = 21900;
 
-// A library in this process. One that is in use is never closed: NCCL leaves threads behind.
+// A library in this process. A library in use is never closed, because NCCL leaves threads running.
 struct Library {
   void* handle = nullptr;
   std::string path;
@@ -32,7 +32,7 @@ std::string last_error() {
   return text != nullptr ? text : "no reason given";
 }
 
-// The file that `symbol`, of `handle` or of what it depends on, is in.
+// Path of the library that defines `symbol`, looked up in `handle` and its dependencies.
 std::string file_of(void* handle, const char* symbol) {
   Dl_info information;
   void* address = dlsym(handle, symbol);
@@ -57,7 +57,7 @@ int add_candidate(dl_phdr_info* information, size_t, void* names) {
   return 0;
 }
 
-// An NCCL that is loaded under its own name, or under one that a packager made up.
+// An NCCL that is already loaded, under its own name or a packager's name.
 Library loaded_library() {
   constexpr const char* kFound = "already in the process";
   Library usual = open_library("libnccl.so.2", RTLD_NOLOAD, kFound);
@@ -66,7 +66,7 @@ Library loaded_library() {
   dl_iterate_phdr(add_candidate, &names);
   for (const std::string& name : names) {
     const Library library = open_library(name, RTLD_NOLOAD, kFound);
-    // Plugins and bindings of NCCL are named after it, too.
+    // NCCL's plugins and bindings have similar file names.
     if (library.handle != nullptr && file_of(library.handle, "ncclGetUniqueId") == name) {
       return library;
     }
@@ -86,7 +86,7 @@ Library given_library(const std::string& path) {
   if (given.handle == nullptr) {
     throw NotBuiltError("GPUDIST_NCCL_LIBRARY cannot be opened: " + last_error());
   }
-  // A test double says so itself, and does not touch the GPUs that NCCL may be using.
+  // Test doubles export this symbol. They do not touch the GPUs that a loaded NCCL may be using.
   const bool is_double = dlsym(given.handle, "gpudist_device_api") != nullptr;
   if (loaded.handle != nullptr && !is_double && !is_same_file(loaded.path, given.path)) {
     dlclose(given.handle);
@@ -116,7 +116,7 @@ Library find_library(const std::string& path, const std::vector<std::string>& wh
   return system;
 }
 
-// Finds the calls of one library; what all of them need, its errors say.
+// Looks up the calls of a library; its errors say which of them are missing.
 class Calls {
  public:
   explicit Calls(const Library& library) : library_(library) {}

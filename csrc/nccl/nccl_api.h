@@ -1,4 +1,4 @@
-// NCCL's calls, found in a library that is opened at run time.
+// NCCL's calls, looked up in a library that is loaded at run time.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@ namespace gpudist {
 
 struct NcclApi {
   std::string path;
-  std::string found;  // how: see load_nccl
+  std::string found;  // how it was found; see load_nccl
   int version = 0;    // such as 22703
 
   int (*get_unique_id)(NcclUniqueId* id);
@@ -43,17 +43,17 @@ struct NcclApi {
                     DeviceStream stream);
 
   bool has_windows() const { return version >= 22700; }
-  // Several ranks on one GPU.
+  // Whether several ranks may share a GPU.
   bool has_shared_gpus() const { return version >= 23000; }
 };
 
-// The one NCCL of this process: `path` if it is not empty; else what the process has already
-// loaded; else the first of `wheel_paths` that exists; else what the system finds by its name. The
-// first call decides. Throws NotBuiltError: there is none, it is older than 2.19, or it is another
-// file than one that is loaded already.
+// Load this process's only NCCL: `path` if it is not empty; otherwise the library that is already
+// loaded; otherwise the first of `wheel_paths` that exists; otherwise the system's. Later calls
+// return the result of the first. Throws NotBuiltError if there is none, if it is older than 2.19,
+// or if another NCCL is already loaded.
 const NcclApi& load_nccl(const std::string& path, const std::vector<std::string>& wheel_paths);
 
-// Throws TransportError with what NCCL says of an error.
+// Throws TransportError with NCCL's description of the error.
 void check_nccl(const NcclApi& api, int result, NcclComm comm, const char* what);
 
 }  // namespace gpudist

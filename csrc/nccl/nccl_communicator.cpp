@@ -10,10 +10,10 @@ namespace gpudist {
 namespace {
 
 constexpr auto kSlice = std::chrono::milliseconds(5);
-// To set the flags that end kernels takes microseconds.
+// Time in which NCCL sets the flags that end its kernels; normally microseconds.
 constexpr auto kFlagsTime = std::chrono::seconds(1);
 
-// What a thread that may never come back makes, and whether anybody still wants it.
+// Result of a thread that may never return, and whether the result is still needed.
 struct Making {
   std::mutex mutex;
   std::condition_variable done;
@@ -23,8 +23,8 @@ struct Making {
   NcclComm comm = nullptr;
 };
 
-// `make` blocks on peers and cannot be told to stop: another thread calls it, and may still do so
-// when everything else here is gone.
+// Call `make` in another thread: it blocks until peers call it too and cannot be cancelled, so it
+// may still be running when all other state has been destroyed.
 template <class F>
 NcclComm make_beside(const NcclOnDevice& on, const F& make, const NcclCommunicator::Look& look,
                      const char* what) {
@@ -136,8 +136,9 @@ bool Beside::wait(Stage stage, Clock::time_point deadline) {
 
 std::shared_ptr<Beside> abort_communicators(const NcclOnDevice& on, std::vector<NcclComm> comms) {
   const auto aborting = run_beside([on, comms = std::move(comms)](Beside& beside) {
-    // In a group an abort sets the flags at once, and its end frees. No call of the device's comes
-    // before: it may wait for what the flags end.
+    // In a group, ncclCommAbort sets the abort flags at once, and the end of the group frees
+    // memory. No call of the device may come before it, because such a call may wait for kernels
+    // that only the flags end.
     const bool is_grouped = on.nccl->group_start() == kNcclSuccess;
     for (NcclComm comm : comms) on.nccl->comm_abort(comm);
     beside.reach(Beside::Stage::kFirstPartDone);

@@ -1,4 +1,4 @@
-// One NCCL communicator, and the two ways in which communicators end.
+// An NCCL communicator, and the two ways to end one.
 #pragma once
 
 #include <chrono>
@@ -19,34 +19,34 @@ struct NcclOnDevice {
   const NcclApi* nccl;
   const DeviceApi* device_api;
   int device;
-  // Held, shared, by every thread inside a call of NCCL's on a communicator that is in use: what is
-  // freed while a thread is inside is used by it afterwards.
+  // Held shared by every thread inside an NCCL call on a communicator in use: NCCL would use memory
+  // freed during such a call.
   std::shared_ptr<std::shared_mutex> inside = std::make_shared<std::shared_mutex>();
 };
 
 class NcclCommunicator {
  public:
-  // What a wait for peers does now and then: it throws when there is nothing to wait for any more.
+  // Called periodically while waiting for peers; throws to end the wait.
   using Look = std::function<void()>;
 
-  // Collective over `members`, of which this rank is number `rank`. Throws TransportError, or what
+  // Collective over `members`, in which this rank has number `rank`. Throws TransportError, or what
   // `look` throws.
   static std::unique_ptr<NcclCommunicator> make(const NcclOnDevice& on, const NcclUniqueId& id,
                                                 std::vector<int> members, int rank,
                                                 const Look& look);
   NcclCommunicator(const NcclCommunicator&) = delete;
 
-  // Collective over this communicator: the ranks of one color, by key, make one; `members` are
-  // their world ranks. A rank of no color (negative) gets none.
+  // Collective over this communicator: ranks of one color form a new communicator, ordered by key;
+  // `members` are their world ranks. A rank with a negative color gets null.
   std::unique_ptr<NcclCommunicator> split(const NcclOnDevice& on, int color, int key,
                                           std::vector<int> members, const Look& look);
 
   NcclComm handle() const { return comm_; }
   const std::vector<int>& members() const { return members_; }
 
-  // What broke, or nothing.
+  // Description of an asynchronous error, or an empty string.
   std::string async_error();
-  // The handle for who ends it, once: nothing else is asked of it from now on. Null after that.
+  // Pass the handle to the caller, who ends the communicator. Later calls return null.
   NcclComm take();
 
  private:
@@ -60,7 +60,7 @@ class NcclCommunicator {
   bool is_taken_ = false;
 };
 
-// Something that a thread of its own does, which may never come back.
+// Work in a separate thread that may never return.
 class Beside {
  public:
   using Clock = std::chrono::steady_clock;
@@ -68,7 +68,7 @@ class Beside {
   enum class Stage { kBegun, kFirstPartDone, kDone };
 
   void reach(Stage stage);
-  // Whether it is as far, or was before the deadline.
+  // Wait until the stage is reached; returns false at the deadline.
   bool wait(Stage stage, Clock::time_point deadline);
 
  private:
@@ -77,17 +77,16 @@ class Beside {
   Stage stage_ = Stage::kBegun;
 };
 
-// Abort communicators. Their kernels, and calls that wait for peers, are told to end when this
-// returns; they are freed (kDone) when no thread is inside NCCL and no captured graph lives that
-// has operations of theirs, which may be never.
+// Abort communicators. On return, their kernels and the calls that wait for peers have been told to
+// end. The memory is freed (kDone) once no thread is inside NCCL and no captured graph with their
+// operations exists, which may never happen.
 std::shared_ptr<Beside> abort_communicators(const NcclOnDevice& on, std::vector<NcclComm> comms);
 
-// Finalize and destroy communicators, on which nothing is under way, one after the other. Waits for
-// peers, and for captured graphs with operations of theirs.
+// Finalize and destroy idle communicators one after the other. Waits for peers, and for captured
+// graphs with operations of these communicators.
 std::shared_ptr<Beside> release_communicators(const NcclOnDevice& on, std::vector<NcclComm> comms);
 
-// Release memory of the device, and pinned memory of the host, which waits for all that is on the
-// device.
+// Release device memory and pinned host memory. Waits for all work on the device.
 std::shared_ptr<Beside> release_memory(const NcclOnDevice& on, std::vector<void*> memory,
                                        std::vector<void*> pinned);
 

@@ -1,4 +1,4 @@
-// How a world over NCCL ends, by a failure or in peace.
+// Ending a world over NCCL, after a failure or normally.
 #include "device/device.h"
 #include "nccl/nccl_world.h"
 
@@ -50,7 +50,7 @@ void NcclWorld::close(double seconds) {
   watchdog_.stop();
   std::vector<void*> memory = operations_->stop();
   std::vector<void*> pinned{watchdog_.take_failed_word(), pinned_.take()};
-  // Kernels, or graphs that are alive, may use what is left.
+  // Running kernels or existing graphs may still use the memory.
   if (!has_ended) return;
   const std::unique_lock<std::mutex> locked(mutex_);
   operations_->set_idle();

@@ -16,7 +16,7 @@ using Buffers = std::array<char*, kBuffers>;
 using Lock = std::lock_guard<std::mutex>;
 constexpr int64_t kAlignment = 256;
 constexpr int kAttempts = 3;
-// For a world that nobody has closed.
+// Time to close a world in its destructor.
 constexpr double kLastSeconds = 0.5;
 constexpr size_t kMebibyte = 1 << 20;
 
@@ -34,7 +34,7 @@ void check_code(const DeviceApi& api, int device) {
                       "another GPU, or GPUDIST_TRANSPORT=host for ranks on CPUs");
 }
 
-// In memory of the host, so that it can be set whatever the device does.
+// In host memory, so that it can be set whatever the device is doing.
 PinnedMemory failed_word(const DeviceApi& api, int device) {
   const DeviceGuard guard(api, device);
   return PinnedMemory(api, sizeof(uint32_t));
@@ -121,7 +121,7 @@ uint64_t NcclWorld::enqueue(const std::string& label, DeviceStream stream, const
   try {
     uint64_t capture = 0;
     check_device(device_api_, device_api_.capture_id(stream, &capture), "asking for a capture");
-    // Kernels of NCCL's that wait for one another on two streams would be a deadlock.
+    // NCCL kernels on two streams that wait for each other would deadlock: run them in order.
     if (capture == 0) operations_->follow(stream);
     put(capture);
     if (capture == 0) {
@@ -131,7 +131,7 @@ uint64_t NcclWorld::enqueue(const std::string& label, DeviceStream stream, const
     }
   } catch (...) {
     operations_->drop(operation);
-    watchdog_.check();  // where the world has failed, this is only a consequence
+    watchdog_.check();  // if the world has failed, this error is only a consequence
     throw;
   }
   watchdog_.check();
@@ -158,7 +158,7 @@ NcclWorld::Entry NcclWorld::enter() {
     alone.lock();
   }
   std::shared_lock<std::shared_mutex> inside(*on_.inside);
-  watchdog_.check();  // from here on communicators live until this thread has left
+  watchdog_.check();  // from here on communicators stay alive until this thread leaves
   return {std::move(alone), std::move(inside)};
 }
 
@@ -268,7 +268,7 @@ void NcclWorld::join(DeviceEvent event, DeviceStream stream) {
   const Lock locked(mutex_);
   const DeviceGuard guard(device_api_, device_);
   check_device(device_api_, device_api_.wait_event(stream, event), "waiting for an event");
-  // Tensors of the operation may be freed now, to the stream that they were made for.
+  // After this, tensors of the operation may be freed on the stream they were allocated for.
   const DeviceStream started = started_[event];
   started_.erase(event);
   if (started != stream) {
@@ -290,7 +290,7 @@ void NcclWorld::settle(DeviceStream stream) {
       check_device(device_api_, device_api_.wait_event(stream, event), "waiting for an event");
       return;
     } catch (const TransportError&) {
-      continue;  // there is a failure already, of which this may be a part
+      continue;  // an earlier failure may be the cause of this one
     }
   }
 }
@@ -317,8 +317,8 @@ void NcclWorld::group(std::vector<WireCall>& calls, DeviceStream stream) {
     if (call.communicator == nullptr) call.communicator = world;
     if (call.communicator == nullptr) throw TransportError("a world of one has nobody to talk to");
   }
-  // Kernels of several communicators run one after the other, on every rank in the same order:
-  // messages first, then collectives by their lists of members.
+  // Kernels of several communicators run one after the other, in the same order on every rank:
+  // messages first, then collectives sorted by their lists of members.
   std::stable_sort(calls.begin(), calls.end(), [](const WireCall& a, const WireCall& b) {
     if (is_message(a) || is_message(b)) return is_message(a) && !is_message(b);
     return a.communicator->members() < b.communicator->members();

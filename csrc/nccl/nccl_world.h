@@ -1,4 +1,5 @@
-// One rank of a world over NCCL: its communicators, its staging memory, what it has under way.
+// One rank of a world over NCCL: its communicators, its staging memory and its operations in
+// progress.
 #pragma once
 
 #include <array>
@@ -25,12 +26,12 @@
 
 namespace gpudist {
 
-// What was compared with one partner lately. Two ranks have the same history of each other, and
-// forget the same at the same call.
+// Recent comparisons with one partner. Both ranks have the same history and forget the same entries
+// at the same call.
 class Compared {
  public:
   bool has(const std::string& key) const { return known_.count(key) != 0; }
-  // Whether others were forgotten for it, so that no more than `most` are known.
+  // Returns whether entries were forgotten to keep at most `most`.
   bool add(std::string key, size_t most);
 
  private:
@@ -42,64 +43,65 @@ class NcclWorld {
  public:
   using CheckSignals = std::function<void()>;
 
-  // Frees memory of the device that somebody else has in reserve.
+  // Frees cached device memory of another allocator.
   using MakeRoom = std::function<void()>;
 
-  // `nccl` may be null in a world of one.
+  // `nccl` may be null in a world of one rank.
   NcclWorld(const NcclApi* nccl, const DeviceApi& device_api, int device, int rank,
             double timeout_s, CheckSignals check_signals, MakeRoom make_room);
   ~NcclWorld();
   NcclWorld(const NcclWorld&) = delete;
 
-  // The bytes of a new unique id.
+  // Return the bytes of a new unique id.
   std::string new_id() const;
-  // Collective over `members`, world ranks in the communicator's order. The first one is the
-  // world's own, which carries all messages between two ranks.
+  // Collective over `members`, given as world ranks in the communicator's order. The first call
+  // makes the world's own communicator, which carries all messages between two ranks.
   NcclCommunicator* connect(const std::string& id, std::vector<int> members);
-  // Collective over `parent`, on which nothing may be under way: waits for that. Null for a rank of
-  // no color.
+  // Collective over `parent`; first waits until `parent` is idle. Returns null on a rank without a
+  // color.
   NcclCommunicator* split(NcclCommunicator& parent, int color, int key, std::vector<int> members);
 
-  // Put stages, all their messages in flight together, on a stream.
+  // Enqueue stages on a stream, with all their messages in flight at once.
   void run(const Signature& signature, const std::vector<DeviceCall>& calls, DeviceStream stream);
-  // The same for calls of NCCL's own.
+  // Like run(), for individual NCCL calls.
   void run_calls(const Signature& signature, std::vector<WireCall> calls, DeviceStream stream);
-  // Stages that exchange nothing, in whatever state the world is.
+  // Run stages that exchange nothing; allowed after a failure, too.
   void run_local(const std::vector<DeviceCall>& calls, DeviceStream stream);
 
-  // The same as run(), on a stream beside `stream`, which goes on. The event is complete when they
-  // are; the caller waits for it and gives it back.
+  // Like run(), on a separate stream, so that `stream` continues. The returned event completes with
+  // the stages; the caller waits for it and gives it back.
   DeviceEvent start(const Signature& signature, const std::vector<DeviceCall>& calls,
                     DeviceStream stream);
   void join(DeviceEvent event, DeviceStream stream);
-  // After a failure: what follows on `stream` comes after all that is beside it, so that tensors of
-  // operations nobody waits for may be freed.
+  // After a failure: make `stream` wait for all work on separate streams, so that tensors of
+  // operations that nobody waits for can be freed.
   void settle(DeviceStream stream);
 
-  // Return when all that is on the stream is complete. Throws WorldFailed.
+  // Wait until all work on the stream is complete. Throws WorldFailed.
   void synchronize(DeviceStream stream);
 
   const std::shared_ptr<Operations>& operations() const { return operations_; }
   Watchdog& watchdog() { return watchdog_; }
-  // Start to watch something that takes place outside streams; its number, for Operations::drop().
+  // Start watching something that does not run on a stream; returns its number for
+  // Operations::drop().
   uint64_t begin(const std::string& label);
   NcclCommunicator* world() const;
-  // Whether to compare what ranks mean at every call, not only at the first of its kind.
+  // Whether ranks compare their operations at every call instead of at the first call of a kind.
   bool checks() const { return checks_; }
   void set_checks(bool checks) { checks_ = checks; }
-  // How much is remembered of what was compared: the same on all ranks.
+  // Set how many comparisons are remembered; must be equal on all ranks.
   void set_remembered(size_t most) { remembered_ = most; }
-  // How many times stages were put on a stream.
+  // Number of times that stages were enqueued.
   uint64_t rounds() const { return rounds_; }
   size_t staging_bytes() const { return staging_.bytes(); }
 
-  // Release the communicators, younger ones first, when all that is under way has ended; waits for
-  // that, for peers, and for captured graphs with operations of theirs at most `seconds`. What is
-  // not ended by then is left alone, with its memory.
+  // Wait at most `seconds` for work in progress, for peers and for captured graphs, then release
+  // the communicators, younger ones first. Those that cannot be released by then are abandoned
+  // together with their memory.
   void close(double seconds);
 
  private:
-  // Of a thread in a call that posts messages.
+  // Held by a thread during a call that posts messages.
   struct Entry {
     std::unique_lock<std::mutex> alone;
     std::shared_lock<std::shared_mutex> inside;
@@ -107,27 +109,29 @@ class NcclWorld {
 
   using Put = std::function<void(uint64_t capture)>;
 
-  // What is put on a stream is watched, and comes after all that was put on any before.
+  // Take an idle event, or create one.
   DeviceEvent take_event();
+  // Call `put` to enqueue an operation, which is watched and starts after all earlier
+  // operations on any stream. Return its number.
   uint64_t enqueue(const std::string& label, DeviceStream stream, const Put& put);
-  // Compare with partners what this rank means to do with them, unless that is known. Throws
-  // PlanMismatch.
+  // Compare this rank's next operations with its partners' unless the comparison is remembered.
+  // Throws PlanMismatch.
   void agree(const Signature& signature, const std::vector<WireCall>& calls, DeviceStream stream);
-  // The same for stages, at little cost where all of it is known.
+  // The same for stages; fast if all comparisons are remembered.
   void agree(const Signature& signature, const std::vector<DeviceCall>& calls, DeviceStream stream);
   void refuse_capture(const Signature& signature, DeviceStream stream) const;
   void group(std::vector<WireCall>& calls, DeviceStream stream);
   void call(const WireCall& call, DeviceStream stream);
-  // What a call has given becomes not-a-number if the world has failed meanwhile.
+  // Overwrite the results of a call with NaN if the world has failed in the meantime.
   void guard(const WireCall& call, DeviceStream stream);
   void check_open(const std::string& label) const;
-  // Throws if another thread is inside, or the world has failed.
+  // Throws if another thread is inside or the world has failed.
   Entry enter();
   void look();
   std::string find_error();
   void abort_all();
   char* allocate(size_t bytes);
-  // Handles of all communicators, younger ones first, for who ends them.
+  // Take the handles of all communicators, younger ones first, for a caller that ends them.
   std::vector<NcclComm> take_communicators();
   NcclCommunicator* keep(std::unique_ptr<NcclCommunicator> communicator);
 
@@ -138,25 +142,25 @@ class NcclWorld {
   const CheckSignals check_signals_;
   const MakeRoom make_room_;
 
-  // Of what puts operations on streams; the list of communicators has one of its own, since they
-  // are aborted while a call hangs.
+  // Protects state used to enqueue operations. The list of communicators has its own mutex, because
+  // they are aborted while a call hangs.
   std::mutex mutex_;
   mutable std::mutex communicators_mutex_;
   std::vector<std::unique_ptr<NcclCommunicator>> communicators_;
   std::shared_ptr<Beside> aborting_;
   std::atomic<bool> is_closed_{false};
   std::atomic<bool> checks_{false};
-  std::atomic<size_t> remembered_{4096};  // with each partner, and of runs
+  std::atomic<size_t> remembered_{4096};  // entries for each partner, and of `runs_`
   std::atomic<uint64_t> rounds_{0};
 
   Staging staging_;
   PinnedMemory pinned_;
-  std::map<int64_t, std::unique_ptr<DeviceCombine>> guards_;  // by bytes
+  std::map<int64_t, std::unique_ptr<DeviceCombine>> guards_;  // by number of bytes
   std::map<int, Compared> compared_;                          // by partner
-  std::unordered_set<std::string> runs_;                      // of which all has been compared
+  std::unordered_set<std::string> runs_;  // runs whose operations have all been compared
   DeviceStream beside_ = nullptr;
   bool has_started_ = false;
-  // The stream on which stages were started whose event this is.
+  // For the event of started stages, the stream on which start() was called.
   std::map<DeviceEvent, DeviceStream> started_;
   std::vector<DeviceEvent> idle_events_;
   std::shared_ptr<Operations> operations_;

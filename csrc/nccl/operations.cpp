@@ -13,7 +13,7 @@ namespace {
 using Lock = std::unique_lock<std::mutex>;
 constexpr auto kPeriod = std::chrono::milliseconds(20);
 constexpr auto kShortPeriod = std::chrono::milliseconds(1);
-// A thread that asks the device for longer than this is stuck in its driver.
+// A query that takes longer than this means that the thread is stuck in the driver.
 constexpr auto kStuck = std::chrono::seconds(2);
 constexpr size_t kRemembered = 64;
 
@@ -27,7 +27,8 @@ Operations::Operations(const DeviceApi& api, int device)
     : api_(api), device_(device), state_(std::make_shared<State>(api)) {
   thread_ = std::thread([state = state_, device] {
     state->api.set_device(device);
-    const RelaxedCapture relaxed(state->api);  // for releases
+    // the releases below may happen during another thread's capture
+    const RelaxedCapture relaxed(state->api);
     state->ask();
   });
 }
@@ -79,7 +80,7 @@ void Operations::follow(DeviceStream stream) {
     if (found == nullptr) return;
     last = found->event;
   }
-  // On the same stream, too: a new one may have the handle of one that is gone.
+  // Wait on the same stream, too: a new stream may have the handle of a destroyed one.
   check_device(api_, api_.wait_event(stream, last), "waiting for an event");
 }
 
@@ -123,7 +124,7 @@ void Operations::wait(uint64_t number, const Look& check, const Look& check_sign
     state_->retire(locked);
     const Operation* const operation = state_->find(number);
     if (operation == nullptr || operation->is_complete) return;
-    // Short waits are those for a few microseconds on the device.
+    // Poll often at first: most waits are for a few microseconds of device work.
     const auto pause = std::chrono::microseconds(looks < 100 ? 5 : looks < 1000 ? 50 : 1000);
     state_->changed.wait_for(locked, pause);
   }
@@ -217,7 +218,7 @@ std::optional<std::string> Operations::next_error() {
 }
 
 Operations::Operation* Operations::State::find(uint64_t number) {
-  // The one that is asked for is among the last.
+  // The operation is usually among the last.
   const auto found = std::find_if(operations.rbegin(), operations.rend(),
                                   [=](const Operation& one) { return one.number == number; });
   return found == operations.rend() ? nullptr : &*found;
@@ -246,8 +247,8 @@ void Operations::State::ask() {
   changed.notify_all();
 }
 
-// They end in order. The oldest is asked first, since mostly it is under way, then the newest, then
-// what halves the rest. Nobody waits for the lock while the driver answers.
+// Operations end in order. Query the oldest first, since it is usually still running, then the
+// newest, then bisect. The lock is released during the driver's calls.
 void Operations::State::retire(Lock& locked) {
   std::vector<std::pair<uint64_t, DeviceEvent>> asked;
   for (const Operation& operation : operations) {
@@ -255,9 +256,10 @@ void Operations::State::retire(Lock& locked) {
   }
   if (asked.empty()) return;
   locked.unlock();
-  // Another thread may be capturing a graph, which a question from this one would end.
+  // Another thread may be capturing a graph, which a query from this thread would invalidate.
   std::optional<RelaxedCapture> relaxed(api);
-  size_t complete = 0, unknown = asked.size();  // the first `complete` of them are
+  // `complete`: number of the first ones known to be complete
+  size_t complete = 0, unknown = asked.size();
   int failed = 0;
   for (size_t next = 0; complete < unknown;) {
     bool is_complete = false;

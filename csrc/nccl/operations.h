@@ -1,6 +1,5 @@
-// The operations of a world that are under way on its device, in the order in which they were put
-// on streams. Each comes after the one before it, whatever streams they are on, and so they end in
-// this order, too.
+// Operations of a world in progress on its device, in the order in which they were enqueued. Each
+// waits for the one before it, whatever their streams, so they also complete in this order.
 #pragma once
 
 #include <atomic>
@@ -26,7 +25,7 @@ class Operations {
 
   struct Late {
     std::string label;
-    bool is_new;  // and has not been told of before
+    bool is_new;  // not reported before
   };
 
   Operations(const DeviceApi& api, int device);
@@ -36,42 +35,42 @@ class Operations {
   const DeviceApi& api() const { return api_; }
 
   uint64_t begin(const std::string& label);
-  // `stream` waits for all operations before, of whatever stream.
+  // Make `stream` wait for all earlier operations on any stream.
   void follow(DeviceStream stream);
-  // Everything of an operation is on the stream.
+  // All work of operation `number` has been enqueued.
   void enqueued(uint64_t number, DeviceStream stream);
-  // It is part of a graph, or took place elsewhere, and is not watched any longer.
+  // Stop watching an operation, which became part of a graph or did not run on a stream.
   void drop(uint64_t number);
 
   using Look = std::function<void()>;
-  // Return when it is complete, or when one of the two throws. `check` is asked all the time,
-  // `check_signals`, which may take longer, now and then.
+  // Wait until it is complete. `check` is called continuously and `check_signals`, which may be
+  // slow, occasionally; either may throw to end the wait.
   void wait(uint64_t number, const Look& check, const Look& check_signals);
-  // The same for all that is on streams.
+  // Wait in the same way for all enqueued operations.
   void wait_for_all(const Look& check, const Look& check_signals);
-  // Wait at most so long, without a call of the device's; whether nothing is under way.
+  // Wait until the deadline without calling the device; returns whether nothing is in progress.
   bool drain(Clock::time_point deadline, const std::function<bool()>& gives_up);
 
-  // The first operation older than `timeout`, if there is one.
+  // Return the oldest operation if it is older than `timeout`.
   std::optional<Late> find_late(Clock::duration timeout);
-  // Age in seconds of the oldest operation that is not complete, 0 if there is none.
+  // Age in seconds of the oldest incomplete operation, 0 if there is none.
   double oldest_s() const;
-  // The last operations in words, the most recent at the end.
+  // Describe the last operations, the most recent at the end.
   std::vector<std::string> lines(size_t last) const;
 
-  // Memory of the device that no new operation uses. It is released when those under way are
-  // complete, by a thread that nobody waits for: a release waits for all that is on the device.
+  // Release device memory that no new operation uses, once the operations in progress are complete.
+  // A separate thread does it, because a release waits for all work on the device.
   void discard(void* memory);
-  // Memory that a captured graph may use as long as it lives.
+  // Keep memory that a captured graph may use as long as the graph exists.
   void keep(void* memory);
 
-  // What went wrong when the device was asked, once.
+  // Return an error of the device that the polling thread found; each is returned once.
   std::optional<std::string> next_error();
 
-  // End the thread that asks; it is left alone if the device keeps it. Gives the memory that was
-  // discarded or kept, for who releases it.
+  // End the polling thread, or abandon it if the device blocks it. Returns the discarded and kept
+  // memory for the caller to release.
   std::vector<void*> stop();
-  // Nothing uses memory any more that is discarded or kept from now on.
+  // From now on, discarded or kept memory is no longer in use.
   void set_idle() { has_stopped_ = true; }
 
  private:
@@ -85,30 +84,30 @@ class Operations {
   };
   struct Discarded {
     void* memory;
-    uint64_t begun;  // released when operations of smaller numbers are complete
+    uint64_t begun;  // released when operations with smaller numbers are complete
   };
-  // Outlives this where the thread that asks is stuck.
+  // Outlives Operations if the polling thread is stuck.
   struct State {
     explicit State(const DeviceApi& api) : api(api) {}
     void ask();
     void retire(std::unique_lock<std::mutex>& locked);
     void release(std::unique_lock<std::mutex>& locked);
     Operation* find(uint64_t number);
-    // Which is not known to be complete; null if there is none.
+    // The last enqueued operation not known to be complete, or null.
     const Operation* last_on_a_stream() const;
     bool is_idle() const;
 
     const DeviceApi& api;
     mutable std::mutex mutex;
     std::condition_variable changed;
-    std::deque<Operation> operations;  // the last ones, complete or not
+    std::deque<Operation> operations;  // the most recent ones, complete or not
     std::vector<DeviceEvent> idle_events;
     uint64_t begun = 0;
     std::vector<Discarded> discarded;
     std::vector<void*> kept;
     std::string error;
     bool has_told_error = false;
-    int waiting = 0;  // how many wait for what the thread that asks finds
+    int waiting = 0;  // number of threads that wait for the polling thread
     bool is_stopping = false, has_stopped = false;
   };
 

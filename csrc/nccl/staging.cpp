@@ -6,7 +6,7 @@ namespace {
 
 constexpr size_t kSmallest = size_t{1} << 20;
 
-// A little more than asked for, so that slowly growing operations do not allocate each time.
+// Round up a little, so that slowly growing operations do not reallocate each time.
 size_t rounded(size_t bytes) {
   size_t unit = kSmallest;
   while (unit * 16 <= bytes) unit *= 2;

@@ -1,9 +1,10 @@
-// Device memory for what is packed and what arrives: one piece for all operations, which follow one
-// another, and one for each captured graph. No operation allocates once the largest has been met.
+// Device memory for packed and received bytes: one piece for all operations, which run one after
+// another, and one for each captured graph. Nothing is allocated after the largest operation has
+// been seen.
 //
-// It is plain memory and never registered with NCCL: NCCL decides on each side of a message from
-// its own address whether the memory is registered, and a message between the two kinds hangs, or
-// brings cells of an earlier one.
+// The memory is never registered with NCCL. Each side of a message decides from its own address
+// whether the memory is registered; if the two sides differ, the message hangs or delivers stale
+// data.
 #pragma once
 
 #include <cstdint>
@@ -16,19 +17,19 @@ namespace gpudist {
 class Staging {
  public:
   using Allocate = std::function<char*(size_t bytes)>;
-  // Of memory that a larger piece replaces. A captured graph may still use it.
+  // Called with memory that a larger piece replaces. A captured graph may still use it.
   using Retire = std::function<void(char* memory, bool is_captured)>;
 
   Staging(Allocate allocate, Retire retire)
       : allocate_(std::move(allocate)), retire_(std::move(retire)) {}
   Staging(const Staging&) = delete;
 
-  // At least `bytes`, for the next operation. What a graph uses, of which `capture` is the number,
-  // belongs to that graph.
+  // Return at least `bytes` for the next operation. Memory used during a capture (`capture` is its
+  // id) belongs to the captured graph.
   char* of(uint64_t capture, size_t bytes);
-  // Everything, for who releases it.
+  // Pass ownership of all memory to the caller.
   std::vector<void*> take();
-  // In all.
+  // Total size of all pieces.
   size_t bytes() const;
 
  private:
@@ -39,7 +40,7 @@ class Staging {
 
   const Allocate allocate_;
   const Retire retire_;
-  std::map<uint64_t, Piece> pieces_;  // by capture
+  std::map<uint64_t, Piece> pieces_;  // by capture id
 };
 
 }  // namespace gpudist

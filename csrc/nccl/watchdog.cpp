@@ -13,10 +13,10 @@ namespace gpudist {
 namespace {
 
 constexpr auto kPeriod = std::chrono::milliseconds(20);
-// Where the owner does not answer a report, because Python is busy elsewhere.
+// Time until a failure is acted on if the owner does not answer because Python is busy.
 constexpr auto kPatience = std::chrono::milliseconds(800);
 
-// A text as JSON has it.
+// Encode a text as JSON.
 std::string quoted(const std::string& text) {
   std::string quoted = "\"";
   for (const char c : text) {
@@ -100,7 +100,7 @@ void Watchdog::fail(const std::string& text) {
     const std::lock_guard<std::mutex> locked(mutex_);
     if (has_failed()) return;
     failure_ = text;
-    // The mark comes before the end of the kernels that wait, and so before what follows them.
+    // Set the word before aborting kernels, so that work enqueued behind them sees it.
     auto* const word = reinterpret_cast<volatile uint32_t*>(failed_word_.data());
     if (word != nullptr) *word = 1;
     failed_.store(true, std::memory_order_seq_cst);

@@ -1,6 +1,6 @@
-// A world that is watched from a thread of its own that needs neither Python nor the device, which
-// may both be blocked by what has to be ended: operations that do not end, communicators that
-// broke, processes of peers that ended.
+// Watches a world from a separate thread, which uses neither Python nor the device: operations that
+// do not complete may block both. It detects late operations, broken communicators and ended peer
+// processes.
 #pragma once
 
 #include <atomic>
@@ -25,16 +25,16 @@ class Watchdog {
  public:
   using Clock = Operations::Clock;
 
-  // Something that went wrong, for the owner to tell the world about; it answers with fail().
+  // A problem that the owner should announce to the world; the owner then calls fail().
   struct Report {
     enum class Kind { kExpired, kBroken, kEnded };
     Kind kind;
-    std::string text;  // the operation, or the error
-    int rank;          // whose process ended, else -1
+    std::string text;  // label of the operation, or the error
+    int rank;          // rank whose process ended, otherwise -1
   };
 
-  // find_error: the text of a communicator's error, or nothing. abort_all: end all communicators;
-  // called once, by whichever thread fails first.
+  // find_error: returns a communicator's error or an empty string. abort_all: ends all
+  // communicators; called once, by the first thread that calls fail().
   Watchdog(Operations& operations, PinnedMemory failed_word, double timeout_s,
            std::function<std::string()> find_error, std::function<void()> abort_all);
   ~Watchdog();
@@ -42,28 +42,28 @@ class Watchdog {
 
   void watch_process(int rank, int pid);
 
-  // Once for each thing that went wrong.
+  // Return each problem once.
   std::optional<Report> next_report();
 
-  // End the world: results on their way become worthless, every communicator is aborted, every wait
-  // ends. The first text is kept. Makes no call of the device's.
+  // End the world: results in progress become invalid, every communicator is aborted, every wait
+  // ends. Only the first text is kept. Does not call the device.
   void fail(const std::string& text);
   std::string failure();
   bool has_failed() const { return failed_.load(std::memory_order_acquire); }
-  // Throws WorldFailed.
+  // Throws WorldFailed if the world has failed.
   void check() const;
-  // Where the device reads whether the world has failed: not zero.
+  // Address at which the device reads whether the world has failed: nonzero if so.
   const uint32_t* failed_word() const { return reinterpret_cast<uint32_t*>(failed_word_.data()); }
-  // At the end of a world, for who releases it.
+  // At the end of a world: pass ownership of the failed word to the caller.
   void* take_failed_word();
 
-  // End the thread, and forget the processes.
+  // End the thread and forget the processes.
   void stop();
 
  private:
   void watch();
   void look_for_ended();
-  // The label of an operation whose lateness nobody has answered.
+  // Label of a late operation that has not been reported yet.
   std::string look_for_late();
   void look_for_broken();
 

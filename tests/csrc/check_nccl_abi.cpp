@@ -1,4 +1,4 @@
-// Compiled, never run: what we declare of NCCL against a real nccl.h.
+// Compiled but never run: compares our declarations of NCCL's interface with a real nccl.h.
 #include <nccl.h>
 
 #include <type_traits>
@@ -41,7 +41,7 @@ static_assert(sizeof(ncclResult_t) == sizeof(int));
 constexpr ncclConfig_t kTheirs = NCCL_CONFIG_INITIALIZER;
 constexpr NcclConfig kOurs;
 
-// NCCL appends members: ours are a prefix.
+// NCCL only appends members, so our struct is a prefix of the library's.
 static_assert(sizeof(NcclConfig) <= sizeof(ncclConfig_t));
 static_assert(kOurs.size == sizeof(NcclConfig));
 static_assert(kOurs.magic == kTheirs.magic);
@@ -67,7 +67,7 @@ SAME(cta_policy, CTAPolicy);
 SAME(shrink_share, shrinkShare);
 SAME(nvls_ctas, nvlsCTAs);
 
-// Enumerations are passed as ints, and pointers to whatever as pointers.
+// Enumerations are passed as ints, and all pointers as pointers.
 template <class Ours, class Theirs>
 constexpr bool is_passed_alike() {
   return sizeof(Ours) == sizeof(Theirs) && std::is_pointer_v<Ours> == std::is_pointer_v<Theirs> &&

@@ -27,7 +27,7 @@ void set_random(char* items, int64_t count, const std::function<T()>& item) {
   }
 }
 
-// Numbers, where random bits may be none; some are at the ends of a format, or none after all.
+// Random bits may be NaN, so draw numbers; some of them are extreme values of the format, or NaN.
 void set_random_numbers(Memory& memory, int64_t bytes, Dtype dtype) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   constexpr double kSpecial[] = {
@@ -69,7 +69,7 @@ int64_t round_up(int64_t number, int64_t grain) {
   return (number + grain - 1) / grain * grain;
 }
 
-// The last extent is a multiple of `grain`, as below.
+// The last extent is a multiple of `grain`; see random_case.
 std::vector<int64_t> random_shape(bool small, int64_t grain) {
   constexpr int64_t kMost[] = {1, 1300, 40, 12, 6, 4};
   std::vector<int64_t> shape(between(0, 30) == 0 ? kMaxDims : between(0, 5));
@@ -81,8 +81,8 @@ std::vector<int64_t> random_shape(bool small, int64_t grain) {
   return shape;
 }
 
-// So many cells that each lane of a thread has one, or that 16 bits do not count the bytes of a
-// row, the tiles along it, the tiles along a line, or the lines.
+// Enough cells to give each lane of a thread one, or to make the bytes of a row, the tiles along
+// it, the tiles along a line, or the lines exceed 16 bits.
 std::vector<int64_t> large_shape(int64_t grain, int64_t item_bytes) {
   const int64_t many = between(66'000, 70'000);
   switch (between(0, 4)) {
@@ -94,8 +94,8 @@ std::vector<int64_t> large_shape(int64_t grain, int64_t item_bytes) {
   }
 }
 
-// Any order of dims, with gaps, all of them if `is_large`; cells that are only read may be shared.
-// With a grain above one, rows begin and end at its multiples.
+// Strides in any order of dims, with gaps; in all dims if `is_large`. Cells that are only read may
+// be shared. If `grain` is above one, rows begin and end at multiples of it.
 std::vector<int64_t> random_strides(const std::vector<int64_t>& shape, bool shares, int64_t grain,
                                     bool is_large) {
   std::vector<size_t> order(shape.size());
@@ -148,7 +148,7 @@ bool are_equal_numbers(const char* found, const char* expected, int64_t bytes,
   return true;
 }
 
-// One summand added after the other.
+// Add one summand after the other.
 std::vector<uint64_t> plain_sum(Case& given, const CombineBox& box) {
   std::vector<uint64_t> first = packed(given, box.views[1], box);
   if (box.views.size() == 2) return first;
@@ -220,7 +220,7 @@ Case random_case(Dtype dtype, bool is_large) {
   const int64_t count = is_large ? 1 : between(0, 23) == 0 ? between(6, 80) : between(1, 5);
   for (int64_t i = 0; i < count; ++i) {
     CombineBox box;
-    // Of items, up to the widest lane.
+    // In items; at most the widest lane, which has 16 bytes.
     int64_t grain = between(0, 1) == 0 ? 1 : std::max<int64_t>(16 / item_bytes(dtype), 1);
     if (between(0, 3) == 0) grain = std::max<int64_t>(grain >> between(1, 3), 1);
     box.shape = is_large ? large_shape(grain, item_bytes(dtype)) : random_shape(count > 5, grain);

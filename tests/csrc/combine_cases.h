@@ -1,4 +1,4 @@
-// Random launches of the kernel, and what loops over their cells make of the same memory.
+// Random launches of the combine kernel, and their results computed by loops over the cells.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace gpudist::combine_cases {
 
-// Of all that is drawn here.
+// Source of all random choices here.
 extern std::mt19937_64 random_bits;
 
 int64_t between(int64_t low, int64_t high);
@@ -19,10 +19,10 @@ constexpr Dtype kDtypes[] = {Dtype::kBool,    Dtype::kUint8,     Dtype::kInt8,
                              Dtype::kFloat16, Dtype::kBfloat16,  Dtype::kFloat32,
                              Dtype::kFloat64, Dtype::kComplex64, Dtype::kComplex128};
 
-// The value of cells without a summand.
+// Value of cells without a summand.
 constexpr double kFill = 3;
 
-// A buffer whose first byte is a multiple of `alignment`, and of no wider power of two below 32.
+// A buffer whose address is a multiple of `alignment`, but of no larger power of two below 32.
 struct Memory {
   std::vector<uint64_t> words;
   int64_t shift = 0;
@@ -35,7 +35,7 @@ struct Memory {
   char* data() { return reinterpret_cast<char*>(words.data()) + shift; }
 };
 
-// Boxes, and memory for all they touch.
+// Boxes, and the memory they refer to.
 struct Case {
   Dtype dtype;
   std::vector<CombineBox> boxes;
@@ -56,13 +56,13 @@ struct Case {
                             bool is_large);
 };
 
-// Of few boxes, mostly; of one if it is to be large.
+// Usually few boxes; a single one if it is to be large.
 Case random_case(Dtype dtype, bool is_large);
 
-// The output's bytes, made by loops over the cells.
+// Bytes of the output, computed by loops over the cells.
 std::vector<char> plainly(Case& given, bool failed);
 
-// Whether items are equal to the bit, but for the bits of what is not a number.
+// Whether items are bitwise equal, except that any NaN equals any other.
 bool are_equal(const char* found, const char* expected, int64_t bytes, Dtype dtype);
 
 }  // namespace gpudist::combine_cases

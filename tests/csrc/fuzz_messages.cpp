@@ -1,5 +1,5 @@
-// What a rank reads from memory that another process writes: headers of messages, and loans. For
-// libFuzzer, and for the mutations of test_hostile.cpp.
+// Parsing of memory that another process writes: headers of messages, and loans. Used by libFuzzer
+// and by the mutations in test_hostile.cpp.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -32,7 +32,7 @@ Transfer receive_of(char* cells, const std::vector<BoxView>& boxes) {
   return transfer;
 }
 
-// A loan that was accepted has just the bytes of the message, and every one can be walked to.
+// An accepted loan has exactly the bytes of the message, and all its boxes can be walked.
 void walk(Transfer& transfer) {
   int64_t left = transfer.bytes;
   while (left > 0) {
@@ -45,7 +45,7 @@ void walk(Transfer& transfer) {
 
 }  // namespace
 
-// The first byte says whether a header that fits goes before the others.
+// The first byte selects whether a valid header precedes the other bytes.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   static std::vector<char> cells(kBytes);
@@ -62,7 +62,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (!verify_header(transfer, slot.data(), 0)) return 0;
     read_loan(slot.data() + kHeaderBytes, transfer);
     walk(transfer);
-  } catch (const PlanMismatch&) {    // NOLINT(bugprone-empty-catch): refused, as it should be
+  } catch (const PlanMismatch&) {    // NOLINT(bugprone-empty-catch): expected
   } catch (const TransportError&) {  // NOLINT(bugprone-empty-catch)
   }
   return 0;

@@ -1,4 +1,4 @@
-// A library with a table of another version than ours.
+// A library whose device table has an unsupported version.
 #include "device/device_api.h"
 
 extern "C" const gpudist::DeviceApi* gpudist_device_api() {

@@ -64,4 +64,4 @@ export OMP_NUM_THREADS=1
 # An allocator that is asked for too much ends the process here.
 "$python" -m pytest -q -p no:cacheprovider -k "not impossible" tests/test_recycling.py
 "$python" -m tests.native.stress --plans 50
-"$python" -m tests.chaos --transport host --fault killed --count 2
+"$python" -m tests.faults.chaos --transport host --fault killed --count 2

@@ -1,4 +1,4 @@
-// A test is a function; CHECK counts, and says where it fails.
+// A test is a function. CHECK counts checks and reports where one fails.
 #pragma once
 
 #include <atomic>

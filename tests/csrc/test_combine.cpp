@@ -1,4 +1,4 @@
-// The kernel's body, run for every block and thread, against the packing of the CPU.
+// The combine kernel's body, run for every block and thread, compared with the CPU's packing.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -22,7 +22,7 @@ namespace {
 using namespace gpudist;
 using namespace gpudist::combine_cases;
 
-// A copy of a buffer in an allocation that ends with its last byte, for the sanitizers.
+// A copy of a buffer in an allocation of exactly its size, so that sanitizers see overruns.
 class Exact {
  public:
   Exact(char* data, int64_t bytes)
@@ -39,7 +39,7 @@ class Exact {
   std::unique_ptr<char, decltype(&std::free)> allocation_;
 };
 
-// The output afterwards.
+// Return the output after the launch.
 std::vector<char> launched(Case& given, CombineArguments arguments, const uint32_t* failed) {
   std::vector<Exact> buffers;
   for (int b = 0; b < kBuffers; ++b) {
@@ -62,7 +62,7 @@ int64_t bytes_of(const CombineJob& job) {
   return bytes;
 }
 
-// Launch, and compare all memory of the output.
+// Launch, and compare the whole memory of the output.
 void check_launch(Case& given, const CombineTable& table, const CombinePlan& plan, bool fails) {
   const uint32_t failed = fails ? 1 : 0;
   const std::vector<char> expected = plainly(given, fails);
@@ -85,7 +85,7 @@ void does_what_loops_over_the_cells_do() {
   }
 }
 
-// Rows of 1 to 70 items that begin anywhere in a granule, their neighbours anywhere else.
+// Rows of 1 to 70 items; source and destination begin at any offsets in a granule.
 void moves_rows_of_every_alignment() {
   for (Dtype dtype : {Dtype::kUint8, Dtype::kInt16, Dtype::kBfloat16, Dtype::kFloat16,
                       Dtype::kInt32, Dtype::kFloat32, Dtype::kFloat64}) {
@@ -112,7 +112,7 @@ void moves_rows_of_every_alignment() {
   }
 }
 
-// A thread has more rows where there are enough granules for all threads.
+// Threads get more rows if there are enough granules for all threads.
 void moves_more_rows_beside_a_large_box() {
   for (int round = 0; round < 6; ++round) {
     Case given;
@@ -131,7 +131,7 @@ void moves_more_rows_beside_a_large_box() {
   }
 }
 
-// They are written only when what has been received is worthless.
+// Cells that have their values are written only if received data is invalid.
 void cells_that_are_there_take_one_block() {
   const int64_t items = 1 << 20;
   Case given;
@@ -145,7 +145,7 @@ void cells_that_are_there_take_one_block() {
   for (bool fails : {false, true}) check_launch(given, table, plan, fails);
 }
 
-// A row for each thread's four rows, or parts of one.
+// Each of a thread's four rows is a whole row, or a part of one.
 void finds_rows_for_all_threads() {
   const auto job_of = [](std::vector<int64_t> shape, int64_t pitch) {
     std::vector<int64_t> strides{1};
@@ -166,7 +166,7 @@ void finds_rows_for_all_threads() {
 }
 
 void merges_dims_that_continue_in_every_view() {
-  // Planes of a channels-last tensor, in the order of another memory format.
+  // Planes of a channels-last tensor, copied to another memory format.
   const CombineCells to{Buffer::kOutput, 0, {600, 1, 60, 3}},
       from{Buffer::kInput, 0, {900, 1, 60, 3}};
   const CombineTable table = CombinePlan(Dtype::kInt8, 0, {{{2, 3, 10, 20}, {to, from}}}).table(16);

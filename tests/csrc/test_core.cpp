@@ -1,4 +1,4 @@
-// Tests of the C++ core, with ranks as threads, so that the sanitizers see one mapping of every
+// Tests of the C++ core. Ranks are threads, so that sanitizers see a single mapping of every
 // segment.
 #include <cstdio>
 

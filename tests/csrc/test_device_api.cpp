@@ -1,4 +1,4 @@
-// Where the table of a GPU's runtime comes from.
+// Loading the table of GPU runtime calls.
 #include <cstring>
 #include <string>
 
@@ -10,7 +10,7 @@ namespace {
 
 using namespace gpudist;
 
-// What is said of a table that there is not.
+// Message of the error for a library without a usable table.
 std::string refusal(const char* library) {
   try {
     device_api(library);
@@ -31,7 +31,7 @@ void refuses_libraries_without_a_table() {
             "a table of version 0, where " + std::to_string(DeviceApi::kAbi) + " is needed"));
 }
 
-// Without a GPU too: it is the calls that fail.
+// CUDA's table exists without a GPU too; only its calls fail.
 void finds_cuda_where_it_is_built() {
   if (cuda_api() == nullptr) {
     CHECK(has(refusal(""), "GPUDIST_CUDA=on"));

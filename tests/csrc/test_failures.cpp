@@ -1,4 +1,5 @@
-// What ranks learn of each other's mistakes: a disagreement, a posted failure, a leave, a deadline.
+// Failures that ranks report to each other: a mismatch, a posted failure, a rank that leaves, a
+// deadline.
 #include <chrono>
 #include <thread>
 
@@ -123,7 +124,7 @@ void a_receiver_that_left_is_named() {
   const Signature signature = signature_of("to nobody");
   const auto errors = world.run([&](HostCommunicator& me, int rank) {
     if (rank == 1) {
-      // Its mailbox is promised but, perhaps, never opened.
+      // The peer has announced its mailbox, but may never open it.
       std::vector<char> data(1 << 20);
       Bytes message(Kind::kReceive, 0, data, signature);
       me.begin(signature);
@@ -170,7 +171,7 @@ void what_the_waiter_throws_ends_the_wait() {
   CHECK(now_s() - start_s < 1);
 }
 
-// What a sender lent and took back, since it failed, may be anything by now.
+// After a failure the sender revokes its loans, and their memory may hold anything.
 void a_loan_taken_back_is_not_received() {
   struct Interrupted {};
   bool interrupts = false;
@@ -211,7 +212,7 @@ void refuses_peers_it_has_not() {
   }
 }
 
-// A label is cut between characters, since Python will read it.
+// A label is cut between characters, because Python decodes it.
 void cuts_labels_between_characters() {
   std::string label;
   while (label.size() < 300) label += "\xc3\xa4";

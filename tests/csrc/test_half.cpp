@@ -1,4 +1,4 @@
-// The 16-bit floats against double arithmetic: every value there and back, and rounding to even.
+// 16-bit floats compared with double arithmetic: round trips of every value, and rounding to even.
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -13,7 +13,7 @@ using gpudist::bits_as;
 
 struct Format {
   int mantissa_bits;
-  int least_exponent;  // of a normal number
+  int least_exponent;  // smallest exponent of a normal number
   double largest;
   float (*widen)(uint16_t);
   uint16_t (*narrow)(float);
@@ -23,7 +23,7 @@ const Format kHalf{10, -14, 65504.0, gpudist::float16_to_float, gpudist::float_t
 const Format kBrain{7, -126, 3.3895313892515355e38, gpudist::bfloat16_to_float,
                     gpudist::float_to_bfloat16};
 
-// The nearest number of the format, ties to even, as a double; std::nearbyint rounds so.
+// Nearest number of the format as a double, ties to even like std::nearbyint.
 double rounded(double value, const Format& format) {
   if (value == 0 || !std::isfinite(value)) return value;
   const int exponent = std::max(std::ilogb(value), format.least_exponent);
@@ -80,7 +80,7 @@ void rounds_to_even(const Format& format) {
   };
   for (int i = 0; i < 500'000; ++i) {
     compare(bits_as<float>(static_cast<uint32_t>(random())));
-    // Around the halfway points between neighbours, where rounding decides.
+    // Values around the midpoints between neighbours, where rounding changes direction.
     const uint32_t low = static_cast<uint16_t>(random()) & 0x7fffu;
     const float halfway =
         bits_as<float>(bits_as<uint32_t>(format.widen(static_cast<uint16_t>(low))) +

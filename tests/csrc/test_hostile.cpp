@@ -1,4 +1,4 @@
-// Damaged messages are refused, and segments are their owner's alone.
+// Damaged messages are refused, and segments can be changed only by their owner.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -35,7 +35,7 @@ std::string refusal_of(const std::function<void()>& call) {
   return "";
 }
 
-// Another process of this user, so that this one's mappings are not found by their numbers.
+// Run in a child process, which does not find the segment in its own table of mappings.
 std::string refusal_by_a_child(int fd, size_t bytes) {
   int ends[2];
   CHECK(pipe(ends) == 0);
@@ -58,7 +58,7 @@ void segments_are_their_owners() {
   CHECK(stat(descriptor_path(segment.fd()).c_str(), &status) == 0);
   CHECK((status.st_mode & 07777) == 0600);
   CHECK(status.st_uid == geteuid());
-  // Whoever maps it may count on its size.
+  // The size is sealed: peers may rely on it.
   CHECK(ftruncate(segment.fd(), 1) != 0 && ftruncate(segment.fd(), 8192) != 0);
   CHECK(refusal_by_a_child(segment.fd(), 4096).empty());
 }
@@ -79,7 +79,7 @@ void what_is_no_segment_is_refused() {
   CHECK(refusal_by_a_child(99999, 4096).find("is gone") != std::string::npos);
 }
 
-// The bytes behind a header that lend `boxes` at an address.
+// The bytes behind a header that describe a loan of `boxes`.
 std::vector<char> loan_of(uint64_t count, const std::vector<BoxView>& boxes) {
   const uint64_t address = 4096;
   std::vector<char> bytes(2 * sizeof(uint64_t) + boxes.size() * sizeof(BoxView));
@@ -140,7 +140,7 @@ void loans_that_make_no_sense_are_refused() {
   CHECK(is_refused(2, {half, bad}));
 }
 
-// As libFuzzer does it, where there is none: from loans that are sound.
+// Random mutations of valid loans, for builds without libFuzzer.
 void random_damage_is_refused_or_harmless() {
   std::mt19937 random(1);
   for (int i = 0; i < 20'000; ++i) {

@@ -1,4 +1,4 @@
-// Messages between ranks: every size, both ways at once, in order, among many.
+// Messages between ranks: all sizes, both directions at once, in order, among many ranks.
 #include <dirent.h>
 
 #include <algorithm>
@@ -51,7 +51,7 @@ void many_messages_keep_their_order() {
   World world(2);
   const Signature signature = signature_of("in order");
   const auto errors = world.run([&](HostCommunicator& me, int rank) {
-    std::mt19937 random(5);  // the same sizes on both
+    std::mt19937 random(5);  // same seed, so the same sizes on both ranks
     std::vector<std::vector<char>> data;
     std::list<Bytes> messages;
     std::vector<Transfer*> all;
@@ -84,7 +84,7 @@ void eight_ranks_talk_at_random() {
   std::vector<int> rounds(20);
   std::iota(rounds.begin(), rounds.end(), 0);
   const auto errors = world.run([&](HostCommunicator& me, int rank) {
-    std::mt19937 random(3);  // the same traffic on all
+    std::mt19937 random(3);  // same seed, so the same traffic on all ranks
     for (int round : rounds) {
       const Signature signature = signature_of("round " + std::to_string(round));
       std::list<std::vector<char>> data;
@@ -121,7 +121,7 @@ void eight_ranks_talk_at_random() {
   CHECK(all_fine(errors));
 }
 
-// One message to two ranks, cut in other places by each.
+// One message to two ranks; each rank splits it at different places.
 void pieces_are_cut_anywhere(bool pulls) {
   World world(3, 60, pulls);
   const Signature signature = signature_of("pieces");

@@ -1,4 +1,4 @@
-// What NCCL's errors become.
+// Translation of NCCL's errors.
 #include <string>
 
 #include "core/check.h"

@@ -1,5 +1,5 @@
-// Ranks of the NCCL world as threads, over the doubles: what the watchdog, the callers and an abort
-// from another thread do to one another.
+// Ranks of the NCCL world as threads, over the doubles: interactions of the watchdog, callers and
+// an abort from another thread.
 #include <atomic>
 #include <chrono>
 #include <exception>
@@ -31,8 +31,8 @@ CombineBox copied(Buffer to, int64_t to_offset, Buffer from, int64_t from_offset
   return {{kCells}, {{to, to_offset, {1}}, {from, from_offset, {1}}}, false};
 }
 
-// Sends every second cell to the right and gets as many from the left; the output is the own cells
-// and what came, added.
+// Send every second cell to the right and receive as many from the left; the output is the sum of
+// this rank's cells and the received ones.
 std::unique_ptr<DeviceStage> ring(NcclWorld& world, int rank) {
   CombineBox packed{{kCells}, {{Buffer::kSent, 0, {1}}, {Buffer::kInput, 0, {2}}}, false};
   CombineBox sum = copied(Buffer::kOutput, 0, Buffer::kInput, 0);
@@ -135,7 +135,7 @@ void test_abort_from_another_thread() {
   });
   const auto began = Clock::now();
   const auto errors = in_threads(ranks, [&](Rank& mine, int rank) {
-    if (rank == 2) return;  // for whom the others wait
+    if (rank == 2) return;  // the others wait for this rank
     ++hanging;
     mine.world.run(signature_of("ring"), {call_of(mine)}, nullptr);
   });
@@ -156,7 +156,7 @@ void test_results_under_way_become_not_a_number() {
   const auto errors = in_threads(ranks, [](Rank& mine, int rank) {
     mine.world.run(signature_of("ring"), {call_of(mine)}, nullptr);
     if (rank == 2) return;
-    // Comes back at once: what is under way is on a stream of its own.
+    // start() returns at once: the work runs on a separate stream.
     const DeviceEvent event = mine.world.start(signature_of("ring"), {call_of(mine)}, nullptr);
     mine.world.watchdog().fail("somebody failed");
     try {
@@ -180,7 +180,7 @@ void test_an_operation_that_is_late() {
     CHECK(!text_of<WorldFailed>(errors[rank]).empty());
     const auto report = ranks[rank]->world.watchdog().next_report();
     CHECK(report && report->kind == Watchdog::Report::Kind::kExpired);
-    // Nobody has answered the report.
+    // No caller has answered the watchdog's report.
     CHECK(ranks[rank]->world.watchdog().failure().find("CollectiveTimeout") != std::string::npos);
   }
 }

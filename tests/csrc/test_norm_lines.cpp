@@ -1,4 +1,5 @@
-// Normalization of lines against plain loops in float64, for lengths around those of the lanes.
+// Normalization of lines compared with plain loops in float64, for lengths near the number of
+// lanes.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -34,12 +35,13 @@ bool are_close(const std::vector<T>& found, const std::vector<double>& expected)
   return error <= (sizeof(T) == 4 ? 2e-6 : 1e-13) * largest;
 }
 
-// Each line for itself, with parameters of channels or of cells.
+// Each line has its own statistics; parameters belong to channels or to cells.
 template <class T>
 void check_lines(Dtype dtype, int64_t lines, int64_t channels, int64_t cells, bool of_cells,
                  bool subtracts_mean) {
   const int64_t parts = subtracts_mean ? 2 : 1, count = of_cells ? cells : channels;
-  // Sums in float64 lose the square of the mean: of float32, far less than its rounding.
+  // A float64 sum of squares loses digits if the mean is large; for float32 that is far below its
+  // rounding.
   const double eps = 1e-3, mean_of_all = !subtracts_mean ? 0 : sizeof(T) == 4 ? 100 : 3;
   const NormLines norm(
       {dtype, lines, channels, cells, {}, lines, double(cells), eps, subtracts_mean, of_cells});
@@ -79,7 +81,7 @@ void check_lines(Dtype dtype, int64_t lines, int64_t channels, int64_t cells, bo
       x_wanted[start + i] = inverse * (g * weight[parameter(i)] - first - z * second);
     }
   }
-  // Of one value, the variance is far below the rounding of its square.
+  // The variance of a single value is far below the rounding of its square.
   const bool is_exact = cells > 1;
   CHECK(!is_exact || are_close(y, y_wanted));
   CHECK(!is_exact || are_close(of_x, x_wanted));

@@ -1,4 +1,4 @@
-// Gather, scatter and scatter-add of random boxes against plain loops over the indices.
+// Gather, scatter and scatter-add of random boxes compared with plain loops over the indices.
 #include <algorithm>
 #include <complex>
 #include <cstdint>
@@ -31,12 +31,12 @@ int64_t between(int64_t low, int64_t high) {
   return std::uniform_int_distribution<int64_t>(low, high)(random_bits);
 }
 
-// A tensor in memory of its own: any order of dims, gaps between rows.
+// A tensor with its own memory, dims in any order and gaps between rows.
 struct Tensor {
   std::vector<int64_t> shape;
   std::vector<int64_t> strides;
   int64_t item_bytes = 1;
-  std::vector<uint64_t> memory;  // aligned for every dtype but the widest, which is two of doubles
+  std::vector<uint64_t> memory;  // aligned for every dtype except the widest, complex128
 
   char* data() { return reinterpret_cast<char*>(memory.data()); }
   const char* data() const { return reinterpret_cast<const char*>(memory.data()); }
@@ -117,7 +117,7 @@ std::vector<char> plainly_gathered(const Tensor& tensor, const std::vector<Box>&
   return packed;
 }
 
-// Cut `bytes` at random places, multiples of `unit`.
+// Cut `bytes` at random multiples of `unit`.
 std::vector<size_t> random_chunks(size_t bytes, size_t unit) {
   std::vector<size_t> chunks;
   while (bytes > 0) {
@@ -160,7 +160,8 @@ void gathers_and_scatters() {
     CHECK(packed == expected);
     CHECK(gather.done());
 
-    // Into another tensor of the shape: what is scattered is found again, and nothing else changed.
+    // Scatter into another tensor of the same shape: the box is restored, and all else is
+    // unchanged.
     Tensor target = random_tensor(shape, item);
     Tensor plain = target;
     size_t read = 0;
@@ -204,7 +205,7 @@ T item_at(const char* data) {
   return value;
 }
 
-// The sum of one item into one cell, as the dtype defines it.
+// Sum of one item and one cell, as defined for the dtype.
 template <class Cell, class Item>
 void add_plainly(char* cell, const char* item, Cell (*widen)(Item)) {
   const Cell sum = static_cast<Cell>(item_at<Cell>(cell) + widen(item_at<Item>(item)));
@@ -232,7 +233,7 @@ void adds(Dtype dtype, Cell (*widen)(Item), Cell (*random_cell)(), Item (*random
       const Cell cell = random_cell();
       std::memcpy(target.data() + i, &cell, sizeof(cell));
     }
-    // Boxes may overlap: they are added one after the other.
+    // Boxes may overlap; they are added one after the other.
     std::vector<Box> boxes(between(1, 4));
     std::vector<BoxView> from, to;
     for (Box& box : boxes) {
@@ -287,7 +288,7 @@ uint16_t any_brain() {
   return float_to_bfloat16(any_float<float>());
 }
 
-// Sums of integers wrap, so the plain loop adds the unsigned ones.
+// Sums of integers wrap, so the plain loop uses unsigned types.
 void adds_every_dtype() {
   adds<uint8_t, uint8_t>(Dtype::kUint8, same, any_integer, any_integer);
   adds<uint8_t, uint8_t>(Dtype::kInt8, same, any_integer, any_integer);
@@ -314,7 +315,7 @@ void adds_every_dtype() {
   CHECK(refused);
 }
 
-// A row that one side has in one piece and the other in many, longer than any buffer in between.
+// A row contiguous on one side and fragmented on the other, longer than any intermediate buffer.
 void copies_rows_of_different_lengths() {
   const std::vector<int64_t> shape{37, 64, 5};
   Tensor whole{shape, {320, 5, 1}, 4, std::vector<uint64_t>(37 * 160)};
@@ -335,7 +336,7 @@ void copies_rows_of_different_lengths() {
   CHECK(doubled);
 }
 
-// A cell that several places share, as an expanded tensor's, is read many times.
+// A cell that several indices share, as in an expanded tensor, is read several times.
 void gathers_expanded_cells() {
   const float cells[3] = {1, 2, 3};
   const int64_t start[3] = {0, 0, 0}, stop[3] = {4, 3, 5}, strides[3] = {0, 1, 0};

@@ -1,4 +1,4 @@
-// The recycling pool: what is reused, what is given back, and what threads and fork() may do.
+// The recycling pool: reuse, return of memory to the system, threads and fork().
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -90,7 +90,7 @@ void limit() {
   pool.release(huge);
   CHECK(!is_mapped(huge_data));
   CHECK(pool.statistics().idle_bytes == 6 * kMiB);
-  pool.release(pool.acquire(2 * kMiB));  // now the large one is the oldest
+  pool.release(pool.acquire(2 * kMiB));  // now the large block is the least recently used
   pool.release(small);
   CHECK(pool.statistics().idle_bytes == 3 * kMiB);
   CHECK(!is_mapped(large_data) && is_mapped(middle_data) && is_mapped(small_data));
@@ -120,10 +120,11 @@ void no_memory() {
   }
   CHECK(refused == 2);
   CHECK(pool.statistics().in_use_bytes == 0);
-  CHECK(pool.statistics().idle_bytes == 0);  // given back, in vain
+  // acquire() returned the idle block, although that did not help
+  CHECK(pool.statistics().idle_bytes == 0);
 }
 
-// Threads take, fill, check and drop blocks, half of them another thread's.
+// Threads acquire, fill, check and release blocks; half of the blocks come from another thread.
 class Hammer {
  public:
   void run(int thread, int rounds) {
@@ -184,12 +185,12 @@ void threads() {
   hammer.finish();
 }
 
-// Of a child of this process, which ends with what `body` returns.
+// Run `body` in a child process, whose exit status it returns.
 template <class F>
 int exit_status_of_child(F body) {
   const pid_t child = fork();
   if (child == 0) {
-    alarm(20);  // ends a child that hangs
+    alarm(20);  // terminates a child that hangs
     _exit(body());
   }
   int status = -1;
@@ -275,7 +276,7 @@ void tensors() {
       CHECK(outside == 2);
     }
     both[0]->deleter(both[0]);
-    static_cast<char*>(both[1]->dl_tensor.data)[35] = 1;  // still there
+    static_cast<char*>(both[1]->dl_tensor.data)[35] = 1;  // the memory is still valid
     both[1]->deleter(both[1]);
     CHECK(recycling_pool().statistics().in_use_bytes == 0);
   }

@@ -1,4 +1,4 @@
-// Bound stages: what ranks send is added in the order of the receives, bitwise.
+// Bound stages: sums are in the order of the receives, bitwise.
 #include <random>
 
 #include "core/half.h"
@@ -12,8 +12,8 @@ using namespace gpudist;
 
 constexpr int kRanks = 5;
 
-// Rank r sends its cells to all others and adds everybody's into rows [r % 2, r % 2 + 2) of its own
-// 3: rows that overlap with those of others.
+// Every rank sends its cells to all others, and adds the cells of rank r to rows [r % 2, r % 2 + 2)
+// of its 3 rows, so that contributions overlap.
 BoundStage overlapping_sum(Dtype dtype, int rank, int64_t cells) {
   const std::vector<int64_t> all{0, 0, 2, cells};
   const auto place = [&](int from) {
@@ -90,7 +90,7 @@ void narrow_sums_are_rounded_once() {
   CHECK(all_fine(errors));
 }
 
-// Two calls in flight together: a shift to the right and one to the left, the edges filled.
+// Two calls in flight together, a shift to the right and one to the left, with filled edges.
 void stages_run_together() {
   const int64_t cells = 30'000;
   World world(4);
@@ -136,7 +136,7 @@ void a_stage_may_be_local() {
   run_local_stage({&empty, nullptr, nullptr});
 }
 
-// Everybody adds the blocks of all; the first overwrites what was there before.
+// Every rank adds the blocks of all ranks; the first contribution overwrites.
 BoundStage whole_sum(int rank, int64_t cells, bool accumulates) {
   const std::vector<int64_t> all{0, cells};
   StageBoxes boxes;
@@ -148,7 +148,7 @@ BoundStage whole_sum(int rank, int64_t cells, bool accumulates) {
   return BoundStage(Dtype::kFloat32, {1}, {1}, cells, 0, !accumulates, true, accumulates, boxes);
 }
 
-// Sums of the same cells follow each other piece by piece, of large messages too.
+// Sums of the same cells advance piece by piece, also for large messages.
 void sums_of_the_same_cells_stream(bool pulls) {
   for (int64_t cells : {1, 5000, 300'000}) {
     World world(kRanks, 60, pulls);
@@ -174,7 +174,7 @@ void sums_of_the_same_cells_stream(bool pulls) {
   }
 }
 
-// Rank r sums part r of all blocks and sends the sum on to everybody.
+// Rank r sums part r of all blocks and sends the sum to all others.
 void sums_are_sent_on(int64_t part) {
   const int64_t cells = kRanks * part;
   std::vector<float> expected(cells);
@@ -206,7 +206,7 @@ void sums_are_sent_on(int64_t part) {
   CHECK(all_fine(errors));
 }
 
-// Two exchanges are under way at once, and waited for in the other order.
+// Two exchanges in flight at once, waited for in reverse order.
 void exchanges_overlap() {
   World world(2);
   const int64_t cells = 100'000;

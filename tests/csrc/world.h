@@ -32,7 +32,7 @@ class World {
   gpudist::HostCommunicator& operator[](int rank) { return *ranks_[rank]; }
   int size() const { return static_cast<int>(ranks_.size()); }
 
-  // Call body(communicator, rank) in a thread for every rank; what each threw, if anything.
+  // Call body(communicator, rank) in one thread per rank and return the exception of each, if any.
   template <class Body>
   std::vector<std::exception_ptr> run(Body body) {
     std::vector<std::exception_ptr> errors(ranks_.size());
@@ -54,7 +54,7 @@ class World {
   std::vector<std::unique_ptr<gpudist::HostCommunicator>> ranks_;
 };
 
-// Plain bytes on their way.
+// A message of raw bytes in flight.
 struct Bytes {
   Bytes(gpudist::Transfer::Kind kind, int peer, std::vector<char>& data,
         const gpudist::Signature& signature) {
@@ -80,7 +80,7 @@ inline bool all_fine(const std::vector<std::exception_ptr>& errors) {
   return true;
 }
 
-// The text of an error of this type, empty if it is another or none.
+// Text of an error of this type; empty for any other error or none.
 template <class Error>
 std::string text_of(const std::exception_ptr& error) {
   try {

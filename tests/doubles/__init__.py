@@ -1,4 +1,4 @@
-"""Test doubles of CUDA's runtime and of NCCL: no result of theirs is a result of CUDA or NCCL."""
+"""Test doubles of CUDA's runtime and of NCCL; their results say nothing about CUDA or NCCL."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def use_doubles() -> None:
 
 
 def misuses_of_nccl() -> list[str]:
-    """What the doubles have refused in this process since the last time; then it is forgotten."""
+    """Return what the doubles have refused in this process since the last call, and clear it."""
     found = violations()
     clear()
     return found

@@ -1,4 +1,4 @@
-"""Torch's stream as it is on a GPU: a thread does what operators put there, later."""
+"""Torch's stream as on a GPU: a thread executes later what operators enqueue."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _ALLOCATIONS = ("aten::empty", "aten::new_empty")
 
 
 class Asynchronous(TorchDispatchMode):
-    """Lets the null stream of the double have a thread in its ``with`` block.
+    """Give the null stream of the double a thread in a ``with`` block.
 
-    Torch's own operators on the CPU know nothing of it: each waits for the stream first, as if it
+    Torch's own operators on the CPU do not use it: each waits for the stream first, as if it
     were put there after what is on it. Nothing else does: what reads a tensor's memory in another
     way has to synchronise, as on a GPU. Tensors live until the end of the block, since memory that
     is freed may be used again in the order of the stream alone.

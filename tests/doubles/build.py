@@ -1,4 +1,4 @@
-"""The shared library of the doubles, compiled where it is first needed."""
+"""The shared library of the doubles, compiled on first use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LINKING = [
 
 
 class NoCompiler(RuntimeError):
-    """There is no C++ compiler here: a test that needs the doubles skips."""
+    """No C++ compiler was found; tests that need the doubles skip."""
 
 
 @lru_cache(maxsize=1)
@@ -32,7 +32,7 @@ def library() -> Path:
     """Return the path of the compiled library; one compilation for each state of the sources.
 
     Raises:
-        NoCompiler: there is no ``c++`` or ``g++``, and the library is not in the cache.
+        NoCompiler: neither ``c++`` nor ``g++`` exists, and the library is not in the cache.
         RuntimeError: the sources do not compile.
     """
     target = CACHE / fingerprint() / "libnccl_double.so"
@@ -46,7 +46,7 @@ def sources() -> list[Path]:
 
 
 def fingerprint() -> str:
-    """A digest of all that goes into the library."""
+    """Return a digest of everything the library is built from."""
     digest = hashlib.blake2b(" ".join(FLAGS + LINKING).encode(), digest_size=8)
     headers = sorted(HERE.glob("*.h")) + sorted((ROOT / "csrc").rglob("*.h"))
     for path in sources() + headers:
@@ -55,7 +55,7 @@ def fingerprint() -> str:
 
 
 def compile_to(target: Path) -> None:
-    """Compile in a folder of this process, then rename: several may do so at once."""
+    """Compile in a private folder, then rename, so that processes may compile concurrently."""
     compiler = shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         raise NoCompiler("the doubles of CUDA and NCCL need a C++ compiler: no c++ or g++ in PATH")

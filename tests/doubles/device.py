@@ -1,4 +1,4 @@
-"""The table of the double of CUDA's runtime, from Python."""
+"""Python access to the call table of the double of CUDA's runtime."""
 
 from __future__ import annotations
 

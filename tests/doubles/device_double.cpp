@@ -13,11 +13,11 @@ namespace {
 struct Devices {
   std::mutex driver;
   std::mutex mutex;
-  std::map<int, std::string> contexts;  // by device: the call that made it
-  std::atomic<long> broken_at{-1};      // how often the hooks had been cleared then
+  std::map<int, std::string> contexts;  // by device: the call that created the context
+  std::atomic<long> broken_at{-1};      // number of clears of the hooks at that time
 };
 
-// Never destroyed: threads of the doubles outlive main.
+// Never destroyed: threads of the doubles may outlive main().
 Devices& devices() {
   static Devices& devices = *new Devices;
   return devices;
@@ -91,8 +91,8 @@ bool is_device_broken() {
 
 }  // namespace gpudist::doubles
 
-// The devices on which this process has a context since these were last forgotten, and the calls
-// that made them.
+// List the devices on which this process has created a context since the list was last cleared,
+// with the calls that created them.
 GPUDIST_EXPORT size_t gpudist_double_contexts(char* buffer, size_t bytes) {
   using gpudist::doubles::devices;
   const std::lock_guard<std::mutex> locked(devices().mutex);

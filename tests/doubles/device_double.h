@@ -1,5 +1,5 @@
-// Devices of the double of CUDA's runtime: which one each thread has chosen, where the process has
-// a context, and what a call has to get past.
+// Devices of the CUDA runtime double: the current device of each thread, the process's contexts,
+// and the checks at the start of a call.
 #pragma once
 
 #include <mutex>
@@ -7,7 +7,7 @@
 
 namespace gpudist::doubles {
 
-// Of cudaError_t.
+// Value of cudaError_t.
 constexpr int kSuccess = 0;
 constexpr int kInvalidValue = 1;
 constexpr int kOutOfMemory = 2;
@@ -23,27 +23,27 @@ constexpr int kUnknown = 999;
 
 const char* error_string(int error);
 
-// Of this thread; 0 until it chooses.
+// Current device of this thread; 0 until it chooses one.
 int current_device();
-// Makes a context there. An error where there is no such device.
+// Select a device and create its context. Returns an error if there is no such device.
 int choose_device(int device);
 bool has_context(int device);
-// Make a context on the thread's current device, if there is none, as every call does that needs
-// one.
+// Create a context on the thread's current device unless it has one, as every call that needs a
+// context does.
 void need_context(const char* call);
 
-// Held by a call that waits for room on a stream; every other call waits for it meanwhile.
+// Held by a call that waits for room on a stream; all other calls wait for it meanwhile.
 std::mutex& driver_lock();
 
-// What a call that needs a context begins with: an error that a test has asked for, or that of
+// Start a call that needs a context. Returns an error requested by a test, or that of
 // pass_driver().
 int begin_call(const char* call);
-// Make the context, and wait for the driver's lock. The error is one that a kernel has left for
-// good.
+// Create the context and wait for the driver's lock. Returns the sticky error that a kernel has
+// left, if any.
 int pass_driver(const char* call);
 
-// Let every later call fail, until the hooks are cleared: a kernel has touched memory that has
-// ended.
+// Make every later call fail until the hooks are cleared, because a kernel has used memory after
+// its release.
 void break_device(const std::string& text);
 bool is_device_broken();
 

@@ -16,7 +16,7 @@ struct Graphs {
   uint64_t begun = 0;
   std::map<uint64_t, std::shared_ptr<Graph>> all;
   std::map<uint64_t, std::shared_ptr<Graph>> open;
-  std::atomic<int> captures{0};  // those of a stream look here first
+  std::atomic<int> captures{0};  // read first, because calls on a stream are frequent
 };
 
 Graphs& graphs() {
@@ -76,7 +76,7 @@ bool Graph::is_open() {
   return is_open_;
 }
 
-// In the order of the capture, which is one that all edges allow.
+// Nodes run in the order of capture, which respects all dependencies.
 void Graph::launch(DeviceStream stream) {
   std::vector<Node> nodes;
   {
@@ -114,7 +114,7 @@ bool any_capture() {
 
 using namespace gpudist::doubles;
 
-// The number of the capture, 0 where the stream is being captured already or is none.
+// Return the number of the new capture, 0 if the stream is invalid or is being captured already.
 GPUDIST_EXPORT uint64_t gpudist_double_begin_capture(gpudist::DeviceStream stream) {
   if (!is_stream(stream) || graph_of(stream) != nullptr) {
     refuse(kInvalidHandle, "begin_capture: no such stream, or it is being captured");

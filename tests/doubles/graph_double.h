@@ -1,5 +1,5 @@
-// Graphs of the double of CUDA's runtime: what is put on a stream while it is captured is kept
-// instead, with its pointers as they are, and each launch of the graph puts all of it on a stream.
+// Graphs of the CUDA runtime double. Work put on a stream during capture is stored with its
+// pointers; every launch of the graph enqueues all of it.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,12 @@
 
 namespace gpudist::doubles {
 
-// What of each stream of a capture comes before something: so many of its works.
+// For each stream of a capture, how many of its works precede something.
 using CaptureClock = std::map<DeviceStream, uint64_t>;
 
 class Graph {
  public:
-  using Node = std::function<void(DeviceStream)>;  // puts a work on a stream
+  using Node = std::function<void(DeviceStream)>;  // enqueues one work on a stream
   using Release = std::function<void()>;
 
   Graph(uint64_t id, DeviceStream origin);
@@ -26,15 +26,16 @@ class Graph {
   const uint64_t id;
 
   void add(DeviceStream stream, Node node);
-  // Called when the graph is destroyed.
+  // Release something when the graph is destroyed.
   void keep(Release release);
 
-  // A stream joins the capture with the first event of it that it waits for.
+  // Whether the stream is part of the capture. A stream joins when it waits for an event of the
+  // capture.
   bool has(DeviceStream stream);
   CaptureClock clock(DeviceStream stream);
   void follow(DeviceStream stream, const CaptureClock& clock);
 
-  // End the capture: false where a stream has works that the first stream does not wait for.
+  // End the capture. Returns false if a stream has works that the first stream does not wait for.
   bool end();
   bool is_open();
   void launch(DeviceStream stream);
@@ -49,7 +50,7 @@ class Graph {
   std::map<DeviceStream, CaptureClock> clocks_;
 };
 
-// The graph that a stream is captured into, or null.
+// The graph that the stream is being captured into, or null.
 std::shared_ptr<Graph> graph_of(DeviceStream stream);
 bool any_capture();
 

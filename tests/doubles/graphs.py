@@ -49,7 +49,7 @@ class Graph:
 
 
 class _Pool(TorchDispatchMode):
-    """Keeps every tensor that torch makes."""
+    """Keep every tensor that torch creates alive."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -15,14 +15,14 @@ namespace gpudist::doubles {
 namespace {
 
 constexpr size_t kMaxLines = 200'000;
-// What tests may set, and what it is otherwise.
+// Settings that tests can change, with their defaults.
 const std::map<std::string, long> kSettings{
     {"version", 22703},  // of NCCL
     {"devices", 1},
-    {"register_limit", 1},       // least bytes of a message that registered memory carries
-    {"expandable_segments", 0},  // whether torch's memory is mapped, as ncclMemAlloc's is
-    {"queue_depth", 1024},       // works that a stream has room for
-    {"asynchronous", 0},         // whether the null stream has a thread, as all others have
+    {"register_limit", 1},       // smallest message, in bytes, that uses registered memory
+    {"expandable_segments", 0},  // whether torch's memory is mapped like ncclMemAlloc's
+    {"queue_depth", 1024},       // number of works that fit on a stream
+    {"asynchronous", 0},         // whether the null stream has a thread like all other streams
 };
 
 struct Injection {
@@ -43,18 +43,18 @@ struct State {
   std::map<std::string, long> settings = kSettings;
   std::atomic<long> clears{0};
   std::condition_variable cleared;
-  // Calls of the hot path look here only.
+  // The only check on the hot path.
   std::atomic<bool> has_injections{false};
   std::atomic<bool> has_device_failures{false};
 };
 
-// Never destroyed: threads of the doubles outlive main.
+// Never destroyed: threads of the doubles may outlive main().
 State& state() {
   static State& state = *new State;
   return state;
 }
 
-// Whether an injection of this name fires now; it is then used up.
+// Whether an injected fault of this name occurs now. Each occurs once.
 bool fires(const char* what, int rank) {
   std::vector<Injection>& injections = state().injections;
   for (auto it = injections.begin(); it != injections.end(); ++it) {
@@ -159,25 +159,26 @@ std::string last_error() {
 
 using gpudist::doubles::state;
 
-// Copies as much of the log as there is room for; returns how many bytes it has.
+// Copy as much of the log as fits; returns the total number of bytes.
 GPUDIST_EXPORT size_t gpudist_double_log(char* buffer, size_t bytes) {
   const std::lock_guard<std::mutex> locked(state().mutex);
   return gpudist::doubles::copy_lines(state().log, buffer, bytes);
 }
 
-// Likewise, only the misuses.
+// The same for log lines about misuses only.
 GPUDIST_EXPORT size_t gpudist_double_violations(char* buffer, size_t bytes) {
   const std::lock_guard<std::mutex> locked(state().mutex);
   return gpudist::doubles::copy_lines(state().violations, buffer, bytes);
 }
 
-// How often a call that makes or ends something of the device was carried out, in this process.
+// Number of completed calls of `name` in this process; only calls that create or destroy something
+// on the device are counted.
 GPUDIST_EXPORT size_t gpudist_double_count(const char* name) {
   const std::lock_guard<std::mutex> locked(state().mutex);
   return state().counts[name];
 }
 
-// Forget the log and everything that hooks have set.
+// Clear the log and all settings and faults.
 GPUDIST_EXPORT void gpudist_double_clear() {
   auto& all = state();
   const std::lock_guard<std::mutex> locked(all.mutex);
@@ -193,7 +194,7 @@ GPUDIST_EXPORT void gpudist_double_clear() {
   all.cleared.notify_all();
 }
 
-// `rank`: of the operation, in the communicator that its own was split from; any if negative.
+// `rank`: rank of the operation in the root communicator of its splits; any rank if negative.
 GPUDIST_EXPORT void gpudist_double_inject(const char* what, int rank, int after) {
   const std::lock_guard<std::mutex> locked(state().mutex);
   state().injections.push_back({what, rank, after});
@@ -206,7 +207,7 @@ GPUDIST_EXPORT void gpudist_double_fail_call(const char* name, int after) {
   state().has_device_failures = true;
 }
 
-// False where there is no such setting.
+// Returns false if there is no such setting.
 GPUDIST_EXPORT bool gpudist_double_set(const char* name, long value) {
   const std::lock_guard<std::mutex> locked(state().mutex);
   const auto found = state().settings.find(name);

@@ -1,5 +1,5 @@
-// What tests ask of the doubles: a log of the calls, faults at chosen calls. All of it belongs to
-// this process. These are doubles: nothing they measure or print is a result of CUDA or NCCL.
+// Controls for tests of the doubles: a log of calls, and faults at chosen calls. All state belongs
+// to this process. Nothing that doubles measure or print is a result of CUDA or NCCL.
 #pragma once
 
 #include <algorithm>
@@ -10,10 +10,10 @@
 
 namespace gpudist::doubles {
 
-// What a test wants to happen in an operation.
+// Fault to inject into an operation.
 enum class Fault { kNone, kAsyncError, kStall, kDelay, kConnect, kCrash };
 
-// For the next operation of a rank.
+// Fault for the next operation of a rank.
 Fault next_fault(int rank);
 // Whether the next call of NCCL fails.
 bool next_call_fails();
@@ -21,26 +21,26 @@ bool next_call_fails();
 bool next_init_stalls(int rank);
 // Whether the next call of this entry of the device's table fails.
 bool device_call_fails(const char* name);
-// That a call of the device's table, or what it asks for, has been carried out.
+// Count a call of the device's table once it, or the work it enqueues, has run.
 void count_call(const char* name);
-// How often the hooks were cleared.
+// Number of times that the hooks have been cleared.
 long clears();
-// Return when they have been cleared once more than so often.
+// Wait until clears() is no longer `since`.
 void stall_until_cleared(long since);
 
-// What a test has set; hooks.cpp has the names.
+// Value of a setting; see hooks.cpp for the names.
 long setting(const char* name);
 
-// A line of the log, after its number.
+// Append a numbered line to the log.
 void log_call(const std::string& line);
-// A line of the log that tells of a misuse, as `text`; also the text of the last error.
+// Log a misuse, and make `text` the last error.
 void log_violation(const std::string& text);
-// log_violation(), and `result`.
+// Log a misuse and return `result`.
 int refuse(int result, const std::string& text);
 void set_last_error(const std::string& text);
 std::string last_error();
 
-// As many lines as there is room for; returns how many bytes all of them have.
+// Copy as many lines as fit; returns the total number of bytes.
 template <class Lines>
 size_t copy_lines(const Lines& lines, char* buffer, size_t bytes) {
   size_t total = 0;

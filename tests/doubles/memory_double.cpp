@@ -30,7 +30,7 @@ struct Allocation {
 
 struct Memory {
   std::mutex mutex;
-  std::map<const char*, Allocation> all;  // also those that have ended
+  std::map<const char*, Allocation> all;  // released allocations, too
 };
 
 Memory& memory_of_device() {
@@ -42,7 +42,7 @@ size_t rounded_up(size_t bytes, size_t to) {
   return (bytes + to - 1) / to * to;
 }
 
-// The last that begins at or before an address and has not ended before it; null if there is none.
+// The last allocation that begins at or before an address and had not ended before it, or null.
 const Allocation* find(const Memory& memory, const void* address) {
   const auto after = memory.all.upper_bound(static_cast<const char*>(address));
   if (after == memory.all.begin()) return nullptr;
@@ -52,7 +52,7 @@ const Allocation* find(const Memory& memory, const void* address) {
 
 }  // namespace
 
-// A page that nobody may touch comes after it.
+// The page behind the memory is inaccessible.
 void* take_memory(MemoryKind kind, int device, size_t bytes) {
   const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   const size_t rounded = rounded_up(bytes, kAlignment);
@@ -82,7 +82,7 @@ void end_memory(void* memory, const char* call) {
   const std::lock_guard<std::mutex> locked(memory_of_device().mutex);
   Allocation& allocation = memory_of_device().all.at(static_cast<const char*>(memory));
   allocation.ended_by = call;
-  // The addresses stay taken, the memory does not.
+  // Keep the addresses reserved but release the memory.
   mprotect(allocation.pages, allocation.page_bytes, PROT_NONE);
   madvise(allocation.pages, allocation.page_bytes, MADV_DONTNEED);
 }

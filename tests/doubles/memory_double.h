@@ -1,25 +1,27 @@
-// Memory of the double of CUDA's runtime: the host's, and no address is ever given twice. What
-// touches memory after its end is found.
+// Memory of the CUDA runtime double: host memory whose addresses are never reused, so that use
+// after release is detected.
 #pragma once
 
 #include <cstddef>
 
 namespace gpudist::doubles {
 
-// kMapped: by the driver's calls for virtual memory, as ncclMemAlloc does it.
+// kMapped: mapped with the driver's virtual memory calls, like ncclMemAlloc.
 enum class MemoryKind { kDevice, kPinned, kMapped };
 
-// Filled with a byte of its own; null where there is none left, or nothing is asked for.
+// Allocate memory filled with a marker byte. Returns null if there is no memory left or `bytes` is
+// 0.
 void* take_memory(MemoryKind kind, int device, size_t bytes);
-// The device of memory that was taken as this kind, else -1.
+// Device on which memory of this kind was allocated, otherwise -1.
 int device_of(MemoryKind kind, const void* memory);
-// From now on nothing may touch it; does not wait for those that do.
+// Make the memory inaccessible without waiting for work that uses it.
 void end_memory(void* memory, const char* call);
 
-// Whether NCCL, asked to, registers it by itself while a graph is captured.
+// Whether NCCL, if enabled, registers this memory automatically during graph capture.
 bool is_mapped(const void* memory);
 
-// Whether work on a stream may touch memory; if not, the device is broken. `what` names the work.
+// Check that work on a stream may access memory; otherwise the device breaks. `what` names the
+// work.
 bool may_touch(const void* memory, size_t bytes, const char* what);
 
 }  // namespace gpudist::doubles

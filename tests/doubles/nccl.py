@@ -1,4 +1,4 @@
-"""The library of the doubles from Python: NCCL's calls as they are, and the hooks of tests."""
+"""Python access to the library of the doubles: NCCL's calls, and hooks for tests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class UniqueId(ctypes.Structure):
 
 
 class Config(ctypes.Structure):
-    """ncclConfig_t as of 2.27."""
+    """Structure ncclConfig_t of NCCL 2.27."""
 
     _fields_ = [
         ("size", c_size_t),
@@ -133,7 +133,7 @@ def log() -> list[list[str]]:
 
 
 def violations() -> list[str]:
-    """The misuses that this process has been refused, or has found in its peers' calls."""
+    """Return the misuses refused in this process, or found by it in its peers' calls."""
     return lines_of(nccl().gpudist_double_violations)
 
 
@@ -145,10 +145,11 @@ def lines_of(read) -> list[str]:
 
 
 def count(call: str) -> int:
-    """How often a call of the device's table was carried out in this process.
+    """Return how often a call of the device's table was carried out in this process.
 
-    Also ``mem_alloc`` and ``mem_free`` of NCCL's; ``launch_that_only_looks``: launches that write
-    nothing unless the world has failed, and ``wide_launch_that_only_looks``, of several blocks.
+    Also counts NCCL's ``mem_alloc`` and ``mem_free``, and launches that write nothing unless the
+    world has failed: ``launch_that_only_looks``, and ``wide_launch_that_only_looks`` for several
+    blocks.
     """
     return nccl().gpudist_double_count(call.encode())
 
@@ -174,19 +175,19 @@ def hang(stream: int) -> None:
 
 
 def clear() -> None:
-    """Forget the log, and all that hooks have set."""
+    """Clear the log and everything set by hooks."""
     nccl().gpudist_double_clear()
 
 
 def inject(what: str, rank: int = -1, after: int = 0) -> None:
-    """Let an operation or a call fail: the next, or after so many others.
+    """Make an operation or a call fail, the next one by default.
 
     Args:
         what: ``async_error``, ``stall``, ``delay``, ``connect`` (the end of its group waits for a
             peer that does not connect) or ``crash`` of an operation; ``call_error`` of any call;
             ``stall_init``.
         rank: in the communicator that the operation's own was split from; any, if negative.
-        after: how many operations, or calls, still go well.
+        after: number of operations or calls that succeed first.
     """
     nccl().gpudist_double_inject(what.encode(), rank, after)
 
@@ -197,16 +198,16 @@ def fail_device_call(name: str, after: int = 0) -> None:
 
 
 def arm(signal_number: int, delay_s: float = 0.0, report: int = -1) -> None:
-    """What a ``crash`` that was injected does, or who touches guarded pages suffers, once.
+    """Set the effect, once, of an injected ``crash`` or of touching guarded pages.
 
     Args:
-        signal_number: that the process gets; none if 0.
-        delay_s: before that.
-        report: descriptor where the time goes just before, of the monotonic clock, as a double.
+        signal_number: signal that the process gets; none if 0.
+        delay_s: time before the signal.
+        report: descriptor that receives the monotonic time just before, as a double.
     """
     nccl().gpudist_double_arm(signal_number, int(1e6 * delay_s), report)
 
 
 def guard(pages: int, nbytes: int) -> None:
-    """Strike whoever touches these pages first, by what is armed."""
+    """Strike whoever touches these pages first, as armed."""
     assert nccl().gpudist_double_guard(pages, nbytes) == 0

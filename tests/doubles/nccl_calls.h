@@ -1,15 +1,15 @@
-// What calls of the NCCL double begin with.
+// Checks and logging at the start of the NCCL double's calls.
 #pragma once
 
 #include "nccl_communicator.h"
 
 namespace gpudist::doubles {
 
-// A line of the log for a call that is no operation; `communicator` may be null.
+// Log a call that is not an operation. `communicator` may be null.
 void log_plain(const char* call, const Communicator* communicator);
-// The result of a call that a test lets fail.
+// Result of a call that a test makes fail.
 int fail_call(const char* call);
-// Of a call that uses a communicator until it leaves it: does another thread?
+// Start a call that uses the communicator until leave(). Refuses if another thread is using it.
 int enter(const char* call, Communicator& communicator);
 
 }  // namespace gpudist::doubles

@@ -10,7 +10,7 @@ namespace gpudist::doubles {
 
 namespace {
 
-// The first version of a config that NCCL reads more of than its size.
+// First version of ncclConfig_t of which NCCL reads more than `size`.
 constexpr unsigned kFirstConfigVersion = 21400;
 
 struct Span {
@@ -37,7 +37,7 @@ std::string on(const Operation& operation, const Communicator& communicator) {
   return std::string(kind_name(operation.kind)) + " on " + communicator.name + ": ";
 }
 
-// Where a collective in place has its input.
+// Address of the input of an in-place collective.
 const char* place_of_input(const Operation& operation, const Communicator& communicator) {
   const char* to = static_cast<const char*>(operation.to);
   const size_t before = communicator.rank * operation.bytes();
@@ -70,7 +70,7 @@ bool are_in_place(const Operation& a, const Operation& b, int rank) {
   return a.kind != b.kind && a.peer == rank && b.peer == rank && first == second;
 }
 
-// Messages of a unit run together: none may write what another reads or writes.
+// Messages of a unit run concurrently: none may write bytes that another reads or writes.
 int check_overlaps(Communicator& communicator, const Unit& unit) {
   std::vector<Span> spans;
   for (const Operation& operation : unit) {
@@ -97,7 +97,7 @@ int check_usable(const char* call, NcclComm comm, Communicator** communicator) {
   if (*communicator == nullptr) return refuse(kInvalidArgument, prefix + "no such communicator");
   switch ((*communicator)->state.load()) {
     case Communicator::State::kAborting:
-      // It is still there, and what is called now has no effect.
+      // The communicator still exists, but calls no longer have an effect.
       set_last_error(prefix + "the communicator is being aborted");
       return kNcclInvalidUsage;
     case Communicator::State::kFinalizing:

@@ -1,4 +1,4 @@
-// What the NCCL double refuses. Its results are NCCL's, its texts name the misuse.
+// Misuses that the NCCL double refuses. Result codes are NCCL's; texts describe the misuse.
 #pragma once
 
 #include <string>
@@ -8,12 +8,12 @@
 
 namespace gpudist::doubles {
 
-// Each returns kNcclSuccess, or refuses.
+// Each function returns kNcclSuccess, or refuses.
 
-// Of a call of a communicator: is there one, and not at its end?
+// Check that the communicator of a call exists and has not ended.
 int check_usable(const char* call, NcclComm comm, Communicator** communicator);
 int check_operation(Communicator& communicator, const Operation& operation);
-// Of all operations that a group has for a communicator.
+// Check all operations of a group on one communicator.
 int check_launch(Communicator& communicator, const std::vector<Unit>& units);
 int check_config(const char* call, const NcclConfig* config);
 

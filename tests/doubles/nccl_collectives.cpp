@@ -1,7 +1,7 @@
-// Collectives of the NCCL double. First all ranks agree on what it is. Then, round by round, each
-// rank puts a piece where all can see it, and takes what it needs of the others'. Two places in
-// turn are enough: who writes has seen all of the round before, and they have taken what was before
-// that.
+// Collectives of the NCCL double. First all ranks agree on the operation. Then, in each round,
+// every rank publishes a piece and reads what it needs of the others' pieces. Two buffers used in
+// turn suffice: a rank writes a piece only after it has seen all pieces of the round before, whose
+// writers have finished reading those of the round before that.
 #include <algorithm>
 #include <cstring>
 
@@ -51,7 +51,7 @@ class Collective {
     return true;
   }
 
-  // What has not come is marked.
+  // Overwrite outputs that have not arrived with a marker.
   void mark_missing() {
     if (operation_.written_bytes(rank_, size_) == 0 || !may_go_on()) return;
     const int blocks = operation_.kind == Kind::kAllGather ? size_ : 1;
@@ -66,7 +66,7 @@ class Collective {
     return wire_.wait(rank_, communicator_.is_aborted, done);
   }
 
-  // Wait until a number of every rank is at least `least`.
+  // Wait until `number` is at least `least` on every rank.
   bool wait_for_all(std::atomic<uint64_t> RankLine::* number, uint64_t least) {
     return wait([&] {
       for (int r = 0; r < size_; ++r) {
@@ -81,7 +81,7 @@ class Collective {
     wire_.ring_all();
   }
 
-  // Where that makes a difference.
+  // Whether the operation uses registered memory and is large enough for that to matter.
   bool is_registered() const {
     return operation_.is_registered && bytes_ >= static_cast<size_t>(setting("register_limit"));
   }
@@ -110,7 +110,7 @@ class Collective {
     return true;
   }
 
-  // What this rank reads and writes is still there.
+  // Whether the memory that this rank reads and writes still exists.
   bool may_go_on() const {
     return may_touch(from_, operation_.read_bytes(rank_, size_), "a collective") &&
            may_touch(to_, operation_.written_bytes(rank_, size_), "a collective");
@@ -167,9 +167,9 @@ class Collective {
   const int size_;
   const char* const from_;
   char* const to_;
-  const size_t bytes_;  // of one block
-  const size_t piece_;  // of each block in a round
-  size_t done_ = 0;     // of each block
+  const size_t bytes_;  // per block
+  const size_t piece_;  // bytes per block and round
+  size_t done_ = 0;     // per block
 };
 
 }  // namespace

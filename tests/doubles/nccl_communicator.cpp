@@ -17,7 +17,7 @@ namespace {
 struct Registry {
   std::mutex mutex;
   std::set<Communicator*> all;
-  std::set<std::pair<int, uint64_t>> closed;  // files of addresses made here, and their nonces
+  std::set<std::pair<int, uint64_t>> closed;  // files of addresses created here, and their nonces
 };
 
 Registry& registry() {
@@ -31,14 +31,14 @@ std::string name_of(const Address& address) {
   return text;
 }
 
-// Once, when nobody will open it any more.
+// Called once nobody will open the address any more.
 void forget_address(const Address& address) {
   if (address.pid != getpid()) return;
   const std::lock_guard<std::mutex> locked(registry().mutex);
   if (registry().closed.insert({address.file, address.nonce}).second) Wire::forget(address);
 }
 
-// The members of the color of `rank`, in the order of their new ranks.
+// Members of the color of `rank`, in the order of their new ranks.
 std::vector<int> members_of(Wire& wire, uint64_t split, int rank) {
   const auto offer = [&](int r) -> const SplitOffer& { return wire.line(r).offers[split % 2]; };
   std::vector<int> members;
@@ -140,7 +140,7 @@ bool Communicator::start_abort() {
     state = State::kAborting;
     is_aborted = true;
   }
-  // Peers do not look at this rank's abort; its own threads do.
+  // Peers do not check this rank's abort flag, but its own threads do.
   open->ring(rank);
   return true;
 }

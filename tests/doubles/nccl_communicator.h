@@ -1,4 +1,5 @@
-// A communicator of the NCCL double. None is ever freed, so that each use after its end is found.
+// A communicator of the NCCL double. Communicators are never freed, so that use after the end is
+// detected.
 #pragma once
 
 #include <condition_variable>
@@ -14,7 +15,7 @@
 
 namespace gpudist::doubles {
 
-// Of ncclResult_t, beside those of nccl_abi.h.
+// Values of ncclResult_t that nccl_abi.h does not have.
 constexpr int kCudaError = 1;
 constexpr int kSystemError = 2;
 constexpr int kInvalidArgument = 4;
@@ -22,7 +23,7 @@ constexpr int kRemoteError = 6;
 
 class Communicator {
  public:
-  // kAborting: the flag is set, and nothing is freed yet.
+  // kAborting: the abort flag is set, but nothing is freed yet.
   enum class State { kLive, kFinalizing, kFinalized, kAborting, kDestroyed, kAborted };
 
   Communicator(std::shared_ptr<Wire> wire, int rank, int root_rank);
@@ -36,39 +37,42 @@ class Communicator {
   std::atomic<bool> is_aborted{false};
   std::atomic<int> injected_error{0};
 
-  // Of the operations, in the order in which they were enqueued; only their thread uses them.
+  // Numbers of operations in enqueue order; used only by the thread that runs them.
   uint64_t collectives = 0;
   uint64_t rounds = 0;
   uint64_t splits = 0;
 
   Registrations registrations;
 
-  // Null when it has ended and nothing runs any more.
+  // Null once the communicator has ended and no work is running.
   std::shared_ptr<Wire> wire();
-  // The error of this rank or of all, 0 if there is none; `text` says more.
+  // Error of this rank or of all ranks, 0 if there is none; `text` receives a description.
   int error(std::string* text);
 
-  // One thread at a time may use it, as often as it likes. False where another does.
+  // Only one thread at a time may use the communicator; calls may nest. Returns false if another
+  // thread uses it.
   bool enter();
   void leave();
   bool is_used_by_another();
 
-  // Work gets a ticket when it is enqueued, and its turn when all before it has ended.
+  // Work takes a ticket when enqueued, and runs when all earlier work has finished.
   uint64_t take_ticket();
   void wait_for_turn(uint64_t ticket);
   void end_turn();
   bool has_work();
-  // Return when there is none.
+  // Wait until there is no work.
   void drain();
 
-  // Graphs with works of this communicator. As NCCL's, its end waits for theirs, whatever is wrong.
+  // Count a graph with works of this communicator. Like NCCL, ending the communicator waits for its
+  // graphs, even after an error.
   void add_graph();
   void drop_graph();
   void wait_for_graphs();
 
-  // Let works end, and threads that wait in a call. False where it has ended or is about to.
+  // Set the abort flag, which ends works and blocked calls. Returns false if the communicator has
+  // ended or an abort has begun.
   bool start_abort();
-  // False where another thread was first.
+  // Returns false if another thread ended it first.
   bool end(State ended);
 
  private:
@@ -84,10 +88,10 @@ class Communicator {
   int graphs_ = 0;
 };
 
-// Null where it never was one.
+// Null if `comm` was never a communicator.
 Communicator* find_communicator(NcclComm comm);
 
-// Both block until all members have called them. They return NCCL's results.
+// Both block until all members have called them, and return NCCL's result codes.
 int join_communicator(const Address& address, int size, int rank, Communicator** made);
 int split_communicator(Communicator& parent, int color, int key, Communicator** made);
 

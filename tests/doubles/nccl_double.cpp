@@ -1,9 +1,9 @@
-// A test double of NCCL: its C symbols, as of 2.27, for ranks that are processes or threads of one
-// machine and memory of the host. Nothing it does is a result of NCCL.
+// A test double of NCCL: its C symbols as of version 2.27, for ranks that are processes or threads
+// on one machine and use host memory. Nothing it does is a result of NCCL.
 //
-// A misuse that NCCL would leave unnoticed, or answer with a hang, is refused where a call can
-// tell, and set as the error of a communicator on all its ranks where only the peers can. On the
-// null stream ncclGroupEnd returns that error too.
+// The double detects misuses that NCCL would ignore or answer with a hang. If a call can detect the
+// misuse, it is refused. If only the peers can, the communicator gets an error on all its ranks; on
+// the null stream ncclGroupEnd returns that error too.
 #include <cstring>
 
 #include "device_double.h"
@@ -39,7 +39,7 @@ bool is_registered(Communicator& communicator, const Operation& operation) {
   const auto has = [&](const void* memory, size_t bytes) {
     return bytes == 0 || communicator.registrations.has(memory, bytes, is_captured);
   };
-  // A message of a rank to itself is a copy.
+  // A rank's message to itself is a copy.
   return (!is_message(operation.kind) || operation.peer != communicator.rank) &&
          has(operation.from, operation.read_bytes(communicator.rank, communicator.size)) &&
          has(operation.to, operation.written_bytes(communicator.rank, communicator.size));
@@ -61,7 +61,7 @@ int try_operation(NcclComm comm, Operation operation) {
   return kNcclSuccess;
 }
 
-// Without a group, an operation is a group of one.
+// Outside a group, an operation forms its own group.
 int call_operation(NcclComm comm, const Operation& operation) {
   if (next_call_fails()) return fail_call(kind_name(operation.kind));
   Group& group = this_group();
@@ -110,7 +110,7 @@ GPUDIST_EXPORT const char* ncclGetErrorString(int result) {
   }
 }
 
-// Of the communicator, if it has an error, else of the last call of any thread that failed.
+// The communicator's error if it has one, otherwise that of the last failed call of any thread.
 GPUDIST_EXPORT const char* ncclGetLastError(NcclComm comm) {
   static thread_local std::string text;
   Communicator* communicator = find_communicator(comm);
@@ -250,7 +250,7 @@ GPUDIST_EXPORT int ncclMemAlloc(void** memory, size_t bytes) {
   return kNcclSuccess;
 }
 
-// By calls that do not wait for what runs on the device, as those of cudaFree do.
+// Unlike cudaFree, does not wait for work on the device.
 GPUDIST_EXPORT int ncclMemFree(void* memory) {
   if (next_call_fails()) return fail_call("mem_free");
   need_context("ncclMemFree");

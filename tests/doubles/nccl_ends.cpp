@@ -1,6 +1,6 @@
-// The ends of communicators. Each of them waits for the graphs that have works of the communicator,
-// as NCCL's do. An abort frees what other threads may still use: in an open group it sets the flag
-// that ends their waits at once, and frees with the end of the group.
+// Ends of communicators. Like NCCL, each waits for graphs that contain works of the communicator.
+// An abort frees memory that other threads may still use: in an open group, it sets the abort flag
+// at once and frees at the end of the group.
 #include "nccl_ends.h"
 
 #include "device_double.h"
@@ -29,7 +29,7 @@ int finish(const char* call, Communicator& communicator, State ended) {
   return refuse(kNcclInvalidUsage, std::string(call) + ": another thread has ended it");
 }
 
-// The end of a communicator without an abort, or its beginning.
+// Finalize or destroy a communicator.
 int end_communicator(const char* call, NcclComm comm, State ended) {
   if (next_call_fails()) return fail_call(call);
   Communicator* communicator = find_communicator(comm);
@@ -47,7 +47,7 @@ int end_communicator(const char* call, NcclComm comm, State ended) {
 
 }  // namespace
 
-// To set the flag, which comes before it, is no call of the device's.
+// Setting the abort flag, done before, needs no call of the device.
 int finish_abort(Communicator& communicator) {
   need_context("abort");
   int result = kNcclSuccess;

@@ -1,11 +1,11 @@
-// How communicators of the NCCL double end.
+// Ending communicators of the NCCL double.
 #pragma once
 
 #include "nccl_communicator.h"
 
 namespace gpudist::doubles {
 
-// Free a communicator whose abort has begun: when no graph has works of it any more.
+// Free a communicator whose abort has begun, once no graph contains works of it.
 int finish_abort(Communicator& communicator);
 
 }  // namespace gpudist::doubles

@@ -16,7 +16,7 @@ namespace {
 
 constexpr auto kCleaningUp = std::chrono::milliseconds(20);
 
-// What a stream does, in its turn from now on.
+// Work for a stream, which takes its turn among the communicator's works now.
 std::function<void()> work_of(Communicator& communicator, std::vector<Unit> units) {
   const uint64_t ticket = communicator.take_ticket();
   return [&communicator, ticket, units = std::move(units)]() mutable {
@@ -83,13 +83,13 @@ int Group::end() {
   return result;
 }
 
-// The first message to a peer is one that the host waits for.
+// The host waits for the first message to a peer, because it sets up the connection.
 int Group::connect_all() {
   for (const Entry& entry : entries_) {
     if (entry.operation.fault != Fault::kConnect) continue;
     Communicator& communicator = *entry.communicator;
     communicator.wire()->wait(communicator.rank, communicator.is_aborted, [] { return false; });
-    // What NCCL has begun, it cleans up.
+    // NCCL cleans up operations it has started.
     std::this_thread::sleep_for(kCleaningUp);
     set_last_error("group_end: a peer of " + communicator.name + " does not connect");
     return kRemoteError;
@@ -97,7 +97,7 @@ int Group::connect_all() {
   return kNcclSuccess;
 }
 
-// Communicators in the order of their first operations; the messages of one run together.
+// Communicators in the order of their first operations. Messages of one communicator run together.
 std::vector<Group::Launch> Group::launches() const {
   std::vector<Launch> launches;
   for (const Entry& entry : entries_) {
@@ -138,12 +138,12 @@ int Group::enqueue_all() {
       enqueue(stream, work_of(communicator, launch.units));
     }
   }
-  // From here on the device works, and no thread is in a call of NCCL's.
+  // From here on the device works, and this thread leaves the NCCL calls.
   leave_all();
   for (const auto& work : immediate) work();
   int result = kNcclSuccess;
   for (const Launch& launch : all) {
-    // On the null stream it has been carried out by now.
+    // Work on the null stream has finished by now.
     Communicator& communicator = *launch.communicator;
     std::string text;
     if (is_immediate(launch.units[0][0].stream) && !communicator.is_aborted &&

@@ -1,4 +1,4 @@
-// Groups of the NCCL double: what a thread has called since it opened one.
+// Groups of the NCCL double: the calls of a thread since it opened a group.
 #pragma once
 
 #include <utility>
@@ -14,13 +14,13 @@ class Group {
 
   int depth() const { return depth_; }
   void start() { ++depth_; }
-  // The result of ncclGroupEnd. What there is, is enqueued when the outermost group ends.
+  // Result of ncclGroupEnd. Operations are enqueued when the outermost group ends.
   int end();
-  // Forget what there is, and say `result` at the end of the outermost group.
+  // Drop the group's operations; the outermost group's end returns `result`.
   void fail(int result);
-  // The communicator has been entered for this operation; the group leaves it.
+  // Add an operation whose communicator has been entered; the group leaves it.
   void add(Communicator& communicator, const Operation& operation);
-  // Its abort has begun, and ends with the outermost group.
+  // Add a communicator whose abort has begun and finishes with the outermost group.
   void add_abort(Communicator& communicator) { aborts_.push_back(&communicator); }
 
   bool uses(const Communicator& communicator) const;
@@ -31,7 +31,7 @@ class Group {
     Communicator* communicator;
     Operation operation;
   };
-  // The operations of one communicator.
+  // Operations on one communicator.
   struct Launch {
     Communicator* communicator;
     std::vector<Unit> units;
@@ -48,10 +48,10 @@ class Group {
   std::vector<Communicator*> aborts_;
 };
 
-// This thread's.
+// Group of the calling thread.
 Group& this_group();
 
-// Whether this thread has a group with operations on a stream that have not been enqueued yet.
+// Whether this thread's group has operations on the stream that are not enqueued yet.
 bool group_uses(DeviceStream stream);
 
 }  // namespace gpudist::doubles

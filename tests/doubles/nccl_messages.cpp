@@ -1,5 +1,5 @@
-// Sends and receives of one group of the NCCL double: all of them in flight together, messages
-// between two ranks in order. A send is complete when its last byte has been received.
+// Sends and receives of one group of the NCCL double: all in flight together, with messages between
+// two ranks in order. A send completes when its last byte has been received.
 #include <algorithm>
 #include <cstring>
 
@@ -13,14 +13,14 @@ namespace {
 
 constexpr size_t kStepBytes = 32 << 10;
 
-// Goes before the bytes of each message.
+// Precedes the bytes of each message.
 struct Envelope {
   uint64_t count;
   int32_t dtype;
   bool is_registered;
 };
 
-// The messages of a unit from or to one peer.
+// Messages of a unit to one peer, or from one peer.
 class Lane {
  public:
   Lane(Channel& channel, int peer, bool is_send)
@@ -33,8 +33,8 @@ class Lane {
     return !is_send || channel_.read == channel_.written;
   }
 
-  // Move what can be moved, at most `limit` bytes; returns whether that was anything. `mismatch`
-  // is set where the peer's message is another than this rank expects.
+  // Move at most `limit` bytes; returns whether any were moved. Sets `mismatch` if the peer's
+  // message is not the one this rank expects.
   bool step(size_t limit, size_t* moved, std::string* mismatch) {
     if (current_ == operations_.size()) return false;
     const Operation& operation = *operations_[current_];
@@ -58,7 +58,7 @@ class Lane {
     return true;
   }
 
-  // What has not come is marked.
+  // Overwrite outputs that have not arrived with a marker.
   void mark_missing() const {
     for (size_t i = current_; i < operations_.size() && !is_send; ++i) {
       const size_t done = i == current_ ? done_ : 0;
@@ -76,7 +76,7 @@ class Lane {
     return static_cast<const char*>(is_send ? operation.from : operation.to) + done_;
   }
 
-  // Bytes that can be put, or taken.
+  // Number of bytes that can be written or read now.
   size_t room() const {
     const uint64_t waiting = channel_.written - channel_.read;
     return is_send ? kRingBytes - waiting : waiting;
@@ -126,7 +126,7 @@ class Lane {
   Channel& channel_;
   std::vector<const Operation*> operations_;
   size_t current_ = 0;
-  size_t done_ = 0;  // bytes of the current one
+  size_t done_ = 0;  // bytes of the current message
   bool has_envelope_ = false;
 };
 

@@ -1,4 +1,4 @@
-// How the NCCL double carries out operations, once they have their turn on their stream.
+// How the NCCL double runs operations when their turn on the stream has come.
 #pragma once
 
 #include <vector>
@@ -19,34 +19,34 @@ struct Operation {
   Kind kind;
   const void* from;
   void* to;
-  size_t count;  // as NCCL counts: of one block, where there are several
+  size_t count;  // as in NCCL's arguments: per block if there are several
   int dtype;
-  int op;    // of a reduction, else -1
-  int peer;  // or root, else -1
+  int op;    // of a reduction, otherwise -1
+  int peer;  // peer or root, otherwise -1
   DeviceStream stream;
   Fault fault = Fault::kNone;
-  bool is_registered = false;  // the memory that it uses
+  bool is_registered = false;  // whether the memory it uses is registered
 
   size_t bytes() const;
-  // Bytes of `from` that this rank reads, and of `to` that it writes.
+  // Bytes that this rank reads at `from` and writes at `to`.
   size_t read_bytes(int rank, int size) const;
   size_t written_bytes(int rank, int size) const;
 };
 
-// What is done as one: all messages of a group, or one collective.
+// Operations that run together: all messages of a group, or one collective.
 using Unit = std::vector<Operation>;
 
-// Returns when it is complete, or the communicator was aborted, or an error set on all its ranks.
+// Returns when the unit is complete, the communicator was aborted, or all its ranks have an error.
 void run(Communicator& communicator, Unit& unit);
 
-// The two that run() chooses from: false where something ended them.
+// Implementations of run(). Return false if the operation was ended early.
 bool run_messages(Communicator& communicator, Wire& wire, const Unit& unit, bool crashes);
 bool run_collective(Communicator& communicator, Wire& wire, const Operation& operation,
                     bool crashes);
 
-// What an abort leaves in outputs that have not come.
+// Marker byte for outputs that have not arrived when an abort ends the wait.
 constexpr int kAbortedByte = 0xab;
-// Do what was armed; a process for which nothing was is killed.
+// Run the armed fault, or kill the process if none is armed.
 void crash();
 
 }  // namespace gpudist::doubles

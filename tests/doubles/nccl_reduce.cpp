@@ -22,7 +22,7 @@ T apply(T a, T b, int op) {
     default: break;
   }
   if constexpr (std::is_integral_v<T>) {
-    // Unsigned and of at least 32 bits, since signed overflow is undefined.
+    // Unsigned and at least 32 bits wide, because signed overflow is undefined.
     using Wide = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
     const Wide x = static_cast<Wide>(a), y = static_cast<Wide>(b);
     return static_cast<T>(op == kNcclSum ? x + y : x * y);
@@ -31,7 +31,7 @@ T apply(T a, T b, int op) {
   }
 }
 
-// Load and Store are between the items in memory and what is calculated with.
+// Load and Store convert between items in memory and the type used for arithmetic.
 template <class Item, class Load, class Store>
 void reduce_items(const std::vector<const char*>& parts, char* out, size_t items, int op, Load load,
                   Store store) {

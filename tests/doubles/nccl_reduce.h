@@ -1,4 +1,4 @@
-// Sums and their like of the NCCL double: in ascending rank order, 16-bit floats in float32 and
+// Reductions of the NCCL double, in ascending rank order. 16-bit floats are reduced in float32 and
 // rounded once.
 #pragma once
 
@@ -7,7 +7,7 @@
 
 namespace gpudist::doubles {
 
-// Zero for what is no ncclDataType_t that the double knows.
+// Size of an item, 0 if the double does not know the ncclDataType_t.
 size_t dtype_bytes(int dtype);
 const char* dtype_name(int dtype);
 const char* op_name(int op);

@@ -1,7 +1,7 @@
-// Which memory the NCCL double carries messages from and to without a copy: what users have
-// registered, and, while a graph is captured, all that is mapped by the driver's calls for virtual
-// memory. Each rank looks at its own address alone; where two of a message differ, NCCL's kernels
-// wait for good or take stale data, and the double refuses.
+// Memory that the NCCL double sends and receives without a copy: memory registered by the user and,
+// during graph capture, all memory mapped by the driver's virtual memory calls. Each rank checks
+// only its own address. If the two sides of a message differ, NCCL's kernels hang or read stale
+// data; the double refuses.
 #pragma once
 
 #include <cstddef>
@@ -14,11 +14,11 @@ namespace gpudist::doubles {
 
 class Registrations {
  public:
-  // NCCL_LOCAL_REGISTER and NCCL_GRAPH_REGISTER of now; both are on by default.
+  // Reads NCCL_LOCAL_REGISTER and NCCL_GRAPH_REGISTER, which are both on by default.
   Registrations();
 
   void* add(const void* memory, size_t bytes);
-  // False where there is no such handle.
+  // Returns false if there is no such handle.
   bool remove(void* handle);
 
   bool has(const void* memory, size_t bytes, bool is_captured);
@@ -35,7 +35,7 @@ class Registrations {
   std::map<void*, std::unique_ptr<Range>> ranges_;  // by handle
 };
 
-// "registered memory" or "other memory".
+// Returns "registered memory" or "other memory".
 std::string memory_name(bool is_registered);
 
 }  // namespace gpudist::doubles

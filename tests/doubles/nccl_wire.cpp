@@ -20,7 +20,7 @@ struct Wire::Header {
   uint64_t nonce;
   std::atomic<int> size;
   std::atomic<int> joined;
-  std::atomic<int> broken;  // 0: no, 1: somebody writes why, 2: yes
+  std::atomic<int> broken;  // 0: no, 1: the text is being written, 2: yes
   char text[1024];
 };
 
@@ -53,7 +53,7 @@ bool Wire::make(Address* address) {
   address->pid = getpid();
   address->file = file;
   if (getrandom(&address->nonce, sizeof(address->nonce), 0) < 0) address->nonce = file;
-  // As much as the most ranks need: what nobody touches takes no memory.
+  // Sized for the maximum number of ranks: untouched pages take no memory.
   void* memory =
       ftruncate(file, wire_bytes(kMaxRanks)) == 0 ? map_file(file, kHeaderBytes) : nullptr;
   if (memory == nullptr) {

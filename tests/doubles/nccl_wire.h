@@ -1,4 +1,4 @@
-// The memory that the ranks of one communicator of the NCCL double share, and how they wait.
+// Memory shared by the ranks of one communicator of the NCCL double, and waiting for changes to it.
 #pragma once
 
 #include <atomic>
@@ -13,10 +13,10 @@ namespace gpudist::doubles {
 constexpr int kMaxRanks = 64;
 constexpr size_t kRingBytes = 64 << 10;
 constexpr size_t kSlotBytes = 64 << 10;
-constexpr int kLooks = 20;            // with yields between them, before a rank sleeps
-constexpr long kSleepNs = 5'000'000;  // at most, until it looks again
+constexpr int kLooks = 20;            // checks, with yields between them, before a rank sleeps
+constexpr long kSleepNs = 5'000'000;  // longest sleep before the next check
 
-// Where the memory is: a file without a name, held open by the process that made it.
+// Location of the memory: a file without a name, kept open by the process that created it.
 struct Address {
   char mark[16];
   int pid;
@@ -24,14 +24,14 @@ struct Address {
   uint64_t nonce;
 };
 
-// What the ranks of a collective have to agree on.
+// Properties of a collective on which all ranks must agree.
 struct Agreement {
   int kind;
   int dtype;
   int op;
   int root;
   uint64_t count;
-  bool is_registered;  // the memory that the rank uses
+  bool is_registered;  // whether the memory the rank uses is registered
 };
 
 struct SplitOffer {
@@ -42,8 +42,8 @@ struct SplitOffer {
 
 enum class RankState : uint32_t { kAbsent, kJoined, kDestroyed };
 
-// What one rank tells the others. Numbers count from the communicator's beginning; what belongs to
-// a number lies at its parity: nobody is two ahead of another.
+// State that one rank publishes. Counters start with the communicator. Data for number n is at
+// index n % 2: no rank is two numbers ahead of another.
 struct alignas(64) RankLine {
   std::atomic<uint32_t> bell;
   std::atomic<uint32_t> sleepers;
@@ -56,7 +56,7 @@ struct alignas(64) RankLine {
   SplitOffer offers[2];
 };
 
-// The bytes from one rank to another, on their way.
+// Bytes in flight from one rank to another.
 struct Channel {
   alignas(64) std::atomic<uint64_t> written;
   alignas(64) std::atomic<uint64_t> read;
@@ -65,10 +65,10 @@ struct Channel {
 
 class Wire {
  public:
-  // New memory; the file stays open until forget().
+  // Create the memory; its file stays open until forget().
   static bool make(Address* address);
   static void forget(const Address& address);
-  // Null, and why, where it cannot be opened.
+  // Returns null, and the reason in `why`, if it cannot be opened.
   static std::shared_ptr<Wire> open(const Address& address, int size, std::string* why);
   ~Wire();
   Wire(const Wire&) = delete;
@@ -79,19 +79,20 @@ class Wire {
   char* slot(int rank, uint64_t round);
   Channel& channel(int from, int to) { return channels_[from * size_ + to]; }
 
-  // False where another has this rank already.
+  // Returns false if the rank is already taken.
   bool join(int rank);
   bool all_joined() const;
-  // The first of the ranks that was destroyed, or -1.
+  // First rank that has been destroyed, or -1.
   int find_destroyed();
 
-  // Let a rank look again.
+  // Wake a rank so that it checks its condition again.
   void ring(int rank);
   void ring_all();
-  // Wait as `rank` for `done`; false where `is_aborted` or the wire's breaking ended the wait.
+  // Wait as `rank` for `done`. Returns false if `is_aborted` or an error of the wire ended the
+  // wait.
   bool wait(int rank, const std::atomic<bool>& is_aborted, const std::function<bool()>& done);
 
-  // Set the error of all ranks; the first text stays.
+  // Set the error of all ranks; the first text is kept.
   void break_all(const std::string& text);
   bool is_broken() const;
   std::string breakage() const;

@@ -1,4 +1,4 @@
-"""Ranks of the NCCL double, as threads and as processes, that call it with NumPy arrays."""
+"""Ranks of the NCCL double, as threads or processes, that call it with NumPy arrays."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def make_id() -> bytes:
 
 
 def init(unique_id: bytes, size: int, rank: int, config: Config | None = None) -> tuple[int, Any]:
-    """The result of the call, and the communicator."""
+    """Return the result of the call and the communicator."""
     comm = c_void_p()
     result = nccl().ncclCommInitRankConfig(
         ctypes.byref(comm),
@@ -148,13 +148,13 @@ class Group:
 
 
 def run_in_threads(size: int, body: Callable[[Rank], Any]) -> list[Any]:
-    """What ``body`` returns on each rank of a new communicator, which is left as it is."""
+    """Return the results of ``body`` on each rank of a new communicator, which is not destroyed."""
     unique_id = make_id()
     return run_all([lambda rank=rank: body(join(unique_id, size, rank)) for rank in range(size)])
 
 
 def run_all(bodies: list[Callable[[], Any]]) -> list[Any]:
-    """Run each in a thread; raise what the first of them raised, or that one does not end."""
+    """Run each in a thread; raise the first error, or an error if one does not end."""
     outcomes: list[Any] = [None] * len(bodies)
     errors: list[BaseException] = []
 
@@ -183,7 +183,7 @@ def rank_process(unique_id: bytes, size: int, rank: int, body: Callable, pipe: A
 
 
 def run_in_processes(size: int, body: Callable[[Rank], Any]) -> list[Any]:
-    """As ``run_in_threads``; the exit code instead, if negative, of a process that was killed."""
+    """Run like ``run_in_threads``; a killed process gives its negative exit code instead."""
     context = multiprocessing.get_context("spawn")
     unique_id = make_id()
     pipes, processes = [], []

@@ -1,5 +1,5 @@
-// A test double of CUDA's runtime: memory of the device is the host's. Nothing it does is a result
-// of CUDA.
+// A test double of the CUDA runtime, whose device memory is host memory. Nothing it does is a
+// result of CUDA.
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -41,7 +41,7 @@ std::shared_ptr<Event> find_event(DeviceEvent event) {
   return found == objects().events.end() ? nullptr : found->second;
 }
 
-// What every call that puts work on a stream looks at first.
+// Checks at the start of every call that enqueues work.
 int check_stream(const char* call, DeviceStream stream) {
   if (const int error = begin_call(call)) return error;
   if (!is_stream(stream)) return refuse(kInvalidHandle, std::string(call) + ": no such stream");
@@ -100,7 +100,7 @@ int allocate_as(MemoryKind kind, const char* call, void** memory, size_t bytes) 
   return kSuccess;
 }
 
-// Waits for all that runs on the device, however long.
+// Waits for all work on the device, without a timeout.
 int release_as(MemoryKind kind, const char* call, void* memory) {
   if (const int error = begin_call(call)) return error;
   if (capture_forbids()) return refuse(kCaptureUnsupported, std::string(call) + ": in a capture");
@@ -218,12 +218,12 @@ int exchange_capture_mode(int* mode) {
   return kSuccess;
 }
 
-// Few, so that both ways are taken.
+// Small, so that tests cover tables in memory and tables passed with the launch.
 uint32_t most_inline_bytes() {
   return 1536;
 }
 
-// A launch with its tables, once they can be read.
+// A launch, and its tables at addresses that the host can read.
 struct Launch {
   const CombineArguments& arguments;
   const CombineJob* jobs;
@@ -233,7 +233,7 @@ struct Launch {
     return arguments.inline_bytes > 0 || device_of(MemoryKind::kDevice, jobs) >= 0;
   }
 
-  // Whether nothing becomes of any cell, unless the world has failed.
+  // Whether the launch writes nothing unless the world has failed.
   bool only_looks() const {
     return std::all_of(jobs, jobs + arguments.job_count, [](const CombineJob& job) {
       return job.summands == CombineJob::kAlreadyThere;
@@ -264,7 +264,7 @@ int launch_combine(const CombineArguments& arguments, DeviceStream stream) {
   if (const int error = check_stream("launch_combine", stream)) return error;
   const auto* const begin = reinterpret_cast<const char*>(arguments.jobs);
   const size_t views_offset = reinterpret_cast<const char*>(arguments.views) - begin;
-  // They travel with the launch.
+  // The tables are passed with the launch.
   const auto tables = std::make_shared<std::vector<char>>(begin, begin + arguments.inline_bytes);
   count_call("launch_combine");
   const Launch now{arguments, arguments.jobs, arguments.views};

@@ -17,7 +17,7 @@ class Stream {
  public:
   Stream(int number, int device) : number(number), device(device) {}
 
-  // Returns when there is room.
+  // Append work; blocks until there is room.
   void push(std::function<void()> work, size_t most) {
     std::unique_lock<std::mutex> locked(mutex_);
     changed_.wait(locked, [&] { return queue_.size() < most; });
@@ -68,9 +68,9 @@ struct Streams {
   std::mutex mutex;
   int made = 0;
   std::map<DeviceStream, std::shared_ptr<Stream>> open;
-  std::vector<std::weak_ptr<Stream>> all;  // also those that are closed and still busy
-  std::vector<DeviceStream> handles;       // of those that are closed: the next one's
-  std::shared_ptr<Stream> null;            // where a test lets it have a thread
+  std::vector<std::weak_ptr<Stream>> all;  // closed streams that are still busy, too
+  std::vector<DeviceStream> handles;       // of closed streams, to be reused
+  std::shared_ptr<Stream> null;            // null stream, if a test gives it a thread
 };
 
 Streams& streams() {
@@ -98,7 +98,7 @@ std::shared_ptr<Stream> find(DeviceStream stream) {
   return found == streams().open.end() ? nullptr : found->second;
 }
 
-// Null where it never had a thread.
+// Returns null if the null stream never had a thread.
 std::shared_ptr<Stream> find_null() {
   const std::lock_guard<std::mutex> locked(streams().mutex);
   return streams().null;
@@ -164,7 +164,7 @@ void wait_until_idle(int device) {
   }
 }
 
-// In a capture it is a mark of the graph's alone, which nobody may ask for.
+// During capture, recording only marks a position in the graph; the event must not be queried.
 void Event::record(DeviceStream stream, const std::shared_ptr<Event>& self) {
   const auto graph = graph_of(stream);
   uint64_t number;
@@ -221,7 +221,7 @@ int Event::hold(DeviceStream stream, const std::shared_ptr<Event>& self) {
 
 }  // namespace gpudist::doubles
 
-// Put a kernel on a stream that ends when the hooks are cleared.
+// Enqueue a kernel that runs until the hooks are cleared.
 GPUDIST_EXPORT void gpudist_double_hang(gpudist::DeviceStream stream) {
   using namespace gpudist::doubles;
   enqueue(stream, [since = clears()] { stall_until_cleared(since); });

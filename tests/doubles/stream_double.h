@@ -1,6 +1,5 @@
-// Streams and events of the double of CUDA's runtime. Each stream has a thread that does its works
-// in order; the null stream does them at once on the calling thread, unless a test wants it
-// otherwise.
+// Streams and events of the CUDA runtime double. Each stream has a thread that runs its works in
+// order. The null stream runs them at once on the calling thread, unless a test requests otherwise.
 #pragma once
 
 #include <condition_variable>
@@ -15,35 +14,36 @@
 namespace gpudist::doubles {
 
 bool is_stream(DeviceStream stream);
-// In order of creation, the null stream is 0.
+// Number of the stream in order of creation; the null stream is 0.
 int stream_number(DeviceStream stream);
 
 DeviceStream make_stream(int device);
-// What is on it is still carried out. The next stream has the same handle, as CUDA's may have.
+// Close a stream; its remaining work still runs. Like in CUDA, the next stream may have the same
+// handle.
 void close_stream(DeviceStream stream);
 
-// Do `work` after all that is on the stream, or keep it in the graph that is being captured. Where
-// a stream has no room, this waits for some with the driver's lock held.
+// Run `work` after everything on the stream, or store it in the graph that is being captured. If
+// the stream is full, waits for room while holding the driver's lock.
 void enqueue(DeviceStream stream, std::function<void()> work);
-// Whether what is put on a stream now is done on this thread before enqueue() returns.
+// Whether work enqueued now runs on this thread before enqueue() returns.
 bool is_immediate(DeviceStream stream);
-// Return when the created streams of a device have nothing left to do.
+// Wait until all streams created on the device are idle.
 void wait_until_idle(int device);
 
-// Complete when everything that was on a stream before it was recorded is.
+// Complete when all work that was on the stream before record() is complete.
 class Event {
  public:
   void record(DeviceStream stream, const std::shared_ptr<Event>& self);
-  // Like hold(), an error of the runtime's where a capture forbids it.
+  // Like hold(), returns an error of the runtime if a capture forbids the call.
   int query(bool* is_complete);
-  // Make a stream wait for what has been recorded so far; with it, the stream may join a capture.
+  // Make a stream wait for the work recorded so far. The stream may join a capture by it.
   int hold(DeviceStream stream, const std::shared_ptr<Event>& self);
 
  private:
   std::mutex mutex_;
   std::condition_variable completed_;
-  std::shared_ptr<Graph> graph_;  // of the capture in which it was recorded last
-  CaptureClock clock_;            // there
+  std::shared_ptr<Graph> graph_;  // capture in which it was last recorded
+  CaptureClock clock_;            // position in that capture
   uint64_t recorded_ = 0;
   uint64_t complete_ = 0;
 };

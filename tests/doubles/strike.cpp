@@ -1,5 +1,5 @@
-// What strikes a rank that tests have chosen: in the middle of a message of the double, or when
-// somebody touches a page that was guarded for it.
+// Faults that strike a chosen rank: in the middle of a message of the double, or at the first
+// access to a guarded page.
 #include "strike.h"
 
 #include <signal.h>
@@ -17,9 +17,9 @@ namespace gpudist::doubles {
 namespace {
 
 struct Blow {
-  int signal;  // 0: it only takes time
+  int signal;  // 0: only a delay
   int delay_us;
-  int report;  // where the time goes, in seconds as a double; -1: nowhere
+  int report;  // descriptor to write the time to, in seconds as a double; -1: none
 };
 
 Blow blow{SIGKILL, 0, -1};
@@ -40,7 +40,7 @@ void on_touch(int, siginfo_t* info, void*) {
   const bool is_ours = guarded != nullptr && at >= guarded && at < guarded + guarded_bytes;
   if (!is_ours || blow.signal == SIGSEGV) {
     if (is_ours) tell_when();
-    signal(SIGSEGV, SIG_DFL);  // the next attempt ends the process
+    signal(SIGSEGV, SIG_DFL);  // the next fault ends the process
     return;
   }
   strike();
@@ -55,7 +55,7 @@ bool strike() {
   if (blow.delay_us > 0) usleep(blow.delay_us);
   if (blow.signal == 0) return true;
   kill(getpid(), blow.signal);
-  // A stop reaches another thread first, perhaps.
+  // The signal may stop another thread first; wait until this one stops too.
   if (blow.signal == SIGSTOP) usleep(100'000);
   return true;
 }
@@ -64,13 +64,13 @@ bool strike() {
 
 using namespace gpudist::doubles;
 
-// What the next strike does, once.
+// Set what the next strike does; it happens once.
 GPUDIST_EXPORT void gpudist_double_arm(int signal_number, int delay_us, int report) {
   blow = {signal_number, delay_us, report};
   is_armed = true;
 }
 
-// Strike whoever touches these pages of this process first; they are then like any others.
+// Strike at the first access to these pages of this process, and make them accessible again.
 GPUDIST_EXPORT int gpudist_double_guard(void* pages, size_t bytes) {
   guarded = static_cast<char*>(pages);
   guarded_bytes = bytes;

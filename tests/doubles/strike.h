@@ -1,9 +1,9 @@
-// What happens to a rank in the middle of something.
+// Fault that strikes a rank in the middle of an operation.
 #pragma once
 
 namespace gpudist::doubles {
 
-// Do what was armed, once; false if nothing was.
+// Run the armed fault once; returns false if none is armed.
 bool strike();
 
 }  // namespace gpudist::doubles

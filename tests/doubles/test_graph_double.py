@@ -53,7 +53,7 @@ def put_copy(to: np.ndarray, given: np.ndarray, stream: int | None) -> None:
 
 @pytest.mark.parametrize("is_null", [False, True])
 def test_works_are_done_at_each_launch(is_null: bool) -> None:
-    """With what is at their addresses then."""
+    """Each launch reads the current values at the captured addresses."""
     stream = None if is_null else make("stream")
     x, y, rank = np.arange(4.0), np.zeros(4), join(make_id(), 1, 0)
     z, total = np.ones(4, np.float32), np.zeros(4, np.float32)
@@ -124,7 +124,7 @@ def test_events_inside_and_outside() -> None:
 
 
 def test_what_threads_may_call() -> None:
-    """Who has not relaxed may not allocate, nor ask, while there is a capture."""
+    """During a capture, threads in the default mode may not allocate or query."""
     stream, event, id_ = make("stream"), make("event"), c_uint64(1)
 
     def body() -> int:
@@ -164,7 +164,7 @@ def test_memory_that_is_freed_before_a_launch() -> None:
 
 
 def test_collective_that_runs_after_its_communicator() -> None:
-    """As a graph that is launched after the last of its works' communicators has gone."""
+    """Launch a graph after the last communicator it uses has been destroyed."""
     rank, x = join(make_id(), 1, 0), np.ones(4, np.float32)
     number = begin(None)
     check(Rank(rank.comm, 0, 1, None).all_reduce(x, x))

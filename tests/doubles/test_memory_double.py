@@ -1,4 +1,4 @@
-"""Memory of the double of CUDA's runtime that has ended, and streams that have no room."""
+"""Memory of the double of CUDA's runtime after its end, and streams without room."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def in_background(call) -> threading.Thread:
 
 
 def test_nccls_memory_ends_at_once() -> None:
-    """What runs on a stream, and comes to it later, touches nothing and breaks the device."""
+    """A stream that reaches freed memory later does not touch it, and breaks the device."""
     stream, x = make("stream"), np.ones(8)
     memory = of_nccl(64)
     hang(stream)
@@ -65,7 +65,7 @@ EVENTS: list[int] = []
 
 
 def make_event_of_before() -> int:
-    """The device makes none any more."""
+    """A broken device creates no events."""
     assert device().create_event(ctypes.byref(c_void_p())) == ILLEGAL_ADDRESS
     return EVENTS[0]
 
@@ -148,7 +148,7 @@ def test_contexts() -> None:
 
 
 def test_null_stream_with_a_thread() -> None:
-    """What is put there is done later; without the thread, after that."""
+    """Work on the null stream runs later while it has a thread; without it, after that work."""
     configure("asynchronous", 1)
     x, y, z = np.arange(8.0), np.zeros(8), np.zeros(8)
     nccl().gpudist_double_hang(None)

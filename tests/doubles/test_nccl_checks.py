@@ -1,4 +1,4 @@
-"""Every misuse of NCCL that its double refuses, with NCCL's result and a text that names it."""
+"""Every misuse of NCCL that its double refuses, with NCCL's result and a message that names it."""
 
 from __future__ import annotations
 

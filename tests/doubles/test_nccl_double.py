@@ -39,7 +39,7 @@ def clean() -> Iterator[None]:
 
 
 def values(rank: int, shape: int | tuple[int, ...], dtype: str) -> np.ndarray:
-    """Many magnitudes, so that the order of additions shows."""
+    """Return values of many magnitudes, whose sum depends on the order of additions."""
     generator = np.random.default_rng(rank)
     x = generator.standard_normal(shape) * 10.0 ** generator.integers(-2, 3, shape)
     if dtype == "bfloat16":
@@ -57,7 +57,7 @@ def round_to_bfloat16(x: np.ndarray) -> np.ndarray:
 
 
 def reduced(parts: list[np.ndarray], dtype: str, op: str) -> np.ndarray:
-    """In ascending order of ranks; 16-bit floats in float32, rounded once."""
+    """Reduce in ascending order of ranks; 16-bit floats are added in float32 and rounded once."""
     with np.errstate(over="ignore"):
         if dtype == "bfloat16":
             wide = [(x.astype(np.uint32) << 16).view(np.float32) for x in parts]

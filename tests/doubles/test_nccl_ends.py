@@ -1,4 +1,4 @@
-"""How communicators of the NCCL double end: aborts, and graphs and threads that still use them."""
+"""Ends of communicators of the NCCL double: aborts, and graphs and threads that still use them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Call:
 
 
 def pair() -> Rank:
-    """One of two ranks; the other does nothing."""
+    """Return one of two ranks; the other does nothing."""
     return run_in_threads(2, lambda rank: rank)[0]
 
 
@@ -85,7 +85,7 @@ def connect(rank: Rank) -> int:
 
 @pytest.mark.parametrize("inside", [split, connect])
 def test_abort_while_a_thread_is_inside(inside: Callable[[Rank], Any]) -> None:
-    """It is refused: what the thread uses would be freed."""
+    """The abort is refused: it would free memory that the thread uses."""
     rank = pair()
     call = Call(lambda: inside(rank))
     assert not call.is_over()
@@ -99,7 +99,7 @@ def test_abort_while_a_thread_is_inside(inside: Callable[[Rank], Any]) -> None:
 
 @pytest.mark.parametrize("inside", [split, connect])
 def test_abort_in_a_group_ends_the_wait_of_a_thread_inside(inside: Callable[[Rank], Any]) -> None:
-    """The memory goes with the end of the group, before which the thread is to leave."""
+    """The end of the group frees the memory; the thread has to leave before."""
     rank = pair()
     call = Call(lambda: inside(rank))
     assert not call.is_over()

@@ -1,4 +1,4 @@
-"""Aborts of the NCCL double end every wait; faults that a test asks for happen where it says."""
+"""Aborts of the NCCL double end every wait; injected faults happen where the test asks."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def in_background(call: Callable[[], Any]) -> threading.Thread:
 
 
 def end_by_abort(rank: Rank, thread: threading.Thread) -> None:
-    """It waits until then, and ends soon after."""
+    """Check that a wait lasts until the abort and ends soon after."""
     thread.join(A_WHILE_S)
     assert thread.is_alive()
     start = time.perf_counter()
@@ -97,7 +97,7 @@ def test_abort_ends_a_wait_on_the_null_stream(verb: str) -> None:
 
 
 def test_abort_ends_waits_on_a_stream() -> None:
-    """What has come stays, what has not is marked, and what is enqueued later does nothing."""
+    """Received data stays, missing data is marked, and work enqueued later does nothing."""
     here, there = pair()
     here.stream = make("stream")
     there.stream = make("stream")
@@ -140,7 +140,7 @@ def test_abort_of_one_rank_does_not_wake_another() -> None:
 
 @pytest.mark.parametrize("what", ["stall", "async_error"])
 def test_operation_that_hangs(what: str) -> None:
-    """On rank 1, in its second operation."""
+    """Rank 1 hangs in its second operation."""
     inject(what, rank=1, after=1)
 
     def body(rank: Rank) -> None:
@@ -159,7 +159,7 @@ def test_operation_that_hangs(what: str) -> None:
 
 
 def test_injection_follows_a_split() -> None:
-    """The rank is that of the communicator at the root."""
+    """The rank is the one in the root communicator."""
     inject("delay", rank=2)
 
     def body(rank: Rank) -> float:
@@ -214,13 +214,13 @@ def test_device_call_that_fails() -> None:
 
 
 def mappings() -> int:
-    """Of communicators, in this process."""
+    """Count the mappings of communicators in this process."""
     with open("/proc/self/maps") as maps:
         return sum("gpudist-double" in line for line in maps)
 
 
 def open_files() -> int:
-    """That stand for a communicator's memory, in this process."""
+    """Count the open files of communicators' memory in this process."""
     folder = "/proc/self/fd"
     files = [f"{folder}/{name}" for name in os.listdir(folder)]
     return sum("gpudist-double" in os.readlink(path) for path in files if os.path.islink(path))

@@ -1,4 +1,4 @@
-"""Memory that the NCCL double takes for registered, and messages between it and other memory."""
+"""Memory that the NCCL double treats as registered, and messages between it and other memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def clean() -> Iterator[None]:
 
 
 def array(kind: str, rank: Rank) -> np.ndarray:
-    """In memory of a kind; all but torch's live as long as this process."""
+    """Return an array in memory of a kind; all kinds but torch's live as long as this process."""
     if kind in ("torchs", "registered"):
         x = np.zeros(BYTES // 4, np.float32)
         if kind == "registered":

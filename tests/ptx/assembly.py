@@ -24,7 +24,7 @@ _KEEPS_ROUNDING = ("cvt",)
 
 
 class UnknownAssembly(RuntimeError):
-    """The PTX has something that this reader does not know."""
+    """The PTX contains something that this reader does not support."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Instruction:
 
     @cached_property
     def meaning(self) -> str:
-        """The opcode without what one thread at a time does not see."""
+        """Opcode without modifiers that do not affect a single thread."""
         if self.operation in _KEEPS_ROUNDING:
             return self.opcode
         return ".".join(part for part in self.parts if not _HINTS.match(part))
@@ -78,7 +78,7 @@ class Instruction:
 
     @property
     def written(self) -> list[str]:
-        """Registers that get a value."""
+        """Registers that are written."""
         if not self.operands or self.operation in ("st", "bra", "bar", "ret", "red"):
             return []
         return self.registers[0]
@@ -146,7 +146,7 @@ def read(text: str) -> list[Kernel]:
     """Return the kernels of a PTX module.
 
     Raises:
-        UnknownAssembly: a line is nothing that this reader knows.
+        UnknownAssembly: a line cannot be parsed.
     """
     kernels: list[Kernel] = []
     kernel: Kernel | None = None

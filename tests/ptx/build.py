@@ -1,4 +1,4 @@
-"""What nvcc compiles of ``csrc/device/cuda_api.cu`` and of this folder; kept in ``build/ptx``."""
+"""Builds nvcc's output for ``csrc/device/cuda_api.cu`` and this folder; kept in ``build/ptx``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 
 class NoNvcc(RuntimeError):
-    """There is no nvcc here: nothing of this folder can be built."""
+    """No nvcc was found, so nothing of this folder can be built."""
 
 
 @lru_cache(maxsize=1)
@@ -191,7 +191,6 @@ def library(architecture: int) -> tuple[Path, dict[str, str]]:
 
 
 def _put(made: Path, target: Path) -> None:
-    """Move a finished folder to its place, unless another process was first."""
     try:
         os.replace(made, target)
     except OSError:

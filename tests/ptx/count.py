@@ -2,8 +2,8 @@
 
     python -m tests.ptx.count [--architecture 90] [--clock-ghz 1.755] [--opcodes CASE]
 
-Counted in nvcc's PTX; ptxas makes about as many machine instructions of it. Nothing is measured: no
-kernel is faster than its issue bound, or than memory; that it is as fast as either is not said.
+Instructions are counted in nvcc's PTX; ptxas makes about as many machine instructions. Nothing is
+measured: the issue bound and the memory limit a kernel's speed, but it may be slower than both.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ def class_of(instruction: Instruction) -> str:
 
 @dataclass(frozen=True)
 class Counted:
-    """What one launch executed.
+    """Instructions that one launch executed.
 
     Attributes:
         lane_bytes: bytes a thread moves at a time.
-        threads: executed instructions of all threads, by class; of the sampled blocks, as is all.
-        warps: executed instructions of all warps.
-        opcodes: of the threads, by opcode.
-        bytes: read and written.
+        threads: executed instructions of all threads in the sampled blocks, by class.
+        warps: executed instructions of all warps in the sampled blocks.
+        opcodes: executed instructions of the threads, by opcode.
+        bytes: bytes read and written.
     """
 
     case: str

@@ -1,6 +1,7 @@
-// Launches of halo exchanges and copies, and how often each instruction was executed in them: a
-// line of CASE DTYPE BYTES_PER_CELL_MOVED CELLS LANE_BYTES BLOCKS BLOCKS_EXECUTED THREADS KERNEL,
-// then LINE:THREADS:WARPS of each instruction. tests/ptx/count.py builds and reads it.
+// Run halo exchanges and copies and print how often each instruction was executed. Each line is
+// CASE DTYPE BYTES_PER_CELL_MOVED CELLS LANE_BYTES BLOCKS BLOCKS_EXECUTED THREADS KERNEL, followed
+// by LINE:THREADS:WARPS for each instruction. tests/ptx/count.py builds this program and reads its
+// output.
 #include <sys/mman.h>
 
 #include <cstdio>
@@ -19,7 +20,7 @@ const DeviceApi* cuda_api();
 
 namespace ptx {
 
-// Everything is in memory of this program's own, which is checked by the tests, not here.
+// All memory belongs to this program. Accesses are checked by the tests, not here.
 Range find_other_memory(uint64_t) {
   return {1, ~uint64_t{0}, "memory"};
 }
@@ -35,7 +36,7 @@ namespace {
 
 using Shape = std::vector<int64_t>;
 
-// Blocks that are executed of a launch, about; the others are like them.
+// Approximate number of blocks to execute per launch; the other blocks are similar.
 constexpr uint32_t kSampledBlocks = 200;
 constexpr int kAlignment = 16;
 
@@ -58,7 +59,7 @@ Shape contiguous(const Shape& shape) {
   return strides;
 }
 
-// Of which only the pages that are used exist.
+// Only pages that are touched take memory.
 char* memory_of(int64_t bytes) {
   constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
   void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, kFlags, -1, 0);
@@ -85,7 +86,7 @@ void run(const std::string& name, const Type& type, const CombineBox& box, int64
   arguments.buffers[static_cast<int>(Buffer::kOutput)] = output;
 
   ptx::forget_counts();
-  // Odd, so that it does not fall in with the blocks of a plane.
+  // Odd, so that sampled blocks do not always lie at the same place of a plane.
   const uint32_t stride = (table.blocks / kSampledBlocks) | 1u;
   ptx::manner().block_stride = stride;
   ptx::manner().counts_warps = true;
@@ -110,7 +111,7 @@ void run(const std::string& name, const Type& type, const CombineBox& box, int64
   munmap(output, bytes);
 }
 
-// Cells between halos of one cell, of a tensor whose first dim is channels.
+// Cells inside halos of one cell, in a tensor whose first dim is channels.
 struct Interior {
   Shape shape, strides;
   int64_t offset, items;

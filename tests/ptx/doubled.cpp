@@ -1,5 +1,5 @@
-// The library that stands in for CUDA's runtime and NCCL: the doubles, with nvcc's object of
-// csrc/device/cuda_api.cu between them and the native core, so that what it launches is executed.
+// Library that replaces the CUDA runtime and NCCL: the doubles, combined with nvcc's object file of
+// csrc/device/cuda_api.cu, whose kernels are executed.
 #include <dlfcn.h>
 
 #include <cstdio>
@@ -11,7 +11,7 @@
 #include "runtime.h"
 #include "stream_double.h"
 
-// The doubles' own table, under another name in this library.
+// The doubles' own table, which has another name in this library.
 extern "C" const gpudist::DeviceApi* gpudist_double_device_api();
 
 namespace gpudist {
@@ -20,7 +20,7 @@ namespace ptx {
 
 namespace {
 
-// A line for whoever has started this process.
+// Append a line to the file named by an environment variable.
 void append(const char* variable, const std::string& line) {
   const char* const path = std::getenv(variable);
   if (path == nullptr) return;
@@ -30,7 +30,7 @@ void append(const char* variable, const std::string& line) {
   }
 }
 
-// When the process ends: which instructions it has executed.
+// Report the executed instructions when the process exits.
 struct Ending {
   ~Ending() {
     if (manner().next == 1) return;
@@ -52,7 +52,7 @@ void put_on_stream(DeviceStream stream, std::function<void()> work) {
   doubles::enqueue(stream, std::move(work));
 }
 
-// Tensors: heap.cpp knows where they are.
+// Memory of tensors, which heap.cpp records.
 Range find_other_memory(uint64_t address) {
   static auto* const find =
       reinterpret_cast<decltype(&gpudist_heap_find)>(dlsym(RTLD_DEFAULT, "gpudist_heap_find"));

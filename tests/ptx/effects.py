@@ -1,4 +1,4 @@
-"""What an instruction's result can change, which tells mutants that cannot matter."""
+"""Effects of an instruction's result, which identify mutants that cannot matter."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Values:
         return frozenset([value]) if isinstance(value, str) and value[:1] == "%" else frozenset()
 
     def _operand(self, operand: str) -> object:
-        """Of an address, the base and what is added to it."""
+        """Return the value of an operand; for an address, its base and offset."""
         if not operand.startswith("["):
             return self.of(operand)
         base, _, added = operand.strip("[]").partition("+")
@@ -68,7 +68,7 @@ def _ones(bits: int) -> int:
 
 
 def _without_logic(value: object, holds: bool) -> tuple[object, bool]:
-    """A predicate that is another one or its opposite: that one."""
+    """Resolve a predicate that equals another one or its negation."""
     while isinstance(value, tuple):
         operation, operands = value
         if operation == "not.pred":
@@ -81,7 +81,7 @@ def _without_logic(value: object, holds: bool) -> tuple[object, bool]:
 
 
 def _known_bits(value: object, holds: bool) -> tuple[object, int, int] | None:
-    """Bits that a predicate tells of a value: which, and what they are.
+    """Bits of a value that a predicate determines: their mask and their values.
 
     Of comparisons of a value, or of some of its bits, with a number.
     """
@@ -173,7 +173,6 @@ class Flow:
                 return everything
 
     def _difference(self, left: str, right: str) -> int:
-        """Bits in which they may differ, of which one may be made of some bits of the other."""
         return min(
             self._changed(self.values.of(a), self.values.of(b))
             for a, b in ((left, right), (right, left))
@@ -214,7 +213,7 @@ class Flow:
 
 
 def width_of(register: str) -> int:
-    """Its bits."""
+    """Width in bits."""
     return {"%p": 1, "%rs": 16, "%rd": 64, "%fd": 64}.get(register.rstrip("0123456789"), 32)
 
 
@@ -241,7 +240,7 @@ class Effects:
         self._facts = self._known_predicates()
 
     def matters(self, index: int, changed: int = -1) -> bool:
-        """Whether it does if only these bits of its result are other ones."""
+        """Whether changing only these bits of the result has an effect."""
         instruction = self.kernel.instructions[index]
         if not instruction.written:
             return True
@@ -320,7 +319,7 @@ class Effects:
         ]
 
     def _without(self, facts: Facts, one: Instruction) -> Facts:
-        """What is still known when a register that a predicate is made of has another value."""
+        """Return the facts that still hold after a register of a predicate changed its value."""
         changed = {name for name in one.written if self.values.of(name) == name}
         if not facts or not changed:
             return facts

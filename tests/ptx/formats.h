@@ -1,5 +1,5 @@
-// The 16-bit floats, as hardware converts them; written apart from csrc/core/half.h, which they
-// check.
+// Conversions of 16-bit floats as in hardware. Written independently of csrc/core/half.h, which
+// they verify.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@ inline float widen_half(uint16_t half) {
   return sign != 0 ? -value : value;
 }
 
-// To a format of fewer bits of exponent and fraction, ties to even.
+// Convert to a format with fewer exponent and fraction bits, ties to even.
 template <int kFraction, int kLeast, int kGreatest>
 uint16_t round_to(float value) {
   const uint16_t sign = std::signbit(value) ? 0x8000 : 0;

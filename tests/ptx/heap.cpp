@@ -1,5 +1,5 @@
-// Preloaded before all other libraries: notes where every block from malloc() and its kin begins
-// and ends, so that an access beyond a tensor, or to one that is gone, is seen.
+// Preloaded before all other libraries. Records the range of every block from malloc() and related
+// functions, so that accesses outside tensors, or after they are freed, are detected.
 #include "heap.h"
 
 #include <pthread.h>
@@ -26,10 +26,10 @@ namespace {
 
 struct Blocks {
   std::mutex mutex;
-  std::map<uint64_t, uint64_t> ends;  // by where they begin
+  std::map<uint64_t, uint64_t> ends;  // by start
 };
 
-// The notes' own memory is not noted.
+// Memory allocated by the recording itself is not recorded.
 thread_local bool is_noting = false;
 
 struct Noting {
@@ -47,7 +47,7 @@ void unlock() {
 
 Blocks& blocks() {
   static Blocks& blocks = *new Blocks;
-  // Another thread may be noting while this one forks.
+  // Another thread may hold the lock during fork().
   static const int registered = pthread_atfork(lock, unlock, unlock);
   static_cast<void>(registered);
   return blocks;
@@ -71,7 +71,7 @@ void forget(void* memory) {
   all.ends.erase(reinterpret_cast<uint64_t>(memory));
 }
 
-// Part of a mapping may be unmapped.
+// A mapping may be unmapped in part.
 void cut(void* memory, size_t bytes) {
   if (is_noting) return;
   const Noting noting;

@@ -1,5 +1,4 @@
-// For programs without the doubles: memory of the host, and one stream that does everything at
-// once.
+// For programs without the doubles: host memory, and one stream that runs everything immediately.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>

@@ -1,13 +1,13 @@
-// Random launches of the compiled kernels against loops over the cells.
+// Compare random launches of the compiled kernels with loops over the cells.
 //
 //   launches COUNT SEED [mutants]
 //
 // prints, for each kernel, its name and how often each of its instructions was executed, then
-// `passed` or what was wrong first. With `mutants` it goes on with lines of its input:
-//   constant KERNEL VALUE          gives a kernel one more constant
-//   mutant KERNEL INSTRUCTION TEXT runs the launches that execute this instruction with TEXT in its
-//                                  place, up to the first that is wrong or accesses memory more or
-//                                  less often; prints how many these were, and what was wrong or
+// `passed` or the first error. With `mutants` it then reads lines from standard input:
+//   constant KERNEL VALUE          adds a constant to a kernel
+//   mutant KERNEL INSTRUCTION TEXT runs the launches that execute this instruction, replaced by
+//                                  TEXT, until one has an error or another number of memory
+//                                  accesses; prints the number of launches, and the error or
 //                                  nothing
 #include "launches.h"
 
@@ -27,9 +27,9 @@ namespace {
 
 using namespace gpudist;
 
-// More than any thread takes, by far.
+// Far more than any thread takes.
 constexpr uint64_t kMostSteps = 1'000'000;
-// Launches of a mutant; all that execute it, if they are more. After them come large ones.
+// Number of small launches tried per mutant (more if more of them execute it), and of large ones.
 constexpr size_t kMostTried = 1500, kMostLarge = 24;
 
 // For every kernel and instruction, the launches that execute it.
@@ -48,7 +48,7 @@ uint64_t accesses() {
   return sum;
 }
 
-// What was wrong in a launch, and how often it accessed memory.
+// Error of a launch, and its number of memory accesses.
 struct Outcome {
   std::string wrong;
   uint64_t accesses;
@@ -60,7 +60,7 @@ Outcome run_one(uint64_t seed, uint64_t index) {
   return {std::move(wrong), accesses() - before};
 }
 
-// Of the kernels without a mutant, by launch.
+// Number of accesses of the unmodified kernel, cached by launch.
 uint64_t usual_accesses(uint64_t seed, uint64_t index) {
   static std::map<uint64_t, uint64_t> known;
   const auto found = known.find(index);
@@ -68,7 +68,7 @@ uint64_t usual_accesses(uint64_t seed, uint64_t index) {
   return known[index] = run_one(seed, index).accesses;
 }
 
-// What a launch of a mutant shows, empty if nothing.
+// How a launch of a mutant differs, or an empty string.
 std::string noticed(ptx::Kernel& kernel, size_t at, const std::string& text, uint64_t seed,
                     uint64_t index) {
   const uint64_t usual = usual_accesses(seed, index);

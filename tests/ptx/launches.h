@@ -6,14 +6,14 @@
 
 namespace gpudist::ptx {
 
-// Launches whose numbers have the same remainder are of one dtype and one kernel.
+// Launches whose numbers are congruent modulo this have the same dtype and kernel.
 constexpr uint64_t kLaunchClasses = 48;
 
-// Launches from here on are of many cells each.
+// Launches from this number on have many cells each.
 constexpr uint64_t kFirstLarge = kLaunchClasses << 32;
 
-// Carries out launch number `index` of those of a seed; returns what was wrong, empty if nothing.
-// Throws if the launch itself was refused.
+// Run launch number `index` of a seed; returns the error, or an empty string. Throws if the launch
+// itself was refused.
 std::string run_launch(uint64_t seed, uint64_t index);
 
 }  // namespace gpudist::ptx

@@ -1,4 +1,4 @@
-"""Random launches of the compiled kernels against plain loops, and which lines they execute.
+"""Random launches of the compiled kernels against plain loops, and the lines they execute.
 
 python -m tests.ptx.launches [--architectures 80 90] [--count 50000] [--seed 1]
 """
@@ -23,13 +23,13 @@ SOURCES = [
 
 @dataclass(frozen=True)
 class Outcome:
-    """What launches found.
+    """Results of launches.
 
     Attributes:
-        wrong: what was wrong first; empty if nothing was.
-        missed: of each kernel, the instructions that were never executed.
-        instructions: how many each kernel has.
-        executed: instructions of all threads of all launches.
+        wrong: first error; empty if there was none.
+        missed: for each kernel, the instructions that were never executed.
+        instructions: number of instructions of each kernel.
+        executed: instructions executed by all threads of all launches.
     """
 
     wrong: str

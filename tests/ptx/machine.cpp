@@ -25,7 +25,7 @@ const Instruction* guarded(const Instruction& at, Thread& thread) {
   return holds != at.is_guard_negated ? at.unguarded(at, thread) : &at + 1;
 }
 
-// LINE OPCODE GUARD OFFSET TARGET SLOTS...
+// Parse a line LINE OPCODE GUARD OFFSET TARGET SLOTS...
 Instruction parsed(const std::string& text, const Instruction* first) {
   std::istringstream words(text);
   Instruction made{};
@@ -97,15 +97,15 @@ std::atomic<uint64_t>& memory_changes() {
   return changes;
 }
 
-// One launch, while it is executed.
+// A launch during its execution.
 struct Execution {
-  // A block whose threads run, with memory for all of their registers.
+  // A running block, with registers for all of its threads.
   struct Block {
     uint32_t number;
     std::vector<Thread> threads;
     std::vector<uint64_t> slots;
     std::vector<uint64_t> shared;
-    std::vector<uint32_t> running;  // indices of threads that have not ended
+    std::vector<uint32_t> running;  // indices of threads that have not finished
   };
 
   Execution(const Launch& launch, const FindMemory& find_memory, Counts& counts)
@@ -119,7 +119,7 @@ struct Execution {
         keeps_registers(launch.takes_turns || has_barriers(kernel)) {
     counts.threads.resize(kernel.instructions.size());
     start_slots.resize(kernel.slots());
-    // What no instruction has written is anything.
+    // Registers start with random bits, because programs may not rely on them.
     for (uint64_t& slot : start_slots) slot = bits();
     start_slots[kParameter] = parameter;
     start_slots[kThreads] = launch.threads;
@@ -166,7 +166,7 @@ struct Execution {
     block.threads[i] = Thread{own, first, this, block.number, i};
   }
 
-  // Threads one after the other, up to their end or a barrier.
+  // Run the threads one after the other, each to its end or to a barrier.
   void run_to_the_end(Block& block) {
     warps.assign(counts.warps.empty() ? 0 : (launch.threads + kWarp - 1) / kWarp,
                  std::vector<uint32_t>());
@@ -201,7 +201,7 @@ struct Execution {
     }
   }
 
-  // Threads that have ended leave; when all others wait, they go on.
+  // Remove finished threads; release the others once all of them wait.
   static void pass_barrier(Block& block) {
     std::vector<uint32_t>& running = block.running;
     const auto has_ended = [&](uint32_t i) { return block.threads[i].at == nullptr; };
@@ -231,7 +231,7 @@ struct Execution {
     }
   }
 
-  // Lanes of a warp execute an instruction together, unless their ways part for good.
+  // Count per warp: lanes execute an instruction together unless they have diverged for good.
   void count_in_warp(const Thread& thread, size_t instruction) {
     if (thread.number != lane_counted || thread.block != block_counted) {
       lane_counts.assign(kernel.instructions.size(), 0);
@@ -265,8 +265,8 @@ struct Execution {
   std::mt19937_64 bits;
   const Instruction* const first;
   const uint64_t parameter;
-  const bool keeps_registers;  // of all threads of a block; else of the one that runs
-  // Where accesses were of late.
+  const bool keeps_registers;  // for all threads of a block; otherwise only for the running one
+  // Ranges of recent accesses.
   std::array<Range, 4> found{};
   size_t next_found = 0;
   uint64_t seen_changes = 0;

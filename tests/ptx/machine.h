@@ -1,5 +1,5 @@
-// Executes kernels of PTX on the CPU, one instruction of one thread at a time, and checks every
-// access of memory. tests/ptx/program.py writes the programs it reads.
+// Interpreter for PTX kernels on the CPU. It executes one instruction of one thread at a time and
+// checks every memory access. tests/ptx/program.py writes the programs.
 #pragma once
 
 #include <atomic>
@@ -11,19 +11,19 @@
 
 namespace gpudist::ptx {
 
-// Slots that hold the same in every program; program.py has them in this order.
+// Slots with the same meaning in every program, in the order that program.py uses.
 enum Special { kParameter, kShared, kThread, kBlock, kThreads, kBlocks, kLane };
 
 struct Thread;
 struct Instruction;
-// Does what an instruction says; returns the one that follows, null at the end of the thread.
+// Execute an instruction; returns the next one, or null at the end of the thread.
 using Step = const Instruction* (*)(const Instruction& at, Thread& thread);
 
 struct Instruction {
   static constexpr int kSlots = 9;
 
   Step step;
-  Step unguarded;  // of an instruction with a guard
+  Step unguarded;  // step to take if the guard holds
   const Instruction* target;
   int64_t offset;
   uint16_t slots[kSlots];
@@ -41,36 +41,37 @@ struct Kernel {
   uint32_t registers = 0;
   std::vector<uint64_t> constants;
   std::vector<Instruction> instructions;
-  std::vector<std::string> text;  // one line an instruction, as program.py wrote it
+  std::vector<std::string> text;  // one line per instruction, as written by program.py
 
   uint32_t slots() const {
     return first_register + registers + static_cast<uint32_t>(constants.size());
   }
 };
 
-// Throws std::runtime_error if a line is no program, or an opcode unknown.
+// Throws std::runtime_error if a line cannot be parsed or has an unknown opcode.
 std::vector<Kernel> read_program(const std::string& path);
-// Make one instruction another, as program.py wrote it.
+// Replace an instruction, given as a line in program.py's format.
 void replace(Kernel& kernel, size_t index, const std::string& text);
 
-// What went wrong in a launch, in words; the launch ends there.
+// Description of an error in a launch, which ends there.
 struct Fault {
   std::string text;
 };
 
-// Memory that an access may be in.
+// Memory range that an access may use.
 struct Range {
   uint64_t begin = 0;
   uint64_t end = 0;
   const char* kind = "";
 };
-// The live memory that holds an address, or, with end at most `address`, what lies next to it.
+// Find the live range that contains an address, or a neighbouring one whose end is at most
+// `address`.
 using FindMemory = std::function<Range(uint64_t address)>;
 
-// How often each instruction has been executed.
+// Number of executions of each instruction.
 struct Counts {
   std::vector<uint64_t> threads;
-  // Also by warps: that of the lane that executed it most often. Left out where empty.
+  // Per warp: the count of the lane that executed it most often. Not counted if empty.
   std::vector<uint64_t> warps;
 };
 
@@ -79,16 +80,17 @@ struct Launch {
   const void* parameter = nullptr;
   uint32_t blocks = 0;
   uint32_t threads = 0;
-  uint64_t seed = 0;  // of the threads' order
-  // Blocks whose threads run in turns of a few instructions; otherwise each thread runs to its end.
+  uint64_t seed = 0;  // for the order of threads
+  // Number of blocks whose threads alternate after a few instructions. In other launches each
+  // thread runs to its end.
   uint32_t blocks_at_once = 1;
   bool takes_turns = false;
-  // Only every so many-th block.
+  // Execute every `block_stride`-th block only.
   uint32_t block_stride = 1;
-  uint64_t most_steps = uint64_t{1} << 40;  // of one thread
+  uint64_t most_steps = uint64_t{1} << 40;  // per thread
 };
 
-// How often any memory has been made or released: a range that was found once may have ended.
+// Number of times that memory was allocated or freed: a range found earlier may no longer exist.
 std::atomic<uint64_t>& memory_changes();
 
 // Throws Fault.

@@ -1,4 +1,4 @@
-"""What ptxas makes of the kernels: registers, memory of a thread, and the accesses in the code."""
+"""Machine code of the kernels by ptxas: registers, thread-local memory, and memory accesses."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _OPCODE = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)"
 
 
 class NoTool(RuntimeError):
-    """A tool of CUDA's toolkit is not here."""
+    """A tool of the CUDA toolkit is missing."""
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What one thread of a kernel takes."""
+    """Resources that one thread of a kernel uses."""
 
     registers: int
     stack_bytes: int
@@ -62,7 +62,7 @@ def spills(architecture: int) -> dict[str, tuple[int, int]]:
 
 
 def resources(architecture: int) -> dict[str, Resources]:
-    """What cuobjdump reads in the machine code of each kernel."""
+    """Return the resources that cuobjdump reads in the machine code of each kernel."""
     cubin = compiled_kernels() / f"sm_{architecture}.cubin"
     command = [tool("cuobjdump"), "-res-usage", str(cubin)]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout

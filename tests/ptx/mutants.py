@@ -2,9 +2,9 @@
 
     python -m tests.ptx.mutants [--architecture 90] [--count 200] [--launches 6000] [--seed 1]
 
-Left out by rule, and counted: results that cannot reach memory or a branch (`effects.py`),
-branches to what follows anyway, and instructions that no launch executes. Never made: a change of
-operands of the same value, of the order of operands that commute, of caches' hints, of signs.
+Left out by rule, and counted: results that cannot reach memory or a branch (`effects.py`), branches
+to the next instruction, and instructions that no launch executes. Never changed: operands of equal
+value, the order of operands that commute, cache hints, signs.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Changes:
 
     @staticmethod
     def _other(operation: str, value: int) -> int:
-        """Another number than this one, that is not likely to do the same."""
+        """Return a different number that is unlikely to have the same effect."""
         match operation:
             case "setp":  # few values are compared: a small step may change nothing
                 return 2 * value + 1
@@ -214,7 +214,7 @@ class Changes:
 
 
 def changed_bits(one: Instruction, other: Instruction) -> int:
-    """Bits of the result that may be other ones."""
+    """Bits of the result that may differ."""
     if one.operation == other.operation == "mov":
         numbers = [operand for operand in (one.operands[1], other.operands[1]) if operand.isdigit()]
         if len(numbers) == 2:
@@ -300,7 +300,7 @@ def run(
 
 
 def _lines(kernels: list[Kernel], mutants: list[Mutant]) -> Iterator[str]:
-    """What the launcher reads: constants that no instruction had, and the mutants."""
+    """Yield the launcher's input: constants that no instruction had, and the mutants."""
     slots = [encode(kernel)[1] for kernel in kernels]
     for one in mutants:
         known = len(slots[one.kernel].constants)

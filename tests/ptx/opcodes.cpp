@@ -139,7 +139,7 @@ void put_moves(Table& table) {
   table["mov.b64.unpack2"] = {unpack<2, 32>, 3};
   table["mov.b64.pack4"] = {pack<4, 16>, 5};
   table["mov.b64.unpack4"] = {unpack<4, 16>, 5};
-  // Memory has one space of addresses here.
+  // All memory spaces share one address space here.
   for (const char* const space : {"global", "shared", "param", "local", "const"}) {
     for (const char* const to : {".", ".to."}) {
       for (const char* const type : {".u64", ".u32"}) {
@@ -202,7 +202,7 @@ Table make_table() {
   put_memory<Space::kGlobal>(table, ".global");
   put_memory<Space::kShared>(table, ".shared");
   table["bra"] = {branch, 0};
-  table["nop"] = {do_nothing, 0};  // only in mutants
+  table["nop"] = {do_nothing, 0};  // used by mutants only
   table["ret"] = {finish, 0};
   table["exit"] = {finish, 0};
   for (const char* const name : {"bar.sync", "barrier.sync"}) table[name] = {wait_for_block, 1};

@@ -1,4 +1,4 @@
-// What each opcode does, by its name without hints of caches and memory order.
+// Table of opcodes, by name without cache and memory-order modifiers.
 #pragma once
 
 #include <map>
@@ -10,7 +10,7 @@ namespace gpudist::ptx {
 
 struct Opcode {
   Step step;
-  int operands;  // slots it uses
+  int operands;  // number of slots
 };
 
 const std::map<std::string, Opcode>& opcodes();

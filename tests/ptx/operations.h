@@ -1,4 +1,4 @@
-// What opcodes do to a thread.
+// Semantics of the opcodes.
 #pragma once
 
 #include <algorithm>
@@ -30,7 +30,7 @@ const Instruction* done(const Instruction& at, Thread& thread, T result) {
   return &at + 1;
 }
 
-// The type in which integers wrap instead of overflowing.
+// Type in which integer arithmetic wraps instead of overflowing.
 template <class T, bool = std::is_integral_v<T>>
 struct WrappingOf {
   using Type = std::make_unsigned_t<T>;
@@ -78,7 +78,7 @@ T multiply_high(T a, T b) {
   using Wide = std::conditional_t<std::is_signed_v<T>, __int128, unsigned __int128>;
   return static_cast<T>((static_cast<Wide>(a) * static_cast<Wide>(b)) >> kBits<T>);
 }
-// As hardware has it: division by zero gives all ones, its remainder the dividend.
+// As in hardware: division by zero yields all ones, and the remainder is the dividend.
 template <class T>
 T divide(T a, T b) {
   if constexpr (std::is_integral_v<T>) {
@@ -149,7 +149,7 @@ const Instruction* copy(const Instruction& at, Thread& thread) {
   return done(at, thread, source<T>(at, thread, 1));
 }
 
-// Shifts by the width or more leave nothing, or the sign.
+// Shifting by the width or more gives zero, or the sign bit everywhere.
 template <class T>
 const Instruction* shift_left(const Instruction& at, Thread& thread) {
   const auto by = source<uint32_t>(at, thread, 2);
@@ -164,7 +164,7 @@ const Instruction* shift_right(const Instruction& at, Thread& thread) {
   return done(at, thread, static_cast<T>(value >> by));
 }
 
-// 32 bits of the 64 that two registers make.
+// Shift two registers as one 64-bit value and return 32 bits of it.
 template <bool kLeft, bool kWraps>
 const Instruction* funnel_shift(const Instruction& at, Thread& thread) {
   const uint64_t both = static_cast<uint64_t>(source<uint32_t>(at, thread, 2)) << 32 |
@@ -244,7 +244,7 @@ const Instruction* select(const Instruction& at, Thread& thread) {
   return done(at, thread, source<T>(at, thread, takes_first ? 1 : 2));
 }
 
-// Integers, and integers to floats to nearest even, as C++ has it.
+// Conversions of integers, and of integers to floats, to nearest even as in C++.
 template <class To, class From>
 const Instruction* convert(const Instruction& at, Thread& thread) {
   return done(at, thread, static_cast<To>(source<From>(at, thread, 1)));
@@ -254,7 +254,7 @@ template <class To, class From, To (*F)(From)>
 const Instruction* convert_by(const Instruction& at, Thread& thread) {
   return done(at, thread, F(source<From>(at, thread, 1)));
 }
-// Two at once: the first operand to the upper half.
+// Convert two values; the first operand goes to the upper half.
 template <uint16_t (*F)(float)>
 const Instruction* narrow_two(const Instruction& at, Thread& thread) {
   const uint32_t upper = F(source<float>(at, thread, 1));
@@ -302,7 +302,7 @@ inline const Instruction* permute_bytes(const Instruction& at, Thread& thread) {
   return done(at, thread, result);
 }
 
-// Any function of three bits, which the last operand tabulates.
+// Any bitwise function of three operands; the last operand is its truth table.
 inline const Instruction* logic_of_three(const Instruction& at, Thread& thread) {
   const auto table = source<uint32_t>(at, thread, 4);
   uint32_t result = 0;
@@ -316,7 +316,7 @@ inline const Instruction* logic_of_three(const Instruction& at, Thread& thread) 
   return done(at, thread, result);
 }
 
-// Slots: the register, then its parts, lowest first; or the parts, then the register.
+// Slots: the register and its parts, lowest first; or the parts and the register.
 template <int kParts, int kPartBits>
 const Instruction* pack(const Instruction& at, Thread& thread) {
   constexpr uint64_t kMask = (uint64_t{1} << kPartBits) - 1;
@@ -336,14 +336,14 @@ const Instruction* unpack(const Instruction& at, Thread& thread) {
   return &at + 1;
 }
 
-// Slots: the base of the address, then the items.
+// Slots: the base address, then the items.
 template <class T, int kItems, Space kSpace>
 const Instruction* load(const Instruction& at, Thread& thread) {
   T items[kItems];
   const uint64_t address = checked(at, thread, kSpace, false, sizeof(items));
   std::memcpy(items, reinterpret_cast<const void*>(address), sizeof(items));
   for (int i = 0; i < kItems; ++i) {
-    // A wider register gets the sign of a signed item.
+    // A register wider than a signed item is sign-extended.
     if constexpr (std::is_signed_v<T> && std::is_integral_v<T>) {
       thread.slots[at.slots[1 + i]] = static_cast<uint64_t>(static_cast<int64_t>(items[i]));
     } else {

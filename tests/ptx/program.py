@@ -1,7 +1,7 @@
-"""A kernel as the machine of ``machine.h`` reads it: operands are slots of a thread's registers.
+"""A kernel in the form that the machine of ``machine.h`` reads: operands are register slots.
 
-Constants, special registers and the addresses of the parameter and of shared memory have slots too,
-which hold their value when a thread starts.
+Constants, special registers and the addresses of the parameter and of shared memory also have
+slots, which hold their value when a thread starts.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def number(text: str) -> int:
     if text.startswith(("0f", "0F", "0d", "0D")):
         return int(text[2:], 16)
     if not _NUMBER.match(text):
-        raise UnknownAssembly(f"{text} is no operand that the machine knows")
+        raise UnknownAssembly(f"{text} is not an operand that the machine knows")
     return int(text.rstrip("U"), 0) & (1 << 64) - 1
 
 

@@ -21,14 +21,14 @@ namespace {
 using combine_cases::between;
 using combine_cases::Case;
 
-// Bytes of tables that travel with a launch, for each of the kernels that take some.
+// Size of the tables passed with a launch, for each kernel that takes them that way.
 constexpr uint32_t kInlineBytes[] = {1024, 3840, 16384};
 
-// Between the rows of cells that lie far apart, in bytes: more than 32 bits count.
+// Bytes between rows of cells that are far apart: does not fit in 32 bits.
 constexpr int64_t kFarBytes = 5'000'000'000 / 48 * 48;
 constexpr int64_t kMostFarRows = 9;
 
-// Memory of the launch that is being carried out, and what was wrong in it.
+// Memory of the current launch, and its first error.
 std::vector<Range> live;
 std::string fault_text;
 
@@ -36,7 +36,7 @@ void check(int error, const char* call) {
   if (error != 0) throw std::runtime_error(std::string(call) + " was refused");
 }
 
-// Memory of the device, exactly as large as what is in it.
+// Device memory exactly as large as its content.
 class Uploaded {
  public:
   Uploaded(const void* from, size_t bytes, bool is_pinned)
@@ -62,7 +62,8 @@ class Uploaded {
   void* memory_ = nullptr;
 };
 
-// Jobs, then views, with a gap between them that makes them `kind`'s: 0 for tables in memory.
+// Jobs, then views, with a gap between them so that the size selects `kind`; 0 stands for tables in
+// device memory.
 std::vector<char> tables_of(const CombineTable& table, size_t kind, size_t* views_offset) {
   const size_t jobs_bytes = table.jobs.size() * sizeof(table.jobs[0]);
   const size_t views_bytes = table.views.size() * sizeof(table.views[0]);
@@ -74,7 +75,7 @@ std::vector<char> tables_of(const CombineTable& table, size_t kind, size_t* view
   return tables;
 }
 
-// One launch with these buffers, through the table that the native core uses.
+// Run one launch through the table that the native core uses.
 std::string launch(const CombinePlan& plan, const CombineTable& table, size_t kind,
                    char* const (&buffers)[kBuffers], bool has_word, uint32_t failed) {
   CombineArguments arguments = plan.arguments(table);
@@ -105,7 +106,7 @@ std::string describe(const Case& given, const char* what) {
          std::to_string(given.alignment);
 }
 
-// In the memory of the case, all of which is compared.
+// Launch with the memory of the case, and compare all of it.
 std::string launch_near(Case& given, const CombinePlan& plan, const CombineTable& table,
                         size_t kind, bool has_word, uint32_t failed) {
   constexpr int kOutput = static_cast<int>(Buffer::kOutput);
@@ -133,7 +134,7 @@ std::string launch_near(Case& given, const CombinePlan& plan, const CombineTable
   return "";
 }
 
-// Addresses for cells that lie far apart, of which only the pages that are used exist.
+// Reserved addresses for cells far apart; only pages that are touched take memory.
 class FarMemory {
  public:
   static constexpr int64_t kBytes = (kMostFarRows + 2) * kFarBytes;
@@ -160,7 +161,7 @@ CombineBox far_box(CombineBox box, int64_t item_bytes) {
   return box;
 }
 
-// The same cells gigabytes away, and with gigabytes between the rows of a first dim that has few.
+// The same cells gigabytes away. If the first dim has few rows, these are gigabytes apart as well.
 std::string launch_far(Case& given, size_t kind, bool has_word, uint32_t failed) {
   static FarMemory far[kBuffers];
   char* buffers[kBuffers];
@@ -237,7 +238,7 @@ std::string run_launch(uint64_t seed, uint64_t index) {
   const bool is_large = index >= kFirstLarge || between(0, 99) == 0;
   Case given = combine_cases::random_case(combine_cases::kDtypes[index % dtypes], is_large);
   const size_t kind = index / dtypes % kKinds;
-  // The smallest tables have room for a few boxes.
+  // The smallest tables have room for only a few boxes.
   if (kind == 1) given.boxes.resize(std::min<size_t>(given.boxes.size(), between(1, 3)));
   const uint32_t failed = between(0, is_large ? 1 : 7) == 0 ? 1u << between(0, 31) : 0;
   const bool has_word = failed != 0 || between(0, 1) == 0;

@@ -15,10 +15,10 @@ namespace {
 
 constexpr int kCapability = GPUDIST_PTX_CAPABILITY;
 
-// Live allocations, as CUDA's caller sees them.
+// Live allocations.
 struct Memory {
   std::mutex mutex;
-  std::map<uint64_t, Range> ranges;  // by their end
+  std::map<uint64_t, Range> ranges;  // by end
 };
 
 Memory& memory() {
@@ -40,7 +40,7 @@ std::vector<Counts> no_counts() {
   return made;
 }
 
-// From the addresses of nvcc's stubs to indices of kernels().
+// Kernel names, by address of the stub that nvcc generates.
 std::map<const void*, std::string>& names_of_stubs() {
   static auto& names = *new std::map<const void*, std::string>;
   return names;
@@ -83,7 +83,7 @@ void released(void* ended) {
   }
 }
 
-// Every third launch has blocks that run in turns.
+// In every third launch, the threads of blocks alternate.
 void carry_out(const Kernel& kernel, const void* parameter, dim3 grid, dim3 threads,
                uint64_t number) {
   Launch launch;
@@ -138,7 +138,7 @@ void forget_counts() {
 
 using gpudist::ptx::device_below;
 
-// What nvcc puts into a module's initialisation.
+// Functions called by the initialization code that nvcc generates.
 extern "C" {
 
 void** __cudaRegisterFatBinary(void*) {
@@ -151,7 +151,7 @@ void __cudaRegisterFunction(void**, const char* stub, char*, const char* name, i
                             dim3*, dim3*, int*) {
   gpudist::ptx::names_of_stubs()[stub] = name;
 }
-// For stubs that nobody calls.
+// Required by nvcc's stubs, which are never called.
 unsigned __cudaPushCallConfiguration(dim3, dim3, size_t, cudaStream_t) {
   std::abort();
 }
@@ -213,7 +213,7 @@ cudaError_t cudaHostAlloc(void** made, size_t bytes, unsigned) {
   const int error = device_below().allocate_pinned(made, bytes);
   return static_cast<cudaError_t>(gpudist::ptx::allocated(error, made, bytes, "pinned memory"));
 }
-// Gone before another can have the same addresses.
+// Forget the memory before its addresses can be reused.
 cudaError_t cudaFree(void* memory) {
   gpudist::ptx::released(memory);
   return static_cast<cudaError_t>(device_below().release(memory));
@@ -288,11 +288,11 @@ cudaError_t cudaLaunchKernel(const void* stub, dim3 grid, dim3 block, void** par
   const bool fits = grid.x > 0 && grid.x < 1u << 31 && grid.y == 1 && grid.z == 1 && block.x > 0 &&
                     block.x <= kMostThreads && block.y == 1 && block.z == 1 && shared_bytes == 0;
   if (!fits) return cudaErrorInvalidConfiguration;
-  // The table below refuses a stream as it would for a launch of its own.
+  // The table below refuses a stream just as for a launch of its own.
   if (const int error = device_below().launch_combine({}, stream)) {
     return static_cast<cudaError_t>(error);
   }
-  // The launch takes its parameter along, at an address that is aligned as hardware's.
+  // Copy the parameter to an address aligned as in hardware.
   constexpr size_t kAlignment = 256;
   const size_t rounded = (kernel->parameter_bytes + kAlignment - 1) / kAlignment * kAlignment;
   const std::shared_ptr<void> parameter(std::aligned_alloc(kAlignment, rounded), std::free);

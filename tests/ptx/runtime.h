@@ -1,5 +1,5 @@
-// CUDA's runtime as nvcc's object of csrc/device/cuda_api.cu calls it: memory, streams and events
-// are those of the table below it, and kernels are executed by the machine.
+// The CUDA runtime functions that nvcc's object file of csrc/device/cuda_api.cu calls. Memory,
+// streams and events come from the table below; kernels run in the interpreter.
 #pragma once
 
 #include <atomic>
@@ -11,28 +11,28 @@
 
 namespace gpudist::ptx {
 
-// What this runtime stands on: the doubles', or plain memory of the host. Whoever links it defines
-// these.
+// Table that this runtime is built on: the doubles', or host memory. The program that links this
+// file defines these functions.
 const DeviceApi& device_below();
 void put_on_stream(DeviceStream stream, std::function<void()> work);
-// Live memory that is no allocation of this runtime's.
+// Live memory that this runtime did not allocate.
 Range find_other_memory(uint64_t address);
-// A launch found a fault, after which it did nothing more.
+// A launch found an error and stopped.
 void report(const std::string& fault);
 
-// How the launches from here on are carried out.
+// Options of the following launches.
 struct Manner {
-  std::atomic<uint64_t> next{1};  // number of the next launch, of which its threads' order is made
+  std::atomic<uint64_t> next{1};  // number of the next launch, which seeds the order of its threads
   uint32_t block_stride = 1;
   uint64_t most_steps = 1 << 20;
   bool counts_warps = false;
 };
 Manner& manner();
 
-// Of the file named in GPUDIST_PTX_PROGRAM.
+// Kernels of the file named in GPUDIST_PTX_PROGRAM.
 std::vector<Kernel>& kernels();
 
-// All launches so far, by kernel in the order of kernels(). Not while one is in flight.
+// Counts of all launches so far, in the order of kernels(). Do not call during a launch.
 std::vector<Counts>& counts();
 void forget_counts();
 

@@ -1,4 +1,4 @@
-// One thread of a launch, as the opcodes see it.
+// State of one thread of a launch.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@ namespace gpudist::ptx {
 
 struct Thread {
   uint64_t* slots;
-  const Instruction* at;  // the next
+  const Instruction* at;  // next instruction
   struct Execution* execution;
   uint32_t block, number;
   uint64_t steps = 0;
@@ -18,7 +18,7 @@ struct Thread {
 
 enum class Space { kGeneric, kParameter, kGlobal, kShared };
 
-// Returns the address in the host's memory, after it has been checked. Throws Fault.
+// Check an access and return its address in host memory. Throws Fault.
 uint64_t checked(const Instruction& at, Thread& thread, Space space, bool is_store, uint32_t bytes);
 
 [[noreturn]] void fault(const Instruction& at, const Thread& thread, const std::string& what);
