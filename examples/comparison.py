@@ -1,4 +1,4 @@
-"""Is the distributed network the sequential one? Their losses and accuracies, side by side."""
+"""Check that the distributed network matches the sequential one: losses and accuracies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOSS_BOUND = 1e-9
 
 @dataclass
 class Result:
-    """Of a training: percent of the test images, each step's loss, the median time of a step."""
+    """Accuracy of a training in percent of the test images, each step's loss, median step time."""
 
     accuracy: float
     loss: list[float]
@@ -30,19 +30,23 @@ class Result:
 
 
 def largest_difference(ours: Result, theirs: Result, steps: int | None = None) -> float:
-    """Between the losses of the first ``steps``, relative; infinite where one is no number."""
+    """Return the largest relative difference of the first ``steps`` losses.
+
+    Infinite if one is NaN.
+    """
     pairs = zip(ours.loss[:steps], theirs.loss[:steps], strict=True)
     relative = [abs(a - b) / abs(b) if b else abs(a) for a, b in pairs]
     return max((math.inf if math.isnan(r) else r for r in relative), default=0.0)
 
 
 def disagreements(ours: Result, theirs: Result, dtype: torch.dtype, tolerance: float) -> list[str]:
-    """What differs by more than rounding explains.
+    """List the differences that are larger than rounding explains.
 
     Args:
-        ours, theirs: of the distributed and of the sequential network.
-        dtype: losses are compared in float64 only.
-        tolerance: between the accuracies, in percentage points.
+        ours: result of the distributed network.
+        theirs: result of the sequential network.
+        dtype: precision of the training; losses are compared in float64 only.
+        tolerance: largest difference of the accuracies, in percentage points.
     """
     found = []
     difference = largest_difference(ours, theirs, COMPARED_STEPS)
@@ -75,7 +79,7 @@ def show_results(ours: Result, theirs: Result | None) -> None:
 
 
 def write_json(path: Path, ours: Result, theirs: Result | None, facts: dict[str, Any]) -> None:
-    """Both results, with ``facts`` about the run; without a sequential one, nulls and no losses."""
+    """Write both results, with ``facts`` about the run; nulls without a sequential result."""
     record = {
         "accuracy": ours.accuracy,
         "sequential_accuracy": theirs and theirs.accuracy,
@@ -91,7 +95,7 @@ def write_json(path: Path, ours: Result, theirs: Result | None, facts: dict[str,
 
 @contextmanager
 def progress(name: str, steps: int, is_shown: bool) -> Iterator[Callable[[float], None]]:
-    """To be called with every step's loss: a bar on a terminal, else ten lines."""
+    """Yield a function to call with every step's loss: a bar on a terminal, otherwise ten lines."""
     done = 0
 
     def print_line(loss: float) -> None:

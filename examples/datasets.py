@@ -1,4 +1,4 @@
-"""The images LeNet-5 is trained on: MNIST from its four files, or scikit-learn's small digits."""
+"""Images that LeNet-5 is trained on: MNIST from its four files, or scikit-learn's small digits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _IDX_UINT8 = 0x0800
 
 
 class DataError(ValueError):
-    """Files that are not what they should be."""
+    """A data file is missing, damaged, or has other contents than expected."""
 
 
 @dataclass
@@ -32,18 +32,18 @@ class Images:
         return len(self.labels)
 
     def cut(self, box: tuple[slice, ...]) -> Images:
-        """The same cells of every image, in memory of their own; the labels whole."""
+        """Cut the same cells out of every image, into new memory; labels stay whole."""
         return Images(self.images[(slice(None), *box)].clone(), self.labels)
 
 
 def load(data: str) -> tuple[Images, Images]:
-    """The training and the test set, normalised by the mean and deviation of the training set.
+    """Load the training and the test set, normalised by mean and deviation of the training set.
 
     Args:
         data: ``"digits"``, or the directory of MNIST's four gzipped IDX files.
 
     Raises:
-        DataError: a file is missing, damaged, or holds something else.
+        DataError: a file is missing, damaged, or has other contents than expected.
     """
     train, test = _digits() if data == "digits" else _mnist(Path(data))
     mean, deviation = train.images.mean(), train.images.std()
@@ -53,7 +53,7 @@ def load(data: str) -> tuple[Images, Images]:
 
 
 def _digits() -> tuple[Images, Images]:
-    """1797 digits of 8 x 8 pixels, up-sampled to 32 x 32; 360 of them for the test."""
+    """Load 1797 digits of 8 x 8 pixels, up-sampled to 32 x 32; 360 of them are for the test."""
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)
@@ -96,7 +96,7 @@ def _mnist_part(directory: Path, part: str) -> Images:
 
 
 def _read_idx(path: Path, dims: int) -> np.ndarray:
-    """A gzipped IDX file of bytes: magic and an extent per dim, big-endian; then the cells."""
+    """Read a gzipped IDX file of bytes: magic and an extent per dim, big-endian; then the cells."""
     try:
         with gzip.open(path, "rb") as file:
             content = file.read()
@@ -108,7 +108,7 @@ def _read_idx(path: Path, dims: int) -> np.ndarray:
     magic, *extents = (int(n) for n in np.frombuffer(content, ">u4", 1 + dims))
     if magic != _IDX_UINT8 + dims:
         raise DataError(
-            f"{path} starts with {magic:#010x}, not {_IDX_UINT8 + dims:#010x}: it is no IDX "
+            f"{path} starts with {magic:#010x}, not {_IDX_UINT8 + dims:#010x}: it is not an IDX "
             f"file of bytes in {dims} dims"
         )
     cells = np.frombuffer(content, np.uint8, offset=header_bytes)

@@ -24,14 +24,14 @@ from gpudist.nn import (
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a GPT.
+    """Sizes of a GPT.
 
     Attributes:
-        vocabulary: tokens that there are.
-        longest: tokens of a sequence, at most.
-        width: features; ``heads`` divides it.
-        heads: of each attention.
-        layers: blocks.
+        vocabulary: number of distinct tokens.
+        longest: largest number of tokens in a sequence.
+        width: number of features; a multiple of ``heads``.
+        heads: number of heads of each attention.
+        layers: number of blocks.
     """
 
     vocabulary: int
@@ -42,7 +42,7 @@ class Sizes:
 
 
 class QKV(nn.Module):
-    """Queries, keys and values of the heads, ``[B, heads, L, head_dim]`` each."""
+    """Queries, keys and values of the heads, each ``[B, heads, L, head_dim]``."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class QKV(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal: padding behind a sample's end is seen by no token of it."""
+    """Causal self-attention: a sample's tokens never attend to the padding after its end."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Logits ``[B, L, vocabulary]`` of the next token for tokens ``[B, L]``."""
+    """GPT that returns logits ``[B, L, vocabulary]`` of the next token for tokens ``[B, L]``."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -107,9 +107,9 @@ class Cut:
     """How the network is cut.
 
     Attributes:
-        P: the workers: copies of the network, and those who share one.
-        split_sequence: tensors between layers are blocks of the sequence.
-        attention: ``"heads"`` gives each worker some heads and all tokens; the others keep the
+        P: partition of the workers: copies of the network, by workers that share a copy.
+        split_sequence: whether tensors between layers are blocks of the sequence.
+        attention: ``"heads"`` gives each worker some heads and all tokens; the other kinds keep the
             sequence split.
     """
 
@@ -122,7 +122,7 @@ class Cut:
         return 1 if self.split_sequence else None
 
     def own_positions(self, length: int) -> torch.Tensor:
-        """Those of this worker's tokens, of as many."""
+        """Return the positions of this worker's tokens, of which there are ``length``."""
         if not self.split_sequence:
             return torch.arange(length)
         assert self.P.index is not None
@@ -132,7 +132,7 @@ class Cut:
 
 
 class HeadsAttention(ParallelAttention):
-    """Causal, of some heads and all tokens."""
+    """Causal self-attention over some heads and all tokens."""
 
     def __init__(self, cut: Cut, width: int, heads: int) -> None:
         super().__init__(cut.P, width, heads, split_sequence=cut.split_sequence)
@@ -142,7 +142,10 @@ class HeadsAttention(ParallelAttention):
 
 
 class SequenceAttention(nn.Module):
-    """Causal, of all heads and a block of the tokens; every worker has all parameters."""
+    """Causal self-attention over all heads and a block of tokens.
+
+    Parameters are on every worker.
+    """
 
     def __init__(self, cut: Cut, width: int, heads: int) -> None:
         super().__init__()
@@ -175,7 +178,7 @@ class ParallelBlock(nn.Module):
 
 
 class ParallelGPT(nn.Module):
-    """Logits ``[B, L, block of the vocabulary]`` for tokens ``[B, L]``, of any length each time."""
+    """GPT that returns logits ``[B, L, block of the vocabulary]`` for tokens ``[B, L]``."""
 
     def __init__(self, sizes: Sizes, cut: Cut) -> None:
         super().__init__()
@@ -188,7 +191,7 @@ class ParallelGPT(nn.Module):
         )
         self.norm = nn.LayerNorm(width)
         self.head = ColumnParallelLinear(cut.P, width, sizes.vocabulary, sequence_dim=dim)
-        # Gradients of norms, positions and whole projections are summed where they are parts.
+        # Gradients of norms, positions and whole projections are partial sums, and are summed.
         fuse_parameter_movements(self, cut.P)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:

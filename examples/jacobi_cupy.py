@@ -1,18 +1,19 @@
-"""Poisson's equation on a grid of workers, in arrays of CuPy, or of NumPy where there is no GPU.
+"""Poisson's equation on a grid of workers, in CuPy arrays on GPUs, else in NumPy arrays.
 
     torchrun --standalone --nproc-per-node 4 examples/jacobi_cupy.py --grid 255 --compare
 
 Solves -(u_xx + u_yy) = f on the unit square with u = 0 on its edge, for the f whose solution is
 u(x, y) = p(x) p(y), p(x) = x (1 - x) exp(x). Second differences on --grid points a side, solved by
-Jacobi's iteration with Chebyshev's acceleration (Golub & Varga 1961): every step needs the
-neighbours' outermost points, and nothing else.
+Jacobi's iteration with Chebyshev's acceleration (Golub & Varga 1961): a step needs nothing but the
+neighbours' outermost points.
 
-Any number of workers will do, one without a launcher too: each holds a block of the grid, gets
-its ghosts by gpudist.halo_exchange, and sums norms by gpudist.all_sum_reduce. The grid is also
-solved at half the points, for the order of convergence, which is 2.
+It runs on any number of workers, also on one without a launcher. Each worker holds a block of the
+grid, receives its ghosts by gpudist.halo_exchange, and sums norms by gpudist.all_sum_reduce. The
+equation is also solved on half as many points a side, to measure the order of convergence, which is
+2.
 
---compare also solves the same alone, in NumPy on rank 0, and exits with 1 unless every bit of the
-field is the same: in each point the same numbers are added in the same order.
+--compare also solves the same problem in NumPy on rank 0 alone, and exits with 1 unless every bit
+of the field is the same: at each point the same numbers are added in the same order.
 """
 
 from __future__ import annotations
@@ -37,30 +38,30 @@ import gpudist
 from gpudist import CartesianPartition, Partition
 from gpudist.geometry import Decomposition
 
-# Each step takes off 3 % of the error at 100 points a side; 8 steps a point leave 1e-10 of it.
+# Each step removes 3 % of the error at 100 points a side; 8 steps a point leave 1e-10 of it.
 STEPS_PER_POINT = 8
-# The other workers wait this long for rank 0, which solves alone.
+# How long the other workers wait for rank 0, which solves alone.
 TIMEOUT_S = 3600.0
 
 Report = Callable[[int, float], None]
 
 
 class Poisson:
-    """A block of the equation, on ``grid`` x ``grid`` points inside the unit square.
+    """A block of the equation on ``grid`` x ``grid`` points inside the unit square.
 
     Args:
         grid: points a side.
-        rows, columns: of the block.
+        rows, columns: ranges of the block's rows and columns.
         xp: numpy or cupy.
 
     Attributes:
-        source: ``h^2 f`` in each point of the block, ``h`` the spacing.
-        solution: ``u`` there.
+        source: ``h^2 f`` at each point of the block, where ``h`` is the spacing.
+        solution: ``u`` at each point of the block.
     """
 
     def __init__(self, grid: int, rows: slice, columns: slice, xp: Any) -> None:
         self.grid, self.spacing = grid, 1 / (grid + 1)
-        # All workers make the same table, so that no bit depends on where a block begins.
+        # All workers compute the same table, so that no bit depends on where a block begins.
         x = np.arange(1, grid + 1) * self.spacing
         p, minus_p_xx = x * (1 - x) * np.exp(x), x * (x + 3) * np.exp(x)
         f = np.outer(minus_p_xx[rows], p[columns]) + np.outer(p[rows], minus_p_xx[columns])
@@ -70,11 +71,12 @@ class Poisson:
 
 @dataclass
 class Workers:
-    """How a block meets the others.
+    """Communication of a block with the others.
 
     Attributes:
-        with_ghosts: the block with a point more on each side: the neighbours', or the edge's zeros.
-        total: the sum of one number of each worker, a 1 x 1 array.
+        with_ghosts: returns the block with one more point on each side: the neighbours' points, or
+            zeros at the edge.
+        total: returns the sum of one number per worker, as a 1 x 1 array.
     """
 
     with_ghosts: Callable[[Any], Any]
@@ -92,7 +94,7 @@ class Workers:
         return cls(lambda u: np.pad(u, 1), lambda number: number)
 
     def norm(self, u: Any) -> float:
-        """Root of the sum of squares of all points, the same on all workers."""
+        """Return the root of the sum of squares of all points, the same on all workers."""
         return math.sqrt(self.total((u * u).sum(keepdims=True)).item())
 
 
@@ -107,7 +109,7 @@ class Result:
 
 
 def solve(problem: Poisson, workers: Workers, steps: int, report: Report) -> Result:
-    """Take ``steps`` of the iteration from zero, and report the residual after every tenth."""
+    """Take ``steps`` iterations from zero; report the residual after every tenth of them."""
     u = previous = 0 * problem.source
     source_norm, residual = workers.norm(problem.source), math.nan
     # The first call plans, and is not timed.
@@ -127,12 +129,12 @@ def solve(problem: Poisson, workers: Workers, steps: int, report: Report) -> Res
 
 
 def neighbours(u: Any) -> Any:
-    """The sum of each point's four neighbours, where ``u`` has a point more on each side."""
+    """Return the sum of each point's four neighbours; ``u`` has one more point on each side."""
     return (u[:-2, 1:-1] + u[2:, 1:-1]) + (u[1:-1, :-2] + u[1:-1, 2:])
 
 
 def chebyshev_weights(spacing: float, steps: int) -> Iterator[float]:
-    """Of every step, for eigenvalues of Jacobi's iteration within ``cos(pi h)``."""
+    """Yield every step's weight, for eigenvalues of Jacobi's iteration within ``cos(pi h)``."""
     square = math.cos(math.pi * spacing) ** 2
     weight = 1.0
     for step in range(steps):
@@ -141,13 +143,13 @@ def chebyshev_weights(spacing: float, steps: int) -> Iterator[float]:
 
 
 def process_grid(size: int) -> tuple[int, int]:
-    """The squarest grid of ``size`` workers, not more rows than columns."""
+    """Return the squarest grid of ``size`` workers with at most as many rows as columns."""
     rows = max(n for n in range(1, math.isqrt(size) + 1) if size % n == 0)
     return rows, size // rows
 
 
 def array_library(device: torch.device) -> Any:
-    """cupy where the workers' device is a GPU, numpy where it is the CPU."""
+    """Return cupy if the workers' device is a GPU, else numpy."""
     if device.type != "cuda":
         return np
     import cupy  # pyright: ignore[reportMissingImports]
@@ -170,7 +172,7 @@ def alone(grid: int, steps: int, report: Report) -> Result:
 
 
 def difference(ours: np.ndarray, theirs: np.ndarray) -> str | None:
-    """What differs between two fields, or ``None`` if every bit is the same."""
+    """Describe how two fields differ; ``None`` if every bit is the same."""
     if ours.shape == theirs.shape and ours.tobytes() == theirs.tobytes():
         return None
     if ours.shape != theirs.shape:
@@ -184,7 +186,7 @@ def difference(ours: np.ndarray, theirs: np.ndarray) -> str | None:
 
 @contextmanager
 def progress(name: str, steps: int, is_shown: bool) -> Iterator[Report]:
-    """To be called with steps done and the residual: a bar on a terminal with rich, else lines."""
+    """Yield a function to call with steps done and residual: shows a bar with rich, else lines."""
     if not is_shown:
         yield lambda done, residual: None
         return
@@ -207,7 +209,7 @@ def progress(name: str, steps: int, is_shown: bool) -> Iterator[Report]:
 
 
 def whole(field: Any, P: CartesianPartition) -> np.ndarray | None:
-    """The field on rank 0, in NumPy."""
+    """Return the field on rank 0, in NumPy."""
     gathered = gpudist.gather(field, P)
     if P.rank != 0:
         return None
@@ -215,7 +217,7 @@ def whole(field: Any, P: CartesianPartition) -> np.ndarray | None:
 
 
 def run(P_world: Partition, options: argparse.Namespace) -> dict[str, Any]:
-    """Solve, on all workers and, to compare, alone; the facts are whole on rank 0 only."""
+    """Solve on all workers and, with --compare, alone; the facts are complete on rank 0 only."""
     P = P_world.create_cartesian_topology_partition(process_grid(P_world.size))
     grid, steps, is_first = options.grid, options.steps, P_world.rank == 0
     coarse_grid = grid // 2
@@ -261,14 +263,14 @@ def show(facts: dict[str, Any], is_compared: bool) -> None:
     )
     if is_compared and facts["difference"] is None:
         print(
-            "every bit is that of the field solved alone, in steps of "
+            "every bit is that of the field solved alone, at a time per step of "
             f"{1e6 * facts['sequential_seconds_per_step']:.0f} us"
         )
 
 
 def positive(text: str) -> int:
     if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+        raise argparse.ArgumentTypeError(f"expected at least 1, found {text}")
     return int(text)
 
 
@@ -278,12 +280,16 @@ def read_options() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--grid", type=positive, default=127, help="points a side, inside the square")
-    add("--steps", type=positive, help=f"of the iteration; {STEPS_PER_POINT} per point of a side")
+    add(
+        "--steps",
+        type=positive,
+        help=f"iterations; default: {STEPS_PER_POINT} per point a side",
+    )
     add("--compare", action="store_true", help="solve alone too, on rank 0")
     add("--json", type=Path, metavar="FILE", help="write errors, residual and times")
     options = parser.parse_args()
     if options.json and not options.json.absolute().parent.is_dir():
-        parser.error(f"there is no directory for --json {options.json}")
+        parser.error(f"--json {options.json}: the directory does not exist")
     options.steps = options.steps or STEPS_PER_POINT * options.grid
     return options
 
@@ -299,7 +305,7 @@ def main() -> int:
             file=sys.stderr,
             flush=True,
         )
-        # The launcher ends the others once one has left.
+        # The launcher ends the others once one has exited.
         P_world.barrier()
         return 2
     facts = run(P_world, options)

@@ -4,15 +4,15 @@
 
 Images and convolutions are split over features on a 2 x 2 grid; then a repartition puts the
 channels on two workers, and the linear layers have their weights in 2 x 2 blocks on all four.
-Every worker takes its block of each batch from its own memory, so that loading sends nothing.
+Every worker reads its block of each batch from its own memory, so that loading sends nothing.
 
 --compare also trains the sequential network, from the same initial values on the same batches,
-and exits with 1 where they differ:
+and exits with 1 if they differ:
 
 - in float64, one of the first 50 losses by more than 1e-9 of its value. Later losses are only
-  reported: training amplifies rounding, and networks that add in another order part in the end;
-- in any precision, the accuracies by more than --tolerance percentage points: 0.4 for MNIST, 40
-  of its 10000 test images; 2 for the digits, 7 of their 360.
+  reported: training amplifies rounding, and networks that add in another order diverge eventually;
+- in any precision, the accuracies by more than --tolerance percentage points: by default 0.4 for
+  MNIST, 40 of its 10000 test images, and 2 for the digits, 7 of their 360.
 """
 
 from __future__ import annotations
@@ -48,13 +48,16 @@ from gpudist.nn import (
 WORKERS = 4
 # MNIST is padded to the 32 x 32 pixels that LeNet-5 was made for.
 PADDING = {28: 2, 32: 0}
-# The other workers wait this long for rank 0, which trains the sequential network alone.
+# How long the other workers wait for rank 0, which trains the sequential network alone.
 TIMEOUT_S = 3600.0
 
 
 @dataclass
 class Partitions:
-    """Of the images and convolutions; the channels; the linear layers' features; their weights."""
+    """Partitions of the images and convolutions.
+
+    Channels; linear layers' features; their weights.
+    """
 
     images: CartesianPartition
     channels: CartesianPartition
@@ -90,7 +93,7 @@ def sequential_lenet5(padding: int, dtype: torch.dtype) -> nn.Sequential:
 
 
 def show_parameters(network: nn.Sequential, P_world: Partition) -> None:
-    """Rank 0 prints which block of every linear layer's parameters each worker holds."""
+    """Print on rank 0 which block of every linear layer's parameters each worker holds."""
     layers = [layer for layer in network if isinstance(layer, DistributedLinear)]
     mine = [n for layer in layers for p in layer.parameters() for n in p.shape]
     held = P_world.allgather_data(mine)
@@ -106,7 +109,7 @@ def show_parameters(network: nn.Sequential, P_world: Partition) -> None:
 
 
 class Training:
-    """What both networks have in common: batches, optimiser, test."""
+    """Parts that both networks share: batches, optimiser, test."""
 
     def __init__(self, options: argparse.Namespace, train: Images, test: Images) -> None:
         self.batch, self.epochs = options.batch, options.epochs
@@ -132,7 +135,7 @@ class Training:
         correct = self._count_correct(
             lambda x: gpudist.gather(network(x), P.features), self.test.cut(cells)
         )
-        # The root of the gather alone has counted.
+        # Only the root of the gather has counted.
         correct = P_world.allreduce_data([correct])[0]
         return Result(100 * correct / len(self.test), losses, seconds)
 
@@ -151,7 +154,7 @@ class Training:
         train: Images,
         is_shown: bool = True,
     ) -> tuple[list[float], float]:
-        """The loss of every step, and the median time of one."""
+        """Return the loss of every step, and the median time of one."""
         optimizer = torch.optim.Adam(network.parameters(), lr=self.lr)
         losses, seconds = [], []
         with progress(name, self.steps, is_shown) as advance:
@@ -168,7 +171,6 @@ class Training:
         return losses, statistics.median(seconds)
 
     def _batches(self) -> Iterator[torch.Tensor]:
-        """Each step's images, the same on all workers; the last of an epoch may be fewer."""
         generator = torch.Generator().manual_seed(self.seed)
         epochs = (torch.randperm(len(self.train), generator=generator) for _ in range(self.epochs))
         batches = (batch for order in epochs for batch in order.split(self.batch))
@@ -176,7 +178,6 @@ class Training:
 
     @torch.no_grad()
     def _count_correct(self, predict: Callable[[torch.Tensor], torch.Tensor], test: Images) -> int:
-        """Images whose largest logit is their class's; none on a worker that gets no logits."""
         correct = 0
         for batch in torch.arange(len(test)).split(self.batch):
             logits = predict(test.images[batch].to(self.dtype))
@@ -187,7 +188,7 @@ class Training:
 
 def positive(text: str) -> int:
     if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+        raise argparse.ArgumentTypeError(f"expected at least 1, found {text}")
     return int(text)
 
 
@@ -198,17 +199,17 @@ def read_options() -> argparse.Namespace:
     add = parser.add_argument
     add("--data", default="digits", help="digits, or the directory of MNIST's four gzipped files")
     add("--epochs", type=positive, default=10)
-    add("--steps", type=positive, help="stop after as many steps")
+    add("--steps", type=positive, help="stop after this many steps")
     add("--batch", type=positive, default=256, help="images per step")
-    add("--lr", type=float, default=0.001, help="of Adam")
-    add("--seed", type=int, default=0, help="of the initial values and of the batches")
+    add("--lr", type=float, default=0.001, help="learning rate of Adam")
+    add("--seed", type=int, default=0, help="seed of the initial values and the batches")
     add("--dtype", choices=["float32", "float64"], default="float32")
     add("--compare", action="store_true", help="train the sequential network too, on rank 0")
-    add("--tolerance", type=float, help="between the accuracies, in percentage points")
+    add("--tolerance", type=float, help="largest difference of accuracies, in percentage points")
     add("--json", type=Path, metavar="FILE", help="write losses, accuracies and times")
     options = parser.parse_args()
     if options.json and not options.json.absolute().parent.is_dir():
-        parser.error(f"there is no directory for --json {options.json}")
+        parser.error(f"--json {options.json}: the directory does not exist")
     if options.tolerance is None:
         options.tolerance = 2.0 if options.data == "digits" else 0.4
     return options
@@ -226,7 +227,7 @@ def main() -> int:
             file=sys.stderr,
             flush=True,
         )
-        # The launcher ends the others once one has left.
+        # The launcher ends the others once one has exited.
         P_world.barrier()
         return 2
     try:

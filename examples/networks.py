@@ -1,4 +1,4 @@
-"""The network of the U-Net example, in plain torch: it knows of no other worker."""
+"""The network of the U-Net example, in plain torch: it does not know about other workers."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ def conv_block(channels_in: int, channels: int, groups: int) -> nn.Sequential:
 class UNet3d(nn.Module):
     """A 3-D U-Net: every level halves the sides and doubles the channels, and back again.
 
-    Takes volumes ``[B, channels_in, x, y, z]`` whose sides ``2 ** (levels - 1)`` divides, and gives
-    scores ``[B, classes, x, y, z]``.
+    Maps volumes ``[B, channels_in, x, y, z]``, whose sides are multiples of ``2 ** (levels - 1)``,
+    to scores ``[B, classes, x, y, z]``.
 
     Args:
-        channels_in, classes: of the input and of the output.
-        width: channels of the first level; ``groups`` divides it.
-        levels: resolutions, the full one included.
-        groups: of channels that are normalised together.
+        channels_in: channels of the input.
+        classes: channels of the output.
+        width: channels of the first level; a multiple of ``groups``.
+        levels: number of resolutions, the full one included.
+        groups: number of groups of channels that are normalised together.
 
     Source:
         Çiçek et al. 2016, arXiv:1606.06650, with group normalization (Wu & He 2018).

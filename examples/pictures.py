@@ -23,7 +23,7 @@ def draw_slices(
 ) -> None:
     """Write ``slices.png``: image, classes and prediction in the middle of the test's region.
 
-    Collective; lines are where the blocks of the workers meet.
+    Collective; lines mark the boundaries between the workers' blocks.
     """
     corner = [(lo + hi - training.size) // 2 for lo, hi in training.volume.regions["test"]]
     x, classes = training.volume.read("test", corner, cells)

@@ -1,16 +1,16 @@
-"""Training that goes on when a worker has died, to the same bits as if none had.
+"""Training that continues after a worker has died, with the same bits as if none had.
 
     torchrun --standalone --nproc-per-node 4 --max-restarts 10 examples/resume.py --folder runs/1
 
-When a worker dies, torchrun ends the others and starts all of them anew, as often as it is told.
-They load the last whole checkpoint, which holds all that a step depends on: parameters, averages of
-the batch norm, state of Adam, the calls and seed of dropout, and the number of the step. From that
-number alone follows the batch, and with ``deterministic=True`` the result of a step has no other
-source.
+When a worker dies, torchrun ends the others and restarts all of them, up to --max-restarts times.
+They load the last complete checkpoint, which holds everything that a step depends on: parameters,
+averages of the batch norm, state of Adam, the calls and seed of dropout, and the number of the
+step. The batch follows from that number alone, and with ``deterministic=True`` the result of a step
+depends on nothing else.
 
-Every loss is written to FOLDER/losses, exactly; a step that was done twice is there twice. At the
-end rank 0 prints a digest of the network, which another run, killed or not, on as many workers
-prints too.
+Every loss is written to FOLDER/losses, exactly; a step that was repeated appears twice. At the end
+rank 0 prints a digest of the network. Another run on as many workers, killed or not, prints the
+same.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SHAPE = (4, 3, 32, 32)
 
 
 class Training(nn.Module):
-    """A network that takes noise from images, and how many steps it has been trained."""
+    """A network that removes noise from images, and the number of steps it has been trained."""
 
     step: torch.Tensor
 
@@ -57,7 +57,7 @@ class Training(nn.Module):
 
 
 def batch_of(step: int, P_x: CartesianPartition) -> tuple[torch.Tensor, torch.Tensor]:
-    """This worker's block of a step's noisy images and of the clean ones."""
+    """Return this worker's block of a step's noisy images and of the clean ones."""
     generator = torch.Generator().manual_seed(step)
     phase = torch.rand(SHAPE[:2], generator=generator)[..., None, None]
     rows, columns = torch.meshgrid(torch.arange(32), torch.arange(32), indexing="ij")
@@ -72,12 +72,12 @@ def train(P_world: Partition, folder: Path, steps: int, every: int) -> str:
 
     Args:
         P_world: all workers; each takes part of the images' columns.
-        folder: that all workers see.
-        steps: in all.
-        every: steps from one checkpoint to the next.
+        folder: folder that all workers can access.
+        steps: total number of steps.
+        every: number of steps between checkpoints.
 
     Returns:
-        A digest of the trained network, on rank 0; elsewhere nothing.
+        A digest of the trained network on rank 0; an empty string on the others.
     """
     P_x = P_world.create_cartesian_topology_partition([1, 1, 1, P_world.size])
     torch.manual_seed(0)
@@ -85,7 +85,7 @@ def train(P_world: Partition, folder: Path, steps: int, every: int) -> str:
     criterion = DistributedMSELoss(P_x)
     optimizer = torch.optim.Adam(training.parameters(), lr=0.01)
     latest = folder / "latest"
-    # Rank 0 looks for all, lest a shared file system show one what it does not show another yet.
+    # Rank 0 looks for all: a shared file system may show a new file to some workers only.
     if P_world.broadcast_data([int(P_world.rank == 0 and checkpoint.exists(latest))])[0]:
         checkpoint.load(training, latest, optimizer)
     while int(training.step) < steps:

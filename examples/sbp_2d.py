@@ -4,7 +4,7 @@ OneFlow's page "2D SBP" with ``gpudist`` in place of ``oneflow``. On four proces
 ``torchrun --nproc-per-node 4 examples/sbp_2d.py``
 """
 
-# Operators of global tensors are typed as torch types them: their results are Tensors.
+# Operators of global tensors have torch's types: their results are Tensors.
 # pyright: reportAttributeAccessIssue=false
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ BS0 = (sbp.broadcast, sbp.split(0))
 
 
 def of_all_ranks(x: torch.Tensor) -> torch.Tensor:
-    """The parts of the four ranks, one after the other along dim 0, on each of them."""
+    """Return the parts of the four ranks, concatenated along dim 0, on each of them."""
     everyone = gpudist.placement(x.device.type, [0, 1, 2, 3])
     return gpudist.to_global(x, everyone, sbp.split(0)).full_tensor()
 
 
 def data_and_copies(device: str, rank: int) -> None:
-    """A network of copies; every row of the array has the same data, split within the row."""
+    """Run a network of copies; every row of the array has the same data, split within the row."""
     placement = gpudist.placement(device, RANKS)
     model = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2)).to(device)
     model = gpudist.to_global(model, placement, BROADCAST)
@@ -47,7 +47,7 @@ def data_and_copies(device: str, rank: int) -> None:
 
 
 def matrix_products(device: str, rank: int) -> None:
-    """Each axis derives its own signature: on two axes, and on three."""
+    """Derive a signature along each axis, on two axes and on three."""
     placement = gpudist.placement(device, RANKS)
     torch.manual_seed(0)
     x, w = torch.randn(4, 6, device=device), torch.randn(6, 8, device=device)

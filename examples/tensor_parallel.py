@@ -4,15 +4,17 @@
     torchrun --standalone --nproc-per-node 4 examples/tensor_parallel.py --data-parallel 1 \\
         --tensor-parallel 4 --attention ring --compare
 
-It learns to write Python's documentation. At every step the first worker of each row takes samples
-of 50 to 512 tokens, pads them to the longest and gives them to its row, by one broadcast of a batch
-whose shape nobody else knows. --sequence-parallel splits tensors between layers along the sequence;
-ring and all-to-all attention leave it split, and need no --sequence-parallel beside.
+It learns to write Python's documentation. At every step the first worker of each row draws samples
+of 50 to 512 tokens, pads them to the longest and broadcasts the batch, whose shape only it knows,
+to its row. --sequence-parallel splits tensors between layers along the sequence; ring and
+all-to-all attention keep it split without --sequence-parallel.
+
 
 --compare also trains the sequential network, from the same initial values on the samples of all
-rows together, on rank 0, and exits with 1 where a loss differs by more than --tolerance of its
-value, or the parameters do at the end, of their norm: 1e-9 in float64 and 0.05 in float32, unless
-given.
+rows together, on rank 0. It exits with 1 if a loss differs by more than --tolerance of its value,
+or the final parameters by more than --tolerance of their norm: by default 1e-9 in float64 and 0.05
+in float32.
+
 """
 
 from __future__ import annotations
@@ -41,13 +43,13 @@ from gpudist import CartesianPartition, Partition, checkpoint
 from gpudist.nn import VocabParallelCrossEntropyLoss
 
 TOLERANCES = {"float64": 1e-9, "float32": 0.05}
-# The other workers wait this long for rank 0, which trains the sequential network alone.
+# How long the other workers wait for rank 0, which trains the sequential network alone.
 TIMEOUT_S = 3600.0
 
 
 @dataclass
 class Result:
-    """Of a training: each step's loss, the median time of one, the longest sample of each."""
+    """Outcome of a training: each step's loss and longest sample, and the median time of a step."""
 
     loss: list[float]
     seconds_per_step: float
@@ -55,7 +57,7 @@ class Result:
 
 
 class Training:
-    """What both networks have in common."""
+    """Parts that both networks share."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -75,7 +77,7 @@ class Training:
         read: Callable[[int], Batch],
         report: Callable[[float], None],
     ) -> Result:
-        """Train on the batch that ``read`` gives at each step."""
+        """Train on the batch that ``read`` returns at each step."""
         optimizer = torch.optim.Adam(network.parameters(), lr=self.options.lr)
         result, seconds = Result([], 0.0, []), []
         for step in range(self.options.steps):
@@ -128,7 +130,7 @@ class Training:
 
 
 def parameter_difference(ours: dict[str, torch.Tensor], theirs: nn.Module) -> float:
-    """Norm of the difference of all parameters, of their norm."""
+    """Return the norm of the difference of all parameters, relative to their norm."""
     wholes = {name: p.detach() for name, p in theirs.named_parameters()}
     assert ours.keys() == wholes.keys()
     error = sum(float((ours[name] - p).square().sum()) for name, p in wholes.items())
@@ -136,7 +138,7 @@ def parameter_difference(ours: dict[str, torch.Tensor], theirs: nn.Module) -> fl
 
 
 def disagreements(loss: float, parameters: float, tolerance: float) -> list[str]:
-    """What differs by more than ``tolerance``, in words."""
+    """Describe the differences that are larger than ``tolerance``."""
     found = [("a loss differs", loss, "value"), ("the parameters differ", parameters, "norm")]
     return [
         f"{what} by {much:.2e} of the {of}, more than {tolerance:g}"
@@ -146,7 +148,7 @@ def disagreements(loss: float, parameters: float, tolerance: float) -> list[str]
 
 
 def show(ours: Result, theirs: Result | None, numbers: list[int], everything: int) -> None:
-    """Print both trainings side by side, and the numbers that each worker holds."""
+    """Print both trainings side by side, and how many numbers each worker holds."""
     results = [ours] if theirs is None else [ours, theirs]
     table = Table("", *("distributed", "sequential")[: len(results)])
     table.add_row("first loss", *(f"{r.loss[0]:.6f}" for r in results))
@@ -203,7 +205,7 @@ def run(P_world: Partition, options: argparse.Namespace) -> int:
 
 def positive(text: str) -> int:
     if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+        raise argparse.ArgumentTypeError(f"expected at least 1, found {text}")
     return int(text)
 
 
@@ -224,10 +226,10 @@ def read_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--heads", type=positive, default=4)
     add("--layers", type=positive, default=2)
     add("--lr", type=float, default=0.003, help="of Adam")
-    add("--seed", type=int, default=0, help="of the initial values and the samples")
+    add("--seed", type=int, default=0, help="seed of the initial values and the samples")
     add("--dtype", choices=["float32", "float64"], default="float64")
     add("--compare", action="store_true", help="train the sequential network too, on rank 0")
-    add("--tolerance", type=float, help="of the comparison, relative")
+    add("--tolerance", type=float, help="relative tolerance of the comparison")
     add("--json", type=Path, metavar="FILE", help="write losses, lengths and times")
     options = parser.parse_args(arguments)
     if options.width % options.heads or options.shortest > options.longest:
@@ -251,7 +253,7 @@ def main() -> int:
         file=sys.stderr,
         flush=True,
     )
-    # The launcher ends the others once one has left.
+    # The launcher ends the others once one has exited.
     P_world.barrier()
     return 2
 

@@ -1,4 +1,4 @@
-"""Real text of random lengths: the documentation of Python that comes with it, byte by byte."""
+"""Real text of random lengths: the documentation that comes with Python, byte by byte."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Batch:
     """Samples padded to the longest.
 
     Attributes:
-        tokens: ``[B, L]``.
-        targets: ``[B, L]``, of every token the next one, ``IGNORED`` behind a sample's end.
+        tokens: the tokens, ``[B, L]``.
+        targets: the next token of every token, ``[B, L]``; ``IGNORED`` after a sample's end.
     """
 
     tokens: torch.Tensor
@@ -28,12 +28,12 @@ class Batch:
 
 
 class Documentation:
-    """Samples from the topics of ``help()``, of random places and lengths.
+    """Samples from the topics of ``help()``, at random places and of random lengths.
 
     Args:
-        samples: of a batch.
-        shortest, longest: tokens of a sample.
-        seed: of places and lengths.
+        samples: number of samples in a batch.
+        shortest, longest: range of tokens in a sample.
+        seed: seed of places and lengths.
     """
 
     def __init__(self, samples: int, shortest: int, longest: int, seed: int) -> None:
@@ -44,7 +44,7 @@ class Documentation:
         self._text = torch.tensor(numbers)
 
     def batch(self, step: int, row: int) -> Batch:
-        """The samples of a row of workers at a step."""
+        """Return the samples of a row of workers at a step."""
         generator = torch.Generator().manual_seed((self._seed * 1_000_003 + step) * 1009 + row)
         shortest, longest = self._lengths
         found: list[torch.Tensor] = []
@@ -61,7 +61,7 @@ class Documentation:
 
 
 def joined(batches: Sequence[Batch]) -> Batch:
-    """The samples of all of them, in this order, padded to the longest of all."""
+    """Join the samples of all batches, in order, padded to the longest of all."""
     longest = max(batch.tokens.shape[1] for batch in batches)
 
     def padded(x: torch.Tensor, value: int) -> torch.Tensor:

@@ -3,16 +3,16 @@
     torchrun --standalone --nproc-per-node 4 examples/unet3d.py --size 64 --compare
 
 The network is plain torch, in networks.py; gpudist.distribute cuts it over any grid of workers.
-Every worker reads its block of each crop from the file, and nothing else.
+Every worker reads only its block of each crop from the file.
 
 --data brain is the MNI152 template that comes with nilearn: grey matter, white matter and the rest
 from T1, trained on the left hemisphere and tested on the right one. --data phases is a solution of
 the Allen-Cahn equation, made on the spot: the phase, from a blurred image with noise.
 
 --compare also trains the sequential network, from the same initial values on the same crops, on
-rank 0, and exits with 1 where a loss differs by more than --tolerance of its value, or the
-parameters do at the end, of their norm: 1e-8 in float64 and 0.05 in float32, unless given. Training
-amplifies rounding, so that many steps part in any precision.
+rank 0. It exits with 1 if a loss differs by more than --tolerance of its value, or the final
+parameters by more than --tolerance of their norm: by default 1e-8 in float64 and 0.05 in float32.
+Training amplifies rounding, so that long runs diverge in any precision.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from gpudist.nn import DistributedCrossEntropyLoss
 LEVELS = 4
 TEST_CROPS = 24
 TOLERANCES = {"float64": 1e-8, "float32": 0.05}
-# The other workers wait this long for rank 0, which trains the sequential network alone.
+# How long the other workers wait for rank 0, which trains the sequential network alone.
 TIMEOUT_S = 3600.0
 
 
 @dataclass
 class Result:
-    """Of a training: each step's loss, Dice scores of the classes, the median time of a step."""
+    """Losses of a training by step, Dice scores of the classes, and the median time of a step."""
 
     loss: list[float]
     dice: list[float]
@@ -59,7 +59,7 @@ class Result:
 
 
 class Training:
-    """What both networks have in common: crops, optimiser, test."""
+    """Parts that both networks share: crops, optimiser, test."""
 
     def __init__(self, options: argparse.Namespace, volume: Volume) -> None:
         self.volume, self.size = volume, options.size
@@ -82,7 +82,7 @@ class Training:
         cells: tuple[slice, ...],
         report: Callable[[float], None],
     ) -> tuple[list[float], float]:
-        """The loss of every step on the block ``cells`` of random crops, and the median time."""
+        """Return each step's loss on the block ``cells`` of random crops, and the median time."""
         generator = torch.Generator().manual_seed(self.seed)
         losses: list[float] = []
         seconds: list[float] = []
@@ -101,7 +101,7 @@ class Training:
 
     @torch.no_grad()
     def count(self, network: nn.Module, cells: tuple[slice, ...]) -> list[int]:
-        """Over the block of all crops of the test, of each class: cells in both, and in either."""
+        """Count the cells of each class over all test crops: those in both masks, and in either."""
         both = torch.zeros(len(self.volume.classes), dtype=torch.int64)
         either = both.clone()
         for corner in self.volume.corners("test", self.size, TEST_CROPS):
@@ -114,12 +114,12 @@ class Training:
 
 
 def own_part(y: torch.Tensor) -> torch.Tensor:
-    """This worker's block of an output, which is global of the distributed network."""
+    """Return this worker's block of an output; the distributed network's outputs are global."""
     return y.to_local() if isinstance(y, gpudist.GlobalTensor) else y
 
 
 def dice(counts: list[int]) -> list[float]:
-    """Dice's score of each class, 1 for one that is nowhere."""
+    """Return Dice's score of each class; 1 for a class that does not occur."""
     half = len(counts) // 2
     pairs = zip(counts[:half], counts[half:], strict=True)
     return [2 * both / either if either else 1.0 for both, either in pairs]
@@ -154,13 +154,13 @@ def alone(training: Training) -> tuple[nn.Module, Result]:
 
 
 def own_cells(P_x: CartesianPartition, size: int) -> tuple[slice, ...]:
-    """This worker's block of a crop."""
+    """Return this worker's block of a crop."""
     assert P_x.index is not None
     return Decomposition.balanced((size,) * 3, P_x.shape[2:]).block(P_x.index[2:]).slices
 
 
 def process_grid(size: int) -> tuple[int, ...]:
-    """``size`` workers over the three dims of the volume, as evenly as its factors go."""
+    """Divide ``size`` workers over the three dims of the volume as evenly as possible."""
     grid, factor = [1, 1, 1], 2
     factors: list[int] = []
     while size > 1:
@@ -177,7 +177,7 @@ def process_grid(size: int) -> tuple[int, ...]:
 def differences(
     ours: Result, theirs: Result, parameters: float, tolerance: float
 ) -> tuple[float, list[str]]:
-    """The largest of a loss, of its value, and what is more than ``tolerance``."""
+    """Return the largest relative difference of a loss, and a text for each above tolerance."""
     pairs = zip(ours.loss, theirs.loss, strict=True)
     loss = max(abs(a - b) / abs(b) for a, b in pairs)
     found = [("a loss differs", loss, "value"), ("the parameters differ", parameters, "norm")]
@@ -189,7 +189,7 @@ def differences(
 
 
 def parameter_difference(ours: dict[str, torch.Tensor], theirs: nn.Module) -> float:
-    """Norm of the difference of all parameters, of their norm."""
+    """Return the norm of the difference of all parameters, relative to their norm."""
     pairs = [(ours[name], p.detach()) for name, p in theirs.named_parameters()]
     error = sum(float((a - b).square().sum()) for a, b in pairs)
     return (error / sum(float(b.square().sum()) for _, b in pairs)) ** 0.5
@@ -207,7 +207,7 @@ def show(ours: Result, theirs: Result | None, classes: tuple[str, ...]) -> None:
 
 
 def open_volume(options: argparse.Namespace, P_world: Partition, folder: Path) -> Volume:
-    """The data, which rank 0 first makes in ``folder`` if it is to be made."""
+    """Return the data; rank 0 first creates it in ``folder`` if necessary."""
     if options.data == "brain":
         return brain()
     if P_world.rank == 0:
@@ -259,7 +259,7 @@ def run(P_world: Partition, options: argparse.Namespace, folder: Path) -> int:
 
 def positive(text: str) -> int:
     if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+        raise argparse.ArgumentTypeError(f"expected at least 1, found {text}")
     return int(text)
 
 
@@ -271,14 +271,14 @@ def read_options() -> argparse.Namespace:
     add("--data", choices=["brain", "phases"], default="brain")
     add("--size", type=positive, default=64, help="cells per side of a crop, a multiple of 8")
     add("--width", type=positive, default=8, help="channels of the first level, a multiple of 4")
-    add("--grid", type=positive, nargs=5, help="of workers: 1 1, and the dims of the volume")
+    add("--grid", type=positive, nargs=5, help="grid of workers: 1 1, and the dims of the volume")
     add("--steps", type=positive, default=100)
     add("--lr", type=float, default=0.002, help="of Adam")
-    add("--seed", type=int, default=0, help="of the initial values, the crops and the phases")
+    add("--seed", type=int, default=0, help="seed of the initial values, the crops and the phases")
     add("--dtype", choices=["float32", "float64"], default="float32")
-    add("--one-owner", action="store_true", help="every parameter on one worker, not on all")
+    add("--one-owner", action="store_true", help="keep every parameter on one worker, not on all")
     add("--compare", action="store_true", help="train the sequential network too, on rank 0")
-    add("--tolerance", type=float, help="of the comparison, relative")
+    add("--tolerance", type=float, help="relative tolerance of the comparison")
     add("--json", type=Path, metavar="FILE", help="write losses, scores and times")
     add("--pictures", type=Path, metavar="FOLDER", help="draw slices of a crop of the test")
     add("--save", type=Path, metavar="FOLDER", help="write a checkpoint at the end")

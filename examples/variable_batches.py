@@ -2,9 +2,9 @@
 
 ``torchrun --standalone --nproc-per-node 4 examples/variable_batches.py``
 
-The usual loader of tensor-parallel programs lets rank 0 read and all others make
+The usual loader of tensor-parallel programs reads on rank 0, and all other ranks allocate
 ``torch.empty((micro_batch, seq_length))`` for the broadcast. That is right only while every batch
-has that shape. The first part shows what becomes of other batches, on two ranks that are threads;
+has that shape. The first part shows what happens to other batches, on two ranks that are threads;
 the second is the same program with ``stream_batches``.
 """
 
@@ -26,7 +26,7 @@ VOCABULARY = 1000
 
 @dataclass
 class Batch:
-    """Tokens of documents, all padded to the longest of this batch."""
+    """Tokens of documents, all padded to the longest document of the batch."""
 
     tokens: torch.Tensor
     mask: torch.Tensor
@@ -34,7 +34,7 @@ class Batch:
 
 
 def make_batch(step: int) -> Batch:
-    """The batch of a step: another number of documents, and other lengths, each time."""
+    """Return the batch of a step: the number of documents and their lengths change each time."""
     generator = torch.Generator().manual_seed(step)
     rows = int(torch.randint(1, 9, (), generator=generator))
     lengths = torch.randint(1, 200, (rows,), generator=generator)
@@ -48,7 +48,7 @@ def loader(steps: int) -> Iterator[Batch]:
 
 
 def usual_loader(P: Partition, tokens: torch.Tensor) -> torch.Tensor:
-    """What tensor-parallel programs usually do: the other ranks' shape is a setting."""
+    """Broadcast as tensor-parallel programs usually do: the other ranks' shape is a setting."""
     if P.rank != 0:
         tokens = torch.empty((MICRO_BATCH, SEQ_LENGTH), dtype=torch.int64)
     P.communicator.broadcast(tokens, 0)
@@ -56,17 +56,17 @@ def usual_loader(P: Partition, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def show_the_usual_loader() -> list[str]:
-    """Where it is right, silently wrong, and refused; in words."""
+    """Describe where it is right, silently wrong, and refused."""
     expected = torch.arange(MICRO_BATCH * SEQ_LENGTH).view(MICRO_BATCH, SEQ_LENGTH)
     _, got = run_distributed(usual_loader, 2, expected)
     assert torch.equal(got, expected)
 
-    # As many tokens in another shape arrive, and nobody notices that they are other documents.
+    # As many tokens in another shape arrive, and nobody notices that the documents are wrong.
     sent = expected.view(SEQ_LENGTH, MICRO_BATCH)
     _, got = run_distributed(usual_loader, 2, sent)
     assert got.shape != sent.shape and got[0].tolist() == [0, 1, 2, 3, 4, 5]
 
-    # Another number of tokens: gpudist's transports say so; others hang, abort or read too far.
+    # For another number of tokens gpudist raises; other libraries hang, abort or read too far.
     try:
         run_distributed(usual_loader, 2, expected[:, :5].contiguous())
     except gpudist.PlanMismatch as error:
@@ -81,7 +81,10 @@ def show_the_usual_loader() -> list[str]:
 
 
 def train(P_world: Partition, steps: int) -> int:
-    """A sum over the vocabulary in place of a network, each rank with its part; the tokens seen."""
+    """Sum over a vocabulary split by rank, in place of a network.
+
+    Return the number of tokens seen.
+    """
     assert P_world.rank is not None
     mine = torch.arange(VOCABULARY) % P_world.size == P_world.rank
     embedding = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(0)).double()

@@ -18,7 +18,7 @@ _NOISE = 0.5
 
 
 class DataError(ValueError):
-    """Data that is not there, or too small."""
+    """Data is missing or too small."""
 
 
 @dataclass
@@ -26,10 +26,10 @@ class Volume:
     """A volume of bytes in files, of which only slices are read.
 
     Attributes:
-        classes: names; the first is of all that is in no other.
+        classes: names of the classes; the first class holds all cells outside the others.
         image: the cells, an array or a file that can be sliced.
-        shares: of each class but the first, how much of a cell is in it: 0 to 255.
-        regions: for training and for the test, half-open ranges of cells per dim.
+        shares: share of each cell in each class but the first: 0 to 255.
+        regions: half-open ranges of cells per dim, for training and for the test.
     """
 
     classes: tuple[str, ...]
@@ -40,12 +40,13 @@ class Volume:
     def read(
         self, part: str, corner: Sequence[int], cells: Sequence[slice]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """One block of a crop: the image ``[1, 1, *cells]``, float32, and classes ``[1, *cells]``.
+        """Read one block of a crop: image ``[1, 1, *cells]``, float32; classes ``[1, *cells]``.
+
 
         Args:
-            part: ``"train"`` or ``"test"``; what is outside of its region is not read, but zero.
-            corner: of the crop, in cells of the volume.
-            cells: of the block within the crop.
+            part: ``"train"`` or ``"test"``; cells outside its region are zero.
+            corner: first cell of the crop, in cells of the volume.
+            cells: range of the block within the crop.
         """
         ranges = [(at + c.start, at + c.stop) for at, c in zip(corner, cells, strict=True)]
         region = self.regions[part]
@@ -68,7 +69,7 @@ class Volume:
         return image[None, None], torch.from_numpy(classes)[None]
 
     def random_corner(self, part: str, size: int, generator: torch.Generator) -> tuple[int, ...]:
-        """Of a crop inside the region, or around it where that is narrower."""
+        """Return the corner of a crop inside the region, or around it if the region is narrower."""
         return tuple(
             lo + int(torch.randint(hi - lo - size + 1, (), generator=generator))
             if hi - lo >= size
@@ -77,7 +78,7 @@ class Volume:
         )
 
     def corners(self, part: str, size: int, most: int) -> list[tuple[int, ...]]:
-        """Of as few crops as cover the region, evenly spread, but ``most`` at most."""
+        """Return evenly spread corners of as few crops as cover the region, ``most`` at most."""
         along: list[list[int]] = []
         for lo, hi in self.regions[part]:
             count = -(-(hi - lo) // size)
@@ -92,10 +93,12 @@ class Volume:
 
 
 def brain() -> Volume:
-    """The MNI152 template in nilearn: T1, and grey and white matter; 197 x 233 x 189 cells of 1 mm.
+    """Open the MNI152 template in nilearn: T1, grey and white matter.
 
-    The left hemisphere is for training and the right one for the test. A slice is read from the
-    compressed file without the rest.
+    197 x 233 x 189 cells of 1 mm.
+
+    The left hemisphere is for training and the right one for the test. Slices are read from the
+    compressed file without reading the rest.
 
     Source:
         Fonov et al. 2011, "Unbiased average age-appropriate atlases for pediatric studies".
@@ -111,7 +114,7 @@ def brain() -> Volume:
         )
     import nibabel  # pyright: ignore[reportMissingImports]
 
-    # The files alone are used: importing nilearn takes seconds.
+    # Only the files are used: importing nilearn takes seconds.
     found = importlib.util.find_spec("nilearn")
     assert found is not None and found.origin is not None
     folder = Path(found.origin).parent / "datasets" / "data"
@@ -148,7 +151,10 @@ def write_phases(folder: Path, size: int, seed: int) -> None:
 
 
 def phases(folder: Path) -> Volume:
-    """What :func:`write_phases` has written, mapped into memory; the last third is for the test."""
+    """Open the files of :func:`write_phases`, mapped into memory.
+
+    The last third is for the test.
+    """
     image, phase = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("image", "phase"))
     size = image.shape[1]
     rest = ((0, size), (0, size))

@@ -1,4 +1,4 @@
-"""gpudist: model parallelism for PyTorch, by data movements with exact adjoints."""
+"""gpudist: model parallelism for PyTorch, built on data movements with exact adjoints."""
 
 from gpudist import amp, data, nn, ops, recycling, sbp
 from gpudist.batch import broadcast_batch, stream_batches

@@ -1,4 +1,4 @@
-"""``python -m gpudist``."""
+"""Run the command line: ``python -m gpudist``."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The native core: packing, and messages through shared memory."""
+"""Native core: packing, messages through shared memory, and NCCL."""
 
 import enum
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ import torch
 
 from gpudist.errors import TransportError
 
-# A box is all its starts, then all its stops.
+# A box lists all starts, then all stops.
 _Boxes = Sequence[Sequence[int]]
 _Messages = Sequence[tuple[int, _Boxes]]
 
@@ -32,12 +32,12 @@ class Dtype(enum.Enum):
     complex128 = 11
 
 class Signature:
-    """What an operation is called, and 16 bytes that identify it."""
+    """Label of an operation, and 16 bytes that identify it."""
 
     def __init__(self, label: str, digest: bytes) -> None: ...
 
 class Stage:
-    """A stage of a plan bound to shapes, strides and a dtype."""
+    """Stage of a plan, bound to shapes, strides and a dtype."""
 
     def __init__(
         self,
@@ -76,26 +76,27 @@ class WireKind(enum.Enum):
     reduce_scatter = 6
 
 class NcclCommunicator:
-    """A communicator; its world owns it."""
+    """NCCL communicator, owned by its world."""
 
-# Shape; destination and summands, each a buffer, an offset and strides in items; already there.
-_Job = tuple[Sequence[int], Sequence[tuple[Buffer, int, Sequence[int]]], bool]
+# Shape; destination and summands, each a buffer, an offset and strides in items; whether the first
+# summand is already in place.
+_CombineJob = tuple[Sequence[int], Sequence[tuple[Buffer, int, Sequence[int]]], bool]
 # Kind, communicator (None: the world's), peer, source, offset, target, offset, count, dtype, op.
-_Step = tuple[WireKind, NcclCommunicator | None, int, Buffer, int, Buffer, int, int, int, int]
+_NcclStep = tuple[WireKind, NcclCommunicator | None, int, Buffer, int, Buffer, int, int, int, int]
 # Kind, communicator, peer, addresses of source and target, count, dtype, op.
-_Call = tuple[WireKind, NcclCommunicator | None, int, int, int, int, int, int]
+_NcclCall = tuple[WireKind, NcclCommunicator | None, int, int, int, int, int, int]
 
 class DeviceStage:
-    """A stage of a plan on a GPU."""
+    """Stage of a plan on a GPU."""
 
     def __init__(
         self,
         world: NcclWorld,
         dtype: Dtype,
         fill: float,
-        before: Sequence[_Job],
-        after: Sequence[_Job],
-        steps: Sequence[_Step],
+        before: Sequence[_CombineJob],
+        after: Sequence[_CombineJob],
+        steps: Sequence[_NcclStep],
         sent_bytes: int,
         received_bytes: int,
         captured: DeviceStage | None = None,
@@ -120,7 +121,7 @@ class NcclWorld:
     def split(
         self, parent: NcclCommunicator, color: int, key: int, members: Sequence[int]
     ) -> NcclCommunicator | None: ...
-    def run_calls(self, signature: Signature, calls: Sequence[_Call], stream: int) -> None: ...
+    def run_calls(self, signature: Signature, calls: Sequence[_NcclCall], stream: int) -> None: ...
     def start(
         self, signature: Signature, calls: Sequence[tuple[DeviceStage, int, int]], stream: int
     ) -> int: ...
@@ -158,7 +159,7 @@ class DeviceRound:
 def device_missing() -> str: ...
 
 class Message:
-    """A message of plain bytes, in flight."""
+    """Message of plain bytes in flight."""
 
 class HostCommunicator:
     """Messages between the processes of one node, through shared memory."""
@@ -208,7 +209,7 @@ class Round:
     def run(self, blocks: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]: ...
 
 class Exchange:
-    """Stages on their way together."""
+    """Stages in flight together."""
 
     def __init__(
         self,
@@ -219,7 +220,7 @@ class Exchange:
     def wait(self, call: int) -> None: ...
 
 class Pieces:
-    """One message that lies in several pieces of memory, in flight."""
+    """One message in flight that consists of several pieces of memory."""
 
     def __init__(
         self,
@@ -232,7 +233,7 @@ class Pieces:
     def wait(self) -> None: ...
 
 class SharedMemory:
-    """Memory that several tensors share."""
+    """Memory shared by several tensors."""
 
     def __init__(self, bytes: int, recycles: bool) -> None: ...
     @property
@@ -243,13 +244,13 @@ class SharedMemory:
         shapes: Sequence[Sequence[int]],
         offsets: Sequence[int],
     ) -> list[object]:
-        """DLPack capsules of contiguous tensors in it."""
+        """Return DLPack capsules of contiguous tensors in this memory."""
 
 def run_local(stage: Stage, input: int, output: int) -> None:
-    """Carry out a stage that exchanges nothing."""
+    """Run a stage that exchanges no messages."""
 
 class NormLines:
-    """The normalization of blocks of one shape, by lines."""
+    """Normalization of blocks of one shape, line by line."""
 
     def __init__(
         self,
@@ -281,16 +282,16 @@ class NormLines:
     ) -> None: ...
 
 def recycled_tensor(shape: Sequence[int], dtype: Dtype) -> object:
-    """A DLPack capsule of a contiguous tensor in recycled memory."""
+    """Return a DLPack capsule of a contiguous tensor from the memory pool."""
 
 def empty_recycling_pool() -> None:
-    """Give idle memory back to the system."""
+    """Free the idle memory of the pool."""
 
 def set_recycling_limit(bytes: int) -> None:
-    """Bound the idle memory."""
+    """Limit the idle memory of the pool."""
 
 def recycling_statistics() -> tuple[int, int, int, int, int]:
-    """Bytes in use, idle bytes, hits, misses and the limit of idle bytes."""
+    """Return bytes in use, idle bytes, hits, misses and the limit of idle bytes."""
 
 class _NcclInformation(TypedDict):
     path: str
@@ -306,8 +307,8 @@ class _CudaInformation(TypedDict):
     error: str
 
 def nccl_information(path: str, wheel_paths: Sequence[str]) -> _NcclInformation:
-    """Open NCCL, unless it is open, and say where it is and what it can do."""
+    """Load NCCL if it is not loaded yet, and return its path, version and features."""
 
 def cuda_information() -> _CudaInformation | None:
-    """Versions of CUDA's runtime and driver, such as 13000 (0: there is none), how many devices
-    there are and, if that cannot be told, why; None in a build without CUDA."""
+    """Return CUDA runtime and driver versions such as 13000 (0 if missing), the number of devices
+    and the error if they cannot be counted; None in a build without CUDA."""

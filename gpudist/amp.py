@@ -1,4 +1,4 @@
-"""Mixed precision: a gradient scaler whose workers skip a step together or take it together."""
+"""Mixed precision: a gradient scaler that skips a step on all workers or on none."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from gpudist.world.partition import Partition
 
 
 class GradScaler(Checked, torch.amp.GradScaler):
-    """Torch's gradient scaler for parameters of which each worker holds other cells.
+    """Gradient scaler of torch for parameters that are partitioned over workers.
 
-    A gradient that is infinite or no number on one worker is found by all of them: all skip the
-    step and lower the scale. Workers without parameters, or with zero-size ones, call it too.
+    If a gradient is infinite or NaN on one worker, all workers skip the step and lower the scale.
+    Workers without parameters, or with zero-volume ones, call the scaler too.
 
     Args:
-        P: the workers that train one network; each calls every method of the scaler.
-        init_scale, growth_factor, backoff_factor, growth_interval, enabled: as torch's.
+        P: partition of the workers that train one network; each calls every method of the scaler.
+        init_scale, growth_factor, backoff_factor, growth_interval, enabled: see
+            :class:`torch.amp.GradScaler`.
 
     Cost:
-        One all-reduce of one number in each :meth:`unscale_`, or in :meth:`step` without it.
+        One all-reduce of one number in each :meth:`unscale_`, or in :meth:`step` if
+        :meth:`unscale_` was not called.
 
     Raises:
         PartitionError: this worker is not in ``P``.
@@ -38,7 +40,7 @@ class GradScaler(Checked, torch.amp.GradScaler):
     ) -> None:
         if not P.active:
             raise PartitionError(
-                f"GradScaler: this worker is not a member of {P!r}, with which it would skip steps"
+                f"GradScaler: this worker is not a member of {P!r}; pass a partition that has it"
             )
         super().__init__(
             P.device.type, init_scale, growth_factor, backoff_factor, growth_interval, enabled

@@ -1,6 +1,7 @@
-"""Loading data where it is used: every worker reads its own blocks of its own samples.
+"""Data loading in which every worker reads only its own blocks of its own samples.
 
-A sample has no batch dim: it is cut by the axes behind the first. The batch is cut by the sampler.
+The sampler partitions the batch along axis 0. A sample has no batch dim and is partitioned along
+the remaining axes.
 """
 
 from __future__ import annotations
@@ -21,21 +22,25 @@ from gpudist.world.partition import CartesianPartition, Partition
 
 @runtime_checkable
 class ReadsRegions(Protocol):
-    """A dataset that reads parts of its samples, each of which is one array."""
+    """Dataset of arrays that can read parts of a sample."""
 
     def __len__(self) -> int: ...
 
     def shape_of(self, index: int) -> Sequence[int]:
-        """Shape of the whole sample, without the batch dim."""
+        """Return the shape of the whole sample ``index``, without the batch dim."""
         ...
 
     def read(self, index: int, box: tuple[slice, ...]) -> Any:
-        """The cells of the sample in ``box``, one slice per dim, as an array or a tensor."""
+        """Return the cells of sample ``index`` in ``box``, one slice per dim."""
         ...
 
 
 class BlockDataset(Checked, Dataset[Any]):
-    """What :func:`block_of` returns."""
+    """Dataset of blocks of samples, created by :func:`block_of`.
+
+    Args:
+        dataset, P_x: see :func:`block_of`.
+    """
 
     def __init__(self, dataset: Any, P_x: Any) -> None:
         if not hasattr(dataset, "__getitem__") and not isinstance(dataset, ReadsRegions):
@@ -46,7 +51,7 @@ class BlockDataset(Checked, Dataset[Any]):
         self._places = _places(P_x)
         if isinstance(dataset, ReadsRegions) and not isinstance(self._places, _Place):
             raise PartitionError(
-                "block_of: samples that are read by regions are one array each, and have one "
+                "block_of: samples that are read by regions are one array each; give one "
                 f"partition, not {P_x!r}"
             )
 
@@ -61,45 +66,46 @@ class BlockDataset(Checked, Dataset[Any]):
 
 @checked()
 def block_of(dataset: Any, P_x: Any) -> BlockDataset:
-    """A view of ``dataset`` whose samples are this worker's blocks, for torch's ``DataLoader``.
+    """Return a view of ``dataset`` whose samples are this worker's blocks, for ``DataLoader``.
 
     Args:
-        dataset: map-style. Its samples are arrays, with the shape and the slices of NumPy's, or
-            tuples, lists or mappings of them; or it is one of :class:`ReadsRegions`.
-        P_x: of the batched tensors, one axis per dim, the batch's first. A tuple, list or mapping
-            gives each part of a sample its own, or ``None`` where the part stays whole.
+        dataset: map-style dataset. Its samples are arrays that can be sliced like NumPy's, or
+            tuples, lists or mappings of arrays. It may also implement :class:`ReadsRegions`.
+        P_x: partition of the batched tensors, one axis per dim, the batch first. A tuple, list or
+            mapping gives each part of a sample its own partition, or ``None`` to keep it whole.
 
     Returns:
-        The view. Arrays become tensors: balanced blocks along all axes but the first. Numbers and
-        texts stay. Workers outside ``P_x`` get tensors of shape ``(0,)``, which batch to
-        placeholders.
+        View of the dataset. Arrays become tensors: balanced blocks along all axes but the first.
+        Numbers and strings are unchanged. Workers outside ``P_x`` get tensors of shape ``(0,)``,
+        which collate to zero-volume placeholders.
 
     Cost:
-        No message. Of arrays that are sliced lazily, such as memory maps and HDF5's, and of
-        :class:`ReadsRegions`, this worker's cells are read and no others.
+        No messages. Arrays that are sliced lazily, such as memory maps and HDF5 datasets, and
+        datasets with :class:`ReadsRegions` read only this worker's cells.
 
     Raises:
-        PartitionError: a partition has fewer than two axes; several, for one array.
-        ShapeError: for an item, if its dims do not fit its partition.
+        PartitionError: a partition has fewer than two axes, or several partitions are given for a
+            dataset with :class:`ReadsRegions`.
+        ShapeError: when an item is read, if its dims do not fit its partition.
     """
     return BlockDataset(dataset, P_x)
 
 
 class BlockSampler(Checked, Sampler[list[int]]):
-    """The samples of each global batch that this worker's row of ``P_x`` works on.
+    """Batch sampler that yields this worker's part of each global batch.
 
-    For ``DataLoader(..., batch_sampler=...)``. Every worker shuffles alike, as
-    ``torch.utils.data.DistributedSampler`` with one replica: global batches are those of one
-    process. Each is cut in balanced blocks along axis 0.
+    For ``DataLoader(..., batch_sampler=...)``. Every worker shuffles in the same order as
+    ``torch.utils.data.DistributedSampler`` with one replica, so the global batches are those of a
+    single process. Each global batch is partitioned into balanced blocks along axis 0 of ``P_x``.
 
     Args:
-        length: number of samples of the dataset.
-        P_x: of the batched tensors; axis 0 cuts the batch.
-        batch_size: samples of a global batch.
-        shuffle: in another order each epoch, see :meth:`set_epoch`.
-        seed: of the order, the same on all workers.
-        drop_last: leave out a last batch that is smaller. It is cut in balanced blocks too, which
-            layers follow where axis 0 is not cut, and with ``shape="dynamic"`` where it is.
+        length: number of samples in the dataset.
+        P_x: partition of the batched tensors; axis 0 partitions the batch.
+        batch_size: number of samples in a global batch.
+        shuffle: whether to shuffle anew each epoch, see :meth:`set_epoch`.
+        seed: seed of the shuffle; must be equal on all workers.
+        drop_last: whether to drop a smaller last batch. If it is kept, its blocks are balanced too;
+            where axis 0 is partitioned, layers need ``shape="dynamic"`` to accept it.
 
     Raises:
         ShapeError: on every worker alike, if a batch has fewer samples than axis 0 has workers.
@@ -127,16 +133,16 @@ class BlockSampler(Checked, Sampler[list[int]]):
             remedy = "drop_last=True" if batch_size >= self._rows else "a larger batch_size"
             raise ShapeError(
                 f"BlockSampler, dim 0: a batch of {smallest} samples for the {self._rows} rows of "
-                f"P_x of shape {list(P_x.shape)}; each needs a sample, use {remedy}"
+                f"P_x, which has shape {list(P_x.shape)}; each row needs a sample, use {remedy}"
             )
 
     @checked()
     def set_epoch(self, epoch: int) -> None:
-        """Shuffle as in this epoch from now on; call it on every worker."""
+        """Use the shuffle of epoch ``epoch``. Call it on every worker."""
         self._epoch = epoch
 
     def __len__(self) -> int:
-        """Number of batches, the same on all workers."""
+        """Return the number of batches, which is equal on all workers."""
         return -(-self._stop // self._batch_size)
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -155,7 +161,7 @@ class BlockSampler(Checked, Sampler[list[int]]):
 
 
 class _Unread:
-    """A sample of a dataset of :class:`ReadsRegions`, to be sliced as an array is."""
+    """Sample of a dataset with :class:`ReadsRegions` that is sliced like an array."""
 
     def __init__(self, dataset: ReadsRegions, index: int) -> None:
         self._dataset, self._index = dataset, index
@@ -170,14 +176,14 @@ class _Unread:
 
 @dataclass(frozen=True)
 class _Place:
-    """A worker's place on a partition: no more than a process that loads data has to know."""
+    """Position of a worker on a partition; unlike a partition, it can be sent to a process."""
 
     grid: tuple[int, ...]
     index: tuple[int, ...] | None
 
 
 def _places(P_x: Any) -> Any:
-    """The places on partitions, in a structure alike."""
+    """Replace each partition in a nested structure by this worker's place on it."""
     if isinstance(P_x, Mapping):
         return {key: _places(P) for key, P in P_x.items()}
     if isinstance(P_x, list | tuple):
@@ -198,7 +204,7 @@ def _places(P_x: Any) -> Any:
 
 
 def _cut(sample: Any, place: Any) -> Any:
-    """This worker's blocks of the arrays of a sample, in a structure alike."""
+    """Replace each array in a sample by this worker's block of it."""
     if place is None:
         return sample
     if isinstance(sample, Mapping):
@@ -228,7 +234,7 @@ def _block(x: Any, place: _Place) -> torch.Tensor:
 
 
 def _as_tensor(block: Any) -> torch.Tensor:
-    """With memory of its own, so that the rest of the sample is neither kept nor sent."""
+    # Copy, so that the rest of the sample is neither kept alive nor sent to another process.
     if isinstance(block, torch.Tensor):
         return block.clone()
     return torch.from_numpy(np.array(block))

@@ -1,4 +1,4 @@
-"""One family of errors.
+"""Exceptions raised by gpudist.
 
 Every error says what was wrong, with the numbers, and what to do. Errors about shapes, partitions
 and plans are raised on every rank alike, before the first message.
@@ -27,38 +27,41 @@ _SHOWN_RANKS = 16
 
 
 class GpudistError(RuntimeError):
-    """Base of every error gpudist raises on purpose."""
+    """Base class of every error that gpudist raises on purpose."""
 
 
 class PartitionError(GpudistError, ValueError):
-    """A partition, rank list or axis that makes no sense for the operation, or is none."""
+    """A partition, rank list or axis is invalid for the operation."""
 
 
 class ShapeError(GpudistError, ValueError):
-    """A tensor, size or other argument that does not fit the operator."""
+    """A tensor, size or other argument does not fit the operator."""
 
 
 class ConventionError(GpudistError, ValueError):
-    """A value whose gradients follow another convention than the operator that takes it."""
+    """The gradients of a value follow another convention than its operator expects."""
 
 
 class ConversionError(GpudistError, ValueError):
-    """A module that cannot be made distributed without changing what it computes."""
+    """A module cannot be distributed without changing what it computes."""
 
 
 class PlanMismatch(GpudistError):
-    """Ranks disagree about the operation they are carrying out together."""
+    """Ranks disagree about the operation they perform together."""
 
 
 class TransportError(GpudistError):
-    """The wire failed, or was used wrongly."""
+    """The transport failed or was used incorrectly."""
 
 
 class PeerFailure(TransportError):
     """Another rank died or raised while this rank depended on it.
 
+    Args:
+        message: error message.
+
     Attributes:
-        rank: world rank of the peer that failed, or ``None`` when it could not be told.
+        rank: world rank of the peer that failed, or ``None`` if it is unknown.
     """
 
     def __init__(self, message: str, rank: int | None = None) -> None:
@@ -71,19 +74,22 @@ class CollectiveTimeout(TransportError):
 
 
 class NotBuiltError(GpudistError):
-    """A part of gpudist that this installation was built without."""
+    """This installation lacks a part of gpudist that was requested."""
 
 
 class CheckpointError(GpudistError):
-    """A state dict or checkpoint that does not fit the model, or cannot be written or read."""
+    """A state dict or checkpoint does not fit the model, or cannot be written or read."""
 
 
 class RemoteError(TransportError):
-    """Another rank raised where all ranks depended on it; the world can go on.
+    """Another rank raised an error that all ranks report; the world remains usable.
+
+    Args:
+        message: error message.
 
     Attributes:
-        rank: position, in the partition of the operation, of the rank that raised.
-        kind: name of the exception's type there.
+        rank: rank that raised, in the partition of the operation.
+        kind: name of the exception type on that rank.
     """
 
     def __init__(self, message: str, rank: int | None = None, kind: str = "") -> None:
@@ -93,9 +99,10 @@ class RemoteError(TransportError):
 
 
 def side_by_side(views: Mapping[int, str]) -> str:
-    """What each rank says, one line a rank, each after a line break; of many, some of every view.
+    """Format the text of each rank, one line per rank, each preceded by a line break.
 
-    Ranks that differ from most come first.
+    If there are many ranks, only those that deviate from the majority are listed, and the others
+    are summarized.
     """
     counts: dict[str, int] = {}
     for view in views.values():

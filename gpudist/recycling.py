@@ -1,7 +1,7 @@
-"""Recycled memory for large tensors on a CPU: new pages cost several times the copy into them.
+"""Memory pool for large CPU tensors: mapping new pages costs several times the copy into them.
 
-What a large tensor leaves behind is kept, up to a limit, and becomes the next tensor of about its
-size. Memory is taken by size alone, so one pool serves the whole process.
+Freed memory of large tensors is cached, up to a limit, and reused for tensors of about the same
+size. Blocks are chosen by size alone, so one pool serves the whole process.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ try:
 except ImportError:
     _native = None
 
-# Where the C library recycles as well and its blocks lie denser in the caches, it is level with the
-# pool or up to 13 % ahead below this size, and behind from here on.
+# The C library caches smaller blocks too, and packs them more densely. Below this size it is as
+# fast as the pool or up to 13 % faster; from here on it is slower.
 THRESHOLD_BYTES = 1 << 20
 
 _CPU = torch.device("cpu")
@@ -29,14 +29,14 @@ _NATIVE_DTYPES = {getattr(torch, dtype.name): dtype for dtype in _native.Dtype} 
 
 @dataclass(frozen=True)
 class Statistics:
-    """What the pool of this process holds and has done.
+    """Statistics of the memory pool of this process.
 
     Attributes:
-        in_use_bytes: of blocks that tensors are in.
-        idle_bytes: of blocks kept for later tensors.
-        hits: tensors that were given an idle block.
-        misses: tensors that a new block was made for.
-        limit_bytes: most that is kept idle.
+        in_use_bytes: size of all blocks that hold tensors.
+        idle_bytes: size of all blocks cached for later tensors.
+        hits: number of tensors that reused an idle block.
+        misses: number of tensors that needed a new block.
+        limit_bytes: largest allowed ``idle_bytes``.
     """
 
     in_use_bytes: int
@@ -47,21 +47,25 @@ class Statistics:
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Return a contiguous tensor of undefined content on the CPU, recycled if it is large.
+    """Return an uninitialized contiguous CPU tensor, from the memory pool if it is large.
 
-    The memory goes back to the pool with the last tensor, view or array that shares it, in
-    whichever thread. Unlike ``torch.empty``'s, it cannot grow: ``resize_`` to more bytes raises.
+    The memory returns to the pool when the last tensor, view or array that shares it is freed, in
+    any thread. Unlike a tensor of ``torch.empty``, it cannot grow: ``resize_`` to more bytes
+    raises.
 
     Args:
-        shape: extents in items.
-        dtype: any; those the transports do not carry are never recycled.
+        shape: shape in items.
+        dtype: any dtype; only those that the transports carry use the pool.
+
+    Returns:
+        New tensor of shape ``shape``.
 
     Cost:
-        1 us where the pool has a block of the size's class, which is at most 1/8 larger.
+        1 us if the pool has a block of the same size class, which is at most 1/8 larger.
 
     Raises:
-        RuntimeError: torch's own: an extent is negative, or there is no memory, not even with the
-            idle blocks given back.
+        RuntimeError: raised by torch if an extent is negative, or if there is not enough memory
+            even after freeing the idle blocks.
     """
     native_dtype = _NATIVE_DTYPES.get(dtype)
     is_large = prod(shape) * dtype.itemsize >= THRESHOLD_BYTES
@@ -69,7 +73,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         try:
             return from_dlpack(_native.recycled_tensor(shape, native_dtype))
         except (MemoryError, ValueError):
-            # torch fails too, and says at what.
+            # torch.empty fails too, with a clear message.
             pass
     return torch.empty(shape, dtype=dtype, device=_CPU)
 
@@ -77,37 +81,44 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 def maker(
     shape: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> Callable[[], torch.Tensor]:
-    """What makes tensors like :func:`empty`, on any device: quicker where many are alike."""
+    """Return a function that creates tensors like :func:`empty`, on any device.
+
+    Faster than :func:`empty` for many tensors of equal shape and dtype.
+    """
     if device.type == "cpu" and prod(shape) * dtype.itemsize >= THRESHOLD_BYTES:
         return partial(empty, tuple(shape), dtype)
-    # From another tensor is half as dear as from a shape, a dtype and a device.
+    # empty_like takes half the time of empty with a shape, a dtype and a device.
     like = torch.empty((), dtype=dtype, device=device).expand(tuple(shape))
     return partial(torch.empty_like, like, memory_format=torch.contiguous_format)
 
 
 def empty_cache() -> None:
-    """Give the idle blocks of this process back to the system."""
+    """Free the idle blocks of this process's memory pool."""
     if _native is not None:
         _native.empty_recycling_pool()
 
 
 def set_limit(limit_bytes: int) -> None:
-    """Bound what this process keeps idle; with 0, all large tensors are in new pages, huge ones.
+    """Limit the idle memory of this process's pool; 0 disables caching.
 
-    Blocks beyond the limit are given back at once, the least recently used first. The limit at
-    first is 1 GiB, or a quarter of the memory if that is less.
+    Idle blocks beyond the limit are freed immediately, least recently used first. The default is
+    1 GiB, or a quarter of the memory if that is less. Without caching, every large tensor uses
+    newly mapped huge pages.
+
+    Args:
+        limit_bytes: largest total size of idle blocks, in bytes.
 
     Raises:
-        ValueError: the limit is negative.
+        ValueError: ``limit_bytes`` is negative.
     """
     if limit_bytes < 0:
-        raise ValueError(f"a limit is 0 bytes or more, not {limit_bytes}")
+        raise ValueError(f"set_limit: limit_bytes is {limit_bytes}; it must be at least 0")
     if _native is not None:
         _native.set_recycling_limit(limit_bytes)
 
 
 def statistics() -> Statistics:
-    """What the pool of this process holds and has done; zeros without the native core."""
+    """Return statistics of this process's memory pool; all zero without the native core."""
     if _native is None:
         return Statistics(0, 0, 0, 0, 0)
     return Statistics(*_native.recycling_statistics())

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from gpudist.batch.channel import channel_of
+from gpudist.batch.batch_channel import channel_of
 from gpudist.checks.arguments import checked
 from gpudist.world.partition import Partition
 
@@ -20,41 +20,42 @@ def broadcast_batch(
     axes: Sequence[int] | None = None,
     differentiable: bool = False,
 ) -> Any:
-    """Give every worker of ``P`` the root's batch, of whatever structure, shapes and dtypes.
+    """Broadcast the root's batch, of any structure, shapes and dtypes, to every worker of ``P``.
 
     Collective over ``P``, or over each line of workers along ``axes``. Waits for the header only;
-    over NCCL the payload comes in stream order.
+    over NCCL the payload arrives in stream order.
 
     Args:
         batch: on the root, any nest of dicts, lists, tuples, dataclasses and named tuples of
             tensors, numbers, strings, bytes and ``None``, or a function that returns one. Ignored
             elsewhere.
-        P: the workers.
-        root: position of the one that has the batch; among the workers along ``axes``, if given.
-        axes: of the process grid; each line of workers along them has a root of its own, and none
-            waits for another.
-        differentiable: tensors that require grad on the root do so on every worker, and their
-            gradients are summed there; the same on all ranks.
+        P: partition of the workers.
+        root: position of the worker that has the batch, in ``P`` or along ``axes``, if given.
+        axes: axes of the process grid; each line of workers along them has its own root and does
+            not wait for other lines.
+        differentiable: whether tensors that require grad on the root do so on every worker, with
+            gradients summed on the root; the same on all ranks.
 
     Returns:
-        The nest, on the root too, with new contiguous tensors on ``P``'s device that share memory
-        with one another alone; ``None`` on workers outside ``P``. Dataclasses and named tuples are
-        made again without running their code, from classes that are imported already.
+        The nest, on the root too, with new contiguous tensors on ``P``'s device that may share
+        memory with one another, but with nothing else; ``None`` on workers outside ``P``.
+        Dataclasses and named tuples are rebuilt without running their code, from classes that are
+        already imported.
 
     Adjoint:
         With ``differentiable``: the sum of the workers' gradients, on the root.
 
     Cost:
-        One message if all of it fits into 3.7 KiB of host memory, else two: the header, and one
-        packed payload. Strings and a structure beyond that size are a third. With
-        ``differentiable`` one more for each dtype that gets gradients.
+        One message if the whole batch fits into 3.7 KiB of host memory, else two: the header and
+        one packed payload. Strings and a structure beyond that size add a third. With
+        ``differentiable``, one more for each dtype that gets gradients.
 
     Raises:
-        ShapeError, TransportError: on the root, if something in the batch cannot be sent; then
-            ``RemoteError`` on the others.
-        RemoteError: the root's function raised; its own exception is raised there.
-        StopIteration: on every rank, if the root's function raised that.
-        PartitionError: ``root`` or ``axes`` are not of ``P``.
+        ShapeError, TransportError: on the root, if something in the batch cannot be sent; the
+            other workers raise ``RemoteError``.
+        RemoteError: if the root's function raised; the root raises the original exception.
+        StopIteration: on every rank, if the root's function raised ``StopIteration``.
+        PartitionError: if ``root`` or ``axes`` do not exist in ``P``.
     """
     channel = channel_of("broadcast_batch", P, root, axes, differentiable)
     if channel is None:

@@ -1,4 +1,4 @@
-"""The messages a batch goes in: a packet and what it has no room for, by the host; the payload."""
+"""Send a batch as messages: a packet, the rest of the schema and values, and the payload."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from contextlib import contextmanager
 
 import torch
 
-from gpudist.batch.header import HEADER_BYTES, PACKET_BYTES, Header
-from gpudist.batch.message import Message
+from gpudist.batch.batch_message import BatchMessage
+from gpudist.batch.header import HEADER_BYTES, PACKET_BYTES, BatchHeader
+from gpudist.batch.leaves import TensorSpec
 from gpudist.batch.payload import message_bytes, new_payload, pack
 from gpudist.batch.places import tensors_in
-from gpudist.batch.prepared import Prepared
-from gpudist.batch.values import TensorSpec
+from gpudist.batch.prepared import PreparedBatch
 from gpudist.errors import GpudistError, PeerFailure
 from gpudist.exchange import Movement, bind, carry_out
 from gpudist.geometry.broadcasting import Pairing
@@ -26,14 +26,14 @@ _REMEMBERED = 256
 
 
 class Carrier:
-    """Messages from rank ``root`` of ``P`` to all others; tensors are packed into one.
+    """Messages from rank ``root`` of ``P`` to all others, with all tensors packed into one.
 
-    Making it is collective over NCCL.
+    The constructor is collective over NCCL.
 
     Args:
-        P: this worker is a member.
-        root: position in ``P``.
-        name: the operation, on which ranks must agree.
+        P: partition that includes this worker.
+        root: position of the root in ``P``.
+        name: name of the operation, on which ranks must agree.
     """
 
     sends_packed = True
@@ -46,16 +46,16 @@ class Carrier:
         self._movements: dict[tuple[Partition, int], Movement] = {}
         self._host = host_partition(P)
 
-    def send(self, message: Message, prepared: Prepared) -> list[torch.Tensor]:
-        """Send a batch; returns this rank's copies of its tensors. By the root."""
+    def send(self, message: BatchMessage, prepared: PreparedBatch) -> list[torch.Tensor]:
+        """Send a batch; return this rank's copies of its tensors. Called by the root."""
         self.say(message, prepared.payload)
         payload, tensors = self._on_device(prepared)
         if payload.numel() and not message.header.is_inline:
             self._broadcast(self._P, payload, payload.numel())
         return tensors
 
-    def say(self, message: Message, payload: torch.Tensor | None = None) -> None:
-        """Send what comes before the payload, and that too if it is in the packet. By the root."""
+    def say(self, message: BatchMessage, payload: torch.Tensor | None = None) -> None:
+        """Send what precedes the payload, and the payload if it is inline. Called by the root."""
         if self._P.size == 1:
             return
         header, facts = message.header, message.facts
@@ -71,18 +71,20 @@ class Carrier:
             self._broadcast_rest(torch.frombuffer(rest, dtype=torch.uint8))
 
     def receive_packet(self) -> bytes:
-        """The first ``PACKET_BYTES`` bytes of the message. By the others, as what follows."""
+        """Receive the first ``PACKET_BYTES`` bytes of a message. Called by the other ranks."""
         self._packet = self._broadcast(self._host, None, PACKET_BYTES)
         return self._packet.numpy().tobytes()
 
     def receive_rest(self, nbytes: int) -> bytes:
-        """What of schema and values has no room in the packet."""
+        """Receive the part of schema and values that does not fit into the packet."""
         rest = torch.empty(nbytes, dtype=torch.uint8)
         self._broadcast_rest(rest)
         return rest.numpy().tobytes()
 
-    def receive_tensors(self, header: Header, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
-        """The tensors, where ``P``'s live; over NCCL in stream order."""
+    def receive_tensors(
+        self, header: BatchHeader, specs: Sequence[TensorSpec]
+    ) -> list[torch.Tensor]:
+        """Receive the tensors on ``P``'s device; over NCCL in stream order."""
         device = self._P.device
         if header.is_inline:
             payload = self._packet[header.payload_at :].to(device, non_blocking=True)
@@ -92,8 +94,8 @@ class Carrier:
             payload = new_payload(0, device)
         return tensors_in(specs, payload)
 
-    def _on_device(self, prepared: Prepared) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """The payload where the partition's tensors live, and the tensors in it."""
+    def _on_device(self, prepared: PreparedBatch) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Payload on the partition's device, and the tensors in it."""
         device = self._P.device
         if prepared.payload is None:
             payload = new_payload(message_bytes(prepared.payload_bytes), device)
@@ -109,7 +111,7 @@ class Carrier:
             self._host.communicator.broadcast(rest, self._root)
 
     def _broadcast(self, P: Partition, data: torch.Tensor | None, nbytes: int) -> torch.Tensor:
-        """The root's ``nbytes`` bytes, on every rank; ``data`` is ``None`` on the others."""
+        """Broadcast the root's ``nbytes`` bytes; ``data`` is ``None`` on the other ranks."""
         if P.size == 1:
             assert data is not None
             return data
@@ -124,14 +126,14 @@ class Carrier:
     def _broadcast_on_device(
         self, P: Partition, data: torch.Tensor | None, nbytes: int
     ) -> torch.Tensor:
-        """In stream order, without a plan: binding one would wait for the others."""
+        # In stream order and without a plan: binding one would wait for the other ranks.
         payload = data if data is not None else new_payload(nbytes, P.device)
         with P.wire.group(self._signature(P, f"payload of {nbytes} bytes")):
             P.communicator.broadcast(payload, self._root)
         return payload
 
     def _movement(self, P: Partition, nbytes: int) -> Movement:
-        """The broadcast of so many bytes from the root to all others."""
+        """Movement that broadcasts ``nbytes`` bytes from the root to all others."""
         found = self._movements.get((P, nbytes))
         if found is not None:
             return found
@@ -153,7 +155,7 @@ class Carrier:
 
     @contextmanager
     def _failing_together(self, P: Partition) -> Generator[None, None, None]:
-        """What ends the host's wire ends the partition's own, where they are two."""
+        """Abort the partition's wire if the host's wire fails, where the two differ."""
         try:
             yield
         except GpudistError as error:

@@ -1,4 +1,4 @@
-"""Tensors of a batch that get gradients: those of one dtype move together, as one operand."""
+"""Move the tensors of a batch that get gradients: one operand per dtype."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from math import prod
 
 import torch
 
-from gpudist.batch.values import TensorSpec
+from gpudist.batch.leaves import TensorSpec
 from gpudist.exchange import Movement, bind
 from gpudist.exchange.autograd import move
 from gpudist.geometry.broadcasting import Pairing
@@ -21,13 +21,15 @@ def move_differentiable(
     P: Partition,
     root: int,
 ) -> list[torch.Tensor]:
-    """Broadcast tensors, of the root's ``tensors`` that require grad, as one differentiable node.
+    """Broadcast the root's tensors that require grad, as one differentiable node.
 
     Collective over ``P``.
 
     Args:
-        specs: of all of them, known to all ranks.
-        tensors: on the root; ``None`` elsewhere.
+        specs: dtype and shape of each tensor, known to all ranks.
+        tensors: tensors to broadcast on the root; ``None`` elsewhere.
+        P: partition of the workers.
+        root: position of the root in ``P``.
 
     Adjoint:
         The sum of all ranks' gradients, on the root: one packed message for each dtype.

@@ -1,4 +1,4 @@
-"""A batch of the structure of the one before is not walked in full: it is compared, and taken."""
+"""Flatten batches quickly: a batch with the structure of the last one is only compared to it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from gpudist.batch.leaves import PLAIN, TENSOR, Leaf
 from gpudist.batch.schema import (
     DATACLASS,
     DICT,
@@ -17,42 +18,41 @@ from gpudist.batch.schema import (
     flatten,
     schema_of,
 )
-from gpudist.batch.values import PLAIN, TENSOR, Leaf
 
-# Appends the leaves of a value, in order; ``False`` where its structure is another.
+# Appends the leaves of a value, in order; returns ``False`` if its structure differs.
 _Take = Callable[[Any, list[Any]], bool]
 
 _TYPES = {kind: cls for cls, kind in PLAIN.items()}
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
-# Equal only if they are the same, among those of one type.
+# Types of keys that are equal only if they are identical in content.
 _KEYS = frozenset((str, bytes, int, bool, type(None)))
 
 
 class Flattener:
-    """Schemas and leaves of batches, one after the other; most often they are alike.
+    """Schemas and leaves of successive batches, most of which have the same structure.
 
     Args:
-        differentiable: tensors that require grad are marked so.
+        differentiable: whether to mark tensors that require grad.
     """
 
     def __init__(self, differentiable: bool = False) -> None:
         self._differentiable = differentiable
-        self._schema: Schema | None = None
+        self._last: Schema | None = None
         self._take: _Take = _take_nothing
 
     def flatten(self, batch: Any) -> tuple[Schema, list[Any]]:
-        """The schema of ``batch`` and its leaves.
+        """Return the schema of ``batch`` and its leaves.
 
         Raises:
-            ShapeError: as :func:`~gpudist.batch.schema.flatten`.
+            ShapeError: see :func:`~gpudist.batch.schema.flatten`.
         """
         parts: list[Any] = []
-        if self._schema is not None and self._take(batch, parts):
-            return self._schema, parts
+        if self._last is not None and self._take(batch, parts):
+            return self._last, parts
         data, parts = flatten(batch, self._differentiable)
-        self._schema = schema_of(data)
-        self._take = _taker(self._schema.tree, iter(self._schema.leaves), self._differentiable)
-        return self._schema, parts
+        self._last = schema_of(data)
+        self._take = _taker(self._last.tree, iter(self._last.leaves), self._differentiable)
+        return self._last, parts
 
 
 def _take_nothing(value: Any, parts: list[Any]) -> bool:
@@ -60,7 +60,7 @@ def _take_nothing(value: Any, parts: list[Any]) -> bool:
 
 
 def _taker(node: Any, leaves: Iterator[Leaf], differentiable: bool) -> _Take:
-    """What takes the leaves of a value of this structure."""
+    """Make the function that collects the leaves of a value with this structure."""
     if node is None:
         leaf = next(leaves)
         return _tensor_taker(leaf, differentiable) if leaf.kind == TENSOR else _plain_taker(leaf)

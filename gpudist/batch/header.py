@@ -1,7 +1,7 @@
-"""The first bytes of every batch: what it is, and how much of it follows.
+"""Header of a batch: the first bytes, which say what follows and how long it is.
 
-A packet has one size, so that a receiver need know nothing to receive it. It holds the header, then
-the schema if it is new, the values, and the payload if it fits. What does not fit follows.
+All packets have the same size, so that receivers need no prior knowledge. A packet holds the
+header, the schema if it is new, the values, and the payload if it fits; the rest follows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from gpudist.batch.reading import Reader, malformed, write_text
 from gpudist.checks.digest import DIGEST_BYTES
 
-# With the header of gloo's messages it fills their one frame, and goes as one message there too.
+# Together with gloo's message header this fills one frame, so that gloo too sends one message.
 PACKET_BYTES = 3840
 HEADER_BYTES = 64
 ALIGNMENT_BYTES = 64
@@ -32,21 +32,21 @@ _MAX_TEXT_BYTES = 2048
 
 
 def aligned(nbytes: int) -> int:
-    """``nbytes``, rounded up to where a tensor may begin."""
+    """Round ``nbytes`` up to the alignment of tensors."""
     return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-class Header(NamedTuple):
-    """What a packet says of itself.
+class BatchHeader(NamedTuple):
+    """Description of a packet's contents.
 
     Attributes:
         kind: ``BATCH``, ``ERROR`` (the values are the root's exception) or ``END``.
-        step: how many packets went before.
-        digest: of the schema.
-        schema_bytes: 0 where the receiver has had the schema before.
-        values_bytes, payload_bytes: of what follows.
+        step: number of packets sent before this one.
+        digest: digest of the schema.
+        schema_bytes: size of the schema; 0 if the receiver already has it.
+        values_bytes, payload_bytes: sizes of the values and of the payload.
         values_checksum: CRC-32 of the values.
-        is_inline: the payload is in the packet.
+        is_inline: whether the payload is in the packet.
     """
 
     kind: int
@@ -60,17 +60,17 @@ class Header(NamedTuple):
 
     @property
     def facts_bytes(self) -> int:
-        """Of schema and values together."""
+        """Size of schema and values together."""
         return self.schema_bytes + self.values_bytes
 
     @property
     def tail_bytes(self) -> int:
-        """Of schema and values that have no room in the packet."""
+        """Size of the part of schema and values that does not fit into the packet."""
         return max(0, HEADER_BYTES + self.facts_bytes - PACKET_BYTES)
 
     @property
     def payload_at(self) -> int:
-        """Where in the packet the payload begins, if it is there."""
+        """Offset of an inline payload in the packet."""
         return aligned(HEADER_BYTES + self.facts_bytes)
 
     @property
@@ -87,8 +87,8 @@ class Header(NamedTuple):
         schema: bytes = b"",
         payload_bytes: int = 0,
         may_be_inline: bool = False,
-    ) -> Header:
-        """The header of these values, of a schema if it is new, and of a payload."""
+    ) -> BatchHeader:
+        """Make a header for the given values, a schema if it is new, and a payload."""
         header = cls(
             kind, step, digest, len(schema), len(values), payload_bytes, zlib.crc32(values)
         )
@@ -108,18 +108,18 @@ class Header(NamedTuple):
         return bytes(packed)
 
     @classmethod
-    def unpack(cls, data: bytes) -> Header:
-        """Read what :meth:`pack` wrote.
+    def unpack(cls, data: bytes) -> BatchHeader:
+        """Unpack the result of :meth:`pack`.
 
         Raises:
-            TransportError: these are not the bytes of a header of this version.
+            TransportError: if the bytes are not a header of this version.
         """
         if len(data) < HEADER_BYTES:
-            raise malformed(f"a header has {HEADER_BYTES} bytes, not {len(data)}")
+            raise malformed(f"its header has {len(data)} bytes, expected {HEADER_BYTES}")
         fields = _FIXED.unpack_from(data)
         magic, version, kind, flags, zero, checksum, values_checksum, *sizes, digest, zeros = fields
         if magic != _MAGIC or version != _VERSION:
-            raise malformed(f"it begins with {data[:5].hex()}, not with version {_VERSION} of one")
+            raise malformed(f"it begins with {data[:5].hex()}, expected version {_VERSION}")
         cleared = bytearray(data[:HEADER_BYTES])
         _CHECKSUM.pack_into(cleared, _CHECKSUM_AT, 0)
         if zlib.crc32(cleared) != checksum:
@@ -130,9 +130,9 @@ class Header(NamedTuple):
             flags == _IS_INLINE,
         )  # fmt: skip
         if kind > END or flags > _IS_INLINE or zero or any(zeros):
-            raise malformed(f"its kind is {kind} and its flags are {flags}")
+            raise malformed(f"unknown kind {kind} or flags {flags}")
         if header.is_inline and not header.payload_fits:
-            raise malformed(f"{payload_bytes} bytes of payload have no room in it")
+            raise malformed(f"{payload_bytes} bytes of payload do not fit into the packet")
         return header
 
     def check_values(self, values: bytes) -> None:
@@ -141,7 +141,7 @@ class Header(NamedTuple):
 
 
 def pack_error(error: BaseException) -> bytes:
-    """An exception as values: the name of its type, and its text cut to fit the packet."""
+    """Encode an exception as values: the name of its type, and its text cut to fit the packet."""
     out = bytearray()
     for text in (type(error).__name__, str(error)):
         cut = text.encode("utf-8", "replace")[: _MAX_TEXT_BYTES // 2]
@@ -150,10 +150,10 @@ def pack_error(error: BaseException) -> bytes:
 
 
 def unpack_error(values: bytes) -> tuple[str, str]:
-    """What :func:`pack_error` wrote.
+    """Decode the result of :func:`pack_error`.
 
     Raises:
-        TransportError: these bytes are none.
+        TransportError: if the bytes do not encode an exception.
     """
     reader = Reader(values)
     name, text = reader.text(), reader.text()

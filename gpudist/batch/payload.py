@@ -1,4 +1,4 @@
-"""The tensors of a batch packed into one piece of memory, each aligned."""
+"""Pack the tensors of a batch into one aligned piece of memory."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ import torch
 
 from gpudist import recycling
 from gpudist.batch.header import ALIGNMENT_BYTES, aligned
+from gpudist.batch.leaves import TensorSpec
 from gpudist.batch.places import tensors_in
-from gpudist.batch.values import TensorSpec
 
 try:
     import gpudist._native as _native
 except ImportError:
     _native = None
 
-# Payloads are rounded up to one of this many sizes between a power of two and the next, each of
-# which is planned once, however the lengths change.
+# Payloads are rounded up to one of this many sizes per power of two. Each size is planned once,
+# however much the lengths of batches vary.
 _SIZES_PER_OCTAVE = 8
 _NATIVE_DIMS = 8
 _CPU = torch.device("cpu")
 
 
 def payload_bytes(tensors: Sequence[torch.Tensor | TensorSpec]) -> int:
-    """Of tensors one after the other, each aligned."""
+    """Size of the tensors packed one after the other, each aligned."""
     return sum([aligned(x.nbytes) for x in tensors])
 
 
 def message_bytes(nbytes: int) -> int:
-    """The size of the message that carries ``nbytes`` bytes of payload, at most 1/8 more."""
+    """Size of the message that carries ``nbytes`` bytes of payload, at most 1/8 more."""
     octave = 1 << max(0, nbytes.bit_length() - 1)
     step = max(ALIGNMENT_BYTES, octave // _SIZES_PER_OCTAVE)
     return -(-nbytes // step) * step
 
 
 def new_payload(nbytes: int, device: torch.device) -> torch.Tensor:
-    """Memory of undefined content for a payload; recycled where it is on the CPU and large."""
+    """Allocate uninitialised memory for a payload; large CPU memory is recycled."""
     if device.type == "cpu":
         return recycling.empty((nbytes,), torch.uint8)
     return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
 
 def pack(tensors: Sequence[torch.Tensor], payload: torch.Tensor) -> list[torch.Tensor]:
-    """Copy the tensors into ``payload``, one after the other, each aligned; returns the copies."""
+    """Copy the tensors into ``payload``, one after the other, each aligned; return the copies."""
     copies = tensors_in(tensors, payload)
     copy_into(copies, tensors)
     return copies
@@ -53,7 +53,7 @@ def pack(tensors: Sequence[torch.Tensor], payload: torch.Tensor) -> list[torch.T
 
 @torch.no_grad()
 def copy_into(copies: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
-    """Overwrite each of ``copies``, which are contiguous, by the tensor in its place."""
+    """Copy each of ``tensors`` into the contiguous tensor of ``copies`` at the same position."""
     if all([x.is_contiguous() for x in tensors]):
         if copies:
             torch._foreach_copy_(list(copies), list(tensors))
@@ -73,7 +73,6 @@ def _contiguous_strides(shape: Sequence[int]) -> list[int]:
 
 
 def _gather(x: torch.Tensor, target: torch.Tensor) -> bool:
-    """Copy ``x``, which is not contiguous, by the native core; whether it could."""
     fits = x.device == target.device == _CPU and 0 < x.dim() <= _NATIVE_DIMS and x.numel()
     if _native is None or not fits or x.is_conj() or x.is_neg():
         return False
@@ -84,7 +83,7 @@ def _gather(x: torch.Tensor, target: torch.Tensor) -> bool:
 
 @lru_cache(maxsize=256)
 def _copy_of(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Any:
-    """The stage that copies items of this size from such strides to contiguous memory."""
+    """Native stage that copies items of this size from the given strides to contiguous memory."""
     assert _native is not None
     dtypes = {
         1: _native.Dtype.uint8, 2: _native.Dtype.int16, 4: _native.Dtype.int32,

@@ -1,41 +1,35 @@
-"""The messages of a batch between processes of one node: tensors go from where they lie."""
+"""Send a batch between processes of one node, reading tensors in place."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
 
-from gpudist.batch.header import PACKET_BYTES, Header
-from gpudist.batch.message import Message
+from gpudist.batch.batch_message import BatchMessage
+from gpudist.batch.header import PACKET_BYTES, BatchHeader
+from gpudist.batch.leaves import TensorSpec
 from gpudist.batch.payload import copy_into
 from gpudist.batch.places import Places
-from gpudist.batch.prepared import Prepared
-from gpudist.batch.values import TensorSpec
+from gpudist.batch.prepared import PreparedBatch
 from gpudist.transport.base import Signature
-from gpudist.transport.host.transport import HostTransport, PiecesInFlight
 from gpudist.world.partition import Partition
 
 
-def can_carry_pieces(P: Partition) -> bool:
-    """Whether messages between the ranks of ``P`` may lie in pieces, and there are any."""
-    return isinstance(P.wire, HostTransport) and P.size > 1
-
-
 class PieceCarrier:
-    """Messages from rank ``root`` of ``P`` to all others, like those of a ``Carrier``.
+    """Messages from rank ``root`` of ``P`` to all others, with the interface of ``Carrier``.
 
     Args:
-        P: one that :func:`can_carry_pieces`; this worker is a member.
-        root: position in ``P``.
-        name: the operation, on which ranks must agree.
+        P: partition over a transport that ``carries_pieces``; includes this worker.
+        root: position of the root in ``P``.
+        name: name of the operation, on which ranks must agree.
     """
 
     sends_packed = False
 
     def __init__(self, P: Partition, root: int, name: str) -> None:
-        assert isinstance(P.wire, HostTransport)
         self._wire = P.wire
         self._is_root = P.rank == root
         others = [rank for position, rank in enumerate(P.ranks) if position != root]
@@ -48,8 +42,8 @@ class PieceCarrier:
             for what in ("packet", "rest of the packet", "payload")
         ]
 
-    def send(self, message: Message, prepared: Prepared) -> list[torch.Tensor]:
-        """Send a batch; returns this rank's copies of its tensors. By the root."""
+    def send(self, message: BatchMessage, prepared: PreparedBatch) -> list[torch.Tensor]:
+        """Send a batch; return this rank's copies of its tensors. Called by the root."""
         places, copies = prepared.places, prepared.packed
         if prepared.payload is None and not all([_can_be_read(x) for x in prepared.tensors]):
             copies = _copied(prepared)
@@ -62,26 +56,28 @@ class PieceCarrier:
             with self._started(self._of_payload, places.pieces(addresses)):
                 return copies or _copied(prepared)
 
-    def say(self, message: Message) -> None:
-        """Send a message without tensors. By the root."""
+    def say(self, message: BatchMessage) -> None:
+        """Send a message without tensors. Called by the root."""
         with self._started_packet(message, Places(()), ()):
             self._send_rest(message)
 
     def receive_packet(self) -> bytes:
-        """The first ``PACKET_BYTES`` bytes of the message. By the others, as what follows."""
+        """Receive the first ``PACKET_BYTES`` bytes of a message. Called by the other ranks."""
         with self._started(self._of_packet, [(self._packet_at, PACKET_BYTES)]):
             pass
         return self._packet_bytes.tobytes()
 
     def receive_rest(self, nbytes: int) -> bytes:
-        """What of schema and values has no room in the packet."""
+        """Receive the part of schema and values that does not fit into the packet."""
         rest = torch.empty(nbytes, dtype=torch.uint8)
         with self._started(self._of_rest, [(rest.data_ptr(), nbytes)]):
             pass
         return rest.numpy().tobytes()
 
-    def receive_tensors(self, header: Header, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
-        """The tensors, in new memory."""
+    def receive_tensors(
+        self, header: BatchHeader, specs: Sequence[TensorSpec]
+    ) -> list[torch.Tensor]:
+        """Receive the tensors into new memory."""
         places = Places(specs)
         payload, tensors = places.new_tensors(places.nbytes)
         if header.is_inline:
@@ -96,8 +92,8 @@ class PieceCarrier:
         return tensors
 
     def _started_packet(
-        self, message: Message, places: Places, sources: Sequence[torch.Tensor]
-    ) -> PiecesInFlight:
+        self, message: BatchMessage, places: Places, sources: Sequence[torch.Tensor]
+    ) -> AbstractContextManager[None]:
         header = message.header
         first = (header.pack() + message.facts)[:PACKET_BYTES]
         self._packet_bytes[: len(first)] = np.frombuffer(first, np.uint8)
@@ -105,29 +101,29 @@ class PieceCarrier:
             return self._started(self._of_packet, [(self._packet_at, PACKET_BYTES)])
         pieces = [(self._packet_at, header.payload_at)]
         for x, size, room in zip(sources, places.sizes, places.rooms, strict=True):
-            # What lies between tensors may be anything.
+            # The content of the gaps between tensors is arbitrary.
             pieces += (x.data_ptr(), size), (self._packet_at, room - size)
         pieces.append((self._packet_at, PACKET_BYTES - header.payload_at - places.nbytes))
         return self._started(self._of_packet, pieces)
 
-    def _send_rest(self, message: Message) -> None:
+    def _send_rest(self, message: BatchMessage) -> None:
         nbytes = message.header.tail_bytes
         if nbytes:
             rest = torch.frombuffer(bytearray(message.facts[-nbytes:]), dtype=torch.uint8)
             with self._started(self._of_rest, [(rest.data_ptr(), nbytes)]):
                 pass
 
-    def _started(self, signature: Signature, pieces: list[tuple[int, int]]) -> PiecesInFlight:
+    def _started(
+        self, signature: Signature, pieces: list[tuple[int, int]]
+    ) -> AbstractContextManager[None]:
         return self._wire.start_pieces(signature, self._is_root, self._peers, pieces)
 
 
-def _copied(prepared: Prepared) -> list[torch.Tensor]:
-    """The tensors in new memory: made while the others read the message."""
+def _copied(prepared: PreparedBatch) -> list[torch.Tensor]:
     _, copies = prepared.places.new_tensors(prepared.places.nbytes)
     copy_into(copies, prepared.tensors)
     return copies
 
 
 def _can_be_read(x: torch.Tensor) -> bool:
-    """Whether the bytes of ``x`` are its values, one after the other, in host memory."""
     return x.is_contiguous() and x.is_cpu and not x.is_neg() and not x.is_conj()

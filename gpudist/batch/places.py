@@ -1,7 +1,7 @@
-"""New memory for the tensors of a batch, one after the other in one piece, and the tensors in it.
+"""Allocate the tensors of a batch in one piece of memory.
 
-They share their memory with one another and with nothing else: it is new, or recycled, at every
-call, and goes when the last of them does.
+The tensors share this memory with one another and with nothing else. Every call allocates new or
+recycled memory, which is freed together with the last of the tensors.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.utils.dlpack import from_dlpack
 
 from gpudist import recycling
 from gpudist.batch.header import aligned
-from gpudist.batch.values import TensorSpec
+from gpudist.batch.leaves import TensorSpec
 
 try:
     import gpudist._native as _native
@@ -25,12 +25,12 @@ _NATIVE_DTYPES = {getattr(torch, dtype.name): dtype for dtype in _native.Dtype} 
 
 
 class Places:
-    """Where tensors are to lie, each aligned, from the beginning of some memory.
+    """Places of tensors, each aligned, from the start of a piece of memory.
 
     Attributes:
-        nbytes: of the memory.
-        sizes, rooms: bytes of each tensor, and up to where the next one may begin.
-        offsets: of each tensor.
+        nbytes: size of the memory.
+        sizes, rooms: bytes of each tensor, and bytes until the next one may begin.
+        offsets: offset of each tensor in bytes.
     """
 
     def __init__(self, like: Sequence[torch.Tensor | TensorSpec]) -> None:
@@ -40,14 +40,14 @@ class Places:
         *self.offsets, self.nbytes = accumulate(self.rooms, initial=0)
 
     def pieces(self, addresses: Sequence[int]) -> list[tuple[int, int]]:
-        """Address and size of each tensor that has any bytes."""
+        """Address and size of each tensor that is not empty."""
         return [piece for piece in zip(addresses, self.sizes, strict=True) if piece[1]]
 
     def new_tensors(self, nbytes: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """New memory of at least ``nbytes`` on the CPU, of undefined content; the tensors in it.
+        """Allocate ``nbytes`` or more of uninitialised CPU memory; return it and the tensors.
 
-        They are no views for torch, so that one may be changed in place while autograd keeps
-        another.
+        For torch the tensors are not views, so that one may be changed in place while autograd
+        keeps another.
         """
         dtypes = [_NATIVE_DTYPES[x.dtype] for x in self._like if x.dtype in _NATIVE_DTYPES]
         if _native is None or len(dtypes) < len(self._like):
@@ -65,7 +65,7 @@ class Places:
 def tensors_in(
     like: Sequence[torch.Tensor | TensorSpec], payload: torch.Tensor
 ) -> list[torch.Tensor]:
-    """Tensors like these at their places in the memory of ``payload``; no views for torch."""
+    """Tensors shaped like ``like`` in the memory of ``payload``; for torch they are not views."""
     storage, device = payload.untyped_storage(), payload.device
     start = payload.storage_offset()
     tensors: list[torch.Tensor] = []

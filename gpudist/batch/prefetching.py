@@ -1,4 +1,4 @@
-"""Batches loaded and packed by a thread, a few ahead of who takes them."""
+"""Load and pack batches in a thread, a few batches ahead of the consumer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gpudist.batch.flattener import Flattener
-from gpudist.batch.prepared import Prepared, prepare
+from gpudist.batch.prepared import PreparedBatch, prepare
 from gpudist.errors import PartitionError
 
 _LOOK_EVERY_S = 0.2
@@ -21,13 +21,13 @@ _PATIENCE_S = 0.5
 
 @dataclass(frozen=True)
 class Raised:
-    """An exception in place of a batch; ``StopIteration`` at the end."""
+    """Exception in place of a batch; ``StopIteration`` at the end."""
 
     error: BaseException
 
 
 class Loaded:
-    """Prepared batches of ``loader``, one after the other; loads in the caller's thread."""
+    """Prepared batches of ``loader``, in order, loaded in the caller's thread."""
 
     def __init__(self, loader: Iterable[Any] | None, device: torch.device) -> None:
         self._loader = loader
@@ -35,11 +35,11 @@ class Loaded:
         self._batches: Iterator[Any] | None = None
         self._flattener = Flattener()
 
-    def take(self, look: Callable[[], None]) -> Prepared | Raised:
-        """The next one. ``look`` is called now and then while there is none; it may raise."""
+    def take(self, look: Callable[[], None]) -> PreparedBatch | Raised:
+        """Return the next batch. While waiting, calls ``look`` now and then, which may raise."""
         return self.load()
 
-    def load(self) -> Prepared | Raised:
+    def load(self) -> PreparedBatch | Raised:
         try:
             self.open()
             assert self._batches is not None
@@ -48,7 +48,7 @@ class Loaded:
             return Raised(error)
 
     def open(self) -> None:
-        """Begin to iterate; done by the first load otherwise."""
+        """Start iterating over the loader, unless that has happened."""
         if self._loader is None:
             raise PartitionError("stream_batches: the root has no loader; give it one")
         if self._batches is None:
@@ -59,18 +59,18 @@ class Loaded:
 
 
 class Prefetched(Loaded):
-    """The same by a thread of its own, up to ``ahead`` batches before they are taken.
+    """Prepared batches of ``loader``, loaded by a thread up to ``ahead`` batches in advance.
 
-    It ends with its owner, at the end of the batches, or when it is closed.
+    The thread ends with its owner, at the end of the batches, or on :meth:`close`.
     """
 
     def __init__(self, loader: Iterable[Any] | None, device: torch.device, ahead: int) -> None:
         super().__init__(loader, device)
-        self._loaded: queue.Queue[Prepared | Raised] = queue.Queue(ahead)
+        self._loaded: queue.Queue[PreparedBatch | Raised] = queue.Queue(ahead)
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def take(self, look: Callable[[], None]) -> Prepared | Raised:
+    def take(self, look: Callable[[], None]) -> PreparedBatch | Raised:
         if self._thread is None:
             self._start()
         while True:
@@ -82,7 +82,7 @@ class Prefetched(Loaded):
     def _start(self) -> None:
         source = Loaded(self._loader, self._device)
         try:
-            # Here, since a loader may draw its seed from this thread's random generator.
+            # In the caller's thread, since a loader may draw its seed from that thread's generator.
             source.open()
         except BaseException as error:
             self._loaded.put(Raised(error))
@@ -100,8 +100,10 @@ class Prefetched(Loaded):
             self._stop()
 
 
-def _load(source: Loaded, loaded: queue.Queue[Prepared | Raised], stopped: threading.Event) -> None:
-    # Not a method: a thread that held its owner would keep it from ever being collected.
+def _load(
+    source: Loaded, loaded: queue.Queue[PreparedBatch | Raised], stopped: threading.Event
+) -> None:
+    # Not a method: a thread that references its owner would prevent its collection.
     is_last = False
     while not (is_last or stopped.is_set()):
         item = source.load()
@@ -116,6 +118,6 @@ def _load(source: Loaded, loaded: queue.Queue[Prepared | Raised], stopped: threa
 
 def _stop(stopped: threading.Event, thread: threading.Thread) -> None:
     stopped.set()
-    # A thread inside torch when the interpreter ends would end the process with an abort.
+    # A thread still inside torch when the interpreter exits would abort the process.
     if thread.is_alive() and thread is not threading.current_thread():
         thread.join(_PATIENCE_S)

@@ -1,4 +1,4 @@
-"""What the root can do before it sends: flatten a batch, and pack it where there is time."""
+"""Prepare a batch before sending: flatten it, and pack it if there is time."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from gpudist.batch.schema import Schema
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A batch ready to be sent.
+class PreparedBatch:
+    """Batch that is ready to be sent.
 
     Attributes:
-        schema, values: its structure, and what of it changes at every step.
-        parts: its leaves.
-        tensors: those of the leaves that autograd does not move.
-        places: where they are to lie in the payload.
-        is_on_host: they are in host memory.
-        payload: the memory they are packed in, if they are already.
-        packed: the same as tensors in it.
+        schema, values: structure of the batch, and encoded values that change at every step.
+        parts: leaves of the batch.
+        tensors: leaves that are tensors and that autograd does not move.
+        places: places of the tensors in the payload.
+        is_on_host: whether all tensors are in host memory.
+        payload: memory with the packed tensors, ``None`` if they are not packed yet.
+        packed: tensors in the payload.
     """
 
     schema: Schema
@@ -48,19 +48,19 @@ def prepare(
     flattener: Flattener | None = None,
     ahead: bool = True,
     packs: bool = True,
-) -> Prepared:
-    """Flatten ``batch``, and pack it if it is on the CPU. Communicates nothing.
+) -> PreparedBatch:
+    """Flatten ``batch``, and pack it if it is on the CPU. Does not communicate.
 
     Args:
         batch: see :func:`gpudist.broadcast_batch`.
-        device: where the partition's tensors live.
-        flattener: of the batches before this one.
-        ahead: there is time. Else what cannot go beside the header is packed after that is sent,
-            while receivers read it.
-        packs: the payload is sent packed; else packing only makes this rank's copy.
+        device: device of the partition's tensors.
+        flattener: flattener of the preceding batches.
+        ahead: whether there is time to pack now. Otherwise a payload that does not fit beside the
+            header is packed after the header is sent, while receivers read it.
+        packs: whether the payload is sent packed; otherwise packing only makes this rank's copy.
 
     Raises:
-        ShapeError, TransportError: something in it cannot be sent.
+        ShapeError, TransportError: if something in the batch cannot be sent.
     """
     schema, parts = (flattener or Flattener()).flatten(batch)
     tensors = schema.constants(parts)
@@ -68,11 +68,11 @@ def prepare(
     is_on_host = all([x.is_cpu for x in tensors])
     payload, packed = None, []
     if is_on_host and device.type == "cuda":
-        # So that the copy to the GPU need not be waited for.
+        # Pinned, so that the copy to the GPU is asynchronous.
         payload = torch.empty(message_bytes(places.nbytes), dtype=torch.uint8, pin_memory=True)
         packed = pack(tensors, payload)
     elif is_on_host and (ahead or (packs and places.nbytes <= PACKET_BYTES)):
         payload, packed = places.new_tensors(message_bytes(places.nbytes))
         copy_into(packed, tensors)
     values = schema.values.write(parts)
-    return Prepared(schema, values, parts, tensors, places, is_on_host, payload, packed)
+    return PreparedBatch(schema, values, parts, tensors, places, is_on_host, payload, packed)

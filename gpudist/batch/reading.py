@@ -1,4 +1,4 @@
-"""Numbers and texts as bytes, and a reader that takes nothing it has not been given."""
+"""Encode numbers and texts as bytes, and read them back with bounds checks."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ _VARINT_LIMIT = 1 << 63
 
 
 def malformed(what: str) -> TransportError:
-    """The error of bytes that are no batch."""
+    """Return the error for bytes that are not a batch, with the reason ``what``."""
     return TransportError(
-        f"what came is no batch: {what}; run the same gpudist on every rank, and call the same "
-        f"operations in the same order"
+        f"received bytes that are not a valid batch: {what}; run the same gpudist on every rank, "
+        f"and call the same operations in the same order"
     )
 
 
 class Reader:
-    """Reads ``data`` from its beginning; every method raises ``TransportError`` beyond its end."""
+    """Reader of ``data``; every method raises ``TransportError`` when it reaches beyond the end."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -30,7 +30,7 @@ class Reader:
 
     def take(self, count: int) -> bytes:
         if count > self.left:
-            raise malformed(f"it ends {count - self.left} bytes too early")
+            raise malformed(f"it is {count - self.left} bytes too short")
         self._at += count
         return self._data[self._at - count : self._at]
 
@@ -38,7 +38,7 @@ class Reader:
         return self.take(1)[0]
 
     def varint(self) -> int:
-        """A whole number, 7 bits a byte, the lowest first."""
+        """Read an unsigned integer of 7 bits per byte, lowest bits first."""
         value = 0
         for shift in range(0, 7 * _VARINT_BYTES, 7):
             byte = self.byte()
@@ -50,7 +50,7 @@ class Reader:
         raise malformed("a number has too many bits")
 
     def counted(self) -> bytes:
-        """Bytes after their count."""
+        """Read bytes that follow their count."""
         return self.take(self.varint())
 
     def text(self) -> str:
@@ -61,7 +61,7 @@ class Reader:
 
     def finish(self) -> None:
         if self.left:
-            raise malformed(f"{self.left} bytes are left over")
+            raise malformed(f"it is {self.left} bytes too long")
 
 
 def write_varint(out: bytearray, value: int) -> None:

@@ -1,7 +1,7 @@
-"""The structure of a batch, in a small binary format that only ever names data.
+"""Structure of a batch, in a small binary format that only names data.
 
-A schema is a tree in prefix order: a byte for the kind of each node, what a container needs to be
-made again, then its children. What changes at every step, values and shapes, is not in it.
+A schema is a tree in prefix order: a byte for the kind of each node, what is needed to rebuild a
+container, then its children. Values and shapes, which change at every step, are not part of it.
 """
 
 from __future__ import annotations
@@ -12,16 +12,7 @@ from typing import Any
 
 import torch
 
-from gpudist.batch.classes import (
-    class_named,
-    fields_of,
-    is_dataclass_instance,
-    is_named_tuple,
-    name_of,
-    rebuild,
-)
-from gpudist.batch.reading import Reader, malformed, write_text, write_varint
-from gpudist.batch.values import (
+from gpudist.batch.leaves import (
     BYTES,
     DTYPE_NUMBERS,
     DTYPES,
@@ -35,6 +26,15 @@ from gpudist.batch.values import (
     read_value,
     write_value,
 )
+from gpudist.batch.named_classes import (
+    class_named,
+    fields_of,
+    is_dataclass_instance,
+    is_named_tuple,
+    name_of,
+    rebuild,
+)
+from gpudist.batch.reading import Reader, malformed, write_text, write_varint
 from gpudist.checks.digest import digest_of
 from gpudist.errors import ShapeError
 
@@ -44,21 +44,21 @@ _REMEMBERED = 256
 
 
 class Schema:
-    """A structure, ready to be filled.
+    """Decoded structure of a batch, which can be filled with leaves.
 
     Attributes:
-        data: its bytes.
-        digest: 16 bytes that no other schema has.
-        leaves: in the order of their values.
-        values: how these are written.
-        has_gradients: whether there are tensors that autograd moves.
+        data: encoded schema.
+        digest: digest of ``data``, 16 bytes.
+        leaves: leaves in the order of their values.
+        values: encoder of the leaves' values.
+        has_gradients: whether autograd moves some of the tensors.
     """
 
     def __init__(self, data: bytes) -> None:
-        """Read a schema.
+        """Decode a schema.
 
         Raises:
-            TransportError: these bytes are no schema, or name a class this process does not have.
+            TransportError: if the bytes are not a schema, or name a class that this process lacks.
         """
         self.data = data
         self.digest = digest_of(data)
@@ -74,7 +74,7 @@ class Schema:
 
     @property
     def tree(self) -> Any:
-        """``None`` for a leaf; else the kind, what makes it, and such a tree for each child."""
+        """``None`` for a leaf; otherwise the kind, what makes it, and a tree for each child."""
         return self._tree
 
     def constants(self, parts: Sequence[Any]) -> list[Any]:
@@ -91,7 +91,7 @@ class Schema:
         constants: Sequence[Any],
         differentiable: Sequence[Any] = (),
     ) -> Any:
-        """The batch with these leaves, its tensors replaced by those that have come."""
+        """Rebuild the batch from its leaves, with received tensors in place of its own."""
         parts = list(parts)
         for i, x in zip(self._constants, constants, strict=True):
             parts[i] = x
@@ -100,7 +100,7 @@ class Schema:
         return _build(self._tree, iter(parts))
 
     def _read(self, reader: Reader, depth: int) -> Any:
-        """A leaf as ``None``, a container as its kind, what makes it, and its children."""
+        """Read a node: ``None`` for a leaf, else the kind, what makes it, and its children."""
         if depth > _MAX_DEPTH:
             raise malformed(f"it is more than {_MAX_DEPTH} containers deep")
         kind = reader.byte()
@@ -108,7 +108,7 @@ class Schema:
             self.leaves.append(_read_tensor(reader) if kind == TENSOR else Leaf(kind))
             return None
         if not LIST <= kind <= NAMED_TUPLE:
-            raise malformed(f"{kind} is no kind of node")
+            raise malformed(f"{kind} is not a kind of node")
         name = reader.text() if kind >= DATACLASS else ""
         count = reader.varint()
         if count > reader.left:
@@ -117,7 +117,7 @@ class Schema:
         if kind == DICT:
             made_of = [_read_key(reader, depth) for _ in range(count)]
             if len(set(made_of)) < count:
-                raise malformed("a dict has a key twice")
+                raise malformed("a dict has the same key twice")
         elif kind >= DATACLASS:
             fields = [reader.text() for _ in range(count)]
             made_of = class_named(name, fields, kind == NAMED_TUPLE), fields
@@ -126,19 +126,19 @@ class Schema:
 
 @lru_cache(maxsize=_REMEMBERED)
 def schema_of(data: bytes) -> Schema:
-    """The schema these bytes are, read once."""
+    """Decode a schema; results are cached."""
     return Schema(data)
 
 
 def flatten(batch: Any, differentiable: bool = False) -> tuple[bytes, list[Any]]:
-    """The schema of ``batch``, as bytes, and its leaves.
+    """Return the encoded schema of ``batch`` and its leaves.
 
     Args:
-        batch: any nest of what :func:`gpudist.broadcast_batch` takes.
-        differentiable: tensors that require grad are marked so.
+        batch: any nest that :func:`gpudist.broadcast_batch` accepts.
+        differentiable: whether to mark tensors that require grad.
 
     Raises:
-        ShapeError: something in it cannot be sent; says what and where.
+        ShapeError: if something in the batch cannot be sent; the error says what and where.
     """
     out = bytearray()
     values: list[Any] = []
@@ -167,7 +167,7 @@ def _flatten(
 
 
 def _open(out: bytearray, value: Any, where: str) -> list[tuple[str, Any]]:
-    """Write the container; its children, each with what to call it."""
+    """Write the container; return its children, each with its name in error messages."""
     cls = type(value)
     if cls in (list, tuple):
         out.append(LIST if cls is list else TUPLE)
@@ -239,7 +239,7 @@ def _read_key(reader: Reader, depth: int) -> Any:
     if NONE <= kind <= BYTES:
         return read_value(reader, Leaf(kind))
     if kind != TUPLE or depth > _MAX_DEPTH:
-        raise malformed(f"{kind} is no kind of key")
+        raise malformed(f"{kind} is not a kind of key")
     count = reader.varint()
     if count > reader.left:
         raise malformed(f"a key has {count} parts in {reader.left} bytes")

@@ -1,25 +1,32 @@
-"""A loader on one rank, its batches on all."""
+"""Stream the batches of a loader on one rank to all ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from gpudist.batch.channel import BatchChannel, channel_of
+from gpudist.batch.batch_channel import BatchChannel, channel_of
 from gpudist.batch.prefetching import Loaded, Prefetched, Raised
 from gpudist.checks.arguments import checked
 from gpudist.world.partition import Partition
 
 
 class BatchStream(Iterator[Any]):
-    """Every worker's view of one worker's loader; see :func:`stream_batches`."""
+    """Iterator, on every worker, over the batches of one worker's loader.
+
+    See :func:`stream_batches`.
+
+    Args:
+        channel: channel that carries the batches; ``None`` on a worker outside the stream.
+        source: batches of the loader, on the worker that loads; ``None`` on others.
+    """
 
     def __init__(self, channel: BatchChannel | None, source: Loaded | None) -> None:
         self._channel = channel
         self._source = source
 
     def __next__(self) -> Any:
-        """The next batch. Collective over the workers of the stream."""
+        """Return the next batch. Collective over the workers of the stream."""
         channel = self._channel
         if channel is None:
             raise StopIteration
@@ -30,7 +37,7 @@ class BatchStream(Iterator[Any]):
             raise
 
     def close(self) -> None:
-        """Load no more: by all workers after the same number of batches. Communicates nothing."""
+        """Stop loading. Call it on all workers after the same batch; it does not communicate."""
         self._channel = None
         if self._source is not None:
             self._source.close()
@@ -58,21 +65,23 @@ def stream_batches(
     """Iterate on every worker of ``P`` over the batches of the root's ``loader``.
 
     Each step is one :func:`gpudist.broadcast_batch`, made in the caller's thread and in its order;
-    a thread on the root loads and packs the next batches meanwhile. Ends on all workers together.
+    meanwhile a thread on the root loads and packs the next batches. Iteration ends on all workers
+    together.
 
     Args:
-        loader: on the root, anything that can be iterated over; ignored elsewhere.
-        P, root, axes: as of ``broadcast_batch``.
-        prefetch: batches loaded ahead. With 0 they are loaded in the caller's thread, as a loader
-            needs that draws from torch's default generator at every batch.
+        loader: on the root, any iterable; ignored elsewhere.
+        P, root, axes: see :func:`gpudist.broadcast_batch`.
+        prefetch: number of batches loaded ahead. With 0 the caller's thread loads them, as is
+            necessary for a loader that draws from torch's default generator at every batch.
 
     Returns:
-        An iterator; empty on workers outside ``P``.
+        An iterator over the batches; empty on workers outside ``P``.
 
     Raises:
-        RemoteError: while iterating, if the loader raised on the root; its own exception there.
-        PartitionError: ``root`` or ``axes`` are not of ``P``; while iterating, on the root, if it
-            has no loader.
+        RemoteError: while iterating, if the loader raised on the root, which raises the original
+            exception.
+        PartitionError: if ``root`` or ``axes`` do not exist in ``P``; while iterating, on the root,
+            if it has no loader.
     """
     channel = channel_of("stream_batches", P, root, axes)
     if channel is None or not channel.is_root:

@@ -1,4 +1,4 @@
-"""A block of a tensor as torch's distributed checkpoints write and read it."""
+"""Block of a tensor that torch's distributed checkpoints can write and read."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from gpudist.geometry.boxes import Box
-from gpudist.nn.parameters.placement import Placement
+from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 
 
 class BlockTensor(torch.Tensor):
-    """The shape of a whole tensor, and this rank's block of it.
+    """Shape of a whole tensor, and this rank's block of it.
 
-    It has no arithmetic: it is there to be a value of a state dict that
-    ``torch.distributed.checkpoint`` saves or loads. Of ranks that hold the same cells one writes
-    them; all read theirs.
+    A block tensor has no arithmetic; it is a value of a state dict that
+    ``torch.distributed.checkpoint`` saves or loads. If several ranks hold the same cells, one of
+    them writes these cells and each reads them.
 
     Args:
-        block: this rank's; filled in place when loaded.
-        placement: of the tensor.
+        block: this rank's block; filled in place when loaded.
+        placement: placement of the whole tensor.
 
     Attributes:
-        block: this rank's.
+        block: this rank's block.
     """
 
     block: torch.Tensor
@@ -36,7 +36,7 @@ class BlockTensor(torch.Tensor):
     _writes: bool
 
     @staticmethod
-    def __new__(cls, block: torch.Tensor, placement: Placement) -> BlockTensor:
+    def __new__(cls, block: torch.Tensor, placement: ParameterPlacement) -> BlockTensor:
         self = torch.Tensor._make_wrapper_subclass(  # pyright: ignore
             cls, placement.shape, dtype=block.dtype, device=block.device
         )
@@ -58,7 +58,6 @@ class BlockTensor(torch.Tensor):
 
     @property
     def _chunk(self) -> ChunkStorageMetadata | None:
-        """Where the block lies; ``None`` if it has no cells."""
         if self._box is None or self._box.volume == 0:
             return None
         return ChunkStorageMetadata(torch.Size(self._box.start), torch.Size(self._box.shape))

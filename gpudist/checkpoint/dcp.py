@@ -42,27 +42,28 @@ def save(
     path: str | os.PathLike[str],
     optimizer: torch.optim.Optimizer | None = None,
 ) -> None:
-    """Write a checkpoint that every layout on any number of ranks can load, also plain torch.
+    """Write a checkpoint that any layout on any number of ranks can load, and plain torch too.
 
-    Collective over the world; every rank sees the folder. It appears under its name only when it is
-    whole: until then, and if the save ends in between, :func:`load` finds the one before. Each save
-    writes to a folder of its own and marks its files, so that a rank that stopped and wakes when
-    another job saves there changes nothing of the other's; two saves at once end in one of them.
-    ``torch.distributed.checkpoint.load`` finds in it ``{"model": ..., "optimizer": {"state": ...,
-    "param_groups": ...}}``, state by the names of parameters; torch needs no process group here.
+    Collective over the world; every rank must see the folder. The folder appears under its name
+    only when it is complete: until then, and after an interrupted save, :func:`load` finds the
+    previous checkpoint. Each save writes to its own folder and marks its files, so that a stalled
+    rank of an earlier job cannot change what another job saves there; after two simultaneous
+    saves, the checkpoint of one remains. ``torch.distributed.checkpoint.load`` finds ``{"model":
+    ..., "optimizer": {"state": ..., "param_groups": ...}}`` in it, with state by parameter name,
+    and without a process group.
 
     Args:
-        module: a tree of layers, distributed or not, the same on every rank.
-        path: of a folder, new or of the checkpoint to replace. A symbolic link stays: what it leads
-            to is replaced, or made if it is not there.
-        optimizer: of the module's parameters, to be written too.
+        module: tree of layers, distributed or not, the same on every rank.
+        path: folder to create, or checkpoint to replace. A symbolic link is kept: its target is
+            replaced, or created if it does not exist.
+        optimizer: optimizer of the module's parameters, to be saved too.
 
     Cost:
-        Every rank writes its blocks to a file of its own; of copies the first is written. Rank 0
-        gathers about 500 bytes for each block, writes the index and opens every file once.
+        Every rank writes its blocks to its own file; only the first copy of a block is written.
+        Rank 0 gathers about 500 bytes for each block, writes the index and opens every file once.
 
     Raises:
-        CheckpointError: on every rank, if one cannot write, or does not see the folder, or the
+        CheckpointError: on every rank, if a rank cannot write or does not see the folder, or the
             ranks' models differ.
     """
     P_world, target = world_of(module), folders.place_of(path)
@@ -85,7 +86,7 @@ def save(
             if P_world.rank == 0:
                 _, metadata = planner.create_global_plan([plan for plan, _ in all_written])
                 writer.finish(metadata, [results for _, results in all_written])
-                # Not every torch completes the object that it is given.
+                # Some versions of torch do not complete the object they are given.
                 metadata = SafeReader(folder).read_metadata()
                 require_of_one_save(folder, files_of(metadata), metadata)
                 folders.put_in_place(target, identity)
@@ -96,7 +97,7 @@ def save(
 
 
 class _Writer(FileSystemWriter):
-    """Torch's writer, into a folder that is there, whose files begin with the save's identity."""
+    """Torch's writer for an existing folder; its files begin with the identity of the save."""
 
     def __init__(self, folder: Path, identity: str) -> None:
         super().__init__(folder)
@@ -104,7 +105,7 @@ class _Writer(FileSystemWriter):
         self.fs = _MarkedFiles(first_bytes(identity))
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        # Torch's makes the folder: again, if another save has removed it.
+        # Torch's method would create the folder again if another save has removed it.
         if not Path(self.path).is_dir():
             raise CheckpointError(
                 f"{self.path}, which rank 0 has made, is not there: every rank must see the same "
@@ -113,7 +114,7 @@ class _Writer(FileSystemWriter):
         return plan
 
     def storage_meta(self) -> StorageMeta:
-        # Torch's has the path, which is another when the checkpoint is whole.
+        # Torch's method stores the path, which changes when the checkpoint is complete.
         return StorageMeta(save_id=self.save_id)
 
 
@@ -132,7 +133,7 @@ class _MarkedFiles(FileSystem):
 def _write(
     state: dict[str, Any], planner: DefaultSavePlanner, writer: _Writer, P: Partition
 ) -> bytes:
-    """Write what is this rank's; returns what rank 0 needs for the index."""
+    """Write this rank's part; return what rank 0 needs for the index."""
     assert P.rank is not None
     planner.set_up_planner(state, is_coordinator=P.rank == 0)
     writer.set_up_storage_writer(P.rank == 0)
@@ -149,27 +150,28 @@ def load(
     path: str | os.PathLike[str],
     optimizer: torch.optim.Optimizer | None = None,
 ) -> None:
-    """Read a checkpoint, whatever layout and number of ranks wrote it.
+    """Load a checkpoint that any layout on any number of ranks has written.
 
-    Collective over the world; every rank sees the folder. Executes nothing that is in it: of the
-    index only known classes are made, and tensors and values are read as ``torch.load`` does with
-    ``weights_only=True``. One by plain torch will do, with the same names, ``"model"`` before them.
+    Collective over the world; every rank must see the folder. Executes nothing that is in it: of
+    the index, only known classes are unpickled, and tensors and values are read as ``torch.load``
+    does with ``weights_only=True``. Checkpoints by plain torch can be loaded if names are equal and
+    begin with ``"model"``.
 
     Args:
-        module: filled in place; a tree of layers, distributed or not, the same on every rank.
-        path: of the folder.
-        optimizer: of the module's parameters, in the same groups; to be filled too.
+        module: tree of layers to fill in place, distributed or not, the same on every rank.
+        path: folder of the checkpoint.
+        optimizer: optimizer of the module's parameters, in the same groups, to be filled too.
 
     Cost:
-        Every rank reads the parts of the files that its blocks are in; of a part, all of the block
-        that was written, twice: its checksum is compared first. Each file is opened once more, by
-        one rank, for its identity.
+        Every rank reads those parts of the files that overlap its blocks. Each part is a whole
+        block as it was written, and is read twice: its checksum is compared first. In addition, one
+        rank opens each file for its identity.
 
     Raises:
-        CheckpointError: on every rank, before anything changes, if a file is of another save than
-            the index, a name is missing or unknown, a shape is another, or the optimizer has other
-            groups or does not take the state; later, with the optimizer as it was but tensors of
-            the module filled, if a file cannot be read or is damaged.
+        CheckpointError: on every rank, before anything changes, if a file belongs to another save
+            than the index, a name is missing or unknown, a shape differs, or the optimizer has
+            other groups or does not take the state; later, with an unchanged optimizer but some of
+            the module's tensors filled, if a file cannot be read or is damaged.
     """
     P_world, target = world_of(module), folders.place_of(path)
     what = f"loading {target}"
@@ -189,16 +191,23 @@ def load(
             if optimizer is not None:
                 _read(tensors, reader, metadata)
                 set_optimizer(module, optimizer, metadata, values | tensors)
-        # Last: the module's tensors are filled in place.
+        # Last, because the module's tensors are filled in place.
         with failing_together(P_world, what):
             _read(state, reader, metadata)
 
 
 @checked(CheckpointError)
 def exists(path: str | os.PathLike[str]) -> bool:
-    """Whether there is a checkpoint for :func:`load`, as this rank sees the folder.
+    """Return whether :func:`load` would find a checkpoint at ``path``.
 
-    Not collective. A save that ended at any moment does not change the answer from true to false.
+    Not collective: the answer is for the folder as this rank sees it. An interrupted save never
+    changes it from true to false.
+
+    Args:
+        path: folder of the checkpoint, as for :func:`load`.
+
+    Returns:
+        True if there is a checkpoint to load.
     """
     try:
         folders.find(folders.place_of(path))

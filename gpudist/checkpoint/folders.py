@@ -1,4 +1,4 @@
-"""A checkpoint appears as a whole: it is written beside its place, then put there."""
+"""Write checkpoints atomically: in a folder beside the target, which is then renamed."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from gpudist.errors import CheckpointError
 
 
 def place_of(path: str | os.PathLike[str]) -> Path:
-    """Where the checkpoint of that name lies, or will: at the end of symbolic links."""
+    """Path of the checkpoint ``path`` after resolving symbolic links."""
     return Path(os.path.realpath(path))
 
 
 def prepare(target: Path) -> str:
-    """Make an empty folder beside ``target`` to write to; what interrupted saves left is removed.
+    """Make an empty folder beside ``target`` to write to, and remove remains of earlier saves.
 
     Returns:
-        The identity of the save, which the folder has in its name.
+        Identity of the save, which is part of the folder's name.
 
     Raises:
-        CheckpointError: there is something at ``target`` that is not a checkpoint alone.
+        CheckpointError: if ``target`` exists and is not a checkpoint.
     """
     _require_end_of_links(target)
     if target.exists() and not _is_checkpoint(target):
@@ -41,12 +41,12 @@ def prepare(target: Path) -> str:
 
 
 def writing_folder(target: Path, identity: str) -> Path:
-    """The folder that one save alone writes to: a rank of another that wakes late has its own."""
+    """Folder that only one save writes to, even if a rank of another save is late."""
     return target.with_name(f".{target.name}.saving.{identity}")
 
 
 def put_in_place(target: Path, identity: str) -> None:
-    """Make the folder that was written the checkpoint; what was there before is removed last."""
+    """Rename the written folder to ``target``; the previous checkpoint is removed last."""
     previous, written = _previous(target), writing_folder(target, identity)
     _sync(written)
     if target.exists():
@@ -55,7 +55,7 @@ def put_in_place(target: Path, identity: str) -> None:
     try:
         os.rename(written, target)
     except OSError:
-        # Another save has removed the folder, and perhaps put its own in place meanwhile.
+        # Another save has removed the folder, and perhaps put its own in place since then.
         with suppress(OSError):
             os.rename(previous, target)
         raise
@@ -64,16 +64,16 @@ def put_in_place(target: Path, identity: str) -> None:
 
 
 def find(target: Path) -> Path:
-    """The checkpoint at ``target``, or the one that a save was about to replace when it ended.
+    """Find the checkpoint at ``target``, or the one that an interrupted save would have replaced.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: if there is none.
     """
     _require_end_of_links(target)
     for folder in (target, _previous(target)):
         if (folder / METADATA).is_file():
             return folder
-    raise CheckpointError(f"there is no checkpoint at {target}: it has no {METADATA}")
+    raise CheckpointError(f"{target} does not hold a checkpoint: it has no {METADATA}")
 
 
 def _remove(path: Path) -> None:
@@ -95,7 +95,6 @@ def _require_end_of_links(target: Path) -> None:
 
 
 def _is_checkpoint(folder: Path) -> bool:
-    """It has nothing but the files of one, or nothing at all."""
     if not folder.is_dir():
         return False
     names = [entry.name for entry in folder.iterdir()]
@@ -105,7 +104,7 @@ def _is_checkpoint(folder: Path) -> bool:
 
 
 def _sync(folder: Path) -> None:
-    """Make the names in a folder last through a power cut."""
+    # Flush the folder's entries, so that they survive a power failure.
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""The identity of a save, which its index and the first bytes of each of its files have."""
+"""Identity of a save, found in its index and in the first bytes of each of its files."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ def new_identity() -> str:
 
 
 def first_bytes(identity: str) -> bytes:
-    """First bytes of each file of the save; readers skip them, by the offsets in the index."""
+    """First bytes of each file of the save, which readers skip by the offsets in the index."""
     return f"{identity}\n".encode()
 
 
 def identity_of(metadata: Metadata) -> str | None:
-    """The identity of the save that wrote an index; ``None`` of plain torch, or of earlier ones."""
+    """Identity of the save that wrote an index; ``None`` for plain torch or earlier versions."""
     found = getattr(metadata.storage_meta, "save_id", None)
     return found if isinstance(found, str) and _IDENTITY.fullmatch(found) else None
 
 
 def files_of(metadata: Metadata) -> list[str]:
-    """Names of the files that an index refers to, in order."""
+    """Sorted names of the files that an index refers to."""
     return sorted({info.relative_path for info in (metadata.storage_data or {}).values()})
 
 
 def require_of_one_save(folder: Path, files: Iterable[str], metadata: Metadata) -> None:
-    """Refuse files that another save has written than the index.
+    """Refuse files that were not written by the same save as the index.
 
     Raises:
-        CheckpointError: naming the file.
-        OSError: one cannot be read.
+        CheckpointError: if a file belongs to another save; the error names the file.
+        OSError: if a file cannot be read.
     """
     identity = identity_of(metadata)
     if identity is None:
@@ -49,8 +49,8 @@ def require_of_one_save(folder: Path, files: Iterable[str], metadata: Metadata) 
         with open(folder / name, "rb") as file:
             found = file.read(len(expected))
         if found != expected:
-            told = found.decode("ascii", errors="replace").strip()
-            other = f"save {told}" if _IDENTITY.fullmatch(told) else "no save that it names"
+            other_id = found.decode("ascii", errors="replace").strip()
+            other = f"save {other_id}" if _IDENTITY.fullmatch(other_id) else "no save that it names"
             raise CheckpointError(
                 f"{folder / name} is of {other}, the index of save {identity}: the checkpoint is a "
                 "mixture; take another one, or copy all its files again"

@@ -1,4 +1,4 @@
-"""One tensor of a state dict: from its blocks to the whole, and back."""
+"""Move one tensor of a state dict between its blocks and the whole."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ import torch
 from gpudist.exchange import Movement, bind, carry_out
 from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.cartesian import rank_of
-from gpudist.geometry.overlap import plan_repartition
+from gpudist.geometry.repartition import plan_repartition
 from gpudist.nn.parameters.parameter import bind_parameter
-from gpudist.nn.parameters.placement import Placement
+from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.nn.partitions import plane
 from gpudist.world.partition import CartesianPartition, Partition
 
 
 def gather_blocks(
-    block: torch.Tensor, placement: Placement, root: int = 0, to_all: bool = False
+    block: torch.Tensor, placement: ParameterPlacement, root: int = 0, to_all: bool = False
 ) -> torch.Tensor | None:
-    """The whole tensor on one rank of the world, or on all.
+    """Gather the whole tensor on one rank of the world, or on all.
 
     Collective over the world.
 
     Args:
-        block: this rank's, or the placeholder for it.
-        placement: of the tensor.
-        root: the rank of the world that gets the whole.
-        to_all: every rank gets it.
+        block: this rank's block, or its placeholder.
+        placement: placement of the tensor.
+        root: rank of the world that gets the whole tensor.
+        to_all: whether every rank gets the whole tensor.
 
     Returns:
-        New tensor on the CPU; ``None`` where there is none.
+        New tensor on the CPU; ``None`` on ranks that do not get it.
 
     Cost:
-        One message per owner; ``to_all``: a broadcast of the whole more.
+        One message per owner; with ``to_all`` also a broadcast of the whole tensor.
     """
     if placement.shape == ():
         owner = placement.P.ranks[0]
@@ -47,20 +47,20 @@ def gather_blocks(
 
 
 def scatter_blocks(
-    whole: torch.Tensor | None, block: torch.Tensor, placement: Placement, root: int = 0
+    whole: torch.Tensor | None, block: torch.Tensor, placement: ParameterPlacement, root: int = 0
 ) -> None:
     """Copy the whole tensor of one rank of the world into the blocks of all owners.
 
     Collective over the world.
 
     Args:
-        whole: on the root, of any floating-point dtype and device; ignored elsewhere.
-        block: this rank's, or the placeholder for it; filled in place.
-        placement: of the tensor.
-        root: the rank of the world that has the whole.
+        whole: on the root, tensor of any floating-point dtype and device; ignored elsewhere.
+        block: this rank's block, filled in place, or its placeholder.
+        placement: placement of the tensor.
+        root: rank of the world that has the whole tensor.
 
     Cost:
-        One message per owner; a broadcast of the blocks more where there are copies of them.
+        One message per owner; also a broadcast of the blocks if they are replicated.
     """
     P_world = placement.P.world
     if P_world.rank == root:
@@ -79,7 +79,6 @@ def scatter_blocks(
 
 
 def _share_cell(x: torch.Tensor, kept: torch.Tensor, root: int, P_world: Partition) -> None:
-    """Copy the one cell that the root has into ``kept``, if that has any."""
     bits = x.detach().cpu().reshape(1).view(torch.uint8).tolist() if P_world.rank == root else None
     values = P_world.broadcast_data(bits, root)
     if kept.numel():
@@ -89,17 +88,23 @@ def _share_cell(x: torch.Tensor, kept: torch.Tensor, root: int, P_world: Partiti
 
 @lru_cache(maxsize=1024)
 def _gathering(
-    placement: Placement, dtype: torch.dtype, shape: tuple[int, ...], root: int, to_all: bool
+    placement: ParameterPlacement,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    root: int,
+    to_all: bool,
 ) -> Movement:
     P_root = _alone(placement, root)
     gathering = _recut(placement, P_root, dtype, shape, True)
     if not to_all:
         return gathering
-    return gathering.then(_copying(Placement(P_root, _whole(placement), (0,) * P_root.dim), dtype))
+    return gathering.then(
+        _copying(ParameterPlacement(P_root, _whole(placement), (0,) * P_root.dim), dtype)
+    )
 
 
 @lru_cache(maxsize=1024)
-def _scattering(placement: Placement, dtype: torch.dtype, root: int) -> Movement:
+def _scattering(placement: ParameterPlacement, dtype: torch.dtype, root: int) -> Movement:
     scattering = _recut(placement, _alone(placement, root), dtype, (0,), False)
     if not placement.is_replicated:
         return scattering
@@ -111,8 +116,8 @@ def _scattering(placement: Placement, dtype: torch.dtype, root: int) -> Movement
     )
 
 
-def _copying(placement: Placement, dtype: torch.dtype) -> Movement:
-    """The broadcast of a whole tensor from its owner to all ranks of the world."""
+def _copying(placement: ParameterPlacement, dtype: torch.dtype) -> Movement:
+    """Broadcast of a whole tensor from its owner to all ranks of the world."""
     P_root = placement.P
     P_world = P_root.world
     P_all = P_world.create_cartesian_topology_partition([P_world.size] + [1] * (P_root.dim - 1))
@@ -123,13 +128,13 @@ def _copying(placement: Placement, dtype: torch.dtype) -> Movement:
 
 
 def _recut(
-    placement: Placement,
+    placement: ParameterPlacement,
     P_root: CartesianPartition,
     dtype: torch.dtype,
     placeholder: tuple[int, ...],
     to_root: bool,
 ) -> Movement:
-    """The repartition from the first copy of each block to the root, or back."""
+    """Repartition from the first copy of each block to the root, or back."""
     P_world = placement.P.world
     first = _first_copies(placement)
     cut, whole = placement.cut, _whole(placement)
@@ -159,16 +164,15 @@ def _recut(
     return bind(plan, P_world, label, dtype, placeholder, dtype)
 
 
-def _first_copies(placement: Placement) -> Placement:
-    """Of workers that hold the same cells, the first."""
-    return Placement(plane(placement.P, placement.axes), placement.cut, placement.axes)
+def _first_copies(placement: ParameterPlacement) -> ParameterPlacement:
+    return ParameterPlacement(plane(placement.P, placement.axes), placement.cut, placement.axes)
 
 
-def _whole(placement: Placement) -> Decomposition:
+def _whole(placement: ParameterPlacement) -> Decomposition:
     return Decomposition.balanced(placement.shape, (1,) * len(placement.shape))
 
 
-def _alone(placement: Placement, root: int) -> CartesianPartition:
+def _alone(placement: ParameterPlacement, root: int) -> CartesianPartition:
     world: Partition = placement.P.world
     dims = max(1, len(placement.shape))
     return world.create_partition_inclusive([root]).create_cartesian_topology_partition([1] * dims)

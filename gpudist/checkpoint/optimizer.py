@@ -1,4 +1,4 @@
-"""The state of the sequential model's optimizer, from and to that of the distributed one."""
+"""Convert between the optimizer state of the sequential and of the distributed model."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from gpudist.checkpoint.json_values import decode, encode, name_of
 from gpudist.checkpoint.moving import gather_blocks, scatter_blocks
 from gpudist.checkpoint.optimizer_state import (
     described_state,
@@ -20,39 +21,38 @@ from gpudist.checkpoint.optimizer_state import (
 )
 from gpudist.checkpoint.sequential import world_of
 from gpudist.checkpoint.texts import broadcast_text, failing_together
-from gpudist.checkpoint.values import decode, encode, name_of
 from gpudist.checks.arguments import checked
 from gpudist.errors import CheckpointError
-from gpudist.nn.parameters.placement import Placement, placements
+from gpudist.nn.parameters.parameter_placement import ParameterPlacement, placements
 
 
 @checked(CheckpointError)
 def full_optimizer_state_dict(
     module: torch.nn.Module, optimizer: torch.optim.Optimizer, *, to_all: bool = False
 ) -> dict[str, Any]:
-    """The state dict that the optimizer of the sequential model would have.
+    """Return the state dict that the optimizer of the sequential model would have.
 
-    Collective over the world. It numbers parameters in the order of ``optimizer``'s groups, as
-    torch does: those of a converted network are in the order of the sequential one's. Where the
-    optimizer was made from ``named_parameters()``, groups have ``"param_names"``. State of the
-    shape of its parameter is put together from blocks; tensors of one cell, as the number of steps,
-    are those of the parameter's first owner.
+    Collective over the world. Parameters are numbered in the order of ``optimizer``'s groups, as in
+    torch; for a converted network this is the order of the sequential one. If the optimizer was
+    made from ``named_parameters()``, groups have ``"param_names"``. State with the shape of its
+    parameter is gathered from blocks; for tensors of one cell, such as the number of steps, the
+    value of the parameter's first owner is used.
 
     Args:
-        module: a tree of layers, distributed or not, the same on every rank.
-        optimizer: of its parameters, with the same groups on every rank.
-        to_all: every rank gets it, instead of rank 0.
+        module: tree of layers, distributed or not, the same on every rank.
+        optimizer: optimizer of its parameters, with the same groups on every rank.
+        to_all: whether every rank gets the state dict, instead of rank 0 alone.
 
     Returns:
-        In the form of ``optimizer.state_dict()``, new tensors on the CPU; empty on the other ranks.
+        State dict in the form of ``optimizer.state_dict()``, with new tensors on the CPU; empty on
+        ranks that do not get it.
 
     Cost:
-        A tensor at a time: one message per owner of a block; with ``to_all`` a broadcast of it.
+        For each tensor, one message per owner of a block; with ``to_all`` also a broadcast.
 
     Raises:
-        CheckpointError: on every rank, if the ranks' optimizers differ, or for state that is
-            neither of the parameter's shape nor of one cell, or of a dtype that the torch of one
-            rank does not have.
+        CheckpointError: on every rank, if the ranks' optimizers differ, or if state has neither the
+            parameter's shape nor one cell, or a dtype that does not exist in the torch of one rank.
     """
     placed, P_world = placements(module), world_of(module)
     groups = require_same_parameters(module, optimizer, P_world)
@@ -71,7 +71,7 @@ def full_optimizer_state_dict(
             block = own.get(key)
             if block is None:
                 block = empty_state(parameters[name], about)
-            where = placed.get(name) or Placement.everywhere(block.shape, P_world)
+            where = placed.get(name) or ParameterPlacement.everywhere(block.shape, P_world)
             whole[key] = gather_blocks(block, where, to_all=to_all)
         if gets:
             state[number] = whole
@@ -80,7 +80,7 @@ def full_optimizer_state_dict(
     options = optimizer.state_dict()["param_groups"]
     for group, names in zip(options, groups, strict=True):
         if sorted(group.get("param_names", ())) == sorted(names):
-            # A state dict loaded before may have left them in another order.
+            # A state dict that was loaded earlier may have left them in another order.
             group["param_names"] = names
     return {"state": state, "param_groups": options}
 
@@ -93,25 +93,26 @@ def load_full_optimizer_state_dict(
     *,
     root: int = 0,
 ) -> None:
-    """Fill the distributed model's optimizer from the state of the sequential one's.
+    """Fill the distributed model's optimizer with the state of the sequential model's optimizer.
 
-    Collective over the world. Where groups of ``state_dict`` have ``"param_names"``, as those of
-    an optimizer made from ``named_parameters()``, state goes by name; else by order, as in torch.
+    Collective over the world. If groups of ``state_dict`` have ``"param_names"``, because the
+    optimizer was made from ``named_parameters()``, state is matched by name; otherwise by order, as
+    in torch.
 
     Args:
-        module: a tree of layers, distributed or not, the same on every rank.
-        optimizer: of its parameters, in the same groups as the sequential one's; where these have
-            no names, also in the same order. Its own ``"param_names"`` stay.
-        state_dict: on the root, what ``optimizer.state_dict()`` gives there; ignored elsewhere.
-        root: the rank of the world that has it.
+        module: tree of layers, distributed or not, the same on every rank.
+        optimizer: optimizer of its parameters, in the same groups as the sequential one and,
+            without names, in the same order. Its own ``"param_names"`` are kept.
+        state_dict: on the root, result of ``optimizer.state_dict()``; ignored elsewhere.
+        root: rank of the world that has the state dict.
 
     Cost:
-        A tensor at a time: one message per owner of a block.
+        For each tensor, one message per owner of a block.
 
     Raises:
-        CheckpointError: on every rank, and nothing has changed, if groups, names or shapes do not
-            fit, the optimizer does not take the state, or the torch of one rank does not have a
-            dtype.
+        CheckpointError: on every rank, before anything changes, if groups, names or shapes do not
+            fit, the optimizer does not take the state, or a dtype does not exist in the torch of
+            one rank.
     """
     placed, P_world = placements(module), world_of(module)
     groups = require_same_parameters(module, optimizer, P_world)
@@ -123,20 +124,20 @@ def load_full_optimizer_state_dict(
         if P_world.rank == root:
             numbers = _numbers(state_dict, optimizer, groups)
             text = json.dumps(_described(state_dict, numbers, shapes))
-    told = json.loads(broadcast_text(P_world, text, root))
+    received = json.loads(broadcast_text(P_world, text, root))
     with failing_together(P_world, what):
-        options = decode(told["groups"])
+        options = decode(received["groups"])
         state: dict[int, dict[str, Any]] = {
-            number: {k: new_state(parameters[name], v) for k, v in told["state"][name].items()}
+            number: {k: new_state(parameters[name], v) for k, v in received["state"][name].items()}
             for number, name in enumerate(shapes)
-            if name in told["state"]
+            if name in received["state"]
         }
     for number, name in enumerate(shapes):
-        for key, about in told["state"].get(name, {}).items():
+        for key, about in received["state"].get(name, {}).items():
             if about["kind"] == "value":
                 continue
             block = state[number][key]
-            where = placed.get(name) or Placement.everywhere(block.shape, P_world)
+            where = placed.get(name) or ParameterPlacement.everywhere(block.shape, P_world)
             given = None
             if P_world.rank == root and state_dict is not None:
                 given = state_dict["state"][numbers[name]][key]
@@ -151,7 +152,7 @@ def load_full_optimizer_state_dict(
 def _numbers(
     state_dict: Mapping[str, Any] | None, optimizer: torch.optim.Optimizer, groups: list[list[str]]
 ) -> dict[str, int]:
-    """The number that each parameter has in a sequential optimizer's state dict."""
+    """Number of each parameter in a sequential optimizer's state dict."""
     if state_dict is None:
         raise CheckpointError("the root gave none; only the other ranks may pass None")
     given = state_dict["param_groups"]
@@ -173,11 +174,11 @@ def _numbers(
 
 
 def _in_order(given: list[str], names: list[str], own: list[str], group: int) -> list[str]:
-    """A group's parameters in the order in which a state dict names them.
+    """Parameters of a group, in the order in which a state dict names them.
 
     Args:
-        given: the names there.
-        names, own: the names in the module, and those that the optimizer was made with.
+        given: names in the state dict.
+        names, own: names in the module, and names that the optimizer was made with.
         group: number of the group, for errors.
     """
     for known in (names, own):
@@ -198,7 +199,7 @@ def _described(
     numbers: dict[str, int],
     shapes: dict[str, tuple[int, ...]],
 ) -> dict[str, Any]:
-    """What the other ranks must know of a sequential optimizer's state dict."""
+    """Describe a sequential optimizer's state dict for the other ranks."""
     assert state_dict is not None
     state = state_dict["state"]
     unknown = [number for number in state if number not in numbers.values()]

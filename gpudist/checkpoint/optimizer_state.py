@@ -1,4 +1,4 @@
-"""What all ranks must know of an optimizer's state before it can be moved or written."""
+"""Agreement of all ranks on an optimizer's state, before it is moved or written."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Any
 
 import torch
 
+from gpudist.checkpoint.json_values import decode, dtype_of, encode, name_of
 from gpudist.checkpoint.texts import (
     broadcast_text,
     failing_together,
     gather_at_first,
     require_alike,
 )
-from gpudist.checkpoint.values import decode, dtype_of, encode, name_of
 from gpudist.errors import CheckpointError
-from gpudist.nn.parameters.placement import Placement
+from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.world.partition import Partition
 
-# By parameter and by key of its state: a tensor of the parameter's shape, or a value.
+# By parameter and by key of its state: description of a tensor or of a value.
 Described = dict[str, dict[str, dict[str, Any]]]
 
 
 def parameter_names(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[list[str]]:
-    """The names of the parameters of each group.
+    """Names of the parameters of each group.
 
     Raises:
-        CheckpointError: one is not the module's.
+        CheckpointError: if a parameter does not belong to the module.
     """
     names: dict[int, str] = {}
     for name, parameter in module.named_parameters():
@@ -43,20 +43,20 @@ def parameter_names(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -
 def require_same_parameters(
     module: torch.nn.Module, optimizer: torch.optim.Optimizer, P_world: Partition
 ) -> list[list[str]]:
-    """:func:`parameter_names`, the same on every rank. Collective over the world."""
+    """Return :func:`parameter_names` if they agree on all ranks. Collective over the world."""
     with failing_together(P_world, "naming the optimizer's parameters"):
         groups = parameter_names(module, optimizer)
     require_alike(P_world, "the optimizer's parameters", repr(groups))
     return groups
 
 
-def owner_of(name: str, placed: dict[str, Placement]) -> int:
-    """The rank of the world whose values count where several have one."""
+def owner_of(name: str, placed: dict[str, ParameterPlacement]) -> int:
+    """Rank of the world whose values are used where several ranks have them."""
     return placed[name].P.ranks[0] if name in placed else 0
 
 
 def whole_shape(
-    name: str, parameter: torch.Tensor, placed: dict[str, Placement]
+    name: str, parameter: torch.Tensor, placed: dict[str, ParameterPlacement]
 ) -> tuple[int, ...]:
     return placed[name].shape if name in placed else tuple(parameter.shape)
 
@@ -64,14 +64,14 @@ def whole_shape(
 def described_state(
     module: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
-    placed: dict[str, Placement],
+    placed: dict[str, ParameterPlacement],
     P_world: Partition,
 ) -> Described:
-    """The optimizer's state as the first owner of each parameter has it. Collective.
+    """Describe the optimizer's state on the first owner of each parameter. Collective.
 
     Raises:
-        CheckpointError: on every rank, for state that is neither of the parameter's shape nor a
-            value, or of a dtype that the torch of one rank does not have.
+        CheckpointError: on every rank, if state has neither the parameter's shape nor is a value,
+            or has a dtype that does not exist in the torch of one rank.
     """
     mine: Described = {}
     problem = ""
@@ -82,8 +82,8 @@ def described_state(
                 mine[name] = {k: _about(name, k, v, parameter) for k, v in state.items()}
     except CheckpointError as error:
         problem = str(error)
-    told = json.dumps({"problem": problem, "state": mine}).encode()
-    parts = [json.loads(data) for data in gather_at_first(P_world, told)]
+    own = json.dumps({"problem": problem, "state": mine}).encode()
+    parts = [json.loads(data) for data in gather_at_first(P_world, own)]
     merged: dict[str, Any] = {"problem": "", "state": {}}
     for part in parts:
         merged["problem"] = merged["problem"] or part["problem"]
@@ -102,12 +102,12 @@ def described_state(
 
 
 def new_state(parameter: torch.Tensor, about: dict[str, Any]) -> Any:
-    """The value that is described, or a tensor for it as :func:`empty_state` makes."""
+    """Decode a described value, or make a tensor by :func:`empty_state`."""
     return decode(about["value"]) if about["kind"] == "value" else empty_state(parameter, about)
 
 
 def empty_state(parameter: torch.Tensor, about: dict[str, Any]) -> torch.Tensor:
-    """A tensor for what is described, of the shape of this rank's block of the parameter."""
+    """Make a zero tensor of the described dtype, with the shape of this rank's block."""
     return torch.zeros(parameter.shape, dtype=dtype_of(about["dtype"]), device=parameter.device)
 
 
@@ -124,20 +124,20 @@ def _about(name: str, key: str, value: Any, parameter: torch.Tensor) -> dict[str
 
 
 def set_state(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-    """Give the optimizer a state dict of its own blocks. An error may leave it half changed."""
+    """Load a state dict of this rank's own blocks. An error may leave it half loaded."""
     for group in state_dict["param_groups"]:
-        # The optimizer's own stay: others may be in another order.
+        # The optimizer keeps its own names: those of the state dict may be in another order.
         group.pop("param_names", None)
     try:
         optimizer.load_state_dict(state_dict)
-    except Exception as error:  # each optimizer has its own
+    except Exception as error:  # the type depends on the optimizer
         text = f"{type(error).__name__}: {error}"
         raise CheckpointError(f"the optimizer does not take the state: {text}") from error
 
 
 @contextmanager
 def unchanged_by_failure(optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
-    """What raises here leaves the optimizer with the state and the groups that it had."""
+    """Restore the state and the groups of ``optimizer`` if the body raises."""
     if optimizer is None:
         yield
         return

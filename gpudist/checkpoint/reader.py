@@ -1,4 +1,4 @@
-"""Reading torch's distributed checkpoints without running what they say."""
+"""Read torch's distributed checkpoints without executing what they contain."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ _ALLOWED = {
 
 
 class SafeReader(FileSystemReader):
-    """Torch's reader, which unpickles of the metadata only the classes that metadata has.
+    """Torch's reader, restricted to unpickle only the classes that make up metadata.
 
-    Tensors are read as torch reads them: with ``weights_only=True``; and their checksums are
-    looked at, which torch writes and does not look at.
+    Tensors are read as torch reads them, with ``weights_only=True``. Checksums, which torch writes
+    but does not verify, are verified.
     """
 
     def _slice_file(self, file: Any, sinfo: Any) -> Any:
@@ -57,18 +57,18 @@ class SafeReader(FileSystemReader):
         return super()._slice_file(file, sinfo)
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """See torch.
+        """Read the metadata of the checkpoint, see torch.
 
         Raises:
-            CheckpointError: the file is not metadata, or wants anything else made or called.
-            OSError: it cannot be read.
+            CheckpointError: if the file is not metadata, or would create or call anything else.
+            OSError: if the file cannot be read.
         """
         with open(Path(self.path) / METADATA, "rb") as file:
             metadata = read_pickled(file.read())
         if not isinstance(metadata, Metadata):
             raise CheckpointError(f"{self.path}: its metadata is a {type(metadata).__name__}")
         for info in (metadata.storage_data or {}).values():
-            # A file elsewhere is none of the checkpoint's.
+            # Files in other folders do not belong to the checkpoint.
             if len(PurePosixPath(info.relative_path).parts) != 1 or info.relative_path == "..":
                 raise CheckpointError(f"{self.path}: it names the file {info.relative_path!r}")
         for name, about in metadata.state_dict_metadata.items():
@@ -82,7 +82,7 @@ class SafeReader(FileSystemReader):
 
 
 class _Part(io.RawIOBase):
-    """Some bytes of a file, as a file."""
+    """Range of bytes of a file, with the interface of a file."""
 
     def __init__(self, file: IO[bytes], start: int, length: int) -> None:
         self._file = file
@@ -116,17 +116,17 @@ class _Part(io.RawIOBase):
 
 
 def _require_whole(part: _Part, path: str) -> None:
-    """Refuse what torch has saved and something else has changed."""
+    """Refuse data that has changed since torch saved it."""
     try:
         with ZipFile(part) as saved:  # pyright: ignore[reportArgumentType]
-            # Torch compresses nothing, and takes a file with attributes for a folder.
+            # Torch does not compress, and takes a file with attributes for a folder.
             odd = [
                 each.filename
                 for each in saved.filelist
                 if each.file_size != each.compress_size or each.external_attr
             ]
             broken = odd[0] if odd else saved.testzip()
-    except Exception as error:  # what is no archive can fail in any way
+    except Exception as error:  # data that is not an archive can fail in any way
         raise CheckpointError(f"{path} is damaged: {error}") from error
     if broken is not None:
         raise CheckpointError(
@@ -136,8 +136,10 @@ def _require_whole(part: _Part, path: str) -> None:
 
 
 def _is_whole(about: TensorStorageMetadata) -> bool:
-    """Whether the parts have as many cells as the tensor, all of them in it: torch's reader leaves
-    out what is in no part."""
+    """Whether the parts cover the tensor: their cells add up, and all lie inside the tensor.
+
+    Torch's reader silently skips cells that no part contains.
+    """
     cells = 0
     for chunk in about.chunks:
         dims = list(zip(chunk.offsets, chunk.sizes, about.size, strict=True))
@@ -150,7 +152,7 @@ def _is_whole(about: TensorStorageMetadata) -> bool:
 
 
 class SafePlanner(DefaultLoadPlanner):
-    """Torch's planner for a flat state dict, which loads values as torch loads weights."""
+    """Torch's planner for a flat state dict, which loads values as safely as weights."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -160,10 +162,10 @@ class SafePlanner(DefaultLoadPlanner):
 
 
 def read_pickled(data: bytes) -> Any:
-    """What was pickled, of the classes of metadata alone.
+    """Unpickle data that consists only of the classes of metadata.
 
     Raises:
-        CheckpointError: there is something else in it, or it is no pickle.
+        CheckpointError: if it contains anything else, or is not a pickle.
     """
     try:
         return _Unpickler(io.BytesIO(data)).load()
@@ -174,7 +176,7 @@ def read_pickled(data: bytes) -> Any:
 
 
 class _Unpickler(pickle._Unpickler):
-    """The one in Python: that in C makes room for a number in the data, of any size."""
+    """Python's unpickler: the one in C allocates whatever size the data asks for."""
 
     def find_class(self, module: str, name: str) -> Any:
         if name in _ALLOWED.get(module, ()):
@@ -188,7 +190,7 @@ class _Unpickler(pickle._Unpickler):
 
 
 def _enum_member(kind: Any, name: str) -> Any:
-    """How Python 3.11.0 to 3.11.3 pickles a member of an enumeration."""
+    # Python 3.11.0 to 3.11.3 pickles a member of an enumeration as a call of getattr.
     if not isinstance(kind, EnumMeta):
         raise CheckpointError(f"the metadata takes {name} of {kind}; it may come from an attack")
     return kind[name]

@@ -1,4 +1,4 @@
-"""The state dict of the sequential model, from and to the blocks of the distributed one."""
+"""Convert between the state dict of the sequential model and blocks of the distributed one."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from gpudist.checkpoint.moving import gather_blocks, scatter_blocks
 from gpudist.checkpoint.texts import broadcast_text, require_alike
 from gpudist.checks.arguments import checked
 from gpudist.errors import CheckpointError
-from gpudist.nn.parameters.placement import Placement, placements
+from gpudist.nn.parameters.parameter_placement import ParameterPlacement, placements
 from gpudist.world import runtime
 from gpudist.world.partition import Partition
 
 
 @checked(CheckpointError)
 def full_state_dict(module: torch.nn.Module, *, to_all: bool = False) -> dict[str, Any]:
-    """The state dict that the sequential model would have: same names, shapes and values.
+    """Return the state dict that the sequential model would have: same names, shapes and values.
 
-    Collective over the world. What the sequential layers do not have, the seeds of dropout, is left
-    out. Layers that are not distributed give what the rank that gets the result holds.
+    Collective over the world. Seeds of dropout, which the sequential layers do not have, are left
+    out. Values of layers that are not distributed are those of the rank that gets the result.
 
     Args:
-        module: a tree of layers, distributed or not, the same on every rank.
-        to_all: every rank gets it, instead of rank 0.
+        module: tree of layers, distributed or not, the same on every rank.
+        to_all: whether every rank gets the state dict, instead of rank 0 alone.
 
     Returns:
-        New tensors on the CPU, by name; empty on the other ranks.
+        New tensors on the CPU, by name; empty on ranks that do not get them.
 
     Cost:
-        A tensor at a time: one message per owner of a block; with ``to_all`` a broadcast of it.
+        For each tensor, one message per owner of a block; with ``to_all`` also a broadcast.
 
     Raises:
         CheckpointError: on every rank, if the ranks have different models.
@@ -62,16 +62,16 @@ def load_full_state_dict(
     Collective over the world. Layers that are not distributed get the values on every rank.
 
     Args:
-        module: a tree of layers, distributed or not, the same on every rank.
-        state_dict: on the root, tensors of any device; ignored elsewhere.
-        root: the rank of the world that has it.
+        module: tree of layers, distributed or not, the same on every rank.
+        state_dict: on the root, tensors on any device; ignored elsewhere.
+        root: rank of the world that has the state dict.
 
     Cost:
-        A tensor at a time: one message per owner of a block, and a broadcast of what all hold.
+        For each tensor, one message per owner of a block; also a broadcast if it is replicated.
 
     Raises:
         CheckpointError: on every rank, before anything changes, if a name is missing or unknown, or
-            a shape is another.
+            a shape differs.
     """
     placed, P_world = placements(module), world_of(module)
     names = _sequential_names(module)
@@ -89,12 +89,12 @@ def load_full_state_dict(
         own = state[name]
         if isinstance(own, torch.Tensor):
             given = state_dict[name] if state_dict is not None and P_world.rank == root else None
-            where = placed.get(name) or Placement.everywhere(own.shape, P_world)
+            where = placed.get(name) or ParameterPlacement.everywhere(own.shape, P_world)
             scatter_blocks(given, own, where, root)
 
 
 def world_of(module: torch.nn.Module) -> Partition:
-    """All ranks of the world that the layers of ``module`` are in."""
+    """World that the layers of ``module`` belong to."""
     for placement in placements(module).values():
         return placement.P.world
     for part in module.modules():
@@ -105,36 +105,35 @@ def world_of(module: torch.nn.Module) -> Partition:
 
 
 def names_beyond_sequential(module: torch.nn.Module) -> set[str]:
-    """Names in the state dict that the sequential model's does not have."""
+    """Names in the state dict that the sequential model does not have."""
     return {
         f"{prefix}.{name}" if prefix else name
         for prefix, layer in module.named_modules(remove_duplicate=False)
-        for name in getattr(layer, "_beyond_sequential", ())
+        for name in getattr(layer, "beyond_sequential", ())
     }
 
 
 def _sequential_names(module: torch.nn.Module) -> list[str]:
-    """The names of the sequential model's state dict, in its order."""
     beyond = names_beyond_sequential(module)
     return [name for name in module.state_dict() if name not in beyond]
 
 
-def _shape(name: str, value: Any, placed: dict[str, Placement]) -> tuple[int, ...] | None:
-    """Of the whole; ``None`` for what is no tensor."""
+def _shape(name: str, value: Any, placed: dict[str, ParameterPlacement]) -> tuple[int, ...] | None:
     if name in placed:
         return placed[name].shape
     return tuple(value.shape) if isinstance(value, torch.Tensor) else None
 
 
-def described(names: list[str], state: Mapping[str, Any], placed: dict[str, Placement]) -> str:
-    """Names and global shapes as a text."""
+def described(
+    names: list[str], state: Mapping[str, Any], placed: dict[str, ParameterPlacement]
+) -> str:
+    """Text with the names and global shapes, to be compared between ranks."""
     return repr([(name, _shape(name, state[name], placed)) for name in names])
 
 
 def _problem_of(
     given: Mapping[str, Any] | None, wanted: dict[str, tuple[int, ...] | None], extra: set[str]
 ) -> str:
-    """Why a state dict does not have just these names and shapes; empty if it has."""
     if given is None:
         return "the root gave none; only the other ranks may pass None"
     return "; ".join(_problems(given, wanted, extra))

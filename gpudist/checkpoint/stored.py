@@ -1,4 +1,4 @@
-"""What of a model and its optimizer is in a checkpoint, under which names."""
+"""Contents of a checkpoint: parts of a model and its optimizer, and their names."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from gpudist.checkpoint.block_tensor import BlockTensor
+from gpudist.checkpoint.json_values import decode
 from gpudist.checkpoint.optimizer_state import (
     described_state,
     empty_state,
@@ -19,14 +20,13 @@ from gpudist.checkpoint.optimizer_state import (
 )
 from gpudist.checkpoint.sequential import described, names_beyond_sequential
 from gpudist.checkpoint.texts import require_alike
-from gpudist.checkpoint.values import decode
 from gpudist.errors import CheckpointError
-from gpudist.nn.parameters.placement import Placement, placements
+from gpudist.nn.parameters.parameter_placement import ParameterPlacement, placements
 from gpudist.world.partition import Partition
 
 
 def model_to_save(module: torch.nn.Module, P_world: Partition) -> dict[str, Any]:
-    """This rank's part of the state dict: blocks, and on rank 0 what all ranks hold. Collective."""
+    """This rank's blocks of the state dict; on rank 0 also what is replicated. Collective."""
     placed, state = placements(module), module.state_dict()
     require_alike(P_world, "the names and shapes", described(list(state), state, placed))
     return {
@@ -64,17 +64,17 @@ def optimizer_to_save(
     return {"state": state, "param_groups": options}
 
 
-def _stored(value: Any, placement: Placement | None) -> Any:
+def _stored(value: Any, placement: ParameterPlacement | None) -> Any:
     return value if placement is None else BlockTensor(value, placement)
 
 
 def model_to_load(
     module: torch.nn.Module, metadata: Metadata, P_world: Partition
 ) -> dict[str, Any]:
-    """The module's tensors, to be filled in place, by their names in the checkpoint.
+    """Tensors of the module to be filled in place, by their names in the checkpoint.
 
     Raises:
-        CheckpointError: the checkpoint does not have just these names and shapes.
+        CheckpointError: if names or shapes in the checkpoint differ from the module's.
     """
     placed, beyond = placements(module), names_beyond_sequential(module)
     stored = metadata.state_dict_metadata
@@ -100,13 +100,13 @@ def model_to_load(
 def optimizer_to_load(
     module: torch.nn.Module, optimizer: torch.optim.Optimizer, metadata: Metadata
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What of the optimizer is to be read, by its names in the checkpoint.
+    """Parts of the optimizer to be read, by their names in the checkpoint.
 
     Returns:
         ``None`` for each value, and new tensors for the state, to be filled.
 
     Raises:
-        CheckpointError: the checkpoint has state of other parameters or of other shapes.
+        CheckpointError: if the checkpoint has state of other parameters or of other shapes.
     """
     placed, parameters = placements(module), dict(module.named_parameters())
     known = {name for group in parameter_names(module, optimizer) for name in group}
@@ -142,11 +142,11 @@ def require_same_groups(
     metadata: Metadata,
     values: dict[str, Any],
 ) -> None:
-    """Refuse values that were read if they are of other groups of parameters.
+    """Refuse values that were read if their groups have other parameters.
 
     Raises:
-        CheckpointError: a group has other parameters. In which order does not matter: state goes
-            by name.
+        CheckpointError: if a group has other parameters. Their order is ignored, because state is
+            matched by name.
     """
     stored = {
         int(path[1]): values.get(full)
@@ -165,10 +165,10 @@ def set_optimizer(
     metadata: Metadata,
     loaded: dict[str, Any],
 ) -> None:
-    """Give the optimizer the state that was read.
+    """Load the state that was read into the optimizer.
 
     Raises:
-        CheckpointError: the optimizer does not take it, and may have changed in part.
+        CheckpointError: if the optimizer does not take it; it may have changed in part.
     """
     names = parameter_names(module, optimizer)
     numbers = {name: i for i, name in enumerate(name for group in names for name in group)}
@@ -188,7 +188,6 @@ def set_optimizer(
 
 
 def _of_optimizer(metadata: Metadata) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """The names in the checkpoint of what is the optimizer's, and the path each stands for."""
     for full, path in (metadata.planner_data or {}).items():
         if path[0] == "optimizer" and len(path) == 4 and full in metadata.state_dict_metadata:
             yield full, tuple(path[1:])

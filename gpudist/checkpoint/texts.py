@@ -1,4 +1,4 @@
-"""What ranks tell each other beside tensors: names, descriptions, and what went wrong."""
+"""Exchange names, descriptions and errors between ranks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from gpudist.world.partition import Partition
 
 
 def gather_bytes(P: Partition, data: bytes) -> list[bytes]:
-    """Every member's bytes, by rank. Collective over ``P``; two small all-gathers.
+    """Gather every member's bytes, by rank. Collective over ``P``; two small all-gathers.
 
     Cost:
-        As many bytes for each member as the longest has.
+        As many bytes per member as the longest contribution has.
     """
     lengths = [row[0] for row in P.allgather_data([len(data)])]
     words = -(-max(lengths) // 8)
@@ -28,7 +28,7 @@ def gather_bytes(P: Partition, data: bytes) -> list[bytes]:
 
 
 def broadcast_text(P: Partition, text: str | None, root: int) -> str:
-    """The text of rank ``root``; others pass ``None``. Collective over ``P``."""
+    """Broadcast the text of rank ``root``; others pass ``None``. Collective over ``P``."""
     data = (text or "").encode()
     padded = data.ljust(-(-len(data) // 8) * 8, b"\0")
     words = memoryview(padded).cast("q").tolist() if P.rank == root and padded else []
@@ -41,10 +41,10 @@ def _bytes_of(words: list[int]) -> bytes:
 
 
 def require_alike(P: Partition, what: str, text: str) -> None:
-    """Refuse, on every rank, a text that is not the same on all. Collective over ``P``.
+    """Raise on every rank unless ``text`` is the same on all. Collective over ``P``.
 
     Raises:
-        CheckpointError: naming the first rank that has another one than rank 0.
+        CheckpointError: the error names the first rank whose text differs from that of rank 0.
     """
     digest = blake2b(text.encode(), digest_size=7).digest()
     digests = [row[0] for row in P.allgather_data([int.from_bytes(digest, "little")])]
@@ -58,12 +58,12 @@ def require_alike(P: Partition, what: str, text: str) -> None:
 
 @contextmanager
 def failing_together(P: Partition, what: str) -> Iterator[None]:
-    """What raises here on one rank raises on every rank, once all are done. Collective over ``P``.
+    """Raise on every rank if the body raises on one, once all are done. Collective over ``P``.
 
-    Nothing inside may communicate.
+    The body must not communicate.
 
     Raises:
-        CheckpointError: on every rank, with the text of the first that failed.
+        CheckpointError: on every rank, with the text of the first rank that failed.
     """
     failure: Exception | None = None
     try:
@@ -80,7 +80,7 @@ def failing_together(P: Partition, what: str) -> Iterator[None]:
 
 
 def gather_at_first(P: Partition, data: bytes) -> list[bytes]:
-    """Every member's bytes at rank 0, by rank; nothing elsewhere. Collective over ``P``."""
+    """Gather every member's bytes on rank 0, by rank; empty elsewhere. Collective over ``P``."""
     lengths = [row[0] for row in P.allgather_data([len(data)])]
     mine = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(P.device)
     whole = gather(mine, P.create_cartesian_topology_partition([P.size]))

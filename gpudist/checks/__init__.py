@@ -1,1 +1,1 @@
-"""Arguments of public names, tensors whose memory can be read, and digests that ranks compare."""
+"""Checks of arguments and tensor memory, and digests that ranks compare."""

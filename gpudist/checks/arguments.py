@@ -1,18 +1,18 @@
 """Arguments of public names, checked against the annotations of their signatures.
 
-A wrong argument is refused before anything else happens, by an error that names it and says what it
-takes. Classes check where they are constructed, functions by :func:`checked`, and of both those of
-gpudist alone. Annotations are resolved at the first check; nothing is checked while torch.compile
-traces.
+A wrong argument raises before anything else happens; the error names it and says what is expected.
+Classes check in their constructors, functions by :func:`checked`. Only classes and functions of
+gpudist are checked, not subclasses of users. Annotations are resolved at the first check. Nothing
+is checked while torch.compile traces.
 """
 
 from __future__ import annotations
 
 import inspect
 import reprlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from collections.abc import Callable as CallableABC
+from collections.abc import Callable, Callable as CallableABC, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache, wraps
 from numbers import Real
 from operator import index
@@ -25,7 +25,10 @@ from torch.compiler import is_dynamo_compiling
 from gpudist.checks.storage import TORCH_ERRORS, explain, storage_refusal
 from gpudist.errors import GpudistError, PartitionError, ShapeError
 
-__all__ = ["Checked", "as_plain", "check", "checked", "described", "refusal_of", "settle"]
+__all__ = [
+    "Checked", "as_plain", "check", "check_constructor", "checked", "checking_itself", "described",
+    "refusal_of", "settle",
+]  # fmt: skip
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
@@ -33,12 +36,13 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class _Kind:
-    """Values that an annotation admits.
+    """Set of values that an annotation admits.
 
     Attributes:
-        admits: whether a value is one.
-        text, plural: what they are called.
-        types: types all of whose values are admitted, to be seen at a glance.
+        admits: returns whether a value is admitted.
+        text, plural: description of one value and of several, for error messages.
+        types: types whose values are all admitted, for a fast check.
+        is_partition: whether the values are partitions.
     """
 
     admits: Callable[[Any], bool]
@@ -50,30 +54,61 @@ class _Kind:
 
 @dataclass(frozen=True)
 class _Takes:
-    """Parameters of a function, in order, and what each takes."""
+    """Kinds of the parameters of a function, in order and by name."""
 
     in_order: tuple[tuple[str, _Kind], ...]
     by_name: dict[str, _Kind]
 
 
 class Checked:
-    """Base of classes whose constructors check their arguments, once."""
+    """Base of classes that check the arguments of their constructors."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        if not is_dynamo_compiling():
-            check(cls.__init__, cls.__name__, (None, *args), kwargs)
+        if not hasattr(cls.__init__, _CHECKS_ITSELF):
+            check_constructor(cls.__init__, cls.__name__, (None, *args), kwargs)
         return super().__new__(cls)
+
+
+_CHECKS_ITSELF = "_checks_itself"
+_Init = TypeVar("_Init", bound=Callable[..., None])
+
+
+def checking_itself(init: _Init) -> _Init:
+    """Mark a constructor that calls :func:`check_constructor` itself."""
+    setattr(init, _CHECKS_ITSELF, True)
+    return init
+
+
+def check_constructor(
+    init: Callable[..., None], where: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    """Check the arguments of a constructor, as :func:`check` does, and reject unknown keywords.
+
+    The error names the class under construction, even if it inherits ``init``.
+
+    Raises:
+        TypeError: ``init`` does not have this keyword.
+    """
+    if is_dynamo_compiling():
+        return
+    known = _takes(init).by_name
+    for name in kwargs:
+        if known and name not in known:
+            text = f"{where}() got an unexpected keyword argument {name!r}"
+            close = get_close_matches(name, known, 1)
+            raise TypeError(f"{text}. Did you mean {close[0]!r}?" if close else text)
+    check(init, where, args, kwargs)
 
 
 def checked(
     error: type[GpudistError] = ShapeError,
 ) -> Callable[[Callable[_Parameters, _Result]], Callable[_Parameters, _Result]]:
-    """Check the arguments of a function at each call.
+    """Decorate a function to check its arguments at each call.
 
-    See :func:`gpudist.checks.storage.explain` too.
+    Errors of torch are explained by :func:`gpudist.checks.storage.explain`.
 
     Args:
-        error: raised for arguments that are no partitions.
+        error: type of the error for arguments other than partitions.
     """
 
     def decorate(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
@@ -98,7 +133,6 @@ def checked(
 
 
 def _refuse_for_all(refusal: GpudistError, given: Iterable[Any]) -> NoReturn:
-    """Raise here, and where the workers of a partition among the arguments wait."""
     for P in given:
         if hasattr(P, "create_partition_union"):
             P.wire.refuse(refusal)
@@ -112,17 +146,18 @@ def check(
     kwargs: Mapping[str, Any],
     error: type[GpudistError] = ShapeError,
 ) -> None:
-    """Refuse arguments that the annotations of ``function`` do not admit.
+    """Raise if an argument does not match its annotation in ``function``.
 
-    Missing, surplus and unknown arguments are Python's to refuse.
+    Python itself rejects missing, surplus and unknown arguments.
 
     Args:
-        where: the name that its caller knows.
-        args: with ``self``, of a method.
-        error: raised for arguments that are no partitions.
+        function: function whose annotations are checked.
+        where: name of the function in error messages.
+        args, kwargs: arguments of the call; ``args`` of a method include ``self``.
+        error: type of the error for arguments other than partitions.
 
     Raises:
-        PartitionError: an argument should be a partition, and is not.
+        PartitionError: an argument should be a partition but is not.
     """
     refusal = refusal_of(function, where, args, kwargs, error)
     if refusal is not None:
@@ -136,7 +171,7 @@ def refusal_of(
     kwargs: Mapping[str, Any],
     error: type[GpudistError] = ShapeError,
 ) -> GpudistError | None:
-    """What :func:`check` would raise."""
+    """Return the error that :func:`check` would raise, or ``None``."""
     takes = _takes(function)
     for (name, kind), value in zip(takes.in_order, args, strict=False):
         if type(value) not in kind.types and not kind.admits(value):
@@ -165,7 +200,10 @@ def _refusal(
 
 
 def settle(made: Any) -> None:
-    """Check the fields of a dataclass, and keep plain integers, which all ranks write alike."""
+    """Check the fields of a dataclass and convert them to plain integers.
+
+    Plain integers have the same ``repr`` on all ranks.
+    """
     if is_dynamo_compiling():
         return
     given = dict(vars(made))
@@ -177,7 +215,7 @@ def settle(made: Any) -> None:
 
 
 def as_plain(value: Any) -> Any:
-    """Lists and arrays of numbers as tuples, which have a hash; tuples of them too."""
+    """Convert nested lists and arrays of numbers to nested tuples, which are hashable."""
     if isinstance(value, np.ndarray):
         value = cast(Any, value).tolist()
     return tuple([as_plain(part) for part in value]) if _is_sequence(value) else value
@@ -187,7 +225,7 @@ def as_plain(value: Any) -> Any:
 def _takes(function: Callable[..., Any]) -> _Takes:
     plain = inspect.unwrap(function)
     if plain.__module__.partition(".")[0] != "gpudist":
-        # Of a subclass, which may take what it likes.
+        # A subclass of a user may accept other arguments.
         return _Takes((), {})
     in_order: list[tuple[str, _Kind]] = []
     by_name: dict[str, _Kind] = {}
@@ -199,7 +237,7 @@ def _takes(function: Callable[..., Any]) -> _Takes:
             try:
                 annotation = eval(annotation, plain.__globals__)
             except NameError:
-                # Of a library that is imported when it is used: the function looks for itself.
+                # The annotation names a lazily imported library: the function checks itself.
                 annotation = Any
         kind = _kind_of(annotation) if annotation is not parameter.empty else _ANYTHING
         by_name[parameter.name] = kind
@@ -209,7 +247,7 @@ def _takes(function: Callable[..., Any]) -> _Takes:
 
 
 def _kind_of(annotation: Any) -> _Kind:
-    """The values of an annotation."""
+    """Return the kind of values that an annotation admits."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if isinstance(annotation, TypeVar):
         bounds = annotation.__constraints__ or (annotation.__bound__ or Any,)
@@ -219,7 +257,7 @@ def _kind_of(annotation: Any) -> _Kind:
     if origin is Literal:
         *others, last = map(repr, parts)
         text = f"{', '.join(others)} or {last}" if others else last
-        # Another text is refused where it is used, in words of its own.
+        # The function itself rejects other strings, with a more specific message.
         return _Kind(lambda value: isinstance(value, str), text, text, frozenset([str]))
     if origin is tuple and parts[-1] is not Ellipsis:
         return _tuple_of([_kind_of(part) for part in parts])
@@ -276,7 +314,7 @@ def _of_class(annotation: Any) -> _Kind:
     if annotation.__module__ == "torch":
         name = f"torch.{name}"
     if name == "torch.device":
-        # Torch takes the number of a GPU for it too.
+        # Torch accepts a GPU index as well.
         return _Kind(
             lambda value: isinstance(value, annotation) or _is_integer(value),
             name, "devices", frozenset([annotation]),
@@ -291,12 +329,12 @@ def _of_class(annotation: Any) -> _Kind:
             text, f"{name}s",
         )  # fmt: skip
     if text == "a tensor":
-        # And what torch's functions take for one, as a proxy that is traced.
+        # Also accept what torch's functions accept, such as tracing proxies.
         return _Kind(
             lambda value: isinstance(value, annotation) or hasattr(value, "__torch_function__"),
             text, "tensors", frozenset([annotation]),
         )  # fmt: skip
-    # A partition is known by what it can do: its room is above.
+    # Recognize partitions by a method: their room is above this one.
     is_partition = hasattr(annotation, "create_partition_union")
     return _Kind(
         lambda value: isinstance(value, annotation),
@@ -327,7 +365,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_sequence(value: Any) -> bool:
-    """Whether it has a length and an order, and is no text and no tensor."""
+    """Return whether ``value`` is an ordered collection other than a string or a tensor."""
     if isinstance(value, np.ndarray):
         return value.ndim > 0
     return (
@@ -342,7 +380,7 @@ def _is_iterable(value: Any) -> bool:
 
 
 def described(value: Any) -> str:
-    """A value in a few words."""
+    """Describe a value in a few words, for error messages."""
     if value is None:
         return "None"
     of = type(value)

@@ -1,4 +1,4 @@
-"""What ranks compare in place of all that it stands for."""
+"""Digests that ranks compare instead of whole plans."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ DIGEST_BYTES = 16
 
 
 def digest_of(*parts: bytes) -> bytes:
-    """16 bytes, as a message's header has: the same for the same joined ``parts``, else others."""
+    """Return a 16-byte digest of the concatenated ``parts``, as stored in message headers."""
     return blake2b(b"".join(parts), digest_size=DIGEST_BYTES).digest()

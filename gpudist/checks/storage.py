@@ -1,4 +1,4 @@
-"""Which tensors have memory that a movement can read, and why others are refused."""
+"""Check that movements can read the memory of a tensor, and explain why not."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from gpudist.errors import GpudistError, ShapeError
 
-# Of a subclass that leaves its operations to torch.
+# Marks subclasses that leave their operations to torch.
 _NO_OPERATIONS: Any = torch._C._disabled_torch_dispatch_impl  # pyright: ignore
 _is_legacy_batched: Any = torch._C._functorch.is_legacy_batchedtensor  # pyright: ignore
 
@@ -22,18 +23,18 @@ _REMEDIES = {
     torch._mkldnn: "call .to_dense()",  # pyright: ignore
     torch.jagged: "give its .values(), or pad it with torch.nested.to_padded_tensor",
 }
-# Of torch's, with operations that would take a movement's numbers for something else.
+# Subclasses in torch whose operations would misinterpret the values that a movement returns.
 _SUBCLASSES = {
     "MaskedTensor": "give its data by .get_data(), and the mask beside it",
 }
-# Words of what torch raises of dtypes.
+# Substrings of torch's errors about dtypes.
 _ABOUT_DTYPES = (
     "dtype", "data type", "scalar type", "not implemented for", "not supported",
     "should be the same", "omplex", "integer", "loating", "Long", "Bool", "Half",
 )  # fmt: skip
 _USUAL = (torch.float32, torch.float64)
 PLAIN = (torch.Tensor, torch.nn.Parameter)
-# What torch raises of tensors that an operation does not take.
+# Errors that torch raises for tensors that an operation does not accept.
 TORCH_ERRORS = (
     RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AttributeError,
     AssertionError, ArithmeticError,
@@ -41,12 +42,12 @@ TORCH_ERRORS = (
 
 
 def storage_problem(x: torch.Tensor) -> str:
-    """Why ``x`` cannot be moved, and what to do; empty for strided memory on any device."""
+    """Return why ``x`` cannot be moved and what to do; empty for strided memory on any device."""
     if type(x) not in PLAIN and type(x).__name__ in _SUBCLASSES:
         return f"a {type(x).__name__} cannot be moved; {_SUBCLASSES[type(x).__name__]}"
     if x.is_nested:
         return f"a nested tensor cannot be moved; {_REMEDIES[torch.jagged]}"
-    if _is_legacy_batched(x):
+    if not is_dynamo_compiling() and _is_legacy_batched(x):
         return (
             "batched gradients (is_grads_batched=True, vmap) cannot be moved; loop over the "
             "gradients"
@@ -60,30 +61,30 @@ def storage_problem(x: torch.Tensor) -> str:
 
 
 def with_memory(x: torch.Tensor) -> torch.Tensor:
-    """``x``, or an equal tensor where torch keeps ``x`` as a rule: conjugated, negated or zero.
+    """Return ``x``, materialized if torch stores it as a lazy conjugate, negation or zero.
 
     Raises:
-        ShapeError: it has no memory, as one that is fake.
+        ShapeError: ``x`` has no memory, such as a fake tensor.
     """
     if x.is_conj() or x.is_neg():
         x = x.detach().resolve_conj().resolve_neg()
     if x._is_zerotensor():
         return torch.zeros(x.shape, dtype=x.dtype, device=x.device, requires_grad=x.requires_grad)
     if type(x) not in PLAIN and getattr(type(x), "__torch_dispatch__", None) is not _NO_OPERATIONS:
-        raise ShapeError(f"a {type(x).__name__} has no memory of its own to be read here")
+        raise ShapeError(f"a {type(x).__name__} has no memory of its own that can be read here")
     return x
 
 
 def explain(where: str, error: Exception, given: Iterable[object]) -> None:
-    """Raise what torch's ``error`` means, if an unusual tensor among the arguments explains it.
+    """Raise a clearer error if an unusual tensor among the arguments explains ``error``.
 
     Args:
-        where: the layer or function that raised it.
-        given: its arguments.
+        where: name of the layer or function that raised.
+        error: error raised by torch.
+        given: arguments of the call.
 
     Raises:
-        ShapeError: a tensor that was given cannot be moved, or is of a dtype that the layer does
-            not compute with.
+        ShapeError: a tensor cannot be moved, or the layer does not support its dtype or shape.
     """
     if isinstance(error, GpudistError | torch.OutOfMemoryError):
         return
@@ -95,7 +96,7 @@ def explain(where: str, error: Exception, given: Iterable[object]) -> None:
 
 
 def _problem_with(x: torch.Tensor, error: Exception) -> str:
-    """What ``error`` is about, if it can be about ``x``; other errors may be the user's own."""
+    """Return how ``x`` may have caused ``error``; empty if the error may be the user's own."""
     problem = storage_problem(x)
     if problem:
         return problem
@@ -113,7 +114,7 @@ def _problem_with(x: torch.Tensor, error: Exception) -> str:
 
 
 def storage_refusal(where: str, given: Iterable[object]) -> ShapeError | None:
-    """The refusal of a tensor among the arguments that has no strided memory, if there is one."""
+    """Return an error if a tensor among the arguments has no strided memory."""
     for x in given:
         if isinstance(x, torch.Tensor) and (problem := storage_problem(x)):
             return ShapeError(f"{where}: {problem}")

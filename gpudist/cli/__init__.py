@@ -1,4 +1,4 @@
-"""The command ``gpudist``, also ``python -m gpudist``. Each subcommand is a file."""
+"""Command ``gpudist``, also ``python -m gpudist``. Each subcommand is a file."""
 
 from gpudist.cli.main import main
 

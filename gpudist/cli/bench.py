@@ -1,4 +1,4 @@
-"""``gpudist bench``: the benchmarks, which are in the repository and are not installed."""
+"""``gpudist bench``: run the benchmarks of a checkout, which are not installed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import gpudist.errors
 from gpudist.cli.command import Command, print_json
 from gpudist.cli.profile import measure
 
-# What reads result files instead of measuring, and what it is given.
+# Subjects that read result files instead of measuring, and the files they take.
 _READERS = {
     "compare": "the files or folders of two runs, A before and B after",
     "plot": "one or more files or folders",
@@ -24,7 +24,7 @@ CHECKOUT = Path(gpudist.errors.__file__).resolve().parents[1]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run them, and return their exit status."""
+    """Run the benchmarks or read their results, and return the exit status."""
     if arguments.subject != "profile" and arguments.subject not in _READERS and arguments.files:
         raise gpudist.errors.ShapeError(
             f"{arguments.subject} takes no files, and got {' '.join(map(str, arguments.files))}; "
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _read_results(arguments: argparse.Namespace) -> int:
-    """Compare or draw result files, which are named from where the user is."""
+    """Compare or draw result files, whose paths are relative to the user's folder."""
     checkout = require_benchmarks()
     if arguments.subject == "plot" and find_spec("matplotlib") is None:
         raise gpudist.errors.NotBuiltError(
@@ -92,10 +92,10 @@ def _profile(arguments: argparse.Namespace) -> int:
 
 
 def require_benchmarks() -> Path:
-    """The folder that ``python -m benchmarks`` can be run in.
+    """Find the folder to run ``python -m benchmarks`` in.
 
     Raises:
-        NotBuiltError: there is none, or rich is not installed.
+        NotBuiltError: if there is none, or rich is not installed.
     """
     if not (CHECKOUT / "benchmarks" / "__main__.py").exists():
         raise gpudist.errors.NotBuiltError(
@@ -113,22 +113,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("subject", help="such as halo, repartition or conv; all; compare; plot; or profile")
-    add("files", nargs="*", type=Path, help="of compare and plot: result files or folders")
-    add("--ranks", type=int, action="append", help="processes; may be repeated")
-    add("--iterations", type=int, help="timed, after warm-up")
+    add("files", nargs="*", type=Path, help="result files or folders, for compare and plot")
+    add("--ranks", type=int, action="append", help="number of processes; may be repeated")
+    add("--iterations", type=int, help="timed iterations, after warm-up")
     add("--fail-above", type=float, metavar="RATIO",
-        help="of compare: exit with 1 if a case is slower by more than that")  # fmt: skip
+        help="for compare: exit with 1 if a case is slower by more than this ratio")  # fmt: skip
     add("--output", type=Path,
-        help="of profile: the file (profile.json); of plot: the folder (plots)")  # fmt: skip
+        help="file for profile (profile.json), or folder for plot (plots)")  # fmt: skip
 
 
 BENCH = Command(
     "bench",
     "measure operators and layers beside their peers",
     """\
-Measure a subject of the benchmarks in a checkout of the repository; docs/benchmarks.md there says
-what is measured and how. Exit status 1 if a result was wrong. compare and plot read what was
-measured. profile measures the rates of this machine for gpudist plan, and needs no checkout.
+Measure a subject of the benchmarks in a checkout of the repository; its docs/benchmarks.md says
+what is measured and how. The exit status is 1 if a result was wrong. compare and plot read earlier
+results. profile measures the rates of this machine for gpudist plan, and needs no checkout.
 
   gpudist bench halo --ranks 2
   gpudist bench compare before/ after/ --fail-above 1.1

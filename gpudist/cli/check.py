@@ -1,4 +1,4 @@
-"""``gpudist check``: every operator on this machine, and a verdict in plain words."""
+"""``gpudist check``: test every operator on this machine, and print a verdict."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIMEOUT_S = 120.0
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit status 0 if every operator is right, else 1."""
+    """Check every operator; return exit status 0 if all are right, else 1."""
     if arguments.ranks < 1 or arguments.mib < 1:
         raise PartitionError(
             f"--ranks is {arguments.ranks} and --mib {arguments.mib}; both must be at least 1"
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> tuple[Report, bool]:
-    """What was found, and whether this process is the one that says so."""
+    """Make the report; also return whether this process prints it."""
     if runtime.launch().launcher != "none":
         P_world = runtime.init(timeout=TIMEOUT_S)
         return check(P_world, arguments.mib, Progress(P_world.rank == 0)), P_world.rank == 0
@@ -113,18 +113,20 @@ def _line(result: Result) -> tuple[str, ...]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--ranks", type=int, default=RANKS_ALONE, help="threads to check with, unless launched"
+        "--ranks", type=int, default=RANKS_ALONE, help="number of threads, unless launched"
     )
-    parser.add_argument("--mib", type=int, default=4, help="of each rank's block, for the speed")
+    parser.add_argument(
+        "--mib", type=int, default=4, help="size of each rank's block, for the speed"
+    )
 
 
 CHECK = Command(
     "check",
     "check every operator on this machine",
     "Check that every operator is exact, that its backward is its adjoint (the dot test), and how "
-    "fast it is beside a plain copy of the same bytes; then how fast messages are between each two "
-    "ranks, and what to do where something is wrong or slow. Start it as a program is started, or "
-    "alone, where threads of one process are the ranks. Exit status 1 if an operator is wrong.\n\n"
+    "fast it is compared to a plain copy of the same bytes; then measure messages between pairs of "
+    "ranks, and say what to do if something is wrong or slow. Launch it like a program, or run it "
+    "alone with threads of one process as ranks. The exit status is 1 if an operator is wrong.\n\n"
     "  gpudist check --ranks 2\n"
     "  torchrun --standalone --nproc-per-node 4 -m gpudist check",
     add_arguments,

@@ -1,4 +1,4 @@
-"""What a subcommand is, and how all of them print for programs."""
+"""Definition of a subcommand, and JSON output for all of them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand.
+    """Subcommand of ``gpudist``.
 
     Attributes:
-        name: the word after ``gpudist``.
-        help: one line for the list of commands.
-        description: what ``--help`` begins with.
-        add_arguments: adds its arguments; ``--json`` is there already.
-        run: carries it out and returns the exit status: 0, or 1 where it found something wrong. A
-            user's mistake is a ``GpudistError``, and ends as status 2.
+        name: word after ``gpudist``.
+        help: line in the list of commands.
+        description: first text of ``--help``.
+        add_arguments: function that adds the arguments, except ``--json``, which all have.
+        run: function that runs the command and returns the exit status: 0, or 1 if it found
+            something wrong. For a user's mistake it raises a ``GpudistError``, which gives 2.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Command:
 
 
 def print_json(value: Any) -> None:
-    """Print it for programs; what JSON has no word for is null."""
+    """Print ``value`` as JSON; NaN and infinity become null."""
     print(json.dumps(_plain(value), indent=2))
 
 

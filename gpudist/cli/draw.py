@@ -1,4 +1,4 @@
-"""``gpudist draw``: a picture of a partition, and of a movement on it."""
+"""``gpudist draw``: draw a partition and a movement on it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpudist.pictures.draw import chosen_rank, require_picture, scene_of
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the picture, and say what it shows."""
+    """Write the picture, and print what it shows."""
     require_picture(arguments.output)
     shown = Progress(not arguments.json)
     shown("plans", 0, 3)
@@ -52,7 +52,7 @@ def _scene(arguments: argparse.Namespace) -> Scene:
 
 
 def _moved_dims(arguments: argparse.Namespace) -> int:
-    """How many dims, counted from the last, one number stands for: back to the first cut one."""
+    # A single number applies to all dims from the first that is cut to the last.
     cut = [dim for dim, parts in enumerate(arguments.grid) if parts > 1]
     return len(arguments.grid) - min(cut, default=len(arguments.grid) - 1)
 
@@ -74,7 +74,7 @@ def _windows(arguments: argparse.Namespace, dims: int) -> list[SlidingWindow]:
 
 
 def _each(values: list[int], dims: int, name: str) -> list[int]:
-    """One number stands for all dims."""
+    # A single number applies to all dims.
     if len(values) == 1:
         return values * dims
     if name not in ("--kernel", "--halo") and len(values) != dims:
@@ -106,19 +106,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     several: dict[str, Any] = dict(type=int, nargs="+", metavar="N")
     add = parser.add_argument
-    add("--shape", required=True, help="of the global tensor", **several)
+    add("--shape", required=True, help="shape of the global tensor", **several)
     add("--grid", required=True, help="workers along each dim", **several)
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--kernel", help="a convolution's, per dim from the last", **several)
+    what.add_argument("--kernel", help="kernel of a convolution, per dim from the last", **several)
     what.add_argument("--halo", help="cells needed on both sides, per dim", **several)
-    what.add_argument("--to", help="the grid to repartition to", **several)
-    add("--stride", default=[1], help="of the kernel (1)", **several)
-    add("--dilation", default=[1], help="of the kernel (1)", **several)
-    add("--padding", default=[0], help="of the kernel (0)", **several)
+    what.add_argument("--to", help="grid to repartition to", **several)
+    add("--stride", default=[1], help="stride of the kernel (1)", **several)
+    add("--dilation", default=[1], help="dilation of the kernel (1)", **several)
+    add("--padding", default=[0], help="padding of the tensor (0)", **several)
     add("--periodic", action="store_true", help="the halo wraps at the edges")
-    add("--nested", action="store_true", help="the halo goes dim after dim")
-    add("--rank", type=int, help="whose ghosts and messages are shown (the busiest)")
-    add("--dims", help="of the tensor, that are drawn (those that are cut)", **several)
+    add("--nested", action="store_true", help="exchange the halo dim after dim")
+    add("--rank", type=int, help="rank whose ghosts and messages are shown (the busiest)")
+    add("--dims", help="dims of the tensor to draw (those that are cut)", **several)
     add("--itemsize", type=int, default=4, help="bytes of a cell (4)")
     add("--output", "-o", type=Path, default=Path("partition.svg"), help=".svg, .png or .pdf")
 
@@ -128,13 +128,13 @@ DRAW = Command(
     "draw a partition, its ghosts and its messages",
     """\
 Draw who owns which box of a tensor, one rank's ghosts, its messages in each stage, and the matrix
-of all messages, from the plans that programs run. Needs no launcher and no ranks.
+of all messages, from the plans that programs run. Needs neither a launcher nor other ranks.
 
   gpudist draw --shape 64 64 --grid 2 2 --kernel 3 --padding 1 -o conv.svg
   gpudist draw --shape 64 64 --grid 4 1 --to 1 4 -o repartition.png
 
-One number for --kernel, --halo and what goes with them stands for every dim from the first that is
-cut to the last.""",
+A single number for --kernel, --halo and the options of the kernel applies to every dim from the
+first that is cut to the last.""",
     add_arguments,
     run,
 )

@@ -1,4 +1,4 @@
-"""``gpudist env``: what this installation and this machine can do."""
+"""``gpudist env``: show what this installation and this machine can do."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import asdict
 from gpudist.cli.command import Command, print_json
 from gpudist.cli.tables import print_table
 from gpudist.world.environment import Environment, TransportState, describe
-from gpudist.world.links import Link
+from gpudist.world.links import GpuLink
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print it."""
+    """Print the environment."""
     environment = describe()
     if arguments.json:
         print_json(asdict(environment))
@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def rows(environment: Environment) -> list[tuple[str, str]]:
-    """A line each: what, and what of it."""
+    """Rows of a table: name and description of each part of the environment."""
     return [
         ("gpudist", environment.gpudist),
         ("Python", environment.python),
@@ -64,7 +64,7 @@ def _devices(environment: Environment) -> str:
     return "; ".join(found) or "none that torch sees"
 
 
-def _link(link: Link) -> str:
+def _link(link: GpuLink) -> str:
     words = f" ({link.words})" if link.words else ""
     return f"GPU {link.first} to GPU {link.second}: {link.kind}{words}"
 
@@ -72,8 +72,8 @@ def _link(link: Link) -> str:
 def _state(state: TransportState, nccl_missing: str) -> str:
     if state.works:
         return f"works, {state.reason}"
-    # Said at length a few lines above.
-    reason = "there is no NCCL, see above" if state.reason == nccl_missing else state.reason
+    # The reason is printed in full a few lines above.
+    reason = "NCCL is missing, see above" if state.reason == nccl_missing else state.reason
     return f"does not work: {reason}"
 
 
@@ -94,7 +94,7 @@ ENV = Command(
     "env",
     "show what this installation and machine can do",
     "Show versions, GPUs and how they are linked, NCCL, and the transports that work here and why "
-    "the others do not. Joins nothing; run it as your program is run to see what "
+    "the others do not. Joins no world; run it like your program to see what "
     "gpudist.init() would choose there.\n\n"
     "  gpudist env\n"
     "  torchrun --standalone --nproc-per-node 4 -m gpudist env",

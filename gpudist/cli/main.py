@@ -1,4 +1,4 @@
-"""Parse the command line, run the subcommand, and say a user's mistake in one line."""
+"""Parse the command line, run the subcommand, and report a user's mistake in one line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MISTAKE, INTERRUPTED, CUT_OFF = 2, 130, 141
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Options with their defaults; paragraphs are filled, and examples, indented, left alone."""
+    """Formatter that shows defaults, fills paragraphs, and leaves indented examples alone."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return "\n\n".join(
@@ -38,8 +38,8 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand and return the exit status.
 
-    0: all is well. 1: the command found something wrong. 2: a mistake in how it was called. 130:
-    interrupted. 141: nobody reads what it prints any more.
+    0: success. 1: the command found something wrong. 2: the command was called wrongly.
+    130: interrupted. 141: the reader of the output has closed it.
     """
     parsed = parser().parse_args(arguments)
     try:
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except BrokenPipeError:
-        # Else the interpreter flushes once more as it ends, and says that it cannot.
+        # Otherwise the interpreter flushes again on exit, and complains that it cannot.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CUT_OFF
     except (GpudistError, OSError) as error:
@@ -59,12 +59,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """All commands and their arguments."""
+    """Make the parser of all commands and their arguments."""
     top = argparse.ArgumentParser(
         "gpudist",
         description="Model parallelism for PyTorch, by data movements.",
-        epilog="gpudist COMMAND --help says what a command does and takes. Exit status: 0 fine, 1 "
-        "something is wrong, 2 called wrongly.",
+        epilog="gpudist COMMAND --help describes a command and its arguments. Exit status: 0 fine, "
+        "1 something is wrong, 2 called wrongly.",
     )
     commands = top.add_subparsers(
         title="commands", required=True, dest="command", metavar="COMMAND"
@@ -77,6 +77,6 @@ def parser() -> argparse.ArgumentParser:
             formatter_class=_Help,
         )
         command.add_arguments(added)
-        added.add_argument("--json", action="store_true", help="print for programs")
+        added.add_argument("--json", action="store_true", help="print JSON for programs")
         added.set_defaults(run=command.run)
     return top

@@ -1,4 +1,4 @@
-"""``gpudist plan``: the best partitions of a network, before any worker is started."""
+"""``gpudist plan``: find the best partition of a network, before any worker is started."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def _show(advice: Sequence[Advice], profile: Profile) -> None:
     print_columns(MEMORY_HEADING, memory_rows(advice))
     print(f"\nTimes are predictions from: {profile.source}.")
     if not all(one.is_total for one in advice):
-        print("With <=: as if all ranks sent what the busiest does; --every-rank counts them all.")
+        print("<= is a bound, as if all ranks sent as much as the busiest; see --every-rank.")
 
 
 def _network(name: str) -> Any:
-    """What ``module:name`` names, called if it is a function or a class."""
+    """Import ``module:name``, and call it if it is a function or a class."""
     module, _, attribute = name.partition(":")
     sys.path.insert(0, "")
     try:
@@ -92,13 +92,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--ranks", required=True, type=int, help="workers, all of which are used")
     add("--profile", default="h100",
         help=f"{', '.join(BUILT_IN)}, or a file that gpudist bench profile wrote")  # fmt: skip
-    add("--best", type=int, help="partitions to plan; 8, and all of up to 4 ranks, unless given")
+    add("--best", type=int, help="number of partitions to plan (8, or all for up to 4 ranks)")
     add("--every-rank", action="store_true",
-        help="rehearse all ranks, for exact totals; takes as many times longer")  # fmt: skip
+        help="rehearse all ranks, for exact totals; takes proportionally longer")  # fmt: skip
     add("--optimizer-slots", type=int, default=2,
-        help="tensors that the optimizer keeps of each parameter: 2 of Adam, 0 of SGD")  # fmt: skip
-    add("--output", "-o", type=Path, help="picture of the best few: .svg, .png or .pdf")
-    add("--one-owner", action="store_true", help="every parameter on one worker, not on all")
+        help="tensors that the optimizer keeps per parameter: 2 for Adam, 0 for SGD")  # fmt: skip
+    add("--output", "-o", type=Path, help="picture of the best partitions: .svg, .png or .pdf")
+    add("--one-owner", action="store_true", help="keep each parameter on one worker, not on all")
 
 
 PLAN = Command(

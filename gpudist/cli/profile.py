@@ -1,4 +1,4 @@
-"""``gpudist bench profile``: the rates of this machine, for ``gpudist plan``."""
+"""``gpudist bench profile``: measure the rates of this machine for ``gpudist plan``."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _LIMIT_S = 300.0
 
 
 def measure(ranks: int, output: Path) -> Profile:
-    """Measure this machine and write the profile; under torchrun, of all its ranks.
+    """Measure this machine and write the profile; under torchrun, with all its ranks.
 
     Args:
-        ranks: processes to measure between, unless torchrun started some.
-        output: the file, which rank 0 writes.
+        ranks: number of processes to measure between, unless torchrun started some.
+        output: file to write, on rank 0.
 
     Raises:
-        ShapeError: there are fewer than two ranks.
+        ShapeError: if there are fewer than two ranks.
     """
     P_world = init()
     if P_world.size > 1:

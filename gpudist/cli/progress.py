@@ -1,4 +1,4 @@
-"""How far a command is, on the terminal that its errors go to; nothing where there is none."""
+"""Show the progress of a command on the terminal of stderr, if there is one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _WIDTH = 30
 
 
 class Progress:
-    """A line with a bar that is written over and over, and wiped at the end."""
+    """Progress bar on one line, which is overwritten, and wiped at the end."""
 
     def __init__(self, is_shown: bool = True) -> None:
         self._is_shown = is_shown and sys.stderr.isatty()

@@ -1,4 +1,4 @@
-"""Tables on a terminal, in colour where rich is installed, and plain everywhere else."""
+"""Print tables: in colour on a terminal with rich installed, and plain everywhere else."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from functools import partial
 from textwrap import fill
 
 _NARROWEST = 20
-# Paths are copied from a terminal.
+# Never break long words: users copy paths from the terminal.
 _fill = partial(fill, break_long_words=False, break_on_hyphens=False)
 
 
 def print_table(lines: Sequence[tuple[str, str]]) -> None:
-    """A name and a text each, which a terminal is shown in lines of its width."""
+    """Print rows of a name and a text; on a terminal, texts are wrapped to its width."""
     width = max(len(name) for name, _ in lines)
     if sys.stdout.isatty():
         indent = " " * (width + 2)
@@ -38,7 +38,7 @@ def print_table(lines: Sequence[tuple[str, str]]) -> None:
 
 
 def print_columns(heading: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    """Columns of texts under their headings; the first to the left, the others to the right."""
+    """Print columns under their headings: the first left-aligned, the others right-aligned."""
     if sys.stdout.isatty() and _print_rich_columns(heading, lines):
         return
     widths = [max(map(len, column)) for column in zip(heading, *lines, strict=True)]
@@ -49,7 +49,7 @@ def print_columns(heading: Sequence[str], lines: Sequence[Sequence[str]]) -> Non
 
 
 def _print_rich_columns(heading: Sequence[str], lines: Sequence[Sequence[str]]) -> bool:
-    """Whether rich is there to print them."""
+    """Print with rich; return whether it is installed."""
     try:
         from rich.console import Console
         from rich.table import Table
@@ -60,7 +60,7 @@ def _print_rich_columns(heading: Sequence[str], lines: Sequence[Sequence[str]]) 
     for number, name in enumerate(heading):
         table.add_column(name, justify="right" if number else "left")
     for line in lines:
-        # As it is: a grid in brackets is no markup.
+        # As plain text: a grid in brackets would be taken for markup.
         table.add_row(*map(Text, line))
     Console().print(table)
     return True

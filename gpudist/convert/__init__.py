@@ -1,8 +1,8 @@
-"""From any tree of torch modules to distributed layers, and back."""
+"""Convert any tree of torch modules into a distributed network, and back."""
 
 from gpudist.convert.distribute import distribute
-from gpudist.convert.dry import plan_of
-from gpudist.convert.plan import Plan
+from gpudist.convert.dry_run import plan_of
+from gpudist.convert.network_plan import NetworkPlan as Plan
 from gpudist.convert.recorded import Compiled, compiled
 from gpudist.convert.weights import sequential
 

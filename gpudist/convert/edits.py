@@ -1,4 +1,4 @@
-"""What an edited plan changes in a converted network: where tensors and weights lie."""
+"""Apply the edits of a plan to a converted network: repartitions and split weights."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpudist.convert.plan import Plan, Shape, workers_of
+from gpudist.convert.network_plan import NetworkPlan, Shape, workers_of
 from gpudist.errors import ConversionError
-from gpudist.geometry.blocks import Decomposition
-from gpudist.nn.parameters.placement import Placement as Blocks
+from gpudist.nn.parameters.parameter_placement import ParameterPlacement as Blocks, set_placements
 from gpudist.sbp.attributes import NdSbp, broadcast, split
+from gpudist.sbp.global_spec import global_spec, wrapped
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.layout import Layout
 from gpudist.sbp.placement import Placement
@@ -22,24 +22,25 @@ from gpudist.world.partition import CartesianPartition, Partition
 def grid_of(
     path: str, shape: Shape, P_x: CartesianPartition
 ) -> tuple[CartesianPartition, list[int]]:
-    """The first workers of ``P_x`` on a grid of the axes with several, and which axes these are."""
+    """Return the first workers of ``P_x`` on a grid of the axes longer than 1, and these axes."""
     count = workers_of(path, shape, P_x.size)
     members = P_x.world.create_partition_inclusive(list(P_x.ranks[:count]))
     axes = [axis for axis, n in enumerate(shape) if n > 1]
     return members.create_cartesian_topology_partition([shape[a] for a in axes] or [1]), axes
 
 
-def follow(plan: Plan, network: nn.Module, P_x: CartesianPartition) -> list[SplitWeight]:
-    """Put the hooks of ``plan`` on the modules of ``network``, and cut the weights.
+def follow(plan: NetworkPlan, network: nn.Module, P_x: CartesianPartition) -> list[SplitWeight]:
+    """Register the hooks of ``plan`` on the modules of ``network``, and split the weights.
 
     Raises:
-        ConversionError: on every rank alike, if it names what is not there, or cannot be.
+        ConversionError: on every rank alike, if the plan names a module that does not exist, or an
+            edit that is not possible.
     """
     modules = dict(network.named_modules(remove_duplicate=False))
     missing = [path for path in (*plan.repartitions, *plan.weights) if path not in modules]
     if missing:
         raise ConversionError(
-            f"the plan names {missing}, which the network does not have; its modules are "
+            f"the plan names {missing}, which are not modules of the network; its modules are "
             f"{[path for path in modules if path]}"
         )
     for path, shape in plan.repartitions.items():
@@ -51,7 +52,7 @@ def follow(plan: Plan, network: nn.Module, P_x: CartesianPartition) -> list[Spli
 
 
 def is_edit(hook: Any) -> bool:
-    """Whether a hook follows a plan."""
+    """Return whether a hook was registered by :func:`follow`."""
     return getattr(hook, "func", None) is _move_first or (
         getattr(hook, "__func__", None) is SplitWeight._move_input
     )
@@ -64,24 +65,24 @@ def _move_first(
         return None
     if args[0].dim() != len(shape):
         raise ConversionError(
-            f"{path}: the plan moves its input to a grid of shape {list(shape)}, but it has shape "
-            f"{list(args[0].shape)}; give one axis for each dim"
+            f"{path}: the plan moves the input to a grid of shape {list(shape)}, but the input has "
+            f"shape {list(args[0].shape)}; give one axis for each dim"
         )
     return (args[0].to_global(placement, sbp), *args[1:])
 
 
 class SplitWeight:
-    """A linear layer whose weight is cut: each worker has a block, in place of the whole.
+    """Linear layer whose weight is split: each worker holds one block of it.
 
-    Its parameters are ordinary ones, of the shape of the block. In a call they stand for global
-    tensors.
+    Its parameters are ordinary ones, of the shape of the block. During a call, global tensors
+    replace them.
     """
 
     def __init__(self, path: str, layer: nn.Module, shape: Shape, P_x: CartesianPartition) -> None:
         if not isinstance(layer, nn.Linear) or len(shape) < 3:
             raise ConversionError(
-                f"{path}: a {type(layer).__name__} and a grid {list(shape)}; split_weight takes a "
-                "Linear and [*leading, rows, columns], with at least one leading axis"
+                f"{path}: split_weight got a {type(layer).__name__} and a grid {list(shape)}; it "
+                "takes a Linear and [*leading, rows, columns], with at least one leading axis"
             )
         self.path, self.layer, self.shape = path, layer, shape
         self.P, axes = grid_of(path, shape, P_x)
@@ -102,20 +103,15 @@ class SplitWeight:
         for name, n in zip(("out_features", "in_features"), shape[-2:], strict=True):
             if getattr(layer, name) < n:
                 raise ConversionError(
-                    f"{path}: {getattr(layer, name)} {name} cannot be cut over {n} workers"
+                    f"{path}: {name} is {getattr(layer, name)}, fewer than the {n} workers of the "
+                    "grid's axis; use a smaller grid"
                 )
         self._cut()
         full = P_x.world.create_partition_inclusive(list(self.P.ranks))
         grid = full.create_cartesian_topology_partition(shape)
         cuts = {"weight": (rows, columns), "bias": (rows,)}
-        layer._placements = lambda: {  # pyright: ignore
-            name: Blocks(
-                grid,
-                Decomposition.balanced(self.shapes[name], [shape[a] for a in cuts[name]]),
-                cuts[name],
-            )
-            for name in self.shapes
-        }
+        placed = {name: Blocks.balanced(of, grid, cuts[name]) for name, of in self.shapes.items()}
+        set_placements(layer, placed)
         layer.register_forward_pre_hook(self._move_input)
 
     def layout(self, name: str) -> Layout:
@@ -136,13 +132,13 @@ class SplitWeight:
             return None
         if x.dim() != self.dims + 1:
             raise ConversionError(
-                f"{self.path}: the plan cuts its weight on a grid of shape {list(self.shape)}, for "
-                f"inputs of {self.dims + 1} dims, but the input has shape {list(x.shape)}"
+                f"{self.path}: the plan splits its weight on a grid {list(self.shape)}, for inputs "
+                f"of {self.dims + 1} dims, but the input has shape {list(x.shape)}"
             )
         return (x.to_global(self.placement, self.input_sbp), *args[1:])
 
     def holders(self, name: str) -> Partition | None:
-        """The workers that hold the same block as this one, ``None`` if there is no other."""
+        """Return the workers with the same block as this one; ``None`` if it is the only one."""
         if not self.P.active:
             return None
         axes = [i for i, one in enumerate(self.sbps[name]) if one == broadcast]
@@ -152,5 +148,9 @@ class SplitWeight:
         return self.P.world.create_partition_inclusive(sorted(same.ranks))
 
     def as_global(self, name: str, own: torch.Tensor) -> GlobalTensor:
-        """The whole parameter, of which this worker has ``own``."""
-        return GlobalTensor._wrap(own, self.placement, self.sbps[name], self.shapes[name])
+        """Return the global parameter whose block on this worker is ``own``."""
+        return wrapped(
+            GlobalTensor,
+            own,
+            global_spec(self.placement, self.sbps[name], self.shapes[name], own.dtype),
+        )

@@ -1,4 +1,4 @@
-"""What a converted network is given: blocks of global tensors, and whole ones."""
+"""Turn the inputs of a converted network into global tensors, or leave them whole."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any, Literal
 import torch
 
 from gpudist.errors import ConversionError, ShapeError
-from gpudist.ops.agreement import Agreement, Layout
+from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement
 from gpudist.sbp.attributes import broadcast, split
+from gpudist.sbp.global_spec import global_spec, on_axes_of, wrapped
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.placement import Placement
 from gpudist.world.partition import CartesianPartition
@@ -19,15 +20,16 @@ Inputs = Mapping[str, Kind | Sequence[int]]
 
 
 class Entrance:
-    """Makes the tensors that a network is given global ones.
+    """Turns the input blocks of a network into global tensors.
 
     A plain tensor with as many dims as ``P_x`` has axes is this worker's block; any other is whole,
-    the same on every worker. Ranks outside ``P_x`` give a tensor without cells for a block.
+    the same on every worker. Ranks outside ``P_x`` pass a tensor without cells for a block.
 
     Args:
-        P_x: one axis for each dim of the inputs that are blocks.
-        inputs: by name, what decides otherwise: ``"block"``, ``"whole"``, ``"dynamic"``, a block
-            whose global shape is agreed on at every call, or the global shape of a block.
+        P_x: partition of the inputs that are blocks, one axis for each of their dims.
+        inputs: kinds of inputs by name, where the default does not fit: ``"block"``, ``"whole"``,
+            ``"dynamic"`` (a block whose global shape is agreed on at every call), or the global
+            shape of a block.
     """
 
     def __init__(self, P_x: CartesianPartition, inputs: Inputs) -> None:
@@ -36,13 +38,13 @@ class Entrance:
         grid = [P_x.shape[axis] for axis in self.axes] or [1]
         members = P_x.world.create_partition_inclusive(list(P_x.ranks))
         self.placement = Placement.of(members.create_cartesian_topology_partition(grid))
-        self._agreements: dict[str, Agreement] = {}
+        self._agreements: dict[str, ShapeAgreement] = {}
 
     def __deepcopy__(self, memo: Any) -> Entrance:
         return Entrance(self.P_x, self.inputs)
 
     def kind_of(self, name: str, x: torch.Tensor) -> Kind | Sequence[int]:
-        """What a plain tensor is."""
+        """Return the kind of a plain tensor."""
         given = self.inputs.get(name)
         if given is not None:
             return given
@@ -50,17 +52,20 @@ class Entrance:
         return "block" if is_placeholder or x.dim() == self.P_x.dim else "whole"
 
     def __call__(self, name: str, x: torch.Tensor, is_first: bool = False) -> torch.Tensor:
-        """The input of that name: global if it is a block, else as it is. Collective over the world
-        where its shape is not known.
+        """Return a block as a global tensor, and any other input unchanged.
+
+        Collective over the world if the global shape is not known.
 
         Args:
-            is_first: there is no other block so far, so that it must be one.
+            name: argument name of the input.
+            x: the input.
+            is_first: whether no other block came before, so that this one must be a block.
 
         Raises:
-            ShapeError: on every rank alike, if it is not clear whether it is a block.
+            ShapeError: on every rank alike, if the input may be a block or whole.
         """
         if isinstance(x, GlobalTensor):
-            same = x._on_axes_of(self.placement)
+            same = on_axes_of(x, self.placement)
             return x if same is None else same
         kind = self.kind_of(name, x)
         if kind == "whole":
@@ -76,39 +81,40 @@ class Entrance:
             local = x.reshape(-1)[:0].to(layout.dtype)
             if layout.requires_grad != local.requires_grad:
                 local = local.detach().requires_grad_(bool(layout.requires_grad))
-        return GlobalTensor._wrap(local, self.placement, sbp or (broadcast,), shape)
+        how = global_spec(self.placement, sbp or (broadcast,), shape, local.dtype)
+        return wrapped(GlobalTensor, local, how)
 
     @staticmethod
     def _sizes(blocks: Any) -> list[int]:
         return [blocks.length(i) for i in range(blocks.parts)]
 
-    def _agreed(self, name: str, kind: Kind | Sequence[int]) -> Agreement:
+    def _agreed(self, name: str, kind: Kind | Sequence[int]) -> ShapeAgreement:
         if name not in self._agreements:
             shape = None if isinstance(kind, str) else tuple(kind)
             mode: Any = "dynamic" if kind == "dynamic" else "static"
             P_x = self.P_x
-            self._agreements[name] = Agreement(
+            self._agreements[name] = ShapeAgreement(
                 f"input {name!r}", P_x, P_x.world, P_x.dim, shape, mode
             )
         return self._agreements[name]
 
-    def _require_cut(self, name: str, layout: Layout) -> None:
-        """Refuse what may be a block or whole: one cell on every worker along all that is cut."""
+    def _require_cut(self, name: str, layout: BlockLayout) -> None:
+        """Refuse an ambiguous input: one cell on every worker along every split dim."""
         dims = [layout.decomposition.dims[axis] for axis in self.axes]
         if dims and all(self._sizes(blocks) == [1] * blocks.parts for blocks in dims):
             block = [1 if d in self.axes else n for d, n in enumerate(layout.decomposition.shape)]
             raise ShapeError(
                 f"input {name!r} of shape {block} has one cell on every worker along the dims that "
-                f"P_x of shape {list(self.P_x.shape)} cuts, so that it may be a block or whole; "
+                f"P_x of shape {list(self.P_x.shape)} splits, so it may be a block or whole; "
                 f"say which: distribute(..., inputs={{{name!r}: 'block'}}) or 'whole'"
             )
 
 
 def require_known(inputs: Inputs, names: Sequence[str], takes_any: bool) -> None:
-    """Refuse names that no entry of the network has.
+    """Refuse names that are not arguments of the network's methods.
 
     Raises:
-        ConversionError: there is one, or a value is none of those that are understood.
+        ConversionError: a name or a value of ``inputs`` is not known.
     """
     unknown = [name for name in inputs if name not in names]
     if unknown and not takes_any:
@@ -117,6 +123,6 @@ def require_known(inputs: Inputs, names: Sequence[str], takes_any: bool) -> None
         is_shape = not isinstance(kind, str) and all(hasattr(n, "__index__") for n in kind)
         if not is_shape and kind not in ("block", "whole", "dynamic"):
             raise ConversionError(
-                f"inputs[{name!r}] is {kind!r}; use 'block', 'whole', 'dynamic' or the shape of "
-                "the whole tensor"
+                f"inputs[{name!r}] is {kind!r}; use 'block', 'whole', 'dynamic' or the "
+                "global shape of the tensor"
             )

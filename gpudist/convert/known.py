@@ -1,9 +1,9 @@
-"""Values of small tensors that a rehearsal without cells knows all the same.
+"""Values of small tensors that a dry run knows although its tensors have no cells.
 
-A forward may ask for values of what it was given or made itself: whether a mask is all ones, how
-long a range is. Such a tensor has no cells in a rehearsal, but what it was made of is known, and it
-is cheap to make it once more on the CPU. A global tensor carries the value of the whole. Whatever
-else is computed is taken for finite, since forwards ask whether it is.
+A forward may read values of its inputs or of tensors that it creates: whether a mask is all ones,
+how long a range is. Such a tensor has no cells in a dry run, but its origin is known, and computing
+it again on the CPU is cheap. A global tensor carries the value of the whole tensor. All other
+tensors are assumed to be finite, since forwards check for that.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ _FINITE = {
 
 
 def know(x: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """``x``, which has no cells, with the value that it would have."""
+    """Attach ``value`` to ``x``, which has no cells, and return ``x``."""
     if value.numel() <= _MOST_CELLS and value.device.type == "cpu":
         vars(x)[_VALUE] = value.detach()
     return x
 
 
 def value_of(x: Any) -> torch.Tensor | None:
-    """What is known of ``x``."""
+    """Return the known value of ``x``, or ``None``."""
     return vars(x).get(_VALUE) if _may_be_known(x) else None
 
 
 class KnownValues(TorchFunctionMode):
-    """Carries the values of tensors along with what is done to them, and answers with them."""
+    """Carries known values of tensors through calls, and answers questions with them."""
 
     def __init__(self) -> None:
         super().__init__()
-        # Memory of values that something unknown was written to; kept, so that it is not reused.
+        # Memory of values that something unknown was written to; held so that it is not reused.
         self._spoiled: dict[int, torch.UntypedStorage] = {}
 
     def __torch_function__(
@@ -65,7 +65,7 @@ class KnownValues(TorchFunctionMode):
         known = all(self._is_known(x) for x in given)
         if func in _ASK and given and known:
             if any(isinstance(x, GlobalTensor) for x in given):
-                # A run sends messages to learn a value of blocks; after them there are no cells.
+                # A real run sends messages to read a value of blocks; here it then lacks cells.
                 try:
                     func(*args, **kwargs)
                 except GpudistError:
@@ -97,7 +97,6 @@ class KnownValues(TorchFunctionMode):
         return value is not None and value.untyped_storage()._cdata not in self._spoiled
 
     def _spoil(self, x: Any) -> None:
-        """Forget the value of ``x`` and of all that shares its memory."""
         value = vars(x).pop(_VALUE, None) if _may_be_known(x) else None
         if value is not None:
             storage = value.untyped_storage()
@@ -109,14 +108,13 @@ def _may_be_known(x: Any) -> bool:
 
 
 def _writes(func: Any) -> bool:
-    """Whether it changes its first argument."""
     name = getattr(func, "__name__", "")
     is_in_place = name.endswith("_") and not name.endswith("__")
     return is_in_place or name in ("__setitem__", "__set__") or name.startswith("__i")
 
 
 def _of_values(func: Any, args: Any, kwargs: Any) -> Any:
-    """The function of the values, on the CPU."""
+    """Call the function with the known values, on the CPU."""
 
     def value(x: Any) -> Any:
         if isinstance(x, torch.device):
@@ -129,7 +127,6 @@ def _of_values(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _attempt(func: Any, args: Any, kwargs: Any) -> Any:
-    """The function of the values, unless it refuses them."""
     try:
         return _of_values(func, args, kwargs)
     except (RuntimeError, TypeError, ValueError, NotImplementedError):

@@ -1,4 +1,4 @@
-"""A network whose own forward computes on global tensors."""
+"""Run a network's own forward on global tensors."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from torch.utils._pytree import tree_map
 
 from gpudist.convert.edits import follow, is_edit
 from gpudist.convert.inputs import Entrance
+from gpudist.convert.network_plan import NetworkPlan
 from gpudist.convert.parameters import Parameters
-from gpudist.convert.plan import Plan
 from gpudist.errors import ConversionError
 from gpudist.nn.parameters.replication import copies_of
 from gpudist.sbp.attributes import broadcast, partial_sum
+from gpudist.sbp.global_spec import GlobalSpec, global_spec, spec_of, wrapped
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.interception import intercepted
-from gpudist.sbp.lies import Lies
 from gpudist.sbp.scope import Scope, current_scope, entered
 from gpudist.world.partition import CartesianPartition
 
@@ -30,13 +30,13 @@ _CONVERSION = "_gpudist_conversion"
 
 
 class Conversion:
-    """What a converted network knows beside its modules.
+    """State of a converted network beside its modules.
 
     Attributes:
-        P_x: of the inputs that are blocks.
-        entrance: makes global tensors of what it is given.
-        scope: of its calls.
-        outputs: the global tensors that the last call gave, as they lay.
+        P_x: partition of the inputs that are blocks.
+        entrance: turns inputs into global tensors.
+        scope: scope of the network's calls.
+        outputs: specs of the global tensors that the last call returned.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class Conversion:
         self.parameters = Parameters(self.P_x)
 
     def __deepcopy__(self, memo: Any) -> Conversion:
-        # Paths and what was lent are of the original's modules.
+        # Paths and substitutes belong to the original's modules.
         entrance = Entrance(self.P_x, self.entrance.inputs)
         made = Conversion(entrance, *self.settings, self.replicate_parameters)
         made.parameters = copy.deepcopy(self.parameters, memo)
         return made
 
     def agree_on_seed(self) -> None:
-        """Take the number from which random ones follow from the first rank of the world, once."""
+        """Receive the seed of random numbers from the first rank of the world, once."""
         if self.has_seed:
             return
         mine = int(torch.randint(1 << 62, ()).item())
@@ -83,7 +83,7 @@ class Conversion:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """``function``, an entry of the network, on global tensors."""
+        """Call ``function``, a method of the network, on global tensors."""
         if current_scope() is not None:
             return function(*args, **kwargs)
         scope = self.scope
@@ -91,7 +91,7 @@ class Conversion:
         scope.paths = paths_of(network)
         with entered(scope):
             args, kwargs = self.entered(function, args, kwargs)
-        with _lent(network, self, scope), intercepted(scope):
+        with _with_substitutes(network, self, scope), intercepted(scope):
             result = function(*args, **kwargs)
         with entered(scope):
             left = self.left(result)
@@ -101,7 +101,7 @@ class Conversion:
     def entered(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Any]:
-        """The arguments of an entry with global tensors for blocks."""
+        """Return the arguments of a method, with global tensors in place of blocks."""
         names = names_by_place(function)
         holders, blocks = self.parameters.holders, 0
 
@@ -124,7 +124,7 @@ class Conversion:
         return entered, {name: enter(name, x) for name, x in kwargs.items()}
 
     def left(self, result: Any) -> Any:
-        """The result with global tensors alone: a plain one is a copy on every worker."""
+        """Return the result with global tensors only: a plain one is a copy on every worker."""
 
         def leave(leaf: Any) -> Any:
             if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
@@ -136,13 +136,14 @@ class Conversion:
             placement = self.entrance.placement
             copies = (broadcast,) * placement.axes
             local = leaf if placement.active else leaf.reshape(-1)[:0]
-            return GlobalTensor._wrap(local, placement, copies, tuple(leaf.shape))
+            how = global_spec(placement, copies, tuple(leaf.shape), leaf.dtype)
+            return wrapped(GlobalTensor, local, how)
 
         return tree_map(leave, result, is_leaf=_is_size)
 
 
 def copied(network: torch.nn.Module, memo: dict[int, Any] | None = None) -> torch.nn.Module:
-    """A deep copy, also of plain attributes that belong to a graph, as ``weight_norm`` has them."""
+    """Deep-copy a network, including plain attributes with a graph, as ``weight_norm`` has."""
     memo = memo or {}
     for module in network.modules():
         for x in vars(module).values():
@@ -152,24 +153,24 @@ def copied(network: torch.nn.Module, memo: dict[int, Any] | None = None) -> torc
 
 
 def paths_of(network: torch.nn.Module) -> Callable[[], dict[int, str]]:
-    """Paths of the modules by identity, found when they are asked for."""
+    """Return a function that finds the paths of the modules by identity, once."""
     return cache(lambda: {id(module): path for path, module in network.named_modules()})
 
 
 def _is_size(x: Any) -> bool:
-    # Of which torch's trees make tuples.
+    # torch's trees turn it into a tuple.
     return isinstance(x, torch.Size)
 
 
 def without_terms(x: GlobalTensor) -> GlobalTensor:
-    """``x`` in blocks and copies: what is a sum of terms is summed."""
+    """Return ``x`` in blocks and copies: terms are summed."""
     if partial_sum not in x.sbp:
         return x
     return x.to_global(sbp=tuple(broadcast if one == partial_sum else one for one in x.sbp))
 
 
 def names_by_place(function: Callable[..., Any]) -> Callable[[int], str]:
-    """The names of positional arguments, by number."""
+    """Return a function from the number of a positional argument to its name."""
     names: list[str] = []
     rest = "args"
     for name, one in inspect.signature(function).parameters.items():
@@ -181,13 +182,15 @@ def names_by_place(function: Callable[..., Any]) -> Callable[[int], str]:
 
 
 def without_wait(outputs: Any) -> Any:
-    """How outputs lie, as they are nested: nothing of them is kept."""
-    return tree_map(lambda y: y._lies if isinstance(y, GlobalTensor) else None, outputs)
+    """Return the specs of the outputs, in their nesting, without keeping any tensor."""
+    return tree_map(lambda y: spec_of(y) if isinstance(y, GlobalTensor) else None, outputs)
 
 
 @contextmanager
-def _lent(network: torch.nn.Module, conversion: Conversion, scope: Scope) -> Iterator[None]:
-    """In place of the parameters, copies whose gradients are summed at the end of backward."""
+def _with_substitutes(
+    network: torch.nn.Module, conversion: Conversion, scope: Scope
+) -> Iterator[None]:
+    """Replace the parameters by copies whose gradients are summed at the end of backward."""
     places = [
         (module, name, parameter)
         for module in network.modules()
@@ -196,12 +199,14 @@ def _lent(network: torch.nn.Module, conversion: Conversion, scope: Scope) -> Ite
     ]
     sharded = conversion.parameters.sharded(network)
     own = list({id(p): p for _, _, p in places if id(p) not in sharded}.values())
-    lent = conversion.parameters.lent(own)
-    scope.lent = {id(p): copy for p, copy in zip(own, lent, strict=True) if copy is not p}
-    places = [place for place in places if id(place[2]) in scope.lent]
+    substitutes = conversion.parameters.substitutes(own)
+    scope.substitutes = {
+        id(p): copy for p, copy in zip(own, substitutes, strict=True) if copy is not p
+    }
+    places = [place for place in places if id(place[2]) in scope.substitutes]
     try:
         for module, name, parameter in places:
-            module._parameters[name] = scope.lent[id(parameter)]  # pyright: ignore
+            module._parameters[name] = scope.substitutes[id(parameter)]  # pyright: ignore
         yield
     finally:
         for module, name, parameter in places:
@@ -209,31 +214,31 @@ def _lent(network: torch.nn.Module, conversion: Conversion, scope: Scope) -> Ite
 
 
 class Converted:
-    """Mixed into the class of a converted network."""
+    """Mixin of the classes of converted networks."""
 
     @property
     def P_x(self) -> CartesianPartition:
-        """Of the inputs that are blocks."""
+        """Partition of the inputs that are blocks."""
         return conversion_of(self).P_x
 
     @property
     def P_y(self) -> Any:
-        """Of the outputs of the last call, as they are nested.
+        """Partitions of the outputs of the last call, in their nesting.
 
         Raises:
-            ConversionError: there was no call.
+            ConversionError: the network was not called yet.
         """
         outputs = conversion_of(self).outputs
         if outputs is None:
             raise ConversionError(
-                "P_y follows from the shapes of the inputs: it is there after the first call; "
-                "before, gpudist.plan_of(network, P_x, *shapes) tells how outputs lie"
+                "P_y depends on the shapes of the inputs: it is there after the first call; "
+                "before that, use gpudist.plan_of(network, P_x, *shapes).outputs"
             )
         return tree_map(lambda y: None if y is None else _partition_of(y), outputs)
 
 
-def _partition_of(y: Lies) -> CartesianPartition:
-    """The workers with the blocks of a tensor, the first of those with copies; one axis a dim."""
+def _partition_of(y: GlobalSpec) -> CartesianPartition:
+    """Return the workers with the blocks of a tensor, one axis per dim; of copies, the first."""
     shape, P = [1] * len(y.shape), y.placement.partition
     index: list[Any] = []
     order: list[int] = []
@@ -249,10 +254,10 @@ def _partition_of(y: Lies) -> CartesianPartition:
 
 
 def conversion_of(network: Any) -> Conversion:
-    """That of a converted network.
+    """Return the conversion of a converted network.
 
     Raises:
-        ConversionError: it is none.
+        ConversionError: the network was not converted.
     """
     found = getattr(network, "__dict__", {}).get(_CONVERSION)
     if found is None:
@@ -262,7 +267,7 @@ def conversion_of(network: Any) -> Conversion:
 
 @cache
 def converted_class(kind: type[torch.nn.Module], methods: tuple[str, ...]) -> type[Any]:
-    """``kind`` whose entries take and give global tensors."""
+    """Return a subclass of ``kind`` whose methods take and return global tensors."""
 
     def entry(name: str) -> Any:
         original: Any = getattr(kind, name)
@@ -287,7 +292,7 @@ def converted_class(kind: type[torch.nn.Module], methods: tuple[str, ...]) -> ty
 
 
 class _Whole:
-    """The call of a whole module, whose arguments are those of its forward."""
+    """The call of a module, with the signature of its forward."""
 
     def __init__(self, kind: type[torch.nn.Module], network: torch.nn.Module) -> None:
         self.kind, self.network = kind, network
@@ -298,7 +303,7 @@ class _Whole:
 
 
 def names_of_entries(network: torch.nn.Module, methods: Sequence[str]) -> tuple[list[str], bool]:
-    """The arguments of all entries, and whether one takes others.
+    """Return the argument names of all methods, and whether one takes arbitrary arguments.
 
     Raises:
         ConversionError: the network has no such method.
@@ -318,27 +323,27 @@ def names_of_entries(network: torch.nn.Module, methods: Sequence[str]) -> tuple[
 
 
 def _refuse_outside(module: torch.nn.Module, args: Any) -> None:
-    """Refuse a part of a converted network that is called beside its entries, on blocks alone.
+    """Refuse calls of a submodule with plain tensors from outside the network's own methods.
 
     Raises:
-        ConversionError: no entry is being called, and an argument is a plain tensor.
+        ConversionError: no method of the network is running, and an argument is a plain tensor.
     """
     if current_scope() is None and any(type(x) is torch.Tensor for x in args):
         raise ConversionError(
-            f"a {type(module).__name__} of a converted network is called outside of the network's "
-            "own call, with a plain tensor, of which it would see this worker's block alone; name "
-            "the method that calls it, distribute(..., methods=('forward', 'encode')), or give it "
+            f"a {type(module).__name__} of a converted network was called outside of the network's "
+            "own call with a plain tensor, so it would compute on this worker's block alone; name "
+            "the method that calls it, distribute(..., methods=('forward', 'encode')), or pass it "
             "a global tensor"
         )
 
 
 def convert(
-    network: torch.nn.Module, conversion: Conversion, methods: Sequence[str], plan: Plan
+    network: torch.nn.Module, conversion: Conversion, methods: Sequence[str], plan: NetworkPlan
 ) -> Any:
-    """Have a network, which is changed, take and give global tensors.
+    """Convert a network in place to take and return global tensors.
 
     Raises:
-        ConversionError: the plan names what is not there.
+        ConversionError: the plan names a module that does not exist.
     """
     split_weights = follow(plan, network, conversion.P_x)
     conversion.parameters = Parameters(conversion.P_x, split_weights)
@@ -353,7 +358,7 @@ def convert(
 
 
 def undone(network: Any) -> torch.nn.Module:
-    """A converted network that is one no more."""
+    """Turn a converted network back into one of its original class, in place."""
     del network.__dict__[_CONVERSION]
     network.__class__ = type(network).__mro__[2]
     for module in network.modules():

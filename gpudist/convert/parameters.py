@@ -1,4 +1,4 @@
-"""Who holds the parameters of a converted network, and what a call uses in their place."""
+"""Where a converted network's parameters are, and the tensors that replace them in a call."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from gpudist.convert.edits import SplitWeight
 from gpudist.errors import ConversionError
 from gpudist.exchange import all_reduce
 from gpudist.geometry.blocks import Decomposition
-from gpudist.nn.parameters.placement import Placement
+from gpudist.nn.parameters.parameter_broadcast import ParameterBroadcast, copies_of_owned
+from gpudist.nn.parameters.parameter_placement import ParameterPlacement, set_placements
 from gpudist.nn.parameters.replication import copies_of
-from gpudist.nn.parameters.spread import Spread, copies_of_owned
 from gpudist.nn.partitions import plane
 from gpudist.sbp.unknown import stand_in
 from gpudist.world.partition import CartesianPartition, Partition
 
 
 class Parameters:
-    """The parameters of a network: whole on every worker, on the first one, or cut.
+    """Parameters of a network: whole on every worker, on the first one only, or split.
 
     Args:
-        P_x: the workers.
-        split_weights: those that are cut.
+        P_x: partition of the network's workers.
+        split_weights: layers whose weights are split.
 
     Attributes:
-        holders: the workers over which gradients of whole parameters are summed, ``None`` for this
-            one alone.
+        holders: workers over which gradients of whole parameters are summed; ``None`` if this
+            worker is alone.
     """
 
     def __init__(self, P_x: CartesianPartition, split_weights: Sequence[SplitWeight] = ()) -> None:
@@ -43,8 +43,8 @@ class Parameters:
         if P_x.active and P_x.size > 1:
             self.holders = P_x.world.create_partition_inclusive(sorted(P_x.ranks))
         self._sharded: WeakSet[nn.Module] = WeakSet()
-        self._spreads: dict[int, Spread] = {}
-        # Of the whole, where this rank has no part in the network.
+        self._broadcasts: dict[int, ParameterBroadcast] = {}
+        # Whole shapes of parameters, on ranks that take no part in the network.
         self._shapes: dict[int, torch.Size] = {}
         self._owned: list[nn.Parameter] = []
 
@@ -54,24 +54,24 @@ class Parameters:
         for parameter in self._owned:
             own = copy.deepcopy(parameter, memo)
             made._owned.append(own)
-            if id(parameter) in self._spreads:
-                made._spreads[id(own)] = self._spreads[id(parameter)]
+            if id(parameter) in self._broadcasts:
+                made._broadcasts[id(own)] = self._broadcasts[id(parameter)]
             if id(parameter) in self._shapes:
                 made._shapes[id(own)] = self._shapes[id(parameter)]
         return made
 
     def keep_on_first(self, network: nn.Module) -> None:
-        """Leave the parameters to the first worker; others have none of their cells."""
+        """Leave the parameters to the first worker; others hold no cells."""
         first = plane(self.P_x, ())
         cut = {id(p) for weight in self.split_weights for p in weight.layer.parameters()}
         owned: dict[int, nn.Parameter] = {}
         for path, module in network.named_modules():
-            placed: dict[str, Placement] = {}
+            placed: dict[str, ParameterPlacement] = {}
             for name, parameter in module._parameters.items():
                 if parameter is None or id(parameter) in cut:
                     continue
                 whole = Decomposition.balanced(parameter.shape, [1] * parameter.dim())
-                placed[name] = Placement(first, whole, tuple([0] * parameter.dim()))
+                placed[name] = ParameterPlacement(first, whole, tuple([0] * parameter.dim()))
                 if id(parameter) not in owned:
                     own = parameter.detach() if first.active else parameter.detach().new_empty(0)
                     made = nn.Parameter(own, parameter.requires_grad)
@@ -81,18 +81,18 @@ class Parameters:
                     self._note(made, f"{path}.{name}", placed[name])
                 module._parameters[name] = owned[id(parameter)]
             if placed:
-                module._placements = partial(dict, placed)  # pyright: ignore
+                set_placements(module, placed)
 
-    def _note(self, parameter: nn.Parameter, name: str, owner: Placement) -> None:
-        spread = Spread.between(name, owner, self.P_x, self.P_x)
-        if spread is not None:
-            self._spreads[id(parameter)] = spread
+    def _note(self, parameter: nn.Parameter, name: str, owner: ParameterPlacement) -> None:
+        broadcast = ParameterBroadcast.between(name, owner, self.P_x, self.P_x)
+        if broadcast is not None:
+            self._broadcasts[id(parameter)] = broadcast
         self._owned.append(parameter)
 
     def sharded(self, network: nn.Module) -> set[int]:
-        """Identities of parameters that FSDP2 lends itself, and whose gradients it has summed here.
+        """Return the identities of FSDP2's parameters, and have their gradients summed.
 
-        Each is whole on the workers of a network, and cut over those of other axes.
+        Each parameter is whole on the workers of a network, and sharded over those of other axes.
         """
         found: set[int] = set()
         kind: Any = _if_imported("torch.distributed.fsdp", "FSDPModule")
@@ -105,15 +105,15 @@ class Parameters:
                 self._sharded.add(module)
                 if self._owned or self.split_weights:
                     raise ConversionError(
-                        "fully_shard takes converted networks whose parameters are whole on every "
-                        "worker: without replicate_parameters=False and Plan.split_weight"
+                        "fully_shard needs converted networks whose parameters are whole on every "
+                        "worker: do not use replicate_parameters=False or Plan.split_weight with it"
                     )
                 if self.holders is not None:
                     module.set_all_reduce_hook(partial(_sum_in_place, self.holders))
         return found
 
-    def lent(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What a call uses in place of the parameters, whose gradients are theirs, summed."""
+    def substitutes(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the tensors that replace the parameters in a call; they sum the gradients."""
         blocks = {
             id(own): (weight, name)
             for weight in self.split_weights
@@ -122,20 +122,20 @@ class Parameters:
         dtensor = _if_imported("torch.distributed.tensor", "DTensor")
         if dtensor is not None and any(isinstance(p, dtensor) for p in parameters):
             raise ConversionError(
-                "parameters of a converted network are DTensors that fully_shard did not make, "
-                "whose gradients would not be summed over the network's workers; shard it by "
-                "torch.distributed.fsdp.fully_shard, or wrap it in DistributedDataParallel"
+                "a parameter of a converted network is a DTensor that fully_shard did not make, "
+                "so its gradient would not be summed over the network's workers; shard the network "
+                "by torch.distributed.fsdp.fully_shard, or wrap it in DistributedDataParallel"
             )
-        spreads = [self._spreads.get(id(p)) for p in parameters]
+        broadcasts = [self._broadcasts.get(id(p)) for p in parameters]
         holders: list[Partition | None] = []
-        for parameter, spread in zip(parameters, spreads, strict=True):
+        for parameter, broadcast in zip(parameters, broadcasts, strict=True):
             cut = blocks.get(id(parameter))
             if cut is not None:
                 holders.append(cut[0].holders(cut[1]))
             else:
                 learns = torch.is_grad_enabled() and parameter.requires_grad
-                holders.append(self.holders if learns and spread is None else None)
-        copies: list[Any] = copies_of_owned(list(parameters), spreads)
+                holders.append(self.holders if learns and broadcast is None else None)
+        copies: list[Any] = copies_of_owned(list(parameters), broadcasts)
         copies = copies_of(copies, holders)
         for i, parameter in enumerate(parameters):
             if id(parameter) in blocks:
@@ -147,7 +147,7 @@ class Parameters:
 
 
 def _if_imported(room: str, name: str) -> Any:
-    """A class of torch's, ``None`` where nobody has any: its module takes a second to import."""
+    # Importing the module takes a second, and before that the class has no instances.
     return getattr(sys.modules.get(room), name, None)
 
 

@@ -1,4 +1,4 @@
-"""A converted network as a flat graph of what this rank computes, through torch.compile."""
+"""Run a converted network through torch.compile, as a flat graph of this rank's computation."""
 
 from __future__ import annotations
 
@@ -15,35 +15,36 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from gpudist.checks.arguments import checked
 from gpudist.convert.network import conversion_of, paths_of, without_terms
 from gpudist.errors import ConversionError
+from gpudist.sbp.global_spec import GlobalSpec, local_of, spec_of, wrapped
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.interception import intercepted
-from gpudist.sbp.lies import Lies, wrapped
 
 _MOST_GRAPHS = 8
 
 
 @dataclass(frozen=True)
 class _Graph:
-    """What was recorded for calls of one kind.
+    """Compiled graph for one kind of call.
 
     Attributes:
-        run: of the parameters and buffers, and the parts of the inputs; gives those of the outputs.
-        tree: how outputs are nested; ``None`` stands for each tensor.
-        lies: how each output lies.
+        run: maps the parameters and buffers, and the parts of the inputs, to the outputs' parts.
+        tree: nesting of the outputs.
+        others: outputs that are not tensors, with ``None`` for each tensor.
+        specs: spec of each output; ``None`` for those that are not tensors.
     """
 
     run: Callable[..., Any]
     tree: Any
     others: tuple[Any, ...]
-    lies: tuple[Lies | None, ...]
+    specs: tuple[GlobalSpec | None, ...]
 
 
 class Compiled:
-    """A network whose calls are compiled graphs, one for each kind of call: see :func:`compiled`.
+    """Network whose calls are compiled graphs, one for each kind of call: see :func:`compiled`.
 
     Attributes:
-        network: which was recorded; its parameters, buffers and modes are those of every call.
-        backend: what compiles.
+        network: converted network; every call uses its parameters, buffers and modes.
+        backend: backend of torch.compile.
     """
 
     def __init__(self, network: nn.Module, backend: str | Callable[..., Any]) -> None:
@@ -59,33 +60,32 @@ class Compiled:
         leaves, tree = tree_flatten((args, kwargs))
         tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
         key = self._key(leaves, tree)
-        # All ranks see the same key, of global facts, and record together.
+        # The key contains global facts only: all ranks compute the same one and record together.
         if key not in self._graphs:
             if len(self._graphs) >= _MOST_GRAPHS:
                 raise ConversionError(
                     f"compiled: {_MOST_GRAPHS} graphs were recorded for other shapes, dtypes, "
-                    "modes or arguments; call the network itself where these change often"
+                    "modes or arguments; call the network itself if these change often"
                 )
             self._graphs[key] = self._recorded(leaves, tree)
         graph = self._graphs[key]
-        found = graph.run(self._state(), [getattr(x, "_local", x) for x in tensors])
+        found = graph.run(self._state(), [local_of(x) for x in tensors])
         parts = iter(found)
         outputs = [
             other if how is None else wrapped(GlobalTensor, next(parts), how)
-            for other, how in zip(graph.others, graph.lies, strict=True)
+            for other, how in zip(graph.others, graph.specs, strict=True)
         ]
         return tree_unflatten(outputs, graph.tree)
 
     def _state(self) -> list[torch.Tensor]:
-        """The parameters as a call uses them, and the buffers."""
         own = list(self.network.parameters())
-        return [*self._conversion.parameters.lent(own), *self.network.buffers()]
+        return [*self._conversion.parameters.substitutes(own), *self.network.buffers()]
 
     def _key(self, leaves: Sequence[Any], tree: Any) -> Any:
         facts: list[Any] = []
         for x in leaves:
             if isinstance(x, GlobalTensor):
-                facts.append((x._lies, x.requires_grad))
+                facts.append((spec_of(x), x.requires_grad))
             elif isinstance(x, torch.Tensor):
                 facts.append((tuple(x.shape), x.dtype, x.requires_grad))
             else:
@@ -101,7 +101,7 @@ class Compiled:
         return tuple(facts), str(tree), modes
 
     def _recorded(self, leaves: Sequence[Any], tree: Any) -> _Graph:
-        """The graph of a call, without carrying it out twice: what it changes is put back.
+        """Record the graph of a call, and restore the buffers that recording changed.
 
         Raises:
             ConversionError: the call draws random numbers, which a graph would repeat.
@@ -113,7 +113,7 @@ class Compiled:
         def forward(state: list[torch.Tensor], given: list[torch.Tensor]) -> list[torch.Tensor]:
             parts = iter(given)
             own = [
-                wrapped(GlobalTensor, next(parts), x._lies)
+                wrapped(GlobalTensor, next(parts), spec_of(x))
                 if isinstance(x, GlobalTensor)
                 else next(parts)
                 if isinstance(x, torch.Tensor)
@@ -126,15 +126,15 @@ class Compiled:
             outputs, found["tree"] = tree_flatten(self._conversion.left(result))
             found["others"] = tuple(None if isinstance(y, torch.Tensor) else y for y in outputs)
             ends = [without_terms(y) for y in outputs if isinstance(y, GlobalTensor)]
-            lies = iter(ends)
-            found["lies"] = tuple(
-                next(lies)._lies if isinstance(y, GlobalTensor) else None for y in outputs
+            specs = map(spec_of, ends)
+            found["specs"] = tuple(
+                next(specs) if isinstance(y, GlobalTensor) else None for y in outputs
             )
-            return [y._local for y in ends]
+            return [local_of(y) for y in ends]
 
         state = self._state()
         buffers = [(b, b.clone()) for b in network.buffers()]
-        given = [getattr(x, "_local", x) for x in leaves if isinstance(x, torch.Tensor)]
+        given = [local_of(x) for x in leaves if isinstance(x, torch.Tensor)]
         draws = scope.draws
         graph = make_fx(forward, tracing_mode="real", pre_dispatch=True)(state, given)
         with torch.no_grad():
@@ -147,11 +147,10 @@ class Compiled:
             )
         _drop_unused(graph)
         run = torch.compile(graph, fullgraph=True, backend=self.backend)
-        return _Graph(run, found["tree"], found["others"], found["lies"])
+        return _Graph(run, found["tree"], found["others"], found["specs"])
 
 
 def _drop_unused(graph: torch.fx.GraphModule) -> None:
-    """Leave out functions of torch whose result nobody uses; movements stay, as on other ranks."""
     for node in reversed(graph.graph.nodes):
         schema = getattr(node.target, "_schema", None)
         is_pure = schema is not None and not schema.is_mutable and schema.name.startswith("aten::")
@@ -162,7 +161,7 @@ def _drop_unused(graph: torch.fx.GraphModule) -> None:
 
 @contextmanager
 def _standing_for(network: nn.Module, state: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Have other tensors stand for the parameters and buffers, in their order."""
+    """Replace the parameters and buffers by the tensors of ``state``, in their order."""
     own = [*network.parameters(), *network.buffers()]
     new = {id(x): y for x, y in zip(own, state, strict=True)}
     places = [
@@ -185,29 +184,29 @@ def _standing_for(network: nn.Module, state: Sequence[torch.Tensor]) -> Iterator
 def compiled(
     network: torch.nn.Module, *inputs: Any, backend: str | Callable[..., Any] = "inductor"
 ) -> Compiled:
-    """A converted network whose calls are recorded once and run through torch.compile.
+    """Return a converted network whose calls are recorded once and run through torch.compile.
 
-    What a rank computes for inputs of one kind is a flat graph of torch's functions, in which
-    movements are ``torch.ops.gpudist.move``, compiled with ``fullgraph=True``. Inputs of another
-    kind, another global shape, dtype, train or eval, gradients or autocast on or off,
-    ``requires_grad``, or other arguments that are no tensors, are recorded anew, on all ranks
-    together; a graph is never used for another kind.
+    Each kind of call is recorded as a flat graph of torch functions for this rank, in which
+    movements are ``torch.ops.gpudist.move``, and compiled with ``fullgraph=True``. The kind is the
+    global shapes, dtypes and ``requires_grad`` of the inputs, the arguments that are not tensors,
+    train or eval, gradients on or off, and autocast on or off. A call of a new kind is recorded on
+    all ranks together; a graph is never used for another kind.
 
     Args:
-        network: what :func:`distribute` returned. Its parameters and buffers stay its own.
-        inputs: blocks, as its calls take them, to be recorded now.
-        backend: of torch.compile.
+        network: result of :func:`distribute`. It keeps its own parameters and buffers.
+        inputs: blocks, as for a call, to record now.
+        backend: backend of torch.compile.
 
     Returns:
-        What takes blocks and gives global tensors, as the network does.
+        Callable that takes blocks and returns global tensors, like the network.
 
     Cost:
-        A call, a graph of it and its compilation, for each kind; then that of the graph, without
-        Python between functions. The sums of parameters' gradients stay one node outside of it.
+        For each kind, one call, recording and compilation; then the cost of the graph, without
+        Python between functions. The sums of parameters' gradients remain one node outside of it.
 
     Raises:
-        ConversionError: the network draws random numbers in a call, more than 8 kinds are met, or
-            it is no converted network.
+        ConversionError: the network draws random numbers in a call, more than 8 kinds occur, or
+            the network was not converted.
     """
     made = Compiled(network, backend)
     if inputs:

@@ -1,4 +1,4 @@
-"""From a converted network back to the sequential one."""
+"""Convert a network back to the sequential one."""
 
 from __future__ import annotations
 
@@ -9,27 +9,31 @@ import torch
 from gpudist.checks.arguments import checked
 from gpudist.convert.network import conversion_of, copied, undone
 from gpudist.errors import ConversionError
-from gpudist.nn.parameters.placement import Placement, placements
+from gpudist.nn.parameters.parameter_placement import (
+    ParameterPlacement,
+    drop_placements,
+    placements,
+)
 from gpudist.ops import AllSumReduce, SumReduce
 from gpudist.world.partition import CartesianPartition
 
 
 @checked(ConversionError)
 def sequential(distributed: torch.nn.Module, root: int | None = None) -> torch.nn.Module | None:
-    """The network that :func:`distribute` was given, with the weights of now.
+    """Return the sequential network with the current weights; inverse of :func:`distribute`.
 
-    Collective over the partition that was given to :func:`distribute`.
+    Collective over the partition passed to :func:`distribute`.
 
     Args:
-        distributed: what :func:`distribute` returned.
-        root: rank in that partition of the worker that gets it; all of them unless given.
+        distributed: result of :func:`distribute`.
+        root: rank in that partition of the worker that receives the network; all by default.
 
     Returns:
-        A network of the original class, on the partition's device; ``None`` on workers that do not
-        get it.
+        Network of the original class, on the partition's device; ``None`` on workers that do not
+        receive it.
 
     Cost:
-        A copy; of weights that the plan split, an all-gather.
+        A copy, and an all-gather of the weights that the plan split.
 
     Raises:
         ConversionError: ``distributed`` is not the result of :func:`distribute`.
@@ -51,12 +55,11 @@ def sequential(distributed: torch.nn.Module, root: int | None = None) -> torch.n
         if id(block) not in tied:
             tied[id(block)] = torch.nn.Parameter(whole, block.requires_grad)
         layer._parameters[last] = tied[id(block)]
-        vars(layer).pop("_placements", None)
+        drop_placements(layer)
     return made
 
 
 def _all_tensors(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Parameters and buffers, shared ones under all of their names."""
     return [
         *module.named_parameters(remove_duplicate=False),
         *module.named_buffers(remove_duplicate=False),
@@ -64,9 +67,9 @@ def _all_tensors(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 def _whole_of(
-    block: torch.Tensor, placement: Placement, P_x: CartesianPartition, root: int | None
+    block: torch.Tensor, placement: ParameterPlacement, P_x: CartesianPartition, root: int | None
 ) -> torch.Tensor:
-    """The whole tensor from the first of the owners of every cell; zeros off the root."""
+    """Gather the tensor from the first owner of each cell; zeros off the root."""
     whole = torch.zeros(placement.shape, dtype=block.dtype, device=block.device)
     box = placement.own_box
     if box is not None and placement.is_first_copy:

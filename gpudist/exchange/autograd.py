@@ -1,4 +1,4 @@
-"""The one bridge from a movement to torch: its backward is the adjoint movement."""
+"""Differentiable movements: the backward of a movement is its adjoint movement."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from gpudist.checks.storage import PLAIN
 from gpudist.errors import ShapeError
 from gpudist.exchange import Movement, all_reduce, carry_out
-from gpudist.exchange.library import handles_of, has_modes, is_recorded, refuse_vmap
+from gpudist.exchange.torch_library import handles_of, has_modes, is_recorded, refuse_vmap
 from gpudist.transport.base import ReduceOp
 from gpudist.world.partition import Partition
 
@@ -19,28 +19,28 @@ _transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_acti
 
 
 def move(movements: Sequence[Movement], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Carry out several movements as one differentiable node, all in flight together.
+    """Execute several movements concurrently, as one differentiable node.
 
-    Collective over the partitions of the movements. An output requires grad exactly if gradients
-    are enabled and its input, or the placeholder in its place, requires grad.
+    Collective over the partitions of the movements. An output requires grad if and only if
+    gradients are enabled and its input or placeholder requires grad.
 
     Args:
-        movements: one per input.
+        movements: one movement per input.
         inputs: blocks or zero-volume placeholders; never modified.
 
     Returns:
         New tensors, one per movement.
 
     Tangents:
-        Forward mode moves the tangents by the same plans, as one more group. Where one rank's input
-        has a tangent, every rank's has, placeholders included.
+        Forward mode moves the tangents by the same plans, as one more group. If the input of one
+        rank has a tangent, the inputs of all ranks must have one, placeholders included.
 
     Adjoint:
-        Each movement's adjoint. Gradients of all inputs that require them move together; every rank
-        of the movements must reach its outputs in the same backward pass.
+        Adjoint of each movement. Gradients of all inputs that require them move together; every
+        rank of the movements must reach its outputs in the same backward pass.
 
     Cost:
-        That of the movements; forward, backward and double backward move the same bytes.
+        Cost of the movements; forward, backward and double backward move the same bytes.
 
     Source:
         Hewett & Grady 2020, arXiv:2006.03108.
@@ -58,9 +58,9 @@ def move(movements: Sequence[Movement], inputs: Sequence[torch.Tensor]) -> tuple
 def moved(
     movements: Sequence[Movement], inputs: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, ...]:
-    """The inputs moved, without a node of their own: for the body of a ``Function``.
+    """Move the inputs without creating an autograd node, for the body of a ``Function``.
 
-    There torch's transforms are at work no longer, but its modes may be.
+    There torch's transforms are no longer active, but its dispatch modes may be.
     """
     if has_modes() or any([type(x) not in PLAIN for x in inputs]):
         return _moved_by_library(movements, inputs)
@@ -84,9 +84,9 @@ def _moved_by_library(
 
 
 def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
-    """``function.apply(*args)``, in a third of the time where no transform of torch.func is active.
+    """Call ``function.apply(*args)``, in a third of the time if no torch.func transform is active.
 
-    With a ``setup_context``, which the transforms need, torch inspects signatures at every call.
+    Transforms need a ``setup_context``, for which torch inspects signatures at every call.
     """
     applied: Any = function
     if _transforms_active():
@@ -97,21 +97,21 @@ def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
 
 
 def is_eager(x: torch.Tensor | None = None) -> bool:
-    """Nothing but reverse mode is at work, so that a node may have its backward written for it.
+    """Return whether only reverse mode is active, so that a node may have a custom backward.
 
-    Else torch.compile, forward mode, torch.func, dispatch modes and tensors with operations of
-    their own, if ``x`` is one, want a composition of operators.
+    Otherwise a composition of operators is required: under torch.compile, forward mode, torch.func,
+    dispatch modes, or if ``x`` is a tensor subclass with its own operations.
     """
     return not (is_recorded(x) or has_tangents() or _transforms_active())
 
 
 def has_tangents() -> bool:
-    """Forward mode is at work."""
+    """Return whether forward mode is active."""
     return bool(forward_ad._current_level >= 0)  # pyright: ignore
 
 
 def all_reduce_constant(x: torch.Tensor, partition: Partition, op: ReduceOp) -> torch.Tensor:
-    """The members' tensors combined element by element, as a constant: without gradient."""
+    """Return the element-wise reduction of the members' tensors, without gradient."""
     if not is_recorded():
         if not _transforms_active() and type(x) in PLAIN:
             return all_reduce(x, partition, op)
@@ -128,7 +128,7 @@ class _Move(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
         ctx.movements = inputs[0]
-        # Checkpointing recomputes when saved tensors are read: a rank that saved nothing would not.
+        # Checkpointing recomputes when saved tensors are read, so every rank must save one.
         ctx.save_for_backward(inputs[1].new_empty(0))
         if has_tangents():
             return

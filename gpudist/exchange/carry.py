@@ -1,6 +1,6 @@
-"""Several movements carried out together, as one differentiable node or one operator needs it.
+"""Execute several movements together, for one differentiable node or operator.
 
-The messages of their first stages are in flight at once, then those of their second, and so on.
+All messages of their first stages are in flight together, then those of their second, and so on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gpudist.checks.digest import digest_of
 from gpudist.checks.storage import storage_problem, with_memory
 from gpudist.errors import ShapeError
 from gpudist.exchange.movement import Movement
-from gpudist.exchange.plain import plain
+from gpudist.exchange.reference_executor import plain
 from gpudist.exchange.rounds import Blocks, InFlight, Round
 from gpudist.transport.base import ReduceOp, Signature
 from gpudist.world.partition import Partition, require_one_world
@@ -23,13 +23,13 @@ from gpudist.world.partition import Partition, require_one_world
 def carry_out(
     movements: Sequence[Movement], inputs: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, ...]:
-    """Move every input along its movement, all in flight together; returns new tensors.
+    """Execute each movement on its input, all in flight together, and return new tensors.
 
     Collective over the partitions of the movements. Inputs are never modified.
 
     Raises:
         ShapeError: an input does not have the shape or dtype its movement was bound to.
-        PlanMismatch: ranks carry out different movements.
+        PlanMismatch: ranks execute different movements.
     """
     rounds = _rounds_of(movements)
     results = rounds[0].run(inputs)
@@ -44,21 +44,21 @@ def start(
     inputs: Sequence[torch.Tensor],
     into: Sequence[torch.Tensor | None] | None = None,
 ) -> InFlight:
-    """Send every input on its way along its movement, of one stage each, and come back at once.
+    """Start movements of one stage each and return without waiting for them.
 
-    Collective over the partitions of the movements: all ranks start the same ones in the same
-    order, and wait for every one. Inputs must not change before that. Over a transport that does
-    not pack, everything has arrived on return.
+    Collective over the partitions of the movements: all ranks must start the same movements in the
+    same order and wait for every one. Inputs must not change until then. Over a transport that does
+    not pack, everything is complete on return.
 
     Args:
-        movements, inputs: as of :func:`carry_out`.
-        into: for each movement a tensor to which is added what arrives, or ``None`` for a new one.
-            Several movements may add to one tensor; they do so in their order.
+        movements, inputs: see :func:`carry_out`.
+        into: per movement, a tensor to which its output is added, or ``None`` for a new tensor.
+            Several movements may add to the same tensor; they do so in order.
 
     Raises:
-        ShapeError: as :func:`carry_out`; also if a movement has several stages, or its output does
-            not fit the tensor it would be added to.
-        PlanMismatch: ranks carry out different movements; :meth:`InFlight.wait` may raise it too.
+        ShapeError: see :func:`carry_out`; also if a movement has several stages, or its output does
+            not fit the tensor to which it is added.
+        PlanMismatch: ranks execute different movements; :meth:`InFlight.wait` may raise it too.
     """
     only, *later = _rounds_of(movements)
     if later:
@@ -76,16 +76,18 @@ def add_into(
     inputs: Sequence[torch.Tensor],
     into: Sequence[torch.Tensor | None],
 ) -> tuple[torch.Tensor, ...]:
-    """Carry out movements of one stage each and add what arrives to existing tensors.
+    """Execute movements of one stage each and add their outputs to existing tensors.
 
-    Like :func:`start`, and waits for all of them. Cells that nothing arrives in stay as they are.
+    Like :func:`start`, but waits for all of them. Cells that receive nothing are unchanged.
     """
     in_flight = start(movements, inputs, into)
     return tuple([in_flight.wait(i) for i in range(len(inputs))])
 
 
 def all_reduce(x: torch.Tensor, partition: Partition, op: ReduceOp = "sum") -> torch.Tensor:
-    """The members' equally shaped tensors combined element by element; not differentiable.
+    """Return the element-wise reduction of the members' equally shaped tensors.
+
+    Not differentiable.
 
     Raises:
         ShapeError: the tensor has no strided memory.
@@ -115,7 +117,7 @@ def _make_rounds(movements: tuple[Movement, ...]) -> tuple[Round, ...]:
     )
 
 
-# Rounds hold what the transport has bound: a network's for good, those of passing shapes briefly.
+# Rounds hold stages bound by the transport. Those of dynamic shapes are evicted sooner.
 _rounds = lru_cache(maxsize=4096)(_make_rounds)
 _passing_rounds = lru_cache(maxsize=256)(_make_rounds)
 

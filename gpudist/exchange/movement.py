@@ -1,4 +1,4 @@
-"""A linear operator on this rank, bound to partitions, shapes and a dtype."""
+"""Movements: linear operators bound to partitions, shapes and a dtype."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gpudist.geometry.boxes import Plan, Stage
 from gpudist.world.partition import Partition
 
 
-class Step(NamedTuple):
-    """A stage, and the partition whose ranks its messages name."""
+class MovementStep(NamedTuple):
+    """Stage of a plan and the partition to which the ranks in its messages refer."""
 
     stage: Stage
     partition: Partition
@@ -23,23 +23,23 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Movement:
-    """This rank's part of a linear operator, ready to be carried out on a tensor.
+    """This rank's part of a linear operator, ready to be applied to a tensor.
 
     Attributes:
-        label: the operator and partitions in words.
-        identity: 16 bytes all ranks of the operator share.
-        steps: carried out in order; as many on every rank.
-        input_shape, output_shape: of this rank's tensors, zero-volume placeholders included.
-        dtype: of the data that moves.
-        input_dtype, output_dtype: of this rank's tensors; a placeholder keeps its own.
-        fill: value of output cells nothing moves to. It is a constant, so adjoints fill with zero.
-        is_passing: its shapes are those of one call and may never come again, so that what the
-            transport makes for it is not kept for long.
+        label: description of the operator and its partitions.
+        identity: 16-byte digest, equal on all ranks of the operator.
+        steps: steps in order; their number is equal on all ranks.
+        input_shape, output_shape: shapes of this rank's tensors or zero-volume placeholders.
+        dtype: dtype of the data that moves.
+        input_dtype, output_dtype: dtypes of this rank's tensors; a placeholder keeps its own.
+        fill: value of output cells that receive nothing; constant, so the adjoint fills with zero.
+        is_passing: whether the shapes belong to a single call and may never recur, so that the
+            stages bound by the transport are evicted soon.
     """
 
     label: str
     identity: bytes
-    steps: tuple[Step, ...]
+    steps: tuple[MovementStep, ...]
     input_shape: tuple[int, ...]
     output_shape: tuple[int, ...]
     dtype: torch.dtype
@@ -51,14 +51,14 @@ class Movement:
 
     @cached_property
     def T(self) -> Movement:
-        """The adjoint movement. ``movement.T.T`` is the linear part of ``movement``."""
+        """Adjoint movement. ``movement.T.T`` is the linear part of ``movement``."""
         if self._forward is not None:
             return self._forward
         linear = self if self.fill == 0 else replace(self, fill=0.0)
         return Movement(
             f"adjoint of {self.label}",
             digest_of(self.identity, b"T"),
-            tuple(Step(step.stage.T, step.partition) for step in reversed(self.steps)),
+            tuple(MovementStep(step.stage.T, step.partition) for step in reversed(self.steps)),
             self.output_shape,
             self.input_shape,
             self.dtype,
@@ -69,7 +69,7 @@ class Movement:
         )
 
     def then(self, other: Movement) -> Movement:
-        """The composition: this movement, then ``other``, as one."""
+        """Return the composition of this movement, applied first, and ``other``."""
         return Movement(
             f"{self.label}, then {other.label}",
             digest_of(self.identity, other.identity),
@@ -84,7 +84,7 @@ class Movement:
         )
 
     def passing(self) -> Movement:
-        """The same movement, for the shapes of one call."""
+        """Return the same movement, marked for the shapes of a single call."""
         return replace(self, is_passing=True)
 
 
@@ -102,16 +102,16 @@ def bind(
 
     Args:
         plan: this rank's plan.
-        partition: holds every worker that takes part.
-        label: the operator in words.
-        dtype: of the data that moves.
-        placeholder: shape of this rank's input where the plan gives it no block.
-        placeholder_dtype: its dtype; a zero-volume output has the same.
-        empty: shape of this rank's output where the plan gives it no block.
-        fill: value of output cells nothing moves to.
+        partition: partition of every worker that takes part.
+        label: description of the operator.
+        dtype: dtype of the data that moves.
+        placeholder: shape of this rank's input if it has no input block.
+        placeholder_dtype: dtype of this placeholder, and of a zero-volume output.
+        empty: shape of this rank's output if it has no output block.
+        fill: value of output cells that receive nothing.
 
     Raises:
-        ShapeError: the plan, or its adjoint, adds but the dtype has no sum.
+        ShapeError: the plan or its adjoint adds, but the dtype has no sum.
     """
     adds = any(
         stage.destinations_overlap or any(c.kind != "broadcast" for c in stage.collectives)
@@ -124,7 +124,7 @@ def bind(
     return Movement(
         f"{label} of {dtype}",
         digest_of(repr(key).encode()),
-        tuple(Step(stage, partition) for stage in plan.stages),
+        tuple(MovementStep(stage, partition) for stage in plan.stages),
         plan.input_shape if plan.input_shape is not None else tuple(placeholder),
         plan.output_shape if plan.output_shape is not None else tuple(empty),
         dtype,

@@ -1,4 +1,4 @@
-"""One stage of each of several movements, all messages in flight together."""
+"""Rounds: one stage of each of several movements, with all messages in flight together."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from gpudist import recycling
 from gpudist.checks.storage import storage_problem, with_memory
 from gpudist.errors import ShapeError, TransportError
 from gpudist.exchange.movement import Movement
-from gpudist.exchange.plain import Arrival, finish, post
+from gpudist.exchange.reference_executor import Arrival, finish, post
 from gpudist.geometry.boxes import Stage
 from gpudist.transport.base import RoundRunner, Signature, StageCall, StagesInFlight, Transport
 from gpudist.transport.failure.channel import Failure
-from gpudist.transport.recording import Activity, Post
+from gpudist.transport.flight_recorder import Activity, Post
 from gpudist.world.partition import Partition
 
 Blocks = list[torch.Tensor | None]
@@ -24,7 +24,7 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def output_form(movement: Movement, strides: Sequence[int]) -> torch.memory_format:
-    """What a new output of a movement lies in, for an input of these strides."""
+    """Return the memory format of a movement's output for an input with these strides."""
     form = None
     for stage, partition in movement.steps:
         form = _kept_form(stage, partition, strides)
@@ -36,7 +36,7 @@ def output_form(movement: Movement, strides: Sequence[int]) -> torch.memory_form
 def _kept_form(
     stage: Stage, partition: Partition, strides: Sequence[int]
 ) -> torch.memory_format | None:
-    """The memory format of an input of these strides, if its output is to have it too."""
+    """Return the memory format of the input if the output keeps it, otherwise ``None``."""
     given, shape = stage.input_shape, stage.output_shape
     if given is None or shape is None or not partition.wire.keeps_layout:
         return None
@@ -48,7 +48,7 @@ def _kept_form(
 
 
 class InFlight:
-    """Movements on their way. If one is dropped before all were waited for, the world ends."""
+    """Movements in flight. Dropping it before waiting for all of them fails the world."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class InFlight:
         self._kept = kept
 
     def wait(self, i: int) -> torch.Tensor:
-        """The output of movement ``i``, complete."""
+        """Wait for movement ``i`` and return its output."""
         number = self._waiting.pop(i, None)
         if number is not None:
             assert self._stages is not None
@@ -86,8 +86,8 @@ class InFlight:
             self._wire.abort(Failure.from_exception(TransportError(text), self._wire.rank))
 
 
-class Part:
-    """The stage of one movement, with what each of its calls needs."""
+class MovementPart:
+    """Stage of one movement, with everything that its calls need."""
 
     def __init__(self, movement: Movement, depth: int, index: int) -> None:
         self.stage, self.partition = movement.steps[depth]
@@ -107,13 +107,13 @@ class Part:
             return recycling.maker(shape, movement.dtype, self.partition.device)
         if not is_last:
             return lambda: None
-        # The caller gets a placeholder where there is no block. One with cells is the gradient of a
-        # tensor of which nothing was moved: zero.
+        # Without a block, the caller gets a placeholder. A placeholder with cells is the gradient
+        # of a tensor of which nothing was moved: zero.
         shape, dtype = movement.output_shape, movement.output_dtype
         return partial(torch.zeros, shape, dtype=dtype, device=self.partition.device)
 
     def posts(self, accumulates: bool = False) -> tuple[Post, ...]:
-        """What this rank sends and receives in the stage."""
+        """Return the messages that this rank sends and receives in the stage."""
         if not self.stage.communicates:
             return ()
         rank = self.partition.plan_rank
@@ -122,11 +122,11 @@ class Part:
         )
 
     def block(self, x: torch.Tensor) -> torch.Tensor:
-        """An input that comes from outside, checked, as it lies in memory."""
+        """Check an input given by the caller and return it with readable memory."""
         movement, device = self.movement, self.partition.device
         if x.device != device:
             raise ShapeError(
-                f"{movement.label}: the tensor is on {x.device}, its partition's are on {device}"
+                f"{movement.label}: the tensor is on {x.device}, its partition is on {device}"
             )
         if x.shape != movement.input_shape or x.dtype != movement.input_dtype:
             raise ShapeError(
@@ -139,7 +139,7 @@ class Part:
         return with_memory(x)
 
     def check_target(self, target: torch.Tensor | None) -> None:
-        """Refuse a tensor to which the output cannot be added."""
+        """Raise if the output cannot be added to ``target``."""
         if target is None:
             return
         shape, dtype, device = self.stage.output_shape, self.movement.dtype, self.partition.device
@@ -157,7 +157,7 @@ class Part:
     def call(
         self, x: torch.Tensor | None, into: torch.Tensor | None = None
     ) -> tuple[torch.Tensor | None, StageCall | None]:
-        """The output, new unless it is given, and the call that fills it if there is any."""
+        """Return the output, ``into`` or a new tensor, and the call that fills it, if any."""
         if self.takes:
             assert x is not None
             strides, address = x.stride(), x.data_ptr()
@@ -168,13 +168,13 @@ class Part:
         stages = self.bound if into is None else self._accumulating
         stage = stages.get(strides) or self.bind(strides, into is not None)
         y = into if into is not None else self.makers.get(strides, self.make_output)()
-        assert y is not None  # at least a placeholder, of movements of one stage
+        assert y is not None  # movements of one stage return at least a placeholder
         return y, (stage, address, y.data_ptr())
 
     def bind(self, strides: tuple[int, ...], accumulates: bool = False) -> object:
-        """The stage bound by the transport, for an input of these strides; remembered.
+        """Return the stage bound by the transport for an input with these strides, cached.
 
-        Several threads that bind it at once all get the first one's, which may be running.
+        Threads that bind it concurrently all get the same one, which may already be running.
         """
         rank = self.partition.plan_rank
         form = None if accumulates else _kept_form(self.stage, self.partition, strides)
@@ -194,7 +194,7 @@ class Part:
 
 
 class Round:
-    """One stage of each of several movements."""
+    """One stage of each of several movements, executed together."""
 
     def __init__(
         self, wire: Transport, movements: tuple[Movement, ...], depth: int, signature: Signature
@@ -202,19 +202,19 @@ class Round:
         self._wire = wire
         self.signature = signature
         self.parts = [
-            Part(movement, depth, i)
+            MovementPart(movement, depth, i)
             for i, movement in enumerate(movements)
             if depth < len(movement.steps)
         ]
         self._activities: dict[tuple[bool, ...], Activity] = {}
         self._communicates = any(part.stage.communicates for part in self.parts)
-        # The outputs of the parts for the blocks of their movements, ``None`` where there is none.
+        # Maps the blocks of the movements to the outputs of the parts, ``None`` for a missing one.
         self.run: RoundRunner = self._run_plain
         if wire.packs:
             self.run = wire.bind_round(signature if self._communicates else None, self.parts)
 
     def start(self, blocks: Blocks, into: Blocks) -> InFlight:
-        """Send the blocks on their way; see :func:`~gpudist.exchange.start`."""
+        """Start moving the blocks; see :func:`~gpudist.exchange.start`."""
         if not (self._communicates and self._adds_in_place(into)):
             return self._complete(blocks, into)
         if not self._wire.packs:
@@ -233,7 +233,7 @@ class Round:
         return InFlight(outputs, self._wire, self.signature.label, stages, numbers, (blocks, calls))
 
     def _activity(self, accumulates: tuple[bool, ...]) -> Activity:
-        """What a start is counted as, of which some parts add to what there is."""
+        """Return the activity that counts a start, given which parts add to existing tensors."""
         found = self._activities.get(accumulates)
         if found is None:
             parts = zip(self.parts, accumulates, strict=True)
@@ -243,7 +243,7 @@ class Round:
         return found
 
     def _adds_in_place(self, into: Blocks) -> bool:
-        """Whether the transport can add to these tensors, those in 16 bits in float32 beside it."""
+        # Each 16-bit tensor is accumulated in its own float32 copy, so none may occur twice.
         there = [y for y in into if y is not None]
         narrow = [y.data_ptr() for y in there if y.dtype in (torch.float16, torch.bfloat16)]
         return all(y.is_contiguous() for y in there) and len(narrow) == len(set(narrow))
@@ -259,7 +259,10 @@ class Round:
     def _run_plain(
         self, blocks: Sequence[torch.Tensor | None], into: Sequence[torch.Tensor | None] = ()
     ) -> Blocks:
-        """By a transport that only carries messages; ``into`` has a tensor or not for each part."""
+        """Run over a transport that only carries messages.
+
+        ``into`` has one entry per part: a tensor to add to, or ``None``.
+        """
         inputs = [
             part.block(x) if part.comes_from_outside and x is not None else x
             for part, x in ((part, blocks[part.index]) for part in self.parts)

@@ -1,6 +1,6 @@
-"""Integers only: who owns which box, who needs which box, and the plan that follows.
+"""Integer geometry: which rank owns which box, which rank needs it, and the resulting plan.
 
-Nothing here knows a tensor, a process or a wire.
+This package knows nothing of tensors, processes or transports.
 """
 
 from gpudist.geometry.adaptive import AdaptiveWindow
@@ -16,10 +16,10 @@ from gpudist.geometry.expanded import ExpandedWindow
 from gpudist.geometry.faces import Face, own_paddings, plan_faces
 from gpudist.geometry.halo import plan_halo
 from gpudist.geometry.interpolation import InterpolationWindow
-from gpudist.geometry.overlap import plan_all_gather, plan_repartition
 from gpudist.geometry.padding import FoldedWindow, PaddingWindow
 from gpudist.geometry.parts import PartsWindow
 from gpudist.geometry.pooling import PoolWindow
+from gpudist.geometry.repartition import plan_all_gather, plan_repartition
 from gpudist.geometry.windows import HaloWidths, SlidingWindow, TransposedWindow, Window
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The windows of an adaptive pooling: as many as there are outputs, whatever the input."""
+"""Windows of adaptive pooling, whose number of outputs is fixed."""
 
 from __future__ import annotations
 

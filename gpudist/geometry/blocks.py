@@ -1,7 +1,7 @@
-"""How a global tensor is cut into blocks, one per worker.
+"""Cut a global tensor into blocks, one per worker.
 
-A dim is cut by :class:`Blocks`; a tensor by a :class:`Decomposition`, the product of its dims'
-cuts. Every question is answered for one worker, in time that does not grow with their number.
+:class:`Blocks` cuts one dim; :class:`Decomposition` cuts a tensor, as the product of the cuts of
+its dims. Queries concern one worker, and their time does not grow with the number of workers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpudist.geometry.boxes import Box
 
 
 def balanced_block(extent: int, parts: int, index: int) -> tuple[int, int]:
-    """Half-open range of block ``index`` when ``extent`` cells are shared out over ``parts``.
+    """Half-open range of block ``index`` of ``extent`` cells in ``parts`` balanced blocks.
 
     The first ``extent % parts`` blocks have one cell more; blocks may be empty.
     """
@@ -44,7 +44,7 @@ class Blocks:
         if self.extent < 0 or self.parts < 1:
             raise ShapeError(
                 f"{self.extent} cells cannot be cut into {self.parts} blocks; "
-                f"an extent is at least 0 and there is at least one block"
+                f"the extent must be at least 0 and the number of blocks at least 1"
             )
         if self.sizes is None:
             return
@@ -55,7 +55,7 @@ class Blocks:
 
     @classmethod
     def of_sizes(cls, sizes: Sequence[int]) -> Blocks:
-        """Blocks of exactly these sizes; the balanced ones are recognised as such."""
+        """Blocks of the given sizes; balanced sizes give balanced blocks."""
         balanced = cls(sum(sizes), len(sizes))
         if all(balanced.length(index) == size for index, size in enumerate(sizes)):
             return balanced
@@ -78,11 +78,11 @@ class Blocks:
 
     @property
     def occupied(self) -> int:
-        """No block at or after this index holds a cell."""
+        """Index from which on all blocks are empty."""
         return min(self.parts, self.extent) if self.sizes is None else self.parts
 
     def overlapping(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """Blocks that own cells of ``[start, stop)``: index, start, stop of each common range."""
+        """Blocks with cells in ``[start, stop)``, as ``(index, start, stop)`` of the overlap."""
         start, stop = max(start, 0), min(stop, self.extent)
         if start >= stop:
             return
@@ -103,13 +103,13 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Decomposition:
-    """A global tensor cut over a Cartesian grid: one :class:`Blocks` per dim."""
+    """Decomposition of a global tensor over a Cartesian grid: one :class:`Blocks` per dim."""
 
     dims: tuple[Blocks, ...]
 
     @classmethod
     def balanced(cls, shape: Sequence[int], grid: Sequence[int]) -> Decomposition:
-        """Balanced blocks of a tensor of global ``shape`` over a process ``grid``, axis by dim."""
+        """Balanced blocks of a tensor of global ``shape`` over ``grid``, one axis per dim."""
         if len(shape) != len(grid):
             raise ShapeError(
                 f"a tensor with {len(shape)} dims does not fit a partition with {len(grid)} axes; "
@@ -133,14 +133,14 @@ class Decomposition:
         return Box(tuple(start for start, _ in ranges), tuple(stop for _, stop in ranges))
 
     def with_extents(self, extents: dict[int, int]) -> Decomposition:
-        """The same cut with other extents in dims that are not partitioned."""
+        """Copy of the decomposition with other extents in dims that are not partitioned."""
         if not extents:
             return self
         partitioned = [d for d in extents if self.dims[d].parts > 1]
         if partitioned:
             raise ShapeError(
-                f"the extents of dims {partitioned} cannot change: they are partitioned, and how "
-                f"their new extents are cut must be agreed first"
+                f"the extents of dims {partitioned} cannot change: these dims are partitioned, and "
+                f"the ranks must first agree on how the new extents are cut"
             )
         return Decomposition(
             tuple(Blocks(extents[d], 1) if d in extents else b for d, b in enumerate(self.dims))

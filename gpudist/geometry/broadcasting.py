@@ -1,4 +1,4 @@
-"""Broadcasting of partitions: which worker of P_x is paired with which workers of P_y."""
+"""Broadcasting between partitions: match workers of P_x with workers of P_y."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ from gpudist.geometry.cartesian import (
 
 @dataclass(frozen=True)
 class Pairing:
-    """The workers of a source grid matched with those of a target grid.
+    """Match between the workers of a source grid and those of a target grid.
 
-    Over the axes where the two effective shapes are equal, a transposed grid is numbered
-    column-major over its reversed index and an untransposed one row-major; workers with the same
-    number match.
+    Workers match if they have the same number over the axes where both effective shapes are equal.
+    A transposed grid is numbered column-major over its reversed index, any other grid row-major.
 
     Attributes:
-        source, target: grid shapes. The source is left-padded with ones; each axis then equals the
-            target's or is 1.
-        transpose_source, transpose_target: reverse that grid's shape and index first.
+        source, target: grid shapes. The source is left-padded with ones; each of its axes must
+            then equal the target's or be 1.
+        transpose_source, transpose_target: whether to reverse that grid's shape and index first.
     """
 
     source: tuple[int, ...]
@@ -65,7 +64,7 @@ class Pairing:
         return tuple(self._target_shape[axis] for axis in self._matching)
 
     def source_of(self, target_rank: int) -> int:
-        """Rank on the source grid matched with the worker ``target_rank`` of the target grid."""
+        """Source rank matched with the worker ``target_rank`` of the target grid."""
         index = index_of(target_rank, self.target)
         if self.transpose_target:
             index = index[::-1]
@@ -78,7 +77,7 @@ class Pairing:
         return rank_of(actual[::-1] if self.transpose_source else actual, self.source)
 
     def targets_of(self, source_rank: int) -> tuple[int, ...]:
-        """Ranks on the target grid matched with the worker ``source_rank``, ascending."""
+        """Target ranks matched with the worker ``source_rank`` of the source grid, ascending."""
         index = index_of(source_rank, self.source)
         index = left_padded(
             index[::-1] if self.transpose_source else index, len(self._source_shape), 0
@@ -111,7 +110,7 @@ def _effective(shape: tuple[int, ...], transposed: bool) -> tuple[int, ...]:
 
 
 def written(shape: tuple[int, ...], transposed: bool) -> str:
-    """A grid as errors show it."""
+    """Format a grid shape for error messages."""
     return f"{list(shape)} (transposed)" if transposed else f"{list(shape)}"
 
 
@@ -123,7 +122,7 @@ def misfit(
     source_name: str = "the first",
     target_name: str = "the second",
 ) -> str | None:
-    """Why two grids do not match, in words; ``None`` if they do."""
+    """Reason why two grids do not match; ``None`` if they do."""
     many = _effective(target, transpose_target)
     few = left_padded(_effective(source, transpose_source), len(many), 1)
     if len(few) > len(many):
@@ -135,7 +134,7 @@ def misfit(
         if a not in (1, b):
             return (
                 f"axis {axis} of {source_name} is {a} and of {target_name} {b}, counted in "
-                f"{list(few)} and {list(many)}; of {source_name}, each axis must be 1 or equal"
+                f"{list(few)} and {list(many)}; each axis of {source_name} must be 1 or equal"
             )
     return None
 
@@ -149,18 +148,18 @@ def plan_broadcast(
     output_shape: tuple[int, ...] | None,
     key: tuple[object, ...],
 ) -> Plan:
-    """Plan of one worker of a broadcast. The adjoint is a sum-reduce.
+    """Plan one worker's part of a broadcast. The adjoint is a sum-reduce.
 
-    Ranks are those of a partition that holds the workers of both grids.
+    All ranks are ranks in a partition that holds the workers of both grids.
 
     Args:
-        rank: of this worker.
-        targets: ranks that get a copy of this worker's block, ``None`` if it is no source.
-        source: rank whose block this worker gets, ``None`` if it is no target.
-        source_targets: all ranks that get a copy of that source's block.
-        input_shape: this worker's block, ``None`` if it is no source.
-        output_shape: shape of the block it gets, ``None`` if it is no target.
-        key: what the operator is known by, the same on all ranks.
+        rank: rank of this worker.
+        targets: ranks that get a copy of this worker's block, ``None`` if it is not a source.
+        source: rank whose block this worker gets, ``None`` if it is not a target.
+        source_targets: all ranks that get a copy of the block of ``source``.
+        input_shape: shape of this worker's block, ``None`` if it is not a source.
+        output_shape: shape of the block this worker gets, ``None`` if it is not a target.
+        key: identification of the operator, the same on all ranks.
     """
     moves: list[Move] = []
     sends: list[Message] = []
@@ -176,7 +175,7 @@ def plan_broadcast(
         if len(members) > 2:
             collectives.append(Collective("broadcast", members, root, root in groups[root]))
             continue
-        # One or two workers need no communicator of their own: a copy and a message say the same.
+        # One or two workers do not need a communicator: a copy and a message suffice.
         if root == rank and input_shape is not None:
             block = Box.whole(input_shape)
             moves += [Move(block, block)] if root in groups[root] else []
@@ -199,7 +198,7 @@ def plan_broadcast(
 def plan_all_sum_reduce(
     rank: int, members: Sequence[int], shape: tuple[int, ...], key: tuple[object, ...]
 ) -> Plan:
-    """Plan of one worker of a sum over ``members`` that all of them get: its own adjoint."""
+    """Plan one worker's part of a sum over ``members``, all of which get it. Self-adjoint."""
     members = tuple(sorted(members))
     if len(members) == 1:
         block = Box.whole(shape)

@@ -37,7 +37,7 @@ def column_major_index(number: int, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def left_padded(values: Iterable[int], dim: int, fill: int) -> tuple[int, ...]:
-    """``values`` with ``fill`` put in front until there are ``dim`` of them."""
+    """Prepend ``fill`` to ``values`` until there are ``dim`` of them."""
     values = tuple(values)
     return (fill,) * (dim - len(values)) + values
 
@@ -48,10 +48,10 @@ def size_of(shape: Sequence[int]) -> int:
 
 
 def integers(numbers: Iterable[object], what: str) -> tuple[int, ...]:
-    """They as integers; no number is rounded and no text is read.
+    """Convert ``numbers`` to integers, without rounding numbers or parsing text.
 
     Raises:
-        PartitionError: one is something else.
+        PartitionError: if one of them is not an integer.
     """
     try:
         return tuple(map(index_value, numbers))  # pyright: ignore[reportArgumentType]

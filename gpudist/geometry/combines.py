@@ -1,6 +1,6 @@
-"""What makes a rank's output of a stage: boxes that do not overlap, each the sum of other boxes.
+"""Describe the output of a stage as disjoint boxes, each the sum of other boxes.
 
-A GPU makes all of them at once, where a CPU adds one message after the other.
+A GPU computes all of them at once, while a CPU adds one message after the other.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from gpudist.geometry.messages import MessageStage
 
 @dataclass(frozen=True)
 class Source:
-    """A box that is added.
+    """Box that is added to a box of the output.
 
     Attributes:
-        box: in coordinates of the input, of the output, or of a message's part.
-        message: number of the message in ``MessageStage.incoming``; ``None`` for this rank's own.
-        part: which of the message's boxes, packed one after the other.
-        of_output: the values are those the output had before.
+        box: cells in coordinates of the input, of the output, or of a message's part.
+        message: number of the message in ``MessageStage.incoming``; ``None`` for own cells.
+        part: index of the box in the message, whose boxes are packed one after the other.
+        of_output: whether the values are those the output had before.
     """
 
     box: Box
@@ -31,17 +31,18 @@ class Source:
 
 @dataclass(frozen=True)
 class Combine:
-    """A box of the output that becomes the sum of boxes of its shape, in their order.
+    """Box of the output that becomes the sum of boxes of its shape, in their order.
 
     Attributes:
-        sources: none for the constant that fills, one for a copy.
+        destination: box of the output.
+        sources: boxes to add; empty to fill with a constant, a single one to copy.
     """
 
     destination: Box
     sources: tuple[Source, ...]
 
     def at(self, box: Box) -> Combine:
-        """The part of it that makes ``box``, a box of the output within its destination."""
+        """Restriction to ``box``, a box of the output within the destination."""
         sources = (
             replace(source, box=box.shifted(_offset(source.box, self.destination)))
             for source in self.sources
@@ -50,15 +51,16 @@ class Combine:
 
 
 def combines(stage: MessageStage, accumulates: bool = False) -> tuple[Combine, ...]:
-    """What makes the output of ``stage``: every cell that anything writes appears once.
+    """Return the combines of ``stage``: every cell that anything writes appears once.
 
-    A cell's sources are in the order in which the stage adds them. The zero of a fill to which is
-    added is no source.
+    The sources of a cell are in the order in which the stage adds them. A fill that is added to
+    does not count as a source.
 
     Args:
-        stage: of ``as_messages``, without ``scatters``. Sums that start ``from_zero`` are of the
-            cells that something is added to; the stage does not name the others.
-        accumulates: the output has values, the first source of what is added to it.
+        stage: result of ``as_messages``, without ``scatters``. With ``from_zero``, sums name only
+            the cells that something is added to.
+        accumulates: whether the output already has values, which are then the first source of
+            every sum.
     """
     if stage.relays or stage.relayed:
         raise ValueError("sums that are sent on are not complete at once")
@@ -76,7 +78,7 @@ def combines(stage: MessageStage, accumulates: bool = False) -> tuple[Combine, .
 
 
 def _contributions(stage: MessageStage) -> Iterator[list[Combine]]:
-    """What each of the sums adds."""
+    """Combines that each sum of the stage adds."""
     number = len(stage.receives)
     for contribution in stage.sums:
         boxes = contribution.destinations
@@ -93,7 +95,7 @@ def _received(box: Box, message: int, part: int) -> Combine:
 
 
 def _added(pieces: list[Combine], new: Combine, accumulates: bool) -> Iterator[Combine]:
-    """``pieces``, to which ``new`` is added: cut where it begins and ends."""
+    """Add ``new`` to ``pieces``, which are cut where it begins and ends."""
     rest = [new.destination] if new.destination.volume else []
     for piece in pieces:
         common = intersection(piece.destination, new.destination)
@@ -109,5 +111,4 @@ def _added(pieces: list[Combine], new: Combine, accumulates: bool) -> Iterator[C
 
 
 def _offset(source: Box, destination: Box) -> tuple[int, ...]:
-    """What leads from coordinates of ``source`` to those of ``destination``."""
     return tuple(d - s for s, d in zip(source.start, destination.start, strict=True))

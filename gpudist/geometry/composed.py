@@ -1,4 +1,4 @@
-"""Windows one after the other: what a range of the last one's outputs reads of every input."""
+"""Composition of windows: what outputs of the last window read of every input."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from gpudist.geometry.windows import Window
 
 @dataclass(frozen=True)
 class Read:
-    """What a range of one window's outputs reads along a dim.
+    """Range of inputs that a range of one window's outputs reads along a dim.
 
     Attributes:
         extent: global number of inputs.
         outputs: range of outputs.
-        needed: range of inputs that they read; cells beyond ``[0, extent)`` are padding.
+        needed: range of inputs the outputs read; cells beyond ``[0, extent)`` are padding.
     """
 
     extent: int
@@ -24,13 +24,13 @@ class Read:
 
     @property
     def inside(self) -> tuple[int, int]:
-        """What is needed and no padding; empty where the outputs read padding only."""
+        """Needed range without padding; empty if the outputs read only padding."""
         low, high = self.needed
         return min(max(low, 0), self.extent), min(max(high, 0), self.extent)
 
     @property
     def overhang(self) -> tuple[int, int]:
-        """Cells of padding in front of ``inside`` and behind it."""
+        """Number of padding cells in front of and behind ``inside``."""
         low, high = self.needed
         first, last = self.inside
         return (first - low, high - last) if first < last else (high - low, 0)
@@ -38,13 +38,13 @@ class Read:
 
 @dataclass(frozen=True)
 class ComposedWindow:
-    """Windows one after the other, of which each reads the outputs of the one before.
+    """Windows in sequence, each of which reads the outputs of the one before.
 
-    Whatever a window reads beyond the global extent of its input is padding, and needs nothing of
-    the windows before. Needed ranges therefore never leave the global extent.
+    Cells that a window reads beyond the global extent of its input are padding and do not depend
+    on the windows before. Needed ranges therefore never leave the global extent.
 
     Attributes:
-        windows: at least one; the first reads the input.
+        windows: at least one window; the first reads the input.
     """
 
     windows: tuple[Window, ...]
@@ -58,10 +58,10 @@ class ComposedWindow:
         return self.reads(start, stop, extent)[0].inside
 
     def reads(self, start: int, stop: int, extent: int) -> tuple[Read, ...]:
-        """What each window has to read, for outputs ``[start, stop)`` of the last one.
+        """Ranges that each window reads for outputs ``[start, stop)`` of the last window.
 
-        Each one's outputs are what the next one needs inside the extent; no outputs of the last one
-        need nothing of any.
+        The outputs of each window are the cells inside the extent that the next window needs. An
+        empty range of outputs needs nothing from any window.
         """
         extents = [extent]
         for window in self.windows[:-1]:
@@ -70,7 +70,7 @@ class ComposedWindow:
         outputs = (start, stop)
         for window, inputs in zip(reversed(self.windows), reversed(extents), strict=True):
             low, high = window.needed(*outputs, inputs)
-            # Ends grow with the outputs even where a window in between has none to compute.
+            # The ends are monotone in the outputs, even if a window in between computes nothing.
             found.append(Read(inputs, outputs, (low, max(low, high) if start < stop else low)))
             outputs = found[-1].inside
         return tuple(reversed(found))

@@ -1,4 +1,4 @@
-"""The windows of a layer that makes several outputs of every cell."""
+"""Windows of a layer that makes several outputs from every cell."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class ExpandedWindow:
     """Cell ``i`` becomes outputs ``[i * factor, (i + 1) * factor)``.
 
     Attributes:
-        factor: outputs of a cell, at least 1.
+        factor: number of outputs per cell, at least 1.
     """
 
     factor: int

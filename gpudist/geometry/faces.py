@@ -1,8 +1,8 @@
-"""Faces: the outputs of a worker that read ghosts, apart from those its own block suffices for.
+"""Faces: the outputs of a worker that read ghost cells.
 
-Along each dim, a worker's outputs fall into those that read ghosts on the left, those that do not
-read any, and those that read ghosts on the right. Dim after dim, a face is what lies on one side of
-this dim and inside of the dims before: every output is in at most one face.
+Along each dim, a worker's outputs fall into those that read ghosts on the left, those that read
+none, and those that read ghosts on the right. A face of a dim lies on one side of that dim and
+inside along all dims before it, so that every output is in at most one face.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ _SIDES: tuple[Part, ...] = ("left", "right")
 
 @dataclass(frozen=True)
 class Face:
-    """Outputs of one side of a block, and the movement of the ghosts they read.
+    """Outputs on one side of a block, and the movement of the ghosts they read.
 
     Attributes:
-        outputs: in coordinates of the worker's output block; without cells where it has no such
-            face.
-        plan: the worker's block in, a slab of all cells that ``outputs`` read out. Nothing moves to
-            padding nor, unless wanted, to own cells.
+        outputs: box in coordinates of the worker's output block; empty if it has no such face.
+        plan: plan from the worker's block to a slab of all cells that ``outputs`` read. Nothing
+            moves to padding; own cells are left out unless ``with_own`` is set.
     """
 
     outputs: Box
@@ -40,7 +39,7 @@ class Face:
 
 
 class _Segment(NamedTuple):
-    """Cells ``[start, stop)`` of a range, and whether they are the worker's own ones, unwrapped."""
+    """Cells ``[start, stop)`` of a range; ``own`` if the worker owns them without wrapping."""
 
     worker: int
     start: int
@@ -50,7 +49,7 @@ class _Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class _Axis:
-    """One dim of the tensor as the worker at ``index`` sees it."""
+    """One dim of the tensor from the view of the worker at ``index``."""
 
     inputs: Blocks
     outputs: Blocks
@@ -59,7 +58,7 @@ class _Axis:
     index: int
 
     def outputs_of(self, part: Part, index: int) -> tuple[int, int]:
-        """Range of the outputs of another worker of the axis that lie in a part."""
+        """Range of outputs of the worker ``index`` of this axis that lie in ``part``."""
         start, stop = self.outputs.block(index)
         if part == "whole":
             return start, stop
@@ -67,13 +66,13 @@ class _Axis:
         return {"left": (start, first), "inside": (first, last), "right": (last, stop)}[part]
 
     def needed(self, part: Part, index: int) -> tuple[int, int]:
-        """Range of cells that the outputs in a part read."""
+        """Range of cells that the outputs in ``part`` read."""
         start, stop = self.outputs_of(part, index)
         low, high = self.window.needed(start, stop, self.inputs.extent)
         return (low, high) if start < stop else (low, low)
 
     def takes(self, part: Part) -> Iterator[_Segment]:
-        """What the part needs, by owner, counted from the start of the needed range."""
+        """Segments that ``part`` needs, by owner, relative to the start of the needed range."""
         low, high = self.needed(part, self.index)
         for shift in shifts((low, high), self.inputs.extent, self.periodic):
             for owner, start, stop in self.inputs.overlapping(low - shift, high - shift):
@@ -81,7 +80,7 @@ class _Axis:
                 yield _Segment(owner, start + shift - low, stop + shift - low, own)
 
     def gives(self, part: Part) -> Iterator[_Segment]:
-        """Own cells that the part of another worker needs, counted from the start of the block."""
+        """Own cells that ``part`` of another worker needs, relative to the start of the block."""
         first, last = self.inputs.block(self.index)
         outputs, window, extent = self.outputs, self.window, self.inputs.extent
         if first == last or not outputs.occupied:
@@ -103,9 +102,9 @@ class _Axis:
 def inside(
     inputs: Blocks, outputs: Blocks, window: Window, periodic: bool, index: int
 ) -> tuple[int, int]:
-    """Range of worker ``index``'s outputs that read no ghost.
+    """Range of worker ``index``'s outputs that read no ghosts.
 
-    Those before it read ghosts on the left, those behind it on the right only.
+    Outputs before the range read ghosts on the left, outputs behind it only on the right.
     """
     owned, (start, stop) = inputs.block(index), outputs.block(index)
 
@@ -129,17 +128,17 @@ def plan_faces(
     periodic: Sequence[bool] | None = None,
     with_own: bool = False,
 ) -> tuple[Face, ...]:
-    """Faces of the worker at ``index``, in the same number and order on every rank.
+    """Plan the faces of the worker at ``index``, in the same number and order on every rank.
 
     Args:
-        inputs: how the global tensor is cut over the process grid.
-        windows: one per dim; ``HaloWidths()`` where nothing is read from others.
-        index: of the worker on the grid.
-        periodic: per dim, whether ranges beyond the edge wrap to the other end.
-        with_own: whether slabs have own cells too.
+        inputs: decomposition of the global tensor over the process grid.
+        windows: one window per dim; ``HaloWidths()`` for dims that read nothing from others.
+        index: index of the worker on the grid.
+        periodic: whether ranges beyond the edge wrap to the other end, per dim.
+        with_own: whether slabs also contain own cells.
 
     Returns:
-        Dim after dim the left and the right face, those left out that no worker has.
+        The left and the right face of each dim in turn, without those that no worker has.
     """
     periodic = tuple(periodic) if periodic is not None else (False,) * len(inputs.dims)
     axes = _axes(inputs, windows, index, periodic)
@@ -156,7 +155,7 @@ def plan_faces(
 
 
 def have_faces(inputs: Decomposition, windows: Sequence[Window], periodic: Sequence[bool]) -> bool:
-    """Whether :func:`plan_faces` gives any: some worker along some axis reads a ghost there."""
+    """Whether some worker reads ghosts, so that :func:`plan_faces` returns any face."""
     axes = _axes(inputs, windows, (0,) * len(inputs.dims), periodic)
     return any(_anybody_has(axis, side) for axis in axes for side in _SIDES)
 
@@ -210,7 +209,6 @@ def _face(
 def _shared(
     segments: Sequence[Sequence[_Segment]], grid: tuple[int, ...], with_own: bool
 ) -> Iterator[tuple[int, Box]]:
-    """Boxes shared with other workers, and their ranks."""
     for corner in product(*segments):
         if with_own or not all(segment.own for segment in corner):
             index, start, stop, _ = zip(*corner, strict=True)
@@ -220,11 +218,11 @@ def _shared(
 def own_paddings(
     inputs: Decomposition, windows: Sequence[Window], index: Sequence[int]
 ) -> tuple[int, ...] | None:
-    """Zero padding on both sides that makes the own block give the own outputs, but for ghosts.
+    """Symmetric zero padding with which a block yields its own outputs, except those with ghosts.
 
     One number per dim with a sliding window. ``None``, on every rank alike, if some worker would
-    need different padding on its two sides, has to drop own cells, or has outputs without owning a
-    cell. Takes time proportional to the workers of each axis.
+    need different padding on its two sides, would have to drop own cells, or has outputs but no
+    cells. Takes time proportional to the number of workers along each axis.
     """
     own: list[int] = []
     for blocks, window, i in zip(inputs.dims, windows, index, strict=True):
@@ -239,7 +237,7 @@ def own_paddings(
 
 @lru_cache(maxsize=256)
 def axis_paddings(inputs: Blocks, window: SlidingWindow) -> tuple[int, ...] | None:
-    """What :func:`own_paddings` gives, for every worker of one axis."""
+    """Padding of :func:`own_paddings` for every worker of one axis."""
     outputs = window.outputs(inputs)
     paddings: list[int] = []
     for index in range(inputs.parts):

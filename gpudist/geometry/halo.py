@@ -1,8 +1,7 @@
-"""Halo exchange: from the ranges every worker needs to one rank's plan.
+"""Halo exchange: one rank's plan, computed from the ranges that every worker needs.
 
 Dims are independent: along each, a worker's needed range falls into segments, each owned by one
-block. The boxes of a plan are products of such segments, so nothing here ever looks at a worker
-that is not a peer.
+block. The boxes of a plan are products of such segments, so that planning only visits peers.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class AxisHalo:
-    """What one worker of an axis owns, needs, takes from others and gives to others.
+    """Cells that one worker of an axis owns, needs, takes from others and gives to others.
 
     Attributes:
-        owned, needed: global cells; ``needed`` may lie beyond the edge.
-        takes: segments counted from the start of ``needed``.
-        gives: segments counted from the start of ``owned``. What A takes from B and what B gives
-            to A are listed in the same order, for A equal to B too.
+        owned, needed: ranges of global cells; ``needed`` may reach beyond the edge.
+        takes: segments relative to the start of ``needed``.
+        gives: segments relative to the start of ``owned``. What A takes from B and what B gives
+            to A are listed in the same order, also if A is B.
     """
 
     owned: tuple[int, int]
@@ -52,14 +51,14 @@ def needed_range(inputs: Blocks, window: Window, index: int) -> tuple[int, int]:
 
 
 def reads_own_cells(inputs: Blocks, window: Window) -> bool:
-    """Every worker along a dim needs exactly the cells it owns."""
+    """Whether every worker along a dim needs exactly the cells it owns."""
     return all(
         needed_range(inputs, window, index) == inputs.block(index) for index in range(inputs.parts)
     )
 
 
 def axis_halo(inputs: Blocks, window: Window, periodic: bool, index: int) -> AxisHalo:
-    """The halo of worker ``index`` along one axis, in time logarithmic in the number of workers."""
+    """Halo of worker ``index`` along one axis, in time logarithmic in the number of workers."""
     outputs, extent = window.outputs(inputs), inputs.extent
     owned, needed = inputs.block(index), needed_range(inputs, window, index)
     takes = tuple(
@@ -90,18 +89,18 @@ def plan_halo(
     periodic: Sequence[bool] | None = None,
     nested: bool = False,
 ) -> Plan:
-    """Plan of the worker at ``index``: its block in, every cell its windows read out.
+    """Plan of the worker at ``index``, from its block to all cells that its windows read.
 
     Args:
-        inputs: how the global tensor is cut over the process grid.
-        windows: one per dim; ``HaloWidths()`` where nothing is read from others.
-        index: of the worker on the grid.
-        periodic: per dim, whether ranges beyond the edge wrap to the other end.
-        nested: one stage per dim, two peers each, corners travelling twice; else one stage with
-            all neighbours at once, those beyond the adjacent ones included.
+        inputs: decomposition of the global tensor over the process grid.
+        windows: one window per dim; ``HaloWidths()`` for dims that read nothing from others.
+        index: index of the worker on the grid.
+        periodic: whether ranges beyond the edge wrap to the other end, per dim.
+        nested: whether to use one stage per dim with two peers each, where corners travel twice,
+            instead of one stage with all peers at once.
 
     Returns:
-        A plan whose ranks are row-major on the grid. Output cells that no block owns are padding.
+        Plan whose ranks are row-major on the grid. Output cells that no block owns are padding.
     """
     periodic = tuple(periodic) if periodic is not None else (False,) * len(inputs.dims)
     axes = [
@@ -143,28 +142,26 @@ def _stage(axes: Sequence[AxisHalo], rank: int, grid: tuple[int, ...]) -> Stage:
 def _shared(
     segments: Sequence[Sequence[Segment]], grid: tuple[int, ...]
 ) -> Iterator[tuple[int, Box]]:
-    """Boxes shared with other workers, and their ranks: the products of the axes' segments."""
     for corner in product(*segments):
         index, start, stop = zip(*corner, strict=True)
         yield rank_of(index, grid), Box(start, stop)
 
 
 def _still(cells: tuple[int, int], index: int) -> AxisHalo:
-    """An axis along which nothing moves in this stage."""
     length = cells[1] - cells[0]
     segments = (Segment(index, 0, length),) if length else ()
     return AxisHalo(cells, cells, segments, segments)
 
 
 def reads(outputs: Blocks, window: Window, extent: int, index: int) -> tuple[int, int]:
-    """The needed range without the exception for empty outputs: monotone in the index."""
+    """Needed range, which is monotone in ``index`` because empty outputs are not special here."""
     return window.needed(*outputs.block(index), extent)
 
 
 def takers(
     outputs: Blocks, window: Window, extent: int, start: int, stop: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Workers that read cells of ``[start, stop)``: index, start, stop of each common range."""
+    """Workers that read cells of ``[start, stop)``, as ``(index, start, stop)`` of the overlap."""
     occupied = range(outputs.occupied)
     first = bisect_left(occupied, True, key=lambda i: reads(outputs, window, extent, i)[1] > start)
     last = bisect_left(occupied, True, key=lambda i: reads(outputs, window, extent, i)[0] >= stop)

@@ -1,7 +1,7 @@
-"""The windows of an interpolation: few cells around where an output lies between the inputs.
+"""Windows of an interpolation: the few input cells around the position of an output.
 
-Positions are computed as torch's kernels do, rounding included: a cell further to one side would be
-another output. Who needs a cell and who reads it ask the same function.
+Positions are computed and rounded exactly as in torch's kernels: an error of one cell would change
+the output. Ranges of needed cells and the cells actually read follow from the same function.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Kernel = Literal["general", "small", "cuda"]
 Cells = NDArray[np.int64]
 Reals = NDArray[Any]
 
-# Beyond, a float32 does not hold the middle between two cells.
+# Beyond this size, float32 cannot represent the middle between two cells.
 _MOST_EXACT_OUTPUTS = 1 << 22
 _CUBIC = -0.75
 
@@ -28,16 +28,16 @@ _CUBIC = -0.75
 class InterpolationWindow:
     """Output ``i`` reads one, two or four cells around its position among the inputs.
 
-    Needed ranges never leave the global extent: taps beyond it are the cell at its edge.
+    Needed ranges never leave the global extent: taps beyond it read the cell at the edge.
 
     Attributes:
-        mode: along this dim.
+        mode: interpolation mode along this dim.
         size: global number of outputs.
-        scale_factor: of the positions, where it is not ``size`` over the input's extent.
-        align_corners: the first and the last output lie on the first and the last input.
-        single: positions are float32, not float64.
-        kernel: which of torch's kernels it is rounded as: that for few outputs in two dims, or else
-            the general one, on a CPU; or those for CUDA.
+        scale_factor: scale of the positions, unless it is ``size`` over the input's extent.
+        align_corners: whether the first and last outputs lie on the first and last inputs.
+        single: whether positions are float32 instead of float64.
+        kernel: torch kernel whose rounding to follow: on a CPU ``"small"``, for few outputs in two
+            dims, or ``"general"``; ``"cuda"`` for the CUDA kernels.
     """
 
     mode: InterpolationMode
@@ -57,11 +57,11 @@ class InterpolationWindow:
         return (first, int(cells[-1, 1]) + 1) if start < stop else (first, first)
 
     def cells(self, outputs: Cells, extent: int) -> Cells:
-        """Input cells that each of ``outputs`` reads, ascending: ``[taps, outputs]``."""
+        """Input cells that each output reads, ascending, of shape ``[taps, outputs]``."""
         return self.taps(outputs, extent)[0]
 
     def taps(self, outputs: Cells, extent: int) -> tuple[Cells, Reals]:
-        """Input cells that each of ``outputs`` reads, and their weights: ``[taps, outputs]``."""
+        """Input cells that each output reads and their weights, of shape ``[taps, outputs]``."""
         if self.mode in ("nearest", "nearest-exact"):
             cells = self._nearest(outputs, extent)[np.newaxis]
             return cells, np.ones(cells.shape, self._real)
@@ -79,9 +79,9 @@ class InterpolationWindow:
         return cells, _cubic_weights(fraction)
 
     def exact_factor(self, extent: int) -> int | None:
-        """The power of two by which ``extent`` grows, if no position is rounded; else ``None``.
+        """Power of two by which ``extent`` grows if no position is rounded; otherwise ``None``.
 
-        Only then the outputs of a block are those of the whole, wherever the block begins.
+        Only with such a factor, a block's outputs do not depend on where the block begins.
         """
         factor, rest = divmod(self.size, extent)
         is_exact = (
@@ -99,7 +99,6 @@ class InterpolationWindow:
         return np.float32 if self.single else np.float64
 
     def _ratio(self, extent: int) -> Any:
-        """Distance of two outputs, in input cells."""
         real = self._real
         if self.align_corners:
             return real(extent - 1) / real(self.size - 1) if self.size > 1 else real(0)
@@ -130,13 +129,13 @@ class InterpolationWindow:
         return self._position(outputs, extent).astype(np.float64) + 0.5
 
     def _floor(self, position: Reals) -> Cells:
-        # On a CPU it is the floor of a float32, whatever the dtype of the tensor.
+        # CPU kernels take the floor of a float32 for every dtype of the tensor.
         rounded = position if self.kernel == "cuda" else position.astype(np.float32)
         return np.floor(rounded).astype(np.int64)
 
 
 def _cubic_weights(fraction: Reals) -> Reals:
-    """Of the four cells around a position that lies ``fraction`` behind the second one."""
+    """Weights of the four cells around a position ``fraction`` behind the second one."""
     a = fraction.dtype.type(_CUBIC)
 
     def near(x: Reals) -> Reals:

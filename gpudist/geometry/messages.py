@@ -1,4 +1,4 @@
-"""A stage as copies and messages alone, for wires that carry nothing else."""
+"""Express a stage by copies and messages alone, for transports that carry nothing else."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from dataclasses import dataclass, replace
 from gpudist.geometry.blocks import Blocks
 from gpudist.geometry.boxes import Box, Collective, Message, Move, Stage, uncovered
 
-# Below, an all-reduce is quicker if everybody sends everything: one message after another costs
-# more than adding the same cells twice.
+# For fewer bytes, an all-reduce is faster if every member sends its whole block to all others:
+# a second round of messages costs more than redundant additions.
 _SCATTERED_BYTES = 1 << 18
 
 
 @dataclass(frozen=True)
 class Contribution:
-    """Boxes of the output to which are added: what ``peer`` sends, or ``sources`` of the input.
+    """Boxes of the output that receive an addition, from ``peer`` or from the own input.
 
     Attributes:
-        peer: ``None`` for this rank.
+        peer: rank that sends the summands, ``None`` for this rank.
+        destinations: boxes of the output.
+        sources: boxes of the input to add, if ``peer`` is ``None``.
     """
 
     peer: int | None
@@ -28,16 +30,17 @@ class Contribution:
 
 @dataclass(frozen=True)
 class MessageStage:
-    """What one rank does in a stage.
+    """One rank's work in a stage.
 
     Attributes:
         fills: boxes of the output to which nothing is copied.
         moves: copies from the input to the output.
-        sends, receives: boxes of the input, and of the output, which are overwritten.
-        sums: what is added to the output, one after the other.
-        starts_with_copy: the first of the sums overwrites.
-        relays: boxes of the output, sent when its sums are complete.
-        relayed: boxes of the output that come in such messages; overwritten.
+        sends: messages with boxes of the input.
+        receives: messages that overwrite boxes of the output.
+        sums: contributions to add to the output, one after the other.
+        starts_with_copy: whether the first of the sums overwrites.
+        relays: messages with boxes of the output, sent when their sums are complete.
+        relayed: such messages from other ranks, which overwrite boxes of the output.
     """
 
     fills: tuple[Box, ...] = ()
@@ -51,12 +54,12 @@ class MessageStage:
 
     @property
     def same_cells(self) -> bool:
-        """All sums go to the same cells in the same order."""
+        """Whether all sums go to the same cells in the same order."""
         return len({contribution.destinations for contribution in self.sums}) == 1
 
     @property
     def incoming(self) -> tuple[Message, ...]:
-        """What is received and then overwritten or added, in this order."""
+        """Messages in the order of arrival: those that overwrite, then those that are added."""
         added = [
             Message(contribution.peer, contribution.destinations)
             for contribution in self.sums
@@ -73,19 +76,19 @@ def as_messages(
     accumulates: bool = False,
     scatters: bool = True,
 ) -> MessageStage:
-    """The part of ``rank`` in ``stage``: the same linear map.
+    """Express ``rank``'s part of ``stage`` by copies and messages; the linear map is the same.
 
-    A root sends its block to every member, or adds what every member sends. Of a small all-reduce
-    every member sends its block to every other and adds; a large one is a sum-scatter whose sums
-    are sent on. Sums are in ascending rank order, so that they are bitwise equal.
+    A root sends its block to every member, or adds what every member sends. In a small all-reduce
+    every member sends its block to every other member and adds; a large one is a sum-scatter whose
+    sums are sent on. Sums are in ascending rank order, so that they are bitwise equal.
 
     Args:
-        stage: of the plan of ``rank``.
-        rank: this rank, as the stage names it.
-        item_bytes: of one cell.
-        from_zero: sums start from zeros, because they are made in a wider dtype.
-        accumulates: the output has values, to which everything is added.
-        scatters: whether the sums of a large all-reduce may be sent on.
+        stage: stage of the plan of ``rank``.
+        rank: this rank in the partition of the plan.
+        item_bytes: size of one cell in bytes.
+        from_zero: whether sums start from zeros, because they are computed in a wider dtype.
+        accumulates: whether the output already has values, to which everything is added.
+        scatters: whether a large all-reduce may send on sums.
     """
     if scatters and not (from_zero or accumulates):
         scattered = _scattered(stage, rank, item_bytes)
@@ -126,7 +129,7 @@ def as_messages(
     if whole.same_cells and len(sums[0].destinations) == 1:
         fills = uncovered(shape, sums[0].destinations) if shape is not None else ()
         return replace(whole, fills=fills)
-    # Most cells are this rank's own and nobody adds to them: they are copied, the others added.
+    # Most cells are this rank's own and no other rank adds to them: copy them, add the others.
     base = max(moves, key=lambda move: move.destination.volume, default=None)
     first = (base,) if base is not None else ()
     fills = uncovered(shape, [move.destination for move in first]) if shape is not None else ()
@@ -135,7 +138,6 @@ def as_messages(
 
 
 def _role(collective: Collective, rank: int) -> tuple[bool, bool]:
-    """Whether ``rank`` sends its block in this collective, and whether it receives one."""
     if collective.kind == "all_reduce":
         return True, True
     is_root = rank == collective.root
@@ -154,14 +156,14 @@ def _in_order(
 
 
 def _scattered(stage: Stage, rank: int, item_bytes: int) -> MessageStage | None:
-    """An all-reduce in which every member adds one part and sends it on; ``None`` if too small."""
+    """All-reduce in which every member sums one part and sends it on; ``None`` if too small."""
     if len(stage.collectives) != 1 or stage.collectives[0].kind != "all_reduce":
         return None
     shape, members = stage.output_shape, stage.collectives[0].members
     assert shape is not None
     if Box.whole(shape).volume * item_bytes < _SCATTERED_BYTES:
         return None
-    # Parts are of one dim: the first that gives equal ones, or else the longest.
+    # Cut one dim: the first that gives parts of nearly equal size, or else the longest.
     fine = [d for d, extent in enumerate(shape) if extent >= 8 * len(members)]
     dim = fine[0] if fine else shape.index(max(shape))
     blocks = Blocks(shape[dim], len(members))

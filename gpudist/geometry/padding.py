@@ -1,4 +1,4 @@
-"""Padding whose cells are copies of others: which they copy, and what a window reads then."""
+"""Padding cells that copy cells inside, and the ranges a window then reads."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ class PaddingWindow:
 
 @dataclass(frozen=True)
 class FoldedWindow:
-    """A window whose cells beyond the global edge are copies of cells inside.
+    """Window whose cells beyond the global edge are copies of cells inside.
 
-    Needed ranges never leave the global extent: they are the hull of what is read inside and of
-    what is copied. To grow with the outputs, as every window's must, those near an edge with
-    reflected padding reach as far as the padding does, even if their own copies do not.
+    Needed ranges never leave the global extent: they are the hull of the cells that are read and of
+    the cells that are copied. Ranges must be monotone in the outputs; with reflected padding, those
+    of outputs near an edge therefore cover the whole reflection, even if they read less of it.
 
     Attributes:
-        window: reads beyond the edge.
-        mode: ``"reflect"`` at the edge's cell, or ``"replicate"`` the edge's cell.
+        window: window that reads beyond the edge.
+        mode: ``"reflect"`` to mirror at the edge cell, ``"replicate"`` to repeat the edge cell.
     """
 
     window: Window
@@ -61,7 +61,6 @@ class FoldedWindow:
         return low, max(high, front + 1) if front else high
 
     def _overhang(self, extent: int) -> tuple[int, int]:
-        """Cells that the outputs read in front of and behind the global extent."""
         outputs = self.window.outputs(Blocks(extent, 1)).extent
         if outputs == 0:
             return 0, 0
@@ -73,13 +72,13 @@ def require_padding_fits(mode: str, padding: tuple[int, int], extent: int) -> No
     """Refuse padding that torch refuses for a global ``extent``.
 
     Args:
-        mode: ``"reflect"``, ``"replicate"`` or ``"circular"``; another one's value is constant.
-        padding: cells in front and behind; negative ones crop.
-        extent: before padding.
+        mode: ``"reflect"``, ``"replicate"`` or ``"circular"``; any other mode pads by a constant.
+        padding: cells in front and behind; negative numbers crop.
+        extent: global extent before padding.
 
     Raises:
-        ShapeError: reflected padding is not less than the extent, replicated padding has no cell to
-            copy, circular padding wraps more than once, or more cells are cropped than there are.
+        ShapeError: if reflected padding is not less than the extent, replicated padding has no cell
+            to copy, circular padding wraps more than once, or padding crops more cells than exist.
     """
     left, right = padding
     if mode == "reflect" and max(padding) >= max(extent, 1):

@@ -1,4 +1,4 @@
-"""The window of a pooling, whose last outputs may read less than a whole kernel."""
+"""Window of a pooling, whose last outputs may read less than a whole kernel."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from gpudist.geometry.windows import SlidingWindow
 
 @dataclass(frozen=True)
 class PoolWindow(SlidingWindow):
-    """A sliding window that may reach beyond the padded extent.
+    """Sliding window that may reach beyond the padded extent.
 
     Attributes:
-        ceil_mode: the number of outputs is rounded up. The last one starts inside the extent or
-            the padding in front of it, and is cut where the padding behind ends.
+        ceil_mode: whether the number of outputs is rounded up. The last window starts inside the
+            extent or the padding in front of it, and is cut where the padding behind ends.
     """
 
     ceil_mode: bool = False
 
     def output_extent(self, extent: int) -> int:
-        """Global number of outputs for ``extent`` inputs; raises if the kernel does not fit."""
+        """Return the global number of outputs for ``extent`` inputs; raise if there is none."""
         if not self.ceil_mode:
             return super().output_extent(extent)
         padded = extent + sum(self.padding)
@@ -46,6 +46,5 @@ class PoolWindow(SlidingWindow):
         return any(self._first_tap(output) >= extent for output in outputs)
 
     def _first_tap(self, output: int) -> int:
-        """The first tap that is not in the padding in front."""
         start = output * self.stride - self.padding[0]
         return start if start >= 0 else start % self.dilation

@@ -1,4 +1,4 @@
-"""A ring: workers along an axis pass the blocks of a tensor on to the next worker."""
+"""Ring: workers along an axis pass the blocks of a tensor on to the next worker."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from gpudist.geometry.boxes import Box, Message, Plan, Stage
 
 
 def held_block(rank: int, step: int, parts: int) -> int:
-    """Which block the worker ``rank`` of a ring of ``parts`` holds after so many hops."""
+    """Block that the worker ``rank`` of a ring of ``parts`` holds after ``step`` hops."""
     return (rank - step) % parts
 
 
 def plan_ring_hop(
     blocks: Blocks, dim: int, shape: Sequence[int], rank: int, step: int, key: tuple[object, ...]
 ) -> Plan:
-    """Plan of one worker: the block it holds after ``step`` hops in, the one after the next out.
+    """Plan of one worker, from the block it holds after ``step`` hops to the next one.
 
-    Every hop is a permutation of the blocks: its adjoint is the hop back.
+    Every hop is a permutation of the blocks; its adjoint is the hop back.
 
     Args:
-        blocks: the cut of the dim ``dim``, one block per worker.
-        dim: of the tensor, which only this one is cut in.
-        shape: of this worker's own block, whose extent in ``dim`` is of no account.
-        rank: of the worker in the ring.
-        step: from 0.
-        key: what else the operator is known by, the same on all workers.
+        blocks: cut of the dim ``dim``, one block per worker.
+        dim: the only dim of the tensor that is cut.
+        shape: shape of this worker's own block; its extent in ``dim`` is ignored.
+        rank: rank of the worker in the ring.
+        step: number of hops so far, from 0.
+        key: further identification of the operator, the same on all workers.
     """
     parts = blocks.parts
 

@@ -11,10 +11,10 @@ from gpudist.geometry.blocks import Blocks
 
 
 class Window(Protocol):
-    """A monotone map from ranges of outputs to ranges of inputs along one dim."""
+    """Monotone map from ranges of outputs to ranges of inputs along one dim."""
 
     def outputs(self, inputs: Blocks) -> Blocks:
-        """How the output is cut when the input is cut into ``inputs``."""
+        """Cut of the output if the input is cut into ``inputs``."""
         ...
 
     def needed(self, start: int, stop: int, extent: int) -> tuple[int, int]:
@@ -27,10 +27,12 @@ class Window(Protocol):
 
 @dataclass(frozen=True)
 class SlidingWindow:
-    """The window of a convolution or pooling: ``kernel`` taps, ``dilation`` cells apart.
+    """Window of a convolution or pooling: ``kernel`` taps, ``dilation`` cells apart.
 
     Attributes:
-        kernel, stride, dilation: in cells, at least 1.
+        kernel: number of taps, at least 1.
+        stride: cells between the first taps of two adjacent outputs, at least 1.
+        dilation: cells between two adjacent taps, at least 1.
         padding: cells of padding in front of and behind the global extent.
     """
 
@@ -49,11 +51,11 @@ class SlidingWindow:
 
     @property
     def reach(self) -> int:
-        """Cells from the first tap to the last, both included."""
+        """Number of cells from the first tap to the last, both included."""
         return self.dilation * (self.kernel - 1) + 1
 
     def output_extent(self, extent: int) -> int:
-        """Global number of outputs for ``extent`` inputs; raises if the kernel does not fit."""
+        """Return the global number of outputs for ``extent`` inputs; raise if there is none."""
         padded = extent + sum(self.padding)
         if padded < self.reach:
             raise ShapeError(
@@ -72,10 +74,12 @@ class SlidingWindow:
 
 @dataclass(frozen=True)
 class TransposedWindow:
-    """The window of a transposed convolution; needed ranges never leave the global extent.
+    """Window of a transposed convolution; needed ranges never leave the global extent.
 
     Attributes:
-        kernel, stride, dilation: of the convolution it is the transpose of, in cells.
+        kernel: number of taps of the convolution that this one transposes.
+        stride: cells between two adjacent outputs of that convolution.
+        dilation: cells between two adjacent taps.
         padding: cells cut from both ends of the output.
         output_padding: cells added behind the output.
     """
@@ -98,11 +102,11 @@ class TransposedWindow:
 
     @property
     def reach(self) -> int:
-        """Outputs from the first that an input adds to, to the last, both included."""
+        """Number of outputs from the first to the last that one input adds to."""
         return self.dilation * (self.kernel - 1) + 1
 
     def smallest_extent(self, extent: int) -> int:
-        """Outputs for ``extent`` inputs without output padding; may be less than none."""
+        """Number of outputs for ``extent`` inputs without output padding; may be negative."""
         return (extent - 1) * self.stride + self.reach - 2 * self.padding
 
     def output_extent(self, extent: int) -> int:
@@ -124,14 +128,14 @@ class TransposedWindow:
         return min(max(first, 0), extent), min(last, extent)
 
     def reached(self, start: int, stop: int) -> tuple[int, int]:
-        """Range of outputs that input cells ``[start, stop)`` add to, cells cut off included."""
+        """Range of outputs that input cells ``[start, stop)`` add to, including outputs cut off."""
         first = start * self.stride - self.padding
         return first, first + (stop - 1 - start) * self.stride + self.reach
 
 
 @dataclass(frozen=True)
 class HaloWidths:
-    """The own block and ``left`` and ``right`` cells beside it: a stencil's halo, or none at all.
+    """Own block with ``left`` and ``right`` cells beside it: a stencil's halo, or none at all.
 
     Negative widths drop cells of the own block.
     """

@@ -1,4 +1,4 @@
-"""What autocast makes of dtypes where torch does not see the whole of a layer."""
+"""Dtypes that autocast gives to computations whose parts torch cannot see as one layer."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ _LOW = (torch.float16, torch.bfloat16)
 
 
 def autocast_is_on(device: torch.device) -> bool:
-    """Whether autocast is, for tensors on ``device``; torch does not answer for ``meta``."""
+    """Return whether autocast is enabled for tensors on ``device``; always false for ``meta``."""
     return device.type != "meta" and torch.is_autocast_enabled(device.type)
 
 
 def product_dtype(x: torch.Tensor) -> torch.dtype:
-    """Of torch's convolution of ``x``, or of its product with a weight."""
+    """Return the dtype of torch's convolution of ``x``, or of its product with a weight."""
     casts = autocast_is_on(x.device) and x.dtype != torch.float64
     return torch.get_autocast_dtype(x.device.type) if casts else x.dtype
 
 
 def loss_dtype(x: torch.Tensor) -> torch.dtype:
-    """Of those of torch's losses of ``x`` that autocast takes in single precision."""
+    """Return the dtype of a torch loss of ``x`` that autocast computes in single precision."""
     casts = autocast_is_on(x.device) and x.dtype in _LOW
     return torch.float32 if casts else x.dtype
 
 
 def sum_of_products(reduction: Movement, y: torch.Tensor) -> torch.Tensor:
-    """Products summed over workers; under autocast in the dtype of the layer's input."""
+    """Sum products over workers; under autocast, in the dtype of the layer's input."""
     if not autocast_is_on(y.device):
         return move((reduction,), (y,))[0]
     (total,) = move((reduction,), (y.to(reduction.input_dtype),))

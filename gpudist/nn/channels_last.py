@@ -1,4 +1,4 @@
-"""Channels-last: a layer's output has the memory format of its input, as torch's layer's."""
+"""Channels-last: the output of a layer has the memory format of its input, as in torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _FORMS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def channels_last_form(x: torch.Tensor) -> torch.memory_format | None:
-    """The channels-last format of the block ``x``, if it has it rather than being contiguous."""
+    """Return the channels-last format of ``x``, or ``None`` if ``x`` is not channels-last."""
     form = _FORMS.get(x.dim())
     # Almost no contiguous tensor passes the first test, which costs far less than the second.
     if form is None or x.stride(1) != 1 or suggest_memory_format(x) != form:
@@ -18,5 +18,5 @@ def channels_last_form(x: torch.Tensor) -> torch.memory_format | None:
 
 
 def in_form(x: torch.Tensor, form: torch.memory_format | None) -> torch.Tensor:
-    """``x`` itself, or the same in that format."""
+    """Return ``x`` in the memory format ``form``, or ``x`` itself if ``form`` is ``None``."""
     return x if form is None else x.to(memory_format=form)

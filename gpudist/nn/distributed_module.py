@@ -1,8 +1,7 @@
-"""What all distributed layers share: other kinds of tensors may carry them out in their own way."""
+"""Base classes of all distributed layers: argument checks, and dispatch on tensor types."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -10,16 +9,12 @@ from torch.compiler import is_dynamo_compiling
 
 from gpudist.checks.arguments import Checked, refusal_of
 from gpudist.checks.storage import TORCH_ERRORS, explain, storage_refusal, with_memory
-from gpudist.ops.agreement import refuse
-
-CarryOut = Callable[[torch.nn.Module, tuple[Any, ...], dict[str, Any]], Any]
-
-# By type of tensor, what carries out a layer given one: an upper room enters its tensors here.
-carried_out_by: dict[type, CarryOut] = {}
+from gpudist.nn.layer_table import sequential_of
+from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, refuse
 
 
 class CheckedModule(Checked, torch.nn.Module):
-    """A layer that refuses wrong arguments, where it is made and where it is called."""
+    """Layer that checks its arguments at construction and at each call."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
@@ -38,7 +33,6 @@ class CheckedModule(Checked, torch.nn.Module):
             raise
 
     def _call_with_others(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The call where an argument is no tensor with cells in strided memory."""
         args, kwargs = self._settled(args, kwargs)
         try:
             return super().__call__(*args, **kwargs)
@@ -49,9 +43,9 @@ class CheckedModule(Checked, torch.nn.Module):
     def _settled(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments, with zeros for tensors that torch keeps as a rule.
+        """Return the arguments, with zero tensors that torch stores without memory filled.
 
-        Raises here, and where the peers wait, if the layer does not take them.
+        Raises an error on all ranks if the layer does not accept the arguments.
         """
         name = type(self).__name__
         refusal = refusal_of(type(self).forward, name, (self, *args), kwargs)
@@ -69,24 +63,27 @@ def _filled(x: Any) -> Any:
 
 
 class DistributedModule(CheckedModule):
-    """A layer on blocks of tensors, or on tensors that know what their blocks are.
+    """Layer on blocks of tensors, or on tensor types that know their blocks.
 
-    Attributes, and through them its text, are those of torch's layer of the same name.
+    If the type of an argument has ``__distributed_layer__``, the call goes to it, with the layer,
+    ``args`` and ``kwargs``, as ``__torch_function__`` does for functions of torch.
+
+    The attributes, and thereby the text, are those of torch's layer of the same name.
     """
 
-    # Attributes that its text shows beside those of torch's layer.
+    # Attributes shown by ``extra_repr`` in addition to those of torch's layer.
     _shown: ClassVar[tuple[str, ...]] = ()
 
     def _call_with_others(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for x in args or kwargs.values():
-            carry_out = carried_out_by.get(type(x))
+            carry_out = getattr(type(x), "__distributed_layer__", None)
             if carry_out is not None:
                 return carry_out(self, args, kwargs)
         return super()._call_with_others(args, kwargs)
 
     def extra_repr(self) -> str:
-        """What torch's layer of the same name shows, and the shapes of the partitions."""
-        like = next(filter(None, map(_torch_layer, type(self).__mro__)), torch.nn.Module)
+        """Return the text of torch's layer of the same name, followed by the partitions' shapes."""
+        like = sequential_of(type(self))
         parts = [like.extra_repr(self)]
         parts += [f"{name}={getattr(self, name)!r}" for name in self._shown]
         partitions = {name: getattr(self, name, None) for name in ("P_x", "P_y", "P_w")}
@@ -96,7 +93,9 @@ class DistributedModule(CheckedModule):
         return ", ".join(filter(None, parts))
 
 
-def _torch_layer(kind: type) -> type[torch.nn.Module] | None:
-    """Torch's layer of which ``kind`` has the name, with "Distributed" in front of it."""
-    name = kind.__name__.removeprefix("Distributed")
-    return getattr(torch.nn, name, None) if name != kind.__name__ else None
+def settle(layer: torch.nn.Module, layout: BlockLayout) -> None:
+    """Set ``layout`` as the layout of every input of ``layer``; all ranks must pass the same."""
+    for one in layer.modules():
+        found = getattr(one, "agreement", None) or getattr(one, "_agreement", None)
+        if isinstance(found, ShapeAgreement):
+            found.settle(layout)

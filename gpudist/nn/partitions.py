@@ -1,57 +1,45 @@
-"""What the layers ask of their partitions."""
+"""Helpers of the layers for checking and deriving partitions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
 
-from gpudist.checks.arguments import check
+from gpudist.checks.arguments import check_constructor, checking_itself
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.world.partition import CartesianPartition, Partition
 
 
-def leading_partitions(
-    name: str, arguments: Sequence[Any], options: dict[str, Any]
-) -> tuple[CartesianPartition | None, CartesianPartition | None, tuple[Any, ...]]:
-    """``P_y`` and ``P_w``, given right after ``P_x`` or by name, and the arguments behind them."""
-    count = 0
-    while count < len(arguments) and isinstance(arguments[count], Partition):
-        count += 1
-    if count not in (0, 2):
-        raise PartitionError(
-            f"{name}: give P_x alone, or P_x, P_y and P_w; got {count + 1} partitions"
-        )
-    named = options.pop("P_y", None), options.pop("P_w", None)
-    check(_behind_P_x, name, named, {})
-    P_y, P_w = arguments[:2] if count else named
-    if (P_y is None) != (P_w is None):
-        raise PartitionError(f"{name}: P_y and P_w belong together; give both or neither")
-    return P_y, P_w, tuple(arguments[count:])
+def partitions_lead(init: Callable[..., None]) -> Callable[..., None]:
+    """Let ``P_y`` and ``P_w``, keywords of ``init``, also be given by position after ``P_x``.
 
+    The constructor checks its arguments itself, in the name of the layer.
+    """
 
-def _behind_P_x(P_y: Partition | None, P_w: Partition | None) -> None:
-    """What may be given by name."""
+    @wraps(init)
+    def call(self: Any, *args: Any, **kwargs: Any) -> None:
+        name = type(self).__name__
+        count = 0
+        while count < len(args) and isinstance(args[count], Partition):
+            count += 1
+        if count not in (0, 1, 3):
+            raise PartitionError(
+                f"{name}: give P_x alone, or P_x, P_y and P_w; got {count} partitions"
+            )
+        if count == 3:
+            kwargs = dict(P_y=args[1], P_w=args[2], **kwargs)
+            args = (args[0], *args[3:])
+        check_constructor(init, name, (self, *args), kwargs)
+        if (kwargs.get("P_y") is None) != (kwargs.get("P_w") is None):
+            raise PartitionError(f"{name}: P_y and P_w belong together; give both or neither")
+        init(self, *args, **kwargs)
 
-
-_Arguments = TypeVar("_Arguments")
-
-
-def arguments_of(
-    name: str, kind: type[_Arguments], arguments: Sequence[Any], options: dict[str, Any]
-) -> _Arguments:
-    """The arguments of torch's layer, of a dataclass that lists them, checked."""
-    given = kind(*arguments, **options)
-    require_types(name, given)
-    return given
-
-
-def require_types(name: str, given: object) -> None:
-    """Refuse fields of a dataclass that its annotations do not admit."""
-    check(type(given).__init__, name, (None, *vars(given).values()), {})
+    return checking_itself(call)
 
 
 def require_shape(name: str, what: str, P: Partition, shape: Sequence[int | None]) -> None:
-    """Refuse a partition whose axes are not these; ``None`` stands for any."""
+    """Raise unless ``P`` has the given shape; ``None`` stands for any extent."""
     fits = P.dim == len(shape) and all(
         wanted in (None, axis) for wanted, axis in zip(shape, P.shape, strict=True)
     )
@@ -61,7 +49,7 @@ def require_shape(name: str, what: str, P: Partition, shape: Sequence[int | None
 
 
 def require_cells(name: str, dim: int, parts: int, extent: int, what: str) -> None:
-    """Refuse more blocks than cells in a dim where an empty block makes no sense."""
+    """Raise if a dim has more blocks than cells, where an empty block makes no sense."""
     if parts > extent:
         raise ShapeError(
             f"{name}, dim {dim}: {parts} blocks but only {extent} {what}; use at most {extent} "
@@ -70,12 +58,12 @@ def require_cells(name: str, dim: int, parts: int, extent: int, what: str) -> No
 
 
 def regrid(P: Partition, shape: Sequence[int]) -> CartesianPartition:
-    """The same workers in the same order on another grid."""
+    """Return the same workers, in the same order, on another grid."""
     return P.create_cartesian_topology_partition(shape)
 
 
 def plane(P: CartesianPartition, keep: Sequence[int]) -> CartesianPartition:
-    """The workers whose index is 0 on every axis but those to ``keep``; the same on every rank."""
+    """Return the workers whose index is 0 on every axis not in ``keep``; the same on every rank."""
     shape = [extent if axis in keep else 1 for axis, extent in enumerate(P.shape)]
     strides = [0] * P.dim
     stride = 1

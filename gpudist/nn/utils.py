@@ -1,4 +1,4 @@
-"""What torch.nn.utils does to the parameters of a network, for those of distributed layers."""
+"""Counterparts of torch.nn.utils for the parameters of distributed layers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from gpudist.checks.arguments import check
 from gpudist.errors import ShapeError
 from gpudist.exchange import all_reduce
-from gpudist.nn.parameters.placement import Placement, placements
+from gpudist.nn.parameters.parameter_placement import ParameterPlacement, placements
 from gpudist.world.partition import Partition
 
 
@@ -23,31 +23,32 @@ def clip_grad_norm_(
 ) -> torch.Tensor:
     """Scale the gradients of ``module`` in place so that their global norm is at most ``max_norm``.
 
-    The norm is that of the gradients of the sequential network: every cell counts once, however
-    many workers hold it. Collective over the world, workers without parameters included.
+    The norm equals the gradient norm of the sequential network: each cell counts once, however
+    many workers hold it. Collective over the world, including workers without parameters.
 
     Args:
-        module: a tree of layers, distributed or not; of the latter, every rank holds the same
-            parameters and gradients.
-        max_norm: of all gradients together.
+        module: tree of layers, distributed or not. The parameters and gradients of layers that are
+            not distributed must be the same on all ranks.
+        max_norm: maximum norm of all gradients together.
         norm_type: order of the norm, above 0; infinity, or ``"inf"``, for the maximum.
-        error_if_nonfinite: refuse gradients that are infinite or no number.
-        foreach: scale many gradients in one call; as torch's, where that is possible unless given.
+        error_if_nonfinite: raise an error if a gradient is infinite or NaN.
+        foreach: scale many gradients in one call, as in torch; by default where possible.
 
     Returns:
-        The norm before, bitwise equal on all ranks, in the widest dtype of the parameters.
+        Norm before scaling, bitwise equal on all ranks, in the widest dtype of the parameters.
 
     Cost:
         One all-reduce of two numbers.
 
     Raises:
-        ShapeError: ``module`` is no module (parameters alone do not tell who holds them), or
-            ``norm_type`` is not above 0.
-        RuntimeError: on all ranks, with ``error_if_nonfinite``, as torch's.
+        ShapeError: ``module`` is not a module (parameters alone do not show which workers hold
+            them), or ``norm_type`` is not above 0.
+        RuntimeError: on all ranks, if ``error_if_nonfinite`` is set and the norm is not finite, as
+            in torch.
     """
     if not isinstance(module, torch.nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ShapeError(
-            "clip_grad_norm_: give the module instead of its parameters; these do not tell which "
+            "clip_grad_norm_: pass the module instead of its parameters; these do not show which "
             "of their cells other workers hold too"
         )
     given = module, max_norm, norm_type, error_if_nonfinite, foreach
@@ -77,7 +78,6 @@ def _order_of(norm_type: float | str) -> float:
 
 
 def _norm(module: torch.nn.Module, order: float) -> torch.Tensor:
-    """The norm of all gradients, each cell counted once."""
     placed = placements(module)
     P_world = next((placement.P.world for placement in placed.values()), None)
     dtype = torch.float32
@@ -95,20 +95,18 @@ def _norm(module: torch.nn.Module, order: float) -> torch.Tensor:
 
 
 def _combined(norms: torch.Tensor, order: float, P_world: Partition | None) -> torch.Tensor:
-    """The norm of what has ``norms`` on all workers."""
     if P_world is None:
         return torch.linalg.vector_norm(norms, order)
     if not math.isinf(order):
         return all_reduce(norms.pow(order).sum(), P_world).pow(1 / order)
-    # A maximum may pass over what is no number.
+    # A maximum may ignore NaN.
     is_wrong = norms.isnan()
     largest = torch.stack([norms.masked_fill(is_wrong, 0).max(), is_wrong.any().double()])
     largest, wrong = all_reduce(largest, P_world, "max").unbind()
     return largest.masked_fill(wrong > 0, math.nan)
 
 
-def _counts(placement: Placement | None, P_world: Partition | None) -> bool:
-    """This worker is the first of those that hold the same cells."""
+def _counts(placement: ParameterPlacement | None, P_world: Partition | None) -> bool:
     if placement is None:
         return P_world is None or P_world.rank == 0
     return placement.is_first_copy

@@ -1,55 +1,47 @@
-"""Linear operators on distributed tensors, one a file: a function and a module each.
+"""Linear operators on distributed tensors: a function and a module per file.
 
-The functions that move data take NumPy and CuPy arrays as well, and return the same kind. Arrays
-take no part in autograd.
+The functions that move data also take NumPy and CuPy arrays, and return the same kind. Arrays take
+no part in autograd. An added line ``from ... import Name as Name`` makes a name public.
 """
 
-from gpudist.ops.all_gather import AllGather, SumScatter, all_gather, sum_scatter
-from gpudist.ops.all_sum_reduce import AllSumReduce, all_sum_reduce
-from gpudist.ops.broadcast import Broadcast, broadcast
-from gpudist.ops.gather import Gather, Scatter, gather, scatter
-from gpudist.ops.halo_exchange import HaloExchange, halo_exchange
-from gpudist.ops.memory import (
-    add,
-    add_adjoint,
-    clear,
-    copy,
-    copy_adjoint,
-    move,
-    move_adjoint,
-)
-from gpudist.ops.operator import zero_volume_tensor
-from gpudist.ops.repartition import Repartition, repartition
-from gpudist.ops.send_recv import SendRecv, send_recv
-from gpudist.ops.sum_reduce import SumReduce, sum_reduce
+import types
 
-__all__ = [
-    "AllGather",
-    "AllSumReduce",
-    "Broadcast",
-    "Gather",
-    "HaloExchange",
-    "Repartition",
-    "Scatter",
-    "SendRecv",
-    "SumReduce",
-    "SumScatter",
-    "add",
-    "add_adjoint",
-    "all_gather",
-    "all_sum_reduce",
-    "broadcast",
-    "clear",
-    "copy",
-    "copy_adjoint",
-    "gather",
-    "halo_exchange",
-    "move",
-    "move_adjoint",
-    "repartition",
-    "scatter",
-    "send_recv",
-    "sum_reduce",
-    "sum_scatter",
-    "zero_volume_tensor",
-]
+from gpudist.ops.all_gather import (
+    AllGather as AllGather,
+    SumScatter as SumScatter,
+    all_gather as all_gather,
+    sum_scatter as sum_scatter,
+)
+from gpudist.ops.all_sum_reduce import (
+    AllSumReduce as AllSumReduce,
+    all_sum_reduce as all_sum_reduce,
+)
+from gpudist.ops.broadcast import Broadcast as Broadcast, broadcast as broadcast
+from gpudist.ops.gather import (
+    Gather as Gather,
+    Scatter as Scatter,
+    gather as gather,
+    scatter as scatter,
+)
+from gpudist.ops.halo_exchange import HaloExchange as HaloExchange, halo_exchange as halo_exchange
+from gpudist.ops.memory import (
+    add as add,
+    add_adjoint as add_adjoint,
+    clear as clear,
+    copy as copy,
+    copy_adjoint as copy_adjoint,
+    move as move,
+    move_adjoint as move_adjoint,
+)
+from gpudist.ops.operator import zero_volume_tensor as zero_volume_tensor
+from gpudist.ops.operators import OPERATORS as OPERATORS
+from gpudist.ops.repartition import Repartition as Repartition, repartition as repartition
+from gpudist.ops.send_recv import SendRecv as SendRecv, send_recv as send_recv
+from gpudist.ops.shift import Shift as Shift, shift as shift
+from gpudist.ops.sum_reduce import SumReduce as SumReduce, sum_reduce as sum_reduce
+
+__all__ = sorted(  # pyright: ignore[reportUnsupportedDunderAll]
+    name
+    for name, thing in globals().items()
+    if not name.startswith("_") and not isinstance(thing, types.ModuleType)
+)

@@ -9,16 +9,22 @@ import torch
 from gpudist.errors import ShapeError
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.blocks import Decomposition
-from gpudist.geometry.overlap import plan_all_gather
-from gpudist.ops.agreement import Layout, ShapeMode
+from gpudist.geometry.repartition import plan_all_gather
 from gpudist.ops.all_sum_reduce import axes_given
 from gpudist.ops.arrays import Array, applied
 from gpudist.ops.operator import Operator, remembered
+from gpudist.ops.operators import operator
+from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 
+@operator("sum_scatter", lambda kind, P: kind(P.grid(2, 2), axes=[1]), (5, 3))
 class AllGather(Operator):
-    """Put the blocks along axes of ``P_x`` together on every worker; see :func:`all_gather`."""
+    """Gather the blocks along axes of ``P_x`` on every worker; see :func:`all_gather`.
+
+    Args:
+        P_x ... shape: see :func:`all_gather`.
+    """
 
     def __init__(
         self,
@@ -32,15 +38,20 @@ class AllGather(Operator):
         self.axes = axes_given("AllGather", P_x, axes, axes_keep)
         super().__init__(P_x, P_x, P_x.dim, True, global_shape, shape)
 
-    def _bind(self, layout: Layout, x: torch.Tensor) -> Movement:
+    def _bind(self, layout: BlockLayout, x: torch.Tensor) -> Movement:
         assert self.P_x.index is not None
         plan = plan_all_gather(layout.decomposition, self.axes, self.P_x.index)
         label = f"all_gather over axes {list(self.axes)} of {list(self.P_x.shape)}"
         return bind(plan, self.P_x, label, layout.dtype, x.shape, x.dtype)
 
 
+@operator("all_gather", lambda kind, P: kind(P.grid(2, 2), axes=[1]), (5, 6))
 class SumScatter(Operator):
-    """Sum tensors over axes of ``P_x`` and keep one balanced block; see :func:`sum_scatter`."""
+    """Sum tensors over axes of ``P_x`` and keep one balanced block; see :func:`sum_scatter`.
+
+    Args:
+        P_x ... shape: see :func:`sum_scatter`.
+    """
 
     def __init__(
         self,
@@ -53,22 +64,24 @@ class SumScatter(Operator):
         self.axes = axes_given("SumScatter", P_x, axes, axes_keep)
         super().__init__(P_x, P_x, P_x.dim, True, None, shape)
 
-    def _bind(self, layout: Layout, x: torch.Tensor) -> Movement:
+    def _bind(self, layout: BlockLayout, x: torch.Tensor) -> Movement:
         assert self.P_x.index is not None
         plan = plan_all_gather(self._target(layout), self.axes, self.P_x.index).T
         label = f"sum_scatter over axes {list(self.axes)} of {list(self.P_x.shape)}"
         return bind(plan, self.P_x, label, layout.dtype, x.shape, x.dtype)
 
-    def _target(self, layout: Layout) -> Decomposition:
-        """The cut of the sum: balanced along the summed axes, as the inputs along the others."""
+    def _target(self, layout: BlockLayout) -> Decomposition:
+        """Return the decomposition of the sum: balanced along the summed axes, the inputs'
+        elsewhere.
+        """
         cut = layout.decomposition
         extents: list[int] = []
         for d, blocks in enumerate(cut.dims):
             sizes = {blocks.length(i) for i in range(blocks.parts)}
             if d in self.axes and len(sizes) > 1:
                 raise ShapeError(
-                    f"SumScatter, dim {d}: workers along a summed axis hold equally large "
-                    f"tensors, not of {sorted(sizes)} cells"
+                    f"SumScatter, dim {d}: workers along a summed axis must hold tensors of "
+                    f"equal size, but these have {sorted(sizes)} cells"
                 )
             extents.append(sizes.pop() if d in self.axes else blocks.extent)
         balanced = Decomposition.balanced(extents, cut.grid)
@@ -88,18 +101,18 @@ def all_gather(
     global_shape: Sequence[int] | None = None,
     shape: ShapeMode = "static",
 ) -> Array:
-    """Put the blocks along axes of ``P_x`` together, on every worker.
+    """Gather the blocks along axes of ``P_x`` on every worker.
 
     Collective over ``P_x``.
 
     Args:
-        x: the block, a tensor or a NumPy or CuPy array, of any size that makes up a cut of one
-            tensor.
-        P_x: one axis per dim of the tensor.
+        x: this worker's block, a tensor or a NumPy or CuPy array; blocks may have any sizes that
+            form a decomposition of one tensor.
+        P_x: partition with one axis per dim of the tensor.
         axes: axes to gather along, or
-        axes_keep: the axes along which the tensor stays split.
-        global_shape: of the balanced tensor, to save agreeing on the blocks.
-        shape: ``"dynamic"`` agrees at every call.
+        axes_keep: axes along which the tensor stays split.
+        global_shape: global shape of the balanced tensor; saves the agreement on the blocks.
+        shape: ``"dynamic"`` makes the ranks agree at every call.
 
     Returns:
         New tensor, or array if ``x`` is one: whole along the gathered dims. A clone of ``x`` on
@@ -109,7 +122,7 @@ def all_gather(
         Sum-scatter.
 
     Cost:
-        The own block to each other worker along the axes, all in flight together.
+        This worker's block to each other worker along the axes, all in flight together.
 
     Raises:
         PartitionError: on every rank alike, if an axis is out of range.
@@ -129,17 +142,16 @@ def sum_scatter(
     *,
     shape: ShapeMode = "static",
 ) -> Array:
-    """Sum the tensors of the workers along axes of ``P_x``; each keeps one balanced block of the
-    sum.
+    """Sum tensors over axes of ``P_x``; each worker keeps one balanced block of the sum.
 
     Collective over ``P_x``. Sums are in ascending rank order.
 
     Args:
         x: the tensor to sum, or a NumPy or CuPy array, whole along the summed dims.
-        P_x: one axis per dim of the tensor.
+        P_x: partition with one axis per dim of the tensor.
         axes: axes to sum over, or
-        axes_keep: the axes not to sum over.
-        shape: ``"dynamic"`` agrees at every call.
+        axes_keep: axes not to sum over.
+        shape: ``"dynamic"`` makes the ranks agree at every call.
 
     Returns:
         New tensor, or array if ``x`` is one: this worker's block of the sum. A clone of ``x`` on

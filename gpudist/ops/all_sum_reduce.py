@@ -1,4 +1,4 @@
-"""All-sum-reduce: the sum over some axes of a partition, on every worker. Its own adjoint."""
+"""All-sum-reduce: the sum over some axes of a partition, on every worker. It is self-adjoint."""
 
 from __future__ import annotations
 
@@ -11,14 +11,20 @@ from gpudist.exchange import Movement, bind
 from gpudist.geometry.boxes import Plan
 from gpudist.geometry.broadcasting import plan_all_sum_reduce
 from gpudist.geometry.cartesian import index_of
-from gpudist.ops.agreement import Layout, ShapeMode
 from gpudist.ops.arrays import Array, applied
 from gpudist.ops.operator import Operator, remembered, require_cartesian
+from gpudist.ops.operators import operator
+from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 
+@operator("all_sum_reduce", lambda kind, P: kind(P.grid(2, 2), axes_reduce=[1]), (5, 4))
 class AllSumReduce(Operator):
-    """Sum blocks over axes of ``P_x``, on every worker; see :func:`all_sum_reduce`."""
+    """Sum blocks over axes of ``P_x``, on every worker; see :func:`all_sum_reduce`.
+
+    Args:
+        P_x ... shape: see :func:`all_sum_reduce`.
+    """
 
     def __init__(
         self,
@@ -37,7 +43,7 @@ class AllSumReduce(Operator):
         )  # fmt: skip
         self._P_sum = P_x.along(self.axes)
 
-    def _bind(self, layout: Layout, x: torch.Tensor) -> Movement:
+    def _bind(self, layout: BlockLayout, x: torch.Tensor) -> Movement:
         P_x, P_sum = self.P_x, self._P_sum
         assert P_x.rank is not None
         self._check(layout)
@@ -47,8 +53,8 @@ class AllSumReduce(Operator):
         label = f"all_sum_reduce over axes {list(self.axes)} of {list(P_x.shape)}"
         return bind(plan, P_x, label, layout.dtype, x.shape, x.dtype)
 
-    def _check(self, layout: Layout) -> None:
-        """Blocks that are summed must have one shape; every rank checks all sums, to fail alike."""
+    def _check(self, layout: BlockLayout) -> None:
+        """Raise on every rank if blocks that are summed differ in shape."""
         first: dict[tuple[int, ...], tuple[int, ...]] = {}
         for rank in range(self.P_x.size):
             shape = layout.shape_of(rank)
@@ -61,7 +67,7 @@ class AllSumReduce(Operator):
                 )
 
     def _group_of(self, rank: int) -> tuple[int, ...]:
-        """Index of the worker in front of the line or plane that ``rank`` is summed with."""
+        # The index of the first worker in the line or plane that ``rank`` is summed with.
         index = index_of(rank, self.P_x.shape)
         return tuple(0 if axis in self.axes else i for axis, i in enumerate(index))
 
@@ -72,10 +78,10 @@ def axes_given(
     axes: Sequence[int] | None,
     axes_keep: Sequence[int] | None,
 ) -> tuple[int, ...]:
-    """The axes that are meant, by naming either them or all others."""
+    """Return the chosen axes, given either as such or as all other axes."""
     require_cartesian(name, P_x)
     if (axes is None) == (axes_keep is None):
-        raise PartitionError(f"{name}: give either the axes or axes_keep, and not both")
+        raise PartitionError(f"{name}: give either the axes or axes_keep, not both")
     if axes is not None:
         return P_x.check_axes(axes)
     kept = P_x.check_axes(axes_keep or ())
@@ -97,23 +103,23 @@ def all_sum_reduce(
     share them.
 
     Args:
-        x: the block, a tensor or a NumPy or CuPy array; blocks that are summed have equal shapes.
+        x: this worker's block, a tensor or a NumPy or CuPy array; summed blocks have equal shapes.
         P_x: partition of the blocks.
         axes_reduce: axes of ``P_x`` to sum over, or
-        axes_keep: the axes not to sum over.
-        global_shape: of the sum, balanced over the axes that are kept, to save agreeing on the
-            blocks.
-        shape: ``"dynamic"`` agrees at every call.
+        axes_keep: axes not to sum over.
+        global_shape: global shape of the sum, balanced over the axes that are kept; saves the
+            agreement on the blocks.
+        shape: ``"dynamic"`` makes the ranks agree at every call.
 
     Returns:
         New tensor, or array if ``x`` is one, of the shape of ``x``; a clone on workers outside
         ``P_x``.
 
     Adjoint:
-        Itself.
+        All-sum-reduce.
 
     Cost:
-        One all-reduce of the block in each group.
+        One all-reduce of the block per group.
 
     Raises:
         PartitionError: on every rank alike, if an axis is out of range.

@@ -1,4 +1,4 @@
-"""NumPy and CuPy arrays in place of tensors: torch sees their memory through DLPack."""
+"""NumPy and CuPy arrays in place of tensors; torch accesses their memory through DLPack."""
 
 from __future__ import annotations
 
@@ -16,33 +16,34 @@ from gpudist.errors import ShapeError
 if TYPE_CHECKING:
     from gpudist.ops.operator import Operator
 
-# And cupy.ndarray, which has no types.
+# Or cupy.ndarray, which has no type stubs.
 Array = TypeVar("Array", torch.Tensor, NDArray[Any])
 
-# What a worker gave, as ranks tell each other.
+# Kinds of input, as exchanged between ranks.
 TENSOR, NUMPY, CUPY = range(3)
 
-# Of CuPy, and not to be destroyed: where torch frees an output it records an event on its streams.
+# CuPy streams kept alive: when torch frees an output, it records an event on the output's streams.
 _kept_streams: set[Any] = set()
 
 
 def applied(operator: Any, x: Array | None) -> Array:
-    """``operator(x)``, for a NumPy or CuPy array too, as an array of the same library.
+    """Apply ``operator`` to a tensor, or to a NumPy or CuPy array, and return the same kind.
 
-    Arrays take no part in autograd, and are for use outside torch.compile. ``None`` gives what the
-    owner of the block gave, where an operator takes it and has agreed on the block.
+    Arrays take no part in autograd, and are for use outside torch.compile. For ``None``, if the
+    operator accepts it and has agreed on the block, the result has the kind of the owner's input.
 
     Returns:
-        New tensor or array. Its memory is torch's, and lives as long as it.
+        New tensor or array, whose memory belongs to torch and lives as long as the array.
 
     Cost:
-        Nothing is copied, but inputs that DLPack or torch cannot describe: negative strides, and
-        strides that are no multiple of the item. Where CuPy's current stream is not torch's, a CuPy
-        array costs an event before and one after, and the stream is kept until the process ends.
+        No copies, except of inputs that DLPack or torch cannot describe: negative strides, and
+        strides that are not a multiple of the item size. If CuPy's current stream differs from
+        torch's, a CuPy array costs one event before and one after, and the stream is kept until the
+        process ends.
 
     Raises:
-        ShapeError: the array has a dtype that torch has not, or is not on the partition's device;
-            told to the ranks that wait.
+        ShapeError: the array has a dtype that torch lacks, or is not on the partition's device;
+            waiting ranks raise it too.
     """
     if isinstance(x, torch.Tensor):
         return operator(x)
@@ -69,7 +70,6 @@ def _applied_to_array(operator: Operator, x: Any) -> Any:
 
 
 def _with_kind(kind: int, device: torch.device, run: Callable[[], torch.Tensor]) -> Any:
-    """What ``run()`` gives, as an array of that kind."""
     if kind == CUPY:
         return _cupy_array_of(device, run)
     return _numpy_array_of(run()) if kind == NUMPY else run()
@@ -81,13 +81,13 @@ def _kind_of(x: object) -> int:
     if isinstance(x, np.ndarray) and not isinstance(x, np.ma.MaskedArray):
         return NUMPY
     raise ShapeError(
-        f"the input is a {type(x).__module__}.{type(x).__qualname__}; it must be a tensor of torch "
-        "or an array of NumPy, without a mask, or of CuPy"
+        f"the input is a {type(x).__module__}.{type(x).__qualname__}; it must be a torch tensor, "
+        "a NumPy array without a mask, or a CuPy array"
     )
 
 
 def _tensor_of(x: Any, kind: int, device: torch.device) -> torch.Tensor:
-    """A tensor on the memory of ``x``, or of a copy where torch cannot describe it."""
+    """Return a tensor on the memory of ``x``, or on a copy if torch cannot describe it."""
     name = "CuPy" if kind == CUPY else "NumPy"
     where = torch.device("cuda", x.device.id) if kind == CUPY else torch.device("cpu")
     if where != device:
@@ -95,11 +95,11 @@ def _tensor_of(x: Any, kind: int, device: torch.device) -> torch.Tensor:
             f"the {name} array is on {where} but the partition's device is {device}; move it "
             "there with cupy.asarray or cupy.asnumpy"
         )
-    # Streams are put in order once, in _in_stream_order.
+    # _in_stream_order orders the streams.
     export = _capsule if kind == CUPY else _itself
     try:
         if any(stride < 0 for stride in x.strides):
-            # torch 2.13 ends the process at a negative stride.
+            # torch 2.13 aborts the process at a negative stride.
             return torch.from_dlpack(export(x.copy()))
         try:
             return torch.from_dlpack(export(x))
@@ -122,7 +122,7 @@ def _numpy_array_of(y: torch.Tensor) -> NDArray[Any]:
         # Not numpy.from_dlpack, whose arrays are read-only before NumPy 2.1.
         return y.numpy()
     except TypeError as error:
-        raise ShapeError(f"the output's dtype {y.dtype} is none of NumPy: {error}") from error
+        raise ShapeError(f"NumPy does not have the output's dtype {y.dtype}: {error}") from error
 
 
 def _cupy_array_of(device: torch.device, run: Callable[[], torch.Tensor]) -> Any:
@@ -136,12 +136,12 @@ def _cupy_array_of(device: torch.device, run: Callable[[], torch.Tensor]) -> Any
 
 @contextmanager
 def _in_stream_order(cupy: Any, device: torch.device) -> Iterator[Callable[[torch.Tensor], None]]:
-    """Order the body's work on torch's current stream after CuPy's so far, before CuPy's to come.
+    """Order the body's work on torch's current stream between CuPy's earlier and later work.
 
-    Gives what must be called with tensors that CuPy goes on to use.
+    Yields a function to call with each tensor that CuPy continues to use.
     """
     ours = torch.cuda.current_stream(device)
-    # CuPy has a current stream on each device; its default is that of its current device.
+    # CuPy has a current stream per device; without an index it returns that of its current device.
     stream = cupy.cuda.get_current_stream(device.index)
     if stream.ptr == ours.cuda_stream:
         yield lambda y: None
@@ -149,7 +149,7 @@ def _in_stream_order(cupy: Any, device: torch.device) -> Iterator[Callable[[torc
     theirs = torch.cuda.ExternalStream(stream.ptr, device)
 
     def keep(y: torch.Tensor) -> None:
-        # Else torch's allocator gives the memory away while CuPy's stream may still read it.
+        # Otherwise torch may reuse the memory while CuPy's stream still reads it.
         y.record_stream(theirs)
         _kept_streams.add(stream)
 
@@ -157,5 +157,5 @@ def _in_stream_order(cupy: Any, device: torch.device) -> Iterator[Callable[[torc
     try:
         yield keep
     finally:
-        # After an error too: torch may be reading what CuPy would give away.
+        # After an error too: torch may still read memory that CuPy would reuse.
         theirs.wait_stream(ours)

@@ -1,4 +1,4 @@
-"""What an operator or a layer remembers of each shape of its input, eagerly and compiled."""
+"""Cache of the results of binding for each input shape, eagerly and under torch.compile."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.compiler import is_dynamo_compiling
 
 from gpudist.checks.storage import storage_problem
 from gpudist.errors import ShapeError
-from gpudist.exchange.library import (
+from gpudist.exchange.torch_library import (
     binding_for_compiler,
     constant_when_traced,
     handles_of,
@@ -25,19 +25,19 @@ from gpudist.exchange.library import (
     outside_torch,
     refuse_vmap,
 )
-from gpudist.ops.agreement import Agreement, ShapeMode
+from gpudist.ops.shape_agreement import ShapeAgreement, ShapeMode
 
-# A layer sees a few shapes: full batches, a last one, perhaps another for evaluation.
+# A layer sees few shapes: full batches, a last one, perhaps another for evaluation.
 _REMEMBERED_SHAPES = 256
 
-# Run-time shapes: what may come again soon.
+# Run-time shapes that may soon occur again.
 _RECENT_SHAPES = 64
 
 T = TypeVar("T")
 
 
 class Recent(Generic[T]):
-    """What was made last, by keys; the key that was longest not asked for is forgotten."""
+    """Cache that drops the least recently used key."""
 
     def __init__(self, limit: int = _RECENT_SHAPES) -> None:
         self._limit = limit
@@ -58,25 +58,25 @@ class Recent(Generic[T]):
 
 
 class Bound(Generic[T]):
-    """What was bound to the shape, dtype and device of a tensor, to be made once for each.
+    """Cache of objects bound to the shape, dtype and device of a tensor.
 
     Args:
-        shape: ``"dynamic"`` remembers nothing: what follows is agreed at every call.
-        agreement: what is agreed, if it may be dynamic.
+        shape: ``"dynamic"`` caches nothing: the ranks agree at every call.
+        agreement: agreement of the ranks, if it may be dynamic.
     """
 
-    def __init__(self, shape: ShapeMode, agreement: Agreement | None = None) -> None:
+    def __init__(self, shape: ShapeMode, agreement: ShapeAgreement | None = None) -> None:
         self._remembers = shape != "dynamic"
         self._agreement = agreement
         self._found: dict[tuple[object, ...], T] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Bound[T]:
-        # What was bound is of the original: the copy binds anew, of what was agreed already.
+        # Bound objects belong to the original: the copy binds again, with the same agreement.
         shape: ShapeMode = "static" if self._remembers else "dynamic"
         return Bound(shape, copy.deepcopy(self._agreement, memo))
 
     def __call__(self, x: torch.Tensor, make: Callable[..., T], *numbers: int) -> T:
-        """What ``make(x, *numbers)`` gave for a tensor like ``x`` and the same numbers."""
+        """Return ``make(x, *numbers)``, cached for tensors like ``x`` and the same numbers."""
         if is_traced():
             return self._traced(x, make, *numbers)
         if not self._remembers:
@@ -94,8 +94,8 @@ class Bound(Generic[T]):
         return found
 
     def _traced(self, x: torch.Tensor, make: Callable[..., T], *numbers: int) -> T:
-        """The same while a graph is made: bound now, and part of the graph."""
-        # An index is no symbol: the graph is for this shape alone.
+        """Bind while a graph is traced, so that the result becomes part of the graph."""
+        # operator.index turns symbols into numbers: the graph is for this shape only.
         shape = [operator.index(extent) for extent in x.shape]
         given = [operator.index(number) for number in numbers]
         name, agreed = _bind_while_tracing(
@@ -109,7 +109,7 @@ class Bound(Generic[T]):
 
 
 def _made(make: Callable[..., T], x: torch.Tensor, *numbers: int) -> T:
-    """``make(x, *numbers)``, even in a transform or a mode, where new tensors are no memory."""
+    # Works in transforms and modes too, where new tensors have no memory.
     refuse_vmap()
     if has_modes():
         x = _stand_in(x.shape, x.dtype, x.device, x.requires_grad)
@@ -120,7 +120,7 @@ def _made(make: Callable[..., T], x: torch.Tensor, *numbers: int) -> T:
 def _stand_in(
     shape: Sequence[int], dtype: torch.dtype, device: torch.device, requires_grad: bool = False
 ) -> torch.Tensor:
-    """A tensor with memory for what is agreed on, in place of one that has none."""
+    # A tensor with memory, on which ranks can agree.
     with outside_torch():
         x = torch.empty((), dtype=dtype, device=device, requires_grad=requires_grad)
         return x.expand(tuple(shape))
@@ -137,7 +137,7 @@ def _bind_while_tracing(
     device: torch.device,
     compiled: bool,
 ) -> tuple[str, int]:
-    """Where ``bound`` keeps what ``make`` gave for such a tensor, and what was agreed then."""
+    """Bind for such a tensor; return the attribute with the result, and the agreement's number."""
     shape, numbers = shape_and_numbers[:dims], shape_and_numbers[dims:]
     with outside_torch(), binding_for_compiler() if compiled else nullcontext():
         found = bound(_stand_in(shape, dtype, device), partial(make, owner), *numbers)

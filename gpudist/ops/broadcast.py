@@ -1,4 +1,4 @@
-"""Broadcast: copies of each block of P_x on the matching workers of P_y."""
+"""Broadcast: copy each block of P_x to the matching workers of P_y."""
 
 from __future__ import annotations
 
@@ -10,15 +10,21 @@ from gpudist.errors import PartitionError
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.boxes import Plan
 from gpudist.geometry.broadcasting import Pairing, misfit, plan_broadcast, written
-from gpudist.ops.agreement import Layout, ShapeMode
 from gpudist.ops.arrays import Array, applied
 from gpudist.ops.headers import SourceHeaders
 from gpudist.ops.operator import Operator, remembered
+from gpudist.ops.operators import operator
+from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import Partition
 
 
+@operator("sum_reduce", lambda kind, P: kind(P.grid(2, 1), P.grid(2, 2)), (5, 3))
 class Broadcast(Operator):
-    """Copy each block of ``P_x`` to the matching workers of ``P_y``; see :func:`broadcast`."""
+    """Copy each block of ``P_x`` to the matching workers of ``P_y``; see :func:`broadcast`.
+
+    Args:
+        P_x ... shape: see :func:`broadcast`.
+    """
 
     def __init__(
         self,
@@ -52,7 +58,7 @@ class Broadcast(Operator):
         label = f"headers of {type(self).__name__} {list(self.P_x.shape)} -> {list(self.P_y.shape)}"
         return bind(plan, self.P_all, label, torch.int64, (0,), torch.int64)
 
-    def _bind(self, layout: Layout, x: torch.Tensor) -> Movement:
+    def _bind(self, layout: BlockLayout, x: torch.Tensor) -> Movement:
         plan = plan_between(
             self.P_x, self.P_y, self.P_all, self.pairing, layout.shape_of, layout.key
         )
@@ -69,9 +75,10 @@ def plan_between(
     shape_of: Callable[[int], tuple[int, ...]],
     key: object,
 ) -> Plan:
-    """This rank's plan of a broadcast from ``P_root`` to ``P_group``, in ranks of ``P_all``.
+    """Return this rank's plan of a broadcast from ``P_root`` to ``P_group``, in ranks of ``P_all``.
 
-    ``shape_of`` gives the shape of the block of a rank of ``P_root``; ``key`` tells all of them.
+    ``shape_of`` returns the shape of the block of a rank of ``P_root``; ``key`` identifies all of
+    these shapes.
     """
 
     def on_all(P: Partition, ranks: Sequence[int]) -> tuple[int, ...]:
@@ -107,36 +114,38 @@ def broadcast(
     must then equal ``P_y``'s or be 1, and blocks are copied along the axes where it is 1.
 
     Args:
-        x: the block on workers of ``P_x``, a tensor or a NumPy or CuPy array; a zero-volume
-            placeholder elsewhere.
-        P_x, P_y: own the blocks, and get the copies.
-        transpose_src, transpose_dest: reverse that partition's shape first, before it is padded;
-            tensors stay as they are. Workers then match over the axes where the two shapes are
-            equal: those of a transposed partition are numbered in column-major order of the
-            reversed index, those of any other in row-major order, and workers with equal numbers
-            match. So from ``[3, 4]`` to ``[4, 3]``, with ``transpose_src``, each worker's block
-            goes to the worker of equal rank, which is not where NumPy's transpose has it.
-        preserve_batch: workers of ``P_x`` alone get ``(batch, 0)`` instead of ``(0,)``.
-        global_shape: of the balanced tensor on ``P_x``, to save agreeing on the blocks.
-        shape: ``"dynamic"`` has each source tell its receivers at every call; then size, dtype and
-            number of dims may change, placeholders say nothing, and an output requires grad iff its
-            source does. ``"static"`` refuses what a placeholder cannot tell.
+        x: block on workers of ``P_x``, a tensor or a NumPy or CuPy array; a zero-volume placeholder
+            elsewhere.
+        P_x, P_y: partitions of the blocks, and of the copies.
+        transpose_src, transpose_dest: reverse that partition's shape before it is padded; tensors
+            are not transposed. Workers then match over the axes where the two shapes are equal:
+            workers of a transposed partition are numbered in column-major order of the reversed
+            index, others in row-major order, and equal numbers match. For example, from ``[3, 4]``
+            to ``[4, 3]`` with ``transpose_src``, each block goes to the worker of equal rank, which
+            differs from NumPy's transpose.
+        preserve_batch: workers that are only in ``P_x`` get ``(batch, 0)`` instead of ``(0,)``.
+        global_shape: global shape of the balanced tensor on ``P_x``; saves the agreement on the
+            blocks.
+        shape: ``"dynamic"`` makes each source send its block's shape to the receivers at every
+            call; then size, dtype and number of dims may change, placeholders are ignored, and an
+            output requires grad iff its source does. ``"static"`` refuses changes that a
+            placeholder cannot show.
 
     Returns:
-        New tensor, or array if ``x`` is one: the copy, or a zero-volume one on workers outside
-        ``P_y``, or a clone of ``x`` on workers in neither partition.
+        New tensor, or array if ``x`` is one: the copy; a zero-volume tensor on workers outside
+        ``P_y``; a clone of ``x`` on workers in neither partition.
 
     Adjoint:
         Sum-reduce of the copies into the block.
 
     Cost:
-        One broadcast of the block in each group, all groups at once; with ``"dynamic"`` one of 104
-        bytes before it, which receivers read and sources do not wait for.
+        One broadcast of the block per group, all groups at once. With ``"dynamic"``, a message of
+        104 bytes before it, for which receivers wait and sources do not.
 
     Raises:
         PartitionError: on every rank alike, if ``P_x`` does not broadcast to ``P_y``.
-        PlanMismatch: on every rank, if a static block changes in a way that its receivers were not
-            told, or a worker of both partitions sends and gets blocks of different dtype.
+        PlanMismatch: on every rank, if a static block changes in a way its receivers cannot know,
+            or a worker of both partitions sends and receives blocks of different dtypes.
 
     Source:
         Hewett & Grady 2020, arXiv:2006.03108, section 3.

@@ -7,15 +7,21 @@ from torch.compiler import is_dynamo_compiling
 
 from gpudist.checks.storage import storage_problem
 from gpudist.errors import ShapeError
-from gpudist.ops.agreement import ShapeMode
 from gpudist.ops.arrays import Array, applied
 from gpudist.ops.operator import remembered, zero_volume_tensor
+from gpudist.ops.operators import operator
 from gpudist.ops.repartition import Repartition
+from gpudist.ops.shape_agreement import ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 
+@operator("gather", lambda kind, P: kind(P.grid(2, 2), root=1), (5, 3))
 class Scatter(Repartition):
-    """Cut the root's tensor into balanced blocks on ``P_x``; see :func:`scatter`."""
+    """Split the root's tensor into balanced blocks on ``P_x``; see :func:`scatter`.
+
+    Args:
+        P_x ... shape: see :func:`scatter`.
+    """
 
     def __init__(
         self,
@@ -29,8 +35,7 @@ class Scatter(Repartition):
 
     def forward(self, x: torch.Tensor | None = None) -> torch.Tensor:
         if not self.P_x.active:
-            # A tensor off the root is ignored, but its graph is not: its backward takes part on
-            # this rank.
+            # A tensor off the root is ignored, but its graph is not: its backward is collective.
             x = zero_volume_tensor(device=self.P_x.device) if x is None else x
             if not isinstance(x, torch.Tensor):
                 self.require_tensor(x)
@@ -41,13 +46,18 @@ class Scatter(Repartition):
             x = x if x.numel() == 0 else x.reshape(-1)[:0]
         if x is None:
             self.agreement.refuse(
-                ShapeError("Scatter: the root gave no tensor; only the other workers may pass None")
+                ShapeError("Scatter: x is None on the root; only other workers may pass None")
             )
         return super().forward(x)
 
 
+@operator("scatter", lambda kind, P: kind(P.grid(2, 2), root=1), (5, 3))
 class Gather(Repartition):
-    """Put the blocks on ``P_x`` together on the root; see :func:`gather`."""
+    """Gather the blocks on ``P_x`` on the root; see :func:`gather`.
+
+    Args:
+        P_x ... shape: see :func:`gather`.
+    """
 
     def __init__(
         self,
@@ -73,23 +83,23 @@ def scatter(
     *,
     shape: ShapeMode = "dynamic",
 ) -> Array:
-    """Cut the tensor of worker ``root`` of ``P_x`` into balanced blocks, one per worker.
+    """Split the tensor of worker ``root`` of ``P_x`` into balanced blocks, one per worker.
 
     Collective over ``P_x``.
 
     Args:
-        x: the whole tensor on the root, or a NumPy or CuPy array. Elsewhere only whether it is a
-            tensor or an array counts, and with ``"static"`` its ``requires_grad``, which must be
-            the root's where gradients are wanted; ``None`` stands for one like the root's that
-            does not require grad.
-        P_x: one axis per dim of the tensor.
-        root: rank in ``P_x`` of the worker that has the tensor.
+        x: whole tensor on the root, or a NumPy or CuPy array. On other workers, only its kind
+            (tensor or array) matters and, with ``"static"``, its ``requires_grad``, which must
+            equal the root's if gradients are needed. ``None`` stands for the root's kind, without
+            grad.
+        P_x: partition with one axis per dim of the tensor.
+        root: rank in ``P_x`` of the worker that holds the tensor.
         preserve_batch: see :func:`~gpudist.repartition`.
-        shape: ``"dynamic"`` tells the blocks' shape at every call; ``"static"`` remembers the
-            first.
+        shape: ``"dynamic"`` makes the ranks agree on the shape at every call; ``"static"`` only at
+            the first.
 
     Returns:
-        New tensor, or array if ``x`` is one: this worker's block, or a zero-volume one outside
+        New tensor, or array if ``x`` is one: this worker's block, or a zero-volume tensor outside
         ``P_x``.
 
     Adjoint:
@@ -112,21 +122,22 @@ def gather(
     *,
     shape: ShapeMode = "dynamic",
 ) -> Array:
-    """Put the blocks on ``P_x`` together on its worker ``root``.
+    """Gather the blocks on ``P_x`` on its worker ``root``.
 
     Collective over ``P_x``.
 
     Args:
-        x: the block, a tensor or a NumPy or CuPy array, of any size that makes up a cut of one
-            tensor.
-        P_x: one axis per dim of the tensor.
+        x: this worker's block, a tensor or a NumPy or CuPy array; blocks may have any sizes that
+            form a decomposition of one tensor.
+        P_x: partition with one axis per dim of the tensor.
         root: rank in ``P_x`` of the worker that gets the tensor.
         preserve_batch: other workers get ``(batch, 0)`` instead of ``(0,)``.
-        shape: ``"dynamic"`` tells the blocks' shapes at every call; ``"static"`` remembers the
-            first.
+        shape: ``"dynamic"`` makes the ranks agree on the shapes at every call; ``"static"`` only at
+            the first.
 
     Returns:
-        New tensor, or array if ``x`` is one: the whole on the root, a zero-volume one elsewhere.
+        New tensor, or array if ``x`` is one: the whole tensor on the root, a zero-volume one
+        elsewhere.
 
     Adjoint:
         Scatter of the gradient.

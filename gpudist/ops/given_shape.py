@@ -1,4 +1,4 @@
-"""The check of a block against a global shape that the program has given."""
+"""Check of a block against a given global shape."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def wrong_block(
     whole: Sequence[int],
     grid: Sequence[int],
 ) -> ShapeError | None:
-    """The error of a tensor that is not this rank's balanced block of a tensor of a known shape.
+    """Return the error for a tensor that is not this rank's balanced block of a known global shape.
 
     Args:
-        name: the operator or input, for the error.
-        P_x: owns the blocks.
+        name: name of the operator or input, for the error.
+        P_x: partition of the blocks.
         found: shape of the tensor.
-        own, whole: shapes of the block that is expected, and of the global tensor.
-        grid: how it is cut. Dims that are not may differ.
+        own, whole: shapes of the expected block, and of the global tensor.
+        grid: grid that splits the tensor; dims that are not split may differ.
     """
     split = [d for d, parts in enumerate(grid) if parts > 1]
     fits = len(found) == len(whole)
@@ -35,7 +35,7 @@ def wrong_block(
     else:
         what = "another block"
         remedy = (
-            "give it the balanced block, as gpudist.scatter(x, P_x) does, or leave out "
+            "pass the balanced block, as returned by gpudist.scatter(x, P_x), or leave out "
             "global_shape= if blocks are not balanced"
         )
     return ShapeError(

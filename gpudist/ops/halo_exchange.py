@@ -16,14 +16,20 @@ from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.boxes import Plan, Stage
 from gpudist.geometry.halo import plan_halo
 from gpudist.geometry.windows import HaloWidths, Window
-from gpudist.ops.agreement import Layout, ShapeMode
 from gpudist.ops.arrays import Array, applied
 from gpudist.ops.operator import Operator, remembered, require_cartesian
+from gpudist.ops.operators import operator
+from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 
+@operator("halo_exchange", lambda kind, P: kind(P.grid(2, 2), halo=[(1, 2), (1, 0)]), (7, 5))
 class HaloExchange(Operator):
-    """Give each worker the cells its kernel reads; see :func:`halo_exchange`."""
+    """Send each worker the cells its kernel reads; see :func:`halo_exchange`.
+
+    Args:
+        P_x ... shape: see :func:`halo_exchange`.
+    """
 
     def __init__(
         self,
@@ -51,32 +57,32 @@ class HaloExchange(Operator):
         self.padding_value = padding_value
         self.nested = nested
         super().__init__(P_x, P_x, P_x.dim, True, global_shape, shape)
-        # A window is that of a kernel, as all ranks have it; widths may be of a rank's own making.
-        is_told = global_shape is not None and shape == "static"
+        # All ranks have the same window, that of a kernel; halo widths may differ by mistake.
+        is_given = global_shape is not None and shape == "static"
         is_alone = P_x.size == 1 or P_x.device.type == "meta"
-        self._is_agreed = halo is None or is_told or is_alone
+        self._is_agreed = halo is None or is_given or is_alone
 
-    def _bind(self, layout: Layout, x: torch.Tensor) -> Movement:
+    def _bind(self, layout: BlockLayout, x: torch.Tensor) -> Movement:
         self._agree_on_widths()
         return self.bind_to(layout.decomposition, layout.dtype, x)
 
-    def _agree_and_bind(self, x: torch.Tensor) -> tuple[Layout, Movement]:
-        # Before blocks are agreed on, so that after a refusal no rank remembers any.
+    def _agree_and_bind(self, x: torch.Tensor) -> tuple[BlockLayout, Movement]:
+        # Before the agreement on blocks, so that after an error no rank has cached it.
         self._agree_on_widths()
         return super()._agree_and_bind(x)
 
     def _agree_on_widths(self) -> None:
-        """Refuse widths that are not the same on all ranks: each plans for the others too."""
+        """Raise unless all ranks have the same widths: each rank plans for the others too."""
         if self._is_agreed:
             return
         widths = [w for window in self.windows for w in astuple(cast(HaloWidths, window))]
-        told = self.P_x.allgather_data([*widths, *self.periodic])
-        if any(row != told[0] for row in told):
+        rows = self.P_x.allgather_data([*widths, *self.periodic])
+        if any(row != rows[0] for row in rows):
             raise PlanMismatch(
                 "HaloExchange: the ranks' halo widths, (left, right) per dim, or periodic differ:"
-                + side_by_side({rank: self._written(row) for rank, row in enumerate(told)})
-                + "\ngive the same ones on all ranks; halos that differ from rank to rank follow "
-                "from window=, the kernel that reads them"
+                + side_by_side({rank: self._written(row) for rank, row in enumerate(rows)})
+                + "\npass the same on all ranks; for halos that differ between ranks, pass "
+                "window=, the kernel that reads them"
             )
         self._is_agreed = True
 
@@ -86,7 +92,10 @@ class HaloExchange(Operator):
         return f"halo={pairs}, periodic={list(map(bool, wraps))}"
 
     def bind_to(self, inputs: Decomposition, dtype: torch.dtype, x: torch.Tensor) -> Movement:
-        """The movement for a tensor that is cut like ``inputs``; an empty one off ``P_x``."""
+        """Bind the movement of a tensor of ``dtype`` split like ``inputs``, on the device of ``x``.
+
+        It is empty on workers outside ``P_x``.
+        """
         index = self.P_x.index
         anywhere = index if index is not None else (0,) * self.P_x.dim
         plan = plan_halo(inputs, self.windows, anywhere, self.periodic, self.nested)
@@ -103,7 +112,7 @@ def _windows(
     halo: Sequence[tuple[int, int]] | None,
 ) -> tuple[Window, ...]:
     if (window is None) == (halo is None):
-        raise ShapeError("HaloExchange: give either a window or halo widths, and not both")
+        raise ShapeError("HaloExchange: give either a window or halo widths, not both")
     given: tuple[Window, ...] = ()
     if window is not None:
         given = tuple(window)
@@ -134,16 +143,18 @@ def halo_exchange(
     Collective over ``P_x``.
 
     Args:
-        x: the owned block, a tensor or a NumPy or CuPy array, shape ``[..., *spatial]``.
+        x: owned block, a tensor or a NumPy or CuPy array, shape ``[..., *spatial]``.
         P_x: partition of the global tensor, one axis per dim of ``x``.
         window: kernel, stride, dilation and padding per spatial dim, in cells, or
         halo: widths ``(left, right)`` per spatial dim, in cells, the same on all ranks; negative
-            widths drop own cells. Halos that differ from rank to rank follow from a window.
-        periodic: whether cells beyond the global edge are those of the other end, per spatial dim.
-        padding_value: of cells beyond the global edge where it is not periodic.
-        nested: exchange dim after dim instead of with all neighbours at once.
-        global_shape: of the balanced tensor, to save agreeing on the blocks and on ``halo``.
-        shape: ``"dynamic"`` agrees at every call.
+            widths drop own cells. For halos that differ between ranks, pass ``window``.
+        periodic: whether cells beyond the global edge are copied from the opposite edge, per
+            spatial dim.
+        padding_value: value of cells beyond the global edge of dims that are not periodic.
+        nested: exchange one dim after the other instead of with all neighbours at once.
+        global_shape: global shape of the balanced tensor; saves the agreement on the blocks and on
+            ``halo``.
+        shape: ``"dynamic"`` makes the ranks agree at every call.
 
     Returns:
         New tensor, or array if ``x`` is one, of shape ``[..., *needed]``; a clone of ``x`` on
@@ -173,7 +184,7 @@ def halo_exchange(
 
 
 def _numbers(windows: Sequence[Window] | None) -> list[tuple[Any, ...]] | None:
-    """Windows as classes and numbers: torch.compile takes an object for no constant."""
+    # torch.compile does not accept Window objects as constants: pass classes and numbers.
     if windows is None:
         return None
     return [(type(w), *[getattr(w, name) for name in _fields_of(w)]) for w in windows]

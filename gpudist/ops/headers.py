@@ -1,6 +1,7 @@
-"""What a source tells its receivers before a block whose shape is known only at run time.
+"""Headers from sources to receivers, sent before blocks whose shape is known only at run time.
 
-Nobody else need know it, so no agreement of all ranks is made: a header goes where the block goes.
+Other ranks need not know the shape, so a header from source to receivers replaces the agreement of
+all ranks.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ import torch
 
 from gpudist.errors import PlanMismatch
 from gpudist.exchange import Movement, carry_out
-from gpudist.ops.agreement import Agreement, Layout
-from gpudist.ops.told import BLOCK, ROW_LENGTH, Told
+from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement
+from gpudist.ops.tensor_facts import BLOCK, ROW_LENGTH, TensorFacts
 from gpudist.world.partition import Partition
 
 
-class _ToldLayout(Layout):
-    """The blocks that this rank sends and gets; it knows of no others."""
+class _SourceLayout(BlockLayout):
+    """Layout of only the blocks that this rank sends and receives."""
 
-    def __init__(self, name: str, shapes: dict[int, tuple[int, ...]], told: Told) -> None:
-        super().__init__(name, (), told.dtype)
+    def __init__(self, name: str, shapes: dict[int, tuple[int, ...]], facts: TensorFacts) -> None:
+        super().__init__(name, (), facts.dtype)
         self._shapes = shapes
-        self.requires_grad = told.requires_grad
+        self.requires_grad = facts.requires_grad
 
     def shape_of(self, rank: int) -> tuple[int, ...]:
         return self._shapes[rank]
@@ -37,19 +38,19 @@ class _ToldLayout(Layout):
         return tuple(self._shapes.items()), self.dtype
 
 
-class SourceHeaders(Agreement):
-    """Resolves a tensor to the blocks this rank sends and gets, which their sources tell.
+class SourceHeaders(ShapeAgreement):
+    """Resolve a tensor to the blocks that this rank sends and receives, from the sources' headers.
 
     Args:
-        name: the operator, for errors.
-        P_x: the sources.
-        P_all: sources and receivers.
-        source: rank in ``P_x`` whose block this rank gets, ``None`` if it gets none.
-        bind: makes the movement of a block of so many ``int64`` from sources to receivers.
+        name: name of the operator, for errors.
+        P_x: partition of the sources.
+        P_all: partition of sources and receivers.
+        source: rank in ``P_x`` whose block this rank receives, ``None`` if it receives none.
+        bind: function that binds the movement of a number of ``int64`` from sources to receivers.
 
     Cost:
-        One message of 104 bytes from each source to its receivers, which read it; sources do not
-        wait for them.
+        One message of 104 bytes from each source to its receivers. Receivers wait for it; sources
+        do not wait for them.
     """
 
     def __init__(
@@ -68,33 +69,33 @@ class SourceHeaders(Agreement):
     def _movement(self) -> Movement:
         return self._bind(ROW_LENGTH)
 
-    def _gathered(self, x: torch.Tensor) -> Layout:
+    def _gathered(self, x: torch.Tensor) -> BlockLayout:
         rank, source = self._P_x.rank, self._source
-        mine = self._tell(x)
+        mine = self._facts_of(x)
         if mine.problem > BLOCK:
             self.refuse(self._error(mine.problem, self._P_all.rank, mine.shape, x))
         row = torch.tensor(mine.row if rank is not None else [], dtype=torch.int64)
         (came,) = carry_out((self._movement,), (row.to(self._P_x.device),))
         shapes = {rank: mine.shape} if rank is not None else {}
-        told = mine
+        facts = mine
         if source is not None and source != rank:
             self._P_x.wire.wait()
-            told = Told.of(came.tolist())  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
-            shapes[source] = told.shape
+            facts = TensorFacts.of(came.tolist())  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+            shapes[source] = facts.shape
             if rank is not None:
-                self._compare(mine, told)
-        self.owners_kind = told.kind
-        return _ToldLayout(self._name, shapes, told)
+                self._compare(mine, facts)
+        self.owners_kind = facts.kind
+        return _SourceLayout(self._name, shapes, facts)
 
-    def _compare(self, mine: Told, theirs: Told) -> None:
-        """One movement takes this rank's block away and brings another's, in one dtype."""
+    def _compare(self, mine: TensorFacts, theirs: TensorFacts) -> None:
+        """Raise if the block sent and the block received in one movement differ in dtype."""
         for what in ("dtype", "requires_grad"):
             here, there = getattr(mine, what), getattr(theirs, what)
             if here != there:
                 self.refuse(
                     PlanMismatch(
                         f"{self._name}: rank {self._P_x.rank} of {self._P_x!r} sends a block whose "
-                        f"{what} is {here} and gets one of rank {self._source} whose {what} is "
-                        f"{there}; a worker that does both needs them equal"
+                        f"{what} is {here} and receives one from rank {self._source} whose {what} "
+                        f"is {there}; on a worker that does both they must be equal"
                     )
                 )

@@ -1,7 +1,7 @@
-"""The paper's operators on memory: clear, add, copy, move, and their adjoints.
+"""Operators of the paper on memory: clear, add, copy, move, and their adjoints.
 
-Each is a matrix of zeros and ones acting on two pieces of memory ``(a, b)``; its adjoint is the
-transpose. In the paper they act in place; here they take and return values, so that autograd may
+Each is a matrix of zeros and ones that acts on two pieces of memory ``(a, b)``; its adjoint is the
+transpose. In the paper they act in place; here they take and return values, so that autograd can
 record them.
 """
 
@@ -37,7 +37,7 @@ class _Apply(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         _ = ctx.saved_tensors
-        # torch.compile differentiates once, and traces no function within a function's backward.
+        # torch.compile differentiates only once, and cannot trace a function inside a backward.
         adjoint = _product if is_dynamo_compiling() else _apply
         return (None, *adjoint(_transposed(ctx.matrix), gradients))
 
@@ -50,7 +50,7 @@ class _ApplyToDuals(_Apply):
 
 def _apply(matrix: Matrix, pieces: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     if is_dynamo_compiling():
-        # torch.compile traces no function that has a jvp, or takes a tensor twice.
+        # torch.compile cannot trace a function that has a jvp, or takes a tensor twice.
         return _Apply.apply(matrix, *[x.view_as(x) for x in pieces])  # pyright: ignore
     return apply(_ApplyToDuals, matrix, *pieces)
 
@@ -78,41 +78,41 @@ def _pair(matrix: Matrix, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tenso
 
 @checked()
 def clear(a: torch.Tensor) -> torch.Tensor:
-    """``a -> 0``. Its own adjoint. Source: arXiv:2006.03108, section 2."""
+    """Map ``a -> 0``; self-adjoint. Source: arXiv:2006.03108, section 2."""
     return _apply(_CLEAR, (a,))[0]
 
 
 @checked()
 def add(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``(a, b) -> (a, a + b)``. Adjoint: :func:`add_adjoint`. Source: arXiv:2006.03108."""
+    """Map ``(a, b) -> (a, a + b)``. Adjoint: :func:`add_adjoint`. Source: arXiv:2006.03108."""
     return _pair(_ADD, a, b)
 
 
 @checked()
 def add_adjoint(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``(a, b) -> (a + b, b)``: an add the other way. Adjoint: :func:`add`."""
+    """Map ``(a, b) -> (a + b, b)``, an add in the other direction. Adjoint: :func:`add`."""
     return _pair(_transposed(_ADD), a, b)
 
 
 @checked()
 def copy(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``(a, b) -> (a, a)``. Adjoint: :func:`copy_adjoint`. Source: arXiv:2006.03108, section 2."""
+    """Map ``(a, b) -> (a, a)``. Adjoint: :func:`copy_adjoint`. Source: arXiv:2006.03108."""
     return _pair(_COPY, a, b)
 
 
 @checked()
 def copy_adjoint(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``(a, b) -> (a + b, 0)``: an add, then a clear. Adjoint: :func:`copy`."""
+    """Map ``(a, b) -> (a + b, 0)``, an add followed by a clear. Adjoint: :func:`copy`."""
     return _pair(_transposed(_COPY), a, b)
 
 
 @checked()
 def move(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``(a, b) -> (0, a)``. Adjoint: :func:`move_adjoint`. Source: arXiv:2006.03108, section 2."""
+    """Map ``(a, b) -> (0, a)``. Adjoint: :func:`move_adjoint`. Source: arXiv:2006.03108."""
     return _pair(_MOVE, a, b)
 
 
 @checked()
 def move_adjoint(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``(a, b) -> (b, 0)``: a move the other way. Adjoint: :func:`move`."""
+    """Map ``(a, b) -> (b, 0)``, a move in the other direction. Adjoint: :func:`move`."""
     return _pair(_transposed(_MOVE), a, b)

@@ -1,4 +1,4 @@
-"""What all primitives share: agree on the tensor, plan, bind, remember, move."""
+"""Base class of the operators: agree on the tensor, plan, bind, cache, move."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from gpudist.checks.storage import TORCH_ERRORS, explain
 from gpudist.errors import PartitionError
 from gpudist.exchange import Movement
 from gpudist.exchange.autograd import is_eager, move
-from gpudist.exchange.library import constant_when_traced, handle_of
-from gpudist.ops.agreement import Agreement, Layout, ShapeMode
+from gpudist.exchange.torch_library import constant_when_traced, handle_of
 from gpudist.ops.bound import Bound, Recent
+from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, ShapeMode
 from gpudist.world.partition import CartesianPartition, Partition, require_one_world
 
-# Of each list of partitions. A program has as many functions as its text, but their arguments, such
-# as a global shape, may be new at every call.
+# Limit for each list of partitions: arguments such as a global shape may be new at every call.
 _REMEMBERED_OPERATORS = 256
 
 
@@ -33,21 +32,28 @@ def zero_volume_tensor(
     device: torch.device | str | None = None,
     requires_grad: bool = False,
 ) -> torch.Tensor:
-    """The tensor of a worker that has no block: shape ``(0,)``, or ``(batch, 0)``.
+    """Return the tensor of a worker without a block: shape ``(0,)``, or ``(batch, 0)``.
 
-    A placeholder that stands for a tensor that requires grad must require it too.
+    A placeholder for a tensor that requires grad must require grad too.
+
+    Args:
+        batch: extent of dim 0, if the placeholder shows the batch size.
+        dtype, device, requires_grad: see ``torch.empty``.
+
+    Returns:
+        New tensor without cells.
     """
     shape = (0,) if batch is None else (batch, 0)
     return torch.empty(shape, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
 def placeholder_shape(x: torch.Tensor) -> tuple[int, ...]:
-    """Shape of a zero-volume output that tells the batch of ``x``, if ``x`` itself tells it."""
+    """Return the shape of a zero-volume output, with the batch size of ``x`` if ``x`` shows it."""
     return (x.shape[0], 0) if x.dim() and x.shape != (0,) else (0,)
 
 
-def _as_told(x: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """``x``, or what requires grad in its place, if the owners of the blocks have told so."""
+def _with_agreed_grad(x: torch.Tensor, layout: BlockLayout) -> torch.Tensor:
+    """Return ``x``, or a replacement with the ``requires_grad`` on which the ranks agreed."""
     wanted = layout.requires_grad
     if wanted is None or x.requires_grad == wanted or not torch.is_grad_enabled():
         return x
@@ -59,20 +65,20 @@ def _as_told(x: torch.Tensor, layout: Layout) -> torch.Tensor:
 
 
 class Operator(Checked, torch.nn.Module):
-    """A linear operator from a tensor on ``P_x`` to one on ``P_y``, as a module.
+    """Module of a linear operator from a tensor on ``P_x`` to one on ``P_y``.
 
-    Workers in neither partition get a clone of their input. Called first with a tensor, the
-    operator agrees on its blocks with the other ranks, once; see
-    :class:`~gpudist.ops.agreement.Agreement`.
+    Workers in neither partition return a clone of their input. At the first call with a tensor, the
+    ranks agree once on its blocks; see :class:`~gpudist.ops.shape_agreement.ShapeAgreement`.
 
     Args:
-        P_x, P_y: own the input and the output.
+        P_x, P_y: partitions of the input and the output.
         dims: number of dims the input must have, ``None`` for any.
         preserve_batch: zero-volume outputs are ``(batch, 0)`` instead of ``(0,)``.
-        global_shape: of the balanced input, to save the agreement.
-        shape: ``"static"``, or ``"dynamic"`` to agree at every call. Then an output requires grad
-            iff grad mode is on and a block does: placeholders need not.
-        grid, placed: how the tensor is cut, where that is not by ``P_x`` itself.
+        global_shape: global shape of the balanced input; saves the agreement.
+        shape: ``"static"``, or ``"dynamic"`` to agree at every call. In the latter case an output
+            requires grad iff grad mode is on and a block requires grad; placeholders need not.
+        grid, placed: grid that splits the tensor and position of each rank's block on it, if not
+            those of ``P_x``.
     """
 
     def __init__(
@@ -93,17 +99,17 @@ class Operator(Checked, torch.nn.Module):
         self.P_all = P_x if P_x.ranks == P_y.ranks else P_x.create_partition_union(P_y)
         self.preserve_batch = preserve_batch
         self._takes_part = self.P_all.active
-        self.agreement = Agreement(
+        self.agreement = ShapeAgreement(
             type(self).__name__, P_x, self.P_all, dims, global_shape, shape, grid, placed
         )
         self._is_dynamic = shape == "dynamic"
-        self._bound = Bound[tuple[Layout, Movement]](shape, self.agreement)
+        self._bound = Bound[tuple[BlockLayout, Movement]](shape, self.agreement)
         self._recent = Recent[Movement]()
 
-    def agree_by(self, agreement: Agreement) -> None:
-        """Learn of blocks in another way than by an agreement of all ranks."""
+    def agree_by(self, agreement: ShapeAgreement) -> None:
+        """Replace the agreement of all ranks by another one."""
         self.agreement = agreement
-        self._bound = Bound[tuple[Layout, Movement]]("dynamic", agreement)
+        self._bound = Bound[tuple[BlockLayout, Movement]]("dynamic", agreement)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not isinstance(x, torch.Tensor):
@@ -113,7 +119,7 @@ class Operator(Checked, torch.nn.Module):
         try:
             if self._is_dynamic and is_eager(x):
                 layout = self.agreement(x)
-                x = _as_told(x, layout)
+                x = _with_agreed_grad(x, layout)
                 return move((self._bind_recent(layout, x),), (x,))[0]
             return move((self.movement(x),), (x,))[0]
         except TORCH_ERRORS as error:
@@ -121,34 +127,33 @@ class Operator(Checked, torch.nn.Module):
             raise
 
     def require_tensor(self, x: object) -> None:
-        """Refuse what is no tensor, here and where the peers wait."""
+        """Raise, here and on waiting ranks, if ``x`` is not a tensor."""
         refusal = refusal_of(type(self).forward, type(self).__name__, (self, x), {})
         if refusal is not None:
             self.agreement.refuse(refusal)
 
     def movement(self, x: torch.Tensor) -> Movement:
-        """The movement of ``x``, bound to its shape and dtype; collective at first."""
+        """Return the movement of ``x``, bound to its shape and dtype; collective at first."""
         return self._bound(x, self._agree_and_bind)[1]
 
-    def bound(self, x: torch.Tensor) -> tuple[Layout, Movement]:
-        """The layout of the global tensor that ``x`` is a block of, and its movement."""
+    def bound(self, x: torch.Tensor) -> tuple[BlockLayout, Movement]:
+        """Return the layout of the global tensor with block ``x``, and its movement."""
         return self._bound(x, self._agree_and_bind)
 
-    def _agree_and_bind(self, x: torch.Tensor) -> tuple[Layout, Movement]:
+    def _agree_and_bind(self, x: torch.Tensor) -> tuple[BlockLayout, Movement]:
         layout = self.agreement(x)
         return layout, (self._bind_recent if self._is_dynamic else self._bind)(layout, x)
 
-    def _bind_recent(self, layout: Layout, x: torch.Tensor) -> Movement:
-        """The movement for what was agreed at this call, or lately."""
+    def _bind_recent(self, layout: BlockLayout, x: torch.Tensor) -> Movement:
         key = (layout.identity, x.shape, x.dtype)
         return self._recent(key, lambda: self._bind(layout, x).passing())
 
     def empty_shape(self, x: torch.Tensor) -> tuple[int, ...]:
-        """Shape of this rank's output where it gets no block."""
+        """Return the shape of this rank's output if it receives no block."""
         return placeholder_shape(x) if self.preserve_batch else (0,)
 
     @abstractmethod
-    def _bind(self, layout: Layout, x: torch.Tensor) -> Movement: ...
+    def _bind(self, layout: BlockLayout, x: torch.Tensor) -> Movement: ...
 
     def extra_repr(self) -> str:
         return f"{list(self.P_x.shape)} -> {list(self.P_y.shape)}"
@@ -160,10 +165,10 @@ _Operator = TypeVar("_Operator")
 def remembered(
     make: Callable[..., _Operator], P_x: Partition, *args: object, **kwargs: object
 ) -> _Operator:
-    """The operator that a function stands for: made at its first call, then the same one again.
+    """Return the operator behind a function: made at its first call, and cached.
 
-    Of many on the same partitions the oldest is forgotten, and agrees anew if it is called again.
-    That is no decision of one rank: those that agree have all made them in the same order.
+    The oldest of many operators on the same partitions is dropped, and agrees again if it is called
+    again. All ranks that agree make the same operators in the same order, so they drop the same.
     """
     if is_dynamo_compiling():
         args = tuple([_constant(value) for value in args])
@@ -174,7 +179,7 @@ def remembered(
         operators = P_x.wire.remembered
         found = operators.get(key)
     except (AttributeError, TypeError):
-        # A list, which has no hash; or no partition, or what else is refused.
+        # Lists have no hash; everything else is an invalid argument.
         try:
             key = as_plain(key)
             operators = P_x.wire.remembered
@@ -198,7 +203,6 @@ def remembered(
 def _remember_while_tracing(
     make: Callable[..., object], P_x: Partition, *args: object, **kwargs: object
 ) -> str:
-    """Where ``P_x`` keeps the operator of a function."""
     found = remembered(make, P_x, *args, **kwargs)
     name = f"_operator_{handle_of(found)}"
     setattr(P_x, name, found)
@@ -206,17 +210,16 @@ def _remember_while_tracing(
 
 
 def _constant(value: object) -> object:
-    """``value`` with plain numbers in place of torch.compile's symbols."""
     if isinstance(value, tuple | list):
         return tuple([_constant(part) for part in value])
     if isinstance(value, (int, float)):
-        # What is hashed is no symbol.
+        # Hashing turns a symbol into a number.
         (value,) = {value}
     return value
 
 
 def require_cartesian(name: str, P: Partition) -> None:
-    """Refuse a partition without a topology, whose axes could not be named."""
+    """Raise if a partition has no topology, and thus no axes."""
     if not isinstance(P, CartesianPartition):
         raise PartitionError(
             f"{name}: {P!r} has no Cartesian topology; give it one with "

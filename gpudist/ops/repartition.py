@@ -1,4 +1,4 @@
-"""Repartition: one decomposition of a tensor into another, on the same workers or on others."""
+"""Repartition: from one decomposition of a tensor to another, on the same or other workers."""
 
 from __future__ import annotations
 
@@ -10,15 +10,21 @@ from gpudist.errors import PartitionError
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.cartesian import rank_of
-from gpudist.geometry.overlap import plan_repartition
-from gpudist.ops.agreement import Layout, ShapeMode
+from gpudist.geometry.repartition import plan_repartition
 from gpudist.ops.arrays import Array, applied
 from gpudist.ops.operator import Operator, remembered
+from gpudist.ops.operators import operator
+from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import Partition
 
 
+@operator("repartition", lambda kind, P: kind(P.grid(4, 1), P.grid(1, 3)), (6, 5))
 class Repartition(Operator):
-    """Cut the tensor on ``P_x`` into balanced blocks on ``P_y``; see :func:`repartition`."""
+    """Split the tensor on ``P_x`` into balanced blocks on ``P_y``; see :func:`repartition`.
+
+    Args:
+        P_x ... shape: see :func:`repartition`.
+    """
 
     def __init__(
         self,
@@ -36,7 +42,7 @@ class Repartition(Operator):
             )
         super().__init__(P_x, P_y, P_x.dim, preserve_batch, global_shape, shape)
 
-    def _bind(self, layout: Layout, x: torch.Tensor) -> Movement:
+    def _bind(self, layout: BlockLayout, x: torch.Tensor) -> Movement:
         P_x, P_y, P_all = self.P_x, self.P_y, self.P_all
         source = layout.decomposition
         target = Decomposition.balanced(source.shape, P_y.shape)
@@ -64,34 +70,34 @@ def repartition(
     global_shape: Sequence[int] | None = None,
     shape: ShapeMode = "static",
 ) -> Array:
-    """Cut the tensor that ``P_x`` holds into balanced blocks on ``P_y``.
+    """Split the tensor that ``P_x`` holds into balanced blocks on ``P_y``.
 
     Collective over ``P_x`` and ``P_y``, which may share all, some or no workers.
 
     Args:
-        x: the block on workers of ``P_x``, a tensor or a NumPy or CuPy array, of any size that
-            makes up a cut of one tensor; a zero-volume placeholder elsewhere.
-        P_x, P_y: one axis per dim of the tensor.
-        preserve_batch: workers of ``P_x`` alone get ``(batch, 0)`` instead of ``(0,)``.
-        global_shape: of the tensor, if its blocks on ``P_x`` are balanced, to save agreeing on
-            them.
-        shape: ``"dynamic"`` agrees at every call; then placeholders say nothing, and an output
-            requires grad iff a block of any worker does.
+        x: block on workers of ``P_x``, a tensor or a NumPy or CuPy array; blocks may have any sizes
+            that form a decomposition of one tensor. A zero-volume placeholder elsewhere.
+        P_x, P_y: partitions of the input and the output, with one axis per dim of the tensor.
+        preserve_batch: workers that are only in ``P_x`` get ``(batch, 0)`` instead of ``(0,)``.
+        global_shape: global shape of the tensor, if its blocks on ``P_x`` are balanced; saves the
+            agreement on them.
+        shape: ``"dynamic"`` makes the ranks agree at every call; then placeholders are ignored, and
+            an output requires grad iff a block of any worker does.
 
     Returns:
         New tensor, or array if ``x`` is one: the block on ``P_y``, empty if there are fewer cells
-        than workers; a zero-volume one on workers outside ``P_y``; a clone of ``x`` on workers in
-        neither.
+        than workers; a zero-volume tensor on workers outside ``P_y``; a clone of ``x`` on workers
+        in neither partition.
 
     Adjoint:
-        The repartition back.
+        The reverse repartition.
 
     Cost:
-        One message per worker whose block overlaps, each cell travels at most once.
+        One message per worker whose block overlaps; each cell travels at most once.
 
     Raises:
         PartitionError: if ``P_x`` and ``P_y`` have different numbers of axes.
-        ShapeError: on every rank alike, if the blocks are not a cut of one tensor.
+        ShapeError: on every rank alike, if the blocks are not a decomposition of one tensor.
 
     Source:
         Hewett & Grady 2020, arXiv:2006.03108, section 3.

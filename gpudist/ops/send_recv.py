@@ -1,19 +1,29 @@
-"""Send-receive: the blocks of one partition move to the workers of another of the same size."""
+"""Send-receive: send the blocks of one partition to the workers of another of the same size."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from gpudist.errors import PartitionError
-from gpudist.ops.agreement import ShapeMode
 from gpudist.ops.arrays import Array, applied
 from gpudist.ops.broadcast import Broadcast
 from gpudist.ops.operator import remembered
+from gpudist.ops.operators import operator
+from gpudist.ops.shape_agreement import ShapeMode
 from gpudist.world.partition import Partition
 
 
+@operator(
+    "send_recv",
+    lambda kind, P: kind(P.grid(2), P.grid(4).create_partition_inclusive([3, 2])),
+    (5, 3),
+)
 class SendRecv(Broadcast):
-    """Send each block of ``P_x`` to the worker of ``P_y`` of equal rank; see :func:`send_recv`."""
+    """Send each block of ``P_x`` to the worker of ``P_y`` of equal rank; see :func:`send_recv`.
+
+    Args:
+        P_x ... shape: see :func:`send_recv`.
+    """
 
     def __init__(
         self,
@@ -26,8 +36,8 @@ class SendRecv(Broadcast):
     ) -> None:
         if P_x.shape != P_y.shape:
             raise PartitionError(
-                f"SendRecv: P_x has shape {list(P_x.shape)} and P_y {list(P_y.shape)}; they must "
-                "be equal"
+                f"SendRecv: P_x has shape {list(P_x.shape)} and P_y {list(P_y.shape)}; the "
+                "shapes must be equal"
             )
         super().__init__(
             P_x, P_y, preserve_batch=preserve_batch, global_shape=global_shape, shape=shape
@@ -45,32 +55,33 @@ def send_recv(
 ) -> Array:
     """Send each worker's block of ``P_x`` to the worker of ``P_y`` of equal rank.
 
-    Collective over ``P_x`` and ``P_y``; a pipeline's step from one stage to the next.
+    Collective over ``P_x`` and ``P_y``; for example from one pipeline stage to the next.
 
     Args:
-        x: the block on workers of ``P_x``, a tensor or a NumPy or CuPy array; a zero-volume
-            placeholder elsewhere.
-        P_x, P_y: senders and receivers, of equal shape.
-        preserve_batch: workers of ``P_x`` alone get ``(batch, 0)`` instead of ``(0,)``.
-        global_shape: of the balanced tensor, to save agreeing on the blocks.
-        shape: ``"dynamic"`` has each source tell its receivers at every call; then size, dtype and
-            number of dims may change, placeholders say nothing, and an output requires grad iff its
-            source does. ``"static"`` refuses what a placeholder cannot tell.
+        x: block on workers of ``P_x``, a tensor or a NumPy or CuPy array; a zero-volume placeholder
+            elsewhere.
+        P_x, P_y: partitions of senders and receivers, of equal shape.
+        preserve_batch: workers that are only in ``P_x`` get ``(batch, 0)`` instead of ``(0,)``.
+        global_shape: global shape of the balanced tensor; saves the agreement on the blocks.
+        shape: ``"dynamic"`` makes each source send its block's shape to the receiver at every call;
+            then size, dtype and number of dims may change, placeholders are ignored, and an output
+            requires grad iff its source does. ``"static"`` refuses changes that a placeholder
+            cannot show.
 
     Returns:
-        New tensor, or array if ``x`` is one: what was received; a zero-volume one on workers of
-        ``P_x`` alone; a clone of ``x`` on workers in neither.
+        New tensor, or array if ``x`` is one: the received block; a zero-volume tensor on workers
+        that are only in ``P_x``; a clone of ``x`` on workers in neither partition.
 
     Adjoint:
-        The gradient goes back to the sender.
+        Send the gradient from receiver to sender.
 
     Cost:
-        One message per pair of workers; with ``"dynamic"`` one of 104 bytes before it, which
-        receivers read and senders do not wait for.
+        One message per pair of workers. With ``"dynamic"``, a message of 104 bytes before it, for
+        which receivers wait and senders do not.
 
     Raises:
         PartitionError: on every rank alike, if the partitions differ in shape.
-        PlanMismatch: as of :func:`~gpudist.broadcast`.
+        PlanMismatch: see :func:`~gpudist.broadcast`.
 
     Source:
         Hewett & Grady 2020, arXiv:2006.03108, section 3.

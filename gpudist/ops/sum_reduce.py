@@ -1,4 +1,4 @@
-"""Sum-reduce: sums of blocks of P_x on the matching workers of P_y. Adjoint: broadcast."""
+"""Sum-reduce: sum blocks of P_x into the matching workers of P_y. Adjoint: broadcast."""
 
 from __future__ import annotations
 
@@ -10,15 +10,21 @@ from gpudist.errors import PartitionError, PlanMismatch, ShapeError
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.broadcasting import Pairing, misfit, written
 from gpudist.geometry.cartesian import index_of
-from gpudist.ops.agreement import Layout, ShapeMode
 from gpudist.ops.arrays import Array, applied
 from gpudist.ops.broadcast import plan_between
 from gpudist.ops.operator import Operator, remembered
+from gpudist.ops.operators import operator
+from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import Partition
 
 
+@operator("broadcast", lambda kind, P: kind(P.grid(2, 2), P.grid(2, 1)), (5, 4))
 class SumReduce(Operator):
-    """Sum the blocks of ``P_x`` into the matching workers of ``P_y``; see :func:`sum_reduce`."""
+    """Sum the blocks of ``P_x`` into the matching workers of ``P_y``; see :func:`sum_reduce`.
+
+    Args:
+        P_x ... shape: see :func:`sum_reduce`.
+    """
 
     def __init__(
         self,
@@ -44,7 +50,7 @@ class SumReduce(Operator):
             lambda rank: index_of(self.pairing.source_of(rank), P_y.shape),
         )  # fmt: skip
 
-    def _bind(self, layout: Layout, x: torch.Tensor) -> Movement:
+    def _bind(self, layout: BlockLayout, x: torch.Tensor) -> Movement:
         self._check(layout)
         plan = plan_between(
             self.P_y, self.P_x, self.P_all, self.pairing,
@@ -54,8 +60,8 @@ class SumReduce(Operator):
         empty = self.empty_shape(x)
         return bind(plan, self.P_all, label, layout.dtype, x.shape, x.dtype, empty)
 
-    def _check(self, layout: Layout) -> None:
-        """Blocks that are summed must have one shape and a sum; every rank checks all sums."""
+    def _check(self, layout: BlockLayout) -> None:
+        """Raise on every rank if summed blocks differ in shape, or if their dtype has no sum."""
         for root in range(self.P_y.size):
             first, *others = self.pairing.targets_of(root)
             if others and layout.dtype == torch.bool:
@@ -89,24 +95,25 @@ def sum_reduce(
     summed along the axes where it is 1, in ascending rank order.
 
     Args:
-        x: the block on workers of ``P_x``, a tensor or a NumPy or CuPy array; a zero-volume
-            placeholder elsewhere. Blocks that are summed have equal shapes.
-        P_x, P_y: own the blocks, and get the sums.
-        transpose_src, transpose_dest: as of :func:`~gpudist.broadcast`.
-        preserve_batch: workers of ``P_x`` alone get ``(batch, 0)`` instead of ``(0,)``.
-        global_shape: of the balanced sum on ``P_y``, to save agreeing on the blocks.
-        shape: ``"dynamic"`` agrees at every call; then placeholders say nothing, and an output
-            requires grad iff a block of any worker does.
+        x: block on workers of ``P_x``, a tensor or a NumPy or CuPy array; a zero-volume placeholder
+            elsewhere. Summed blocks have equal shapes.
+        P_x, P_y: partitions of the blocks, and of the sums.
+        transpose_src, transpose_dest: see :func:`~gpudist.broadcast`.
+        preserve_batch: workers that are only in ``P_x`` get ``(batch, 0)`` instead of ``(0,)``.
+        global_shape: global shape of the balanced sum on ``P_y``; saves the agreement on the
+            blocks.
+        shape: ``"dynamic"`` makes the ranks agree at every call; then placeholders are ignored, and
+            an output requires grad iff a block of any worker does.
 
     Returns:
-        New tensor, or array if ``x`` is one: the sum, or a zero-volume one on workers outside
-        ``P_y``, or a clone of ``x`` on workers in neither partition.
+        New tensor, or array if ``x`` is one: the sum; a zero-volume tensor on workers outside
+        ``P_y``; a clone of ``x`` on workers in neither partition.
 
     Adjoint:
         Broadcast of the sum's gradient to every block.
 
     Cost:
-        One reduction of the block in each group, all groups at once; 16-bit sums are kept in
+        One reduction of the block per group, all groups at once; 16-bit blocks are summed in
         float32 and rounded once.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Pictures of partitions and of the movements between them."""
+"""Draw partitions and the movements between them."""
 
 from gpudist.pictures.draw import draw, draw_scene, save
 from gpudist.pictures.scene import (

@@ -1,4 +1,4 @@
-"""``gpudist.draw``: a picture of a partition, and of a movement on it."""
+"""``gpudist.draw``: draw a partition and a movement on it."""
 
 from __future__ import annotations
 
@@ -46,32 +46,32 @@ def draw(
     itemsize: int = 4,
     path: str | Path | None = None,
 ) -> Figure:
-    """Draw who owns which box of a tensor, and what a movement of it sends.
+    """Draw who owns which box of a tensor, and what a movement of the tensor sends.
 
-    Local: needs no other rank, and as many of them as the picture shows need not exist.
+    Local: no other rank takes part, and the ranks in the picture need not exist.
 
     Args:
-        shape: of the global tensor, cut into balanced blocks.
-        P_x: a partition, or the shape of a grid, whose ranks are then numbered from 0.
-        P_y: the same, for a repartition to it.
-        window: of a halo exchange: kernel, stride, dilation and padding per dim, in cells, counted
-            from the last, or
-        halo: its widths ``(left, right)`` per dim, in cells.
+        shape: shape of the global tensor, which is cut into balanced blocks.
+        P_x: partition, or shape of a grid whose ranks are numbered from 0.
+        P_y: target partition or grid shape of a repartition.
+        window: windows of a halo exchange: kernel, stride, dilation and padding per dim, in cells,
+            counted from the last dim.
+        halo: widths ``(left, right)`` of a halo exchange per dim, in cells, instead of ``window``.
         periodic: whether the halo wraps at the edges, per dim of ``window`` or ``halo``.
-        nested: the halo exchange goes dim after dim.
-        rank: in the world, whose ghosts and messages are shown; the busiest, if ``None``.
-        dims: of the tensor, one to three, that are drawn; ``None`` for those that are partitioned.
+        nested: whether the halo exchange has one stage per dim.
+        rank: world rank whose ghosts and messages are shown; the busiest rank if ``None``.
+        dims: one to three dims of the tensor to draw; the partitioned dims if ``None``.
         itemsize: bytes of a cell.
-        path: file to write, as its suffix says: ``.png``, ``.svg`` or ``.pdf``.
+        path: file to write; its suffix is ``.png``, ``.svg`` or ``.pdf``.
 
     Returns:
-        Matplotlib's figure.
+        A matplotlib figure.
 
     Raises:
-        NotBuiltError: there is no matplotlib.
-        PartitionError: the grid does not fit, has too many partitioned axes, or lacks the rank.
-        ShapeError: the window does not fit the tensor, both kinds of halo are given, or a cell has
-            no byte.
+        NotBuiltError: if matplotlib is not installed.
+        PartitionError: if the grid does not fit, has too many partitioned axes, or lacks the rank.
+        ShapeError: if the window does not fit the tensor, both kinds of halo are given, or
+            ``itemsize`` is less than 1.
     """
     scene = scene_of(shape, P_x, P_y, window, halo, periodic, nested)
     figure = draw_scene(scene, rank, dims, itemsize)
@@ -89,7 +89,7 @@ def scene_of(
     periodic: Sequence[bool] | bool = False,
     nested: bool = False,
 ) -> Scene:
-    """What :func:`draw` draws, from the same arguments."""
+    """Make the scene for :func:`draw`, from the same arguments."""
     given = [value for value in (P_y, window, halo) if value is not None]
     if len(given) > 1:
         raise ShapeError("draw: give one of P_y, window and halo: a picture shows one movement")
@@ -106,10 +106,10 @@ def scene_of(
 def draw_scene(
     scene: Scene, rank: int | None = None, dims: Sequence[int] | None = None, itemsize: int = 4
 ) -> Figure:
-    """Draw it; the arguments are those of :func:`draw`."""
+    """Draw ``scene``; the arguments are those of :func:`draw`."""
     require_matplotlib()
     if itemsize < 1:
-        raise ShapeError(f"itemsize is {itemsize}: a cell has at least one byte")
+        raise ShapeError(f"itemsize is {itemsize}; a cell must have at least one byte")
     drawn = _drawn_dims(scene, dims)
     panels = _owners(scene, drawn)
     if scene.plans:
@@ -122,11 +122,11 @@ def draw_scene(
 
 
 def save(figure: Figure, path: str | Path) -> None:
-    """Write it; the same picture is the same file, byte for byte.
+    """Write the figure to a file; equal pictures give equal bytes.
 
     Raises:
-        ShapeError: the suffix is of no format that can be written.
-        OSError: the file cannot be written.
+        ShapeError: if the suffix does not name a format that can be written.
+        OSError: if the file cannot be written.
     """
     import matplotlib
 
@@ -138,9 +138,11 @@ def save(figure: Figure, path: str | Path) -> None:
 
 
 def require_picture(path: str | Path) -> None:
-    """Raises:
-    ShapeError: the suffix is of no format that can be written.
-    NotBuiltError: there is no matplotlib.
+    """Check that a picture can be written to ``path``.
+
+    Raises:
+        ShapeError: if the suffix does not name a format that can be written.
+        NotBuiltError: if matplotlib is not installed.
     """
     if Path(path).suffix.lower() not in (".png", ".svg", ".pdf"):
         raise ShapeError(f"{path}: a picture is a .png, an .svg or a .pdf file")
@@ -148,7 +150,7 @@ def require_picture(path: str | Path) -> None:
 
 
 def chosen_rank(scene: Scene, name: int | None) -> int:
-    """The rank in the scene of the world rank ``name``."""
+    """Rank in the scene whose world rank is ``name``; the busiest rank if ``None``."""
     if name is None:
         return busiest(scene)
     if name not in scene.names:

@@ -1,4 +1,4 @@
-"""One rank's block with its ghosts, each in the colour of its owner. Not to scale."""
+"""Draw one rank's block and its ghosts, coloured by owner. Not to scale."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CAPTION_IN = 0.25
 
 
 def ghosts_panel(scene: Scene, dims: tuple[int, ...], rank: int) -> Panel:
-    """The cells that ``rank`` needs, and who owns them; grey ones are padding."""
+    """Panel of the cells that ``rank`` needs, and their owners; grey cells are padding."""
     plan, first = scene.ghosts[rank], scene.needed[rank]
     parts = _parts(scene, plan)
     shape = plan.output_shape or ()
@@ -52,7 +52,7 @@ def ghosts_panel(scene: Scene, dims: tuple[int, ...], rank: int) -> Panel:
 
 
 class _Steps:
-    """Where the edges of the boxes lie along a dim: own cells wide, ghosts narrow."""
+    """Edges of the boxes along a dim, in inches: own cells are wide, ghosts narrow."""
 
     def __init__(self, edges: Sequence[int], widths_in: Sequence[float]) -> None:
         self.edges = tuple(edges)
@@ -70,13 +70,12 @@ class _Steps:
         return self.at_in[-1]
 
     def place(self, start: int, stop: int) -> tuple[float, float]:
-        """Where a range begins, and its length, in inches."""
+        """Start and length of a range, in inches."""
         low, high = self.at_in[self.edges.index(start)], self.at_in[self.edges.index(stop)]
         return low, high - low
 
 
 def _parts(scene: Scene, plan: Plan) -> list[tuple[Box, int | None]]:
-    """Boxes of the output and their owners; ``None`` owns padding."""
     parts: list[tuple[Box, int | None]] = []
     for stage in plan.stages:
         parts += [(move.destination, plan.rank) for move in stage.moves]
@@ -118,7 +117,7 @@ def _paint_edges(
     rows: _Steps,
     columns: _Steps,
 ) -> None:
-    """The global cell at each edge."""
+    """Write the global cell number at each edge."""
     for edge, x in zip(columns.edges, columns.at_in, strict=True):
         at = (origin[0] + x, origin[1] + rows.length_in + 0.13)
         label(axes, at, (GHOST_IN * 0.92, 0.2), str(edge + first[dims[-1]]), 7)

@@ -1,4 +1,4 @@
-"""Maps of the process grid: who owns which block, and what one rank exchanges with the others."""
+"""Draw the process grid: who owns which block, and what one rank exchanges with others."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 SLOT_IN = (0.62, 0.5)
 WIDEST_MAP_IN = 13.4
-# Shares of a slot that the largest block fills, and one with hardly a cell.
+# Shares of a slot filled by the largest block, and by a block with hardly any cells.
 FILLED, LEAST_FILLED = 0.92, 0.4
 WHOLE_IN = (SLOT_IN[0] * FILLED, SLOT_IN[1] * FILLED)
-# Neighbours, diagonal ones too, have different ones.
+# Neighbours, including diagonal ones, have different colours.
 COLORS = (
     *("#8dd3c7", "#ffffb3", "#bebada", "#fb8072", "#80b1d3", "#fdb462"),
     *("#b3de69", "#fccde5", "#d9d9d9", "#d8a0d8", "#ccebc5", "#ffed6f"),
@@ -35,13 +35,13 @@ def color_at(index: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class GridMap:
-    """Where the slot of each worker lies.
+    """Places of the workers' slots in a picture.
 
-    A slice of a 3-d grid is a table of its own; a 1-d grid is a line, broken where it is long.
+    Each slice of a 3-d grid is a table of its own; a 1-d grid is a line, broken if it is long.
 
     Attributes:
-        cut: of the whole tensor.
-        dims: those that are drawn, one to three.
+        cut: decomposition of the whole tensor.
+        dims: one to three dims that are drawn.
     """
 
     cut: Decomposition
@@ -61,7 +61,6 @@ class GridMap:
 
     @property
     def _margins(self) -> tuple[float, float]:
-        """Left of and above a table."""
         return {1: (0.0, 0.0), 2: (0.62, 0.3), 3: (0.62, 0.5)}[len(self.dims)]
 
     @property
@@ -95,7 +94,7 @@ class GridMap:
         )
 
     def filled(self, index: Sequence[int]) -> tuple[float, float]:
-        """Width and height of the block in its slot: the more cells, the larger."""
+        """Width and height of the block in its slot; they grow with the number of cells."""
         sizes = [1.0, 1.0, *(self._share(d, index[d]) for d in self.dims)][-2:]
         return sizes[1] * SLOT_IN[0] * FILLED, sizes[0] * SLOT_IN[1] * FILLED
 
@@ -107,7 +106,7 @@ class GridMap:
         return LEAST_FILLED + (1 - LEAST_FILLED) * blocks.length(i) / largest
 
     def paint_ranges(self, axes: Axes) -> None:
-        """Each table's ranges of cells, beside and above it."""
+        """Write each table's ranges of cells beside and above it."""
         if len(self.dims) == 1:
             return
         for number in range(self._slices):
@@ -125,7 +124,7 @@ class GridMap:
 
 
 def range_text(blocks: Blocks, i: int) -> str:
-    """Cells of a block, such as 0:16; on two lines where they are many."""
+    """Text for the cells of a block, such as 0:16; long texts are broken into two lines."""
     start, stop = blocks.block(i)
     text = f"{start}:{stop}"
     return text if len(text) <= 9 else f"{start}:\n{stop}"
@@ -138,7 +137,7 @@ def owners_panel(
     names: Sequence[int],
     title: str,
 ) -> Panel:
-    """Who owns which block. ``ranks`` are those at the places of the grid, row-major."""
+    """Panel of who owns which block; ``ranks`` are at the places of the grid, row-major."""
     grid_map = GridMap(cut, dims)
 
     def paint(axes: Axes) -> None:
@@ -163,7 +162,7 @@ def messages_panel(
     stage: Stage,
     title: str,
 ) -> Panel:
-    """What ``rank`` exchanges in a stage, in cells, at the places of its peers."""
+    """Panel of what ``rank`` exchanges in a stage, in cells, at the places of its peers."""
     grid_map = GridMap(cut, dims)
     received = {message.peer: message.volume for message in stage.receives}
     sent = {message.peer: message.volume for message in stage.sends}
@@ -202,7 +201,7 @@ def _paint_slot(
     size_pt: float,
     linewidth: float = 0.6,
 ) -> None:
-    """A block with its text; an empty one is a dashed slot."""
+    # An empty block is a dashed slot.
     if 0 in size:
         size = WHOLE_IN
         box(axes, corner, size, facecolor="none", linestyle="--", edgecolor="0.6")

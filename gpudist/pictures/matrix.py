@@ -1,4 +1,4 @@
-"""The communication matrix of a stage: who sends how much to whom."""
+"""Draw the communication matrix of a stage: who sends how much to whom."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ COLOR = (0.12, 0.35, 0.65)
 
 
 def matrix_panel(moved: StageTraffic, names: Sequence[int], itemsize: int, title: str) -> Panel:
-    """A square for each sender, down, and receiver, across; dark ones carry more bytes.
+    """Panel with a square for each sender (down) and receiver (across), darker for more bytes.
 
     Args:
         moved: cells by sender and receiver.
-        names: of the ranks.
+        names: world ranks.
         itemsize: bytes of a cell.
+        title: title of the panel.
     """
     side = max(LEAST_IN, min(LARGE_IN, WIDEST_IN / len(names)))
     most = max(moved.cells.values(), default=0)
@@ -62,6 +63,6 @@ def _paint_names(axes: Axes, names: Sequence[int], side: float) -> None:
 
 
 def _shade(share: float) -> tuple[float, ...]:
-    """From light to the full colour; what is little still shows."""
+    # Even small messages remain visible.
     strength = 0.15 + 0.85 * share
     return tuple(1 - strength * (1 - channel) for channel in COLOR)

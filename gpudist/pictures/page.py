@@ -1,6 +1,6 @@
-"""Panels on a page. Every panel draws in inches, from its upper left corner, y downwards.
+"""Arrange panels on a page. Panels draw in inches from their upper left corner, y downwards.
 
-So that what fits is known beforehand: a text's size follows from the room it has.
+A text's size follows from the room it has, so that it is known beforehand what fits.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ LINE_IN = 0.19
 WIDEST_PAGE_IN = 14.2
 LEAST_PANEL_IN = 2.6
 SMALLEST_PT = 4.5
-# Of DejaVu Sans, whose digits are 0.636 of its size wide.
+# For DejaVu Sans, whose digits are 0.636 of the font size wide.
 _CHARACTER = 0.66
 _LINE = 1.25
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One topic of a picture.
+    """Panel on one topic of a picture.
 
     Attributes:
-        title: above it; broken into lines of its width.
-        width_in, height_in: what ``paint`` needs.
-        paint: draws into axes whose unit is the inch.
+        title: title above the panel, broken into lines of its width.
+        width_in, height_in: room that ``paint`` needs, in inches.
+        paint: function that draws into axes whose unit is the inch.
     """
 
     title: str
@@ -56,7 +56,7 @@ class Panel:
 
 
 def figure_of(panels: Sequence[Panel], title: str) -> Figure:
-    """Put the panels on a page, in lines, under a title."""
+    """Arrange the panels in lines on a page, under a title."""
     require_matplotlib()
     from matplotlib.figure import Figure
 
@@ -86,9 +86,9 @@ def label(
     size_pt: float = 8.0,
     **style: Any,
 ) -> None:
-    """Write ``text`` about ``center``, as large as its ``room`` allows and at most ``size_pt``.
+    """Write ``text`` around ``center``, as large as its ``room`` allows and at most ``size_pt``.
 
-    Left out where it could not be read.
+    Text that would be too small to read is left out.
     """
     lines = text.split("\n")
     longest = max(map(len, lines))
@@ -100,7 +100,7 @@ def label(
 
 
 def box(axes: Axes, corner: tuple[float, float], size: tuple[float, float], **style: Any) -> None:
-    """A rectangle from its upper left corner."""
+    """Draw a rectangle from its upper left corner."""
     from matplotlib.patches import Rectangle
 
     style = {"edgecolor": "0.35", "linewidth": 0.6, **style}
@@ -108,7 +108,7 @@ def box(axes: Axes, corner: tuple[float, float], size: tuple[float, float], **st
 
 
 def short(number: float) -> str:
-    """At most five characters: 12, 4.1k, 32M."""
+    """Format a number in at most five characters: 12, 4.1k, 32M."""
     for unit in ("", "k", "M", "G"):
         if number < 1000:
             return f"{number:.3g}{unit}"
@@ -117,7 +117,7 @@ def short(number: float) -> str:
 
 
 def bytes_text(count: float) -> str:
-    """12 B, 4.1 KiB, 32 MiB."""
+    """Format a number of bytes: 12 B, 4.1 KiB, 32 MiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.4g} {unit}"
@@ -126,8 +126,10 @@ def bytes_text(count: float) -> str:
 
 
 def require_matplotlib() -> None:
-    """Raises:
-    NotBuiltError: there is no matplotlib.
+    """Check that matplotlib can be imported.
+
+    Raises:
+        NotBuiltError: if matplotlib is not installed.
     """
     try:
         import matplotlib.figure  # noqa: F401

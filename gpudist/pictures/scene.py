@@ -1,4 +1,4 @@
-"""What a picture shows: how a tensor is cut, and the plans of all ranks. Integers only."""
+"""Scene of a picture: a tensor's decomposition, and the plans of all ranks. Integers only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.boxes import Plan
 from gpudist.geometry.cartesian import index_of, rank_of, size_of
 from gpudist.geometry.halo import needed_range, plan_halo
-from gpudist.geometry.overlap import plan_repartition
+from gpudist.geometry.repartition import plan_repartition
 from gpudist.geometry.windows import HaloWidths, Window
 
 MAX_RANKS = 512
@@ -18,19 +18,19 @@ MAX_RANKS = 512
 
 @dataclass(frozen=True)
 class Scene:
-    """A tensor's cut, and a movement of it.
+    """Decomposition of a tensor, and a movement of it.
 
-    Ranks are numbers from 0, the same in ``plans`` and in ``source_ranks`` and ``target_ranks``.
+    Ranks are numbered from 0, alike in ``plans``, ``source_ranks`` and ``target_ranks``.
 
     Attributes:
-        source, target: how input and output are cut; the same for a halo exchange.
-        source_ranks, target_ranks: the rank at each place of either grid, row-major.
-        names: what each rank is called in the picture: its rank in the world.
-        plans: of the movement, by rank; empty without a movement.
-        ghosts: the plans, in a single stage, whose output is the block with its ghosts, by rank;
-            empty where there are none.
+        source, target: decompositions of input and output; the same for a halo exchange.
+        source_ranks, target_ranks: rank at each place of either grid, row-major.
+        names: world rank of each rank, shown in the picture.
+        plans: plans of the movement, by rank; empty without a movement.
+        ghosts: single-stage plans, by rank, whose output is the block with its ghosts; empty if
+            there are no ghosts.
         needed: first global cell, per dim, of each rank's block with its ghosts.
-        movement: what it is called.
+        movement: name of the movement.
     """
 
     source: Decomposition
@@ -45,16 +45,16 @@ class Scene:
 
     @property
     def stages(self) -> int:
-        """The most stages that a rank's plan has."""
+        """Largest number of stages in any rank's plan."""
         return max((len(plan.stages) for plan in self.plans), default=0)
 
 
 @dataclass(frozen=True)
 class StageTraffic:
-    """What all ranks send in one stage.
+    """Messages that all ranks send in one stage.
 
     Attributes:
-        cells: by sender and receiver; only pairs that exchange a message.
+        cells: number of cells by sender and receiver, for pairs that exchange a message.
     """
 
     cells: dict[tuple[int, int], int]
@@ -71,11 +71,11 @@ class StageTraffic:
 def partition_scene(
     shape: Sequence[int], grid: Sequence[int], ranks: Sequence[int] | None = None
 ) -> Scene:
-    """Who owns which balanced block of a tensor of ``shape``; nothing moves.
+    """Make a scene of the balanced blocks of a tensor of ``shape``, without a movement.
 
     Args:
-        shape: of the global tensor.
-        grid: workers along each dim.
+        shape: shape of the global tensor.
+        grid: number of workers along each dim.
         ranks: world ranks of the workers, row-major; ``None`` numbers them from 0.
     """
     cut = Decomposition.balanced(shape, grid)
@@ -93,13 +93,13 @@ def halo_scene(
     nested: bool = False,
     ranks: Sequence[int] | None = None,
 ) -> Scene:
-    """A halo exchange of a balanced tensor.
+    """Make a scene of a halo exchange of a balanced tensor.
 
     Args:
-        shape, grid, ranks: as of :func:`partition_scene`.
-        windows: one per dim, counted from the last.
+        shape, grid, ranks: see :func:`partition_scene`.
+        windows: windows per dim, counted from the last dim.
         periodic: whether ranges beyond the edge wrap, per window.
-        nested: dim after dim, instead of all neighbours at once.
+        nested: whether there is one stage per dim, instead of one with all neighbours.
 
     Raises:
         ShapeError: if a window does not fit the tensor.
@@ -131,12 +131,12 @@ def repartition_scene(
     source_ranks: Sequence[int] | None = None,
     target_ranks: Sequence[int] | None = None,
 ) -> Scene:
-    """A balanced tensor that moves from one grid to another.
+    """Make a scene of a balanced tensor that moves from one grid to another.
 
     Args:
-        shape: of the global tensor.
-        source_grid, target_grid: workers along each dim, before and after.
-        source_ranks, target_ranks: their world ranks, row-major; ``None`` numbers them from 0.
+        shape: shape of the global tensor.
+        source_grid, target_grid: number of workers along each dim, before and after.
+        source_ranks, target_ranks: world ranks, row-major; ``None`` numbers them from 0.
     """
     source = Decomposition.balanced(shape, source_grid)
     target = Decomposition.balanced(shape, target_grid)
@@ -161,7 +161,7 @@ def repartition_scene(
 
 
 def traffic(scene: Scene) -> tuple[StageTraffic, ...]:
-    """What moves between ranks in each stage, from the plans' sends."""
+    """Messages between ranks in each stage, from the plans' sends."""
     found: list[dict[tuple[int, int], int]] = [{} for _ in range(scene.stages)]
     for plan in scene.plans:
         for number, stage in enumerate(plan.stages):
@@ -171,7 +171,7 @@ def traffic(scene: Scene) -> tuple[StageTraffic, ...]:
 
 
 def busiest(scene: Scene) -> int:
-    """The rank that receives the most messages; of several, the one in the middle of them."""
+    """Rank that receives the most messages; of several such ranks, the middle one."""
     received = [
         sum(len(stage.receives) for stage in scene.plans[rank].stages) if scene.plans else 0
         for rank in range(len(scene.names))

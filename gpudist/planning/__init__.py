@@ -1,4 +1,4 @@
-"""Which partition is best: predicted from the plans, before any worker is started."""
+"""Predict the best partition from plans, before any worker is started."""
 
 from gpudist.planning.advice import Advice, plan
 from gpudist.planning.clock import Phase

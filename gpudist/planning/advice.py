@@ -1,4 +1,4 @@
-"""The best partitions of a network on a machine, with what each of them costs."""
+"""Rank the partitions of a network on a machine by their predicted cost."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from torch import nn
 
 from gpudist.checks.arguments import Checked, checked
 from gpudist.errors import GpudistError, ShapeError
-from gpudist.planning.grids import Grid, estimate_s, grids, imbalance, spread_ranks
+from gpudist.planning.grids import Grid, estimate_s, grids, imbalance, representative_ranks
 from gpudist.planning.hardware import Profile, profile_of
-from gpudist.planning.rehearsal import Memory, Rehearsal, Stage
+from gpudist.planning.rehearsal import DryNetwork, Memory, Rehearsal
 
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
 class Advice(Checked):
-    """What a training step costs on one partition.
+    """Predicted cost of a training step on one partition.
 
     Attributes:
         grid: shape of the partition of the input.
-        slowest: of the ranks that were rehearsed, the one that takes longest.
-        rehearsed: all of them.
-        overlaps: whether the machine carries messages beside kernels.
-        memory_bytes: of the rank that holds most.
-        imbalance: cells of layers' inputs on the rank that has most, over the mean of all ranks.
-        fits: whether the memory is that of the profile or less; ``None`` where it has none.
-        all_messages, all_message_bytes: what all ranks send in a step, if all were rehearsed; else
-            at most so much: as if every rank sent what the busiest of them does.
+        slowest: rehearsal of the rank that takes longest.
+        rehearsed: rehearsals of all ranks that were rehearsed.
+        overlaps: whether the machine moves messages while kernels run.
+        memory_bytes: bytes of the rank that needs most memory.
+        imbalance: input cells of all layers on the rank that has most, over the mean of all ranks.
+        fits: whether the memory is at most that of the profile; ``None`` if the profile has none.
+        all_messages, all_message_bytes: messages and bytes that all ranks send in a step if every
+            rank was rehearsed; otherwise an upper bound, as if all sent as much as the busiest.
     """
 
     grid: Grid
@@ -57,12 +57,12 @@ class Advice(Checked):
 
     @property
     def seconds(self) -> float:
-        """Predicted, of forward and backward."""
+        """Predicted seconds of forward and backward."""
         return self.slowest.seconds(self.overlaps)
 
     @property
     def memory(self) -> Memory:
-        """Of the rank that holds most."""
+        """Memory of the rank that needs most."""
         return max((r.memory for r in self.rehearsed), key=lambda memory: memory.total)
 
     def _of_all(self, counts: Sequence[int]) -> int:
@@ -82,34 +82,34 @@ def plan(
     every_rank: bool = False,
     progress: Progress | None = None,
 ) -> list[Advice]:
-    """The Cartesian partitions of the input of a network, the fastest training step first.
+    """Rank the Cartesian partitions of a network's input, with the fastest training step first.
 
-    The network is converted for ranks of each partition and steps through forward and backward on
-    tensors without cells: messages and bytes are those of the real plans. Times are predicted from
-    the profile. No other process is needed, no weight is copied, and nothing is allocated.
+    The network is converted for ranks of each partition, and steps through forward and backward on
+    tensors without cells: messages and bytes are those of the real plans, times are predicted from
+    the profile. No other process is needed, no weight is copied, and no tensor is allocated.
 
     Args:
-        network: of modules of torch, or a list of layers called one after the other.
-        global_shape: of its one input.
-        ranks: workers to share it, all of which are used.
-        profile: of the machine: ``"h100"``, ``"h200"``, ``"a100"``, ``"pcie"``, or a file that
-            ``gpudist bench profile`` wrote.
-        best: of the partitions that a quick estimate finds best, how many to plan; 8 unless given,
-            and all of up to 4 ranks.
-        replicate_parameters: as of :func:`gpudist.distribute`.
-        optimizer_slots: tensors that the optimizer keeps of each parameter.
-        every_rank: rehearse all ranks of each partition, for exact totals; else of more than 4
-            ranks one or two.
-        progress: is told what is planned next, how much is done, and of how much.
+        network: network of torch modules, or a list of layers called one after the other.
+        global_shape: global shape of its only input.
+        ranks: number of workers, all of which are used.
+        profile: profile of the machine: ``"h100"``, ``"h200"``, ``"a100"``, ``"pcie"``, or a file
+            that ``gpudist bench profile`` wrote.
+        best: number of partitions to plan, chosen by a quick estimate; by default 8, or all for at
+            most 4 ranks.
+        replicate_parameters: see :func:`gpudist.distribute`.
+        optimizer_slots: number of tensors that the optimizer keeps for each parameter.
+        every_rank: whether to rehearse all ranks of each partition, for exact totals; otherwise
+            one or two ranks stand for more than 4.
+        progress: function called with what is planned next, how much is done, and the total.
 
     Returns:
-        At most ``best`` of them; those that need more memory than the profile has, last.
+        At most ``best`` partitions; those that need more memory than the profile has come last.
 
     Cost:
-        Of each partition, a step of each rank that is rehearsed, without the cells.
+        For each partition, one step without cells for each rank that is rehearsed.
 
     Raises:
-        ShapeError: on no partition can the network be converted; says why.
+        ShapeError: if the network cannot be converted for any partition; the error says why.
     """
     if not isinstance(network, nn.Module):
         network = nn.Sequential(*network)
@@ -117,17 +117,17 @@ def plan(
         profile = profile_of(profile)
     if ranks < 1 or (best is not None and best < 1):
         asked = f"{ranks} ranks" if ranks < 1 else f"the best {best} partitions"
-        raise ShapeError(f"a network is planned for at least one rank and partition, not {asked}")
+        raise ShapeError(f"planning needs at least one rank and one partition, not {asked}")
     if optimizer_slots < 0:
         raise ShapeError(
-            f"an optimizer keeps 0 or more tensors of each parameter, not {optimizer_slots}"
+            f"optimizer_slots is {optimizer_slots}; it must be at least 0 tensors per parameter"
         )
     if not global_shape or min(global_shape) < 1:
-        raise ShapeError(f"a network is planned for an input with cells, not {list(global_shape)}")
-    stage = Stage(network, global_shape, profile, replicate_parameters, optimizer_slots)
+        raise ShapeError(f"planning needs an input with cells, not of shape {list(global_shape)}")
+    dry = DryNetwork(network, global_shape, profile, replicate_parameters, optimizer_slots)
     refusals: dict[int, str] = {}
-    axes = _axes(stage, refusals)
-    found = sorted(grids(ranks, stage.global_shape, axes), key=lambda g: estimate_s(stage, g))
+    axes = _axes(dry, refusals)
+    found = sorted(grids(ranks, dry.global_shape, axes), key=lambda g: estimate_s(dry, g))
     if best is None and ranks > 4:
         best = 8
     most = len(found) if best is None else min(best, len(found))
@@ -139,48 +139,48 @@ def plan(
         if progress is not None:
             progress(str(list(grid)), len(advice), most)
         try:
-            advice.append(advice_on(stage, grid, every_rank))
+            advice.append(advice_on(dry, grid, every_rank))
         except GpudistError as error:
             reasons.append(f"{list(grid)}: {error}")
     if progress is not None:
         progress("", most, most)
     if not advice:
         raise ShapeError(
-            f"no partition of {list(stage.global_shape)} over {ranks} ranks: "
-            + ("; ".join(reasons) or "no dims have so many cells")
+            f"no partition of {list(dry.global_shape)} over {ranks} ranks: "
+            + ("; ".join(reasons) or "the dims do not have enough cells")
         )
     return sorted(advice, key=lambda a: (a.fits is False, a.seconds))
 
 
-def advice_on(stage: Stage, grid: Sequence[int], every_rank: bool = False) -> Advice:
-    """What a step costs on one partition.
+def advice_on(dry: DryNetwork, grid: Sequence[int], every_rank: bool = False) -> Advice:
+    """Predict the cost of a step on one partition.
 
     Raises:
-        GpudistError: the network cannot be converted for it.
+        GpudistError: if the network cannot be converted for it.
     """
     grid = tuple(grid)
-    chosen = range(prod(grid)) if every_rank else spread_ranks(stage, grid)
-    rehearsed = tuple(stage.rehearse(grid, rank) for rank in chosen)
-    overlaps = stage.profile.overlaps
+    chosen = range(prod(grid)) if every_rank else representative_ranks(dry, grid)
+    rehearsed = tuple(dry.rehearse(grid, rank) for rank in chosen)
+    overlaps = dry.profile.overlaps
     slowest = max(rehearsed, key=lambda r: r.seconds(overlaps))
     memory_bytes = max(r.memory.total for r in rehearsed)
-    limit = stage.profile.memory_gib * 2**30
+    limit = dry.profile.memory_gib * 2**30
     fits = memory_bytes <= limit if limit else None
-    uneven = imbalance(stage, grid)
+    uneven = imbalance(dry, grid)
     return Advice(grid, slowest, rehearsed, overlaps, memory_bytes, uneven, fits)
 
 
-def _axes(stage: Stage, refusals: dict[int, str]) -> list[int]:
-    """The dims that may be cut at all: tried on two workers."""
+def _axes(dry: DryNetwork, refusals: dict[int, str]) -> list[int]:
+    """Dims that can be cut, found by trying each on two workers."""
     axes: list[int] = []
-    shape = stage.global_shape
+    shape = dry.global_shape
     for axis, extent in enumerate(shape):
         if extent < 2:
             continue
         grid = [2 if d == axis else 1 for d in range(len(shape))]
         assert prod(grid) == 2
         try:
-            stage.rehearse(grid, 0)
+            dry.rehearse(grid, 0)
         except GpudistError as error:
             refusals[axis] = str(error)
         else:

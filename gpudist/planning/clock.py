@@ -1,4 +1,4 @@
-"""The time of one rank's step as it passes in a rehearsal, and what was computed and moved."""
+"""Simulated clock of one rank's step: its time, and what was computed and moved."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from gpudist.checks.arguments import Checked
-from gpudist.exchange.library import Watching
+from gpudist.exchange.torch_library import Watching
 from gpudist.planning.hardware import Link, Profile
 from gpudist.transport.dry import Posted, Shared, Traffic
 
-# Where the weight, the groups and whether it is transposed are among the arguments.
+# Positions of the weight, the groups and the transposed flag among the arguments.
 _CONVOLUTIONS = {"convolution": (1, 8, 6), "convolution_backward": (2, 9, 7)}
-# Allocation takes no kernel.
+# Operations that do not run a kernel.
 _FREE = {
     "empty",
     "empty_like",
@@ -32,14 +32,15 @@ _FREE = {
 
 @dataclass(frozen=True)
 class Kernel:
-    """One operation of torch.
+    """One torch operation.
 
     Attributes:
-        flops: additions and multiplications.
-        size_bytes: read and written.
-        channels: of a convolution, in each group: those it makes forward, and backward the mean of
-            those of input and output; 0 of others.
-        is_backward: whether it makes gradients of a convolution.
+        flops: number of additions and multiplications.
+        size_bytes: bytes read and written.
+        dtype: dtype of the result.
+        channels: for a convolution, channels in each group: outputs for forward, and the mean of
+            inputs and outputs for backward; 0 for other operations.
+        is_backward: whether it computes gradients of a convolution.
     """
 
     flops: int
@@ -51,17 +52,20 @@ class Kernel:
 
 @dataclass
 class Phase(Checked):
-    """What one rank does in a forward, or in a backward.
+    """Work of one rank in a forward or backward pass.
 
     Attributes:
-        messages, message_bytes: sent, and collectives that are messages included.
-        received, received_bytes: the same of messages that come in.
-        collectives, collective_bytes: the wire's own, and the cells this rank gives or gets.
-        flops: of convolutions and matrix products, an addition and a multiplication being two.
-        compute_s: of kernels, and of Python for layers.
-        message_s: of packing, messages and unpacking, one after the other.
-        serial_s: of both, nothing beside anything else.
-        overlapped_s: with what is started early on its way while kernels run.
+        messages: number of messages sent, including collectives that are made of messages.
+        message_bytes: bytes sent in these messages.
+        received: number of messages received.
+        received_bytes: bytes received in these messages.
+        collectives: number of collectives of the transport itself.
+        collective_bytes: bytes that this rank contributes to them or gets from them.
+        flops: additions and multiplications of convolutions and matrix products.
+        compute_s: seconds of kernels, and of Python for layers.
+        message_s: seconds of packing, messages and unpacking, one after the other.
+        serial_s: seconds of both without overlap.
+        overlapped_s: seconds if messages that start early move while kernels run.
     """
 
     messages: int = 0
@@ -82,12 +86,12 @@ class Phase(Checked):
 
 @dataclass
 class Clock:
-    """Listens to a dry wire and to torch's operations; adds them up in the phase that is on.
+    """Listener to a dry transport and to torch operations that adds up times in the current phase.
 
     Args:
-        profile: of the machine.
+        profile: profile of the machine.
         rank: world rank of this rank.
-        ranks: of the world.
+        phase: phase to add to.
     """
 
     profile: Profile
@@ -96,19 +100,19 @@ class Clock:
     _wire_free_s: float = 0.0
 
     def begin(self) -> Phase:
-        """Count in a new phase from now on."""
+        """Start a new phase and return it."""
         self.phase, self._wire_free_s = Phase(), 0.0
         return self.phase
 
     def computed(self, kernel: Kernel) -> None:
-        """It takes as long as its operations or its bytes, whichever take longer."""
+        """Add a kernel, limited by its operations or its bytes, whichever take longer."""
         by_flops = kernel.flops / self._flops_per_s(kernel)
         by_bytes = kernel.size_bytes / (self.profile.memory_gbps * 1e9)
         self.phase.flops += kernel.flops
         self._compute(self.profile.kernel_us * 1e-6 + max(by_flops, by_bytes))
 
     def called(self, layers: int) -> None:
-        """So many layers have been called, or their backwards."""
+        """Add the Python time of ``layers`` layer calls, or of their backwards."""
         self._compute(layers * self.profile.layer_us * 1e-6)
 
     def exchanged(self, traffic: Traffic) -> None:
@@ -142,7 +146,6 @@ class Clock:
         return self.profile.convolution_flops_per_s(name, kernel.channels, kernel.is_backward)
 
     def _copies(self, traffic: Traffic) -> float:
-        """Of packing, unpacking and moving on this rank: each byte is read and written."""
         messages = (*traffic.sends, *traffic.receives)
         size_bytes = sum(message.size_bytes for message in messages) + traffic.copied_bytes
         rows = sum(message.rows for message in messages)
@@ -166,7 +169,7 @@ class Clock:
         return peer // per_node == self.rank // per_node
 
     def _collective_s(self, shared: Shared) -> float:
-        """A ring of messages for the bytes, a tree of them for the latency."""
+        """Seconds of a collective: the bytes travel along a ring, the latency is that of a tree."""
         near = all(map(self._is_near, shared.members))
         link = self.profile.node if near else self.profile.network
         size = len(shared.members)
@@ -186,7 +189,7 @@ def _messages_s(link: Link, sends: Sequence[Posted], receives: Sequence[Posted])
 
 
 class Kernels(Watching):
-    """Tells a clock of every operation of torch that runs a kernel."""
+    """Mode that reports every torch operation that runs a kernel to a clock."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
@@ -213,7 +216,7 @@ class Kernels(Watching):
 
 
 def _convolved(name: str, args: Any) -> tuple[float, bool]:
-    """Channels in each group of a convolution, and whether it is backward; 0 of other kernels."""
+    """Channels per group of a convolution (0 for other kernels), and whether it is backward."""
     if name not in _CONVOLUTIONS:
         return 0.0, False
     weight_at, groups_at, transposed_at = _CONVOLUTIONS[name]

@@ -1,4 +1,4 @@
-"""What machines do a second: the figures that predictions are made of."""
+"""Machine profiles: the rates and latencies that predictions are based on."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any, get_args
 
 from gpudist.checks.arguments import Checked, checked
 from gpudist.errors import ShapeError
-from gpudist.transport.dry import Wire
+from gpudist.transport.dry import Posting
 
 
 @dataclass(frozen=True)
 class Link(Checked):
-    """What carries messages between two ranks.
+    """Link that carries messages between two ranks.
 
     Attributes:
-        latency_us: from the call to the arrival of a message without cells.
-        message_us: of each further message of a group.
-        gbps: 10^9 bytes a second, one way; both ways at once.
-        shared_by: ranks that use it at the same time, of which each gets its share.
+        latency_us: microseconds from the call to the arrival of a message without cells.
+        message_us: microseconds for each further message of a group.
+        gbps: 10^9 bytes a second in each direction, both at once.
+        shared_by: number of ranks that use the link at the same time, in equal shares.
     """
 
     latency_us: float
@@ -33,17 +33,18 @@ class Link(Checked):
 
     @property
     def bytes_per_s(self) -> float:
-        """Of one rank, while all of them send."""
+        """Bytes a second of one rank while all ranks send."""
         return self.gbps * 1e9 / self.shared_by
 
 
 @dataclass(frozen=True)
 class ConvolutionRate(Checked):
-    """How fast convolutions of a width are, which kernels for few channels are far from.
+    """Speed of convolutions of one width; kernels for few channels are far slower.
 
     Attributes:
-        channels: of the input and of the output, in each group.
-        forward_tflops, backward_tflops: 10^12 operations a second.
+        channels: number of input and of output channels, in each group.
+        forward_tflops: 10^12 operations a second, forward.
+        backward_tflops: 10^12 operations a second, backward.
     """
 
     channels: int
@@ -53,29 +54,30 @@ class ConvolutionRate(Checked):
 
 @dataclass(frozen=True)
 class Profile(Checked):
-    """A machine, as one rank sees it while all ranks work.
+    """Rates and latencies of a machine, as one rank sees it while all ranks work.
 
     Attributes:
-        name: by which it is asked for.
-        source: where the figures are from.
-        wire: the transport.
-        ranks_per_node: world ranks that share a node, the first ones the first.
-        node, network: what is between ranks of one node, and of two.
-        tflops: 10^12 operations a second of matrix products, in float32, and of convolutions where
+        name: name of the profile.
+        source: origin of the figures.
+        wire: name of the transport.
+        ranks_per_node: number of consecutive world ranks that share a node.
+        node: link between two ranks of one node.
+        network: link between two ranks of different nodes.
+        tflops: 10^12 operations a second of float32 matrix products, and of convolutions if
             ``convolutions`` is empty.
         memory_gbps: 10^9 bytes a second that kernels read and write.
-        kernel_us: of starting one.
-        row_ns: of each contiguous row that is packed or unpacked, beside its bytes.
-        memory_gib: of a rank; 0 if it is not known.
-        tflops_by_dtype: for dtypes other than float32.
-        convolutions: rates by channels, ascending.
-        layer_us: that Python takes for a layer, forward, and as much backward; 0 where kernels are
-            queued ahead.
+        kernel_us: microseconds to start a kernel.
+        row_ns: nanoseconds for each contiguous row that is packed or unpacked, besides its bytes.
+        memory_gib: memory of a rank in GiB; 0 if unknown.
+        tflops_by_dtype: 10^12 operations a second for dtypes other than float32.
+        convolutions: rates of convolutions by channels, ascending.
+        layer_us: microseconds that Python takes for a layer, forward, and again backward; 0 if
+            kernels are queued ahead.
     """
 
     name: str
     source: str
-    wire: Wire
+    wire: Posting
     ranks_per_node: int
     node: Link
     network: Link
@@ -89,20 +91,32 @@ class Profile(Checked):
     layer_us: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.wire not in get_args(Wire):
-            raise ShapeError(f"Profile: wire is {self.wire!r}; it must be one of {get_args(Wire)}")
+        known = get_args(Posting)
+        if self.wire not in known:
+            raise ShapeError(f"Profile: wire is {self.wire!r}; it must be one of {known}")
 
     @property
     def overlaps(self) -> bool:
-        """Whether messages are on their way while the rank computes."""
+        """Whether messages move while the rank computes."""
         return self.wire == "nccl"
 
     def flops_per_s(self, dtype: str) -> float:
-        """Of operands of ``dtype``, such as ``"bfloat16"``."""
+        """Operations a second on operands of ``dtype``, such as ``"bfloat16"``."""
         return self.tflops_by_dtype.get(dtype, self.tflops) * 1e12
 
     def convolution_flops_per_s(self, dtype: str, channels: float, backward: bool) -> float:
-        """Of so many channels in each group; between those that are known, along a power law."""
+        """Operations a second of convolutions.
+
+        Between known numbers of channels, rates follow a power law.
+
+        Args:
+            dtype: dtype of the operands, such as ``"bfloat16"``.
+            channels: number of channels in each group.
+            backward: whether to return the rate of backward instead of forward.
+
+        Returns:
+            Operations a second.
+        """
         whole = self.flops_per_s(dtype)
         if not self.convolutions:
             return whole
@@ -114,16 +128,22 @@ class Profile(Checked):
 
     @checked()
     def save(self, path: str | Path) -> None:
-        """Write the figures as JSON, for :func:`profile_of`."""
+        """Write the figures as JSON to the file ``path``, for :func:`profile_of`."""
         Path(path).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
 
 
 @checked()
 def profile_of(name: str | Path) -> Profile:
-    """The built-in profile of this name, or the one in this file.
+    """Return a built-in profile, or the profile in a file.
+
+    Args:
+        name: name of a built-in profile, or path of a file that :meth:`Profile.save` wrote.
+
+    Returns:
+        The profile.
 
     Raises:
-        ShapeError: there is no such profile, or the file does not hold one.
+        ShapeError: if ``name`` is neither built in nor a file, or the file does not hold a profile.
     """
     if str(name) in BUILT_IN:
         return BUILT_IN[str(name)]
@@ -144,7 +164,6 @@ def profile_of(name: str | Path) -> Profile:
 
 
 def _between(points: Sequence[tuple[float, float]], x: float) -> float:
-    """The value at ``x`` on lines between ``points`` on logarithmic scales; flat beyond them."""
     if x <= points[0][0]:
         return points[0][1]
     for (low, first), (high, second) in pairwise(points):
@@ -156,8 +175,8 @@ def _between(points: Sequence[tuple[float, float]], x: float) -> float:
 _HOPPER = {"float64": 67.0, "bfloat16": 989.0, "float16": 989.0}
 _NDR = "DGX H100 user guide: 8 ConnectX-7 of 400 Gb/s, one for each GPU"
 
-# Nominal figures of vendors, dense and not measured. Latencies, and the time to start a kernel, are
-# of the usual order of NCCL and CUDA. A row costs a sector of 32 bytes of memory on both sides.
+# Nominal, dense figures of vendors, not measured. Latencies and the time to start a kernel are the
+# usual orders of magnitude for NCCL and CUDA. A row costs a 32-byte memory sector on both sides.
 BUILT_IN = {
     profile.name: profile
     for profile in (
@@ -191,3 +210,4 @@ BUILT_IN = {
         ),
     )
 }  # fmt: skip
+"""Built-in profiles by name, made of vendors' nominal figures, not of measurements."""

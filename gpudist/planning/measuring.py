@@ -1,4 +1,4 @@
-"""A profile of the machine that ranks run on, measured while all of them work."""
+"""Measure a profile of the machine that the ranks run on, while all of them work."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gpudist.convert import distribute
 from gpudist.nn.affine.local_conv import LocalConvolution
 from gpudist.planning.hardware import ConvolutionRate, Link, Profile
 from gpudist.transport.base import Signature
-from gpudist.transport.dry import wire_like
+from gpudist.transport.dry import posting_of
 from gpudist.world.partition import Partition
 
 _TIMES, _TIMES_LONG = 8, 5
-_SHORT, _LONG = 50, 3  # calls in a row of what takes microseconds, and of what takes milliseconds
+_SHORT, _LONG = 50, 3  # calls in a row, for work that takes microseconds or milliseconds
 _SMALL_CELLS = 16
 _LARGE_CELLS = 1 << 20
 _CHANNELS = (4, 8, 16, 32, 64)
@@ -27,10 +27,10 @@ _STRIDE = 16
 _ROWS = 1 << 16
 _LAYERS = 8
 _KEPT = 6
-# Of a convolution: enough to be of the usual speed, few enough to be done in a tenth of a second.
+# For a convolution: enough to reach the usual speed, few enough to take a tenth of a second.
 _FLOPS = 3e8
 _CELLS = (1 << 12, 1 << 15)
-# A GPU is at its speed with far more.
+# A GPU needs far more cells to reach its full speed.
 _TIMES_ON_GPU = 64
 
 
@@ -40,15 +40,18 @@ def measured_profile(
     name: str = "measured",
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Profile:
-    """What this machine does a second, in a profile for :func:`gpudist.planning.plan`.
+    """Measure this machine, for :func:`gpudist.planning.plan`.
 
-    Collective over the world, of at least two ranks, which are taken to share one node: the link
-    between nodes is given the same figures. Of a world of several nodes, edit what is saved.
+    Collective over the world of at least two ranks, which are assumed to share one node: the link
+    between nodes gets the same figures. For a world of several nodes, edit the saved file.
 
     Args:
-        P_world: all workers, all of which compute at the same time.
-        name: of the profile.
-        progress: is told what is measured next, how much is done, and of how much.
+        P_world: partition of all workers, which compute at the same time.
+        name: name of the profile.
+        progress: function called with what is measured next, how much is done, and the total.
+
+    Returns:
+        The measured profile.
     """
     names = ["messages", "copies", "products", *(f"{c} channels" for c in _CHANNELS), ""]
 
@@ -63,10 +66,10 @@ def measured_profile(
     begin(1)
     copy_bytes_per_s, kernel_s = _copying(P_world)
     row_s = _row_s(P_world)
-    # Packing and unpacking are counted apart.
+    # Packing and unpacking are counted separately.
     wire_s = max(large_s - small_s - 4 * size_bytes / copy_bytes_per_s, 0.1 * (large_s - small_s))
     link = Link(small_s * 1e6, small_s * 1e6 / 4, size_bytes / wire_s / 1e9)
-    wire = wire_like(P_world.transport)
+    posting = posting_of(P_world.transport)
     begin(2)
     flops_per_s, layer_s = _flops_per_s(P_world), _layer_s(P_world, kernel_s)
     rates: list[ConvolutionRate] = []
@@ -77,7 +80,7 @@ def measured_profile(
     return Profile(
         name,
         f"measured over {P_world.transport} on {P_world.size} ranks of {P_world.device.type}",
-        wire,  # pyright: ignore[reportArgumentType]
+        posting,  # pyright: ignore[reportArgumentType]
         P_world.size,
         link,
         link,
@@ -91,7 +94,7 @@ def measured_profile(
 
 
 def _exchange_s(P_world: Partition, cells: int) -> float:
-    """Of a message from every even rank to the next, and then back."""
+    """Seconds of a message from every even rank to the next rank, and back."""
     size, rank = P_world.size, P_world.rank
     repeats = _SHORT if cells == _SMALL_CELLS else _LONG
     assert rank is not None
@@ -113,11 +116,7 @@ def _exchange_s(P_world: Partition, cells: int) -> float:
 
 
 def _copying(P_world: Partition) -> tuple[float, float]:
-    """Bytes a second read and written by large kernels, and the seconds of a small one.
-
-    Into several outputs that are kept, as backward keeps those of layers: memory that is used over
-    and over would be quicker.
-    """
+    # The outputs are kept, as backward keeps those of layers: reused memory would be faster.
     times = _TIMES_ON_GPU if P_world.device.type == "cuda" else 1
     block = torch.zeros(_LARGE_CELLS * times, device=P_world.device)
     few = torch.zeros(_SMALL_CELLS, device=P_world.device)
@@ -127,19 +126,17 @@ def _copying(P_world: Partition) -> tuple[float, float]:
 
 
 def _row_s(P_world: Partition) -> float:
-    """Of a row of one cell that is packed, beside others at a distance."""
     cells = torch.zeros(_ROWS, _STRIDE, device=P_world.device)
     return _slowest_s(P_world, lambda: cells[:, :1].clone(), _LONG) / _ROWS
 
 
 def _flops_per_s(P_world: Partition) -> float:
-    """Of a product of two matrices."""
     a = torch.randn(_PRODUCT, _PRODUCT, device=P_world.device)
     return 2 * _PRODUCT**3 / _slowest_s(P_world, lambda: a @ a, _LONG)
 
 
 def _convolution_rate(P_world: Partition, channels: int) -> ConvolutionRate:
-    """Of a convolution in three dims, as layers carry it out."""
+    """Rate of a convolution in three dims, in the way that layers compute it."""
     on_gpu = P_world.device.type == "cuda"
     per_cell = 2 * channels**2 * 27
     fewest, most = _CELLS
@@ -158,7 +155,7 @@ def _convolution_rate(P_world: Partition, channels: int) -> ConvolutionRate:
 
 
 def _layer_s(P_world: Partition, kernel_s: float) -> float:
-    """What Python takes to call a layer, from layers of few cells of one rank."""
+    """Seconds that Python takes to call a layer, from layers with few cells on one rank."""
     if P_world.device.type == "cuda":
         return 0.0
     assert P_world.rank is not None
@@ -177,7 +174,7 @@ def _layer_s(P_world: Partition, kernel_s: float) -> float:
 def _slowest_s(
     P_world: Partition, work: Callable[[], object], repeats: int, times: int = _TIMES
 ) -> float:
-    """The median time of ``work`` on the rank that takes longest, all starting together."""
+    """Median time of ``work`` on the slowest rank, with all ranks starting together."""
     seconds: list[float] = []
     for _ in range(times):
         P_world.barrier()

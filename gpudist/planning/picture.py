@@ -1,4 +1,4 @@
-"""A picture of the best few partitions: where the time of a step goes, and the memory."""
+"""Draw the best partitions: how the time of a step divides, and the memory."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 MOST_DRAWN = 12
 NAME_IN, LENGTH_IN, VALUE_IN = 1.75, 3.6, 1.0
 LINE_IN, BAR_IN = 0.32, 0.22
-# Of the legend: a square, and a character beside it: its room, and how wide it is on average.
+# Legend: side of a square, room for a character beside it, and a character's average width.
 SQUARE_IN, CHARACTER_IN, NARROW_IN = 0.14, 0.075, 0.061
-# What is computed is dark, what is moved in that time is light; forward is blue, backward green.
+# Computing is dark, moving is light; forward is blue, backward green.
 TIMES = {
     "forward, computing": "#1f78b4",
     "forward, moving": "#a6cee3",
@@ -38,14 +38,17 @@ Bars = Sequence[tuple[str, Sequence[float], str]]
 
 @checked()
 def picture_of(advice: Sequence[Advice], title: str) -> Figure:
-    """Bars for at most 12 partitions, in the order of ``advice``: time of a step, and memory.
+    """Draw bars for at most 12 partitions, in the order of ``advice``: time of a step, and memory.
 
     Args:
-        advice: of :func:`gpudist.planning.plan`.
-        title: above the picture.
+        advice: result of :func:`gpudist.planning.plan`.
+        title: text above the picture.
+
+    Returns:
+        A matplotlib figure.
 
     Raises:
-        NotBuiltError: there is no matplotlib.
+        NotBuiltError: if matplotlib is not installed.
     """
     shown = advice[:MOST_DRAWN]
     overlaps = any(one.overlaps for one in shown)
@@ -77,7 +80,7 @@ def _memory(one: Advice) -> tuple[str, Sequence[float], str]:
 def _panel(
     title: str, bars: Bars, colors: dict[str, str], marked: Sequence[bool] | None = None
 ) -> Panel:
-    """A bar for each partition, in parts, all on one scale, above a legend."""
+    """Panel with one bar per partition, divided into parts, on one scale and above a legend."""
     longest = max((sum(parts) for _, parts, _ in bars), default=0.0) or 1.0
 
     def paint(axes: Axes) -> None:

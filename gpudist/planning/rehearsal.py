@@ -1,4 +1,4 @@
-"""One rank's training step of a converted network, with plans and without cells."""
+"""Rehearse one rank's training step of a converted network, with plans but without cells."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from gpudist.checks.arguments import Checked
-from gpudist.convert.dry import converted_for, without_cells
+from gpudist.convert.dry_run import converted_for, without_cells
 from gpudist.convert.network import Converted
 from gpudist.errors import GpudistError, ShapeError
 from gpudist.geometry.blocks import Decomposition
@@ -30,9 +30,9 @@ class Memory(Checked):
     """Bytes that a rank holds at the end of a forward, before its backward.
 
     Attributes:
-        parameters: its own.
-        optimizer: of what the optimizer remembers of them.
-        activations: saved for backward, the input and ghosts included.
+        parameters: bytes of the rank's own parameters.
+        optimizer: bytes of the optimizer's state for them.
+        activations: bytes saved for backward, including the input and ghosts.
     """
 
     parameters: int
@@ -41,7 +41,7 @@ class Memory(Checked):
 
     @property
     def gradients(self) -> int:
-        """As many as parameters."""
+        """Bytes of gradients, as many as of parameters."""
         return self.parameters
 
     @property
@@ -51,7 +51,14 @@ class Memory(Checked):
 
 @dataclass(frozen=True)
 class Rehearsal(Checked):
-    """What one rank of a partition does in a step."""
+    """Work of one rank of a partition in a training step.
+
+    Attributes:
+        rank: world rank of this rank.
+        forward: messages, operations and times of the forward.
+        backward: messages, operations and times of the backward.
+        memory: bytes that the rank holds between the two.
+    """
 
     rank: int
     forward: Phase
@@ -60,7 +67,7 @@ class Rehearsal(Checked):
 
     @property
     def messages(self) -> int:
-        """Sent in forward and backward."""
+        """Number of messages sent in forward and backward."""
         return self.forward.messages + self.backward.messages
 
     @property
@@ -68,28 +75,28 @@ class Rehearsal(Checked):
         return self.forward.message_bytes + self.backward.message_bytes
 
     def seconds(self, overlapped: bool) -> float:
-        """Of forward and backward."""
+        """Seconds of forward and backward; ``overlapped``: messages move while kernels run."""
         phases = (self.forward, self.backward)
         return sum(p.overlapped_s if overlapped else p.serial_s for p in phases)
 
 
-class Stage:
-    """A network without cells, ready to be rehearsed on any partition.
+class DryNetwork:
+    """Network without cells, ready to be rehearsed on any partition.
 
     Args:
-        network: of torch's modules; it is not changed, and its weights are not copied.
-        global_shape: of its input.
-        profile: of the machine.
-        replicate_parameters: as of :func:`gpudist.distribute`.
-        optimizer_slots: tensors that the optimizer keeps of each parameter, 2 of Adam.
+        network: network of torch modules; it is not changed, and its weights are not copied.
+        global_shape: global shape of its input.
+        profile: profile of the machine.
+        replicate_parameters: see :func:`gpudist.distribute`.
+        optimizer_slots: number of tensors that the optimizer keeps per parameter; 2 for Adam.
 
     Raises:
-        ShapeError: the network cannot be called with such an input, or is distributed already.
+        ShapeError: if the network cannot be called with such an input, or is already distributed.
 
     Attributes:
-        sequential: what a forward of the whole network computes on one rank.
-        layers: of every call of a layer, how many cells beyond its own an output reads at most, and
-            the global shape of the input.
+        sequential: computation of a forward of the whole network on one rank.
+        layers: for every call of a layer, the largest number of cells that an output reads besides
+            its own, and the global shape of the input.
     """
 
     def __init__(
@@ -113,7 +120,7 @@ class Stage:
             x = torch.empty(self.global_shape, dtype=self._dtype, device=META)
             with Kernels(clock), torch.device(META), torch.no_grad(), self._watched():
                 self.network(x)
-        # The network is the user's, and may raise anything.
+        # The user's network may raise anything.
         except Exception as error:
             raise ShapeError(
                 f"the network cannot be called with an input of shape {list(self.global_shape)}: "
@@ -123,13 +130,13 @@ class Stage:
         self.itemsize = self._dtype.itemsize
 
     def rehearse(self, grid: Sequence[int], rank: int) -> Rehearsal:
-        """A forward and a backward of ``rank``, its input on ``grid``, as a training step has them.
+        """Rehearse a forward and a backward of ``rank`` with its input on ``grid``.
 
         The loss, which has one cell, is left out.
 
         Raises:
-            GpudistError: the network cannot be converted for this partition, or the planner cannot
-                follow it.
+            GpudistError: if the network cannot be converted for this partition, or the planner
+                cannot follow it.
         """
         clock = Clock(self.profile, rank)
         wire = DryTransport(
@@ -148,7 +155,7 @@ class Stage:
                 forward, backward = self._step(network, x, clock, saved)
         except GpudistError:
             raise
-        # The functions between layers are the user's, and may raise anything on a block.
+        # The user's functions between layers may raise anything on a block.
         except Exception as error:
             words = f"a step of rank {rank} on {list(grid)} fails: {type(error).__name__}: {error}"
             raise ShapeError(words) from error
@@ -172,7 +179,7 @@ class Stage:
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """Note the calls of modules without children."""
+        """Record the calls of modules without children."""
 
         def note(module: nn.Module, args: Any) -> None:
             kernel = getattr(module, "kernel_size", 1)
@@ -199,15 +206,15 @@ def _require_sequential(network: nn.Module) -> None:
 
 
 class _Saved:
-    """Bytes of the storages that autograd keeps, those of parameters left out."""
+    """Bytes of the storages that autograd keeps, without those of parameters."""
 
     def __init__(self, network: nn.Module) -> None:
-        self._parameters = {p.untyped_storage()._cdata for p in network.parameters()}
+        self._parameter_storages = {p.untyped_storage()._cdata for p in network.parameters()}
         self._kept: dict[int, torch.UntypedStorage] = {}
 
     def keep(self, x: torch.Tensor) -> torch.Tensor:
         storage = x.untyped_storage()
-        if storage._cdata not in self._parameters:
+        if storage._cdata not in self._parameter_storages:
             self._kept[storage._cdata] = storage
         return x
 

@@ -1,4 +1,4 @@
-"""Advice in words and numbers: for people, and for programs."""
+"""Format advice as tables for people, and as values for programs."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ MEMORY_HEADING = (
 
 
 def rows(advice: Sequence[Advice]) -> list[tuple[str, ...]]:
-    """A line for each partition under ``HEADING``; messages are those of the slowest rank."""
+    """Rows under ``HEADING``, one per partition; messages are those of the slowest rank."""
     return [_row(one) for one in advice]
 
 
 def memory_rows(advice: Sequence[Advice]) -> list[tuple[str, ...]]:
-    """A line for each partition under ``MEMORY_HEADING``, of the rank that holds most."""
+    """Rows under ``MEMORY_HEADING``, one per partition, for the rank that needs most memory."""
     return [_memory_row(one) for one in advice]
 
 
 def text(advice: Sequence[Advice]) -> str:
-    """The lines under their heading, in columns."""
+    """Format the rows under their heading, in columns."""
     lines = [HEADING, *rows(advice)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
@@ -39,7 +39,7 @@ def text(advice: Sequence[Advice]) -> str:
 
 
 def facts(one: Advice) -> dict[str, Any]:
-    """Of one partition, in seconds and bytes."""
+    """Values for one partition, in seconds and bytes, ready for JSON."""
     return {
         "grid": list(one.grid),
         "seconds": one.seconds,

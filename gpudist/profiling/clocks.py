@@ -1,4 +1,4 @@
-"""How far the clocks of ranks are apart, by asking."""
+"""Measure the offsets between the clocks of ranks by messages."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _ASKED = 8
 
 @dataclass(frozen=True)
 class Reading:
-    """One comparison with the clock of rank 0.
+    """Comparison of this rank's clock with the clock of rank 0.
 
     Attributes:
-        at_ns: when, by this rank's monotonic clock.
-        offset_ns: what to add to it for rank 0's.
-        error_ns: at most so much is the offset wrong: half of the quickest question and answer.
+        at_ns: time of the comparison, by this rank's monotonic clock.
+        offset_ns: rank 0's clock minus this rank's clock.
+        error_ns: bound of the offset's error: half of the quickest round trip.
     """
 
     at_ns: int
@@ -46,7 +46,7 @@ def read_clock(P: Partition) -> Reading:
 
 
 def aligned_ns(at_ns: int, first: Reading, last: Reading) -> float:
-    """A time of this rank's clock by rank 0's, between two readings and beyond."""
+    """Convert a time of this rank's clock to rank 0's, between two readings and beyond."""
     passed = last.at_ns - first.at_ns
     share = (at_ns - first.at_ns) / passed if passed else 0.0
     return at_ns + first.offset_ns + share * (last.offset_ns - first.offset_ns)

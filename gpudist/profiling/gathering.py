@@ -1,4 +1,4 @@
-"""Texts of all ranks, of which only their owners know the length."""
+"""Collect texts of all ranks, whose lengths only their owners know."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpudist.world.partition import Partition
 
 
 def collected(P: Partition, text: bytes) -> list[bytes]:
-    """Every member's text, by rank, on rank 0; nothing elsewhere. Collective over the members."""
+    """Gather every member's text on rank 0, by rank; empty elsewhere. Collective over ``P``."""
     lengths = [length for (length,) in P.allgather_data([len(text)])]
     buffers = [torch.empty(length, dtype=torch.uint8) for length in lengths]
     buffers[P.rank or 0] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
@@ -23,7 +23,7 @@ def collected(P: Partition, text: bytes) -> list[bytes]:
 
 
 def gathered(P: Partition, text: bytes) -> list[bytes]:
-    """Every member's text, by rank, on every member. Collective over the members."""
+    """Gather every member's text on every member, by rank. Collective over ``P``."""
     lengths = [length for (length,) in P.allgather_data([len(text)])]
     mine = torch.zeros(max(lengths), dtype=torch.uint8)
     mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)

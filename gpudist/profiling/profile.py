@@ -1,4 +1,4 @@
-"""A trace of the movements of all ranks, in one file."""
+"""Trace the movements of all ranks into one file."""
 
 from __future__ import annotations
 
@@ -20,23 +20,26 @@ from gpudist.world.partition import Partition
 @checked()
 @contextmanager
 def profile(path: str | Path, P_world: Partition | None = None) -> Generator[None, None, None]:
-    """Write a trace of the movements in the block, of all workers, to one file.
+    """Write a trace of all workers' movements in the block to one file.
 
-    The file is of Chrome's trace format, which https://ui.perfetto.dev and ``chrome://tracing``
-    show: one process a worker, a slice for each movement, an arrow for each message. The clocks of
-    the workers are compared at the begin and at the end, and shown as the first worker's; how wrong
-    that may be is in the file. Collective over the world.
+    The file has Chrome's trace format, which https://ui.perfetto.dev and ``chrome://tracing`` show:
+    one process per worker, a slice for each movement, an arrow for each message. The workers'
+    clocks are compared at the beginning and at the end, and times are converted to the first
+    worker's clock; the file states the error. Collective over the world.
 
     Args:
-        path: of the file, which the first worker writes at the end.
-        P_world: the world, if it is not that of :func:`gpudist.init`.
+        path: file that the first worker writes at the end.
+        P_world: world to trace, if it is not that of :func:`gpudist.init`.
+
+    Returns:
+        A context manager; the file contains the movements of its block.
 
     Cost:
-        Microseconds and some hundred bytes of memory a movement. Over NCCL a slice is the call on
-        the host; the GPU's part is shown by ``torch.profiler`` and by Nsight Systems.
+        Microseconds and some hundred bytes of memory per movement. Over NCCL a slice shows the call
+        on the host; ``torch.profiler`` and Nsight Systems show the work on the GPU.
 
-    Where the block raises, nothing is exchanged any more, and each worker writes its own part to
-    ``path`` with ``.rank-RANK`` before the ending.
+    If the block raises, nothing more is exchanged, and each worker writes its own part to ``path``
+    with ``.rank-RANK`` before the suffix.
     """
     P = P_world if P_world is not None else runtime.world()
     P_host = host_partition(P)
@@ -71,7 +74,7 @@ def _part_of(path: Path, rank: int) -> Path:
 
 
 def _write(path: Path, events: list[Event], readings: list[Reading]) -> None:
-    """From the first event on, in time."""
+    """Write the events, with times relative to the first."""
     zero_us = min((event["ts"] for event in events if "ts" in event), default=0.0)
     shifted = [
         {**event, "ts": round(event["ts"] - zero_us, 3)} if "ts" in event else event

@@ -1,4 +1,4 @@
-"""Calls, messages, bytes and seconds of every operator."""
+"""Count calls, messages, bytes and seconds of every operator."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 
 from gpudist.checks.arguments import Checked, checked
 from gpudist.profiling.gathering import gathered
-from gpudist.transport.recording import Row
+from gpudist.transport.flight_recorder import OperatorTotals
 from gpudist.world import runtime
 from gpudist.world.host_channel import host_partition
 from gpudist.world.partition import Partition
@@ -22,14 +22,15 @@ class Stat(Checked):
     """Totals of one operator over one partition.
 
     Attributes:
-        operator: such as ``"halo_exchange"`` or ``"adjoint of halo_exchange"``.
-        partition: its shape, or those of both, such as ``"[1, 1, 2, 2]"``; may be empty.
-        calls: that were complete.
-        messages: sent; a collective of NCCL's own counts as one.
-        sent_bytes, received_bytes: of the cells in messages, without headers.
-        seconds: inside the calls, on the host. Over NCCL, where calls return before the GPU is
-            done, it is measured only while there is a :func:`~gpudist.profile`,
-            :func:`~gpudist.record_ranges` or ``GPUDIST_DEBUG=1``.
+        operator: name, such as ``"halo_exchange"`` or ``"adjoint of halo_exchange"``.
+        partition: shape of the partition, or shapes of both, such as ``"[1, 1, 2, 2]"``; may be
+            empty.
+        calls: number of completed calls.
+        messages: number of messages sent; a collective of NCCL's own counts as one.
+        sent_bytes, received_bytes: bytes of the cells in messages, without headers.
+        seconds: seconds inside the calls, on the host. Over NCCL, where calls return before the GPU
+            is done, they are measured only during a :func:`~gpudist.profile`,
+            :func:`~gpudist.record_ranges` or with ``GPUDIST_DEBUG=1``.
     """
 
     operator: str
@@ -42,7 +43,7 @@ class Stat(Checked):
 
 
 class Stats(Checked, Sequence[Stat]):
-    """Rows by operator and partition; prints as a table."""
+    """Rows by operator and partition; printed as a table."""
 
     def __init__(self, rows: Iterable[Stat]) -> None:
         self._rows = tuple(sorted(rows, key=lambda row: (row.operator, row.partition)))
@@ -58,7 +59,7 @@ class Stats(Checked, Sequence[Stat]):
 
     @property
     def total(self) -> Stat:
-        """Of all rows."""
+        """Sums over all rows."""
         return _sum("total", "", self._rows)
 
     def __str__(self) -> str:
@@ -81,20 +82,20 @@ def stats(reset: bool = False, all_ranks: bool = False, P_world: Partition | Non
     """Return what this worker has moved since the start, or since the last reset.
 
     Args:
-        reset: count from zero afterwards.
-        all_ranks: of all workers instead: sums, and the seconds of the slowest. Collective over the
-            world; the same on every worker.
-        P_world: the world, if it is not that of :func:`gpudist.init`.
+        reset: whether to count from zero afterwards.
+        all_ranks: whether to return sums over all workers, and the seconds of the slowest.
+            Collective over the world; the same on every worker.
+        P_world: world to count, if it is not that of :func:`gpudist.init`.
 
     Returns:
-        One row for each operator and partition shape, movements of backward apart.
+        One row for each operator and partition shape; movements of backward have their own rows.
 
     Cost:
-        Counting is always on, and costs less than 0.1 us a movement. With ``all_ranks``, two small
-        all-gathers.
+        Counting is always on, and costs less than 0.1 us per movement. With ``all_ranks``, two
+        small all-gathers.
 
     Raises:
-        TransportError: :func:`gpudist.init` was not called.
+        TransportError: if :func:`gpudist.init` was not called.
     """
     P = P_world if P_world is not None else runtime.world()
     rows = [_stat(row) for wire in P.wire.wires for row in wire.recorder.rows()]
@@ -110,7 +111,7 @@ def stats(reset: bool = False, all_ranks: bool = False, P_world: Partition | Non
     return Stats(rows)
 
 
-def _stat(row: Row) -> Stat:
+def _stat(row: OperatorTotals) -> Stat:
     return Stat(
         row.operator, row.partition, row.calls, row.messages,
         row.sent_bytes, row.received_bytes, row.seconds,
@@ -118,7 +119,7 @@ def _stat(row: Row) -> Stat:
 
 
 def _merged(rows: Sequence[Stat]) -> list[Stat]:
-    """One for each operator and partition, of those over several wires."""
+    # The same operator and partition may have moved over several wires.
     found: dict[tuple[str, str], list[Stat]] = {}
     for row in rows:
         found.setdefault((row.operator, row.partition), []).append(row)

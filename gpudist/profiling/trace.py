@@ -1,4 +1,4 @@
-"""What a rank did and when, as events of Chrome's trace format."""
+"""Record the calls of a rank, and convert them to events of Chrome's trace format."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import Any
 
-from gpudist.transport.recording import ACTIVITY, Operation, Phase, Post
+from gpudist.transport.flight_recorder import ACTIVITY, Operation, Phase, Post
 
 Event = dict[str, Any]
 
 
 @dataclass
-class Call:
+class TracedCall:
     """One call of an operation.
 
     Attributes:
-        messages: that were posted in it, and their numbers.
+        operation: operation that was called.
+        phase: phase of the operation.
+        start_ns, end_ns: start and end by this rank's monotonic clock, in nanoseconds.
+        messages: messages posted in the call, and their numbers.
     """
 
     operation: Operation
@@ -28,13 +31,13 @@ class Call:
 
 
 class Tracer:
-    """An observer that remembers every call."""
+    """Observer that records every call."""
 
     def __init__(self) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[TracedCall] = []
 
     def entered(self, operation: Operation, phase: Phase) -> None:
-        self.calls.append(Call(operation, phase, monotonic_ns()))
+        self.calls.append(TracedCall(operation, phase, monotonic_ns()))
 
     def posted(self, operation: Operation, post: Post, number: int) -> None:
         self.calls[-1].messages.append((post, number))
@@ -43,13 +46,13 @@ class Tracer:
         self.calls[-1].end_ns = monotonic_ns()
 
 
-def events_of(calls: list[Call], rank: int, align: Callable[[int], float]) -> list[Event]:
-    """Slices for calls, and arrows for messages, which end where they were waited for.
+def events_of(calls: list[TracedCall], rank: int, align: Callable[[int], float]) -> list[Event]:
+    """Make slices for calls, and arrows for messages, which end where they are waited for.
 
     Args:
-        calls: of ``rank``.
-        rank: the process they are shown in.
-        align: from this rank's clock to everybody's, in nanoseconds.
+        calls: calls of ``rank``.
+        rank: rank, shown as a process.
+        align: function from this rank's clock to the common clock, in nanoseconds.
     """
     events: list[Event] = [
         {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}},
@@ -82,13 +85,13 @@ def events_of(calls: list[Call], rank: int, align: Callable[[int], float]) -> li
     return events
 
 
-def _name(call: Call) -> str:
+def _name(call: TracedCall) -> str:
     row = call.operation[ACTIVITY].row
     name = f"{row.operator} {row.partition}".rstrip()
     return name if call.phase == "run" else f"{name} ({call.phase})"
 
 
-def _arguments(call: Call) -> dict[str, Any]:
+def _arguments(call: TracedCall) -> dict[str, Any]:
     posts = [post for post, _ in call.messages]
     return {
         "operation": call.operation[ACTIVITY].label,

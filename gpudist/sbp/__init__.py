@@ -1,4 +1,4 @@
-"""Global tensors: tensors that know on which workers they lie, and how."""
+"""Global tensors: tensors that know their placement and their layout on it."""
 
 from gpudist.sbp import signatures
 from gpudist.sbp.attributes import Sbp, broadcast, partial_sum, split

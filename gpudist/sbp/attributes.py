@@ -1,4 +1,4 @@
-"""The three ways in which a global tensor lies along one axis of a placement."""
+"""The three attributes of a global tensor along one axis of a placement."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _KINDS = get_args(Kind)
 
 @dataclass(frozen=True)
 class Sbp:
-    """How a tensor lies along one axis of a placement.
+    """Attribute of a tensor along one axis of a placement.
 
     Attributes:
-        kind: ``"split"`` in blocks of one dim, ``"broadcast"``, a copy everywhere, or
-            ``"partial_sum"``, terms whose sum is the tensor.
-        dim: the dim that is split, ``-1`` for the other two.
-        sizes: cells of each block, ``None`` for balanced blocks, also where these sizes were given.
+        kind: ``"split"`` for blocks of one dim, ``"broadcast"`` for a copy on every worker, or
+            ``"partial_sum"`` for terms whose sum is the tensor.
+        dim: split dim, ``-1`` for the other two kinds.
+        sizes: cells of each block; ``None`` for balanced blocks, even if given as explicit sizes.
     """
 
     kind: Kind
@@ -30,7 +30,7 @@ class Sbp:
     sizes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        # At a glance: operators on global tensors make many.
+        # A quick test first: operators on global tensors create many attributes.
         if type(self.dim) is not int or type(self.kind) is not str or self.sizes is not None:
             check(Sbp.__init__, "Sbp", (None, self.kind, self.dim, self.sizes), {})
         if self.kind not in _KINDS:
@@ -38,12 +38,12 @@ class Sbp:
         if self.sizes is None:
             return
         if self.kind != "split" or not self.sizes or min(self.sizes) < 0:
-            raise PartitionError(f"{self!r}: give the blocks of a split 0 cells or more each")
+            raise PartitionError(f"{self!r}: sizes belong to a split, at least one, each 0 or more")
         # Equal cuts are equal attributes.
         object.__setattr__(self, "sizes", Blocks.of_sizes(self.sizes).sizes)
 
     def __call__(self) -> Sbp:
-        """Itself, so that ``broadcast()`` and ``broadcast`` are one."""
+        """Return ``self``, so that ``broadcast()`` and ``broadcast`` mean the same."""
         return self
 
     def __repr__(self) -> str:
@@ -55,7 +55,7 @@ class Sbp:
         return self.kind == "split"
 
     def cells(self, extent: int, parts: int, index: int) -> tuple[int, int]:
-        """Start and stop of block ``index`` of ``parts`` of a dim of ``extent`` cells."""
+        """Return start and stop of block ``index`` of ``parts``, for a dim of ``extent`` cells."""
         if self.sizes is None:
             return balanced_block(extent, parts, index)
         start = sum(self.sizes[:index])
@@ -63,24 +63,27 @@ class Sbp:
 
     @property
     def dual(self) -> Sbp:
-        """What the gradient of such a tensor is: sums and copies change places."""
+        """Attribute of the gradient of such a tensor: sums and copies change places."""
         return _DUAL.get(self, self)
 
 
 def split(dim: int, sizes: Sequence[int] | None = None) -> Sbp:
-    """Blocks of dim ``dim``, counted from the front.
+    """Return the attribute for blocks of dim ``dim``.
 
     Args:
-        dim: the dim that is split.
+        dim: split dim, counted from the front.
         sizes: cells of each block, one for each worker along the axis; 0 for an empty block. They
-            add up to the dim, or to the cells of each block where an outer axis splits the dim
-            too. By default blocks are balanced, ``n // p`` cells and one more in the first
-            ``n % p``; an attribute with these sizes is equal to the one without. Operators that
-            cannot work on the blocks box the tensor. Sizes that do not fit a tensor raise
-            ``ShapeError`` where it would get them, on every rank alike.
+            add up to the dim, or to the cells of each block if an outer axis splits the dim too.
+            By default blocks are balanced, ``n // p`` cells and one more in the first ``n % p``;
+            an attribute with these sizes equals the one without. Operators that cannot work on the
+            blocks box the tensor. Sizes that do not fit a tensor raise ``ShapeError`` where they
+            are applied to it, on every rank alike.
+
+    Returns:
+        Attribute for one axis of a placement.
 
     Raises:
-        PartitionError: ``dim`` or a size is negative, or there is no size.
+        PartitionError: ``dim`` or a size is negative, or ``sizes`` is empty.
     """
     if type(dim) is not int or sizes is not None:
         check(split, "split", (dim, sizes), {})
@@ -90,10 +93,10 @@ def split(dim: int, sizes: Sequence[int] | None = None) -> Sbp:
 
 
 def misfit(sbp: NdSbp, grid: tuple[int, ...], shape: tuple[int, ...]) -> str:
-    """What is wrong with explicit sizes on this grid, ``""`` if nothing is."""
+    """Return why explicit sizes do not fit this grid, ``""`` if they do."""
     if all(one.sizes is None for one in sbp):
         return ""
-    # The cells of the blocks of each dim, as far as outer axes have cut it.
+    # The cells of the blocks of each dim after the outer axes have split it.
     blocks = [{extent} for extent in shape]
     for axis, (one, parts) in enumerate(zip(sbp, grid, strict=True)):
         if not one.is_split:
@@ -112,22 +115,24 @@ def misfit(sbp: NdSbp, grid: tuple[int, ...], shape: tuple[int, ...]) -> str:
 
 
 broadcast = Sbp("broadcast")
+"""The attribute of a tensor that every worker along the axis holds whole."""
 partial_sum = Sbp("partial_sum")
+"""The attribute of a tensor that is the sum of the workers' parts along the axis."""
 _DUAL = {broadcast: partial_sum, partial_sum: broadcast}
 
 NdSbp = tuple[Sbp, ...]
 
 
 def nd_sbp(sbp: Sbp | Sequence[Sbp], axes: int, dims: int | None = None) -> NdSbp:
-    """``sbp`` as one attribute an axis.
+    """Return ``sbp`` as one attribute per axis.
 
     Args:
         sbp: attributes, outer axis first, or one for the only axis.
-        axes: of the placement.
-        dims: of the tensor, if it is known.
+        axes: number of axes of the placement.
+        dims: number of dims of the tensor, if known.
 
     Raises:
-        PartitionError: there are not as many attributes as axes, or a dim does not exist.
+        PartitionError: the number of attributes is not the number of axes, or a dim does not exist.
     """
     given = (sbp,) if isinstance(sbp, Sbp) else tuple(sbp)
     if len(given) != axes or not all(isinstance(one, Sbp) for one in given):
@@ -142,5 +147,5 @@ def nd_sbp(sbp: Sbp | Sequence[Sbp], axes: int, dims: int | None = None) -> NdSb
 
 
 def dual(sbp: NdSbp) -> NdSbp:
-    """The attributes of the gradient of a tensor with attributes ``sbp``."""
+    """Return the attributes of the gradient of a tensor with attributes ``sbp``."""
     return tuple(one.dual for one in sbp)

@@ -1,4 +1,4 @@
-"""Boxing: a global tensor from one layout to another, by one movement with an exact adjoint."""
+"""Boxing: convert a global tensor from one layout to another by one movement with its adjoint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from gpudist.errors import ShapeError
 from gpudist.exchange import Movement, bind
 from gpudist.exchange.autograd import apply, move
-from gpudist.exchange.library import is_recorded
+from gpudist.exchange.torch_library import is_recorded
 from gpudist.ops.bound import Recent
 from gpudist.sbp.attributes import dual
 from gpudist.sbp.layout import Layout
@@ -22,14 +22,16 @@ _REMEMBERED_BOXINGS = 4096
 
 
 def box(x: torch.Tensor, source: Layout, target: Layout, P_world: Partition) -> torch.Tensor:
-    """This rank's part of a global tensor in the layout ``target``.
+    """Return this rank's part of a global tensor in the layout ``target``.
 
     Collective over the ranks of both layouts.
 
     Args:
-        x: its part in the layout ``source``; a placeholder of shape ``(0,)`` where it has none.
-        source, target: of the same global shape.
-        P_world: the world whose ranks the layouts name.
+        x: this rank's part in the layout ``source``; a placeholder of shape ``(0,)`` on ranks
+            without one.
+        source: layout of ``x``.
+        target: layout of the result, of the same global shape.
+        P_world: world whose ranks the layouts name.
 
     Returns:
         ``x`` itself if the layouts are equal, else a new tensor; a placeholder on ranks without a
@@ -48,7 +50,7 @@ def box(x: torch.Tensor, source: Layout, target: Layout, P_world: Partition) -> 
 def movement_of(
     dtype: torch.dtype, source: Layout, target: Layout, P_world: Partition
 ) -> Movement | None:
-    """What carries out a boxing on this rank; ``None`` if nothing changes here or anywhere."""
+    """Return the movement of a boxing on this rank; ``None`` if this rank takes no part."""
     if source == target or P_world.rank not in (*source.ranks, *target.ranks):
         return None
     remembered: Any = P_world.wire.remembered
@@ -66,17 +68,17 @@ def _bound(dtype: torch.dtype, source: Layout, target: Layout, P_world: Partitio
 
 
 def boxed_bytes(source: Layout, target: Layout, dtype: torch.dtype) -> int:
-    """Bytes that a boxing moves between ranks, over all of them."""
+    """Return the number of bytes that a boxing moves between ranks, over all of them."""
     return 0 if source == target else volume(route(source, target)) * dtype.itemsize
 
 
 def least_bytes(source: Layout, target: Layout, dtype: torch.dtype) -> int:
-    """A bound of ``boxed_bytes`` from below, which takes no search."""
+    """Return a lower bound of ``boxed_bytes`` without a search."""
     return 0 if source == target else least_volume(source, target) * dtype.itemsize
 
 
-class _Declared(torch.autograd.Function):
-    """A movement, or none, whose backward is other ones, by declaration."""
+class _DeclaredBackward(torch.autograd.Function):
+    """Movements, or none, whose backward is a declared sequence of other movements."""
 
     ends_search = True
 
@@ -99,7 +101,7 @@ class _Declared(torch.autograd.Function):
 
 def _moved(x: torch.Tensor, movements: Sequence[Movement]) -> torch.Tensor:
     for movement in movements:
-        # A rank with a block that takes no part gives a placeholder.
+        # A rank with a block that takes no part passes a placeholder.
         given = x if tuple(x.shape) == movement.input_shape else x.reshape(-1)[:0]
         (x,) = move((movement,), (given,))
     return x
@@ -108,25 +110,25 @@ def _moved(x: torch.Tensor, movements: Sequence[Movement]) -> torch.Tensor:
 def declared(
     x: torch.Tensor, there: Sequence[Layout], back: Sequence[Layout], P_world: Partition
 ) -> torch.Tensor:
-    """``x`` boxed from each layout of ``there`` to the next, and its gradient by those of ``back``.
+    """Box ``x`` along the layouts of ``there``, and its gradient along the layouts of ``back``.
 
-    The second is no adjoint of the first: who calls this says so by name.
+    The second need not be the adjoint of the first: the caller declares it.
 
     Raises:
-        ShapeError: while a graph is recorded, which would differentiate what is recorded.
+        ShapeError: while a graph is recorded, since it would differentiate the recorded movements.
     """
     if is_recorded():
         raise ShapeError(
-            "a gradient that is declared to lie otherwise than its tensor cannot be recorded in a "
+            "a gradient declared to have another layout than the adjoint's cannot be recorded in a "
             "graph; call the network itself"
         )
     ways = [
         [m for ends in pairwise(way) if (m := movement_of(x.dtype, *ends, P_world)) is not None]
         for way in (there, back)
     ]
-    return apply(_Declared, x, *ways)
+    return apply(_DeclaredBackward, x, *ways)
 
 
 def gradient_layout(layout: Layout) -> Layout:
-    """That of the gradient of a tensor."""
+    """Return the layout of the gradient of a tensor with this layout."""
     return Layout(layout.ranks, layout.grid, dual(layout.sbp), layout.shape)

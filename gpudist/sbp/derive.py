@@ -1,4 +1,4 @@
-"""From the attributes of an operator's inputs to those of its outputs, axis by axis."""
+"""Derive the attributes of an operator's outputs from those of its inputs, axis by axis."""
 
 from __future__ import annotations
 
@@ -14,10 +14,20 @@ from gpudist.errors import ShapeError
 from gpudist.sbp.attributes import NdSbp, Sbp, broadcast, partial_sum, split
 from gpudist.sbp.boxing import boxed_bytes, least_bytes
 from gpudist.sbp.layout import Layout
-from gpudist.sbp.registry import Bind, Call, Part, Rule, Signature, Slot, Spec, mapped, name_of
+from gpudist.sbp.registry import (
+    AxisPart,
+    Bind,
+    Call,
+    Rule,
+    SbpSignature,
+    Slot,
+    Spec,
+    mapped,
+    name_of,
+)
 
 Views = tuple[Call, ...]
-# Sizes of blocks, in which inputs are cut along one axis.
+# Sizes of the blocks that inputs have along one axis.
 Cuts = frozenset[tuple[int, ...]]
 _NO_CUTS: Cuts = frozenset()
 
@@ -27,13 +37,14 @@ class Derivation:
     """How an operator is carried out on a grid.
 
     Attributes:
-        inputs, outputs: layouts of the tensors, inputs as the operator needs them.
+        inputs: layouts of the inputs as the operator needs them.
+        outputs: layouts of the outputs.
         results: shapes and dtypes of the global outputs.
         tree: the results, with a ``Slot`` for each output.
-        path: the chosen signature of each axis, of the blocks that this rank is part of.
-        local: the call of this rank's block.
-        bind: what is done in place of the function, and the axes it is for.
-        bytes: that boxings move, over all ranks.
+        local: the call on this rank's block.
+        bind: creates the function called in place of the operator, if any.
+        bind_axes: axes whose signatures have that ``bind``.
+        bytes: number of bytes that boxings move, over all ranks.
     """
 
     inputs: tuple[Layout, ...]
@@ -46,35 +57,36 @@ class Derivation:
     bytes: int
 
     def is_copy_of(self, layouts: Sequence[Layout]) -> bool:
-        """Whether results share no memory with inputs that lie as ``layouts`` say."""
+        """Return whether the results share no memory with inputs of these layouts."""
         return self.bind is not None or self.inputs != tuple(layouts)
 
     def with_arguments(self, call: Call) -> Derivation:
-        """The same for a call that differs in floats alone, where no signature localizes."""
+        """Return the derivation for a call with other floats; no signature may localize."""
         return replace(self, local=replace(self.local, args=call.args, kwargs=call.kwargs))
 
 
 class _Choice(NamedTuple):
-    """One signature an axis, the outer first.
+    """One signature per axis, the outer axis first.
 
     Attributes:
-        price: bytes that boxings move, and those of sums that are left to do because of them.
+        signatures: signature of each axis.
+        price: bytes that boxings move, plus those of sums that they leave to do.
     """
 
-    signatures: tuple[Signature, ...]
+    signatures: tuple[SbpSignature, ...]
     price: int
 
 
 def derive(
     rule: Rule, call: Call, layouts: Sequence[Layout], index: tuple[int, ...] | None
 ) -> Derivation:
-    """The cheapest way to carry out ``call`` on tensors that lie as ``layouts`` say.
+    """Return the cheapest way to carry out ``call`` on tensors of these layouts.
 
     Args:
-        rule: of the operator.
-        call: with global shapes.
-        layouts: of the tensors, all on one grid of the same ranks.
-        index: of this rank on the grid, ``None`` if it is not there.
+        rule: rule of the operator.
+        call: the call, with global shapes.
+        layouts: layouts of the tensors, all on one grid of the same ranks.
+        index: index of this rank on the grid, ``None`` if it is outside.
 
     Raises:
         ShapeError: on every rank alike, if no signature is legal.
@@ -114,16 +126,19 @@ def legal(
     parts: int,
     own: NdSbp | None = None,
     cuts: Cuts = _NO_CUTS,
-    outer: Sequence[Signature] = (),
-) -> list[Signature]:
-    """The signatures of one axis that are legal for every one of the calls it sees.
+    outer: Sequence[SbpSignature] = (),
+) -> list[SbpSignature]:
+    """Return the signatures of one axis that are legal for every one of the calls it sees.
 
     Args:
-        own: the only attribute that inputs[0] and outputs[0] may have, if the rule is in place.
+        rule: rule of the operator.
+        views: calls that the axis sees, one for each distinct block.
+        parts: number of workers along the axis.
+        own: only attributes allowed for inputs[0] and outputs[0], if the rule is in place.
         cuts: explicit sizes of blocks that inputs have.
-        outer: the signatures of the axes outside.
+        outer: signatures of the outer axes.
     """
-    found: list[Signature] = []
+    found: list[SbpSignature] = []
     others = [_keys(_all(rule, view, parts, cuts)) for view in views[1:]]
     for signature in _all(rule, views[0], parts, cuts):
         key = (signature.inputs, signature.outputs)
@@ -133,20 +148,18 @@ def legal(
     return found
 
 
-def _may_nest(signature: Signature, outer: Sequence[Signature]) -> bool:
-    """Whether the blocks of the outer axes may be cut by this signature."""
-    if signature.nests:
-        return True
-    cut = {(slot, one.dim) for slot, one in enumerate(signature.inputs) if one.is_split}
+def _may_nest(signature: SbpSignature, outer: Sequence[SbpSignature]) -> bool:
+    cut = _split_dims(signature)
     return not any(
-        (slot, one.dim) in cut
-        for other in outer
-        for slot, one in enumerate(other.inputs)
-        if one.is_split
+        cut & _split_dims(other) and not (signature.nests and other.nests) for other in outer
     )
 
 
-def _all(rule: Rule, call: Call, parts: int, cuts: Cuts = _NO_CUTS) -> list[Signature]:
+def _split_dims(signature: SbpSignature) -> set[tuple[int, int]]:
+    return {(slot, one.dim) for slot, one in enumerate(signature.inputs) if one.is_split}
+
+
+def _all(rule: Rule, call: Call, parts: int, cuts: Cuts = _NO_CUTS) -> list[SbpSignature]:
     if cuts and rule.any_cuts:
         found = _all(rule, call, parts)
         return [*found, *(cut for one in found for cut in _as_cut(one, call, cuts))]
@@ -154,16 +167,16 @@ def _all(rule: Rule, call: Call, parts: int, cuts: Cuts = _NO_CUTS) -> list[Sign
         return call.memo[parts]
     found = call.memo[parts] = list(rule.derive(call, parts))
     if rule.replicable:
-        # Torch refuses to say what some functions make of empty blocks.
+        # torch raises for some functions of empty blocks.
         results = len(found[0].outputs) if found else len(call.outputs)
         copies = (broadcast,) * len(call.tensors), (broadcast,) * results
         if copies not in _keys(found):
-            found.append(Signature(*copies))
+            found.append(SbpSignature(*copies))
     return found
 
 
-def _as_cut(signature: Signature, call: Call, cuts: Cuts) -> Iterator[Signature]:
-    """The same signature of blocks of explicit sizes, where these fit the dims that are split."""
+def _as_cut(signature: SbpSignature, call: Call, cuts: Cuts) -> Iterator[SbpSignature]:
+    """Return the signature with explicit sizes, where these fit the dims that it splits."""
     extents = _split_extents(signature.inputs, call.tensors)
     for sizes in sorted(cuts):
         if extents != {sum(sizes)}:
@@ -189,7 +202,7 @@ def _cuts(attributes: Iterable[Sbp]) -> Cuts:
     return frozenset(one.sizes for one in attributes if one.sizes is not None)
 
 
-def _keys(signatures: Sequence[Signature]) -> set[tuple[NdSbp, NdSbp]]:
+def _keys(signatures: Sequence[SbpSignature]) -> set[tuple[NdSbp, NdSbp]]:
     return {(signature.inputs, signature.outputs) for signature in signatures}
 
 
@@ -198,9 +211,9 @@ def _own(rule: Rule, layouts: Sequence[Layout], axis: int) -> NdSbp | None:
 
 
 def _fitting(rule: Rule, call: Call, layouts: Sequence[Layout]) -> _Choice | None:
-    """The first signatures that fit the tensors as they are, if there are any on each axis."""
+    """Return the first signatures that fit the tensors without boxing, if every axis has one."""
     views: Views = (call,)
-    chosen: list[Signature] = []
+    chosen: list[SbpSignature] = []
     for axis, parts in enumerate(layouts[0].grid):
         wanted = tuple(layout.sbp[axis] for layout in layouts)
         options = legal(rule, views, parts, _own(rule, layouts, axis), _cuts(wanted), chosen)
@@ -213,7 +226,7 @@ def _fitting(rule: Rule, call: Call, layouts: Sequence[Layout]) -> _Choice | Non
 
 
 def _cheapest(rule: Rule, call: Call, layouts: Sequence[Layout]) -> _Choice | None:
-    """The choice whose boxings move the fewest bytes, sums that they leave to do included."""
+    """Return the choice that moves the fewest bytes, including sums that it leaves to do."""
     best: _Choice | None = None
     paths = list(_paths(rule, (call,), layouts, ()))
     left = [_left_to_sum(call, layouts, path) for path in paths]
@@ -233,10 +246,9 @@ def _cheapest(rule: Rule, call: Call, layouts: Sequence[Layout]) -> _Choice | No
 def _moved(
     call: Call,
     layouts: Sequence[Layout],
-    path: tuple[Signature, ...],
+    path: tuple[SbpSignature, ...],
     price: Callable[[Layout, Layout, torch.dtype], int] = boxed_bytes,
 ) -> int:
-    """The price of all boxings that the signatures of a path ask for."""
     wanted = zip(*(signature.inputs for signature in path), strict=True)
     return sum(
         price(layout, Layout(layout.ranks, layout.grid, sbp, layout.shape), spec.dtype)
@@ -244,8 +256,8 @@ def _moved(
     )
 
 
-def _left_to_sum(call: Call, layouts: Sequence[Layout], path: tuple[Signature, ...]) -> int:
-    """Bytes of the sums of inputs that become terms: nothing moves for that, but is put off."""
+def _left_to_sum(call: Call, layouts: Sequence[Layout], path: tuple[SbpSignature, ...]) -> int:
+    """Return the bytes of the sums of inputs that become terms: they are moved later, not here."""
     wanted = zip(*(signature.inputs for signature in path), strict=True)
     found = 0
     for layout, spec, sbp in zip(layouts, call.tensors, wanted, strict=True):
@@ -256,9 +268,9 @@ def _left_to_sum(call: Call, layouts: Sequence[Layout], path: tuple[Signature, .
 
 
 def _paths(
-    rule: Rule, views: Views, layouts: Sequence[Layout], outer: tuple[Signature, ...]
-) -> Iterator[tuple[Signature, ...]]:
-    """All choices of one signature for each axis, of which those of ``outer`` are made."""
+    rule: Rule, views: Views, layouts: Sequence[Layout], outer: tuple[SbpSignature, ...]
+) -> Iterator[tuple[SbpSignature, ...]]:
+    """Return all choices of one signature per axis that begin with ``outer``."""
     axis = len(outer)
     if axis == len(layouts[0].grid):
         yield outer
@@ -270,25 +282,23 @@ def _paths(
         yield from _paths(rule, inner, layouts, (*outer, option))
 
 
-def _blocks(rule: Rule, views: Views, signature: Signature, parts: int) -> Views:
-    """What the next axis sees: the calls of all blocks, each once."""
+def _blocks(rule: Rule, views: Views, signature: SbpSignature, parts: int) -> Views:
     found: dict[Any, Call] = {}
     for view, i in product(views, range(parts)):
         own = same(signature, rule, view, parts)
-        block = block_call(view, own, Part(parts, i))
+        block = block_call(view, own, AxisPart(parts, i))
         found.setdefault(key_of((block.args, block.kwargs, block.tensors)), block)
     return tuple(found.values())
 
 
-def same(signature: Signature, rule: Rule, call: Call, parts: int) -> Signature:
-    """The one of ``call`` with the same attributes."""
+def same(signature: SbpSignature, rule: Rule, call: Call, parts: int) -> SbpSignature:
     key = (signature.inputs, signature.outputs)
     options = _all(rule, call, parts, _cuts(signature.inputs))
     return next(option for option in options if (option.inputs, option.outputs) == key)
 
 
-def block_call(call: Call, signature: Signature, part: Part) -> Call:
-    """The call of one block of an axis."""
+def block_call(call: Call, signature: SbpSignature, part: AxisPart) -> Call:
+    """Return the call of one block of an axis."""
     key = (signature.inputs, signature.outputs, part)
     if key in call.memo:
         return call.memo[key]
@@ -309,7 +319,7 @@ def block_call(call: Call, signature: Signature, part: Part) -> Call:
 def _followed(
     rule: Rule, call: Call, choice: _Choice, grid: tuple[int, ...], index: tuple[int, ...]
 ) -> tuple[Call, Bind | None, tuple[int, ...]]:
-    """The call of the block at ``index``, and what is done in place of the function."""
+    """Return the call of the block at ``index``, and the replacement of the function, if any."""
     bind: Bind | None = None
     axes: list[int] = []
     for axis, (signature, parts) in enumerate(zip(choice.signatures, grid, strict=True)):
@@ -317,15 +327,16 @@ def _followed(
         if own.binding is not None:
             bind = own.binding
             axes.append(axis)
-        call = block_call(call, own, Part(parts, index[axis]))
+        call = block_call(call, own, AxisPart(parts, index[axis]))
     return call, bind, tuple(axes)
 
 
 def key_of(tree: Any, any_float: bool = False) -> Any:
-    """Arguments as something that can be hashed; equal exactly for equal arguments.
+    """Return arguments as a hashable value; equal exactly for equal arguments.
 
     Args:
-        any_float: all floats are equal.
+        tree: arguments.
+        any_float: whether all floats count as equal.
 
     Raises:
         TypeError: an argument cannot be hashed.
@@ -345,7 +356,7 @@ def key_of(tree: Any, any_float: bool = False) -> Any:
 
 
 def as_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """The arguments with slots in place of tensors, and the tensors."""
+    """Return the arguments with slots in place of tensors, and the tensors."""
     tensors: list[torch.Tensor] = []
 
     def slot(leaf: Any) -> Any:

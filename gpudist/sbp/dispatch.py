@@ -1,4 +1,4 @@
-"""An operator on global tensors: derive, box, compute on the local blocks, wrap."""
+"""Carry out an operator on global tensors: derive, box, compute on the local blocks, wrap."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from gpudist.sbp.attributes import broadcast, split
 from gpudist.sbp.boxing import movement_of
 from gpudist.sbp.derive import Derivation, as_call, derive, key_of
 from gpudist.sbp.explain import is_explaining, say
+from gpudist.sbp.global_spec import on_axes_of
 from gpudist.sbp.layout import Layout
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.registry import (
@@ -33,7 +34,7 @@ from gpudist.sbp.registry import (
     signatures,
     tensors_in,
 )
-from gpudist.sbp.scope import Row, Scope, current_scope
+from gpudist.sbp.scope import PlanRow, Scope, current_scope
 from gpudist.sbp.unknown import gathered, place_of_call
 
 if TYPE_CHECKING:
@@ -47,17 +48,19 @@ class Noted(NamedTuple):
     """An operator that was carried out.
 
     Attributes:
-        function, call, inputs: of which tensors.
-        prepared: how.
-        results: none if it is in place.
-        is_view: they would share memory with the first tensor, were that not boxed.
-        is_copy: they do not.
+        function: function of torch.
+        call: its call.
+        inputs: its tensors.
+        prepared: how it was carried out.
+        results: its results; empty if it is in place.
+        is_view: whether the results would share memory with the first tensor if it were not boxed.
+        is_copy: whether the results have memory of their own.
     """
 
     function: Any
     call: Call
     inputs: Sequence[torch.Tensor]
-    prepared: Prepared
+    prepared: PreparedCall
     results: Sequence[GlobalTensor]
     is_view: bool
     is_copy: bool
@@ -72,18 +75,22 @@ def dispatch(
 ) -> Any:
     """Carry out ``function`` by its entry of the table.
 
-    Within a converted network, one without an entry, or whose entry does not know these arguments,
-    is computed on whole tensors.
+    Within a converted network, a function without an entry, or whose entry does not support these
+    arguments, is computed on whole tensors.
 
     Args:
-        noted: gets what was carried out, if it was one rule.
+        kind: class of global tensors.
+        function: function of torch.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        noted: list that receives the operator, if it was carried out by one rule.
 
     Raises:
-        NotImplementedError: it has none.
+        NotImplementedError: the function has no entry.
     """
     if torch._C._are_functorch_transforms_active():  # pyright: ignore
         raise ShapeError(
-            f"{name_of(function)}: transforms of torch.func do not see into global tensors; use "
+            f"{name_of(function)}: transforms of torch.func cannot trace global tensors; use "
             "torch.autograd.grad, or transform a function of x.to_local()"
         )
     entry = signatures.get(function)
@@ -92,7 +99,7 @@ def dispatch(
         if scope is not None:
             return gathered(kind, scope, function, args, kwargs)
         raise NotImplementedError(
-            f"{name_of(function)} has no signatures for global tensors; enter some by "
+            f"{name_of(function)} has no signatures for global tensors; register them by "
             "gpudist.sbp.registry.register, or compute on blocks: x.to_local(), then "
             "gpudist.to_global"
         )
@@ -109,11 +116,10 @@ def dispatch(
 
 
 def _into(function: Any, args: tuple[Any, ...], out: Any, **kwargs: Any) -> Any:
-    """``out=``: computed apart, then copied to where ``out`` lies."""
     result = function(*args, **kwargs)
     if not isinstance(result, torch.Tensor) or result.shape != out.shape:
         raise NotImplementedError(
-            f"{name_of(function)}: out= of global tensors is one tensor of the result's shape"
+            f"{name_of(function)}: out= of a global tensor must have the result's shape"
         )
     return out.copy_(result)
 
@@ -185,15 +191,15 @@ def _carry_out(
 def _on_one_placement(
     kind: type[GlobalTensor], scope: Scope | None, tensors: list[Any]
 ) -> list[Any]:
-    """Tensors on axes of the first one's placement, if they lie on the same ranks.
+    """Move tensors to axes of the first one's placement, if they lie on the same ranks.
 
-    Within a network, of which a plan moves tensors, all are brought to where the first lies.
+    Within a network whose plan moves tensors, all are moved to the placement of the first.
     """
     first = next(x for x in tensors if isinstance(x, kind))
     found: list[Any] = []
     for x in tensors:
         if isinstance(x, kind) and x.placement is not first.placement:
-            same = x._on_axes_of(first.placement)
+            same = on_axes_of(x, first.placement)
             if same is None and scope is not None:
                 is_alike = x.shape == first.shape
                 copies = (broadcast,) * first.placement.axes
@@ -203,12 +209,12 @@ def _on_one_placement(
     return found
 
 
-# A whole tensor is cut where each worker gets at least so many cells of each dim.
+# A whole tensor is split if each worker gets at least this many cells of each dim.
 _FEWEST_CELLS = 4
 
 
 def _cut(kind: type[GlobalTensor], scope: Scope, x: torch.Tensor) -> torch.Tensor:
-    """``x``, cut as the inputs of the network are if it is whole and large; no message."""
+    """Split ``x`` like the inputs of the network if it is whole and large; without messages."""
     if not isinstance(x, kind) or x.dim() != scope.dims or not x.is_copy_everywhere:
         return x
     pairs = list(zip(scope.home, x.placement.shape, strict=False))
@@ -220,23 +226,22 @@ def _cut(kind: type[GlobalTensor], scope: Scope, x: torch.Tensor) -> torch.Tenso
 
 
 def _plain(x: torch.Tensor, placement: Placement) -> torch.Tensor:
-    """A plain tensor, which is a copy on each rank of the placement, and nothing elsewhere."""
     return x if placement.active or not x.dim() else x.reshape(-1)[:0]
 
 
 def _common_placement(
     kind: type[GlobalTensor], function: Any, tensors: Sequence[torch.Tensor]
 ) -> Placement:
-    """The one placement of all global tensors.
+    """Return the one placement of all global tensors.
 
-    Plain tensors are whole within a converted network; elsewhere they must be numbers, alike on
-    all ranks.
+    Plain tensors are whole within a converted network; elsewhere they must have no dims and the
+    same value on all ranks.
     """
     placements = [x.placement for x in tensors if isinstance(x, kind)]
     if any(other != placements[0] for other in placements[1:]):
         raise PartitionError(
-            f"{name_of(function)}: the tensors lie on {placements[0]!r} and on other placements; "
-            "bring them to one with to_global"
+            f"{name_of(function)}: the tensors are on {placements[0]!r} and on other placements; "
+            "move them to one with to_global"
         )
     if current_scope() is not None:
         return placements[0]
@@ -244,16 +249,16 @@ def _common_placement(
         if not isinstance(x, kind) and (x.dim() or x.requires_grad):
             whole = next(list(y.shape) for y in tensors if isinstance(y, kind))
             what = (
-                f"{name_of(function)}: a plain tensor of shape {list(x.shape)} meets a global one "
-                f"of shape {whole}; make it one with gpudist.to_global"
+                f"{name_of(function)}: a plain tensor of shape {list(x.shape)} is used with a "
+                f"global one of shape {whole}; convert it with gpudist.to_global"
             )
             if x.dim() and list(x.shape) != whole:
                 raise ShapeError(
                     f"{what}, from this worker's block, or take y.to_local() of the global one"
                 )
             raise PartitionError(
-                f"{what}. Only a tensor without dims, which needs no gradient and is alike on all "
-                "ranks, may stay plain"
+                f"{what}. Only a tensor without dims that needs no gradient and is equal on all "
+                "ranks may stay plain"
             )
     return placements[0]
 
@@ -263,14 +268,15 @@ def _layout(kind: type[GlobalTensor], placement: Placement, x: torch.Tensor) -> 
 
 
 @dataclass
-class Prepared:
-    """An operator on tensors that lie in one way, ready to be carried out.
+class PreparedCall:
+    """An operator on tensors of certain layouts, ready to be carried out.
 
     Attributes:
-        derivation: how.
-        movements: of the inputs that are boxed, by slot.
-        compute: the local results, of the local tensors; ``None`` if the arguments are those of
-            each call.
+        derivation: how the operator is carried out.
+        movements: movements of the boxed inputs, by slot.
+        placement: placement of the tensors.
+        compute: maps local tensors to local results; ``None`` if it depends on each call's
+            arguments.
     """
 
     derivation: Derivation
@@ -279,7 +285,7 @@ class Prepared:
     compute: Compute | None
 
     def __call__(self, call: Call, local: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The local results of ``call``, which differs from the one prepared in floats alone."""
+        """Return the local results of ``call``, whose floats may differ from the prepared one's."""
         derivation = self.derivation
         if not self.placement.active:
             return [_placeholder(local, spec) for spec in derivation.results]
@@ -290,17 +296,17 @@ class Prepared:
             expected = layout.box(self.placement.index).shape
             if tuple(y.shape) != expected:
                 raise RuntimeError(
-                    f"{name_of(call.function)}: by its signature the block of {layout.sbp} has "
-                    f"shape {list(expected)}, but it is {list(y.shape)}: the signature is wrong"
+                    f"{name_of(call.function)}: by its signature, the block of {layout.sbp} has "
+                    f"shape {list(expected)}, but it has {list(y.shape)}: the signature is wrong"
                 )
         return results
 
 
 def _prepared(
     rule: Rule, call: Call, layouts: tuple[Layout, ...], placement: Placement
-) -> Prepared:
+) -> PreparedCall:
     remembered: Any = placement.partition.wire.remembered
-    found: dict[Any, Prepared] = remembered.setdefault("derivations", {})
+    found: dict[Any, PreparedCall] = remembered.setdefault("derivations", {})
     try:
         arguments = key_of((call.args, call.kwargs), rule.any_float)
         autocast = torch._C._is_any_autocast_enabled()  # pyright: ignore
@@ -308,14 +314,16 @@ def _prepared(
     except TypeError:
         return _prepare(rule, call, layouts, placement)
     if key not in found:
-        # Arguments may be new at every call.
+        # Arguments may differ at every call.
         if len(found) >= _REMEMBERED_CALLS:
             found.clear()
         found[key] = _prepare(rule, call, layouts, placement)
     return found[key]
 
 
-def _prepare(rule: Rule, call: Call, layouts: tuple[Layout, ...], placement: Placement) -> Prepared:
+def _prepare(
+    rule: Rule, call: Call, layouts: tuple[Layout, ...], placement: Placement
+) -> PreparedCall:
     derivation = derive(rule, call, layouts, placement.index)
     world = placement.partition.world
     ends = zip(call.tensors, layouts, derivation.inputs, strict=True)
@@ -327,11 +335,11 @@ def _prepare(rule: Rule, call: Call, layouts: tuple[Layout, ...], placement: Pla
     compute = None if rule.any_float else derivation.local.ready
     if derivation.bind is not None and placement.active:
         compute = derivation.bind(derivation.local, _where(call, derivation, placement))
-    return Prepared(derivation, movements, placement, compute)
+    return PreparedCall(derivation, movements, placement, compute)
 
 
 def boxed(movements: dict[int, Movement], local: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The inputs as the operator needs them, all boxings in flight together."""
+    """Return the inputs as the operator needs them, with all boxings in flight together."""
     if not movements:
         return local
     moved = move(list(movements.values()), [local[i] for i in movements])
@@ -354,7 +362,6 @@ def _where(call: Call, derivation: Derivation, placement: Placement) -> Where:
 
 @cache
 def _place_of_inplace(function: Any) -> int | None:
-    """Where among the arguments of a function ``inplace`` is, if it has it."""
     try:
         return list(inspect.signature(function).parameters).index("inplace")
     except (TypeError, ValueError):
@@ -362,7 +369,7 @@ def _place_of_inplace(function: Any) -> int | None:
 
 
 def changes_first(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether a function is told to work in place, as ``F.relu(x, inplace=True)`` is."""
+    """Return whether the arguments ask for work in place, like ``F.relu(x, inplace=True)``."""
     if "inplace" in kwargs:
         return bool(kwargs["inplace"])
     place = _place_of_inplace(function) if len(args) > 1 else None
@@ -370,7 +377,7 @@ def changes_first(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) ->
 
 
 def _placeholder(local: Sequence[torch.Tensor], spec: Spec) -> torch.Tensor:
-    """The output of a rank outside the placement: no cells, but the graph of all inputs."""
+    """Return the output on a rank outside the placement: no cells, but the graph of all inputs."""
     output = local[0].new_empty(0, dtype=spec.dtype)
     if not (spec.dtype.is_floating_point or spec.dtype.is_complex):
         return output
@@ -381,13 +388,13 @@ def _placeholder(local: Sequence[torch.Tensor], spec: Spec) -> torch.Tensor:
 
 
 def _row(
-    scope: Scope, call: Call, layouts: Sequence[Layout], prepared: Prepared, sent_bytes: int
-) -> Row:
+    scope: Scope, call: Call, layouts: Sequence[Layout], prepared: PreparedCall, sent_bytes: int
+) -> PlanRow:
     derivation = prepared.derivation
     every = [layout.count("broadcast") for layout in (*derivation.inputs, *derivation.outputs)]
     workers = prod(prepared.placement.shape)
     ends = zip(layouts, derivation.inputs, strict=True)
-    return Row(
+    return PlanRow(
         place_of_call(scope)[0],
         name_of(call.function),
         ", ".join(str(a.sbp) if a == b else f"{a.sbp} as {b.sbp}" for a, b in ends),

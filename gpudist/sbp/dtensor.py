@@ -1,4 +1,4 @@
-"""Global tensors from torch's DTensor, and back, without a copy."""
+"""Convert torch's DTensor to global tensors and back, without a copy."""
 
 from __future__ import annotations
 
@@ -19,39 +19,38 @@ from gpudist.sbp.layout import Layout
 from gpudist.sbp.placement import Placement
 from gpudist.world.partition import Partition
 
-# torch.distributed.tensor takes most of a second to import: who has no DTensor does not wait.
+# Importing torch.distributed.tensor takes most of a second: do so only if there is a DTensor.
 if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
-    from torch.distributed.tensor import placement_types as words
+    from torch.distributed.tensor import DTensor, placement_types as words
 
 
 @checked()
 def from_dtensor(x: DTensor, P_world: Partition | None = None) -> GlobalTensor:
-    """The global tensor that ``x`` is, on the ranks of its mesh.
+    """Convert ``x`` to a global tensor on the ranks of its mesh.
 
     Every rank of the world calls it. ``Shard(d)`` becomes ``split(d)``, with the ``sizes`` of
-    ``torch.chunk`` where these are not balanced, ``Replicate()`` becomes ``broadcast`` and
+    ``torch.chunk`` if these are not balanced; ``Replicate()`` becomes ``broadcast``, and
     ``Partial("sum")`` becomes ``partial_sum``.
 
     Args:
-        x: on a mesh whose ranks are those of the world.
-        P_world: the world, by default the one of :func:`gpudist.init`.
+        x: DTensor on a mesh whose ranks are those of the world.
+        P_world: world, by default the one of :func:`gpudist.init`.
 
     Returns:
-        A global tensor whose parts share memory with those of ``x``, unless that is the result of
+        A global tensor whose parts share memory with those of ``x``, unless ``x`` is the result of
         ``redistribute(async_op=True)``.
 
     Adjoint:
-        The gradient that DTensor expects: of copies and of terms, copies. It is summed over the
-        axes of copies, where it consists of terms here.
+        The gradient that DTensor expects: copies, for copies and for terms. It is summed over the
+        axes of copies, where the gradient of a global tensor consists of terms.
 
     Cost:
-        No message; backward an all-reduce where there are copies.
+        No message; in backward an all-reduce if there are copies.
 
     Raises:
-        PartitionError: a placement is none of the three.
-        ShapeError: on every rank alike, if several axes cut a dim in blocks that no ``sizes`` say:
-            DTensor cuts as ``torch.chunk`` does.
+        PartitionError: a placement is not one of the three.
+        ShapeError: on every rank alike, if several axes split a dim in blocks that ``sizes`` cannot
+            express: DTensor cuts like ``torch.chunk``.
     """
     if not hasattr(x, "device_mesh"):
         raise ShapeError(f"from_dtensor: x is {described(x)}; it takes a DTensor")
@@ -69,21 +68,21 @@ def from_dtensor(x: DTensor, P_world: Partition | None = None) -> GlobalTensor:
 
 @checked()
 def to_dtensor(x: GlobalTensor, mesh: DeviceMesh | None = None) -> DTensor:
-    """The DTensor that ``x`` is; the inverse of :func:`from_dtensor`.
+    """Convert ``x`` to a DTensor; the inverse of :func:`from_dtensor`.
 
     Args:
-        x: a global tensor.
-        mesh: of the ranks of its placement, in its shape; made anew unless given, which is
+        x: global tensor.
+        mesh: mesh of the ranks of its placement, in its shape; by default a new one, which is
             collective over torch's world.
 
     Returns:
-        A DTensor whose local tensor shares memory with that of ``x``. Ranks outside the mesh are
-        not reached by its backward.
+        A DTensor whose local tensor shares memory with that of ``x``. Its backward does not reach
+        ranks outside the mesh.
 
     Raises:
         PartitionError: the mesh has other ranks.
-        ShapeError: on every rank alike, if ``torch.chunk`` cuts in other blocks; it names the
-            attributes that have those.
+        ShapeError: on every rank alike, if ``torch.chunk`` cuts other blocks; the message names
+            attributes that fit.
     """
     from torch.distributed.tensor import DTensor
 
@@ -91,7 +90,7 @@ def to_dtensor(x: GlobalTensor, mesh: DeviceMesh | None = None) -> DTensor:
     if mesh.mesh.tolist() != x.placement.ranks.tolist():
         raise PartitionError(
             f"to_dtensor: the mesh has ranks {mesh.mesh.tolist()}, but the tensor is on "
-            f"{x.placement!r}; bring it there first: x.to_global(Placement.of_mesh(mesh), sbp)"
+            f"{x.placement!r}; move it there first: x.to_global(Placement.of_mesh(mesh), sbp)"
         )
     layout = x.global_layout
     chunks = _in_chunks(layout)
@@ -106,7 +105,7 @@ def to_dtensor(x: GlobalTensor, mesh: DeviceMesh | None = None) -> DTensor:
 
 
 def _attributes(placements: Sequence[words.Placement]) -> NdSbp:
-    """Attributes from DTensor's placements, mesh dim by mesh dim."""
+    """Return attributes for DTensor's placements, one per mesh dim."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     found: list[Sbp] = []
@@ -119,8 +118,8 @@ def _attributes(placements: Sequence[words.Placement]) -> NdSbp:
             found.append(partial_sum)
         else:
             raise PartitionError(
-                f"from_dtensor: {one} is neither Shard(dim), Replicate() nor Partial('sum'), the "
-                "only ones that global tensors have too; use x.redistribute first"
+                f"from_dtensor: {one} is not Shard(dim), Replicate() or Partial('sum'), the only "
+                "placements that global tensors support; use x.redistribute first"
             )
     return tuple(found)
 
@@ -133,13 +132,12 @@ def _placements(sbp: NdSbp) -> list[words.Placement]:
 
 
 def _gradient_of_dtensor(layout: Layout) -> Layout:
-    """What DTensor takes for the gradient of such a tensor."""
     sbp = tuple(one if one.is_split else broadcast for one in layout.sbp)
     return Layout(layout.ranks, layout.grid, sbp, layout.shape)
 
 
 def _in_chunks(layout: Layout) -> Layout:
-    """The same splits in blocks of ``torch.chunk``, as far as ``sizes`` can say them."""
+    """Return the same splits with the blocks of ``torch.chunk``, as far as ``sizes`` allow."""
     found: list[Sbp] = []
     blocks = [{extent} for extent in layout.shape]
     for one, parts in zip(layout.sbp, layout.grid, strict=True):
@@ -156,14 +154,13 @@ def _in_chunks(layout: Layout) -> Layout:
 
 
 def _first_unlike(layout: Layout) -> int | None:
-    """The first position on the grid that has another block of a DTensor, ``None`` if none has."""
     indices = (index_of(i, layout.grid) for i in range(len(layout.ranks)))
     unlike = (i for i, at in enumerate(indices) if layout.box(at) != _chunk(layout, at))
     return next(unlike, None)
 
 
 def _require_alike(layout: Layout, whose: str, remedy: str) -> None:
-    """Refuse a layout in other blocks than those of ``torch.chunk``."""
+    """Refuse a layout whose blocks differ from those of ``torch.chunk``."""
     unlike = _first_unlike(layout)
     if unlike is None:
         return
@@ -172,13 +169,13 @@ def _require_alike(layout: Layout, whose: str, remedy: str) -> None:
         f"{whose} blocks of shape {list(layout.shape)} by {layout.sbp} on a grid of "
         f"{list(layout.grid)} differ: rank {layout.ranks[unlike]} has "
         f"{list(layout.box(index).shape)} of a global tensor, but "
-        f"{list(_chunk(layout, index).shape)} of a DTensor, cut like torch.chunk in ceil(n / p) "
-        f"cells and what is left; {remedy}"
+        f"{list(_chunk(layout, index).shape)} of a DTensor, cut like torch.chunk in blocks of "
+        f"ceil(n / p) cells and what is left; {remedy}"
     )
 
 
 def _chunk(layout: Layout, index: tuple[int, ...]) -> Box:
-    """The cells of the rank at ``index`` of a DTensor: as ``layout.box``, cut by torch.chunk."""
+    """Return the cells of the rank at ``index`` of a DTensor: ``layout.box`` with torch.chunk."""
     start, stop = [0] * len(layout.shape), list(layout.shape)
     for one, parts, i in zip(layout.sbp, layout.grid, index, strict=True):
         if one.is_split:
@@ -189,13 +186,12 @@ def _chunk(layout: Layout, index: tuple[int, ...]) -> Box:
 
 
 def _chunk_of(extent: int, parts: int, index: int) -> tuple[int, int]:
-    """Start and stop of a block as ``torch.chunk`` cuts."""
     size = -(-extent // parts)
     return min(index * size, extent), min((index + 1) * size, extent)
 
 
 def _strides(shape: tuple[int, ...], local: torch.Tensor) -> tuple[int, ...]:
-    """Of a dense tensor with its dims in memory in the order of ``local``'s."""
+    """Return strides of a dense tensor whose dims have the memory order of ``local``."""
     dims = list(range(len(shape)))
     if local.dim() == len(shape):
         dims.sort(key=lambda d: -local.stride(d))
@@ -207,10 +203,7 @@ def _strides(shape: tuple[int, ...], local: torch.Tensor) -> tuple[int, ...]:
 
 
 def _waited(local: torch.Tensor) -> torch.Tensor:
-    """``local``, or a copy if a collective of DTensor's may still be under way.
-
-    Its own way of waiting would cut the graph.
-    """
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
+    # DTensor's own way of waiting would cut the graph.
     return local.clone() if isinstance(local, AsyncCollectiveTensor) else local

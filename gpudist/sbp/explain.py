@@ -1,4 +1,4 @@
-"""What the framework decided: which signatures, and what it boxed for them."""
+"""Explain the framework's decisions: the signatures it chose, and what it boxed for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _open: ContextVar[tuple[list[str], ...]] = ContextVar("explained", default=())
 def explain() -> Iterator[list[str]]:
     """Collect a line for each operator on global tensors carried out within, on this rank.
 
-    A line says the attributes of inputs and outputs, what was boxed before, and the bytes that
+    A line has the attributes of inputs and outputs, the inputs that were boxed, and the bytes that
     boxing moves between all ranks. The logger ``gpudist.sbp`` has the same lines at level DEBUG.
     """
     lines: list[str] = []
@@ -27,12 +27,12 @@ def explain() -> Iterator[list[str]]:
 
 
 def is_explaining() -> bool:
-    """Whether anybody reads the lines."""
+    """Return whether any reader collects the lines."""
     return bool(_open.get()) or logger.isEnabledFor(logging.DEBUG)
 
 
 def say(line: str) -> None:
-    """Hand a line to everybody who reads them."""
+    """Pass a line to all readers."""
     logger.debug(line)
     for lines in _open.get():
         lines.append(line)

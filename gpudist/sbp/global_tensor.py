@@ -1,4 +1,4 @@
-"""The global tensor: a local tensor on each rank, and what all of them are together."""
+"""The global tensor: a wrapper of global shape around this rank's local tensor."""
 
 from __future__ import annotations
 
@@ -9,41 +9,42 @@ import numpy as np
 import torch
 
 from gpudist.checks.arguments import checked
+from gpudist.nn.distributed_module import DistributedModule
 from gpudist.sbp import methods
 from gpudist.sbp.attributes import NdSbp, Sbp, broadcast, nd_sbp
 from gpudist.sbp.boxing import box, declared, gradient_layout
+from gpudist.sbp.call_cache import recalled
+from gpudist.sbp.global_spec import GlobalSpec, global_spec, wrapped
 from gpudist.sbp.layout import Layout
-from gpudist.sbp.lies import Lies, lies, wrapped
 from gpudist.sbp.placement import Placement
-from gpudist.sbp.remembered import recalled
-from gpudist.sbp.scope import Row, current_scope
+from gpudist.sbp.scope import PlanRow, current_scope
 from gpudist.sbp.unknown import place_of_call
 from gpudist.world.partition import require_one_world
 
 
 class GlobalTensor(torch.Tensor):
-    """A tensor on a placement, one attribute for each of its axes.
+    """A tensor on a placement, with one attribute for each axis of the placement.
 
-    ``shape``, ``dtype`` and operators are those of the whole tensor. Made by
-    :func:`gpudist.to_global`. Operators are collective over the placement; every rank of the world
-    calls them, ranks outside it hold no cells.
+    ``shape``, ``dtype`` and operators are those of the whole tensor. :func:`gpudist.to_global`
+    creates it. Operators are collective over the placement; every rank of the world calls them, and
+    ranks outside the placement hold no cells.
 
-    Its parts are ordinary tensors, which carry the graph of autograd; see the room's README.
+    Its parts are ordinary tensors, which carry the autograd graph; see the README in
+    ``gpudist/sbp``.
 
     Attributes:
-        placement: the ranks it lies on.
-        sbp: how it lies along each axis of the placement.
+        placement: ranks that hold the tensor.
+        sbp: attribute along each axis of the placement.
     """
 
     _local: torch.Tensor
-    _lies: Lies
+    _global_spec: GlobalSpec
 
     @classmethod
     def _wrap(
         cls, local: torch.Tensor, placement: Placement, sbp: NdSbp, shape: tuple[int, ...]
     ) -> GlobalTensor:
-        """The global tensor whose part on this rank is ``local``: nothing is checked or copied."""
-        return wrapped(cls, local, lies(placement, sbp, shape, local.dtype))
+        return wrapped(cls, local, global_spec(placement, sbp, shape, local.dtype))
 
     @classmethod
     def __torch_function__(
@@ -62,51 +63,42 @@ class GlobalTensor(torch.Tensor):
             return method(*args, **kwargs)
         return recalled(GlobalTensor, func, args, kwargs)
 
+    @staticmethod
+    def __distributed_layer__(
+        layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        return methods.METHODS[DistributedModule](layer, args, kwargs)
+
     @classmethod
     def __torch_dispatch__(
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> torch.Tensor:
         raise NotImplementedError(
-            f"{func}: reached a global tensor past its operators, which only Python calls; compute "
-            "on its blocks: x.to_local()"
+            f"{func} reached a global tensor without passing through a Python function of torch; "
+            "compute on its blocks: x.to_local()"
         )
 
     @property
     def placement(self) -> Placement:
-        return self._lies.placement
+        return self._global_spec.placement
 
     @property
     def sbp(self) -> NdSbp:
-        return self._lies.sbp
+        return self._global_spec.sbp
 
     @property
     def global_layout(self) -> Layout:
-        """Which cells each rank has."""
-        return self._lies.layout
-
-    def _on_axes_of(self, placement: Placement) -> GlobalTensor | None:
-        """The same tensor on a placement of the same ranks that differs in axes of one rank alone.
-
-        ``None`` if ``placement`` is another one.
-        """
-        if placement == self.placement:
-            return self
-        several = [[n for n in one.shape if n > 1] for one in (placement, self.placement)]
-        if several[0] != several[1] or placement.partition.ranks != self.placement.partition.ranks:
-            return None
-        pairs = zip(self.placement.shape, self.sbp, strict=True)
-        own = iter([one for n, one in pairs if n > 1])
-        sbp = tuple(next(own) if n > 1 else broadcast for n in placement.shape)
-        return self._wrap(self._local, placement, sbp, tuple(self.shape))
+        """Cells of each rank."""
+        return self._global_spec.layout
 
     @property
     def is_copy_everywhere(self) -> bool:
         """Whether each rank of the placement has the whole tensor."""
-        return all(one == broadcast for one in self._lies.sbp)
+        return all(one == broadcast for one in self._global_spec.sbp)
 
     @checked()
     def like(self, local: torch.Tensor) -> GlobalTensor:
-        """A global tensor that lies as this one does, of other parts."""
+        """Return a global tensor with this one's layout and the part ``local`` on this rank."""
         return self._wrap(local, self.placement, self.sbp, tuple(self.shape))
 
     @checked()
@@ -117,7 +109,14 @@ class GlobalTensor(torch.Tensor):
         *,
         grad_sbp: Sbp | Sequence[Sbp] | None = None,
     ) -> GlobalTensor:
-        """The same tensor with other attributes, or on another placement; see ``to_global``."""
+        """Return this tensor with other attributes, or on another placement.
+
+        Args:
+            placement, sbp, grad_sbp: see :func:`~gpudist.to_global`.
+
+        Returns:
+            A global tensor.
+        """
         placement = self.placement if placement is None else placement
         require_one_world("to_global", self.placement.partition, placement.partition)
         if sbp is None and placement.axes == self.placement.axes:
@@ -137,7 +136,7 @@ class GlobalTensor(torch.Tensor):
             local = declared(self._local, [self.global_layout, target], back, world)
         if record is not None and scope is not None and self.global_layout != target:
             record.rows.append(
-                Row(
+                PlanRow(
                     place_of_call(scope)[0], "to_global", str(self.sbp), str(target.sbp),
                     self.numel(), record.sent_bytes() - sent, False, False,
                 )
@@ -146,14 +145,14 @@ class GlobalTensor(torch.Tensor):
 
     @checked()
     def to_local(self, *, grad_sbp: Sbp | Sequence[Sbp] | None = None) -> torch.Tensor:
-        """This rank's part: a block, a copy or a term; ``(0,)`` outside the placement.
+        """Return this rank's part: a block, a copy or a term; ``(0,)`` outside the placement.
 
         Args:
-            grad_sbp: what the ranks' gradients of their parts are of the whole gradient; by default
-                the dual of ``sbp``: of a copy, a term.
+            grad_sbp: attributes of the gradient whose parts are the ranks' gradients; by default
+                the dual of ``sbp``, so that the gradient of a copy is a term.
 
         Returns:
-            An ordinary tensor with the graph of autograd, which shares memory with this one.
+            An ordinary tensor with the autograd graph, which shares memory with this one.
         """
         if grad_sbp is None:
             return self._local.view_as(self._local)
@@ -165,19 +164,32 @@ class GlobalTensor(torch.Tensor):
 
     @checked()
     def full_tensor(self, *, grad_sbp: Sbp | Sequence[Sbp] | None = None) -> torch.Tensor:
-        """The whole tensor on each rank of the placement. Collective over it."""
+        """Gather the whole tensor on each rank of the placement. Collective over it.
+
+        Args:
+            grad_sbp: attributes of the gradient; see :meth:`to_local`.
+
+        Returns:
+            A plain tensor.
+        """
         copies = (broadcast,) * self.placement.axes
         return self.to_global(sbp=copies).to_local(grad_sbp=grad_sbp)
 
     @checked()
     def numpy(self, *, force: bool = False) -> np.ndarray[Any, Any]:
-        """The whole tensor as an array on each rank of the placement. Collective over it.
+        """Gather the whole tensor as an array on each rank of the placement. Collective over it.
+
+        Args:
+            force: also convert a tensor that requires grad, like ``torch.Tensor.numpy``.
+
+        Returns:
+            A NumPy array.
 
         Raises:
-            RuntimeError: it requires grad, and ``force`` is not given.
+            RuntimeError: the tensor requires grad, and ``force`` is false.
         """
         return self.full_tensor().numpy(force=force)
 
 
-# Libraries choose by a tensor's module what computes with it, such as opt_einsum its backend.
+# Libraries select a backend by the module of a tensor's class, as opt_einsum does.
 GlobalTensor.__module__ = "torch"

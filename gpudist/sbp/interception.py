@@ -1,8 +1,8 @@
-"""What a converted network's own code does beside operators on global tensors.
+"""Intercept what a converted network's code does besides operators on global tensors.
 
-Within a scope, on its thread, until it ends: random numbers are drawn alike on all workers,
-parameters are what was lent in their place, and an ``autograd.Function``, to which torch gives no
-say to tensors of other classes, is computed on whole tensors.
+Applies within a scope, on its thread, until it ends. Random numbers are drawn alike on all workers,
+parameters are replaced by the call's copies of them, and an ``autograd.Function``, in which torch
+does not let tensor subclasses intervene, is computed on whole tensors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gpudist.sbp.scope import Scope, current_scope, entered, resumed
 from gpudist.sbp.unknown import cut_like, settle
 
 T = torch.Tensor
-# Those that take a generator.
+# Functions that take a generator.
 _DRAWS = {
     torch.rand, torch.randn, torch.randint, torch.randperm, torch.bernoulli, torch.normal,
     torch.multinomial, T.bernoulli, T.multinomial, T.bernoulli_, T.normal_, T.uniform_,
@@ -37,7 +37,7 @@ _DROPOUTS = {
     F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout,
     torch.dropout, torch.dropout_, torch.feature_dropout, torch.alpha_dropout,
 }  # fmt: skip
-# Those that draw by functions of their own, from torch's default generator.
+# Functions that draw internally, from torch's default generator.
 _COMPOSED = {F.gumbel_softmax, F.rrelu, torch.rrelu, torch.poisson, torch.randint_like}
 
 
@@ -52,9 +52,9 @@ class _Intercepted(TorchFunctionMode):
         if GlobalTensor in types:
             return GlobalTensor.__torch_function__(func, types, args, kwargs)
         kwargs = kwargs or {}
-        lent = self.scope.lent
-        if lent and any([id(x) in lent for x in args]):
-            args = tuple([lent.get(id(x), x) for x in args])
+        substitutes = self.scope.substitutes
+        if substitutes and any([id(x) in substitutes for x in args]):
+            args = tuple([substitutes.get(id(x), x) for x in args])
         if func in _DRAWS:
             if kwargs.get("generator") is None:
                 kwargs = {**kwargs, "generator": self._generator(args, kwargs)}
@@ -90,14 +90,14 @@ _checkpoint: Any = torch.utils.checkpoint._checkpoint_without_reentrant_generato
 _modules: Any = torch.nn.modules.module
 _lock = threading.Lock()
 _open_count = 0
-# Functions that look at nothing but what they keep.
+# Functions that read only what they save.
 _KEEPING = {"_NoopSaveInputs"}
-# Functions that give back their last arguments: of full backward hooks, and of FSDP2.
+# Functions that return their last arguments: those of full backward hooks, and of FSDP2.
 _IDENTITIES = {"BackwardHookFunction", "RegisterPostBackwardFunction"}
 
 
 def _applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """``Function.apply``, where an argument may be a global tensor."""
+    """Replace ``Function.apply``; arguments may be global tensors."""
     scope = current_scope()
     name = cls.__name__
     if scope is None or name in _KEEPING:
@@ -115,7 +115,6 @@ def _applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _identity(cls: Any, args: Sequence[Any]) -> Any:
-    """A function that gives back its tensors: of the parts."""
     given = [x._local if isinstance(x, GlobalTensor) else x for x in args]
     found = _apply(cls, *given)
     found = found if isinstance(found, tuple) else (found,)
@@ -165,7 +164,7 @@ def _global_gradients(gradients: Any, tensors: Sequence[Any]) -> Any:
 
 
 def _local_gradients(gradients: Any, tensors: Sequence[Any]) -> Any:
-    """What a hook gave in place of gradients, in the blocks that they have."""
+    """Return gradients from a hook as parts with the layout that the gradients have."""
     if gradients is None:
         return None
     gradients = gradients if isinstance(gradients, tuple) else (gradients,)
@@ -178,7 +177,7 @@ def _local_gradients(gradients: Any, tensors: Sequence[Any]) -> Any:
 
 
 def _on_whole(scope: Scope, cls: Any, args: Any, kwargs: Any) -> Any:
-    """A function of the network's own, of whole tensors; its backward gets whole gradients."""
+    """Apply the network's own function to whole tensors; its backward gets whole gradients."""
     given: list[Any] = list(dict.fromkeys(tensors_in([args, kwargs])))
     own = [x for x in given if isinstance(x, GlobalTensor)]
     split = [x for x in own if not x.is_copy_everywhere]
@@ -186,11 +185,11 @@ def _on_whole(scope: Scope, cls: Any, args: Any, kwargs: Any) -> Any:
     world = scope.placement.partition.world
 
     def once(x: torch.Tensor) -> torch.Tensor:
-        """The same, whose gradient every worker has whole."""
+        """Return ``x`` whole; every worker has its whole gradient."""
         if isinstance(x, GlobalTensor):
             copies = (broadcast,) * x.placement.axes
             return x.to_global(sbp=copies).to_local(grad_sbp=copies)
-        x = scope.lent.get(id(x), x)
+        x = scope.substitutes.get(id(x), x)
         if not x.requires_grad:
             return x
         layout = scope.placement.copies(tuple(x.shape))
@@ -215,7 +214,6 @@ def _on_whole(scope: Scope, cls: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _checkpointed(fn: Any, *args: Any, **kwargs: Any) -> Any:
-    """Checkpointing whose recomputation is in the scope of its forward again."""
     scope = current_scope()
     return _checkpoint(fn if scope is None else _resuming(fn, scope), *args, **kwargs)
 
@@ -234,14 +232,14 @@ def _resuming(fn: Any, scope: Scope) -> Any:
 
 @contextmanager
 def intercepted(scope: Scope) -> Iterator[Scope]:
-    """Hold ``scope`` on this thread."""
+    """Hold ``scope`` on this thread, and intercept its calls."""
     with _installed(), entered(scope), _Intercepted(scope):
         yield scope
 
 
 @contextmanager
 def _installed() -> Iterator[None]:
-    """While any thread is in a scope, what torch has no hook for asks whether it is there."""
+    """Replace functions that torch has no hook for while any thread is in a scope."""
     global _open_count
     with _lock:
         _open_count += 1

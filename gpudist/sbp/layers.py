@@ -1,4 +1,4 @@
-"""The layers of ``gpudist.nn`` on global tensors: their blocks in, the output's blocks out."""
+"""Call the layers of ``gpudist.nn`` on global tensors: pass their blocks, wrap the results."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import torch
 
 from gpudist.checks.arguments import checked
 from gpudist.errors import PartitionError
-from gpudist.nn.distributed_module import carried_out_by
+from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.loss.base import DistributedLoss
 from gpudist.sbp.attributes import NdSbp, broadcast, misfit, split
 from gpudist.sbp.boxing import declared, gradient_layout
 from gpudist.sbp.derive import key_of
 from gpudist.sbp.global_tensor import GlobalTensor
 from gpudist.sbp.layout import Layout
+from gpudist.sbp.methods import entry
 from gpudist.sbp.placement import Placement
 from gpudist.sbp.registry import mapped, tensors_in
 from gpudist.sbp.to_global import agreed
@@ -24,8 +25,8 @@ from gpudist.world.partition import Partition
 _REMEMBERED_SHAPES = 256
 
 
-class _Lies(NamedTuple):
-    """How an output lies."""
+class _OutputSpec(NamedTuple):
+    """Layout and dtype of an output."""
 
     placement: Placement
     sbp: NdSbp
@@ -33,31 +34,33 @@ class _Lies(NamedTuple):
     dtype: torch.dtype
 
 
+@entry(DistributedModule)
 @checked()
 def call_layer(layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A layer of ``gpudist.nn`` on global tensors, which every rank of the world calls.
+    """Call a layer of ``gpudist.nn`` on global tensors; every rank of the world calls it.
 
     Args:
-        layer: on the partition ``layer.P_x``.
-        args, kwargs: of its ``forward``. Every tensor is global, and lies in the blocks of ``P_x``,
-            one dim an axis, on whatever placement gives each rank its block. Nothing is boxed.
+        layer: layer on the partition ``layer.P_x``.
+        args, kwargs: arguments of its ``forward``. Every tensor is global and has the blocks of
+            ``P_x``, one dim per axis, on any placement that gives each rank its block. Nothing is
+            boxed.
 
     Returns:
-        Global tensors: placed like the input if each rank's block allows, else one dim an axis of
-        ``layer.P_y``. A reduced loss is a copy on each rank.
+        Global tensors: placed like the input if each rank's block allows it, else one dim per axis
+        of ``layer.P_y``. A reduced loss is a copy on each rank.
 
     Cost:
-        That of the layer; at the first call with a shape, an all-gather for the output's.
+        The cost of the layer; at the first call with a shape, an all-gather of the output's shape.
 
     Raises:
-        PartitionError: on every rank alike, if an input lies in other blocks; it names the
+        PartitionError: on every rank alike, if an input has other blocks; the message names the
             attributes that are needed.
     """
     tensors = list(tensors_in([args, kwargs]))
     name = type(layer).__name__
     is_loss = isinstance(layer, DistributedLoss)
     for number, x in enumerate(tensors):
-        # A plain target is this worker's block, as the loss takes it.
+        # A plain target is this worker's block, as for the loss itself.
         if isinstance(x, GlobalTensor) or not is_loss:
             _require_blocks(name, layer, x, number)
 
@@ -68,14 +71,13 @@ def call_layer(layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
     if isinstance(layer, DistributedLoss):
         return _loss(layer, results, tensors)
     outputs = list(tensors_in(results))
-    lie = _outputs_lie(layer, args, kwargs, tensors, outputs)
+    specs = _output_specs(layer, args, kwargs, tensors, outputs)
     needs_grad = any(x.requires_grad for x in (*tensors, *layer.parameters()))
-    wrapped = iter([_wrapped(y, one, needs_grad) for y, one in zip(outputs, lie, strict=True)])
+    wrapped = iter([_wrapped(y, one, needs_grad) for y, one in zip(outputs, specs, strict=True)])
     return mapped(results, lambda leaf: next(wrapped))
 
 
 def _blocks_of(P: Partition, shape: tuple[int, ...], first: int) -> Layout:
-    """The blocks of a tensor on a partition, whose axes are the tensor's dims from ``first`` on."""
     sbp = tuple(split(first + axis) for axis in range(P.dim))
     return Layout(P.ranks, P.shape, sbp, shape)
 
@@ -83,55 +85,54 @@ def _blocks_of(P: Partition, shape: tuple[int, ...], first: int) -> Layout:
 def _require_blocks(name: str, layer: Any, x: torch.Tensor, number: int) -> None:
     if not isinstance(x, GlobalTensor):
         raise PartitionError(
-            f"{name}: a plain tensor of shape {list(x.shape)} meets global tensors; make it one "
-            "with gpudist.to_global"
+            f"{name}: a plain tensor of shape {list(x.shape)} is used with global tensors; "
+            "convert it with gpudist.to_global"
         )
     P, shape, given = layer.P_x, tuple(x.shape), x.global_layout
     is_target = isinstance(layer, DistributedLoss) and number > 0
     if is_target and 0 < x.dim() == P.dim - 1:
-        # Without the dim of classes.
+        # A target of class indices lacks the dim of classes.
         sbp = (split(0), broadcast, *(split(axis - 1) for axis in range(2, P.dim)))
         needed = Layout(P.ranks, P.shape, sbp, shape)
     elif x.dim() < P.dim:
         raise PartitionError(
-            f"{name}: a tensor of shape {list(shape)} has fewer dims than P_x of shape "
-            f"{list(P.shape)} has axes"
+            f"{name}: a tensor of shape {list(shape)} has {x.dim()} dims, but P_x of shape "
+            f"{list(P.shape)} has {P.dim} axes; give at least one dim for each axis"
         )
     else:
         needed = _blocks_of(P, shape, x.dim() - P.dim)
     if given != needed and (given.count("partial_sum") > 1 or given.boxes != needed.boxes):
         raise PartitionError(
-            f"{name}: a tensor of shape {list(shape)} lies as {x.sbp} on {x.placement!r}, but the "
-            f"layer needs the blocks of P_x: {needed.sbp} on {Placement.of(P)!r}; bring it there "
-            f"with x.to_global({name}.P_x.to_placement(), {needed.sbp})"
+            f"{name}: a tensor of shape {list(shape)} is {x.sbp} on {x.placement!r}, but the layer "
+            f"needs the blocks of P_x: {needed.sbp} on {Placement.of(P)!r}; move it there with "
+            f"x.to_global(gpudist.placement.of({name}.P_x), {needed.sbp})"
         )
 
 
 def _block(x: GlobalTensor) -> torch.Tensor:
-    """This rank's block; elsewhere a placeholder that tells the batch."""
     local = x.to_local()
     return local if x.placement.active or not x.dim() else local.reshape(x.shape[0] or 1, 0)
 
 
-def _wrapped(y: torch.Tensor, lies: _Lies, needs_grad: bool) -> GlobalTensor:
-    placement, sbp, shape, dtype = lies
+def _wrapped(y: torch.Tensor, spec: _OutputSpec, needs_grad: bool) -> GlobalTensor:
+    placement, sbp, shape, dtype = spec
     if not placement.active:
         y = y.reshape(-1)[:0].to(dtype)
-        # A worker that the layer does not know gets its input back, which may have no graph.
+        # A worker outside the layer gets its input back, which may have no graph.
         if needs_grad and dtype.is_floating_point and torch.is_grad_enabled():
             y = y if y.requires_grad else y.requires_grad_()
     return GlobalTensor._wrap(y, placement, sbp, shape)
 
 
-def _outputs_lie(
+def _output_specs(
     layer: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     tensors: Sequence[Any],
     outputs: Sequence[torch.Tensor],
-) -> list[_Lies]:
-    """What all ranks agree on once for each shape: that of the outputs follows from the inputs'."""
-    remembered: dict[Any, list[_Lies]] = vars(layer).setdefault("_outputs_lie", {})
+) -> list[_OutputSpec]:
+    """Return the specs of the outputs; ranks agree on them once for each shape of the inputs."""
+    remembered: dict[Any, list[_OutputSpec]] = vars(layer).setdefault("_output_specs", {})
     others = mapped([args, kwargs], lambda x: None if isinstance(x, torch.Tensor) else x)
     key = tuple(x.global_layout for x in tensors), key_of(others), len(outputs)
     if key not in remembered:
@@ -141,41 +142,38 @@ def _outputs_lie(
     return remembered[key]
 
 
-def _agreed(layer: Any, x: GlobalTensor, y: torch.Tensor) -> _Lies:
+def _agreed(layer: Any, x: GlobalTensor, y: torch.Tensor) -> _OutputSpec:
     P_y = getattr(layer, "P_y", layer.P_x)
-    # Leading dims that the partitions have no axes for; an embedding adds a last one.
+    # Leading dims for which the partitions have no axes; an embedding adds a last one.
     first = x.dim() - layer.P_x.dim
     sbp = tuple(split(first + axis) for axis in range(P_y.dim))
     shape, dtype, _ = agreed(y, Placement.of(P_y), sbp)
     if not misfit(x.sbp, x.placement.shape, shape):
         like_input = x.placement.layout(x.sbp, shape)
         if like_input.boxes == _blocks_of(P_y, shape, first).boxes:
-            return _Lies(x.placement, x.sbp, shape, dtype)
-    return _Lies(Placement.of(P_y), sbp, shape, dtype)
+            return _OutputSpec(x.placement, x.sbp, shape, dtype)
+    return _OutputSpec(Placement.of(P_y), sbp, shape, dtype)
 
 
 def _loss(layer: DistributedLoss, loss: torch.Tensor, tensors: Sequence[Any]) -> GlobalTensor:
-    """A loss of each cell lies like the target; a number is invariant: its gradient is a copy."""
+    """Wrap a loss: like the target if unreduced, else a copy whose gradient is a copy."""
     last: GlobalTensor = next(x for x in reversed(tensors) if isinstance(x, GlobalTensor))
     placement = last.placement
     if layer.reduction == "none" and last is not tensors[-1]:
         raise PartitionError(
-            f"{type(layer).__name__}: reduction='none' of a global tensor takes a global target; "
-            "make it one with gpudist.to_global"
+            f"{type(layer).__name__}: reduction='none' of a global tensor needs a global target; "
+            "convert it with gpudist.to_global"
         )
     if layer.reduction == "none":
         if last.global_layout.count("broadcast") > 1:
             raise NotImplementedError(
-                f"{type(layer).__name__}: reduction='none' with split classes gives no block of a "
-                "global tensor; use 'sum' or 'mean', or a P_x that does not split the classes"
+                f"{type(layer).__name__}: reduction='none' with split classes does not give blocks "
+                "of a global tensor; use 'sum' or 'mean', or a P_x that does not split the classes"
             )
-        lies = _Lies(placement, last.sbp, tuple(last.shape), loss.dtype)
-        return _wrapped(loss, lies, any(x.requires_grad for x in tensors))
+        spec = _OutputSpec(placement, last.sbp, tuple(last.shape), loss.dtype)
+        return _wrapped(loss, spec, any(x.requires_grad for x in tensors))
     copies = placement.copies(())
     local = loss if placement.active else loss.reshape(-1)[:0]
     back = [gradient_layout(copies), copies]
     local = declared(local, [copies], back, placement.partition.world)
     return GlobalTensor._wrap(local, placement, copies.sbp, ())
-
-
-carried_out_by[GlobalTensor] = call_layer

@@ -1,4 +1,4 @@
-"""Which cells of a global tensor each rank has: integers alone."""
+"""The cells of a global tensor that each rank has, in integers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ Index = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Layout:
-    """A tensor of global ``shape`` on a grid of ranks, one attribute an axis.
+    """Layout of a tensor of global ``shape`` on a grid of ranks, one attribute per axis.
 
     Attributes:
-        ranks: of the world, row-major on the grid.
+        ranks: ranks of the world, row-major on the grid.
+        grid: shape of the grid.
+        sbp: attribute along each axis of the grid.
+        shape: global shape.
     """
 
     ranks: tuple[int, ...]
@@ -28,7 +31,7 @@ class Layout:
     shape: tuple[int, ...]
 
     def box(self, index: Index) -> Box:
-        """The global cells of the rank at ``index``: blocks of blocks, the outer axis first."""
+        """Return the global cells of the rank at ``index``: the outer axis splits first."""
         start, stop = [0] * len(self.shape), list(self.shape)
         for one, parts, i in zip(self.sbp, self.grid, index, strict=True):
             if one.is_split:
@@ -39,15 +42,15 @@ class Layout:
 
     @cached_property
     def boxes(self) -> dict[int, Box]:
-        """The cells of each rank."""
+        """Cells of each rank."""
         return {rank: self.box(index_of(i, self.grid)) for i, rank in enumerate(self.ranks)}
 
     def groups(self, inner: str) -> dict[Box, list[list[int]]]:
-        """Of each block that has cells, the groups of ranks that have it.
+        """Return the groups of ranks that have each block, for blocks with cells.
 
         Args:
-            inner: the ranks of a group differ along the axes of this kind alone: ``"broadcast"``
-                for all copies of each term, ``"partial_sum"`` for all terms of each copy.
+            inner: kind of the axes along which the ranks of a group differ: ``"broadcast"`` for all
+                copies of each term, ``"partial_sum"`` for all terms of each copy.
         """
         found: defaultdict[Box, defaultdict[Index, list[int]]]
         found = defaultdict(lambda: defaultdict(list))
@@ -61,9 +64,9 @@ class Layout:
         return {box: list(groups.values()) for box, groups in found.items()}
 
     def count(self, kind: str) -> int:
-        """Workers along the axes of this kind: terms of each cell, or copies."""
+        """Return the number of workers along the axes of this kind: terms or copies of a cell."""
         return prod(n for one, n in zip(self.sbp, self.grid, strict=True) if one.kind == kind)
 
     def same_workers(self, other: Layout) -> bool:
-        """Whether both lie on the same grid of the same ranks."""
+        """Return whether both layouts are on the same grid of the same ranks."""
         return self.ranks == other.ranks and self.grid == other.grid

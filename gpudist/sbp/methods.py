@@ -1,4 +1,4 @@
-"""What a global tensor does with its parts without an operator: autograd, numbers, texts."""
+"""Methods of global tensors on their parts, without an operator: autograd, numbers, texts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _getters(*names: str) -> list[Any]:
     return [getattr(T, name).__get__ for name in names]
 
 
-# Answered by the wrapper, which has the shape and dtype of the whole tensor.
+# The wrapper answers these: it has the shape and dtype of the whole tensor.
 METADATA = {
     *_getters("shape", "dtype", "device", "ndim", "layout", "itemsize", "is_cuda", "is_cpu"),
     *_getters("is_sparse", "is_quantized", "is_meta", "is_nested", "is_mkldnn"),
@@ -36,7 +36,7 @@ METADATA = {
 
 
 def entry(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Answer ``functions`` of torch by what is decorated."""
+    """Decorate the implementation of torch's ``functions``, or of the call of a kind of layer."""
 
     def enter(method: Callable[..., Any]) -> Callable[..., Any]:
         for function in functions:
@@ -86,7 +86,7 @@ def set_requires_grad(x: GlobalTensor, wanted: bool = True) -> GlobalTensor:
 def watch(x: GlobalTensor) -> None:
     """Give the gradient of a leaf the leaf's own attributes, once in every backward.
 
-    The hook of a leaf runs when the gradients of all its uses have been added up.
+    A leaf's hook runs after the gradients of all its uses have been added up.
     """
     local, layout = x._local, x.global_layout
     if not (local.requires_grad and local.is_leaf) or hasattr(local, "_gpudist_watched"):
@@ -99,7 +99,7 @@ def watch(x: GlobalTensor) -> None:
 
 
 def gradient_of(x: GlobalTensor, local: torch.Tensor) -> GlobalTensor:
-    """A gradient of ``x``, of which this rank has ``local``: the dual, unless ``x`` is a leaf."""
+    """Return the gradient of ``x`` with part ``local``: dual attributes, or a leaf's own."""
     layout = x.global_layout if x._local.is_leaf else gradient_layout(x.global_layout)
     return x._wrap(local, x.placement, layout.sbp, layout.shape)
 
@@ -125,7 +125,7 @@ def retain_grad(x: GlobalTensor) -> None:
 
 @entry(T.register_hook)
 def register_hook(x: GlobalTensor, hook: Callable[[GlobalTensor], GlobalTensor | None]) -> Any:
-    """A hook that is given, and may return, a global gradient."""
+    """Register a hook that receives, and may return, a global gradient."""
 
     def local_hook(gradient: torch.Tensor) -> torch.Tensor | None:
         given = gradient_of(x, gradient)
@@ -157,9 +157,9 @@ def set_data(x: GlobalTensor, value: GlobalTensor) -> None:
 
 
 def seed(x: GlobalTensor, gradient: torch.Tensor | None) -> torch.Tensor:
-    """This rank's part of the gradient with which backward starts at ``x``.
+    """Return this rank's part of the gradient with which backward starts at ``x``.
 
-    One of a single cell counts once: of a copy, the first rank has it and the others zero.
+    The gradient of a single cell counts once: for a copy, the first rank has it and others zero.
     """
     target = gradient_layout(x.global_layout)
     world = x.placement.partition.world
@@ -174,8 +174,8 @@ def seed(x: GlobalTensor, gradient: torch.Tensor | None) -> torch.Tensor:
         return box(given._local, given.global_layout, target, world)
     if tuple(gradient.shape) != tuple(x.shape):
         raise RuntimeError(
-            f"the gradient of a tensor of global shape {list(x.shape)} has shape "
-            f"{list(gradient.shape)}"
+            f"backward: the gradient of a tensor of global shape {list(x.shape)} has shape "
+            f"{list(gradient.shape)}; the shapes must be equal"
         )
     copies: Layout = x.placement.copies(tuple(x.shape))
     if not x.placement.active:
@@ -210,10 +210,10 @@ def grad(
     allow_unused: bool | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor | None, ...]:
-    """``torch.autograd.grad`` of global tensors; a gradient has the dual attributes, of a leaf its
-    own.
+    """Compute ``torch.autograd.grad`` of global tensors.
 
-    Within a converted network that of a plain tensor, which is whole, is summed over the workers.
+    A gradient has the dual attributes, and that of a leaf the leaf's own. Within a converted
+    network, the gradient of a plain tensor, which is whole, is summed over the workers.
     """
     ends = _listed(outputs)
     starts = _listed(inputs)
@@ -248,8 +248,10 @@ def _listed(tensors: Any) -> list[Any]:
 
 @entry(T.item)
 def item(x: GlobalTensor) -> Any:
-    """The value of a single cell, on each rank of the placement. Collective, unless it is a copy
-    already."""
+    """Return the value of a single cell, on each rank of the placement.
+
+    Collective, unless the tensor is a copy on each rank.
+    """
     return x.full_tensor().detach().item()
 
 
@@ -275,7 +277,7 @@ def as_int(x: GlobalTensor) -> int:
 
 @entry(T.__repr__, T.__str__)
 def text(x: GlobalTensor, **_: object) -> str:
-    """This rank's part and what it is part of; nothing is communicated."""
+    """Return this rank's part and the global attributes as text, without communication."""
     kind = "Parameter" if getattr(x, "_is_param", False) else "GlobalTensor"
     return (
         f"{kind}(shape={list(x.shape)}, placement={x.placement!r}, sbp={x.sbp!r}, "

@@ -1,4 +1,4 @@
-"""Placements: the workers a global tensor lies on, as an N-d array of ranks."""
+"""Placements: the workers that hold a global tensor, as an N-d array of ranks."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from gpudist.world.partition import CartesianPartition, Partition
 class Placement(Checked):
     """An N-d array of ranks of the world.
 
-    Making one never communicates. Two are equal when type, ranks and shape are.
+    Creating one never communicates. Placements are equal if type, ranks and shape are.
 
     Args:
-        type: ``"cpu"`` or ``"cuda"``, the device of the world.
+        type: ``"cpu"`` or ``"cuda"``, the device type of the world.
         ranks: nested lists or an array of ranks of the world, each once.
-        P_world: the world, by default the one of :func:`gpudist.init`.
+        P_world: world, by default the one of :func:`gpudist.init`.
 
     Attributes:
-        ranks: the same, as an array of integers.
-        partition: the same, as a partition; one axis for each of the array's.
+        type: device type.
+        ranks: ranks as an array of integers.
+        partition: ranks as a partition, with one axis for each of the array's.
 
     Raises:
         PartitionError: a rank is missing from the world or listed twice, or the world is on another
@@ -40,13 +41,14 @@ class Placement(Checked):
         P_world = runtime.init() if P_world is None else P_world
         if type != P_world.device.type:
             raise PartitionError(
-                f"placement type {type!r}: the tensors of this world are on {P_world.device.type!r}"
+                f"placement type {type!r}: this world's tensors are on {P_world.device.type!r}; "
+                "use that type"
             )
         array = np.asarray(ranks)
         if array.ndim == 0 or array.size == 0 or not np.issubdtype(array.dtype, np.integer):
             raise PartitionError(
-                f"placement ranks {ranks!r} are no array of ranks; give a list such as [0, 1] or "
-                "lists of equal length such as [[0, 1], [2, 3]]"
+                f"placement ranks {ranks!r} are not an array of ranks; give a list such as [0, 1] "
+                "or lists of equal length such as [[0, 1], [2, 3]]"
             )
         self.type = type
         self.ranks = array
@@ -55,40 +57,51 @@ class Placement(Checked):
 
     @classmethod
     def of(cls, partition: CartesianPartition) -> Placement:
-        """The placement of a partition's workers."""
+        """Return the placement of the workers of ``partition``, with its axes."""
         ranks = np.asarray(partition.ranks).reshape(partition.shape)
         return cls(partition.device.type, ranks, partition.world)
 
     @classmethod
     def of_mesh(cls, mesh: DeviceMesh, P_world: Partition | None = None) -> Placement:
-        """The placement of the ranks of torch's ``mesh``; its axes are the mesh's dims."""
+        """Return the placement of the ranks of torch's ``mesh``; its axes are the mesh's dims.
+
+        Args:
+            mesh: device mesh of torch.
+            P_world: world, by default the one of :func:`gpudist.init`.
+
+        Returns:
+            A placement.
+        """
         P_world = runtime.init() if P_world is None else P_world
         return cls.of(P_world.create_mesh_partition(mesh))
 
     def to_partition(self) -> CartesianPartition:
-        """The workers as a partition; the inverse of ``CartesianPartition.to_placement``."""
+        """Return the workers as a partition; the inverse of :meth:`of`."""
         return self.partition
 
     def to_mesh(self, names: Sequence[str] | None = None) -> DeviceMesh:
-        """The ranks as torch's mesh, with its process groups. Collective over torch's world.
+        """Return the ranks as torch's mesh, with its process groups. Collective over torch's world.
 
         Args:
-            names: of the mesh's dims.
+            names: names of the mesh's dims.
+
+        Returns:
+            A device mesh of torch.
 
         Raises:
-            PartitionError: torch's process group is missing, or numbers the ranks otherwise.
+            PartitionError: torch's process group is missing, or its ranks are numbered differently.
         """
         own = self.partition.world.rank
         if not dist.is_initialized() or dist.get_rank() != own:
             raise PartitionError(
                 "to_mesh: a mesh needs torch.distributed.init_process_group with the ranks of "
-                f"this world, in which this process is {own}"
+                f"this world, in which this process has rank {own}"
             )
         return DeviceMesh(self.type, self.ranks, mesh_dim_names=tuple(names) if names else None)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the array of ranks."""
+        """Shape of the array of ranks."""
         return self.partition.shape
 
     @property
@@ -102,15 +115,15 @@ class Placement(Checked):
 
     @property
     def index(self) -> tuple[int, ...] | None:
-        """Of this worker in the array, ``None`` if it is not there."""
+        """Index of this worker in the array, ``None`` if it is not there."""
         return self.partition.index
 
     def along(self, axes: Sequence[int]) -> CartesianPartition:
-        """The workers that differ from this one along ``axes`` alone."""
+        """Return the workers that differ from this one only along ``axes``."""
         return self.partition.along(axes)
 
     def layout(self, sbp: NdSbp, shape: tuple[int, ...]) -> Layout:
-        """The layout of a tensor of global ``shape`` on this placement.
+        """Return the layout of a tensor of global ``shape`` with attributes ``sbp``.
 
         Raises:
             ShapeError: explicit sizes of blocks do not fit.
@@ -121,7 +134,7 @@ class Placement(Checked):
         return Layout(self.partition.ranks, self.shape, sbp, shape)
 
     def copies(self, shape: tuple[int, ...]) -> Layout:
-        """That of copies everywhere."""
+        """Return the layout of copies of a tensor of ``shape`` on all ranks."""
         return self.layout((broadcast,) * self.axes, shape)
 
     def __eq__(self, other: object) -> bool:
@@ -132,6 +145,3 @@ class Placement(Checked):
 
     def __repr__(self) -> str:
         return f"placement(type={self.type!r}, ranks={self.ranks.tolist()})"
-
-
-CartesianPartition._placement = Placement.of

@@ -1,67 +1,68 @@
-"""The one table of operators on global tensors, and the protocol of its entries.
+"""The table of operators on global tensors, and the protocol of its entries.
 
-The table is ``signatures``: from a function, as ``__torch_function__`` is given it, to a
-:class:`Rule` or a :class:`Composite`. Both are made by decorators, in modules of
+The table is ``signatures``: it maps a function, as passed to ``__torch_function__``, to a
+:class:`Rule` or a :class:`Composite`. Decorators create both, in modules of
 ``gpudist/sbp/signatures``, which its ``__init__`` imports. An operator without an entry raises
 ``NotImplementedError``.
 
-**A rule** says how an operator may be carried out on *one* axis of workers. It is a function
+**A rule** defines how an operator may be carried out on *one* axis of workers. It is a function
 ``rule(call, parts)`` that returns the legal one-axis signatures, the preferred ones first. ``call``
 is a :class:`Call`: the function, its arguments with a :class:`Slot` in place of every tensor, and
 shape and dtype of every tensor as the axis sees them. ``parts`` is the number of workers along the
 axis. A signature is legal exactly if::
 
     for every index i of the axis: let x_i be the inputs' blocks by ``signature.inputs``; then
-    function(x_i, with the arguments of localize(call, Part(parts, i))) is the i-th block, copy or
-    term, by ``signature.outputs``, of function(x)
+    function(x_i, with the arguments of localize(call, AxisPart(parts, i))) is the i-th block, copy
+    or term, by ``signature.outputs``, of function(x)
 
-where blocks are balanced, ``n // parts + (i < n % parts)`` cells, or have the sizes that its
-attributes say, and may be empty. A signature with a partial sum among its inputs is legal only if
-the function is linear in all of the inputs that are partial sums together, the others broadcast or
-split, so that terms need never be complete.
+where blocks are balanced, ``n // parts + (i < n % parts)`` cells, or have the sizes of their
+attributes, and may be empty. A signature with a partial sum among its inputs is legal only if the
+function is linear in all of the inputs that are partial sums together, with the others broadcast or
+split, so that terms never need to be summed first.
 
-* The signature of broadcast inputs and outputs is legal for every function that computes the same
-  from the same inputs. It is added by the framework, last; rules do not list it. ``register(...,
+* The signature of broadcast inputs and outputs is legal for every function that computes equal
+  results from equal inputs. The framework adds it last; rules do not list it. ``register(...,
   replicable=False)`` leaves it out, for functions that draw random numbers.
-* On N axes each is derived on its own, the outer first. To the next axis the framework shows the
-  call of a block: block shapes, localised arguments. So a rule never knows of other axes, and is
-  asked about every block shape that occurs; a signature counts if it is legal for all of them.
+* On N axes, each axis is derived on its own, the outer first. The next axis sees the call of a
+  block: block shapes, localized arguments. So a rule never knows of other axes, and is called for
+  every block shape that occurs; a signature counts if it is legal for all of them.
 * Shapes of outputs come from the function itself, run on meta tensors: ``call.outputs``.
-* ``signature.localize``: the call with the arguments of a block, where they differ from those of
+* ``signature.localize``: returns the call with the arguments of a block, where they differ from
+  those of the whole tensor, such as sizes of a reshape. It does not set the tensors' shapes.
   the whole, such as sizes of a reshape. The tensors' shapes in it are ignored.
-* ``signature.run``: for a function whose blocks are not computed from blocks alone, ``run(call,
-  tensors, where)`` in place of the function: given the local call, the local tensors by slot, and
-  :class:`Where`, with the partition ``where.P`` of the workers to communicate with, by
-  ``gpudist.ops``. One call for all axes whose signature has this ``run``. Its backward must be its
-  adjoint by the library's convention: the gradient of a copy is a term, of a term a copy, so that
-  compositions of ``gpudist.ops`` and torch functions are right as they are.
-* ``signature.bind``: the same in two steps: ``bind(call, where)`` gives what is called with the
-  local tensors, and is remembered with the derivation: for what takes time to plan.
-* ``signature.nests=False``: of the axes that split a dim as this signature does, only one may have
-  it: blocks of blocks are boxed.
+* ``signature.run``: for a function whose blocks cannot be computed from blocks alone, ``run(call,
+  tensors, where)`` is called in place of the function, with the local call, the local tensors by
+  slot, and :class:`Where`, whose partition ``where.P`` has the workers to communicate with, by
+  ``gpudist.ops``. There is one call for all axes whose signature has this ``run``. Its backward
+  must be its adjoint by the library's convention: the gradient of a copy is a term, and of a term a
+  copy. Compositions of ``gpudist.ops`` and torch functions satisfy this.
+* ``signature.bind``: the same in two steps, for functions that take time to plan: ``bind(call,
+  where)`` returns a function of the local tensors, which is cached with the derivation.
+* ``signature.nests=False``: of the axes that split one dim as this signature does, only one may
+  have the signature: blocks of blocks are boxed.
 * ``register(..., in_place=True)``: the function changes its first tensor and returns it. The
-  tensor is never boxed: signatures whose ``inputs[0]`` and ``outputs[0]`` are not what it has are
-  left out.
+  tensor is never boxed: only signatures whose ``inputs[0]`` and ``outputs[0]`` are the tensor's
+  attributes are used.
 * ``register(..., any_float=True)``: the values of floats among the arguments change neither
   signatures nor results' shapes and dtypes, and no signature has a ``localize``. So a step size
-  that is new at every call derives nothing anew.
-* ``register(..., any_cuts=True)``: blocks may be cut anywhere. Where an input has explicit sizes,
-  the framework adds every signature with these sizes in all its splits, if all dims that are split
-  have that many cells. ``localize`` finds the block by ``part.cells``, ``run`` by ``where``. A
-  signature that would be wrong then, or that can be cut otherwise, says so by
-  ``signature.recut``: given the sizes of the inputs' blocks, it returns the signature with
-  explicit sizes, or None. Without ``any_cuts``, inputs with explicit sizes are boxed.
-* ``register(..., windows=True)``: the function is worth cutting a whole tensor for: within a
-  converted network, a large one of which every worker has a copy is cut as the inputs are.
+  that changes at every call is not derived again.
+* ``register(..., any_cuts=True)``: blocks may be cut anywhere. If an input has explicit sizes, the
+  framework adds every signature with these sizes in all its splits, if all split dims have that
+  many cells. ``localize`` finds the block by ``part.cells``, ``run`` by ``where``. A signature for
+  which that is wrong, or that can be cut differently, defines ``signature.recut``: it takes the
+  sizes of the inputs' blocks and returns the signature with explicit sizes, or None. Without
+  ``any_cuts``, inputs with explicit sizes are boxed.
+* ``register(..., windows=True)``: splitting a whole tensor pays off for this function. Within a
+  converted network, a large tensor that every worker has whole is split like the inputs.
 * ``register(..., view=True)``: the result shares its input's memory. If the input is boxed, or the
   signature has a ``run``, it does not, and functions in place on it raise.
 
 **A composite** is a Python function of the same arguments, global tensors among them, that calls
 other operators: ``_foreach_add_`` as a loop of ``add_``.
 
-Of the legal signatures the framework takes the first that fits the inputs as they are; else that
+The framework uses the first legal signature that fits the inputs as they are; otherwise the one
 whose boxings, over all axes and inputs, move the fewest bytes. Local outputs are checked against
-the shapes that the signature says.
+the shapes that the signature implies.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from gpudist.exchange.library import outside_torch
+from gpudist.exchange.torch_library import outside_torch
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.boxes import Box
 from gpudist.sbp.attributes import NdSbp, Sbp
@@ -87,14 +88,14 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of tensor ``number`` among the arguments."""
+    """Placeholder of tensor ``number`` among the arguments."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What a rule knows of a tensor."""
+    """Shape and dtype of a tensor, as rules see it."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -105,11 +106,13 @@ class Spec:
 
 
 @dataclass(frozen=True)
-class Part:
+class AxisPart:
     """One of the workers along an axis.
 
     Attributes:
-        sizes: cells of each block of the dims that are split, ``None`` if they are balanced.
+        parts: number of workers along the axis.
+        index: index of this worker.
+        sizes: cells of each block of the split dims, ``None`` if they are balanced.
     """
 
     parts: int
@@ -117,17 +120,18 @@ class Part:
     sizes: tuple[int, ...] | None = None
 
     def cells(self, extent: int) -> tuple[int, int]:
-        """Start and stop of this worker's block of a split dim of ``extent`` cells."""
+        """Return start and stop of this worker's block of a split dim of ``extent`` cells."""
         return Sbp("split", 0, self.sizes).cells(extent, self.parts, self.index)
 
 
 @dataclass(frozen=True)
 class Call:
-    """A function and its arguments, tensors known by shape and dtype alone.
+    """A function and its arguments, with tensors represented by shape and dtype.
 
     Attributes:
-        args, kwargs: as given, with a ``Slot`` for each tensor, also within lists and tuples.
-        tensors: by slot, in order of appearance.
+        function: function of torch.
+        args, kwargs: arguments, with a ``Slot`` for each tensor, also within lists and tuples.
+        tensors: specs of the tensors by slot, in order of appearance.
     """
 
     function: Function
@@ -137,50 +141,50 @@ class Call:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of the tensors."""
+        """Shapes of the tensors."""
         return tuple(spec.shape for spec in self.tensors)
 
     def get(self, position: int, name: str, default: Any = None) -> Any:
-        """The argument at ``position``, or of that name, or the ``default``."""
+        """Return the argument at ``position`` or called ``name``, or the ``default``."""
         if position < len(self.args):
             return self.args[position]
         return self.kwargs.get(name, default)
 
     def has(self, position: int, name: str) -> bool:
-        """Whether an argument is given."""
+        """Return whether the argument at ``position`` or called ``name`` is given."""
         return position < len(self.args) or name in self.kwargs
 
     def replaced(self, position: int, name: str, value: Any) -> Call:
-        """The call with another value of one argument, which may be missing so far."""
+        """Return the call with another value of one argument, which need not be given so far."""
         if position < len(self.args):
             args = (*self.args[:position], value, *self.args[position + 1 :])
             return replace(self, args=args)
         return replace(self, kwargs={**self.kwargs, name: value})
 
     def with_args(self, *args: Any) -> Call:
-        """The call with other positional arguments."""
+        """Return the call with other positional arguments."""
         return replace(self, args=args)
 
     def with_shapes(self, shapes: Sequence[tuple[int, ...]]) -> Call:
-        """The call on tensors of other shapes."""
+        """Return the call on tensors of other shapes."""
         tensors = zip(shapes, self.tensors, strict=True)
         return replace(self, tensors=tuple(Spec(shape, spec.dtype) for shape, spec in tensors))
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """What the function gives for ``tensors`` in the slots."""
+        """Call the function with ``tensors`` in the slots."""
         args = filled(self.args, tensors)
         return self.function(*args, **filled(self.kwargs, tensors))
 
     @property
     def ready(self) -> Compute:
-        """The call as a function of the tensors; quick if each is an argument of its own."""
+        """The call as a function of the tensors; fast if each tensor is an argument of its own."""
         function, args, kwargs = self.function, self.args, self.kwargs
         places = [i for i, one in enumerate(args) if isinstance(one, Slot)]
         names = [name for name, one in kwargs.items() if isinstance(one, Slot)]
         count = len(self.tensors)
         first: Any = args[0] if args and isinstance(args[0], (list, tuple)) else ()
         if len(first) == count and all(isinstance(one, Slot) for one in first):
-            # As of cat.
+            # Such as cat.
             kind, rest = type(first), args[1:]
             return lambda tensors: function(kind(tensors), *rest, **kwargs)
         if len(places) + len(names) != count:
@@ -205,32 +209,32 @@ class Call:
 
     @cached_property
     def memo(self) -> dict[Any, Any]:
-        """What was derived from this call: a rule is asked once."""
+        """Values derived from this call, so that each rule runs once."""
         return {}
 
     @cached_property
     def _results(self) -> Any:
         dtypes = [spec.dtype for spec in self.tensors]
         if torch._C._is_any_autocast_enabled():  # pyright: ignore
-            # Which does not reach meta tensors: whatever is mixed becomes alike.
+            # Autocast does not apply to meta tensors: use the widest dtype for all.
             floats = [dtype for dtype in dtypes if dtype.is_floating_point]
             widest = max(floats, key=lambda dtype: dtype.itemsize, default=None)
             dtypes = [widest if d.is_floating_point and widest else d for d in dtypes]
         pairs = zip(self.tensors, dtypes, strict=True)
         with outside_torch():
             metas = [torch.empty(spec.shape, dtype=dtype, device="meta") for spec, dtype in pairs]
-        # Nobody who counts or records is to see it.
+        # Modes that count or record must not see this call.
         with outside_torch(), torch.no_grad():
             return replace(self, function=on_meta.get(self.function, self.function))(metas)
 
     @cached_property
     def outputs(self) -> tuple[Spec, ...]:
-        """The tensors among the results, from the function run on meta tensors."""
+        """Specs of the tensors among the results, from the function run on meta tensors."""
         return tuple(Spec(tuple(y.shape), y.dtype) for y in tensors_in(self._results))
 
     @cached_property
     def tree(self) -> Any:
-        """The results, with a ``Slot`` for each tensor."""
+        """The results, with a ``Slot`` in place of each tensor."""
         number = count()
         return mapped(
             self._results, lambda y: Slot(next(number)) if isinstance(y, torch.Tensor) else y
@@ -239,15 +243,15 @@ class Call:
 
 @dataclass(frozen=True)
 class Where:
-    """What a ``run`` knows of its surroundings.
+    """Context of a ``run``.
 
     Attributes:
-        P: the workers that differ from this one along the axes whose signature has the ``run``, of
-            shape 1 along the others.
-        call: the call with global shapes and arguments.
-        inputs: the global cells that this rank's block of each tensor has.
-        outputs: the same of each result.
-        sbps: of each tensor, on all axes.
+        P: workers that differ from this one along the axes whose signature has the ``run``; of
+            length 1 along the other axes.
+        call: call with global shapes and arguments.
+        inputs: global cells of this rank's block of each tensor.
+        outputs: global cells of this rank's block of each result.
+        sbps: attributes of each tensor, on all axes.
     """
 
     P: CartesianPartition
@@ -257,10 +261,10 @@ class Where:
     sbps: tuple[NdSbp, ...]
 
     def cut(self, slot: int) -> tuple[CartesianPartition, Decomposition]:
-        """How ``P`` cuts a tensor: its workers on a grid with one axis a dim, and the blocks.
+        """Return the workers of ``P`` on a grid with one axis per dim of a tensor, and its blocks.
 
-        What axes outside of ``P`` split is of the size that this worker has. No two axes of ``P``
-        split the same dim.
+        Dims that axes outside of ``P`` split have the extent of this worker's block. No two axes
+        of ``P`` split the same dim.
         """
         box, shape = self.inputs[slot], self.call.shapes[slot]
         dims = [Blocks(stop - start, 1) for start, stop in zip(box.start, box.stop, strict=True)]
@@ -280,19 +284,19 @@ class Where:
         return P, Decomposition(tuple(dims))
 
 
-Localize = Callable[[Call, Part], Call]
+Localize = Callable[[Call, AxisPart], Call]
 Run = Callable[[Call, Sequence[torch.Tensor], Where], Any]
 Compute = Callable[[Sequence[torch.Tensor]], Any]
 Bind = Callable[[Call, Where], Compute]
 
 
 @dataclass(frozen=True)
-class Signature:
+class SbpSignature:
     """One way to carry out a function along one axis.
 
     Attributes:
         inputs: one ``Sbp`` for each tensor of the call, by slot.
-        outputs: one for each tensor of the results, in order.
+        outputs: one ``Sbp`` for each tensor of the results, in order.
         localize, run, recut, bind, nests: see the module.
     """
 
@@ -300,13 +304,13 @@ class Signature:
     outputs: NdSbp
     localize: Localize | None = None
     run: Run | None = None
-    recut: Callable[[tuple[int, ...]], Signature | None] | None = None
+    recut: Callable[[tuple[int, ...]], SbpSignature | None] | None = None
     bind: Bind | None = None
     nests: bool = True
 
     @property
     def binding(self) -> Bind | None:
-        """How it is carried out, if not by the function on the blocks."""
+        """The ``bind`` of this signature, made from ``run`` if needed; ``None`` without either."""
         if self.run is None:
             return self.bind
         return partial(_bind_run, self.run)
@@ -316,12 +320,12 @@ def _bind_run(run: Run, call: Call, where: Where) -> Compute:
     return lambda tensors: run(call, tensors, where)
 
 
-Derive = Callable[[Call, int], Sequence[Signature]]
+Derive = Callable[[Call, int], Sequence[SbpSignature]]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The entry of an operator: its one-axis signatures; see the module."""
+    """Entry of an operator: its one-axis signatures; see the module."""
 
     derive: Derive
     in_place: bool = False
@@ -334,14 +338,14 @@ class Rule:
 
 @dataclass(frozen=True)
 class Composite:
-    """The entry of a function that is made of other operators."""
+    """Entry of a function that is composed of other operators."""
 
     function: Function
 
 
 signatures: dict[Function, Rule | Composite] = {}
-# What tells shapes and dtypes of results where torch's own function would import its compiler,
-# which takes a second and 30 MB.
+# Functions that return shapes and dtypes of results, where torch's own function would import its
+# compiler, which takes a second and 30 MB.
 on_meta: dict[Function, Function] = {}
 
 _Rule = TypeVar("_Rule", bound=Derive)
@@ -357,7 +361,7 @@ def register(
     any_cuts: bool = False,
     windows: bool = False,
 ) -> Callable[[_Rule], _Rule]:
-    """Enter a rule for ``functions``; :func:`forms` finds those of one name."""
+    """Register a rule for ``functions``; :func:`forms` finds the functions of one name."""
 
     def enter(derive: _Rule) -> _Rule:
         for function in functions:
@@ -370,7 +374,7 @@ def register(
 
 
 def compose(*functions: Function) -> Callable[[_Function], _Function]:
-    """Enter a composite for ``functions``."""
+    """Register a composite for ``functions``."""
 
     def enter(composite: _Function) -> _Function:
         for function in functions:
@@ -381,10 +385,10 @@ def compose(*functions: Function) -> Callable[[_Function], _Function]:
 
 
 def forms(*names: str) -> list[Function]:
-    """The functions of these names in torch, ``torch.Tensor`` and ``torch.nn.functional``.
+    """Return the functions of these names in torch, ``torch.Tensor`` and ``torch.nn.functional``.
 
     Raises:
-        AttributeError: there is none.
+        AttributeError: torch has no function of that name.
     """
     found: list[Function] = []
     for name in names:
@@ -397,10 +401,10 @@ def forms(*names: str) -> list[Function]:
 
 
 def name_of(function: Function) -> str:
-    """A function of torch by its name."""
+    """Return the name of a function of torch."""
     return torch.overrides.resolve_name(function) or getattr(function, "__name__", repr(function))
 
 
 def filled(tree: Any, tensors: Sequence[Any]) -> Any:
-    """``tree`` with tensors in its slots."""
+    """Return ``tree`` with tensors in its slots."""
     return mapped(tree, lambda leaf: tensors[leaf.number] if isinstance(leaf, Slot) else leaf)

@@ -1,4 +1,4 @@
-"""Where a plain tensor among global ones is a whole one: the calls of converted networks."""
+"""Scopes of converted networks: calls in which plain tensors are whole."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from gpudist.sbp.placement import Placement
 Unknown = Literal["gather", "refuse"]
 
 
-class Row(NamedTuple):
+class PlanRow(NamedTuple):
     """A function that was carried out on global tensors.
 
     Attributes:
-        path: of the module whose forward called it.
-        function: its name.
-        inputs, outputs: how its tensors lie, as text.
-        cells: of the results, as wholes.
-        sent_bytes: by this rank.
-        is_gathered: it has no rule: its inputs were gathered.
-        is_redundant: every worker computed the whole.
+        path: path of the module whose forward called it.
+        function: name of the function.
+        inputs: layouts of its inputs, as text.
+        outputs: layouts of its results, as text.
+        cells: number of cells of the whole results.
+        sent_bytes: bytes sent by this rank.
+        is_gathered: whether its inputs were gathered because it has no rule.
+        is_redundant: whether every worker computed the whole result.
     """
 
     path: str
@@ -42,35 +43,36 @@ class Row(NamedTuple):
 
 @dataclass
 class Record:
-    """The rows of a call.
+    """Rows of a call.
 
     Attributes:
-        sent_bytes: how many this rank has sent so far.
+        sent_bytes: returns the number of bytes that this rank has sent so far.
+        rows: one row per function.
     """
 
     sent_bytes: Callable[[], int]
-    rows: list[Row] = field(default_factory=list[Row])
+    rows: list[PlanRow] = field(default_factory=list[PlanRow])
 
 
 @dataclass
 class Scope:
-    """What holds while a network computes on global tensors.
+    """State of a network that computes on global tensors.
 
     Attributes:
-        placement: of tensors that are made within.
-        home: dims that its axes split of a tensor with as many dims as ``dims``: where a whole one
-            meets a windowed function it is cut like that.
-        dims: of the inputs that are blocks.
-        unknown: what is done with a function that has no rule.
-        gather_limit_bytes: the most that may be gathered for such a function; ``None`` for twice
+        placement: placement of tensors created within.
+        home: dims that the axes split, of tensors with ``dims`` dims: a whole tensor passed to a
+            windowed function is split like that.
+        dims: number of dims of the inputs that are blocks.
+        unknown: treatment of functions without a rule.
+        gather_limit_bytes: maximum number of bytes gathered for such a function; ``None`` for twice
             the largest block so far, times the workers.
-        largest_block_bytes: of the blocks of split tensors seen so far.
-        seed: of the random numbers that are drawn within.
-        draws: how many draws there were.
-        paths: gives those of the network's modules, by identity.
-        lent: what is used in place of the network's parameters, by identity.
-        warned: where a function without a rule was met.
-        record: gets what is carried out, if anybody asks.
+        largest_block_bytes: size of the largest block of a split tensor so far.
+        seed: seed of the random numbers drawn within.
+        draws: number of draws so far.
+        paths: returns the paths of the network's modules by identity.
+        substitutes: tensors that replace the network's parameters, by identity.
+        warned: functions without a rule, and the lines that called them, that were warned of.
+        record: receives a row for each function, if given.
     """
 
     placement: Placement
@@ -82,35 +84,35 @@ class Scope:
     seed: int = 0
     draws: int = 0
     paths: Callable[[], dict[int, str]] = dict
-    lent: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
+    substitutes: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
     warned: set[tuple[str, str, int]] = field(default_factory=set[tuple[str, str, int]])
 
     record: Record | None = None
 
     def seen(self, layout: Layout, itemsize: int) -> None:
-        """Remember how large blocks are: that of the first worker, which all ranks know."""
+        """Update the largest block by the first worker's block, which all ranks know."""
         cells = layout.box((0,) * len(layout.grid)).volume * itemsize
         self.largest_block_bytes = max(self.largest_block_bytes, cells)
 
     def number(self) -> int:
-        """What seeds the next draw, the same on every worker."""
+        """Return the seed of the next draw, the same on every worker."""
         self.draws += 1
         return mixed(self.seed, self.draws)
 
 
 def mixed(seed: int, draw: int) -> int:
-    """A number of 63 bits for a draw."""
+    """Return a number of 63 bits for a draw."""
     digest = blake2b(f"{seed}/{draw}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def resumed(scope: Scope, draws: int) -> Scope:
-    """The same scope after so many draws, for what is computed once more."""
+    """Return the scope after ``draws`` draws, for a recomputation."""
     return replace(scope, draws=draws)
 
 
 class _Scopes(threading.local):
-    """Those of a thread, the innermost last."""
+    """Scopes of each thread, the innermost last."""
 
     def __init__(self) -> None:
         self.open: list[Scope] = []
@@ -120,7 +122,7 @@ _scopes = _Scopes()
 
 
 def current_scope() -> Scope | None:
-    """That of the converted network that this thread is in, if it is in one."""
+    """Return the scope of the converted network that this thread is in, or ``None``."""
     return _scopes.open[-1] if _scopes.open else None
 
 

@@ -1,4 +1,4 @@
-"""From tensors and modules to global ones."""
+"""Convert tensors and modules to global ones."""
 
 from __future__ import annotations
 
@@ -55,37 +55,37 @@ def to_global(
 ) -> Any:
     """Make a tensor global, give a global one other attributes, or make a module's tensors global.
 
-    Collective: every rank of the world calls it, those outside the placement too.
+    Collective: every rank of the world calls it, including those outside the placement.
 
     Args:
-        x: a plain tensor, of which each rank of the placement has its block, its copy or its term;
-            what other ranks give does not matter. Of copies, that of the first rank along the axis
-            is taken. Or a global tensor. Or a module, whose parameters and buffers are taken one by
-            one, in place.
-        placement: may be left out for a global tensor, which then stays where it is.
-        sbp: one attribute for each axis of the placement, outer axis first; may be left out for a
+        x: plain tensor, global tensor, or module. Each rank of the placement passes its block, copy
+            or term of a plain tensor; tensors of other ranks are ignored. Of copies, the first
+            rank's along the axis is used. The parameters and buffers of a module are converted one
+            by one, in place.
+        placement: placement of the result; by default that of a global tensor.
+        sbp: one attribute for each axis of the placement, outer axis first; by default those of a
             global tensor.
-        grad_sbp: what the gradient becomes on its way back, in place of the dual of ``sbp`` for a
-            plain tensor. Of a plain tensor, each rank's gradient is its part of such a global one.
+        grad_sbp: attributes of the gradient that is passed back. For a plain tensor, each rank's
+            gradient is its part of such a global gradient; by default the dual of ``sbp``.
 
     Returns:
-        The global tensor, or the module. Of a plain tensor its part shares memory with ``x`` if
-        nothing had to move.
+        The global tensor, or the module. The part of a converted plain tensor shares memory with
+        ``x`` if nothing had to move.
 
     Adjoint:
-        That of the movement: the gradient of a copy is a term of the whole one. Where the first
-        rank's copy was taken, that rank gets the sum and the others zero.
+        That of the movement: the gradient of a copy is a term of the whole gradient. Where the
+        first rank's copy was used, that rank gets the sum and the others zero.
 
     Cost:
-        Of a plain tensor one small all-gather, and a broadcast along axes of copies. Of a global
-        one the fewest bytes; at most two sets of messages.
+        For a plain tensor one small all-gather, and a broadcast along axes of copies. For a global
+        tensor the fewest bytes, in at most two sets of messages.
 
     Raises:
         ShapeError: on every rank alike, if the blocks are neither balanced, ``n // p`` cells and
-            one more in the first ``n % p``, nor of the ``sizes`` that a split has, or their shapes
-            or dtypes do not fit together.
-        ConventionError: a plain tensor has the whole gradient on each rank, as tensor-parallel
-            layers give it by their invariant convention; pass it through ``invariant_copy`` first.
+            one more in the first ``n % p``, nor of a split's ``sizes``, or if their shapes or
+            dtypes do not fit together.
+        ConventionError: each rank has the whole gradient of a plain tensor, as by the invariant
+            convention of tensor-parallel layers; pass the tensor through ``invariant_copy`` first.
     """
     if isinstance(x, torch.nn.Module):
         return _module_to_global(x, placement, sbp, grad_sbp)
@@ -121,7 +121,7 @@ def _from_local(
 
 
 def _first_copies(layout: Layout) -> Layout:
-    """The same tensor on the first ranks along the axes of copies alone."""
+    """Return the layout reduced to the first ranks along the axes of copies."""
     grid = tuple(
         1 if one == broadcast else n for one, n in zip(layout.sbp, layout.grid, strict=True)
     )
@@ -142,7 +142,7 @@ def _first_copies(layout: Layout) -> Layout:
 def agreed(
     x: torch.Tensor, placement: Placement, sbp: NdSbp
 ) -> tuple[tuple[int, ...], torch.dtype, bool]:
-    """Global shape, dtype and need of a gradient, of all blocks; all ranks see the same."""
+    """Agree on the global shape, the dtype and whether a gradient is needed, on all ranks."""
     fits = x.dim() <= _MAX_DIMS and x.dtype in _DTYPES and x.device.type == placement.type
     dtype = _DTYPES.index(x.dtype) if x.dtype in _DTYPES else 0
     shape = tuple(x.shape)[:_MAX_DIMS]
@@ -153,13 +153,14 @@ def agreed(
         if not row[0]:
             raise ShapeError(
                 f"to_global: the tensor of rank {rank} is not on {placement.type!r}, has more than "
-                f"{_MAX_DIMS} dims, or its dtype is none of {_DTYPES}"
+                f"{_MAX_DIMS} dims, or its dtype is not one of {_DTYPES}"
             )
     facts = {tuple(row[1:4]) for row in blocks}
     if len(facts) > 1:
         raise PlanMismatch(
             "to_global: the ranks' tensors do not make up one: dtype, requires_grad and number of "
-            f"dims are {sorted((str(_DTYPES[a]), bool(b), c) for a, b, c in facts)}"
+            f"dims are {sorted((str(_DTYPES[a]), bool(b), c) for a, b, c in facts)}; they must be "
+            "equal on all ranks"
         )
     dtype, needs_grad, dims = facts.pop()
     shapes = [tuple(row[4 : 4 + dims]) for row in blocks]
@@ -170,7 +171,7 @@ def agreed(
 def _global_shape(
     shapes: list[tuple[int, ...]], placement: Placement, sbp: NdSbp
 ) -> tuple[int, ...]:
-    """The global shape of a tensor of these blocks, which must be as ``sbp`` cuts it."""
+    """Return the global shape of a tensor with these blocks; they must match ``sbp``."""
     nd_sbp(sbp, placement.axes, len(shapes[0]))
     extents = list(shapes[0])
     indices = [index_of(i, placement.shape) for i in range(len(shapes))]
@@ -200,7 +201,7 @@ def _module_to_global(
     sbp: Attributes | None,
     grad_sbp: Attributes | None,
 ) -> torch.nn.Module:
-    """Every parameter and buffer, shared ones once."""
+    """Convert every parameter and buffer; shared ones stay shared."""
     made: dict[int, torch.Tensor] = {}
 
     def changed(x: torch.Tensor) -> GlobalTensor:
@@ -222,9 +223,9 @@ def _module_to_global(
 
 
 def install_methods() -> None:
-    """Give ``torch.Tensor`` and ``torch.nn.Module`` a method ``to_global``, as OneFlow's have.
+    """Give ``torch.Tensor`` and ``torch.nn.Module`` a method ``to_global``, as in OneFlow.
 
-    Nothing else calls this: importing gpudist leaves torch as it is.
+    Nothing else calls this function: importing gpudist does not change torch.
     """
     for kind in (torch.Tensor, torch.nn.Module):
         kind.to_global = to_global  # type: ignore[attr-defined]

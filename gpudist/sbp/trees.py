@@ -9,7 +9,7 @@ import torch
 
 
 def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
-    """The tensors within arguments or results, in order."""
+    """Yield the tensors within arguments or results, in order."""
     if isinstance(tree, torch.Tensor):
         yield tree
     elif isinstance(tree, (list, tuple)):
@@ -21,13 +21,13 @@ def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
 
 
 def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
-    """``tree`` with its leaves changed; lists, tuples and dicts stay such."""
+    """Return ``tree`` with its leaves changed; lists, tuples and dicts keep their types."""
     if isinstance(tree, (list, tuple)):
         parts = [mapped(part, change) for part in tree]
         if hasattr(tree, "_fields"):
             return type(tree)(*parts)
         if hasattr(tree, "n_fields"):
-            # What torch returns where results have names.
+            # torch's type for named results.
             return type(tree)(parts)  # pyright: ignore
         return parts if isinstance(tree, list) else tuple(parts)
     if isinstance(tree, dict):

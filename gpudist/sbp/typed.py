@@ -18,10 +18,10 @@ from gpudist.sbp.placement import Placement
 
 
 def mesh_axes(placement: Placement) -> tuple[Any, ...]:
-    """The axes of a placement as ``spmd_types.MeshAxis``: sizes and strides of ranks.
+    """Return the axes of a placement as ``spmd_types.MeshAxis``: sizes and strides of ranks.
 
     Raises:
-        PartitionError: ranks along an axis are not evenly spaced, which such an axis cannot say.
+        PartitionError: ranks along an axis are not evenly spaced, so ``MeshAxis`` cannot hold them.
     """
     MeshAxis, ranks = import_module("spmd_types").MeshAxis, placement.ranks
     found: list[Any] = []
@@ -30,18 +30,18 @@ def mesh_axes(placement: Placement) -> tuple[Any, ...]:
         distinct = {int(step) for step in steps}
         if len(distinct) > 1 or any(step < 1 for step in distinct):
             raise PartitionError(
-                f"{placement!r}, axis {axis}: spmd_types knows axes of evenly spaced ascending "
-                "ranks alone"
+                f"{placement!r}, axis {axis}: spmd_types supports only axes of evenly spaced "
+                f"ascending ranks, but the steps are {sorted(distinct)}"
             )
         found.append(MeshAxis.of(size, distinct.pop() if distinct else 1))
     return tuple(found)
 
 
 def exempt_movements() -> None:
-    """Keep the checker out of movements and layers, which look at tensors as no formula does.
+    """Exclude movements and layers from type checking: the checker has no rules for them.
 
-    What they return has no type until ``spmd_types.assert_type`` gives it one. ``to_typed_local``
-    calls this.
+    Their results have no type until ``spmd_types.assert_type`` gives them one. ``to_typed_local``
+    calls this function.
     """
     register = import_module("spmd_types").register_no_typecheck
     for function in (move, Operator.forward, DistributedModule.__call__):
@@ -50,10 +50,10 @@ def exempt_movements() -> None:
 
 @checked()
 def to_typed_local(x: GlobalTensor) -> torch.Tensor:
-    """``x.to_local()``, typed on every axis of the placement with more than one rank.
+    """Return ``x.to_local()``, typed on every axis of the placement with more than one rank.
 
-    A copy is R: its gradient is a term, as here. Terms are P, and blocks V with the dim that is
-    split.
+    A copy has type R: its gradient is a term. Terms have type P, and blocks type V with the split
+    dim.
 
     Raises:
         ModuleNotFoundError: ``spmd_types`` is not installed.
@@ -81,7 +81,6 @@ def to_typed_local(x: GlobalTensor) -> torch.Tensor:
 def _split_dims(
     sbp: NdSbp, grid: tuple[int, ...], axes: tuple[Any, ...], dims: int
 ) -> list[tuple[Any, ...] | None]:
-    """Of each dim, the axes that split it, the outer first."""
     found: list[tuple[Any, ...] | None] = []
     for dim in range(dims):
         along = zip(axes, sbp, grid, strict=True)

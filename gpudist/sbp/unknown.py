@@ -1,4 +1,4 @@
-"""Functions without a rule, within converted networks: on whole tensors, computed everywhere."""
+"""Compute functions without a rule on whole tensors on every worker, in converted networks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpudist.sbp import views
 from gpudist.sbp.attributes import NdSbp, broadcast
 from gpudist.sbp.boxing import boxed_bytes
 from gpudist.sbp.registry import mapped, name_of, tensors_in
-from gpudist.sbp.scope import Row, Scope
+from gpudist.sbp.scope import PlanRow, Scope
 
 if TYPE_CHECKING:
     from gpudist.sbp.global_tensor import GlobalTensor
@@ -29,12 +29,13 @@ def gathered(
     kwargs: dict[str, Any],
     reason: str = "it has no rule for blocks",
 ) -> Any:
-    """What ``function`` gives for the whole tensors, computed on every worker, and cut again.
+    """Compute ``function`` on whole tensors on every worker, and split the results again.
 
-    What it changes in place is changed in the blocks too.
+    Changes in place are applied to the blocks too.
 
     Raises:
-        ConversionError: on every rank alike, if that is not wanted, or more than is allowed.
+        ConversionError: on every rank alike, if the scope refuses to gather, or its limit is
+            exceeded.
     """
     given: list[Any] = list(dict.fromkeys(tensors_in([args, kwargs])))
     split = [x for x in given if isinstance(x, kind) and not x.is_copy_everywhere]
@@ -43,7 +44,7 @@ def gathered(
     sent = record.sent_bytes() if record is not None else 0
     rows = len(record.rows) if record is not None else 0
     wholes: dict[int, Any] = {
-        id(x): _whole(x) if isinstance(x, kind) else scope.lent.get(id(x), x) for x in given
+        id(x): _whole(x) if isinstance(x, kind) else scope.substitutes.get(id(x), x) for x in given
     }
     versions = {id(x): wholes[id(x)]._version for x in given}
 
@@ -73,10 +74,10 @@ def gathered(
     results = mapped(result, back)
     if record is not None:
         found = list(tensors_in(results))
-        # With what was moved for it.
+        # The row includes the movements made for it.
         del record.rows[rows:]
         record.rows.append(
-            Row(
+            PlanRow(
                 place_of_call(scope)[0],
                 name_of(function),
                 ", ".join(str(x.sbp) for x in given if isinstance(x, kind)),
@@ -91,7 +92,7 @@ def gathered(
 
 
 def cut_like(y: GlobalTensor, like: GlobalTensor | None) -> GlobalTensor:
-    """``y``, of which every worker has a copy, cut as ``like`` is where their dims are as long."""
+    """Split ``y``, which every worker has whole, like ``like`` if their split dims are as long."""
     if like is None or y.dim() != like.dim() or like.global_layout.count("partial_sum") > 1:
         return y
     dims = [one.dim for one in like.sbp if one.is_split]
@@ -112,10 +113,10 @@ def _whole(x: GlobalTensor) -> torch.Tensor:
 
 
 def stand_in(part: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """Zeros for the whole tensor, with the graph of this rank's part, which has no cells.
+    """Return zeros of the whole shape, with the graph of this rank's part, which has no cells.
 
-    Ranks outside the placement call the function too: how its results are nested and their shapes
-    are known in no other way.
+    Ranks outside the placement also call the function, to learn the structure and the shapes of its
+    results.
     """
     zeros = part.new_zeros(tuple(shape))
     return zeros + part.sum() if part.requires_grad and torch.is_grad_enabled() else zeros
@@ -128,7 +129,7 @@ def _copies(kind: type[GlobalTensor], whole: torch.Tensor, scope: Scope) -> Glob
 
 
 def settle(scope: Scope, name: str, split: Sequence[GlobalTensor], reason: str) -> None:
-    """Refuse what is not wanted, and warn of it once for each place otherwise.
+    """Refuse a function without a rule if the scope does so, otherwise warn once per call site.
 
     Raises:
         ConversionError: on every rank alike.
@@ -144,8 +145,8 @@ def settle(scope: Scope, name: str, split: Sequence[GlobalTensor], reason: str) 
     where = f"{path or 'the network'} ({file}, line {line}): {name}"
     if scope.unknown == "refuse":
         raise ConversionError(
-            f"{where}: {reason}, and unknown='refuse'; write it with functions that have one, give "
-            "it a rule by gpudist.sbp.registry.register, or pass unknown='gather'"
+            f"{where}: {reason}, and unknown='refuse'; use functions with a rule, register one "
+            "by gpudist.sbp.registry.register, or pass unknown='gather'"
         )
     limit = scope.gather_limit_bytes
     if limit is None:
@@ -153,9 +154,9 @@ def settle(scope: Scope, name: str, split: Sequence[GlobalTensor], reason: str) 
     largest = max(prod(x.shape) * x.element_size() for x in split)
     if largest > limit:
         raise ConversionError(
-            f"{where}: {reason}, and an input of {largest} bytes is too large to be gathered on "
-            f"each of {workers} workers: the limit is {limit} bytes; pass "
-            f"gather_limit_bytes={largest} to allow it, or give it a rule by "
+            f"{where}: {reason}, and an input of {largest} bytes is too large to gather on each of "
+            f"{workers} workers: the limit is {limit} bytes; pass "
+            f"gather_limit_bytes={largest} to allow it, or register a rule by "
             "gpudist.sbp.registry.register"
         )
     key = (name, file, line)
@@ -164,7 +165,7 @@ def settle(scope: Scope, name: str, split: Sequence[GlobalTensor], reason: str) 
         if scope.placement.partition.rank == 0:
             warnings.warn_explicit(
                 f"{where}: {reason}; its inputs of {held} bytes are gathered, {moved} bytes "
-                f"between {workers} workers, each of which computes the whole",
+                f"between {workers} workers, each of which computes the whole result",
                 UserWarning,
                 file or "gpudist",
                 line,
@@ -172,7 +173,7 @@ def settle(scope: Scope, name: str, split: Sequence[GlobalTensor], reason: str) 
 
 
 def place_of_call(scope: Scope) -> tuple[str, str, int]:
-    """Of the function that is carried out: path of the module, file and line of its forward."""
+    """Return the path of the calling module, and file and line of the call in its forward."""
     frame = sys._getframe(1)
     path, file, line = "", "", 0
     while frame is not None and not (path and file):

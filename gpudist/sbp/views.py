@@ -1,8 +1,7 @@
-"""Results that torch would have as views, and that are copies here: kept equal to what they show.
+"""Emulate views: results that are views in torch, but copies here, are kept equal to their base.
 
-A view that had to be boxed has memory of its own. What is changed in place in it is written to the
-tensor it would be a view of, and what is changed there, through whichever tensor with that memory,
-is taken over by it.
+A view that had to be boxed has memory of its own. A change in place of the view is written to its
+base, and a change of the base, through any tensor that shares its memory, is written to the view.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ T = torch.Tensor
 
 
 @dataclass(frozen=True)
-class View:
-    """What a tensor would show.
+class EmulatedView:
+    """Relation of an emulated view to its base.
 
     Attributes:
-        base: of which tensor.
-        make: the view anew.
-        write: takes what was changed in the view over to the base; ``None`` where nobody knows how.
-        is_copy: it has memory of its own; else its base is a view that is a copy.
+        base: tensor that it is a view of.
+        make: computes the view again.
+        write: writes the changed view to the base; ``None`` if that is not supported.
+        is_copy: whether it has memory of its own; otherwise its base is a view that is a copy.
     """
 
     base: torch.Tensor
@@ -36,17 +35,17 @@ class View:
     is_copy: bool
 
 
-# By the memory that they do not share.
+# Emulated views that are copies, by the memory of their base.
 _copies: dict[int, list[ReferenceType[Any]]] = {}
 
 
-def view_of(x: torch.Tensor) -> View | None:
-    """What ``x`` would show, if it is a copy."""
+def view_of(x: torch.Tensor) -> EmulatedView | None:
+    """Return the emulated view of ``x``, or ``None``."""
     return vars(x).get("_view")
 
 
 def is_copy(x: torch.Tensor) -> bool:
-    """Whether it has memory of its own, where torch's would be that of what it shows."""
+    """Return whether ``x`` has memory of its own where a view of torch shares its base's."""
     view = view_of(x)
     return view is not None and view.is_copy
 
@@ -60,13 +59,14 @@ def note(
     is_copy: bool,
     place: int | None = None,
 ) -> None:
-    """Note that ``y`` would be a view of ``args[0]``, if its memory does not tie it to that.
+    """Record that ``y`` is an emulated view of ``args[0]``, unless they share memory.
 
     Args:
-        function, args, kwargs: what gave it.
-        call: the operator that this is.
-        is_copy: it has memory of its own, on every rank alike.
-        place: of ``y`` among the results, ``None`` if it is the only one.
+        y: result of the function.
+        function, args, kwargs: call that returned it.
+        call: operator that carried it out.
+        is_copy: whether it has memory of its own, on every rank alike.
+        place: position of ``y`` among the results, ``None`` if it is the only one.
     """
     base: Any = args[0]
     if not is_copy and view_of(base) is None:
@@ -76,16 +76,15 @@ def note(
         made = function(*args, **kwargs)
         return made if place is None else made[place]
 
-    vars(y)["_view"] = View(base, make, _writer(base, call), is_copy)
+    vars(y)["_view"] = EmulatedView(base, make, _writer(base, call), is_copy)
     if is_copy:
         if _memory(y) == _memory(base):
-            # Shared on this rank alone, as a term is by the one that has it.
+            # They share memory on this rank only, such as a term on the rank that has it.
             y._local = y._local.clone()
         _watch(_memory(base), y)
 
 
 def _writer(base: Any, call: Call) -> Callable[[torch.Tensor], object] | None:
-    """What takes a change of a view over to ``base``, if it is a view of a kind that is known."""
     if call.function is torch.reshape:
         return lambda changed: base.copy_(torch.reshape(changed, tuple(base.shape)))
     if call.function is T.__getitem__:
@@ -109,12 +108,12 @@ def _memory(x: Any) -> int:
 
 
 def concerns(x: torch.Tensor) -> bool:
-    """Whether a change in ``x`` concerns tensors that do not share its memory."""
+    """Return whether a change in ``x`` affects tensors that do not share its memory."""
     return bool(_copies) and (_memory(x) in _copies or view_of(x) is not None)
 
 
 def require_writable(name: str, x: torch.Tensor) -> None:
-    """Refuse to change a copy of which nobody knows how to change the original.
+    """Refuse to change an emulated view whose base cannot be updated.
 
     Raises:
         RuntimeError: on every rank alike.
@@ -123,29 +122,29 @@ def require_writable(name: str, x: torch.Tensor) -> None:
     while view is not None:
         if view.is_copy and view.write is None:
             raise RuntimeError(
-                f"{name}: the tensor is a copy, because the one of which it would be a view had to "
-                "be boxed; what is changed in it would be missing there. Box that one before, or "
-                "clone this one"
+                f"{name}: the tensor is a copy, because the base of the view had to be boxed, so "
+                "the change would not reach the base; box the base first with to_global, or clone "
+                "this tensor"
             )
         view = view_of(view.base)
 
 
 def changed(x: Any) -> None:
-    """Take a change in place of ``x`` over to all that would share its memory."""
+    """Write a change in place of ``x`` to all tensors that emulate shared memory with it."""
     _refresh(_memory(x), x)
     view = view_of(x)
     if view is None:
         return
     if view.is_copy:
         assert view.write is not None
-        # Which changes the base in place, and takes that over in turn.
+        # Changes the base in place, which updates the base's views in turn.
         view.write(x.detach() if not x.requires_grad else x)
     else:
         changed(view.base)
 
 
 def _refresh(memory: int, but: Any) -> None:
-    """Make the copies anew that would share this memory."""
+    """Compute the emulated views of this memory again."""
     for one in _copies.pop(memory, []):
         y = one()
         view = None if y is None else view_of(y)

@@ -1,4 +1,4 @@
-"""Run a function on every rank of a small world, and prove that an operator's adjoint is exact."""
+"""Run a function on every rank of a small world, and test that adjoints are exact."""
 
 from __future__ import annotations
 
@@ -32,34 +32,35 @@ def run_distributed(
     """Run ``fn(P_world, *args, **kwargs)`` on every rank of a new world of ``size`` ranks.
 
     Args:
-        fn: the body; for processes a function at the top level of a module, since other processes
-            find it by its name.
+        fn: function to run; for processes it must be at the top level of a module, because they
+            find it by name.
         size: number of ranks.
-        transport: ``"loopback"``, threads of this process; ``"gloo"`` or ``"host"``, new processes.
+        transport: ``"loopback"`` for threads of this process; ``"gloo"`` or ``"host"`` for new
+            processes.
         timeout: deadline of every wait between ranks, in seconds, above 0 and at most 1,000,000;
             the whole run may take 5 s more.
-        args, kwargs: passed on to ``fn``; for processes they, and the results, are pickled.
+        args, kwargs: arguments of ``fn``; for processes, arguments and results are pickled.
 
     Returns:
-        What each rank returned, by rank.
+        Results of all ranks, by rank.
 
     Cost:
-        Loopback: milliseconds. Gloo: 0.1 s for 4 processes, and 2 s once for the server they are
+        Loopback: milliseconds. Gloo: 0.1 s for 4 processes, and once 2 s for the server they are
         forked from, which imports torch.
 
     Raises:
-        Exception: what the rank raised where it began, not what others raised because of it. For
-            processes its ``__cause__`` shows the traceback of every rank.
-        PeerFailure: a process died; names its rank.
-        CollectiveTimeout: the time is over; shows where each rank was.
-        TransportError: ``timeout`` is no such number.
+        Exception: the exception of the rank that failed first, not those it caused on others. For
+            processes, its ``__cause__`` shows the traceback of every rank.
+        PeerFailure: if a process died; the error names its rank.
+        CollectiveTimeout: if the time is over; the error shows where each rank was.
+        TransportError: if ``timeout`` is out of range.
     """
     timeout = deadline_of(timeout, "run_distributed")
     check(run_distributed, "run_distributed", (fn, size), {"transport": transport})
     if transport == "loopback":
         return _run_threads(size, fn, args, kwargs, timeout)
     if transport not in ("gloo", "host"):
-        raise errors.ShapeError(f"transport {transport!r} is none of 'loopback', 'gloo' and 'host'")
+        raise errors.ShapeError(f"transport is {transport!r}; use 'loopback', 'gloo' or 'host'")
     with RankPool(size, timeout) as pool:
         try:
             return pool.run(size, fn, args, kwargs, timeout + GRACE_S, transport)
@@ -81,9 +82,9 @@ def assert_adjoint(
     products; ``y`` is random.
 
     Args:
-        operator: linear; called with a copy of ``x`` that requires grad.
-        x: this worker's input, a zero-volume placeholder where it has none.
-        P: all workers that take part.
+        operator: linear operator, called with a copy of ``x`` that requires grad.
+        x: this worker's input; a zero-volume placeholder if it has none.
+        P: partition of all workers that take part.
         tolerance: largest allowed ``|<Fx,y> - <x,F*y>| / max(|Fx||y|, |x||F*y|)``; 1e-12 suits
             float64.
 
@@ -105,7 +106,8 @@ class DotTest(Checked):
     """Two inner products that are equal if a backward is the adjoint of its forward.
 
     Attributes:
-        forward, adjoint: ``<Fx, y>`` and ``<x, F*y>``.
+        forward: ``<Fx, y>``.
+        adjoint: ``<x, F*y>``.
         scale: the larger of ``|Fx||y|`` and ``|x||F*y|``.
         misfits: ranks whose gradient does not have the shape and dtype of their input.
     """
@@ -117,7 +119,7 @@ class DotTest(Checked):
 
     @property
     def error(self) -> float:
-        """The relative difference."""
+        """Relative difference of the inner products."""
         difference = abs(self.forward - self.adjoint)
         return difference / self.scale if difference else 0.0
 
@@ -126,12 +128,15 @@ class DotTest(Checked):
 def dot_test(
     operator: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, P: Partition
 ) -> DotTest:
-    """The inner products that :func:`assert_adjoint` compares; the same on every rank.
+    """Compute the inner products that :func:`assert_adjoint` compares.
 
     Collective over ``P``.
 
     Args:
-        operator, x, P: as of :func:`assert_adjoint`.
+        operator, x, P: see :func:`assert_adjoint`.
+
+    Returns:
+        The inner products, the same on every rank.
     """
     x = x.detach().clone().requires_grad_()
     image = operator(x)
@@ -171,7 +176,7 @@ def _run_threads(
             raised.append(error)
 
     before = set(threading.enumerate())
-    # In a thread, because a rank that never waits meets no deadline, and no thread can be killed.
+    # In a thread, because a rank that never waits has no deadline, and threads cannot be killed.
     runner = threading.Thread(target=run_world, name="loopback world", daemon=True)
     runner.start()
     runner.join(timeout_s + GRACE_S)

@@ -1,1 +1,9 @@
-"""Wires behind one protocol."""
+"""Transports: NCCL, shared memory, gloo, loopback and dry runs behind one protocol."""
+
+# What each transport connects, by the name that users read and set.
+TRANSPORTS = {
+    "nccl": "between GPUs",
+    "host": "between processes of one node",
+    "gloo": "between nodes without GPUs",
+    "loopback": "threads of one process",
+}

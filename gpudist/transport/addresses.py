@@ -1,4 +1,4 @@
-"""At which of its addresses a rank is reached by the others."""
+"""Find the network address at which other ranks can reach this one."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ LOOPBACK = "127.0.0.1"
 
 
 def host_of(store: Any) -> str:
-    """The name or address of the node where ``store`` is; this one's, if it is in no network."""
+    """Return the name or address of the node that hosts ``store``; loopback if it has none."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return getattr(store, "host", LOOPBACK)
 
 
 def address_towards(host: str) -> str:
-    """This machine's own address on its way to ``host``, which is sent nothing.
+    """Return the address from which this machine reaches ``host``, without sending anything.
 
-    A machine's own name is no help: many give it to their loopback device, and gloo then takes
-    that one.
+    The hostname does not help: on many machines it resolves to the loopback device, which gloo
+    would then use.
     """
     family, kind, protocol, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
@@ -34,10 +34,10 @@ def is_loopback(address: str) -> bool:
 
 
 def reachable_address(own: str, others: Iterable[str]) -> str:
-    """``own``, or where that is a loopback device's, the address on the way to another's.
+    """Return ``own``, or the address towards a remote rank if ``own`` is a loopback address.
 
-    The ranks beside the store reach it over their loopback device if its name says so, all others
-    over the network.
+    Ranks on the store's node may reach the store over the loopback device, all others reach it over
+    the network.
     """
     if not is_loopback(own):
         return own

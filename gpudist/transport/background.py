@@ -1,4 +1,4 @@
-"""One thread for calls that block and cannot be interrupted, so that no rank makes them itself."""
+"""Background thread for calls that block and cannot be interrupted."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ T = TypeVar("T")
 _PATIENCE_S = 0.5
 
 
-class Job(Generic[T]):
-    """A call made in another thread."""
+class BackgroundCall(Generic[T]):
+    """Call that runs in a background thread."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._call = call
@@ -26,57 +26,57 @@ class Job(Generic[T]):
             self._value.append(self._call())
         except BaseException as error:
             self._error = error
-        # Here, and not when the job is dropped: to free a tensor lets go of the interpreter, and a
-        # thread that wants it back while the process exits ends the process with an abort.
+        # Free the call here, not when the job is dropped: freeing a tensor releases the GIL, and a
+        # thread that reacquires it during interpreter shutdown aborts the process.
         del self._call
         self._done.set()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether the call has returned, after at most ``timeout_s``; a signal ends the wait."""
+        """Wait up to ``timeout_s`` and return whether the call is done; signals end the wait."""
         return self._done.wait(timeout_s)
 
     def failed_with(self, kind: type[BaseException]) -> bool:
-        """Whether the call raised an error of this kind; only after ``wait`` was true."""
+        """Return whether the call raised this kind of error; only after ``wait`` was true."""
         return isinstance(self._error, kind)
 
     def result(self) -> T:
-        """What the call returned, or raise what it raised; only after ``wait`` was true."""
+        """Return the result of the call or raise its error; only after ``wait`` was true."""
         if self._error is not None:
             raise self._error
         return self._value[0]
 
 
 class Background:
-    """A daemon thread, started at first use, that makes calls in the order they are submitted.
+    """Daemon thread, started at first use, that runs calls in the order of submission.
 
-    It is a daemon, and not an executor's, since the interpreter joins those at exit and a call
-    that never returns would keep the process alive.
+    A ``ThreadPoolExecutor`` would not do: the interpreter joins its threads at exit, so a call that
+    never returns would keep the process alive.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._jobs: SimpleQueue[BackgroundCall | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread now: Python makes none any more once it has begun to exit."""
+        """Start the thread now: Python cannot start threads during interpreter shutdown."""
         if self._thread is None:
             self._thread = threading.Thread(
                 target=_serve, args=(self._jobs,), name=self._name, daemon=True
             )
             self._thread.start()
 
-    def submit(self, call: Callable[[], T]) -> Job[T]:
+    def submit(self, call: Callable[[], T]) -> BackgroundCall[T]:
         self.start()
-        job = Job(call)
+        job = BackgroundCall(call)
         self._jobs.put(job)
         return job
 
     def stop(self, patience_s: float = _PATIENCE_S) -> bool:
-        """End the thread once it has made the calls already submitted; wait for it, but briefly.
+        """End the thread after the calls already submitted; wait at most ``patience_s``.
 
         Returns:
-            Whether no call is under way any more.
+            Whether the thread has ended, so that no call is running.
         """
         self._jobs.put(None)
         if self._thread is None:
@@ -87,7 +87,7 @@ class Background:
         return not self._thread.is_alive()
 
 
-def _serve(jobs: SimpleQueue[Job | None]) -> None:
-    # Not a method: a thread that held its owner would keep it from ever being collected.
+def _serve(jobs: SimpleQueue[BackgroundCall | None]) -> None:
+    # Not a method: a reference to the owner would keep it alive for ever.
     while (job := jobs.get()) is not None:
         job.run()

@@ -1,17 +1,17 @@
-"""The protocol every wire speaks: NCCL's verbs, a failure channel and a flight recorder.
+"""Protocol of all transports: NCCL's verbs, a failure channel and a flight recorder.
 
-A ``Transport`` belongs to one world of ranks. It hands out one ``Communicator`` per list of
-members, which carries the verbs. Verbs are posted inside ``with transport.group(signature):`` and
-are complete when the group ends (on a GPU: ordered on the current stream). Several communicators
-may take part in one group, so that groups which cross (a rank is root in one and member of
-another) cannot deadlock.
+A ``Transport`` belongs to one world of ranks. It creates one ``Communicator`` per list of members,
+which has the verbs. Verbs are posted inside ``with transport.group(signature):`` and are complete
+when the group ends (on a GPU: ordered on the current stream). Several communicators may take part
+in one group, so that crossing groups (a rank is the root of one and a member of another) cannot
+deadlock.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import RLock
@@ -25,22 +25,22 @@ from gpudist.geometry.boxes import Stage
 from gpudist.geometry.messages import as_messages
 from gpudist.transport.failure.channel import Failure, FailureChannel
 from gpudist.transport.failure.forks import keep_for_good, leave_to_parent_after_fork
-from gpudist.transport.recording import Activity, FlightRecorder, Post, posts_between
+from gpudist.transport.flight_recorder import Activity, FlightRecorder, Post, posts_between
 
 ReduceOp = Literal["sum", "max", "min", "prod"]
-# A bound stage, and the addresses of its input and output, whose tensors the caller keeps alive.
+# Bound stage with the addresses of its input and output, whose tensors the caller keeps alive.
 StageCall = tuple[object, int, int]
 RoundRunner = Callable[[Sequence["torch.Tensor | None"]], "list[torch.Tensor | None]"]
 
 
 @dataclass(frozen=True)
 class Signature:
-    """What a group of messages is for; each carries it, so that a disagreement is an error.
+    """Identity of an operation, sent with each of its messages to detect disagreements.
 
     Attributes:
-        label: the operator, partition and shapes in words, for error messages and the flight
+        label: description of the operator, partition and shapes, for error messages and the flight
             recorder.
-        digest: 16 bytes that two ranks share exactly when they mean the same operation.
+        digest: 16 bytes, equal on two ranks if and only if they mean the same operation.
     """
 
     label: str
@@ -48,28 +48,29 @@ class Signature:
 
     @classmethod
     def of(cls, label: str, *meaning: bytes) -> Signature:
-        """Of an operation that ``label`` and ``meaning`` say all about."""
+        """Return the signature of an operation identified by ``label`` and ``meaning``."""
         return cls(label, digest_of(label.encode(), *meaning))
 
 
 class StagesInFlight(Protocol):
-    """Bound stages on their way."""
+    """Bound stages in flight."""
 
     def wait(self, call: int) -> None:
-        """Return when call number ``call`` is complete."""
+        """Wait until call number ``call`` is complete."""
         ...
 
 
 class RoundPart(Protocol):
-    """The stage of one movement, with what each of its calls needs.
+    """Stage of one movement, with everything that its calls need.
 
     Attributes:
-        index: of its movement.
-        movement: for the shape and dtype of an input that ``comes_from_outside``.
+        index: position of its movement in the round.
+        movement: movement; gives the shape and dtype of an input that ``comes_from_outside``.
+        comes_from_outside: whether the input is given by the caller, not by an earlier stage.
         takes, gives: whether this rank has an input, and an output.
-        bound: stages by strides of their input; :meth:`bind` adds to them.
-        makers: by the same strides, what makes an output of their layout.
-        make_output: a new output where there is no such maker, or what is in its place.
+        bound: bound stages by input strides, filled by :meth:`bind`.
+        makers: functions that create an output of matching layout, by input strides.
+        make_output: creates an output, or its placeholder, if ``makers`` has no entry.
     """
 
     index: int
@@ -87,10 +88,10 @@ class RoundPart(Protocol):
 
 
 class Communicator(ABC):
-    """The verbs, over one list of members. Ranks here are positions in that list.
+    """Verbs over one list of members. Ranks are positions in that list.
 
-    Tensors are contiguous and on the transport's device. No verb sends to the calling rank itself.
-    Verbs called outside a group are a group of their own.
+    Tensors must be contiguous and on the transport's device. A rank cannot send to itself. A verb
+    called outside a group forms its own group.
     """
 
     def __init__(self, members: Sequence[int], world_rank: int) -> None:
@@ -99,7 +100,7 @@ class Communicator(ABC):
         self.rank = self.members.index(world_rank)
 
     def part(self, colors: Sequence[int], keys: Sequence[int]) -> tuple[int, ...]:
-        """World ranks of the members of this rank's color, ordered by key, then by rank."""
+        """Return the world ranks of the members with this rank's color, by key, then by rank."""
         mine = colors[self.rank]
         ranks = sorted((keys[i], i) for i in range(self.size) if colors[i] == mine)
         return tuple(self.members[i] for _, i in ranks)
@@ -114,7 +115,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
-        """Overwrite ``tensor`` with the root's, on every member."""
+        """Overwrite ``tensor`` on every member with that of ``root``."""
 
     @abstractmethod
     def reduce(
@@ -124,25 +125,25 @@ class Communicator(ABC):
         root: int,
         op: ReduceOp = "sum",
     ) -> None:
-        """Combine the members' ``tensor`` in ascending rank order into the root's ``output``.
+        """Reduce the members' ``tensor`` in ascending rank order into the root's ``output``.
 
-        ``output`` is given on the root only. The root alone may pass ``None`` for ``tensor`` and
-        then contributes nothing.
+        Only the root passes ``output``. Only the root may pass ``None`` for ``tensor``; it then
+        contributes nothing.
         """
 
     @abstractmethod
     def all_reduce(self, tensor: torch.Tensor, output: torch.Tensor, op: ReduceOp = "sum") -> None:
-        """Combine in ascending rank order into every member's ``output``: bitwise equal on all."""
+        """Reduce in ascending rank order into every ``output``: bitwise equal on all members."""
 
     @abstractmethod
     def all_gather(self, tensor: torch.Tensor, output: torch.Tensor) -> None:
-        """Stack the members' equally shaped ``tensor`` into ``output[rank]``, on every member."""
+        """Gather the members' equally shaped ``tensor`` into ``output[rank]`` on every member."""
 
     @abstractmethod
     def reduce_scatter(
         self, tensor: torch.Tensor, output: torch.Tensor, op: ReduceOp = "sum"
     ) -> None:
-        """Combine the members' ``tensor[rank]`` into the ``output`` of that rank."""
+        """Reduce the members' ``tensor[rank]`` into the ``output`` of member ``rank``."""
 
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.size:
@@ -151,33 +152,35 @@ class Communicator(ABC):
     def _check_op(self, op: str, tensor: torch.Tensor) -> None:
         if op not in get_args(ReduceOp):
             known = ", ".join(get_args(ReduceOp))
-            raise errors.TransportError(f"reduction {op!r} is none of {known}")
+            raise errors.TransportError(f"reduction {op!r} is unknown; it must be one of {known}")
         if tensor.is_complex() and op in ("max", "min"):
-            raise errors.ShapeError(f"{tensor.dtype} has no order, so there is no {op} of it")
+            raise errors.ShapeError(f"{tensor.dtype} has no order, so its {op} is undefined")
 
 
 class Transport(ABC):
-    """One wire, for one world.
+    """Connection of this rank to one world.
 
     Attributes:
-        name: ``"gloo"``, ``"loopback"``, ...: what the user sees in ``P_world.transport``.
-        rank, size: this process (or thread) in the world.
-        device: where tensors must be.
+        name: name that the user sees in ``P_world.transport``, such as ``"gloo"``.
+        rank, size: rank of this process (or thread) and number of ranks.
+        device: device on which tensors must be.
         timeout_s: deadline of every wait, in seconds.
-        failures: the failure channel.
-        recorder: the flight recorder.
-        attached: wires among some of the same ranks, aborted and closed with this one.
-        packs: stages of plans are carried out by the transport itself, in one call.
-        keeps_layout: their outputs are channels-last where their inputs are.
-        has_streams: stages that were started run beside what follows, on a stream of their own.
-        on_failure: told, once, what this transport ended with.
-        remembered: operators made for this world, so that functions need not make them at every
-            call.
+        failures: failure channel.
+        recorder: flight recorder.
+        attached: transports between subsets of the ranks, aborted and closed with this one.
+        packs: whether the transport itself executes whole stages of plans, in one call.
+        keeps_layout: whether outputs of stages are channels-last if their inputs are.
+        carries_pieces: whether a message may consist of pieces of memory, see
+            :meth:`start_pieces`.
+        has_streams: whether started stages run concurrently with later work, on their own stream.
+        on_failure: called once, with the failure that ended this transport.
+        remembered: cache of the operators created for this world.
     """
 
     name: str
     packs: bool = False
     keeps_layout: bool = False
+    carries_pieces: bool = False
     has_streams: bool = False
 
     def __init__(
@@ -200,11 +203,11 @@ class Transport(ABC):
 
     @property
     def wires(self) -> tuple[Transport, ...]:
-        """This one, and those attached to it."""
+        """This transport, followed by those attached to it."""
         return (self, *self.attached.values())
 
     def communicator(self, members: Sequence[int]) -> Communicator:
-        """The communicator of these world ranks, made at first use by members only, then cached."""
+        """Return the communicator of these world ranks, created at first use by its members."""
         key = tuple(members)
         found = self._communicators.get(key)
         if found is None:
@@ -218,22 +221,22 @@ class Transport(ABC):
     def split(
         self, parent: Communicator, colors: Sequence[int], keys: Sequence[int]
     ) -> Communicator:
-        """This rank's part of ``parent``: the members of its color, ordered by key, then by rank.
+        """Return the communicator of the members with this rank's color, by key, then by rank.
 
-        ``colors`` and ``keys`` have one entry per member, known to all of them, so nothing is
-        exchanged.
+        ``colors`` and ``keys`` have one entry per member of ``parent`` and must be equal on all of
+        them, so no message is sent.
         """
         return self.communicator(parent.part(colors, keys))
 
     @contextmanager
     def group(self, signature: Signature) -> Generator[None, None, None]:
-        """Post verbs inside; they are in flight together and complete when the block ends.
+        """Open a group: verbs posted inside run together and are complete when it ends.
 
         Raises:
-            PlanMismatch: ranks disagree (signature, order or size); raised on all of them.
+            PlanMismatch: ranks disagree about signature, order or size; raised on all of them.
             PeerFailure: a peer died or raised; names it.
-            CollectiveTimeout: the deadline passed; says what each rank did last.
-            TransportError: another thread of this rank is inside.
+            CollectiveTimeout: the deadline passed; lists the last operations of each rank.
+            TransportError: another thread of this rank is inside a group.
         """
         self.check()
         if not self._try_enter():
@@ -265,26 +268,26 @@ class Transport(ABC):
         raise error
 
     def refuse(self, error: errors.GpudistError) -> NoReturn:
-        """Raise ``error`` here, and where the other ranks wait for this one, if there are any."""
+        """Raise ``error`` on this rank and make it end the waits of all other ranks."""
         if self.size > 1:
             self.abort(Failure.from_exception(error, self.rank))
         raise error
 
     def check(self) -> None:
-        """Raise the failure this transport already ended with, if any. Local and cheap."""
+        """Raise the failure that has ended this transport, if any. Local and cheap."""
         error = self.error()
         if error is not None:
-            self.tell_failure(Failure.from_exception(error, self.rank))
+            self.report_failure(Failure.from_exception(error, self.rank))
             raise error
 
-    def tell_failure(self, failure: Failure) -> None:
-        """This transport has ended, or is about to; only the first of several is told."""
-        told, self.on_failure = self.on_failure, None
-        if told is not None:
-            told(failure)
+    def report_failure(self, failure: Failure) -> None:
+        """Call :attr:`on_failure` with the failure that ends this transport; only the first."""
+        on_failure, self.on_failure = self.on_failure, None
+        if on_failure is not None:
+            on_failure(failure)
 
     def exception_of(self, failure: Failure) -> errors.GpudistError:
-        """The error of a failed world; where a peer failed, it names this rank's operation too."""
+        """Return the error of a failed world; if a peer failed, add this rank's last operation."""
         lines = self.recorder.lines(1)
         label = lines[0].partition(" ")[2].rpartition(": ")[0] if lines else "(none)"
         if failure.rank == self.rank or failure.kind != "PeerFailure" or label in failure.message:
@@ -303,29 +306,30 @@ class Transport(ABC):
         accumulates: bool = False,
         output_strides: Sequence[int] | None = None,
     ) -> object:
-        """A stage ready for :meth:`start_stages`, where the transport ``packs``.
+        """Return a stage ready for :meth:`start_stages`. Only if the transport ``packs``.
 
         Args:
-            stage: of this rank's plan.
-            ranks: world rank of each rank the stage names.
-            rank: this rank among them, -1 if it has no part in the stage.
-            input_strides: of the input, in items.
-            dtype: of the data.
-            fill: value of output cells nothing moves to.
-            accumulates: the output has values, to which everything that arrives is added.
-            output_strides: of the output, in items; contiguous if ``None``, as they are where the
-                transport does not keep layouts.
+            stage: stage of this rank's plan.
+            ranks: world rank of each rank in the stage.
+            rank: rank of this process in the stage, -1 if it takes no part.
+            input_strides: strides of the input, in items.
+            dtype: dtype of the data.
+            fill: value of output cells that receive nothing.
+            accumulates: whether received data is added to existing values of the output.
+            output_strides: strides of the output, in items; ``None`` for contiguous, which is
+                required unless the transport ``keeps_layout``.
         """
         raise NotImplementedError(f"the {self.name} transport does not pack")
 
     def bind_round(self, signature: Signature | None, parts: Sequence[RoundPart]) -> RoundRunner:
-        """What carries out one stage of each of several movements, from tensors to tensors.
+        """Return a function that executes one stage of each of several movements.
 
-        It checks, packs, exchanges and unpacks, and raises what :meth:`group` does.
+        The function maps input tensors to output tensors: it checks, packs, exchanges and unpacks.
+        It raises the same errors as :meth:`group`.
 
         Args:
-            signature: ``None`` for stages that exchange nothing.
-            parts: what there is to know about each stage.
+            signature: signature of the round, ``None`` for stages that exchange nothing.
+            parts: stages with everything that their calls need.
         """
         raise NotImplementedError(f"the {self.name} transport does not pack")
 
@@ -337,7 +341,7 @@ class Transport(ABC):
         dtype: torch.dtype,
         accumulates: bool = False,
     ) -> tuple[Post, ...]:
-        """The messages of a stage bound by :meth:`bind_stage`, which has the same arguments."""
+        """Return the messages of a stage; for the arguments see :meth:`bind_stage`."""
         narrow = dtype in (torch.float16, torch.bfloat16)
         return posts_between(
             as_messages(stage, rank, dtype.itemsize, narrow, accumulates), ranks, dtype
@@ -346,28 +350,57 @@ class Transport(ABC):
     def start_stages(
         self, signature: Signature, calls: Sequence[StageCall], activity: Activity
     ) -> StagesInFlight:
-        """Send bound stages on their way together; each call must be waited for.
+        """Start bound stages together; each call must be waited for.
 
         Args:
-            signature: of all of them.
-            calls: stages with their inputs and outputs.
-            activity: what they are counted as.
+            signature: common signature of the stages.
+            calls: stages with the addresses of their inputs and outputs.
+            activity: activity that counts them.
         """
         raise NotImplementedError(f"the {self.name} transport does not pack")
+
+    def start_pieces(
+        self,
+        signature: Signature,
+        sends: bool,
+        peers: Sequence[int],
+        pieces: Sequence[tuple[int, int]],
+    ) -> AbstractContextManager[None]:
+        """Send one message to several ranks, or receive one, without a plan.
+
+        Only if the transport ``carries_pieces``. The message is a sequence of pieces of memory,
+        which may be divided differently on the other side. The transfer ends with the ``with``
+        statement: until then the pieces must stay alive, and sent data must not change.
+
+        Args:
+            signature: signature of the message, equal on both sides.
+            sends: whether to send or to receive.
+            peers: world ranks of the receivers, or of the one sender.
+            pieces: address and size in bytes of each piece; the total must be equal on both sides.
+        """
+        raise NotImplementedError(f"the {self.name} transport does not carry pieces")
+
+    def host_wire(self, ranks: tuple[int, ...]) -> Transport:
+        """Return a transport for CPU tensors between ``ranks``.
+
+        This transport itself, unless it carries GPU tensors. Then it is an attached transport whose
+        ranks are positions in ``ranks``; the first call is collective over them.
+        """
+        return self
 
     def known_global_shape(
         self, shape: Sequence[int], grid: Sequence[int], index: Sequence[int]
     ) -> tuple[int, ...] | None:
-        """Of the tensor in balanced blocks over ``grid`` of which that at ``index`` has ``shape``.
+        """Return the global shape of a balanced tensor whose block at ``index`` has ``shape``.
 
-        ``None`` where ranks have to tell each other, as over every wire with others on it.
+        ``None`` if the ranks must agree on it by messages, as over every transport but a dry one.
         """
         return None
 
     def wait(self) -> None:  # noqa: B027
-        """Return when all that was posted is complete, so that the host may read it.
+        """Wait until everything posted is complete, so that the host may read the results.
 
-        Nothing to do where groups are complete when they end.
+        Returns at once if groups are complete when they end.
         """
 
     @abstractmethod
@@ -379,29 +412,29 @@ class Transport(ABC):
     @abstractmethod
     def _group_end(self) -> None: ...
 
+    # Discard the posts of the open group, none of which has been sent.
     @abstractmethod
-    def _group_discard(self) -> None:
-        """Forget what was posted in the open group; nothing of it has been sent."""
+    def _group_discard(self) -> None: ...
 
     @abstractmethod
     def abort(self, failure: Failure) -> None:
         """Post ``failure`` and end this rank's transport: every later use raises it."""
 
     def post_failure(self, failure: Failure) -> None:
-        """Leave ``failure`` for all ranks, from any thread: waits and later uses end with it."""
+        """Post ``failure`` from any thread: waits and later uses on all ranks raise it."""
         self.failures.post(failure)
 
     @abstractmethod
     def error(self) -> errors.GpudistError | None:
-        """What this transport ended with, as far as this rank knows; local and cheap."""
+        """Return the error that ended this transport, if this rank knows one. Local and cheap."""
 
     def leave_to_parent(self) -> None:
-        """In a child that this process forked: no use reaches the world; it raises.
+        """Disable this transport in a forked child: every use raises.
 
-        CUDA itself refuses a forked child, which only has to end in peace.
+        CUDA itself does not work in forked children; they only need to exit cleanly.
         """
         keep_for_good(self)
 
     @abstractmethod
     def close(self) -> None:
-        """Release everything; idempotent, never blocks on a peer."""
+        """Release all resources. Idempotent; never blocks on a peer."""

@@ -1,4 +1,4 @@
-"""The collective verbs, written with sends and recvs."""
+"""Collective verbs implemented with sends and receives."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gpudist.transport.base import Communicator, ReduceOp, Signature
 if TYPE_CHECKING:
     from gpudist.transport.point_to_point import PointToPointTransport
 
-# Below this an all-reduce costs latency, and two tree-like steps beat 2 (size - 1) messages per
-# rank.
+# Below this size an all-reduce is bound by latency, and reduce plus broadcast beats 2 (size - 1)
+# messages per rank.
 _SMALL_BYTES = 16 * 1024
 
 _COMBINE: dict[str, Callable[..., torch.Tensor]] = {
@@ -28,11 +28,10 @@ _IDENTITY = {"sum": 0, "prod": 1}
 
 
 class PointToPointCommunicator(Communicator):
-    """The verbs over a transport that has only point-to-point messages.
+    """Verbs over a transport that only has point-to-point messages.
 
-    Reductions combine in ascending rank order whatever the size, and float16 and bfloat16 are
-    combined in float32 and rounded once: the result has the same bits on every rank and in every
-    run.
+    Reductions are in ascending rank order for every size. float16 and bfloat16 are reduced in
+    float32 and rounded once. The result has the same bits on every rank and in every run.
 
     Raises (every verb):
         TransportError: a rank outside the communicator, a message to itself, an unknown reduction.
@@ -40,21 +39,21 @@ class PointToPointCommunicator(Communicator):
             maximum or minimum of complex numbers.
     """
 
-    def __init__(self, transport: PointToPointTransport, members: Sequence[int]) -> None:
-        super().__init__(members, transport.rank)
-        self._transport = transport
+    def __init__(self, wire: PointToPointTransport, members: Sequence[int]) -> None:
+        super().__init__(members, wire.rank)
+        self._wire = wire
 
     def send(self, tensor: torch.Tensor, peer: int) -> None:
         payload = self._bytes(tensor)
         target = self._peer(peer)
         with self._group("message", tensor, f"send to rank {target}:"):
-            self._transport.queue_send(payload, target)
+            self._wire.queue_send(payload, target)
 
     def recv(self, tensor: torch.Tensor, peer: int) -> None:
         payload = self._bytes(tensor)
         source = self._peer(peer)
         with self._group("message", tensor, f"recv from rank {source}:"):
-            self._transport.queue_recv(payload, source)
+            self._wire.queue_recv(payload, source)
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         self._check_rank(root)
@@ -72,7 +71,7 @@ class PointToPointCommunicator(Communicator):
         shown = tensor if tensor is not None else output
         if shown is None or (output is None) == (self.rank == root):
             raise TransportError(
-                f"reduce to rank {root}: the root gives an output, every other rank a tensor only; "
+                f"reduce to rank {root}: the root gives an output, every other rank only a tensor; "
                 f"rank {self.rank} gave tensor {_shape(tensor)} and output {_shape(output)}"
             )
         self._check_op(op, shown)
@@ -109,29 +108,29 @@ class PointToPointCommunicator(Communicator):
         )
 
     def _broadcast(self, payload: torch.Tensor, root: int) -> None:
-        """A binomial tree, log2(size) deep: place p hears from p less its lowest bit."""
+        """Broadcast along a binomial tree: place p receives from p without its lowest bit."""
         place = (self.rank - root) % self.size
         step = 1
         while step < self.size and not place & step:
             step *= 2
         if place:
-            self._transport.exchange(recvs=[(payload, self._at(place - step + root))])
+            self._wire.exchange(recvs=[(payload, self._at(place - step + root))])
         children = []
         while step > 1:
             step //= 2
             if place + step < self.size:
                 children.append((payload, self._at(place + step + root)))
-        self._transport.exchange(sends=children)
+        self._wire.exchange(sends=children)
 
     def _reduce(
         self, tensor: torch.Tensor | None, output: torch.Tensor | None, root: int, op: ReduceOp
     ) -> None:
         if output is None:
             assert tensor is not None
-            self._transport.exchange(sends=[(self._bytes(tensor), self._at(root))])
+            self._wire.exchange(sends=[(self._bytes(tensor), self._at(root))])
             return
         parts = [tensor if i == root else torch.empty_like(output) for i in range(self.size)]
-        self._transport.exchange(
+        self._wire.exchange(
             recvs=[
                 (self._bytes(part), self._at(i))
                 for i, part in enumerate(parts)
@@ -152,16 +151,14 @@ class PointToPointCommunicator(Communicator):
     def _combine_pieces(
         self, pieces: Sequence[torch.Tensor], output: torch.Tensor, op: ReduceOp
     ) -> None:
-        """Combine every member's ``pieces[rank]`` into the ``output`` of that rank."""
         mine = pieces[self.rank]
         parts = [mine if i == self.rank else torch.empty_like(mine) for i in range(self.size)]
-        self._transport.exchange(sends=self._to_others(pieces), recvs=self._to_others(parts))
+        self._wire.exchange(sends=self._to_others(pieces), recvs=self._to_others(parts))
         combine(parts, output, op)
 
     def _share(self, pieces: Sequence[torch.Tensor]) -> None:
-        """Fill every other ``pieces[i]`` with that of member i."""
         mine = [pieces[self.rank]] * self.size
-        self._transport.exchange(sends=self._to_others(mine), recvs=self._to_others(pieces))
+        self._wire.exchange(sends=self._to_others(mine), recvs=self._to_others(pieces))
 
     def _to_others(self, pieces: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
         return [
@@ -179,17 +176,17 @@ class PointToPointCommunicator(Communicator):
                 run()
 
         with self._group(verb, tensor, verb):
-            self._transport.queue_collective(self.members, run_without_grad)
+            self._wire.queue_collective(self.members, run_without_grad)
 
     @contextmanager
     def _group(self, verb: str, tensor: torch.Tensor, words: str) -> Generator[None, None, None]:
-        """The group that is open, or one made of this verb and its size alone."""
-        if self._transport.in_group:
+        """Use the open group, or open one whose signature is this verb and its size."""
+        if self._wire.in_group:
             yield
             return
         meaning = f"{verb} of {tensor.numel() * tensor.element_size()} bytes over {self.size}"
         label = f"{words} {_shape(tensor)} on {self.members}"
-        with self._transport.group(Signature(label, Signature.of(meaning).digest)):
+        with self._wire.group(Signature(label, Signature.of(meaning).digest)):
             yield
 
     def _peer(self, rank: int) -> int:
@@ -210,15 +207,14 @@ class PointToPointCommunicator(Communicator):
             )
 
     def _bytes(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The memory of ``tensor`` as a one-dimensional uint8 tensor that shares it."""
         self._check_memory(tensor)
         return tensor.detach().view(-1).view(torch.uint8)
 
     def _check_memory(self, tensor: torch.Tensor) -> None:
-        if tensor.device.type != self._transport.device.type:
+        if tensor.device.type != self._wire.device.type:
             raise ShapeError(
-                f"the {self._transport.name} transport carries tensors on "
-                f"{self._transport.device}, not {_shape(tensor)} on {tensor.device}"
+                f"the {self._wire.name} transport carries tensors on "
+                f"{self._wire.device}, not {_shape(tensor)} on {tensor.device}"
             )
         if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
             raise ShapeError(
@@ -228,7 +224,7 @@ class PointToPointCommunicator(Communicator):
 
 
 def combine(parts: Sequence[torch.Tensor], output: torch.Tensor, op: ReduceOp) -> None:
-    """Fold ``parts`` from left to right into ``output``, which may share memory with them."""
+    """Reduce ``parts`` from left to right into ``output``, which may share memory with them."""
     if not parts:
         output.fill_(_IDENTITY[op])
         return

@@ -1,4 +1,4 @@
-"""Threads that take turns: one runs at a time, and hands over only where it waits."""
+"""Cooperative threads: one runs at a time and yields only where it waits."""
 
 from __future__ import annotations
 
@@ -9,38 +9,37 @@ import torch
 
 
 class Turns:
-    """A baton that ``size`` threads pass round.
+    """Scheduler that lets ``size`` threads run one at a time.
 
-    The order in which they run follows from the program alone, so every run is like the last, and
-    when none of them can go on that is known at once and for certain. Each thread has its own
-    state of torch's default random generator, swapped when the baton is; all start from the state
-    at construction.
+    The order of execution depends on the program alone, so every run is identical, and a deadlock
+    is detected immediately. Each thread has its own state of torch's default random generator,
+    swapped at each switch; all start from the state at construction.
 
     Args:
         size: number of threads.
-        on_deadlock: called when every thread waits or has finished; it must make some wait ready.
+        on_deadlock: called when every thread waits or has finished; must make some wait ready.
     """
 
     def __init__(self, size: int, on_deadlock: Callable[[], None]) -> None:
         self._on_deadlock = on_deadlock
         self._turn = [threading.Semaphore(0) for _ in range(size)]
-        # What a thread waits for; None: it is running, or could.
+        # Condition that each thread waits for; None if it is running or runnable.
         self._ready: list[Callable[[], bool] | None] = [None] * size
         self._generator_states = [torch.get_rng_state()] * size
         self.finished = [False] * size
         self.all_finished = threading.Event()
 
     def start(self) -> None:
-        """Give the baton to the first thread; by the caller, once."""
+        """Let the first thread run. Called once, by the owner."""
         self._turn[0].release()
 
     def enter(self, rank: int) -> None:
-        """Wait for the first turn; by each thread, before anything else."""
+        """Wait for the first turn. Called first by each thread."""
         self._turn[rank].acquire()
         torch.set_rng_state(self._generator_states[rank])
 
     def wait(self, rank: int, ready: Callable[[], bool]) -> None:
-        """Return when ``ready()``, letting the other threads run until then."""
+        """Let other threads run until ``ready()`` is true."""
         if ready():
             return
         self._ready[rank] = ready
@@ -53,7 +52,7 @@ class Turns:
         self._ready[rank] = None
 
     def finish(self, rank: int) -> None:
-        """Hand over for good; by each thread, after everything else."""
+        """End this thread's turns. Called last by each thread."""
         self.finished[rank] = True
         if all(self.finished):
             self.all_finished.set()

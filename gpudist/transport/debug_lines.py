@@ -1,4 +1,4 @@
-"""One line a message, to see what a program sends and where it stands still."""
+"""Print one line per message, to see what a program sends and where it hangs."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import sys
 import time
 from typing import Any
 
-from gpudist.transport.recording import ACTIVITY, Operation, Phase, Post
+from gpudist.transport.flight_recorder import ACTIVITY, Operation, Phase, Post
 
 
 class DebugLines:
-    """Writes each message of a rank to standard error when it is posted.
+    """Observer that prints each message of a rank when it is posted.
 
     Args:
-        rank: of this process in the world.
-        file: in place of standard error.
+        rank: world rank of this process.
+        file: file to write to, by default standard error.
     """
 
     def __init__(self, rank: int, file: Any = None) -> None:
@@ -29,7 +29,7 @@ class DebugLines:
         at_s = time.monotonic() - self._start_s
         size_bytes = max(post.sent_bytes, post.received_bytes)
         where = {"send": "to", "receive": "from"}.get(post.kind, "root")
-        # In one piece: other ranks write to the same terminal.
+        # A single write: other ranks write to the same terminal.
         (self._file or sys.stderr).write(
             f"gpudist: rank {self._rank} {at_s:.6f} s: {post.kind} {where} {post.peer}, message "
             f"{number}, {size_bytes} bytes: {operation[ACTIVITY].label}\n"

@@ -1,7 +1,7 @@
-"""A wire of a world that is not there: one rank posts its messages, which are counted and dropped.
+"""Dry runs: a single rank posts its messages, which are counted and dropped.
 
-Tensors are torch's on the device ``meta``, which have shapes and no cells, so that a network of any
-size is rehearsed on one processor: the messages are those of the plans that would move the cells.
+Tensors are on the ``meta`` device and have shapes but no data, so a network of any size can run on
+one processor. The messages are those of the plans that would move the data.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from gpudist.geometry.boxes import Box, CollectiveKind, Message, Stage
 from gpudist.geometry.messages import MessageStage, as_messages
 from gpudist.transport.base import RoundPart, RoundRunner, Signature
 from gpudist.transport.failure.channel import Failure, FailureChannel
-from gpudist.transport.message import Header
+from gpudist.transport.flight_recorder import Activity
+from gpudist.transport.message_header import MessageHeader
 from gpudist.transport.nccl.stages import collectives_by_nccl
 from gpudist.transport.point_to_point import PointToPointTransport
-from gpudist.transport.recording import Activity
 
 META = torch.device("meta")
 
-Wire = Literal["nccl", "host", "gloo"]
+Posting = Literal["nccl", "host", "gloo"]
 
 
-def wire_like(transport: str) -> Wire:
-    """The one whose messages are those of this transport."""
+def posting_of(transport: str) -> Posting:
+    """Return the transport that posts the same messages as ``transport``."""
     return transport if transport in ("nccl", "host") else "gloo"
 
 
 @dataclass(frozen=True)
 class Posted:
-    """One message, as one side sees it.
+    """One side of a message.
 
     Attributes:
         peer: world rank of the other side.
-        size_bytes: of its cells.
-        rows: contiguous pieces that it is packed from, or unpacked to.
+        size_bytes: size of the data in bytes, without header.
+        rows: number of contiguous pieces that it is packed from or unpacked to.
     """
 
     peer: int
@@ -49,10 +49,12 @@ class Posted:
 
 @dataclass(frozen=True)
 class Shared:
-    """A collective that the wire has a verb for, with what one rank gives or takes.
+    """Collective that the transport has a verb for.
 
     Attributes:
-        members: world ranks.
+        kind: kind of the collective.
+        members: world ranks of the members.
+        size_bytes: size in bytes of one rank's tensor.
     """
 
     kind: CollectiveKind
@@ -62,7 +64,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one rank moves in a stage: messages, collectives, and copies from itself to itself."""
+    """Data that one rank moves in a stage: messages, collectives and local copies."""
 
     sends: tuple[Posted, ...] = ()
     receives: tuple[Posted, ...] = ()
@@ -71,23 +73,23 @@ class Traffic:
 
 
 class Listener(Protocol):
-    """Hears of what a dry wire would carry."""
+    """Receiver of the traffic of a dry transport."""
 
     def exchanged(self, traffic: Traffic) -> None:
-        """A group of messages, complete before anything else happens."""
+        """Record a group of messages that completes before anything else happens."""
         ...
 
     def started(self, traffic: Traffic) -> object:
-        """A group of messages on its way; what is returned comes back to :meth:`waited`."""
+        """Record the start of a group of messages; :meth:`waited` gets the returned object."""
         ...
 
     def waited(self, started: object) -> None:
-        """Something of that group is needed."""
+        """Record that a result of the started group is needed."""
         ...
 
 
 class DryFailures(FailureChannel):
-    """Nobody else is there to fail."""
+    """Failure channel of a world with a single rank."""
 
     def __init__(self) -> None:
         self._failure: Failure | None = None
@@ -100,14 +102,14 @@ class DryFailures(FailureChannel):
 
 
 class DryTransport(PointToPointTransport):
-    """One rank of a world without the others.
+    """One rank of a world whose other ranks do not exist.
 
     Args:
-        rank, size: this rank in the world.
-        listener: hears of every group of messages.
-        global_shape_of: the global shape of the tensor of which a block has this shape, on this
-            grid at this index. Ranks would agree on it.
-        wire: post what this transport would: collectives are NCCL's own, or messages.
+        rank, size: rank of this process and number of ranks.
+        listener: receives every group of messages.
+        global_shape_of: returns the global shape of a tensor from the shape of a block, the grid
+            and the block's index. In a real world the ranks agree on it by messages.
+        posting: transport whose messages are posted; NCCL has its own collectives.
     """
 
     name = "dry"
@@ -118,12 +120,12 @@ class DryTransport(PointToPointTransport):
         size: int,
         listener: Listener,
         global_shape_of: Callable[[Sequence[int], Sequence[int], Sequence[int]], tuple[int, ...]],
-        wire: Wire = "nccl",
+        posting: Posting = "nccl",
     ) -> None:
         super().__init__(rank, size, META, float("inf"), DryFailures())
-        self._wire = wire
-        self.packs = wire != "gloo"
-        self.keeps_layout = self.has_streams = wire == "nccl"
+        self._posting = posting
+        self.packs = posting != "gloo"
+        self.keeps_layout = self.has_streams = posting == "nccl"
         self._listener = listener
         self._global_shape_of = global_shape_of
         self._sends: list[Posted] = []
@@ -145,7 +147,7 @@ class DryTransport(PointToPointTransport):
         accumulates: bool = False,
         output_strides: Sequence[int] | None = None,
     ) -> Traffic:
-        if self._wire == "nccl":
+        if self._posting == "nccl":
             own = tuple(c for c in stage.collectives if collectives_by_nccl(c, dtype))
             rest = tuple(c for c in stage.collectives if c not in own)
             messages = as_messages(
@@ -178,10 +180,10 @@ class DryTransport(PointToPointTransport):
         traffic = _together([stage for stage, _, _ in calls])
         return _DryStages(self._listener, self._listener.started(traffic))
 
-    def _post_send(self, payload: torch.Tensor, peer: int, header: Header) -> None:
+    def _post_send(self, payload: torch.Tensor, peer: int, header: MessageHeader) -> None:
         self._sends.append(Posted(peer, payload.numel(), 1))
 
-    def _post_recv(self, payload: torch.Tensor, peer: int, header: Header) -> None:
+    def _post_recv(self, payload: torch.Tensor, peer: int, header: MessageHeader) -> None:
         self._receives.append(Posted(peer, payload.numel(), 1))
 
     def _wait(self, handles: Sequence[Any]) -> None:
@@ -200,7 +202,7 @@ class _DryStages:
 
 
 def traffic_of(stage: MessageStage, ranks: Sequence[int], dtype: torch.dtype) -> Traffic:
-    """What the messages of a stage are, between world ``ranks``."""
+    """Return the traffic of a stage between world ``ranks``."""
 
     def posted(message: Message) -> Posted:
         size_bytes = message.volume * dtype.itemsize
@@ -217,7 +219,7 @@ def traffic_of(stage: MessageStage, ranks: Sequence[int], dtype: torch.dtype) ->
 
 
 def rows_of(box: Box) -> int:
-    """Pieces along the last dim."""
+    """Return the number of rows of a box along its last dim."""
     return box.volume // max(1, box.shape[-1]) if box.shape else 1
 
 

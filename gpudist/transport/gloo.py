@@ -1,4 +1,4 @@
-"""Messages over torch.distributed's gloo: CPU ranks, on one node or several."""
+"""Gloo transport: CPU ranks on one or several nodes, over torch.distributed's gloo."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import torch.distributed.distributed_c10d as dist
 
 from gpudist.errors import CollectiveTimeout, GpudistError, PeerFailure, TransportError
 from gpudist.transport.addresses import LOOPBACK, address_towards, host_of, reachable_address
-from gpudist.transport.background import Background, Job
+from gpudist.transport.background import Background, BackgroundCall
 from gpudist.transport.failure.forks import keep_for_good
 from gpudist.transport.failure.store import STORE_ERRORS, StoreFailureChannel, store_gone
-from gpudist.transport.message import HEADER_BYTES, Header
+from gpudist.transport.message_header import HEADER_BYTES, MessageHeader
 from gpudist.transport.point_to_point import PointToPointTransport
 
 T = TypeVar("T")
@@ -24,9 +24,9 @@ T = TypeVar("T")
 _FRAME_BYTES = 4096
 _INLINE_BYTES = _FRAME_BYTES - HEADER_BYTES
 _FRAME_TAG = 0
-# Gloo's own deadline is later than ours, so that the error a user sees is ours.
+# Gloo's own deadline is later than ours, so that users see our error.
 _GLOO_SLACK_S = 60.0
-# And its wait for the others while it connects, so that a thread is not left for long.
+# Extra time for gloo's wait while connecting; short, because its thread outlives our deadline.
 _CONNECTING_S = 1.0
 _SLICE_S = 0.05
 _FIRST_LOOK_S = 0.1
@@ -36,22 +36,24 @@ _POLL_S = 0.02
 
 
 class _ConnectionLost(Exception):
-    """Gloo could not go on with a peer; why is for the rank's own thread to find out."""
+    """Gloo lost its connection to a peer; the rank's own thread finds out why."""
 
     def __init__(self, peer: int, error: Exception) -> None:
         super().__init__(str(error))
         self.peer = peer
 
 
-class _Message:
-    """A message in flight, and the memory it needs until it is complete.
+class _GlooMessage:
+    """Message in flight, with the memory it needs until it is complete.
 
-    A frame of fixed size goes first, since gloo ends the process when sizes differ: it holds the
-    header and a payload that fits. A longer payload follows under a tag of its own once the
-    header has matched.
+    A frame of fixed size is sent first, because gloo aborts the process if sizes differ. It holds
+    the header, and the payload if it fits. A longer payload follows under its own tag once the
+    header has been verified.
     """
 
-    def __init__(self, payload: torch.Tensor, peer: int, header: Header, is_recv: bool) -> None:
+    def __init__(
+        self, payload: torch.Tensor, peer: int, header: MessageHeader, is_recv: bool
+    ) -> None:
         self.payload = payload
         self.peer = peer
         self.header = header
@@ -74,8 +76,8 @@ class _Message:
             self.inline.copy_(self.payload)
 
     def open_frame(self, rank: int) -> None:
-        """Verify the header that has come, and take the payload if it is in the frame."""
-        received = Header.unpack(self.frame[:HEADER_BYTES].numpy().tobytes())
+        """Verify the received header, and copy the payload if it is in the frame."""
+        received = MessageHeader.unpack(self.frame[:HEADER_BYTES].numpy().tobytes())
         self.header.verify(received, rank, self.peer)
         if self.is_inline:
             self.payload.copy_(self.inline)
@@ -84,18 +86,18 @@ class _Message:
 class GlooTransport(PointToPointTransport):
     """One rank of a world over gloo.
 
-    Constructing it is collective: it returns once every rank has arrived and all are connected.
+    The constructor is collective: it returns once all ranks are connected.
 
     Args:
-        store: a ``torch.distributed.Store`` where the ranks meet and failures are left.
-        rank, size: this process in the world.
+        store: ``torch.distributed.Store`` for the rendezvous and for failures.
+        rank, size: rank of this process and number of ranks.
         timeout_s: deadline of every group, in seconds.
-        prefix: first part of the keys in ``store``; one per world.
-        same_node: all ranks are on this machine, so messages stay on the loopback interface.
-        interface: network interface to use between nodes; the one towards the store's node where
-            ``None``.
-        store_rank: world rank whose process hosts the store, where it is one of them.
-        look: called in waits; raises what has become of a world that this belongs to.
+        prefix: prefix of the keys in ``store``, unique per world.
+        same_node: whether all ranks are on this node, so that messages use the loopback interface.
+        interface: network interface to use between nodes; ``None`` for the one towards the store's
+            node.
+        store_rank: world rank whose process hosts the store, or ``None`` if none of them does.
+        look: called in waits; raises the failure of a surrounding world.
     """
 
     name = "gloo"
@@ -116,9 +118,9 @@ class GlooTransport(PointToPointTransport):
         self._look_outside = look
         self._channel = StoreFailureChannel(store, prefix, store_rank)
         super().__init__(rank, size, torch.device("cpu"), timeout_s, self._channel)
-        # Gloo's waits cannot be interrupted, so another thread makes them.
+        # Gloo's waits cannot be interrupted, so they run in another thread.
         self._waiter = Background(f"gpudist gloo rank {rank}")
-        self._in_flight: set[_Message] = set()
+        self._in_flight: set[_GlooMessage] = set()
         self._gloo: Any = None
         self._patience = timedelta(seconds=timeout_s + _GLOO_SLACK_S)
         operation = self.recorder.begin_group(f"connect {size} ranks")
@@ -128,14 +130,14 @@ class GlooTransport(PointToPointTransport):
             keys = self._await_all(store, f"{prefix}/arrived", own)
             addresses = self._ask(lambda: [store.get(key).decode() for key in keys])
             address = reachable_address(own, addresses)
-            # Its wait for the others goes on when this rank has given up, so it is no longer.
+            # Gloo waits for the others even after this rank has given up, so keep its wait short.
             left_s = max(0.0, self._deadline_s - time.monotonic())
             options = _options(left_s + _CONNECTING_S, address, interface)
             wire = dist.PrefixStore(f"{prefix}/gloo", store)
             job = self._waiter.submit(lambda: dist.ProcessGroupGloo(wire, rank, size, options))
             self._gloo = self._connected(job, interface or address)
             self._await(self._channel.connecting)
-            # A rank that has all its connections and closes them would end those of the others.
+            # A rank that closes before the others are connected would break their connections.
             self._await_all(store, f"{prefix}/connected", "")
         except BaseException as error:
             cause = error
@@ -154,14 +156,14 @@ class GlooTransport(PointToPointTransport):
         if not self._closed:
             super().close()
             self._break()
-            # A connection that is not made goes on to gloo's own deadline.
+            # An unfinished connection attempt runs until gloo's own deadline.
             has_ended = self._waiter.stop(_GRACE_S if self._gloo is not None else _POLL_S)
             self._channel.close()
             if not has_ended:
-                # To free them would end the wait of a thread, which then asks for an interpreter
-                # that may be going.
+                # Freeing them would end the wait of a thread, which would then need an interpreter
+                # that may be shutting down.
                 keep_for_good((self._gloo, tuple(self._in_flight)))
-            # Its sockets go with it, however long somebody holds this.
+            # Close the sockets even if somebody keeps a reference to this transport.
             self._in_flight.clear()
             self._gloo = None
 
@@ -170,14 +172,16 @@ class GlooTransport(PointToPointTransport):
         keep_for_good(getattr(self, "_gloo", None))
 
     def _ask(self, call: Callable[[], T]) -> T:
-        """What a store says: one whose host is stopped never answers."""
+        # A store whose host is stopped never answers.
         return self._await(self._waiter.submit(call))
 
     def _await_all(self, store: Any, what: str, own: str) -> list[str]:
-        """Wait until every rank has said so: gloo's own wait is deaf to signals and names nobody.
+        """Publish ``own`` and wait until every rank has published its text.
+
+        Unlike gloo's own wait, this one reacts to signals and names the missing ranks.
 
         Returns:
-            Where what they have said is, by rank; that of this one is ``own``.
+            Store keys of the texts, by rank.
         """
         keys = [f"{what}/{rank}" for rank in range(self.size)]
         self._ask(lambda: store.set(keys[self.rank], own))
@@ -188,7 +192,7 @@ class GlooTransport(PointToPointTransport):
                 missing = [rank for rank, is_there in enumerate(there) if not is_there]
                 raise CollectiveTimeout(
                     f"after {self.timeout_s:g} s rank {self.rank} still misses ranks {missing} of "
-                    f"{self.size}; are they running, with the same world size?"
+                    f"{self.size}; are they running with the same world size?"
                 )
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _SLICE_S)
@@ -196,8 +200,8 @@ class GlooTransport(PointToPointTransport):
                 self._look()
         return keys
 
-    def _connected(self, job: Job[Any], address: str) -> Any:
-        """The process group, which the others reach at ``address``."""
+    def _connected(self, job: BackgroundCall[Any], address: str) -> Any:
+        """Wait for ``job`` and return the process group, listening at ``address``."""
         try:
             return self._await(job)
         except (GpudistError, *STORE_ERRORS):
@@ -205,12 +209,12 @@ class GlooTransport(PointToPointTransport):
         except RuntimeError as error:
             raise TransportError(
                 f"rank {self.rank}, at {address}, is not connected with all others: {error}; if "
-                f"that is the wrong network, set GLOO_SOCKET_IFNAME to the interface of the right "
+                f"this is the wrong network, set GLOO_SOCKET_IFNAME to the interface of the right "
                 f"one"
             ) from error
 
-    def _post_send(self, payload: torch.Tensor, peer: int, header: Header) -> _Message:
-        message = _Message(payload, peer, header, is_recv=False)
+    def _post_send(self, payload: torch.Tensor, peer: int, header: MessageHeader) -> _GlooMessage:
+        message = _GlooMessage(payload, peer, header, is_recv=False)
         message.close_frame()
         self._in_flight.add(message)
         try:
@@ -221,8 +225,8 @@ class GlooTransport(PointToPointTransport):
             self._raise_lost(_ConnectionLost(peer, error))
         return message
 
-    def _post_recv(self, payload: torch.Tensor, peer: int, header: Header) -> _Message:
-        message = _Message(payload, peer, header, is_recv=True)
+    def _post_recv(self, payload: torch.Tensor, peer: int, header: MessageHeader) -> _GlooMessage:
+        message = _GlooMessage(payload, peer, header, is_recv=True)
         self._in_flight.add(message)
         try:
             message.works.append(self._gloo.recv([message.frame], peer, _FRAME_TAG))
@@ -230,16 +234,16 @@ class GlooTransport(PointToPointTransport):
             self._raise_lost(_ConnectionLost(peer, error))
         return message
 
-    def _wait(self, handles: Sequence[_Message]) -> None:
+    def _wait(self, handles: Sequence[_GlooMessage]) -> None:
         if handles:
             self._await(self._waiter.submit(lambda: self._complete(handles)))
             self._in_flight.difference_update(handles)
 
-    def _complete(self, messages: Sequence[_Message]) -> None:
-        """In the waiter thread: all frames are opened before any payload is waited for.
+    def _complete(self, messages: Sequence[_GlooMessage]) -> None:
+        """Wait for messages in the background thread: open all frames, then wait for payloads.
 
-        In the other order two ranks that send each other long payloads would wait for ever: a
-        long send ends when the peer receives it, which it does only once it has opened the frame.
+        Otherwise two ranks that send each other long payloads would deadlock: a long send ends when
+        the peer receives the payload, which it posts only after opening the frame.
         """
         for message in messages:
             if message.is_recv:
@@ -252,7 +256,7 @@ class GlooTransport(PointToPointTransport):
                 for work in message.works:
                     self._wait_work(work, message.peer)
 
-    def _recv_payload(self, message: _Message) -> Any:
+    def _recv_payload(self, message: _GlooMessage) -> Any:
         try:
             return self._gloo.recv([message.payload], message.peer, message.tag)
         except RuntimeError as error:
@@ -264,8 +268,8 @@ class GlooTransport(PointToPointTransport):
         except RuntimeError as error:
             raise _ConnectionLost(peer, error) from None
 
-    def _await(self, job: Job[T]) -> T:
-        """The job's result; also ends with the deadline, a signal, or a failure of the world."""
+    def _await(self, job: BackgroundCall[T]) -> T:
+        """Wait for a job; the deadline, a signal or a failure of the world ends the wait."""
         next_look_s = time.monotonic() + _FIRST_LOOK_S
         while not job.wait(min(_SLICE_S, max(0.0, self._deadline_s - time.monotonic()))):
             now_s = time.monotonic()
@@ -280,7 +284,7 @@ class GlooTransport(PointToPointTransport):
             self._raise_lost(lost)
 
     def _look(self) -> None:
-        """Raise the failure of this world, if any; answer a rank that reports a timeout."""
+        # Raise the failure of this world, if any, and answer a rank that reports a timeout.
         self._look_outside()
         failure = self._channel.peek()
         if self._channel.lines_wanted:
@@ -289,7 +293,7 @@ class GlooTransport(PointToPointTransport):
             raise self.exception_of(failure)
 
     def _raise_lost(self, lost: _ConnectionLost) -> NoReturn:
-        # The peer may have left because of a failure elsewhere: give it the time to say so.
+        # The peer may have closed because of a failure elsewhere: wait for the report of it.
         deadline_s = time.monotonic() + _GRACE_S
         while time.monotonic() < deadline_s:
             self._look()
@@ -312,7 +316,7 @@ class GlooTransport(PointToPointTransport):
         waiting = sorted({message.peer for message in self._in_flight if not message.is_complete})
         cut = (
             "; the store of this world does not answer either: its node is down, or the network "
-            "between is cut"
+            "connection is lost"
         )
         return CollectiveTimeout(
             f"'{self._doing()}' on rank {self.rank} was not complete after {self.timeout_s:g} s, "
@@ -325,11 +329,9 @@ class GlooTransport(PointToPointTransport):
         return self._running.label if self._running is not None else "the connection of all ranks"
 
     def _break(self) -> None:
-        """Close the connections: the waiter's wait ends, and every buffer in flight is let go.
-
-        Gloo does that when a wait times out, and on no other request. It also keeps a wait that
-        returns while the interpreter exits from ending the process with an abort.
-        """
+        # Gloo closes its connections only when a wait times out. This ends the background thread's
+        # wait and releases the buffers in flight, so that no wait returns during interpreter exit,
+        # which would abort the process.
         for message in self._in_flight:
             for work in message.works:
                 with suppress(RuntimeError):
@@ -353,6 +355,6 @@ def _device_of(interface: str) -> Any:
         return dist.ProcessGroupGloo.create_device(interface=interface, lazy_init=False)
     except RuntimeError as error:
         raise TransportError(
-            f"GLOO_SOCKET_IFNAME is {interface!r}, which is no interface of this node with an "
+            f"GLOO_SOCKET_IFNAME is {interface!r}, which is not an interface of this node with an "
             f"address: {error}"
         ) from error

@@ -1,4 +1,4 @@
-"""The operator and the partition in the label of an operation, without shapes and dtypes."""
+"""Extract the operator and the partition from the label of an operation."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _JOINED = re.compile(r"( \+ |, then )")
 
 @lru_cache(maxsize=4096)
 def operator_and_partition(label: str) -> tuple[str, str]:
-    """What an operation is and where: ``"halo_exchange on [1, 2] of [4, 6] of torch.float32"`` is
-    ``("halo_exchange", "[1, 2]")``. The partition is empty where the label does not tell.
+    """Return operator and partition of a label, without shapes and dtypes.
 
-    Of operations that were moved together, names that come again are named once, and the partition
-    is the first one's.
+    ``"halo_exchange on [1, 2] of [4, 6] of torch.float32"`` becomes
+    ``("halo_exchange", "[1, 2]")``. The partition is empty if the label has none. For operations
+    that move together, each name is listed once, and the partition is that of the first.
     """
     parts = _JOINED.split(label)
     found = [_of_one(part) for part in parts[::2]]

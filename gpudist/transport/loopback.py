@@ -1,4 +1,4 @@
-"""Ranks as threads of one process, for tests and notebooks: deterministic, and never stuck."""
+"""Loopback transport: ranks are threads of one process, deterministic and free of hangs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch._guards import TracingContext
 from gpudist import errors
 from gpudist.transport.cooperative import Turns
 from gpudist.transport.failure.channel import Failure, FailureChannel
-from gpudist.transport.message import Header
+from gpudist.transport.message_header import MessageHeader
 from gpudist.transport.point_to_point import PointToPointTransport
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ _SLICE_S = 0.1
 
 
 class LoopbackFailureChannel(FailureChannel):
-    """The failure channel of ranks that share a process."""
+    """Failure channel of ranks that share a process."""
 
     def __init__(self) -> None:
         self._failure: Failure | None = None
@@ -39,23 +39,23 @@ class LoopbackFailureChannel(FailureChannel):
 
 
 @dataclass(eq=False)
-class _Message:
-    """One side of a message; the other side may not have posted its own yet."""
+class _LoopbackMessage:
+    """One side of a message; the other side may not have been posted yet."""
 
     payload: torch.Tensor
-    header: Header
+    header: MessageHeader
     words: str
     done: bool = False
 
 
 class _World:
-    """What the ranks of one run share. Only the thread whose turn it is touches it: no locks."""
+    """State shared by the ranks of one run. It needs no locks: one thread runs at a time."""
 
     def __init__(self, size: int, timeout_s: float) -> None:
         self.failures = LoopbackFailureChannel()
         self.turns = Turns(size, self._deadlock)
-        self.sends: defaultdict[tuple[int, int], deque[_Message]] = defaultdict(deque)
-        self.recvs: defaultdict[tuple[int, int], deque[_Message]] = defaultdict(deque)
+        self.sends: defaultdict[tuple[int, int], deque[_LoopbackMessage]] = defaultdict(deque)
+        self.recvs: defaultdict[tuple[int, int], deque[_LoopbackMessage]] = defaultdict(deque)
         self.transports = [LoopbackTransport(self, rank, size, timeout_s) for rank in range(size)]
 
     def deliver(self, source: int, target: int) -> None:
@@ -65,18 +65,18 @@ class _World:
             try:
                 recv.header.verify(send.header, target, source)
             except errors.PlanMismatch as error:
-                # It belongs to the receiver, and this may be the sender's thread.
+                # The error belongs to the receiver, but this may be the sender's thread.
                 self.failures.post(Failure.from_exception(error, target))
                 return
             recv.payload.copy_(send.payload)
             send.done = recv.done = True
 
     def _deadlock(self) -> None:
-        reports = [f"  rank {transport.rank} {transport.report()}" for transport in self.transports]
-        meant = {digest for transport in self.transports for digest in transport.waits_in()}
+        reports = [f"  rank {wire.rank} {wire.report()}" for wire in self.transports]
+        meant = {digest for wire in self.transports for digest in wire.waits_in()}
         kind, why = "CollectiveTimeout", "deadlock"
         if len(meant) > 1 and not any(self.turns.finished):
-            # In one and the same order of operations, the first to be unfinished waits for nobody.
+            # If all ranks agreed on the order of operations, the first unfinished one could run.
             kind, why = "PlanMismatch", "ranks disagree about what they do"
         text = f"{why}: every rank waits or has finished, and no message can be delivered:\n"
         self.failures.post(Failure(kind, None, text + "\n".join(reports)))
@@ -90,11 +90,11 @@ class LoopbackTransport(PointToPointTransport):
     def __init__(self, world: _World, rank: int, size: int, timeout_s: float) -> None:
         super().__init__(rank, size, torch.device("cpu"), timeout_s, world.failures)
         self._world = world
-        self._waiting: Sequence[_Message] = ()
+        self._waiting: Sequence[_LoopbackMessage] = ()
 
     @classmethod
     def single(cls, timeout_s: float = 300.0) -> LoopbackTransport:
-        """The transport of a world of one rank, which is the calling thread."""
+        """Return the transport of a world whose only rank is the calling thread."""
         return _World(1, timeout_s).transports[0]
 
     def error(self) -> errors.GpudistError | None:
@@ -102,29 +102,33 @@ class LoopbackTransport(PointToPointTransport):
         return super().error() if failure is None else self.exception_of(failure)
 
     def waits_in(self) -> set[bytes]:
-        """The digests of the operations whose messages this rank waits for."""
+        """Return the digests of the operations that this rank waits for."""
         return {message.header.digest for message in self._waiting if not message.done}
 
     def report(self) -> str:
-        """What this rank does, for the report of a deadlock."""
+        """Describe what this rank is doing, for the report of a deadlock."""
         if self._world.turns.finished[self.rank]:
             return "has finished"
         waiting = ", ".join(message.words for message in self._waiting if not message.done)
         return f"waits for {waiting}; its last operations: {'; '.join(self.recorder.lines())}"
 
-    def _post_send(self, payload: torch.Tensor, peer: int, header: Header) -> _Message:
-        message = _Message(payload, header, f"rank {peer} to receive {header.words()}")
+    def _post_send(
+        self, payload: torch.Tensor, peer: int, header: MessageHeader
+    ) -> _LoopbackMessage:
+        message = _LoopbackMessage(payload, header, f"rank {peer} to receive {header.words()}")
         self._world.sends[self.rank, peer].append(message)
         self._world.deliver(self.rank, peer)
         return message
 
-    def _post_recv(self, payload: torch.Tensor, peer: int, header: Header) -> _Message:
-        message = _Message(payload, header, f"rank {peer} to send {header.words()}")
+    def _post_recv(
+        self, payload: torch.Tensor, peer: int, header: MessageHeader
+    ) -> _LoopbackMessage:
+        message = _LoopbackMessage(payload, header, f"rank {peer} to send {header.words()}")
         self._world.recvs[peer, self.rank].append(message)
         self._world.deliver(peer, self.rank)
         return message
 
-    def _wait(self, handles: Sequence[_Message]) -> None:
+    def _wait(self, handles: Sequence[_LoopbackMessage]) -> None:
         def complete() -> bool:
             return all(message.done for message in handles)
 
@@ -135,7 +139,7 @@ class LoopbackTransport(PointToPointTransport):
         if TracingContext.try_get() is not None and not ready():
             raise errors.TransportError(
                 f"rank {self.rank} would wait for other threads while torch.compile lets only one "
-                "compile: agree on the shapes before, by one call that is not compiled or with "
+                "compile: agree on the shapes first, by one call that is not compiled or with "
                 "global_shape="
             )
         self._waiting = handles
@@ -160,11 +164,11 @@ class _Outcome(Generic[T]):
 
 
 class LoopbackWorld:
-    """``size`` ranks, each a thread of this process, of which one runs at a time.
+    """World of ``size`` ranks that are threads of this process and run one at a time.
 
-    A rank runs until it waits for a message. So a program behaves the same in every run, and a
-    deadlock is found at once, as ``CollectiveTimeout`` on every waiting rank. Each rank has its
-    own state of torch's default random generator, and all start from the caller's.
+    A rank runs until it waits for a message. A program therefore behaves the same in every run, and
+    a deadlock is detected immediately, as ``CollectiveTimeout`` on every waiting rank. Each rank
+    has its own state of torch's default random generator; all start from the caller's state.
 
     Args:
         size: number of ranks.
@@ -178,30 +182,29 @@ class LoopbackWorld:
         self.timeout_s = timeout_s
 
     def run(self, body: Callable[[LoopbackTransport], T]) -> list[T]:
-        """Call ``body(transport)`` as every rank and return what it returned, in rank order.
+        """Call ``body(wire)`` on every rank and return the results, in rank order.
 
         Raises:
-            BaseException: the first cause, with a note that names its rank: what the lowest rank
-            raised
-                that did not merely learn of another's failure.
+            BaseException: error of the lowest rank that did not merely report the failure of
+                another, with a note that names the rank.
         """
         world = _World(self.size, self.timeout_s)
         outcomes: list[_Outcome[T]] = [_Outcome() for _ in range(self.size)]
         threads = [
             threading.Thread(
                 target=_run_rank,
-                args=(world, transport, body, outcomes[transport.rank]),
-                name=f"gpudist loopback rank {transport.rank}",
+                args=(world, wire, body, outcomes[wire.rank]),
+                name=f"gpudist loopback rank {wire.rank}",
                 daemon=True,
             )
-            for transport in world.transports
+            for wire in world.transports
         ]
         generator_state = torch.get_rng_state()
         for thread in threads:
             thread.start()
         try:
             world.turns.start()
-            # In slices: a signal that another thread takes wakes no wait of this one.
+            # Wait in slices: a signal handled in another thread does not end a wait here.
             while not world.turns.all_finished.wait(_SLICE_S):
                 pass
         except BaseException as error:
@@ -218,23 +221,23 @@ class LoopbackWorld:
 
 def _run_rank(
     world: _World,
-    transport: LoopbackTransport,
+    wire: LoopbackTransport,
     body: Callable[[LoopbackTransport], Any],
     outcome: _Outcome[Any],
 ) -> None:
-    world.turns.enter(transport.rank)
+    world.turns.enter(wire.rank)
     try:
-        outcome.value = body(transport)
+        outcome.value = body(wire)
     except BaseException as error:
         outcome.error = error
-        transport.abort(Failure.from_exception(error, transport.rank))
+        wire.abort(Failure.from_exception(error, wire.rank))
     finally:
         try:
-            transport.close()
-            # Plans that are remembered for other worlds keep this rank, and so all that it knows.
-            transport.remembered.clear()
+            wire.close()
+            # Cached plans of other worlds hold a reference to this rank; free its operators.
+            wire.remembered.clear()
         finally:
-            world.turns.finish(transport.rank)
+            world.turns.finish(wire.rank)
 
 
 def _raise_cause(outcomes: Sequence[_Outcome[Any]], failure: Failure | None) -> None:
@@ -252,7 +255,6 @@ def _raise_cause(outcomes: Sequence[_Outcome[Any]], failure: Failure | None) -> 
 
 
 def _is_echo(error: BaseException | None, failure: Failure | None) -> bool:
-    """Whether ``error``, or what it was raised from, is the world's failure told again."""
     while error is not None and failure is not None:
         if isinstance(error, errors.GpudistError) and str(error).startswith(failure.message):
             return True
@@ -265,6 +267,6 @@ def _noted(error: BaseException, note: str) -> BaseException:
     if add_note is not None:
         add_note(note)
     elif error.args and isinstance(error.args[0], str):
-        # Python 3.10 shows no notes.
+        # Python 3.10 does not show notes.
         error.args = (f"{error.args[0]}\n{note}", *error.args[1:])
     return error

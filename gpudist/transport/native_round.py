@@ -1,4 +1,4 @@
-"""Parts of a round, as the rounds of the native core take them."""
+"""Convert parts of a round to arguments of the native core."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpudist.transport.base import RoundPart
 
 
 def native_part(part: RoundPart) -> tuple[Any, ...]:
-    """What the rounds of the native core take of a part."""
+    """Return the tuple that describes a part to ``Round`` and ``DeviceRound``."""
     comes = part.comes_from_outside
     return (
         part.index,

@@ -1,7 +1,6 @@
-"""A transport that only knows how to carry messages between two ranks.
+"""Base of transports that only carry messages between two ranks.
 
-Everything else, groups and collectives, is built here on three abstract methods, so that a wire
-is one small file.
+Groups and collectives are built on three abstract methods, so that a transport is one small file.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from gpudist.transport.base import Signature, Transport
 from gpudist.transport.collectives import PointToPointCommunicator
 from gpudist.transport.failure.channel import Failure, FailureChannel
 from gpudist.transport.failure.forks import words_of_child
-from gpudist.transport.message import Header
-from gpudist.transport.recording import Post
+from gpudist.transport.flight_recorder import Post
+from gpudist.transport.message_header import MessageHeader
 
 
 @dataclass
 class _Group:
-    """What was posted in an open group; nothing of it has been sent."""
+    """Posts of an open group, none of which has been sent."""
 
     signature: Signature
     posts: list[Callable[[], Any]] = field(default_factory=list)
@@ -37,16 +36,15 @@ class _Group:
 class PointToPointTransport(Transport):
     """Groups and collectives over point-to-point messages.
 
-    Messages from one rank to another match in the order they are posted, like NCCL's: there are
-    no tags.
+    Messages from one rank to another match in posting order, as in NCCL: there are no tags.
 
-    When a group ends, its sends and recvs are posted in the order of the calls; then its
-    collectives run, one after the other, in ascending order of their member lists (those of one
-    communicator in the order of the calls); then the sends and recvs are waited for. All ranks
-    run the collectives they take part in in one and the same total order, so the first unfinished
-    one never waits for a later one: groups that cross, where a is the root of one and a member of
-    the other and b the reverse, cannot deadlock. Nor can the sends and recvs, which are in flight
-    before any rank waits for anything.
+    When a group ends, its sends and receives are posted in the order of the calls. Then its
+    collectives run one after the other, in ascending order of their member lists (those of one
+    communicator in the order of the calls). Then the transport waits for the sends and receives.
+    All ranks run their collectives in the same total order, so the first unfinished one never waits
+    for a later one: crossing groups, in which each of two ranks is the root of one and a member of
+    the other, cannot deadlock. Neither can sends and receives, which are in flight before any rank
+    waits.
     """
 
     def __init__(
@@ -61,35 +59,36 @@ class PointToPointTransport(Transport):
         self._failure: Failure | None = None
         self._closed = False
 
+    # Start to send a one-dimensional uint8 tensor to a world rank and return a handle.
     @abstractmethod
-    def _post_send(self, payload: torch.Tensor, peer: int, header: Header) -> Any:
-        """Start to send a one-dimensional uint8 tensor to a world rank; return a handle at once."""
+    def _post_send(self, payload: torch.Tensor, peer: int, header: MessageHeader) -> Any: ...
 
+    # Start to receive and return a handle; the wait must verify the expected header.
     @abstractmethod
-    def _post_recv(self, payload: torch.Tensor, peer: int, header: Header) -> Any:
-        """Start to receive; ``header`` is what this rank expects and the wait must verify."""
+    def _post_recv(self, payload: torch.Tensor, peer: int, header: MessageHeader) -> Any: ...
 
+    # Wait until all are complete; raise at ``self._deadline_s`` or if the world fails.
     @abstractmethod
-    def _wait(self, handles: Sequence[Any]) -> None:
-        """Return when all are complete; raise at ``self._deadline_s`` or when the world fails."""
+    def _wait(self, handles: Sequence[Any]) -> None: ...
 
     def _break(self) -> None:
-        """Let go of messages in flight, after a failure; never blocks."""
+        # Release the messages in flight after a failure; must not block.
+        pass
 
     @property
     def in_group(self) -> bool:
         return self._open is not None
 
     def queue_send(self, payload: torch.Tensor, peer: int) -> None:
-        """Send ``payload``, uint8 in one dimension, to world rank ``peer`` when the group ends."""
+        """Send a one-dimensional uint8 tensor to world rank ``peer`` when the group ends."""
         self._group().posts.append(lambda: self._start_send(payload, peer))
 
     def queue_recv(self, payload: torch.Tensor, peer: int) -> None:
-        """Receive ``payload`` from world rank ``peer`` when the group ends."""
+        """Receive into ``payload`` from world rank ``peer`` when the group ends."""
         self._group().posts.append(lambda: self._start_recv(payload, peer))
 
     def queue_collective(self, members: tuple[int, ...], run: Callable[[], None]) -> None:
-        """Let ``run`` exchange messages among ``members`` when the open group ends."""
+        """Call ``run``, which exchanges messages among ``members``, when the group ends."""
         self._group().collectives.append((members, run))
 
     def exchange(
@@ -97,7 +96,7 @@ class PointToPointTransport(Transport):
         sends: Iterable[tuple[torch.Tensor, int]] = (),
         recvs: Iterable[tuple[torch.Tensor, int]] = (),
     ) -> None:
-        """One step of a collective: all these messages, ``(payload, world rank)``, at once."""
+        """Exchange one step of a collective: pairs of payload and world rank, concurrently."""
         handles = [self._start_recv(payload, peer) for payload, peer in recvs]
         handles += [self._start_send(payload, peer) for payload, peer in sends]
         self._wait(handles)
@@ -105,14 +104,14 @@ class PointToPointTransport(Transport):
     def abort(self, failure: Failure) -> None:
         if self._failure is None:
             self.failures.post(failure)
-            # Another rank may have been first, and the first cause is the one that all raise.
+            # Another rank may have posted first; all ranks raise the first cause.
             self._failure = self.failures.peek() or failure
-            self.tell_failure(self._failure)
+            self.report_failure(self._failure)
             self._break()
 
     def post_failure(self, failure: Failure) -> None:
         super().post_failure(failure)
-        # A rank that never waits for long asks nobody else.
+        # A rank that never waits for long does not look at the channel.
         self._failure = self._failure or self.failures.peek() or failure
 
     def error(self) -> errors.GpudistError | None:
@@ -163,7 +162,7 @@ class PointToPointTransport(Transport):
             self._running = None
 
     def _fail(self, error: BaseException) -> None:
-        """Tell the world about ``error``; raise the world's first failure where that is another."""
+        # Post ``error``; if the world failed for another reason first, raise that instead.
         mine = Failure.from_exception(error, self.rank)
         self.abort(mine)
         first = self._failure or mine
@@ -187,11 +186,10 @@ class PointToPointTransport(Transport):
         return self._post_recv(payload, peer, header)
 
     def _next_number(self, sends: bool, peer: int) -> int:
-        """Of the message that is posted next to, or from, a world rank."""
         counted = self._sent if sends else self._received
         counted[peer] += 1
         return counted[peer] - 1
 
-    def _header(self, sequence: int, payload: torch.Tensor) -> Header:
+    def _header(self, sequence: int, payload: torch.Tensor) -> MessageHeader:
         assert self._running is not None
-        return Header.of(self._running, sequence, payload.numel())
+        return MessageHeader.of(self._running, sequence, payload.numel())

@@ -1,4 +1,4 @@
-"""What a rank did last, in words: for its failures, and for whoever asks it by a signal."""
+"""Reports of a rank's last operations, written on failures and on SIGUSR1."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ _QUIET_S = 0.1
 _PIPE_BYTES = 1 << 16
 
 
-def report(transport: Transport, why: str, last: int = _SHOWN) -> str:
-    """The last operations of this rank, most recent at the end, and the reason for the report."""
+def report(wire: Transport, why: str, last: int = _SHOWN) -> str:
+    """Return the reason for the report and this rank's last operations, the most recent last."""
     lines = [
-        f"gpudist: rank {transport.rank} of {transport.size}, process {os.getpid()} on "
+        f"gpudist: rank {wire.rank} of {wire.size}, process {os.getpid()} on "
         f"{socket.gethostname()}, {why}"
     ]
-    for wire in transport.wires:
-        done = wire.recorder.lines(last)
-        lines.append(f"  last operations over {wire.name}:" + ("" if done else " none"))
+    for one in wire.wires:
+        done = one.recorder.lines(last)
+        lines.append(f"  last operations over {one.name}:" + ("" if done else " none"))
         lines += [f"    {line}" for line in done]
     return "\n".join(lines) + "\n"
 
 
-def write_report(folder: str, transport: Transport, why: str, stacks: str = "") -> None:
-    """Add the report to this rank's file in ``folder``, ``rank-RANK-PROCESS.txt``. Never raises."""
+def write_report(folder: str, wire: Transport, why: str, stacks: str = "") -> None:
+    """Append the report to ``rank-RANK-PROCESS.txt`` in ``folder``. Never raises."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
-        path = Path(folder) / f"rank-{transport.rank}-{os.getpid()}.txt"
+        path = Path(folder) / f"rank-{wire.rank}-{os.getpid()}.txt"
         with path.open("a", encoding="utf-8") as file:
-            file.write(report(transport, why, _KEPT) + stacks)
+            file.write(report(wire, why, _KEPT) + stacks)
     except OSError as error:
         sys.stderr.write(f"gpudist: no report in {folder}: {error}\n")
 
 
 def write_error_file(path: str, error: GpudistError, rank: int, reported: str = "") -> None:
-    """The cause, where torchrun looks for it: it ends the other ranks before they can tell."""
+    """Write the error to torchrun's error file: torchrun kills other ranks before they report."""
     if not path or os.path.exists(path):
         return
     lines = [f"rank {rank}: {type(error).__name__}: {error}", *reported.splitlines()]
@@ -62,45 +62,45 @@ def write_error_file(path: str, error: GpudistError, rank: int, reported: str = 
             "timestamp": str(int(time.time())),
         },
     }
-    # The error itself is shown in any case.
+    # The error itself is printed in any case.
     with suppress(OSError), open(path, "w", encoding="utf-8") as file:
         json.dump({"message": message}, file)
 
 
-def report_failures(folder: str, transport: Transport) -> None:
-    """Write the report when the world of ``transport`` has failed, once, as this rank learns it."""
+def report_failures(folder: str, wire: Transport) -> None:
+    """Write one report to ``folder`` when this rank learns that the world of ``wire`` failed."""
 
     def write(failure: Failure) -> None:
-        write_report(folder, transport, f"failed with {failure.kind}: {failure.message}")
+        write_report(folder, wire, f"failed with {failure.kind}: {failure.message}")
 
-    transport.on_failure = write
+    wire.on_failure = write
 
 
-def report_on_signal(transport: Transport, folder: str = "") -> bool:
+def report_on_signal(wire: Transport, folder: str = "") -> bool:
     """On SIGUSR1, write the report and the stack of every thread to standard error.
 
-    Also while the rank waits in native code: the handler needs no interpreter, and the report is
-    written by a thread of its own. Nothing is done where the program has a handler already.
+    Works while the rank waits in native code: the handler does not need the interpreter, and a
+    separate thread writes the report. Does nothing if the program already has a handler.
 
     Args:
-        transport: of this rank.
-        folder: also write to this rank's file there, unless empty.
+        wire: transport of this rank.
+        folder: folder for a copy of the report; empty for none.
 
     Returns:
-        Whether it will be done.
+        Whether the handler was installed.
     """
     if signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL:
         return False
     asked, answered = os.pipe()
-    # A handler that waits for room in the pipe would hold up the whole process.
+    # A handler that blocks on a full pipe would block the whole process.
     os.set_blocking(answered, False)
     faulthandler.register(signal.SIGUSR1, file=answered, all_threads=True)
 
     def write(stacks: str) -> None:
-        sys.stderr.write(report(transport, "was asked") + stacks)
+        sys.stderr.write(report(wire, "was asked") + stacks)
         sys.stderr.flush()
         if folder:
-            write_report(folder, transport, "was asked", stacks)
+            write_report(folder, wire, "was asked", stacks)
 
     threading.Thread(
         target=_answer, args=(asked, write), name="gpudist reports", daemon=True

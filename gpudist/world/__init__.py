@@ -1,1 +1,1 @@
-"""The ranks of a run: their launcher, the transport that they join, and partitions of them."""
+"""Launcher variables, joining the world, and partitions of its ranks."""

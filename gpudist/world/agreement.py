@@ -1,4 +1,4 @@
-"""What the ranks of a world must have alike, said when they meet."""
+"""Check at connection time that all ranks run the same version with the same options."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import time
 from typing import Any
 
 from gpudist.errors import PlanMismatch, side_by_side
-from gpudist.transport.background import Job
+from gpudist.transport.background import BackgroundCall
 from gpudist.transport.failure.asker import StoreAsker
 
 _LOOK_EVERY_S = 0.5
-# The store answers some ten thousand ranks' questions a second.
+# The store answers requests of roughly ten thousand ranks per second.
 _RANKS_PER_LOOK = 1000
 
 
-class Agreement:
-    """What each rank says of itself in the store where the ranks meet.
+class WorldAgreement:
+    """Description of each rank, exchanged through the rendezvous store and compared.
 
     Args:
-        ask: for the store, which may not answer.
+        ask: runs a store request with a deadline.
         store: any ``torch.distributed.Store``.
-        prefix: first part of the keys; one per world.
-        rank, size: this process in the world.
+        prefix: prefix of the store keys, unique per world.
+        rank, size: rank of this process and number of ranks.
     """
 
     def __init__(self, ask: StoreAsker, store: Any, prefix: str, rank: int, size: int) -> None:
@@ -29,14 +29,14 @@ class Agreement:
         self._store: Any = store
         self._rank = rank
         self._size = size
-        self._looking: Job[None] | None = None
+        self._looking: BackgroundCall[None] | None = None
         self._looked_s = time.monotonic()
         self._key = f"{prefix}/said"
         self._alike = ""
         self._all = f"{self._key}/all"
 
     def say(self, said: str) -> None:
-        """Leave what is to be the same on all ranks, in words; once, before all else."""
+        """Publish the text that must be equal on all ranks. Call once, before anything else."""
         self._alike = f"{self._key}/of/{said}"
 
         def leave() -> None:
@@ -47,12 +47,12 @@ class Agreement:
         self._ask(leave)
 
     def compare(self, store: Any) -> None:
-        """Refuse what differs, of the ranks that have come so far, as ``store`` has them.
+        """Raise if the ranks that have published so far disagree.
 
-        Two questions where all is well, however many ranks there are.
+        Costs two store requests when they agree, regardless of the number of ranks.
 
         Raises:
-            PlanMismatch: with what every rank has said.
+            PlanMismatch: lists the text of every rank.
         """
         if store.add(self._alike, 0) == store.add(self._all, 0):
             return
@@ -67,10 +67,10 @@ class Agreement:
             )
 
     def look(self) -> None:
-        """Compare now and then while others are waited for; does not wait itself.
+        """Compare periodically while waiting for other ranks. Never blocks.
 
         Raises:
-            PlanMismatch: as :meth:`compare`.
+            PlanMismatch: see :meth:`compare`.
         """
         if self._looking is not None and self._looking.wait(0.0):
             found, self._looking = self._looking, None
@@ -85,5 +85,5 @@ class Agreement:
             self._looking = self._ask.submit(lambda: self.compare(store))
 
     def close(self) -> None:
-        """Look no more, however long somebody holds this."""
+        """Stop comparing and release the store."""
         self._store = self._looking = None

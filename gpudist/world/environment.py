@@ -1,4 +1,4 @@
-"""What this installation and this machine can do."""
+"""Describe this installation and this machine."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from gpudist.errors import NotBuiltError
+from gpudist.transport import TRANSPORTS
 from gpudist.transport.host.transport import is_built, what_is_missing
 from gpudist.transport.nccl.library import (
     installed_wheels,
@@ -18,7 +19,7 @@ from gpudist.transport.nccl.library import (
     wheel_warnings,
 )
 from gpudist.world.launch import Built, Settings
-from gpudist.world.links import Link, gpu_links
+from gpudist.world.links import GpuLink, gpu_links
 from gpudist.world.runtime import built, nccl_variables, settings
 
 try:
@@ -29,23 +30,16 @@ except ImportError:
 # The oldest and the newest torch that the whole suite runs on: `make compatibility`.
 TESTED_TORCH = ("2.11", "2.15")
 
-_USES = {
-    "nccl": "between GPUs",
-    "host": "between processes of one node",
-    "gloo": "between nodes without GPUs",
-    "loopback": "threads of one process",
-}
-
 
 @dataclass(frozen=True)
 class Cuda:
-    """The CUDA half of the native core.
+    """CUDA part of the native core.
 
     Attributes:
-        runtime: the version it was built with, such as ``"13.0"``.
-        driver: the newest version the driver can run; ``None`` without a driver.
-        devices: how many GPUs it sees.
-        error: why it sees none, if CUDA says so.
+        runtime: CUDA version of the build, such as ``"13.0"``.
+        driver: newest CUDA version that the driver supports; ``None`` without a driver.
+        devices: number of visible GPUs.
+        error: CUDA's error message if no GPU is visible, otherwise ``""``.
     """
 
     runtime: str
@@ -56,7 +50,7 @@ class Cuda:
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU, as torch sees it."""
+    """GPU visible to torch."""
 
     name: str
     memory_bytes: int
@@ -64,15 +58,15 @@ class Device:
 
 @dataclass(frozen=True)
 class Nccl:
-    """The NCCL of this process.
+    """NCCL library loaded in this process.
 
     Attributes:
-        version: such as ``"2.27.5"``.
-        path: the file.
-        found: ``"already in the process"``, ``"GPUDIST_NCCL_LIBRARY"``, ``"nvidia-nccl wheel"`` or
-            ``"system"``.
-        features: what it has beyond the oldest that will do.
-        registration: what it is told about registered memory, by variable.
+        version: version string, such as ``"2.27.5"``.
+        path: path of the library file.
+        found: where it was found: ``"already in the process"``, ``"GPUDIST_NCCL_LIBRARY"``,
+            ``"nvidia-nccl wheel"`` or ``"system"``.
+        features: features beyond those of the oldest supported version.
+        registration: environment variables that control NCCL's memory registration.
     """
 
     version: str
@@ -84,7 +78,7 @@ class Nccl:
 
 @dataclass(frozen=True)
 class TransportState:
-    """Whether a transport works here; ``reason`` says why not, or what it is for."""
+    """Availability of a transport; ``reason`` says why it does not work, or what it is for."""
 
     name: str
     works: bool
@@ -93,21 +87,21 @@ class TransportState:
 
 @dataclass(frozen=True)
 class Environment:
-    """What ``describe()`` found.
+    """Result of :func:`describe`.
 
     Attributes:
-        gpudist, python, torch: their versions.
-        torch_cuda: the version of CUDA that torch is built for, or ``None``.
-        tested_torch: the oldest and the newest torch that gpudist is tested on.
-        torch_is_tested: whether this torch is one of these or between them.
-        native_core: whether it is built; ``native_core_missing`` says why not.
-        cuda: ``None`` in a build without it.
-        devices: the GPUs that torch sees.
-        nccl: ``None`` where there is none, or none that will do; ``nccl_missing`` says why.
-        transport: what ``gpudist.init()`` would use; ``transport_reason`` says why.
-        transports: all of them, and whether each works on this machine.
-        links: between the GPUs.
-        warnings: what does not go together, each with the remedy.
+        gpudist, python, torch: version strings.
+        torch_cuda: CUDA version that torch was built for, or ``None``.
+        tested_torch: oldest and newest torch version that gpudist is tested with.
+        torch_is_tested: whether the installed torch lies in this range.
+        native_core: whether the native core is built; ``native_core_missing`` says why not.
+        cuda: CUDA part of the native core, ``None`` in a build without CUDA.
+        devices: GPUs visible to torch.
+        nccl: NCCL library, ``None`` if no usable one was found; ``nccl_missing`` says why.
+        transport: transport that ``gpudist.init()`` would use; ``transport_reason`` says why.
+        transports: availability of every transport on this machine.
+        links: links between the GPUs.
+        warnings: conflicts between installed packages, each with its remedy.
     """
 
     gpudist: str
@@ -125,17 +119,17 @@ class Environment:
     transport: str
     transport_reason: str
     transports: tuple[TransportState, ...]
-    links: tuple[Link, ...]
+    links: tuple[GpuLink, ...]
     warnings: tuple[str, ...]
 
 
 def describe(asked: Settings | None = None) -> Environment:
-    """Look at everything and join nothing.
+    """Describe this installation and this machine without joining a world.
 
-    Opens NCCL, unless it is open: it stays the one of this process.
+    Loads NCCL if it is not loaded yet; the process keeps using that library.
 
     Args:
-        asked: what the environment asks for; this process's, if ``None``.
+        asked: settings to report, by default those of this process's environment.
     """
     asked = asked or settings()
     nccl, nccl_missing = _nccl(asked.nccl_library)
@@ -161,13 +155,13 @@ def describe(asked: Settings | None = None) -> Environment:
 
 
 def is_tested(version: str) -> bool:
-    """Whether a version of torch, such as ``"2.13.0+cpu"``, is in the tested range."""
+    """Return whether a torch version such as ``"2.13.0+cpu"`` is in the tested range."""
     oldest, newest = TESTED_TORCH
     return numbers(oldest) <= numbers(version) <= numbers(newest)
 
 
 def numbers(version: str) -> tuple[int, int]:
-    """``"2.13.0+cpu"`` is 2 and 13."""
+    """Return major and minor version: ``(2, 13)`` for ``"2.13.0+cpu"``."""
     major, minor = version.split(".")[:2]
     return int(major), int(minor)
 
@@ -176,16 +170,18 @@ def _transports(found: Built, nccl_missing: str) -> tuple[TransportState, ...]:
     no_gpus = found.nccl_missing or nccl_missing or ("" if found.gpus else "torch sees no GPU")
     no_gloo = "" if dist.is_gloo_available() else "this torch is built without gloo"
     missing = {"nccl": no_gpus, "host": found.host_missing, "gloo": no_gloo, "loopback": ""}
-    return tuple(TransportState(name, not why, why or _USES[name]) for name, why in missing.items())
+    return tuple(
+        TransportState(name, not why, why or TRANSPORTS[name]) for name, why in missing.items()
+    )
 
 
 def cuda_version(number: int) -> str:
-    """13000 is 13.0."""
+    """Format CUDA's version number: ``13000`` is ``"13.0"``."""
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def nccl_version(number: int) -> str:
-    """22705 is 2.27.5."""
+    """Format NCCL's version number: ``22705`` is ``"2.27.5"``."""
     return f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
 
 
@@ -217,7 +213,10 @@ def _devices() -> tuple[Device, ...]:
 
 
 def _nccl(path: str) -> tuple[Nccl | None, str]:
-    """NCCL, or why there is none. Torch, which may bring one along, is loaded already."""
+    """Return the NCCL library, or the reason why it cannot be used.
+
+    Torch is already imported here, so a library bundled with it has been loaded.
+    """
     if _native is None:
         return None, "only the native core can open it"
     try:

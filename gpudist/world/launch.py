@@ -1,4 +1,4 @@
-"""What a launcher and the environment ask for: who this process is, and which transport to use."""
+"""Read the rank of this process and the choice of transport from environment variables."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from numbers import Real
 from typing import Any
 
 from gpudist.errors import NotBuiltError, TransportError
-
-TRANSPORTS = ("nccl", "host", "gloo", "loopback")
+from gpudist.transport import TRANSPORTS
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What the launcher says about this process.
+    """Rank of this process and rendezvous address, as set by the launcher.
 
     Attributes:
-        launcher: ``"torchrun"``, ``"mpirun"``, ``"srun"`` or ``"none"``.
-        rank, size: of the world.
-        local_size: processes of the world on this node.
-        local_rank: this one's number among them.
-        address, port: where the ranks meet.
-        store_is_served: the launcher itself serves the store at that address.
-        run: tells this start of the job from others that meet at the same address.
+        launcher: ``"torchrun"``, ``"mpirun"``, ``"mpiexec"``, ``"srun"`` or ``"none"``.
+        rank, size: rank of this process and number of ranks in the world.
+        local_size: number of ranks on this node.
+        local_rank: position of this process among them.
+        address, port: address of the rendezvous store.
+        store_is_served: whether the launcher itself serves the store.
+        run: identifier that separates runs and restarts of jobs that share an address.
     """
 
     launcher: str
@@ -42,7 +41,7 @@ class Launch:
         return self.local_size == self.size
 
 
-# A wait of the system's takes at most 24 days.
+# Waits of the operating system are limited to 24 days.
 LONGEST_S = 1e6
 
 _SWITCHES = ("GPUDIST_CHECK", "GPUDIST_DEBUG")
@@ -60,18 +59,18 @@ _LAUNCHERS = {
 }
 
 
-# Steps of Slurm above this number are not started by srun: batch scripts, interactive shells.
+# Slurm steps above this number were not started by srun: batch scripts, interactive shells.
 _LAST_STEP = 4_000_000_000
 
 
 def launch_of(environment: Mapping[str, str]) -> Launch:
-    """Read torchrun's, mpirun's or srun's variables; a process without them is a world of one.
+    """Read the variables of torchrun, mpirun or srun; without them the world has one process.
 
-    A launcher sets a rank and a world size, and the first launcher with both of them counts. What
-    Slurm sets counts in a step of ``srun`` only: its batch scripts and shells have a rank too.
+    The first launcher whose rank and world size are both set is used. Slurm's variables are used
+    only within an ``srun`` step, because batch scripts and shells have a rank too.
 
     Raises:
-        TransportError: a variable is missing, is no number, or does not go with the others.
+        TransportError: a variable is missing, is not a number, or contradicts the others.
     """
     found = _launcher_of(environment)
     if found is None:
@@ -79,7 +78,7 @@ def launch_of(environment: Mapping[str, str]) -> Launch:
 
     def number(variable: str, default: int | None = None) -> int:
         text = environment.get(variable, "" if default is None else str(default))
-        # Python reads more as a number than launchers write: 1_0, and digits of other scripts.
+        # int() accepts more than launchers write: 1_0, and digits of other scripts.
         if not re.fullmatch(r"-?[0-9]{1,9}", text):
             raise TransportError(
                 f"{variable} is {text!r:.80} but must be a number for a process started by {found}"
@@ -93,12 +92,12 @@ def launch_of(environment: Mapping[str, str]) -> Launch:
     local_size = number(
         local_variable, size if found == "torchrun" else _local_size(environment, size)
     )
-    if found == "srun":  # its variable is the most that a node may get
+    if found == "srun":  # its variable is the maximum per node
         local_size = min(local_size, size)
     if not 1 <= local_size <= size:
         raise TransportError(f"{local_variable} is {local_size} but {size_variable} is {size}")
     local_rank = number(local_rank_variable, rank % local_size)
-    # Without its variable the size is a guess where there are several nodes.
+    # Without its variable, the local size on several nodes is a guess.
     is_known = found == "torchrun" or local_variable in environment or local_size == size
     if local_rank < 0 or (is_known and local_rank >= local_size):
         raise TransportError(
@@ -137,7 +136,7 @@ def launch_of(environment: Mapping[str, str]) -> Launch:
 
 
 def _launcher_of(environment: Mapping[str, str]) -> str | None:
-    """The first launcher that says both which rank this is and how many there are."""
+    """Return the first launcher that has set both the rank and the world size."""
     alone: dict[str, str] = {}
     for launcher, (rank, size, *_) in _LAUNCHERS.items():
         if launcher == "srun" and not _is_step_of_srun(environment):
@@ -162,16 +161,19 @@ def _is_step_of_srun(environment: Mapping[str, str]) -> bool:
 
 
 def _local_size(environment: Mapping[str, str], size: int) -> int:
-    """Under srun and mpiexec: all ranks are here if there is one node."""
     nodes = environment.get("SLURM_JOB_NUM_NODES", environment.get("SLURM_NNODES", "1"))
     return size if nodes == "1" else 1
 
 
 def deadline_of(timeout: object, where: str) -> float:
-    """``timeout`` in seconds, as ``where`` takes it.
+    """Return ``timeout`` as a float, in seconds.
+
+    Args:
+        timeout: value given by the user.
+        where: name of the function, for the error message.
 
     Raises:
-        TransportError: it is not a number of seconds that can be waited for.
+        TransportError: ``timeout`` is not a positive number of seconds, or it is too large.
     """
     number: Any = timeout if isinstance(timeout, Real) and not isinstance(timeout, bool) else 0
     if not 0 < number <= LONGEST_S:
@@ -184,14 +186,14 @@ def deadline_of(timeout: object, where: str) -> float:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the environment asks of ``init()``, and what comes of it.
+    """Settings of ``init()`` that come from the environment.
 
     Attributes:
-        transport: the transport that ``init()`` uses; ``"none"`` where it raises.
-        reason: why that one, or what ``init()`` raises.
-        nccl_library: the libnccl to use, ``""`` to find one.
-        device_library: a stand-in for CUDA's runtime in tests, ``""`` for CUDA.
-        checks: compare plans between ranks at every call.
+        transport: transport that ``init()`` will use; ``"none"`` if it will raise.
+        reason: why this transport was chosen, or the error message of ``init()``.
+        nccl_library: path of the NCCL library, ``""`` to search for one.
+        device_library: path of a replacement for the CUDA runtime in tests, ``""`` for CUDA.
+        checks: whether ranks compare their plans at every call.
     """
 
     transport: str
@@ -203,11 +205,11 @@ class Settings:
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """What the environment wants to be told.
+    """Diagnostics requested by the environment.
 
     Attributes:
-        lines: one for each message, on standard error.
-        folder: for the reports of ranks that fail or are asked; ``""`` for none.
+        lines: whether to print one line per message to standard error.
+        folder: folder for reports written on failure or on a signal; ``""`` for none.
     """
 
     lines: bool
@@ -215,19 +217,19 @@ class Diagnostics:
 
 
 def diagnostics_of(environment: Mapping[str, str]) -> Diagnostics:
-    """Read it."""
+    """Read ``GPUDIST_DEBUG`` and ``GPUDIST_DUMP``."""
     lines = environment.get("GPUDIST_DEBUG", "0") not in ("", "0")
     return Diagnostics(lines, environment.get("GPUDIST_DUMP", ""))
 
 
 @dataclass(frozen=True)
 class Built:
-    """What this installation and this machine have.
+    """Parts of gpudist that are built, and GPUs of this machine.
 
     Attributes:
-        host_missing: why there is no native core; ``""`` if there is one.
+        host_missing: why the native core is missing; ``""`` if it is built.
         nccl_missing: why the native core cannot use GPUs; ``""`` if it can.
-        gpus: how many torch sees.
+        gpus: number of GPUs visible to torch.
     """
 
     host_missing: str
@@ -236,7 +238,7 @@ class Built:
 
 
 def settings_of(environment: Mapping[str, str], built: Built) -> Settings:
-    """Read them."""
+    """Read the settings of ``init()``; an error becomes the reason of transport ``"none"``."""
     try:
         transport, reason = choose_transport(launch_of(environment), environment, built)
     except (TransportError, NotBuiltError) as error:
@@ -253,15 +255,15 @@ def settings_of(environment: Mapping[str, str], built: Built) -> Settings:
 def choose_transport(
     launch: Launch, environment: Mapping[str, str], built: Built
 ) -> tuple[str, str]:
-    """The name of the transport for ``launch``, and why that one.
+    """Return the name of the transport for ``launch`` and the reason for the choice.
 
-    GPUs that torch sees are used, by NCCL, unless the environment says otherwise: no other device
-    takes their place unasked.
+    If torch sees GPUs, the transport is NCCL unless the environment names another one. gpudist
+    never falls back silently to the CPU.
 
     Raises:
-        TransportError: ``GPUDIST_TRANSPORT`` asks for what there is not, or another of gpudist's
-            variables says what it cannot.
-        NotBuiltError: there are GPUs, and this installation cannot use them.
+        TransportError: ``GPUDIST_TRANSPORT`` names an unknown or unsuitable transport, or another
+            variable of gpudist has an invalid value.
+        NotBuiltError: there are GPUs, but this installation cannot use them.
     """
     _require_switches(environment)
     asked = environment.get("GPUDIST_TRANSPORT")

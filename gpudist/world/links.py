@@ -1,4 +1,4 @@
-"""How the GPUs of this machine are linked, as the driver's own tool says."""
+"""Links between the GPUs of this machine, as reported by ``nvidia-smi``."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
-class Link:
-    """Between two GPUs.
+class GpuLink:
+    """Link between two GPUs.
 
     Attributes:
-        first, second: their numbers.
-        kind: such as ``"NV18"``, as the tool says it.
-        words: what that means.
+        first, second: indices of the GPUs.
+        kind: link type as printed by ``nvidia-smi``, such as ``"NV18"``.
+        words: description of the link type.
     """
 
     first: int
@@ -32,8 +32,8 @@ class Link:
     words: str
 
 
-def gpu_links() -> tuple[Link, ...]:
-    """The links of this machine; empty with fewer than two GPUs, or without ``nvidia-smi``."""
+def gpu_links() -> tuple[GpuLink, ...]:
+    """Return the GPU links of this machine; empty if ``nvidia-smi`` is missing."""
     try:
         ended = subprocess.run(
             ["nvidia-smi", "topo", "-m"],
@@ -47,16 +47,18 @@ def gpu_links() -> tuple[Link, ...]:
     return parse_topology(ended.stdout)
 
 
-def parse_topology(text: str) -> tuple[Link, ...]:
-    """The links in the table that ``nvidia-smi topo -m`` prints; each pair once."""
-    links: list[Link] = []
+def parse_topology(text: str) -> tuple[GpuLink, ...]:
+    """Parse the table printed by ``nvidia-smi topo -m`` into one link per pair of GPUs."""
+    links: list[GpuLink] = []
     for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines():
         words = line.split()
         if len(words) < 2 or not re.fullmatch(r"GPU\d+", words[0]) or words[1].startswith("GPU"):
             continue
         first = int(words[0][3:])
         kinds = words[1 : first + 1]
-        links += [Link(second, first, kind, _in_words(kind)) for second, kind in enumerate(kinds)]
+        links += [
+            GpuLink(second, first, kind, _in_words(kind)) for second, kind in enumerate(kinds)
+        ]
     return tuple(sorted(links, key=lambda link: (link.first, link.second)))
 
 

@@ -1,4 +1,4 @@
-"""Torch's meshes, with process groups of torch's own, of the workers of a process grid."""
+"""Device meshes of torch, with its own process groups, over the workers of a process grid."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def mesh_of(
     wire: Transport,
     names: Sequence[str] | None,
 ) -> DeviceMesh | None:
-    """The mesh of this worker. Collective over torch's default process group.
+    """Return this worker's mesh. Collective over torch's default process group.
 
     Args:
-        lines: for each dim of the mesh, the world ranks of all groups along it, ascending in each.
-        grid: world ranks of this worker's mesh, ``None`` if it has none.
-        wire: of the world, whose ranks are those of torch's default process group.
-        names: of the dims.
+        lines: world ranks of every group along each mesh dim, ascending within a group.
+        grid: world ranks of this worker's mesh, ``None`` if it is in no mesh.
+        wire: transport of the world; its ranks must equal those of torch's default process group.
+        names: names of the mesh dims.
 
     Raises:
         PartitionError: on every rank alike, if torch's default process group is missing or has

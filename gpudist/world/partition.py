@@ -1,17 +1,17 @@
 """Partitions: lists of workers, with or without a Cartesian topology.
 
-Creating a partition never communicates and may be done in any order on any rank. A worker that is
-not in a partition still knows its members and shape, so that every rank can plan.
+Creating a partition never communicates and may be done in any order on any rank. A worker outside a
+partition still knows its members and shape, so that every rank can plan.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from math import prod
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -29,10 +29,14 @@ Number = TypeVar("Number", int, float)
 
 
 class Partition:
-    """An ordered list of workers. Workers outside it hold an inactive partition with the same
-    facts.
+    """Ordered list of workers; workers outside it hold it as an inactive partition.
 
-    Two partitions are equal when their members, in order, and their shapes are.
+    Two partitions are equal if they have the same members in the same order and the same shape.
+
+    Args:
+        wire: transport that carries messages between the workers.
+        ranks: world rank of each member.
+        shape: shape of the process grid, by default ``(len(ranks),)``.
 
     Attributes:
         ranks: world rank of each member; a member's position is its ``rank`` in the partition.
@@ -40,15 +44,17 @@ class Partition:
         dim: number of axes.
         rank: this worker's position in the partition, ``None`` if it is not a member.
         index: this worker's index on the process grid, ``None`` if it is not a member.
+        transport: name of the transport that carries the messages, such as ``"nccl"``.
+        wire: transport object.
     """
 
     def __init__(
-        self, transport: Transport, ranks: Sequence[int], shape: Sequence[int] | None = None
+        self, wire: Transport, ranks: Sequence[int], shape: Sequence[int] | None = None
     ) -> None:
-        self._wire = transport
+        self._wire = wire
         self.ranks = tuple(ranks)
         self.shape: tuple[int, ...] = tuple(shape) if shape is not None else (len(self.ranks),)
-        # Not cached properties: those take a lock, at which torch.compile would give up.
+        # Not cached properties: these take a lock, which torch.compile cannot trace.
         self.rank = self._find_rank()
         self.index = None if self.rank is None else index_of(self.rank, self.shape)
 
@@ -69,7 +75,7 @@ class Partition:
 
     @property
     def plan_rank(self) -> int:
-        """:attr:`rank`, or -1 for a worker that is no member: plans hold integers only."""
+        """:attr:`rank`, or -1 for a worker outside the partition: plans hold integers only."""
         return self.rank if self.rank is not None else -1
 
     @property
@@ -79,7 +85,7 @@ class Partition:
 
     @property
     def device(self) -> torch.device:
-        """Where tensors of this partition live."""
+        """Device of the tensors that this partition moves."""
         return self._wire.device
 
     @property
@@ -89,18 +95,18 @@ class Partition:
 
     @property
     def wire(self) -> Transport:
-        """The transport itself."""
+        """Transport object, shared by all partitions of a world."""
         return self._wire
 
     @cached_property
     def communicator(self) -> Communicator:
-        """The members' communicator, made at first use."""
+        """Communicator of the members, created at first use."""
         self._require_active("communicator")
         return self._wire.communicator(self.ranks)
 
     @cached_property
     def world(self) -> Partition:
-        """All workers of the world this partition belongs to."""
+        """Partition of all workers of the world."""
         return Partition(self._wire, range(self._wire.size))
 
     @cached_property
@@ -113,7 +119,7 @@ class Partition:
 
     @cached_property
     def digest(self) -> bytes:
-        """16 bytes, the same on every rank for equal partitions, others for any other partition."""
+        """Digest of 16 bytes: equal on all ranks for equal partitions, different otherwise."""
         return digest_of(repr(self._identity).encode())
 
     def __eq__(self, other: object) -> bool:
@@ -129,7 +135,7 @@ class Partition:
         return self._hash
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Partition:
-        # It never changes, and its communicators are the world's: copies of layers share it.
+        # Partitions are immutable and the world owns their communicators: copies of layers share.
         return self
 
     def __copy__(self) -> Partition:
@@ -153,10 +159,10 @@ class Partition:
         return {world_rank: rank for rank, world_rank in enumerate(self.ranks)}
 
     def rank_of(self, world_rank: int) -> int:
-        """Position in this partition of the worker with this rank in the world.
+        """Return the position in this partition of the worker with rank ``world_rank``.
 
         Raises:
-            PartitionError: no member has it.
+            PartitionError: no member has this world rank.
         """
         try:
             return self._positions[world_rank]
@@ -167,10 +173,11 @@ class Partition:
             ) from None
 
     def create_partition_inclusive(self, ranks: Sequence[int]) -> Partition:
-        """The members at positions ``ranks`` of this partition, in that order.
+        """Return a partition of the members at positions ``ranks``, in this order.
 
         Raises:
-            PartitionError: a rank is listed twice, is no integer or not one of ``0 .. size - 1``.
+            PartitionError: a rank is repeated, is not an integer, or is outside
+                ``0 .. size - 1``.
         """
         ranks = list(integers(ranks, "ranks"))
         size = self.size
@@ -193,10 +200,10 @@ class Partition:
 
     @checked(PartitionError)
     def create_partition_union(self, other: Partition) -> Partition:
-        """This partition's members, then ``other``'s that are not among them.
+        """Return a partition of these members, followed by those of ``other`` not among them.
 
         Raises:
-            PartitionError: they are of different worlds.
+            PartitionError: the partitions belong to different worlds.
         """
         require_one_world("create_partition_union", self, other)
         if self.ranks == other.ranks:
@@ -205,10 +212,10 @@ class Partition:
         return Partition(self._wire, self.ranks + tuple(r for r in other.ranks if r not in mine))
 
     def create_cartesian_topology_partition(self, shape: Sequence[int]) -> CartesianPartition:
-        """The same members on a process grid of ``shape``, row-major: the last axis runs fastest.
+        """Return the same members on a process grid of ``shape``, in row-major order.
 
         Raises:
-            PartitionError: ``shape`` does not hold exactly ``size`` workers.
+            PartitionError: ``prod(shape)`` is not ``size``.
         """
         shape = integers(shape, "the shape of a process grid")
         if prod(shape) != self.size or any(extent < 1 for extent in shape):
@@ -219,16 +226,19 @@ class Partition:
         return CartesianPartition(self._wire, self.ranks, shape)
 
     def grid(self, *shape: int) -> CartesianPartition:
-        """The first workers on a process grid: ``P_world.grid(1, 1, 2, 2)`` has the first four.
+        """Return the first workers on a process grid: ``P_world.grid(1, 1, 2, 2)`` has four.
 
-        Short for :meth:`create_partition_inclusive`, and of that
-        :meth:`create_cartesian_topology_partition`.
+        Equivalent to :meth:`create_partition_inclusive` with the first ``prod(shape)`` ranks,
+        followed by :meth:`create_cartesian_topology_partition`.
 
         Args:
-            shape: workers along each axis.
+            shape: number of workers along each axis.
+
+        Returns:
+            Partition of the first ``prod(shape)`` workers, of shape ``shape``.
 
         Raises:
-            PartitionError: there are not as many workers, or an axis has none.
+            PartitionError: there are too few workers, or an extent is below 1.
         """
         extents = integers(shape, "the shape of a process grid")
         wanted = prod(extents)
@@ -256,10 +266,10 @@ class Partition:
         return "first select as many with create_partition_inclusive"
 
     def create_mesh_partition(self, mesh: DeviceMesh) -> CartesianPartition:
-        """The members of torch's ``mesh``, on a process grid of its shape; axes are its dims.
+        """Return the members of a torch ``mesh`` on a process grid with one axis per mesh dim.
 
         Raises:
-            PartitionError: the mesh names a rank outside this partition, or one twice.
+            PartitionError: the mesh repeats a rank or has one outside this partition.
         """
         if not isinstance(getattr(mesh, "mesh", None), torch.Tensor):
             raise PartitionError(
@@ -269,10 +279,16 @@ class Partition:
         return members.create_cartesian_topology_partition(list(mesh.mesh.shape))
 
     def allgather_data(self, data: Sequence[Number]) -> list[list[Number]]:
-        """Every member's numbers, by rank; all give equally many. Collective over the members.
+        """Gather the numbers of every member, by rank. Collective over the members.
 
-        Numbers are Python's integers, of at most 64 bits, or floats, and arrive exactly as they
-        were given. A list with a float in it is one of floats.
+        Numbers are Python integers of at most 64 bits, or floats, and arrive exactly. If a list
+        contains a float, all its numbers are converted to float.
+
+        Args:
+            data: numbers of this rank; the length must be equal on all ranks.
+
+        Returns:
+            One list of numbers per member.
 
         Raises:
             PartitionError: on every rank, if a rank gives anything else.
@@ -281,17 +297,24 @@ class Partition:
         return self._gathered("allgather_data", "allgather_data", data)
 
     def broadcast_data(self, data: Sequence[Number] | None, root: int = 0) -> list[Number]:
-        """The numbers of rank ``root``; others may pass ``None``. Collective over the members.
+        """Broadcast the numbers of rank ``root``. Collective over the members.
+
+        Args:
+            data: numbers to send, see :meth:`allgather_data`; ignored on ranks other than
+                ``root``, which may pass ``None``.
+            root: rank in this partition of the sender.
+
+        Returns:
+            Numbers of ``root``.
 
         Raises:
-            PartitionError: on every rank, if the root gives no list of numbers as
-                :meth:`allgather_data` takes them.
+            PartitionError: on every rank, if ``data`` on the root is not a list of numbers.
         """
         self._require_active("broadcast_data")
         self._check_rank(root, "root")
         words = self._words("broadcast_data", data) if self.rank == root else []
         if self.device.type == "meta" and data is not None:
-            # A rehearsal of one rank: nobody else is there, and nothing has cells.
+            # Dry run of a single rank on the meta device: there are no peers and no data.
             return list(data)
         count = torch.tensor([len(words)], device=self.device)
         signature = self._signature(f"broadcast_data(root={root})")
@@ -306,15 +329,22 @@ class Partition:
         return numbers_of(self._read(values))
 
     def allreduce_data(self, data: Sequence[Number], op: ReduceOp = "sum") -> list[Number]:
-        """The members' numbers combined element by element. Collective over the members.
+        """Reduce the members' numbers element by element. Collective over the members.
 
-        Integers have an exact result of any size. Where a rank gives floats the results are
-        floats, combined in ascending rank order: bitwise equal on all.
+        Results of integers are exact and of any size. If any rank passes floats, the results are
+        floats, reduced in ascending rank order and therefore bitwise equal on all ranks.
+
+        Args:
+            data: numbers of this rank, see :meth:`allgather_data`.
+            op: ``"sum"``, ``"prod"``, ``"max"`` or ``"min"``.
+
+        Returns:
+            Reduced numbers, the same on all ranks.
 
         Raises:
-            PartitionError: as :meth:`allgather_data`; or a rank gives floats and another one an
-                integer that is no float.
-            PlanMismatch: as :meth:`allgather_data`.
+            PartitionError: see :meth:`allgather_data`; also if a rank passes floats and another
+                rank an integer that a float64 cannot represent.
+            PlanMismatch: see :meth:`allgather_data`.
         """
         self._require_active("allreduce_data")
         if not (isinstance(op, str) and op in ("sum", "prod", "max", "min")):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -331,7 +361,7 @@ class Partition:
         self._wire.wait()
 
     def print_sequential(self, text: object) -> None:
-        """Print one line a member, in rank order. Collective over the members."""
+        """Print ``text`` of every member, in rank order. Collective over the members."""
         self._require_active("print_sequential")
         for rank in range(self.size):
             if rank == self.rank:
@@ -351,11 +381,10 @@ class Partition:
         try:
             return words_of(f"{name}, rank {self.rank} of {self!r}", data)
         except PartitionError as error:
-            # The others wait for this rank, which alone knows.
+            # Only this rank knows of the error; the others are waiting for it.
             self._wire.refuse(error)
 
     def _read(self, tensor: torch.Tensor) -> Any:
-        """A tensor of integers as (nested) lists, when it is complete."""
         self._wire.wait()
         return tensor.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
@@ -373,25 +402,19 @@ class Partition:
 
 
 class CartesianPartition(Partition):
-    """Workers on a Cartesian process grid; ``rank`` is row-major in ``index``."""
+    """Workers on a Cartesian process grid; ``rank`` is row-major in ``index``.
 
-    # Placements belong to global tensors, far above: that room enters itself here.
-    _placement: ClassVar[Callable[[CartesianPartition], Any]]
-
-    def to_placement(self) -> Any:
-        """The :class:`gpudist.sbp.Placement` of global tensors on the same workers.
-
-        Its axes are the partition's; ``to_partition()`` leads back.
-        """
-        return type(self)._placement(self)
+    Args:
+        wire, ranks, shape: see :class:`Partition`.
+    """
 
     def cartesian_index(self, rank: int) -> tuple[int, ...]:
-        """Index on the process grid of the worker ``rank``."""
+        """Return the index of member ``rank`` on the process grid."""
         self._check_rank(rank)
         return index_of(rank, self.shape)
 
     def neighbor_ranks(self, rank: int) -> list[tuple[int | None, int | None]]:
-        """Per axis, the ranks left and right of ``rank``; ``None`` beyond the edge of the grid."""
+        """Return the left and right neighbor of ``rank`` per axis; ``None`` beyond the edge."""
         index = self.cartesian_index(rank)
         pairs: list[tuple[int | None, int | None]] = []
         for axis, extent in enumerate(self.shape):
@@ -406,9 +429,18 @@ class CartesianPartition(Partition):
 
     @checked(PartitionError)
     def create_cartesian_subtopology_partition(self, remain: Sequence[bool]) -> CartesianPartition:
-        """The workers that differ from this one only along the axes that ``remain``.
+        """Return the workers whose index differs from this one's only along the kept axes.
 
-        An inactive worker gets the sub-grid of rank 0, in which it is inactive too.
+        An inactive worker gets the sub-grid of rank 0, as an inactive partition.
+
+        Args:
+            remain: whether to keep each axis; the others are removed.
+
+        Returns:
+            Partition with one axis per kept axis.
+
+        Raises:
+            PartitionError: ``remain`` does not have one entry per axis.
         """
         if len(remain) != self.dim:
             raise PartitionError(
@@ -421,12 +453,13 @@ class CartesianPartition(Partition):
 
     @checked(PartitionError)
     def along(self, axes: Sequence[int]) -> CartesianPartition:
-        """The workers that differ from this one only along ``axes``: shape 1 on the other axes.
+        """Return the workers whose index differs from this one's only along ``axes``.
 
-        An inactive worker gets the line through rank 0, in which it is inactive too.
+        The other axes remain, with extent 1. An inactive worker gets the workers along ``axes``
+        through rank 0, as an inactive partition.
 
         Raises:
-            PartitionError: an axis is not one of the partition's.
+            PartitionError: an axis is out of range or repeated.
         """
         axes = self.check_axes(axes)
         index = self.index or (0,) * self.dim
@@ -444,22 +477,22 @@ class CartesianPartition(Partition):
     def create_device_mesh(
         self, axes: Sequence[int], names: Sequence[str] | None = None
     ) -> DeviceMesh | None:
-        """Torch's mesh of the workers that differ from this one only along ``axes``.
+        """Return a torch mesh of the workers whose index differs from this one's along ``axes``.
 
-        With process groups of torch's own, for what torch offers of data parallelism. Collective
-        over torch's default process group, which the user initialises, and of which every rank is
-        a worker of this world with the same rank.
+        The mesh has its own torch process groups, for torch's data parallelism. Collective over
+        torch's default process group, which the user initializes first; its ranks must be those of
+        this world.
 
         Args:
-            axes: of this partition, one for each dim of the mesh.
-            names: of the mesh's dims, needed where there are several.
+            axes: axes of this partition, one per mesh dim.
+            names: names of the mesh dims; required if there are several.
 
         Returns:
-            The mesh; ``None`` on workers outside the partition.
+            Mesh, or ``None`` on workers outside the partition.
 
         Raises:
-            PartitionError: on every rank alike, if an axis is not one of the partition's, names
-                are missing, world ranks descend along it, or torch's default process group is
+            PartitionError: on every rank alike, if an axis is out of range, names are missing,
+                world ranks are not ascending along an axis, or torch's default process group is
                 missing or has other ranks.
         """
         ascending = self.check_axes(axes)
@@ -482,7 +515,6 @@ class CartesianPartition(Partition):
         return mesh_of(lines, grid, self._wire, names)
 
     def _lines(self, axis: int) -> list[list[int]]:
-        """World ranks of all lines of workers along ``axis``, by rank."""
         lines: dict[tuple[int, ...], list[int]] = {}
         for rank, world_rank in enumerate(self.ranks):
             index = index_of(rank, self.shape)
@@ -491,7 +523,11 @@ class CartesianPartition(Partition):
 
     @checked(PartitionError)
     def check_axes(self, axes: Sequence[int]) -> tuple[int, ...]:
-        """``axes`` ascending, counted from the front; refuses those out of range or doubled."""
+        """Return ``axes`` in ascending order, with negative axes counted from the end.
+
+        Raises:
+            PartitionError: an axis is out of range or repeated.
+        """
         wrong = [axis for axis in axes if not -self.dim <= axis < self.dim]
         if wrong:
             raise PartitionError(
@@ -505,10 +541,10 @@ class CartesianPartition(Partition):
 
 
 def require_one_world(where: str, *partitions: Partition) -> None:
-    """Refuse partitions of different worlds, whose messages would never meet.
+    """Raise if partitions belong to different worlds: their messages would never match.
 
     Raises:
-        PartitionError: and on the other ranks of both worlds, of which not all may mix them.
+        PartitionError: also on the other ranks of both worlds, which may not notice it themselves.
     """
     first, *others = partitions
     for other in others:

@@ -1,4 +1,4 @@
-"""From the launcher's environment to ``P_world``. The only reader of the environment."""
+"""Join the world described by the environment. Only this module reads environment variables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gpudist.transport.debug_lines import DebugLines
 from gpudist.transport.failure.asker import StoreAsker
 from gpudist.transport.failure.channel import Failure
 from gpudist.transport.failure.forks import keep_for_good
-from gpudist.transport.failure.last_words import Endings, tell_uncaught_errors
+from gpudist.transport.failure.last_words import Endings, report_uncaught_errors
 from gpudist.transport.failure.store import STORE_ERRORS, own_connection, store_gone
 from gpudist.transport.gloo import GlooTransport
 from gpudist.transport.host.meeting import NotOneNode
@@ -34,7 +34,7 @@ from gpudist.transport.nccl.library import keep_memory_unregistered, what_nccl_m
 from gpudist.transport.nccl.transport import NcclTransport
 from gpudist.transport.report import report_failures, report_on_signal
 from gpudist.version import __version__
-from gpudist.world.agreement import Agreement
+from gpudist.world.agreement import WorldAgreement
 from gpudist.world.launch import (
     Built,
     Launch,
@@ -50,28 +50,28 @@ from gpudist.world.partition import Partition
 logger = logging.getLogger("gpudist")
 
 _CLOSING_S = 10.0
-# After a failure the others hear of it soon, or never.
+# After a failure, the other ranks learn of it soon or never.
 _FAILED_CLOSING_S = 1.0
-# After a failure to connect.
+# Wait for the comparison of ranks after a failure to connect.
 _COMPARING_S = 0.2
 
 
 def settings() -> Settings:
-    """What the environment of this process asks of ``init()``."""
+    """Read the settings of ``init()`` from the environment of this process."""
     return settings_of(os.environ, built())
 
 
 def launch() -> Launch:
-    """What the launcher says about this process.
+    """Read the launcher's variables from the environment of this process.
 
     Raises:
-        TransportError: a variable is missing or is no number.
+        TransportError: a variable is missing, is not a number, or contradicts the others.
     """
     return launch_of(os.environ)
 
 
 def built() -> Built:
-    """What this installation and this machine have."""
+    """Return which parts of gpudist are built and how many GPUs torch sees."""
     return Built(
         "" if is_built() else what_is_missing(),
         what_nccl_misses(),
@@ -80,24 +80,24 @@ def built() -> Built:
 
 
 def variables() -> dict[str, str]:
-    """What the environment of this process says to gpudist."""
+    """Return the environment variables of gpudist."""
     return {name: text for name, text in os.environ.items() if name.startswith("GPUDIST_")}
 
 
 def nccl_variables() -> dict[str, str]:
-    """What the environment of this process says to NCCL."""
+    """Return the environment variables of NCCL."""
     return {name: text for name, text in os.environ.items() if name.startswith("NCCL_")}
 
 
 def set_variables(said: dict[str, str]) -> None:
-    """Let the environment say just this: a forked server's may be older than its children's."""
+    """Replace gpudist's environment variables, which may be stale in a child of a fork server."""
     for name in variables():
         del os.environ[name]
     os.environ.update(said)
 
 
 class _Runtime:
-    """What ``init()`` made, for as long as the process runs."""
+    """State created by ``init()``, kept until the process exits."""
 
     P_world: Partition | None = None
     store: dist.Store | None = None
@@ -110,10 +110,10 @@ _runtime = _Runtime()
 
 
 def world() -> Partition:
-    """The world that :func:`init` joined.
+    """Return the partition of the world that :func:`init` joined.
 
     Raises:
-        TransportError: it was not called.
+        TransportError: ``init`` has not been called.
     """
     if _runtime.P_world is None:
         raise TransportError("this process has joined no world; call gpudist.init() first")
@@ -121,7 +121,7 @@ def world() -> Partition:
 
 
 def _leave_to_parent() -> None:
-    """In a forked child: the store's threads, for which its end would wait, are the parent's."""
+    # The store's threads belong to the parent; destroying the store in the child would hang.
     keep_for_good(_runtime.store)
 
 
@@ -133,32 +133,35 @@ def init(
     process_group: dist.ProcessGroup | None = None,
     deterministic: bool = False,
 ) -> Partition:
-    """Join the world that torchrun, mpirun or srun started, and return the partition of all its
-    workers.
+    """Join the world started by torchrun, mpirun or srun and return the partition of all workers.
 
-    A launcher is known by the rank and the world size that it sets: ``RANK`` and ``WORLD_SIZE``
-    (torchrun), ``OMPI_COMM_WORLD_RANK`` and ``_SIZE``, ``PMI_RANK`` and ``PMI_SIZE``, or, in a step
-    of ``srun``, ``SLURM_PROCID`` and ``SLURM_NTASKS``. A process with none of them is a world of
-    one, and so is one in a batch script or a shell of Slurm's.
+    The launcher is recognized by its rank and world size variables: ``RANK`` and ``WORLD_SIZE``
+    (torchrun), ``OMPI_COMM_WORLD_RANK`` and ``_SIZE``, ``PMI_RANK`` and ``PMI_SIZE``, or, within an
+    ``srun`` step, ``SLURM_PROCID`` and ``SLURM_NTASKS``. Without any of them the world has one
+    process, also in a Slurm batch script or shell.
 
-    Called again, returns the same partition. The transport is NCCL where torch sees GPUs, else
-    shared memory between processes of one node and gloo between nodes; ``GPUDIST_TRANSPORT``
-    overrides the choice. On GPUs this process takes the one of its number on the node, as torch's
-    current device, and backward runs in one thread.
+    Further calls return the same partition. The transport is NCCL if torch sees GPUs, otherwise
+    shared memory on one node and gloo between nodes; ``GPUDIST_TRANSPORT`` overrides the choice. On
+    GPUs, ``init`` makes the GPU with this process's local rank torch's current device, and lets
+    backward run in a single thread.
 
     Args:
-        timeout: deadline of every wait, in seconds: above 0, and at most 1,000,000.
-        process_group: torch's group of the workers, in place of all that were started: they meet in
-            its store. Over NCCL they have communicators of their own, whatever the group has.
-        deterministic: the same bits in every run and over every transport, in a stated order of
-            additions, from operators of gpudist's; and ``torch.use_deterministic_algorithms``,
-            which makes torch's raise where they have no such algorithm. Over NCCL, sums then go by
-            messages. The same on all ranks.
+        timeout: deadline of every wait, in seconds; above 0 and at most 1,000,000.
+        process_group: torch process group whose members form the world, instead of all started
+            processes. The ranks meet in its store; over NCCL they create their own communicators.
+        deterministic: whether gpudist's operators return the same bits in every run and over every
+            transport, by adding in a fixed order. Also calls
+            ``torch.use_deterministic_algorithms``, which makes torch raise where it has no
+            deterministic algorithm. Over NCCL, sums are then computed from point-to-point
+            messages. Must be equal on all ranks.
+
+    Returns:
+        Partition of all workers of the world.
 
     Raises:
         TransportError: the launcher's variables are incomplete (only one of a pair is set),
-            ``timeout`` is no such number, or the world cannot be joined.
-        NotBuiltError: there are GPUs, and this installation cannot use them.
+            ``timeout`` is out of range, or the world cannot be joined.
+        NotBuiltError: there are GPUs, but this installation cannot use them.
     """
     timeout = deadline_of(timeout, "gpudist.init")
     given = {"process_group": process_group, "deterministic": deterministic}
@@ -173,56 +176,56 @@ def init(
     choice, reason = choose_transport(launch, os.environ, built())
     if reason == what_is_missing():
         logger.warning("using gloo, which is many times slower: %s", reason)
-    transport: Transport
+    wire: Transport
     store: dist.Store | None = None
     if choice == "loopback":
-        transport = LoopbackTransport.single(timeout)
+        wire = LoopbackTransport.single(timeout)
     else:
         store = _join(launch, timeout) if process_group is None else _store_of(process_group)
         if process_group is None and launch.size > 1:
             _runtime.store = store
         take_device(choice, launch.local_rank)
         try:
-            transport = _connect_all(choice, store, launch, timeout, process_group, deterministic)
+            wire = _connect_all(choice, store, launch, timeout, process_group, deterministic)
         except GpudistError:
-            # The others are still to find out why.
+            # Keep the store until the other ranks have read the reason.
             _leave_store(launch, _FAILED_CLOSING_S)
             raise
-    _runtime.P_world = world_of(transport)
+    _runtime.P_world = world_of(wire)
     _runtime.pid = os.getpid()
     if _runtime.store is not None:
         _runtime.closing.start()
     logger.info(
         "rank %d of %d: transport %s, device %s, started by %s",
-        launch.rank, launch.size, transport.name, transport.device, launch.launcher,
+        launch.rank, launch.size, wire.name, wire.device, launch.launcher,
     )  # fmt: skip
     if launch.launcher == "torchrun" and launch.store_is_served:
-        _watch_launcher(transport)
+        _watch_launcher(wire)
     wanted = diagnostics_of(os.environ)
-    report_on_signal(transport, wanted.folder)
+    report_on_signal(wire, wanted.folder)
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
-    endings = Endings(store if transport.size > 1 else None, f"gpudist/{launch.run}")
-    tell_uncaught_errors(transport, error_file, _note_failure, endings, wanted.lines)
-    atexit.register(_shut_down, transport, launch)
+    endings = Endings(store if wire.size > 1 else None, f"gpudist/{launch.run}")
+    report_uncaught_errors(wire, error_file, _note_failure, endings, wanted.lines)
+    atexit.register(_shut_down, wire, launch)
     return _runtime.P_world
 
 
-def _watch_launcher(transport: Transport) -> None:
-    """End the world when torchrun's agent, which started this process, is gone.
+def _watch_launcher(wire: Transport) -> None:
+    """Fail the world when torchrun's agent, the parent of this process, has ended.
 
-    Nobody would end or restart the workers any more, and over shared memory they need no store.
+    Otherwise workers over shared memory, which do not need the store, would run on unsupervised.
     """
     agent = os.getppid()
     if has_variable(agent, "TORCHELASTIC_RUN_ID"):
-        return  # a shell between, which torchrun has started and which may end before this process
+        return  # the parent is a shell started by torchrun, which may end before this process
 
     def watch() -> None:
         await_end_of_parent(agent)
-        transport.post_failure(
+        wire.post_failure(
             Failure(
                 "TransportError",
                 None,
-                f"the launcher has died: torchrun's agent of rank {transport.rank}, process "
+                f"the launcher has died: torchrun's agent of rank {wire.rank}, process "
                 f"{agent}, has ended before its workers; start the job again",
             )
         )
@@ -231,7 +234,7 @@ def _watch_launcher(transport: Transport) -> None:
 
 
 def _make_torch_deterministic() -> None:
-    # CUDA's matrix products read this once, at the first of them.
+    # cuBLAS reads this once, at the first matrix product.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
@@ -245,7 +248,7 @@ def _connect_all(
     process_group: dist.ProcessGroup | None,
     deterministic: bool,
 ) -> Transport:
-    """The wire of all ranks. What the launcher takes for one node may be several containers."""
+    """Connect all ranks; use gloo if the launcher's "node" turns out to be several containers."""
 
     def connected(name: str, prefix: str, same_node: bool) -> Transport:
         return connect(
@@ -282,14 +285,18 @@ def connect(
     """Join the world of ``size`` processes that meet in ``store`` under ``prefix``. Collective.
 
     Args:
-        name: of the transport.
-        same_node, interface: as :class:`GlooTransport` has them.
-        deterministic: the same sums over every transport.
-        store_rank: the one whose process hosts the store, where it is one of them.
+        name: name of the transport.
+        store: rendezvous store.
+        rank, size: rank of this process and number of ranks.
+        timeout_s: deadline of every wait, in seconds.
+        prefix: prefix of the store keys, unique per world.
+        same_node, interface: see :class:`GlooTransport`.
+        deterministic: whether sums have the same bits over every transport.
+        store_rank: rank whose process hosts the store, or ``None`` if none of them does.
 
     Raises:
-        PlanMismatch: on every rank, if ranks have different versions of gpudist, or are to join
-            over different transports or with different options.
+        PlanMismatch: on every rank, if ranks have different versions of gpudist, transports or
+            options.
     """
 
     asked = settings()
@@ -317,7 +324,7 @@ def connect(
 
     with (
         StoreAsker(f"connect {size} ranks", rank, timeout_s, store_rank) as ask,
-        closing(Agreement(ask, store, prefix, rank, size)) as agreement,
+        closing(WorldAgreement(ask, store, prefix, rank, size)) as agreement,
     ):
         try:
             agreement.say(_said(name, deterministic, asked.checks))
@@ -325,13 +332,14 @@ def connect(
         except STORE_ERRORS as error:
             raise store_gone(store_rank, error).to_exception() from error
         except Exception:
-            # A store that is gone, or hangs, has no say in why; a wait of the transport may go on.
+            # A mismatch explains the error better. A dead store must not delay or replace it, and
+            # a wait of the transport may still hold the first connection.
             job = ask.submit(lambda: agreement.compare(own_connection(store)))
             if job.wait(_COMPARING_S) and job.failed_with(PlanMismatch):
                 job.result()
             raise
         try:
-            # The first operation says who has died with a store that is gone by now.
+            # If the store is gone by now, the first operation reports which rank died.
             with suppress(*STORE_ERRORS):
                 ask(lambda: agreement.compare(store))
         except BaseException:
@@ -341,13 +349,12 @@ def connect(
 
 
 def _said(transport: str, deterministic: bool, checks: bool) -> str:
-    """What all ranks of a world have to be alike in, in words."""
     options = [", deterministic"] * deterministic + [", GPUDIST_CHECK=1"] * checks
     return f"gpudist {__version__} over {transport}{''.join(options)}"
 
 
 def take_device(transport: str, local_rank: int) -> None:
-    """Over NCCL, make the GPU of this number on the node torch's current device.
+    """Over NCCL, make the GPU with this process's local rank torch's current device.
 
     Raises:
         NotBuiltError: this installation cannot use GPUs, or torch sees none.
@@ -358,18 +365,18 @@ def take_device(transport: str, local_rank: int) -> None:
     if missing:
         raise NotBuiltError(f"the nccl transport: {missing}")
     torch.cuda.set_device(local_rank % torch.cuda.device_count())
-    # Each device has a thread of its own else, and nothing orders what two of them start.
+    # Otherwise backward has one thread per device, and nothing orders their collectives.
     torch.autograd.set_multithreading_enabled(False)
 
 
-def world_of(transport: Transport) -> Partition:
-    """The partition of all ranks of ``transport``, which tells what the environment wants."""
+def world_of(wire: Transport) -> Partition:
+    """Return the partition of all ranks of ``wire``, with the diagnostics of the environment."""
     wanted = diagnostics_of(os.environ)
-    if wanted.lines and not any(isinstance(o, DebugLines) for o in transport.recorder.observers):
-        transport.recorder.observe(DebugLines(transport.rank))
+    if wanted.lines and not any(isinstance(o, DebugLines) for o in wire.recorder.observers):
+        wire.recorder.observe(DebugLines(wire.rank))
     if wanted.folder:
-        report_failures(wanted.folder, transport)
-    return Partition(transport, range(transport.size))
+        report_failures(wanted.folder, wire)
+    return Partition(wire, range(wire.size))
 
 
 def _store_of(process_group: dist.ProcessGroup) -> dist.Store:
@@ -399,23 +406,17 @@ def _note_failure() -> None:
     _runtime.failed = True
 
 
-def _shut_down(transport: Transport, launch: Launch) -> None:
-    """Close; the rank that serves the store waits until nobody needs it any more.
-
-    A store behind a network that is cut never answers, and the process ends all the same.
-    """
+def _shut_down(wire: Transport, launch: Launch) -> None:
     if os.getpid() != _runtime.pid:
         return
-    has_failed = transport.error() is not None
-    transport.close()
+    has_failed = wire.error() is not None
+    wire.close()
     if not _runtime.failed:
-        _leave_store(
-            launch, _FAILED_CLOSING_S if has_failed else min(_CLOSING_S, transport.timeout_s)
-        )
+        _leave_store(launch, _FAILED_CLOSING_S if has_failed else min(_CLOSING_S, wire.timeout_s))
 
 
 def _leave_store(launch: Launch, patience_s: float) -> None:
-    """Tell the rank that serves the store that it is needed no more; that one waits for all."""
+    # The rank that hosts the store waits for the others. A store that hangs must not block exit.
     store = _runtime.store
     if store is not None and not launch.store_is_served:
         _runtime.closing.submit(lambda: _part(store, launch, patience_s)).wait(patience_s)

@@ -1,4 +1,4 @@
-"""Python's integers and floats as words of 64 bits, in which ranks send them to each other."""
+"""Encode Python integers and floats as 64-bit words to send them between ranks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _COMBINE: dict[str, Any] = {"sum": add, "prod": mul, "max": max, "min": min}
 
 
 def words_of(where: str, data: Any) -> list[int]:
-    """Whether the numbers ``data`` are floats, and then their bits.
+    """Encode ``data`` as one word for the kind of numbers, followed by their bits.
 
     Raises:
-        PartitionError: one is neither an integer of 64 bits nor a float.
+        PartitionError: a number is neither an integer of at most 64 bits nor a float.
     """
     if not isinstance(data, Iterable):
         raise PartitionError(f"{where}: data is {data!r:.80}; {_EXPECTED}")
@@ -39,7 +39,7 @@ def words_of(where: str, data: Any) -> list[int]:
 
 
 def _number(where: str, index: int, value: Any) -> int | float:
-    # Numbers of NumPy and torch say what they are in Python.
+    # NumPy and torch scalars convert themselves to Python numbers.
     number = value.item() if getattr(value, "shape", None) == () else value
     if type(number) is float:
         return number
@@ -51,13 +51,14 @@ def _number(where: str, index: int, value: Any) -> int | float:
 
 
 def _as_float(where: str, value: int | float) -> float:
-    """``value``, which stands beside floats; refused if no float is equal to it."""
+    """Convert ``value`` to float; raise if the conversion is not exact."""
     if type(value) is float:
         return value
     if abs(value) <= 2**53 or (abs(value) < 2**63 and int(float(value)) == value):
         return float(value)
     raise PartitionError(
-        f"{where}: {value} stands beside floats, and is no float64; give integers only"
+        f"{where}: {value} is mixed with floats, but float64 cannot represent it; give integers "
+        "only"
     )
 
 
@@ -70,10 +71,10 @@ def numbers_of(words: Sequence[int]) -> list[Any]:
 
 
 def combined(where: str, rows: Sequence[Sequence[Any]], op: str) -> list[Any]:
-    """Combine the rows element by element, in their order; into floats if one of them has floats.
+    """Reduce the rows element by element, in order; the results are floats if any row has floats.
 
     Raises:
-        PartitionError: an integer stands beside floats and is none.
+        PartitionError: an integer is mixed with floats and float64 cannot represent it.
     """
     if any(type(value) is float for row in rows for value in row):
         rows = [[_as_float(where, value) for value in row] for row in rows]

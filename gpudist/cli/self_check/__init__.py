@@ -1,8 +1,8 @@
-"""Whether every operator is right, and as fast as memory allows, on the machine it runs on."""
+"""Check that every operator is right, and as fast as memory allows, on this machine."""
 
 from gpudist.cli.self_check.cases import Case, cases
-from gpudist.cli.self_check.check import Report, Result, check, verdict
 from gpudist.cli.self_check.link_speeds import LinkSpeed
 from gpudist.cli.self_check.remedies import of_failure
+from gpudist.cli.self_check.run_cases import Report, Result, check, verdict
 
 __all__ = ["Case", "LinkSpeed", "Report", "Result", "cases", "check", "of_failure", "verdict"]

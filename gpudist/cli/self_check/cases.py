@@ -1,4 +1,4 @@
-"""Every operator on a tensor whose cells hold their own numbers, and what must come out."""
+"""Operators on a tensor whose cells hold their own numbers, and their expected outputs."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Case:
     """One rank's part of an operator on a known tensor.
 
     Attributes:
-        name: of the operator, and what tells it from its other cases.
-        operator: the linear map.
+        name: name of the operator and its variant.
+        operator: linear map under test.
         x: its input on this rank.
-        expected: what must come out, cell by cell; ``None`` where there is nothing.
+        expected: expected output, cell by cell; ``None`` if this rank gets none.
     """
 
     name: str
@@ -41,12 +41,12 @@ class Case:
 def cases(
     P_world: Partition, rows: int, columns: int, dtype: torch.dtype = torch.float64
 ) -> list[tuple[str, Callable[[], Case]]]:
-    """Every operator, by name, and what makes its case. In the same order on all ranks.
+    """Names of all operators, and functions that make their cases; the same order on all ranks.
 
     Args:
-        P_world: all workers.
-        rows, columns: of each worker's block when the tensor is cut by rows.
-        dtype: of the tensors; a cell's number must be exact in it for results to be compared.
+        P_world: partition of all workers.
+        rows, columns: extents of each worker's block when the tensor is cut by rows.
+        dtype: dtype of the tensors; exact only if it can represent every cell's number.
     """
     made = _Cases(P_world, rows, columns, dtype)
     return [
@@ -66,7 +66,7 @@ def cases(
 
 
 class _Cases:
-    """Makes them; each method is one operator."""
+    """Factory of the cases, with one method per operator."""
 
     def __init__(self, P_world: Partition, rows: int, columns: int, dtype: torch.dtype) -> None:
         n = P_world.size
@@ -151,13 +151,11 @@ class _Cases:
         return self.P_world.rank or 0
 
     def _terms(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """This rank's term of a sum, and the sum."""
         n = self.P_world.size
         block = self._numbers(Box.whole(self.block_shape))
         return block + self._rank, n * block + n * (n - 1) // 2
 
     def _on(self, P: Partition, x: torch.Tensor) -> torch.Tensor:
-        """``x`` on workers of ``P``, elsewhere the placeholder for it."""
         return x if P.active else zero_volume_tensor(dtype=self.dtype, device=self.P_world.device)
 
     def _owned(self, P: CartesianPartition) -> Box:
@@ -177,7 +175,6 @@ class _Cases:
 
 
 def _square(n: int) -> tuple[int, int]:
-    """The most nearly square grid of ``n`` workers."""
     short = next(p for p in range(isqrt(n), 0, -1) if n % p == 0)
     return short, n // short
 

@@ -1,4 +1,4 @@
-"""How fast and how right messages are between two ranks at a time."""
+"""Measure the speed and correctness of messages between pairs of ranks."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import torch
 from gpudist.transport.base import Signature
 from gpudist.world.partition import Partition
 
-# Of so many ranks every pair is measured; of more, every rank and the next.
+# Up to this number of ranks, every pair is measured; beyond it, every rank and the next.
 MOST_IN_PAIRS = 8
 REPEATS = 5
 
 
 @dataclass(frozen=True)
 class LinkSpeed:
-    """Messages between two ranks, in both directions at once, while the others are silent.
+    """Speed of messages between two ranks, in both directions at once, while others are silent.
 
     Attributes:
-        first, second: the ranks.
-        right: every byte arrived as it was sent.
+        first, second: ranks of the pair.
+        right: whether every byte arrived as it was sent.
         gbps: bytes in one direction over the time of the fastest exchange, in GB/s.
     """
 
@@ -33,7 +33,7 @@ class LinkSpeed:
 
 
 def pairs(ranks: int) -> Iterator[tuple[int, int]]:
-    """The links that are measured."""
+    """Pairs of ranks whose link is measured."""
     if ranks <= MOST_IN_PAIRS:
         yield from ((a, b) for a in range(ranks) for b in range(a + 1, ranks))
     else:
@@ -42,7 +42,7 @@ def pairs(ranks: int) -> Iterator[tuple[int, int]]:
 
 
 def link_speeds(P_world: Partition, nbytes: int) -> tuple[LinkSpeed, ...]:
-    """Each link's, by messages of ``nbytes``; the same on every rank. Collective."""
+    """Measure each link with messages of ``nbytes``; the same on every rank. Collective."""
     found: list[LinkSpeed] = []
     for pair in pairs(P_world.size):
         mine = [0, 0]
@@ -55,7 +55,7 @@ def link_speeds(P_world: Partition, nbytes: int) -> tuple[LinkSpeed, ...]:
 
 
 def _exchanged(P_world: Partition, pair: tuple[int, int], nbytes: int) -> list[int]:
-    """How many bytes were wrong, and the nanoseconds of the fastest exchange."""
+    """Number of wrong bytes, and nanoseconds of the fastest exchange."""
     rank = P_world.rank or 0
     peer = pair[1] if rank == pair[0] else pair[0]
     sent = _bytes(nbytes, rank, P_world.device)

@@ -1,4 +1,4 @@
-"""What to do about a world on GPUs that is wrong, slow, or cannot be joined."""
+"""Suggest remedies for a world on GPUs that is wrong, slow, or cannot be joined."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from gpudist.checks.digest import digest_of
 from gpudist.cli.self_check.link_speeds import LinkSpeed
 from gpudist.world import runtime
 from gpudist.world.environment import describe, nccl_version
-from gpudist.world.links import Link
+from gpudist.world.links import GpuLink
 from gpudist.world.partition import Partition
 
 Key = TypeVar("Key", bound=Hashable)
 
-# Of the median of all links; below it a link is said to be slow.
+# Share of the median speed of all links; slower links are reported.
 SLOW_LINK = 0.5
 _OFF = {
     "NCCL_P2P_DISABLE": "GPUs of one node send through the host's memory",
     "NCCL_SHM_DISABLE": "ranks of one node without a direct path send through the network",
     "NCCL_IB_DISABLE": "nodes send through sockets, and not by InfiniBand or RoCE",
 }
-# What NCCL says of a world that cannot be joined, and what to do.
+# Parts of NCCL's errors when a world cannot be joined, and their remedies.
 _SAID = {
     "duplicate gpu": "Two ranks of a node have one GPU: start no more processes on a node than it "
     "has GPUs, and let CUDA_VISIBLE_DEVICES show each of them all of these; several ranks on one "
@@ -43,15 +43,15 @@ _SAID = {
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a rank is, and what it has.
+class RankEnvironment:
+    """Host, GPU and NCCL of a rank.
 
     Attributes:
-        node, gpu: numbers that tell them apart.
-        nccl: the version of NCCL, as 22705 for 2.27.5; 0 if none is used.
-        number: of the GPU among those that the rank sees.
-        off: the paths that its environment switches off, a bit each.
-        unreachable: the GPUs whose memory its own cannot reach, a bit each.
+        node, gpu: numbers that identify the node and the GPU.
+        nccl: version of NCCL, as 22705 for 2.27.5; 0 if it is not used.
+        number: index of the GPU among those that the rank sees.
+        off: paths that the rank's environment switches off, one bit each.
+        unreachable: GPUs whose memory the rank's GPU cannot reach, one bit each.
     """
 
     node: int
@@ -62,29 +62,29 @@ class Place:
     unreachable: int = 0
 
 
-def places(P_world: Partition) -> list[Place]:
-    """Every rank's. Collective."""
-    rows = P_world.allgather_data(astuple(_own_place(P_world)))
-    return [Place(*(int(number) for number in row)) for row in rows]
+def rank_environments(P_world: Partition) -> list[RankEnvironment]:
+    """Environment of every rank. Collective."""
+    rows = P_world.allgather_data(astuple(_own_environment(P_world)))
+    return [RankEnvironment(*(int(number) for number in row)) for row in rows]
 
 
-def _own_place(P_world: Partition) -> Place:
+def _own_environment(P_world: Partition) -> RankEnvironment:
     said = runtime.nccl_variables()
     off = [said.get(name, "0") not in ("", "0") for name in _OFF]
-    place = Place(
+    environment = RankEnvironment(
         _number(socket.gethostname()), _number(f"process {P_world.rank}"), _own_nccl(P_world),
         off=_bits(off),
     )  # fmt: skip
     if P_world.device.type != "cuda":
-        return place
+        return environment
     mine = P_world.device.index or 0
     gpu = torch.cuda.get_device_properties(mine)
-    identity = str(getattr(gpu, "uuid", "")) or f"{place.node} {mine}"
+    identity = str(getattr(gpu, "uuid", "")) or f"{environment.node} {mine}"
     unreachable = [
         other != mine and not torch.cuda.can_device_access_peer(mine, other)
         for other in range(torch.cuda.device_count())
     ]
-    return replace(place, gpu=_number(identity), number=mine, unreachable=_bits(unreachable))
+    return replace(environment, gpu=_number(identity), number=mine, unreachable=_bits(unreachable))
 
 
 def _bits(flags: Sequence[bool]) -> int:
@@ -104,21 +104,20 @@ def _own_nccl(P_world: Partition) -> int:
 
 
 def _number(text: str) -> int:
-    """Of 48 bits."""
     return int.from_bytes(digest_of(text.encode())[:6], "big")
 
 
 def remedies_of(
-    found: Sequence[Place], speeds: Sequence[LinkSpeed], links: Sequence[Link]
+    found: Sequence[RankEnvironment], speeds: Sequence[LinkSpeed], links: Sequence[GpuLink]
 ) -> list[str]:
-    """What the places and speeds of all ranks say, worst first."""
+    """Remedies that follow from the environments and speeds of all ranks, worst first."""
     remedies = [
         f"Ranks {_listed(ranks)} share one GPU and take turns on it: start no more processes on a "
         f"node than it has GPUs."
-        for ranks in _by(found, lambda place: (place.node, place.gpu)).values()
+        for ranks in _by(found, lambda environment: (environment.node, environment.gpu)).values()
         if len(ranks) > 1
     ]
-    versions = _by(found, lambda place: place.nccl)
+    versions = _by(found, lambda environment: environment.nccl)
     if len(versions) > 1:
         words = [f"{nccl_version(v)} on ranks {_listed(ranks)}" for v, ranks in versions.items()]
         remedies.append(f"NCCL is {'; '.join(words)}: install one version on all nodes.")
@@ -131,37 +130,39 @@ def remedies_of(
     return remedies + _of_paths(found) + _of_slow_links(found, speeds, links)
 
 
-def _of_paths(found: Sequence[Place]) -> list[str]:
-    """Paths that the environment or the machine forbids, where the world would use them."""
+def _of_paths(found: Sequence[RankEnvironment]) -> list[str]:
+    """Remedies for paths that the world needs but the environment or the machine forbids."""
     remedies: list[str] = []
-    several_nodes = len({place.node for place in found}) > 1
+    several_nodes = len({environment.node for environment in found}) > 1
     for bit, (name, effect) in enumerate(_OFF.items()):
-        ranks = [rank for rank, place in enumerate(found) if place.off >> bit & 1]
+        ranks = [rank for rank, environment in enumerate(found) if environment.off >> bit & 1]
         if ranks and (several_nodes if name == "NCCL_IB_DISABLE" else _have_neighbours(found)):
             remedies.append(f"{name} is set on ranks {_listed(ranks)}, so that {effect}: unset it.")
-    used = {(place.node, place.number) for place in found}
-    for rank, place in enumerate(found):
-        blocked = [bit for bit in _set_bits(place.unreachable) if (place.node, bit) in used]
+    used = {(environment.node, environment.number) for environment in found}
+    for rank, environment in enumerate(found):
+        blocked = [
+            bit for bit in _set_bits(environment.unreachable) if (environment.node, bit) in used
+        ]
         if blocked:
             remedies.append(
-                f"GPU {place.number} of rank {rank} cannot reach the memory of GPUs "
+                f"GPU {environment.number} of rank {rank} cannot reach the memory of GPUs "
                 f"{_listed(blocked)}, so that messages go through the host: `nvidia-smi topo -p2p "
                 f"r` says why; often it is IOMMU or ACS of the PCIe switches, or a virtual machine."
             )
     return remedies
 
 
-def _have_neighbours(found: Sequence[Place]) -> bool:
-    return len({place.node for place in found}) < len(found)
+def _have_neighbours(found: Sequence[RankEnvironment]) -> bool:
+    return len({environment.node for environment in found}) < len(found)
 
 
 def _of_slow_links(
-    found: Sequence[Place], speeds: Sequence[LinkSpeed], links: Sequence[Link]
+    found: Sequence[RankEnvironment], speeds: Sequence[LinkSpeed], links: Sequence[GpuLink]
 ) -> list[str]:
-    """Links are compared with those of their kind: inside a node, and between two."""
+    """Remedies for links slower than others of their kind, inside a node or between nodes."""
     remedies: list[str] = []
-    if not all(place.nccl for place in found):
-        return remedies  # what links there are is the processor's business
+    if not all(environment.nccl for environment in found):
+        return remedies  # without NCCL, the links of the GPUs are not used
     for inside in (True, False):
         alike = [s for s in speeds if inside == (found[s.first].node == found[s.second].node)]
         if len(alike) < 2:
@@ -179,8 +180,8 @@ def _of_slow_links(
     return remedies
 
 
-def kind_of(speed: LinkSpeed, found: Sequence[Place], links: Sequence[Link]) -> str:
-    """How the GPUs of two ranks are linked, where that is known."""
+def kind_of(speed: LinkSpeed, found: Sequence[RankEnvironment], links: Sequence[GpuLink]) -> str:
+    """Kind of link between the GPUs of two ranks, empty if it is unknown."""
     a, b = found[speed.first], found[speed.second]
     if a.node != b.node:
         return "the network"
@@ -189,15 +190,17 @@ def kind_of(speed: LinkSpeed, found: Sequence[Place], links: Sequence[Link]) -> 
 
 
 def of_failure(text: str) -> str:
-    """What to do about a world that could not be joined, from its error; empty if not known."""
+    """Remedy for the error ``text`` of a world that could not be joined; empty if none is known."""
     lower = text.lower()
     return next((remedy for words, remedy in _SAID.items() if words in lower), "")
 
 
-def _by(found: Sequence[Place], key: Callable[[Place], Key]) -> dict[Key, list[int]]:
+def _by(
+    found: Sequence[RankEnvironment], key: Callable[[RankEnvironment], Key]
+) -> dict[Key, list[int]]:
     ranks: dict[Key, list[int]] = {}
-    for rank, place in enumerate(found):
-        ranks.setdefault(key(place), []).append(rank)
+    for rank, environment in enumerate(found):
+        ranks.setdefault(key(environment), []).append(rank)
     return ranks
 
 

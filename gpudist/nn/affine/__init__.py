@@ -1,1 +1,1 @@
-"""Convolutions, linear layers and embeddings: broadcast, compute on the own block, sum."""
+"""Convolutions, linear layers and embeddings: broadcast, compute on the local block, sum."""

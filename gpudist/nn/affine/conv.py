@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Literal, overload
 
 import torch
 
@@ -19,138 +19,162 @@ from gpudist.geometry.padding import FoldedWindow
 from gpudist.geometry.windows import Window
 from gpudist.nn.affine.conv_arguments import (
     PADDING_MODES,
-    CausalArguments,
-    ConvArguments,
+    Paddings,
     conv_windows,
-    require_supported,
+    paddings_of,
+    require_padding_mode,
 )
 from gpudist.nn.affine.conv_block import BlockConvolution
 from gpudist.nn.affine.conv_channels import (
-    bind_spread,
+    bind_broadcast,
     bind_sum,
     output_shapes,
     require_input_channels,
 )
 from gpudist.nn.affine.conv_layer import ConvLayer
 from gpudist.nn.affine.conv_overlap import ConvolutionInPlace
-from gpudist.nn.affine.conv_parameters import ConvParameters
+from gpudist.nn.affine.conv_parameters import ConvParameters, require_groups
 from gpudist.nn.affine.conv_placement import place
 from gpudist.nn.autocast import autocast_is_on, sum_of_products
 from gpudist.nn.channels_last import channels_last_form, in_form
-from gpudist.nn.parameters.layer import move_those
+from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.parameters.parameter import tied_empty, zero_bias
-from gpudist.nn.partitions import arguments_of, leading_partitions
+from gpudist.nn.parameters.parameter_layer import move_those
+from gpudist.nn.partitions import partitions_lead
+from gpudist.nn.windowed.block_in_place import use_in_place
 from gpudist.nn.windowed.edge_padding import (
     EdgePadding,
     bind_edge_padding,
     require_padding_of_input,
 )
-from gpudist.nn.windowed.in_place import use_in_place
 from gpudist.nn.windowed.region_layer import BlockOperation, WithPadding, padding_widths
 from gpudist.nn.windowed.window import per_dim
-from gpudist.ops.agreement import Agreement, Layout, ShapeMode
 from gpudist.ops.halo_exchange import HaloExchange
 from gpudist.ops.operator import Bound
+from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 
 class _DistributedConv(ConvLayer):
-    """Convolution of a tensor ``[B, C, *spatial]`` cut over a Cartesian grid of workers.
+    """Convolution of a tensor ``[B, C, *spatial]`` partitioned over a Cartesian grid of workers.
 
     With ``P_x`` alone, batch and features may be split: ``P_x`` has shape ``[batch, 1, *spatial]``.
     With ``P_x, P_y, P_w`` of shapes ``[1, ci, *spatial]``, ``[1, co, *spatial]`` and ``[co, ci,
     *spatial]``, channels are split too. With ``groups > 1``, split channels must be block-diagonal:
-    every block holds whole groups, ``co == ci`` and ``P_w`` has shape ``[co, 1, *spatial]``; then
-    ``P_x`` alone will do.
+    every block holds whole groups, ``co == ci`` and ``P_w`` has shape ``[co, 1, *spatial]``. In
+    that case ``P_x`` alone is enough.
 
-    The weight lives in blocks on the workers of ``P_w`` at spatial index 0 (on rank 0 of ``P_x`` if
-    that is alone), the bias on those of them at input channel index 0; other workers hold
-    zero-volume parameters. Initial values are those of the torch layer under the same seed. Output
-    blocks are balanced. With ``P_x`` alone, an input in ``torch.channels_last`` gives an output in
-    it where torch's convolution does on that device.
+    The workers of ``P_w`` at spatial index 0 own the blocks of the weight, and those also at input
+    channel index 0 own the blocks of the bias. With ``P_x`` alone, its rank 0 owns both. All other
+    workers hold zero-volume parameters. Initial values equal those of the torch layer under the
+    same seed. Output blocks are balanced. With ``P_x`` alone, the output keeps the
+    ``torch.channels_last`` format of the input wherever torch's convolution does on that device.
 
     Args:
-        P_x: owns the input.
-        P_y, P_w: own the output, and the weight; optional.
-        in_channels ... dtype: as torch's layer, global sizes.
-        global_shape: of the input, if it is balanced, to save agreeing on its blocks.
+        P_x: partition of the input.
+        P_y, P_w: partitions of the output and of the weight; optional. Pass both, by name or
+            directly after ``P_x``.
+        in_channels ... dtype: as in the torch layer; sizes are global.
+        global_shape: global shape of the input if it is balanced; saves agreeing on its blocks.
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
-        overlap: convolve the own block in place, the ghosts of its boundary apart, where that is
-            possible and pays; ``False`` refuses. It pays if the largest block has at least
-            :data:`~gpudist.nn.windowed.in_place.SMALLEST_BLOCK_BYTES`. Possible with ``P_x``
-            alone, in float32 and float64, if no block is empty and each gives its outputs with the
-            same padding on both sides (odd kernels whose outputs are cut as their inputs are), with
-            zero or circular padding, unless nested, outside of autocast and torch.compile. Sums are
-            the same but for rounding.
-        nested: exchange ghosts dim after dim, with two neighbours each, instead of with all
-            neighbours at once. The numbers are the same.
-        replicate_parameters: every worker that uses a block of the parameters holds it. None moves
-            in forward; in backward the gradients are summed over who holds the same cells, those of
-            several layers together with :func:`~gpudist.nn.fuse_parameter_movements`.
+        overlap: convolve the local block in place and its ghosts separately, where that is possible
+            and pays off; ``False`` never does. It pays off if the largest block has at least
+            :data:`~gpudist.nn.windowed.block_in_place.SMALLEST_BLOCK_BYTES`. It is possible with
+            ``P_x`` alone, in float32 and float64, with zero or circular padding, outside of
+            autocast and torch.compile, and unless ``nested``. No block may be empty, and each must
+            need the same padding on both sides, as with odd kernels whose outputs are partitioned
+            like their inputs. Results differ by rounding only.
+        nested: exchange ghosts dim by dim, with two neighbours each, instead of with all neighbours
+            at once. Results are identical.
+        replicate_parameters: keep a copy of each parameter block on every worker that uses it.
+            Forward then moves no parameters, and backward sums the gradients over the copies;
+            :func:`~gpudist.nn.fuse_parameter_movements` sums those of several layers together.
 
     Cost:
-        Forward, one group of messages carries the ghost cells of the input, and the parameters from
-        their owners; with split channels, a broadcast of the input and a sum-reduce of the output
-        follow. Backward moves the same bytes the other way. The block is copied beside its ghosts
-        unless it is convolved in place or no worker needs any, and once more by workers at an edge
-        whose padding is reflected or replicated.
+        In forward, one group of messages carries the ghost cells of the input and the parameters
+        from their owners; with split channels, a broadcast of the input and a sum-reduce of the
+        output follow. Backward moves the same bytes in the opposite direction. The block is copied
+        next to its ghosts, unless it is convolved in place or no worker needs ghosts. Workers at an
+        edge copy it once more if the padding is reflected or replicated.
 
     Raises:
-        PartitionError: the partitions do not fit each other.
-        ShapeError: an argument is not supported, or there are more blocks than channels; at the
-            first call, on every rank alike, a kernel or padding does not fit the input.
+        PartitionError: the partitions do not match.
+        ShapeError: an argument is not supported, or there are more blocks than channels. At the
+            first call, on every rank alike, if a kernel or padding does not fit the input.
 
     Source:
         Hewett & Grady 2020, arXiv:2006.03108, section 4.
     """
 
     _dims: int
-    _arguments: ClassVar[type[ConvArguments] | type[CausalArguments]] = ConvArguments
-    _padding_modes = PADDING_MODES
+    _padding_modes: Sequence[str] = PADDING_MODES
 
+    @overload
     def __init__(
-        self,
-        P_x: CartesianPartition,
-        *arguments: Any,
-        global_shape: Sequence[int] | None = None,
-        shape: ShapeMode = "static",
-        overlap: bool = True,
-        nested: bool = False,
+        self, P_x: CartesianPartition, in_channels: int, out_channels: int,
+        kernel_size: int | Sequence[int], stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] | Literal["same", "valid"] = 0,
+        dilation: int | Sequence[int] = 1, groups: int = 1, bias: bool = True,
+        padding_mode: str = "zeros", device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None, *, P_y: CartesianPartition | None = None,
+        P_w: CartesianPartition | None = None, global_shape: Sequence[int] | None = None,
+        shape: ShapeMode = "static", overlap: bool = True, nested: bool = False,
         replicate_parameters: bool = False,
-        **options: Any,
-    ) -> None:
+    ) -> None: ...  # fmt: skip
+    @overload
+    def __init__(
+        self, P_x: CartesianPartition, P_y: CartesianPartition, P_w: CartesianPartition,
+        in_channels: int, out_channels: int, kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] | Literal["same", "valid"] = 0,
+        dilation: int | Sequence[int] = 1, groups: int = 1, bias: bool = True,
+        padding_mode: str = "zeros", device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None, *, global_shape: Sequence[int] | None = None,
+        shape: ShapeMode = "static", overlap: bool = True, nested: bool = False,
+        replicate_parameters: bool = False,
+    ) -> None: ...  # fmt: skip
+    @partitions_lead
+    def __init__(
+        self, P_x: CartesianPartition, in_channels: int, out_channels: int,
+        kernel_size: int | Sequence[int], stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] | Literal["same", "valid"] = 0,
+        dilation: int | Sequence[int] = 1, groups: int = 1, bias: bool = True,
+        padding_mode: str = "zeros", device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None, *, P_y: CartesianPartition | None = None,
+        P_w: CartesianPartition | None = None, global_shape: Sequence[int] | None = None,
+        shape: ShapeMode = "static", overlap: bool = True, nested: bool = False,
+        replicate_parameters: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.overlap = overlap and not nested
         self._name = type(self).__name__
-        P_y, P_w, rest = leading_partitions(self._name, arguments, options)
-        given = arguments_of(self._name, self._arguments, rest, options)
-        require_supported(self._name, given, self._padding_modes)
-        self.in_channels = given.in_channels
-        self.out_channels = given.out_channels
-        self.groups = given.groups
-        self.kernel_size = per_dim(self._name, "kernel_size", given.kernel_size, self._dims)
-        self.stride = per_dim(self._name, "stride", given.stride, self._dims)
-        self.dilation = per_dim(self._name, "dilation", given.dilation, self._dims)
-        window = (self.kernel_size, self.stride, self.dilation)
-        self._paddings = given.paddings(self._name, *window)
+        require_padding_mode(self._name, padding_mode, self._padding_modes)
+        require_groups(self._name, in_channels, out_channels, groups)
+        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
+        self.kernel_size = per_dim(self._name, "kernel_size", kernel_size, self._dims)
+        self.stride = per_dim(self._name, "stride", stride, self._dims)
+        self.dilation = per_dim(self._name, "dilation", dilation, self._dims)
+        self._paddings = self._paddings_of(padding)
         self.padding: str | tuple[int, ...] = (
-            given.padding
-            if isinstance(given.padding, str)
-            else per_dim(self._name, "padding", given.padding, self._dims)
+            padding
+            if isinstance(padding, str)
+            else per_dim(self._name, "padding", padding, self._dims)
         )
         self.output_padding = (0,) * self._dims
-        self.padding_mode = given.padding_mode
-        channels = self.in_channels, self.out_channels, self.groups
+        self.padding_mode = padding_mode
+        channels = in_channels, out_channels, groups
         placed = place(self._name, P_x, P_y, P_w, *channels, self._dims, replicate_parameters)
         self._placement = placed
         self.P_x, self.P_y = placed.P_x, placed.P_y
         self.halo_exchange = HaloExchange(
             placed.P_x,
-            conv_windows(*window, self._paddings, self.padding_mode),
-            periodic=self.padding_mode == "circular",
+            conv_windows(
+                self.kernel_size, self.stride, self.dilation, self._paddings, padding_mode
+            ),
+            periodic=padding_mode == "circular",
             nested=nested,
         )
-        self._agreement = Agreement(
+        self._agreement = ShapeAgreement(
             self._name,
             self._placement.P_x,
             self._placement.P_all,
@@ -158,32 +182,38 @@ class _DistributedConv(ConvLayer):
             global_shape,
             shape,
         )
-        self._bound = Bound[_Bound](shape, self._agreement)
-        weight_shape = (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
-        self._parameters_cut = ConvParameters.cut(
-            self._name, placed, weight_shape, self.out_channels
-        )
-        self.weight, self.bias = self._parameters_cut.draw(given.bias, given.device, given.dtype)
+        self._bound = Bound[_BoundConv](shape, self._agreement)
+        weight_shape = (out_channels, in_channels // groups, *self.kernel_size)
+        self._parameters_cut = ConvParameters.cut(self._name, placed, weight_shape, out_channels)
+        self.weight, self.bias = self._parameters_cut.draw(bias, device, dtype)
         self._place_parameters(replicate_parameters)
+
+    def _paddings_of(self, padding: int | Sequence[int] | Literal["same", "valid"]) -> Paddings:
+        return paddings_of(self._name, padding, self.kernel_size, self.stride, self.dilation)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self._placement.P_all.active:
             return x.clone()
         bound = self._bound(x, self._agree_and_bind, self.uses_copies)
         weight, bias = [*self.own_parameters(), None][:2]
-        as_composition = not is_eager(x) or autocast_is_on(x.device)
-        if bound.in_place is not None and not as_composition:
+        return self.convolve(bound, x, weight, bias)
+
+    def convolve(
+        self, bound: _BoundConv, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return the output block for local parameters, with what :meth:`bind` returned."""
+        if bound.in_place is not None and is_eager(x) and not autocast_is_on(x.device):
             return bound.in_place(x, weight, bias)
         return self._compose(bound, x, weight, bias)
 
     def _compose(
         self,
-        bound: _Bound,
+        bound: _BoundConv,
         x: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Move, then convolve: the layer as a composition of differentiable operators."""
+        """Move, then convolve, as a composition of differentiable operators."""
         parameters = [weight] if bias is None else [weight, bias]
         halo = bound.halo if bound.has_ghosts else None
         block, weight, *biases = move_those((halo, *bound.parameters), [x, *parameters])
@@ -198,19 +228,20 @@ class _DistributedConv(ConvLayer):
             y = bound.block(in_form(block, channels_last_form(x)), weight, bias)
         return y if bound.reduction is None else sum_of_products(bound.reduction, y)
 
-    def _agree_and_bind(self, x: torch.Tensor, uses_copies: int) -> _Bound:
-        return self._bind(self._agreement(x), x)
+    def _agree_and_bind(self, x: torch.Tensor, uses_copies: int) -> _BoundConv:
+        return self.bind(self._agreement(x), x)
 
-    def _bind(self, layout: Layout, x: torch.Tensor) -> _Bound:
+    def bind(self, layout: BlockLayout, x: torch.Tensor) -> _BoundConv:
+        """Bind movements and local convolution to an input layout that all ranks agreed on."""
         inputs = layout.decomposition
         self.require_input(inputs)
         try:
             movement = self.halo_exchange.bind_to(inputs, layout.dtype, x)
         except ShapeError as error:
             raise ShapeError(f"{self._name}: {error}") from None
-        if self._placement.P_spread is not None:
-            spread = bind_spread(self._placement, layout, self.halo_exchange, movement, x)
-            movement = movement.then(spread)
+        if self._placement.P_source is not None:
+            broadcast = bind_broadcast(self._placement, layout, self.halo_exchange, movement, x)
+            movement = movement.then(broadcast)
         windows, channels = self.windows, self._parameters_cut.bias_cut.dims[0]
         shape_of = output_shapes(self._placement, inputs, windows, channels)
         reduction = None
@@ -219,15 +250,17 @@ class _DistributedConv(ConvLayer):
             reduction = bind_sum(self._placement, layout, key, shape_of, movement, x)
         index = self._placement.P_c.index
         block = self._block(shape_of(index)) if index is not None else None
-        bound = _Bound(movement, self.bind_parameters(), block, reduction)
+        bound = _BoundConv(movement, self.bind_parameters(), block, reduction)
         if any(isinstance(window, FoldedWindow) for window in windows):
             return self._with_edge_padding(bound, inputs, x)
         return self._with_block_in_place(bound, layout, x)
 
-    def _with_edge_padding(self, bound: _Bound, inputs: Decomposition, x: torch.Tensor) -> _Bound:
-        """``bound`` with the padding that copies cells, which a halo exchange leaves to do."""
+    def _with_edge_padding(
+        self, bound: _BoundConv, inputs: Decomposition, x: torch.Tensor
+    ) -> _BoundConv:
+        """Return ``bound`` with the padding that copies cells, which a halo exchange leaves out."""
         halo, index = self.halo_exchange, self._placement.P_c.index
-        has_ghosts = self._placement.P_spread is not None or have_faces(
+        has_ghosts = self._placement.P_source is not None or have_faces(
             inputs, halo.windows, halo.periodic
         )
         if index is None or bound.block is None or 0 in bound.block.shape:
@@ -236,9 +269,11 @@ class _DistributedConv(ConvLayer):
         edge_padding = bind_edge_padding(*features, x.device, of_own_block=not has_ghosts)
         return replace(bound, has_ghosts=has_ghosts, edge_padding=edge_padding)
 
-    def _with_block_in_place(self, bound: _Bound, layout: Layout, x: torch.Tensor) -> _Bound:
-        """``bound`` without the copy of the block, where that is possible and pays."""
-        if self._placement.P_spread is not None or bound.block is None:
+    def _with_block_in_place(
+        self, bound: _BoundConv, layout: BlockLayout, x: torch.Tensor
+    ) -> _BoundConv:
+        """Return ``bound`` without the copy of the block, where that is possible and pays off."""
+        if self._placement.P_source is not None or bound.block is None:
             return bound
         use = use_in_place(self.halo_exchange, layout, x, self.overlap)
         if use is None:
@@ -290,17 +325,18 @@ class _DistributedConv(ConvLayer):
 
 
 @dataclass(frozen=True)
-class _Bound:
-    """What a layer remembers of one shape of its input.
+class _BoundConv:
+    """Movements and local convolution of a layer, bound to one input shape.
 
     Attributes:
-        halo, parameters: movements of the input, and of the weight and the bias, ``None`` for those
-            that are there.
-        block: the convolution, on a worker that convolves.
-        reduction: movement of its output, if that is summed.
-        has_ghosts: some worker reads cells of others, so that the input moves.
-        in_place: the convolution without a copy of the block, where it is to be used.
-        edge_padding: what is done to the block and its ghosts before it is convolved.
+        halo: movement of the input.
+        parameters: movements of the weight and the bias; ``None`` for a parameter that is already
+            local.
+        block: local convolution; ``None`` on workers that do not convolve.
+        reduction: movement that sums the outputs; ``None`` if they are not summed.
+        has_ghosts: whether some worker reads cells of others, so that the input moves.
+        in_place: convolution without a copy of the block; ``None`` if the block is copied.
+        edge_padding: padding of the block and its ghosts before the convolution.
     """
 
     halo: Movement
@@ -312,16 +348,21 @@ class _Bound:
     edge_padding: EdgePadding | None = None
 
 
+@layer(torch.conv1d, Sample((2, 4, 9)), in_channels=4, out_channels=6, kernel_size=3, padding=1)
 class DistributedConv1d(_DistributedConv):
     __doc__ = _DistributedConv.__doc__
     _dims = 1
 
 
+@layer(torch.conv2d, Sample((2, 4, 9, 8)), in_channels=4, out_channels=6, kernel_size=3, padding=1)
 class DistributedConv2d(_DistributedConv):
     __doc__ = _DistributedConv.__doc__
     _dims = 2
 
 
+@layer(
+    torch.conv3d, Sample((2, 4, 5, 6, 3)), in_channels=4, out_channels=6, kernel_size=3, padding=1
+)
 class DistributedConv3d(_DistributedConv):
     __doc__ = _DistributedConv.__doc__
     _dims = 3

@@ -1,4 +1,4 @@
-"""Convolution of the cells one worker has, into its block of the output."""
+"""Local convolution that computes one worker's block of the output."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from gpudist.nn.parameters.parameter import tied_empty
 
 @dataclass(frozen=True)
 class BlockConvolution:
-    """The convolution whose outputs are exactly those of one worker.
+    """Convolution that computes exactly one worker's outputs.
 
     Attributes:
-        shape: of the block of the output; may be empty.
-        stride, dilation: as torch's layer.
-        groups: of the block.
-        padding: zeros on both sides of what is convolved.
-        convolution: that of a block that is not empty.
+        shape: shape of the output block; may be empty.
+        stride, dilation: as in the torch layer.
+        groups: number of groups in the block.
+        padding: zeros on both sides of the convolved tensor, per dim.
+        convolution: local convolution of a non-empty block.
     """
 
     shape: tuple[int, ...]

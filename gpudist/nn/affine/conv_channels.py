@@ -1,4 +1,4 @@
-"""Channels of a convolution: who convolves gets the input, and the outputs are summed."""
+"""Split channels of a convolution: broadcast the input, convolve, sum-reduce the outputs."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ from gpudist.geometry.broadcasting import Pairing
 from gpudist.geometry.halo import needed_range
 from gpudist.geometry.windows import Window
 from gpudist.nn.affine.conv_placement import ConvPlacement
-from gpudist.ops.agreement import Layout
 from gpudist.ops.broadcast import plan_between
 from gpudist.ops.halo_exchange import HaloExchange
 from gpudist.ops.operator import placeholder_shape
+from gpudist.ops.shape_agreement import BlockLayout
 
 
-def bind_spread(
+def bind_broadcast(
     placed: ConvPlacement,
-    layout: Layout,
+    layout: BlockLayout,
     halo_exchange: HaloExchange,
     halo: Movement,
     x: torch.Tensor,
 ) -> Movement:
-    """What ``halo`` gives, the input with its ghosts, from ``P_x`` to the workers that convolve."""
+    """Bind the broadcast of the input with its ghosts from ``P_x`` to the convolving workers.
+
+    ``halo`` is the movement that gathers the ghosts.
+    """
     inputs, windows = layout.decomposition, halo_exchange.windows
-    P_x, P_c = placed.P_spread, placed.P_c
+    P_x, P_c = placed.P_source, placed.P_c
     assert P_x is not None
 
     def haloed(rank: int) -> tuple[int, ...]:
@@ -50,20 +53,21 @@ def bind_spread(
 
 def bind_sum(
     placed: ConvPlacement,
-    layout: Layout,
+    layout: BlockLayout,
     key: tuple[object, ...],
     shape_of: Callable[[Sequence[int]], tuple[int, ...]],
-    spread: Movement,
+    broadcast: Movement,
     x: torch.Tensor,
 ) -> Movement:
-    """The sum of the outputs over blocks of input channels, into ``P_y``.
+    """Bind the sum-reduce of the outputs over blocks of input channels, into ``P_y``.
 
     Args:
-        placed, layout: of the layer and its input.
-        key: what the outputs' shapes follow from.
-        shape_of: shape of the output of the convolving worker at an index.
-        spread: what gives that worker its input.
-        x: the block of the input, or its placeholder.
+        placed: placement of the layer.
+        layout: layout of its input.
+        key: hashable values that determine the shapes of the outputs.
+        shape_of: function from the index of a convolving worker to the shape of its output.
+        broadcast: movement that gives the convolving workers their input.
+        x: block of the input, or its placeholder.
     """
     P_y, P_c = placed.P_sum, placed.P_c
     assert P_y is not None
@@ -73,12 +77,12 @@ def bind_sum(
         lambda rank: shape_of(P_y.cartesian_index(rank)), key,
     ).T  # fmt: skip
     label = f"sum_reduce {list(P_c.shape)} -> {list(P_y.shape)}"
-    shape, dtype = spread.output_shape, spread.output_dtype
+    shape, dtype = broadcast.output_shape, broadcast.output_dtype
     return bind(plan, P_both, label, layout.dtype, shape, dtype, placeholder_shape(x))
 
 
 def require_input_channels(name: str, inputs: Decomposition, in_channels: int) -> None:
-    """Refuse an input whose channels are not those of the weight, cut alike."""
+    """Refuse an input whose channels differ from the weight's in number or partitioning."""
     channels = inputs.dims[1]
     if channels.extent != in_channels:
         raise ShapeError(
@@ -98,13 +102,13 @@ def output_shapes(
     windows: Sequence[Window],
     channels: Blocks,
 ) -> Callable[[Sequence[int]], tuple[int, ...]]:
-    """Shape of the output of the convolving worker at an index.
+    """Return a function from the index of a convolving worker to the shape of its output.
 
     Args:
-        placed: of the layer.
-        inputs: how its input is cut.
-        windows: one per dim of the input.
-        channels: how the channels of the output are cut.
+        placed: placement of the layer.
+        inputs: decomposition of its input.
+        windows: windows of the layer, one per dim of the input.
+        channels: blocks of the output channels.
     """
     split_channels = placed.P_sum is not None
     features = [

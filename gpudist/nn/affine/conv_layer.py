@@ -1,4 +1,4 @@
-"""What convolutions and transposed convolutions share: channels, and placed parameters."""
+"""Base class of convolutions and transposed convolutions: channels and placed parameters."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from gpudist.errors import PartitionError
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.nn.affine.conv_parameters import ConvParameters
 from gpudist.nn.affine.conv_placement import ConvPlacement
-from gpudist.nn.parameters.layer import ParameterLayer
-from gpudist.nn.parameters.placement import Placement
+from gpudist.nn.parameters.parameter_layer import ParameterLayer
+from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.nn.windowed.region_layer import RegionLayer
 from gpudist.world.partition import CartesianPartition
 
 
 class ConvLayer(ParameterLayer, RegionLayer):
-    """A layer from blocks of input channels to blocks of output channels."""
+    """Layer that maps blocks of input channels to blocks of output channels."""
 
     _name: str
     _placement: ConvPlacement
@@ -29,10 +29,10 @@ class ConvLayer(ParameterLayer, RegionLayer):
     bias: torch.nn.Parameter | None
 
     def require_region(self) -> None:
-        if self._placement.P_spread is not None or self._placement.P_sum is not None:
+        if self._placement.P_source is not None or self._placement.P_sum is not None:
             raise PartitionError(
-                f"{self._name}, dim 1: a layer of a region must have P_x alone, with whole "
-                "channels; leave out P_y and P_w, or the layer out of the region"
+                f"{self._name}, dim 1: a layer of a region must have whole channels and P_x "
+                "alone; drop P_y and P_w, or take the layer out of the region"
             )
 
     def outputs_of(self, inputs: Decomposition) -> Decomposition:
@@ -44,5 +44,5 @@ class ConvLayer(ParameterLayer, RegionLayer):
         users = {"weight": placed.P_c, "bias": placed.P_bias_used}
         self._place(replicate_parameters, self._placements(), users, placed.P_all)
 
-    def _placements(self) -> dict[str, Placement]:
+    def _placements(self) -> dict[str, ParameterPlacement]:
         return self._parameters_cut.placements(self.bias is not None)

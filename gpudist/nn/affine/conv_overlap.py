@@ -1,8 +1,8 @@
-"""Convolution of the own block in place, its boundary apart: no padded copy of the block.
+"""Convolution of the local block in place and of its ghosts separately, without a padded copy.
 
-Convolution is linear. With zeros beyond the own cells it gives every output but for what ghosts
-add, and only the outputs of a face read ghosts: slabs of ghosts alone are convolved and added
-there. The adjoint adds the slabs' gradients into that of the block.
+Convolution is linear. Convolving the block with zeros beyond its cells gives every output except
+for the contribution of the ghosts. Only the outputs of a face read ghosts, so slabs of ghosts are
+convolved separately and added there. The adjoint adds the slabs' gradients to the block's.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ Convolution = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None"], torc
 
 @dataclass(frozen=True)
 class ConvolutionInPlace:
-    """The convolution of a block of one shape.
+    """In-place convolution of a block, bound to one shape.
 
     Attributes:
-        faces: movements of each face's ghosts, from the block to a slab; the same on all ranks,
-            without cells on a rank that has no such face.
-        outputs: where in the output block the outputs of each face are.
-        parameters: movements of the weight and, if there is one, of the bias; ``None`` for those
-            that are there.
-        padding: zeros on both sides of the own block.
-        stride, dilation, groups: as torch's layer.
-        composed: the same as a composition of differentiable operators.
+        faces: movements of each face's ghosts into a slab; all ranks have the same faces, and the
+            slab is empty on a rank without that face.
+        outputs: slices of the output block that each face contributes to.
+        parameters: movements of the weight and, if there is one, of the bias; ``None`` for a
+            parameter that is already local.
+        padding: zeros on both sides of the local block, per dim.
+        stride, dilation, groups: as in the torch layer.
+        composed: the same convolution as a composition of differentiable operators.
     """
 
     faces: tuple[Movement, ...]
@@ -46,17 +46,18 @@ class ConvolutionInPlace:
     def __call__(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """The own block of the output, of the own block and parameters or their placeholders.
+        """Return the local block of the output.
 
-        One differentiable node; its output requires grad exactly if an input does.
+        The parameters may be placeholders. The call is a single differentiable node, and its output
+        requires grad exactly if an input does.
 
         Adjoint:
-            That of the convolution. Gradients of ghosts are added into the gradient of the cells
-            they were copied from. Gradients of gradients repeat the forward as a composition.
+            The convolution's adjoint. Gradients of ghosts are added to the gradient of the cells
+            they were copied from. Double backward repeats the forward as a composition.
 
         Cost:
-            Forward and backward each one group of messages: ghosts and parameters. A convolution of
-            the block and one of each slab, two of the latter in backward.
+            One group of messages, with ghosts and parameters, in forward and in backward. One
+            convolution of the block and one of each slab; backward convolves each slab twice.
         """
         inputs = (x, weight, bias)
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
@@ -66,7 +67,7 @@ class ConvolutionInPlace:
     def forward(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-        """The output, and the moved weight and slabs that its adjoint needs."""
+        """Return the output, and the moved weight and slabs that its adjoint needs."""
         faces = len(self.faces)
         moving = [m for m in self.parameters if m is not None]
         parameters = [weight, bias][: len(moving)]
@@ -90,7 +91,7 @@ class ConvolutionInPlace:
         slabs: Sequence[torch.Tensor],
         needs: Sequence[bool],
     ) -> list[torch.Tensor | None]:
-        """Gradients of the block, and of the weight and bias or their placeholders, if needed."""
+        """Return the gradients of the block, the weight and the bias; ``None`` if not needed."""
         of_x: Any = None
         of_weight: Any = None
         of_slabs = list(slabs)
@@ -157,10 +158,10 @@ class _ConvolveInPlace(torch.autograd.Function):
 def _differentiable(
     ctx: Any, x: torch.Tensor, weight: torch.Tensor, gradient: torch.Tensor
 ) -> list[torch.Tensor | None]:
-    """The gradients as differentiable functions of the input, the weight and ``gradient``."""
+    """Return the gradients as differentiable functions of input, weight and ``gradient``."""
     bias = None
     if ctx.bias_shape is not None:
-        # A gradient of a convolution does not depend on the value of its bias.
+        # The gradients of a convolution do not depend on the value of its bias.
         bias = x.new_zeros(ctx.bias_shape, requires_grad=ctx.needs_input_grad[3])
     y = ctx.convolution.composed(x, weight, bias)
     all_needs = ctx.needs_input_grad[1:]

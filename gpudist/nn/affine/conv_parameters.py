@@ -1,4 +1,4 @@
-"""Weight and bias of a convolution: how they are cut and drawn."""
+"""Weight and bias of a convolution: decomposition and initialization."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from gpudist.errors import ShapeError
 from gpudist.geometry.blocks import Decomposition
 from gpudist.nn.affine.conv_placement import ConvPlacement
 from gpudist.nn.parameters.parameter import bias_bound, kaiming_bound, uniform_parameter
-from gpudist.nn.parameters.placement import Placement
+from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 
 
 @dataclass(frozen=True)
 class ConvParameters:
-    """The blocks of both parameters.
+    """Decomposition of the weight and the bias.
 
     Attributes:
-        name: of the layer.
-        placed: who owns and who uses them.
-        weight_cut, bias_cut: into one block per worker that owns one.
-        axes: of the grid of those workers, the axis that cuts each dim of the weight.
+        name: name of the layer.
+        placed: workers that own and use the parameters.
+        weight_cut, bias_cut: decompositions into one block per owner.
+        axes: axis of the owners' grid that splits each dim of the weight.
     """
 
     name: str
@@ -41,13 +41,13 @@ class ConvParameters:
         out_channels: int,
         channel_axes: tuple[int, int] = (0, 1),
     ) -> ConvParameters:
-        """Balanced blocks.
+        """Cut both parameters into balanced blocks.
 
         Args:
-            name, placed: of the layer.
-            weight_shape: of the whole weight, two dims of channels first.
-            out_channels: cells of the whole bias.
-            channel_axes: the axis that cuts each of those dims.
+            name, placed: name and placement of the layer.
+            weight_shape: global shape of the weight, with its two channel dims first.
+            out_channels: global size of the bias.
+            channel_axes: grid axes that split the two channel dims.
         """
         parts = placed.weight_grid
         grid = [*(parts[axis] for axis in channel_axes), *(1,) * (len(weight_shape) - 2)]
@@ -62,8 +62,11 @@ class ConvParameters:
     def draw(
         self, bias: bool, device: torch.device | str | None, dtype: torch.dtype | None
     ) -> tuple[torch.nn.Parameter, torch.nn.Parameter | None]:
-        """This worker's blocks, drawn as torch draws them, or placeholders; all workers draw."""
-        # For a transposed convolution too, torch counts the second dim as the inputs.
+        """Draw this worker's blocks with torch's initialization, or return placeholders.
+
+        Every worker must call this, so that random generators stay in step.
+        """
+        # Torch takes the second dim as the inputs, for transposed convolutions as well.
         fan_in = prod(self.weight_cut.shape[1:])
         index = self.placed.P_weight.index
         weight = uniform_parameter(
@@ -83,17 +86,17 @@ class ConvParameters:
             self.bias_cut.shape, bias_bound(fan_in), box, device, dtype
         )
 
-    def placements(self, bias: bool) -> dict[str, Placement]:
-        """Where the weight and, if there is one, the bias are."""
+    def placements(self, bias: bool) -> dict[str, ParameterPlacement]:
+        """Return the placement of the weight and, if there is one, of the bias."""
         placed = self.placed
-        weight = Placement(placed.P_weight, self.weight_cut, self.axes)
+        weight = ParameterPlacement(placed.P_weight, self.weight_cut, self.axes)
         if not bias:
             return {"weight": weight}
-        return {"weight": weight, "bias": Placement(placed.P_bias, self.bias_cut, (0,))}
+        return {"weight": weight, "bias": ParameterPlacement(placed.P_bias, self.bias_cut, (0,))}
 
 
 def require_groups(name: str, in_channels: int, out_channels: int, groups: int) -> None:
-    """Refuse channels that do not fall into groups."""
+    """Refuse channel counts that ``groups`` does not divide."""
     if groups < 1:
         raise ShapeError(f"{name}, dim 1: groups {groups} must be at least 1")
     for what, channels in (("in", in_channels), ("out", out_channels)):

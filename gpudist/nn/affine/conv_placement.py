@@ -1,4 +1,4 @@
-"""Which workers of a distributed convolution hold what, and which of them convolve."""
+"""Placement of a distributed convolution: owners of tensors and parameters, and who convolves."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from gpudist.world.partition import CartesianPartition, Partition
 
 @dataclass(frozen=True)
 class ConvPlacement:
-    """The grids on which blocks and parameters of a convolution are paired.
+    """Grids that pair the blocks and parameters of a convolution.
 
     Attributes:
-        P_x, P_y: own the input and the output.
-        P_c: the workers that convolve.
-        P_spread: ``P_x`` on the grid from which its blocks are broadcast to ``P_c``, ``None`` where
-            the workers that convolve own the input.
-        P_sum: ``P_y`` on the grid to which the outputs of ``P_c`` are summed, ``None`` where the
-            workers that convolve own the output.
-        P_weight, P_bias: own the blocks of the weight and of the bias. The first axes cut channels;
-            along the last one, if parameters are replicated, owners hold the same block.
-        P_bias_used: the workers of ``P_c`` that add the bias, so that it is added once.
-        P_all: everybody who takes part.
-        replicates: whoever uses a block of the parameters owns it.
+        P_x, P_y: partitions of the input and the output.
+        P_c: workers that convolve.
+        P_source: ``P_x`` on the grid that broadcasts its blocks to ``P_c``; ``None`` if the
+            convolving workers own the input.
+        P_sum: ``P_y`` on the grid that sums the outputs of ``P_c``; ``None`` if the convolving
+            workers own the output.
+        P_weight, P_bias: owners of the blocks of the weight and of the bias. The first axes split
+            channels; if parameters are replicated, workers along the last axis hold the same block.
+        P_bias_used: workers of ``P_c`` that add the bias, so that it is added only once.
+        P_all: union of all participating workers.
+        replicates: whether every user of a parameter block holds a copy of it.
     """
 
     P_x: CartesianPartition
     P_y: CartesianPartition
     P_c: CartesianPartition
-    P_spread: CartesianPartition | None
+    P_source: CartesianPartition | None
     P_sum: CartesianPartition | None
     P_weight: CartesianPartition
     P_bias: CartesianPartition
@@ -41,15 +41,15 @@ class ConvPlacement:
 
     @property
     def weight_grid(self) -> tuple[int, int]:
-        """Blocks of output and of input channels."""
+        """Number of blocks of output channels and of input channels."""
         return self.P_weight.shape[0], self.P_weight.shape[1]
 
     def groups_of_block(self, groups: int) -> int:
-        """Of the groups of the layer, those whose channels are in one block of the weight."""
+        """Return how many of the layer's ``groups`` are in one block of the weight."""
         return groups // self.weight_grid[0] if groups > 1 else 1
 
     def replicated(self) -> ConvPlacement:
-        """The same with every block of the parameters on all workers that use it."""
+        """Return this placement with each parameter block replicated on all its users."""
         grid = self.P_weight.shape
         return replace(
             self,
@@ -60,7 +60,7 @@ class ConvPlacement:
 
     @property
     def diagonal(self) -> bool:
-        """Blocks of output channels read one block of input channels each."""
+        """Whether each block of output channels reads a single block of input channels."""
         return self.P_x.shape[1] > 1 and self.weight_grid[1] == 1
 
 
@@ -75,11 +75,10 @@ def place(
     dims: int,
     replicate_parameters: bool = False,
 ) -> ConvPlacement:
-    """The placement that the arguments given to a layer imply.
+    """Return the placement implied by the arguments of a layer.
 
     Raises:
-        PartitionError: the partitions do not fit each other, or split channels without saying where
-            the weight is.
+        PartitionError: the partitions do not match, or split channels without ``P_y`` and ``P_w``.
         ShapeError: there are more blocks than channels.
     """
     if P_x.dim != dims + 2:
@@ -117,7 +116,7 @@ def place(
         P_x,
         P_y,
         P_c=P_w,
-        P_spread=regrid(P_x, (ci, 1, *spatial) if diagonal else P_x.shape),
+        P_source=regrid(P_x, (ci, 1, *spatial) if diagonal else P_x.shape),
         P_sum=regrid(P_y, (co, 1, *spatial)),
         P_weight=plane(P_w, (0, 1)),
         P_bias=plane(P_w, (0,)),

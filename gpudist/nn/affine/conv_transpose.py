@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import overload
 
 import torch
 
@@ -14,8 +14,9 @@ from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.composed import Read
 from gpudist.geometry.halo import needed_range, reads_own_cells
 from gpudist.geometry.windows import HaloWidths, TransposedWindow, Window
+from gpudist.nn.affine.conv_arguments import require_padding_mode
 from gpudist.nn.affine.conv_channels import (
-    bind_spread,
+    bind_broadcast,
     bind_sum,
     output_shapes,
     require_input_channels,
@@ -25,70 +26,55 @@ from gpudist.nn.affine.conv_parameters import ConvParameters, require_groups
 from gpudist.nn.affine.conv_placement import place
 from gpudist.nn.affine.conv_transpose_block import TransposedBlock, transposed_block
 from gpudist.nn.autocast import sum_of_products
-from gpudist.nn.parameters.layer import move_those
+from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.parameters.parameter import tied_empty, zero_bias
-from gpudist.nn.partitions import leading_partitions, require_types
+from gpudist.nn.parameters.parameter_layer import move_those
+from gpudist.nn.partitions import partitions_lead
 from gpudist.nn.windowed.region_layer import BlockOperation
 from gpudist.nn.windowed.window import per_dim
-from gpudist.ops.agreement import Agreement, ShapeMode
 from gpudist.ops.bound import Bound
 from gpudist.ops.halo_exchange import HaloExchange
+from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 
-@dataclass
-class _Arguments:
-    """The arguments of torch's transposed convolutions, in torch's order, with torch's defaults."""
-
-    in_channels: int
-    out_channels: int
-    kernel_size: int | Sequence[int]
-    stride: int | Sequence[int] = 1
-    padding: int | Sequence[int] = 0
-    output_padding: int | Sequence[int] = 0
-    groups: int = 1
-    bias: bool = True
-    dilation: int | Sequence[int] = 1
-    padding_mode: str = "zeros"
-    device: torch.device | str | None = None
-    dtype: torch.dtype | None = None
-
-
 class _DistributedConvTranspose(ConvLayer):
-    """Transposed convolution of a tensor ``[B, C, *spatial]`` cut over a Cartesian grid of workers.
+    """Transposed convolution of a tensor ``[B, C, *spatial]`` partitioned over a Cartesian grid.
 
     With ``P_x`` alone, batch and features may be split: ``P_x`` has shape ``[batch, 1, *spatial]``.
     With ``P_x, P_y, P_w`` of shapes ``[1, ci, *spatial]``, ``[1, co, *spatial]`` and ``[co, ci,
     *spatial]``, channels are split too. With ``groups > 1``, split channels must be block-diagonal:
-    every block holds whole groups, ``co == ci`` and ``P_w`` has shape ``[co, 1, *spatial]``; then
-    ``P_x`` alone will do.
+    every block holds whole groups, ``co == ci`` and ``P_w`` has shape ``[co, 1, *spatial]``. In
+    that case ``P_x`` alone is enough.
 
-    The weight, of shape ``[in_channels, out_channels / groups, *kernel_size]``, lives in blocks on
-    the workers of ``P_w`` at spatial index 0 (on rank 0 of ``P_x`` if that is alone), the bias on
-    those of them at input channel index 0; other workers hold zero-volume parameters. Initial
-    values are those of the torch layer under the same seed. Output blocks are balanced. Outputs
-    that no input reaches are the bias.
+    The weight has shape ``[in_channels, out_channels / groups, *kernel_size]``. The workers of
+    ``P_w`` at spatial index 0 own its blocks, and those also at input channel index 0 own the
+    blocks of the bias. With ``P_x`` alone, its rank 0 owns both. All other workers hold zero-volume
+    parameters. Initial values equal those of the torch layer under the same seed. Output blocks are
+    balanced. Outputs that no input reaches equal the bias.
 
     Args:
-        P_x: owns the input.
-        P_y, P_w: own the output, and the weight; optional.
-        in_channels ... dtype: as torch's layer, global sizes. ``padding_mode`` is ``"zeros"``.
-        global_shape: of the input, if it is balanced, to save agreeing on its blocks.
+        P_x: partition of the input.
+        P_y, P_w: partitions of the output and of the weight; optional. Pass both, by name or
+            directly after ``P_x``.
+        in_channels ... dtype: as in the torch layer; sizes are global, and ``padding_mode`` must be
+            ``"zeros"``.
+        global_shape: global shape of the input if it is balanced; saves agreeing on its blocks.
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
-        replicate_parameters: every worker that uses a block of the parameters holds it. None moves
-            in forward; in backward the gradients are summed over who holds the same cells, those of
-            several layers together with :func:`~gpudist.nn.fuse_parameter_movements`.
+        replicate_parameters: keep a copy of each parameter block on every worker that uses it.
+            Forward then moves no parameters, and backward sums the gradients over the copies;
+            :func:`~gpudist.nn.fuse_parameter_movements` sums those of several layers together.
 
     Cost:
-        Forward, one group of messages carries the cells of the input that reach each worker's
+        In forward, one group of messages carries the cells of the input that reach each worker's
         outputs, and the parameters from their owners; with split channels, a broadcast of the input
-        and a sum-reduce of the output follow. Backward moves the same bytes the other way. The
-        block of the input is copied beside its ghosts unless every worker needs exactly its own
-        cells, as with a kernel as wide as the stride; the block of the output is copied where
-        torch's paddings cannot cut what the cells reach to it.
+        and a sum-reduce of the output follow. Backward moves the same bytes in the opposite
+        direction. The input block is copied next to its ghosts, unless every worker needs exactly
+        its own cells, as with a kernel as wide as the stride. The output block is copied where
+        torch's padding arguments cannot crop the result to it.
 
     Raises:
-        PartitionError: the partitions do not fit each other.
+        PartitionError: the partitions do not match.
         ShapeError: an argument is not supported, or there are more blocks than channels.
 
     Source:
@@ -97,59 +83,75 @@ class _DistributedConvTranspose(ConvLayer):
 
     _dims: int
 
+    @overload
     def __init__(
-        self,
-        P_x: CartesianPartition,
-        *arguments: Any,
-        global_shape: Sequence[int] | None = None,
-        shape: ShapeMode = "static",
+        self, P_x: CartesianPartition, in_channels: int, out_channels: int,
+        kernel_size: int | Sequence[int], stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] = 0, output_padding: int | Sequence[int] = 0, groups: int = 1,
+        bias: bool = True, dilation: int | Sequence[int] = 1, padding_mode: str = "zeros",
+        device: torch.device | str | None = None, dtype: torch.dtype | None = None, *,
+        P_y: CartesianPartition | None = None, P_w: CartesianPartition | None = None,
+        global_shape: Sequence[int] | None = None, shape: ShapeMode = "static",
         replicate_parameters: bool = False,
-        **options: Any,
-    ) -> None:
+    ) -> None: ...  # fmt: skip
+    @overload
+    def __init__(
+        self, P_x: CartesianPartition, P_y: CartesianPartition, P_w: CartesianPartition,
+        in_channels: int, out_channels: int, kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1, padding: int | Sequence[int] = 0,
+        output_padding: int | Sequence[int] = 0, groups: int = 1, bias: bool = True,
+        dilation: int | Sequence[int] = 1, padding_mode: str = "zeros",
+        device: torch.device | str | None = None, dtype: torch.dtype | None = None, *,
+        global_shape: Sequence[int] | None = None, shape: ShapeMode = "static",
+        replicate_parameters: bool = False,
+    ) -> None: ...  # fmt: skip
+    @partitions_lead
+    def __init__(
+        self, P_x: CartesianPartition, in_channels: int, out_channels: int,
+        kernel_size: int | Sequence[int], stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] = 0, output_padding: int | Sequence[int] = 0, groups: int = 1,
+        bias: bool = True, dilation: int | Sequence[int] = 1, padding_mode: str = "zeros",
+        device: torch.device | str | None = None, dtype: torch.dtype | None = None, *,
+        P_y: CartesianPartition | None = None, P_w: CartesianPartition | None = None,
+        global_shape: Sequence[int] | None = None, shape: ShapeMode = "static",
+        replicate_parameters: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
         self._name = type(self).__name__
-        P_y, P_w, rest = leading_partitions(self._name, arguments, options)
-        given = _Arguments(*rest, **options)
-        if isinstance(given.padding, str):
-            raise ShapeError(f"{self._name}: padding is {given.padding!r}; use numbers")
-        require_types(self._name, given)
-        self.in_channels, self.out_channels = given.in_channels, given.out_channels
-        self.groups = given.groups
-        self._take_windows(given)
-        require_groups(self._name, self.in_channels, self.out_channels, self.groups)
-        channels = self.in_channels, self.out_channels, self.groups
+        require_padding_mode(self._name, padding_mode, ("zeros",))
+
+        def numbers(what: str, value: int | Sequence[int]) -> tuple[int, ...]:
+            return per_dim(self._name, what, value, self._dims)
+
+        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
+        self.kernel_size = numbers("kernel_size", kernel_size)
+        self.stride, self.dilation = numbers("stride", stride), numbers("dilation", dilation)
+        self.padding = numbers("padding", padding)
+        self.output_padding = numbers("output_padding", output_padding)
+        self.padding_mode = padding_mode
+        self._windows = self._windows_with(self.output_padding)
+        self._require_output_padding()
+        require_groups(self._name, in_channels, out_channels, groups)
+        channels = in_channels, out_channels, groups
         placed = place(self._name, P_x, P_y, P_w, *channels, self._dims, replicate_parameters)
         self._placement = placed
         self.P_x, self.P_y = placed.P_x, placed.P_y
-        self._agreement = Agreement(
+        self._agreement = ShapeAgreement(
             self._name, placed.P_x, placed.P_all, self._dims + 2, global_shape, shape
         )
-        self._bound = Bound[_Bound](shape, self._agreement)
-        weight_shape = (self.in_channels, self.out_channels // self.groups, *self.kernel_size)
+        self._bound = Bound[_BoundConvTranspose](shape, self._agreement)
+        weight_shape = (in_channels, out_channels // groups, *self.kernel_size)
         self._parameters_cut = ConvParameters.cut(
             self._name,
             placed,
             weight_shape,
-            self.out_channels,
+            out_channels,
             channel_axes=(0, 1) if placed.diagonal else (1, 0),
         )
-        self.weight, self.bias = self._parameters_cut.draw(given.bias, given.device, given.dtype)
+        self.weight, self.bias = self._parameters_cut.draw(bias, device, dtype)
         self._place_parameters(replicate_parameters)
 
-    def _take_windows(self, given: _Arguments) -> None:
-        if given.padding_mode != "zeros":
-            raise ShapeError(
-                f"{self._name}: padding_mode {given.padding_mode!r} is not supported; use 'zeros'"
-            )
-
-        def numbers(what: str) -> tuple[int, ...]:
-            return per_dim(self._name, what, getattr(given, what), self._dims)
-
-        self.kernel_size, self.stride = numbers("kernel_size"), numbers("stride")
-        self.padding, self.dilation = numbers("padding"), numbers("dilation")
-        self.output_padding = numbers("output_padding")
-        self.padding_mode = given.padding_mode
-        self._windows = self._windows_with(self.output_padding)
+    def _require_output_padding(self) -> None:
         for d, window in enumerate(self._windows):
             if window.output_padding >= max(window.stride, window.dilation):
                 raise ShapeError(
@@ -168,21 +170,22 @@ class _DistributedConvTranspose(ConvLayer):
         return windows
 
     def forward(self, x: torch.Tensor, output_size: Sequence[int] | None = None) -> torch.Tensor:
-        """The block of the output.
+        """Return the local block of the output.
 
         Args:
-            x: the block of the input, or the placeholder for it.
-            output_size: global extents of the output, the same on all ranks; ``output_padding``
-                stands for them unless given. Those of batch and channels are ignored.
+            x: block of the input, or its placeholder.
+            output_size: global extents of the output, the same on all ranks; by default they follow
+                from ``output_padding``. Extents of batch and channels are ignored.
 
         Raises:
-            ShapeError: on every rank alike, if the input does not fit, or has no such output.
+            ShapeError: on every rank alike, if the input does not fit, or cannot have an output of
+                this size.
         """
         placed = self._placement
         if not placed.P_all.active:
             return x.clone()
         output_size = self._features_of(output_size)
-        bound = self._bound(x, self._bind, self.uses_copies, *output_size)
+        bound = self._bound(x, self._agree_and_bind, self.uses_copies, *output_size)
         halo = bound.halo if bound.has_ghosts else None
         x, weight, *biases = move_those((halo, *bound.parameters), [x, *self.own_parameters()])
         bias = biases[0] if biases else None
@@ -195,7 +198,7 @@ class _DistributedConvTranspose(ConvLayer):
         return y if bound.reduction is None else sum_of_products(bound.reduction, y)
 
     def _features_of(self, output_size: Sequence[int] | None) -> tuple[int, ...]:
-        """The extents of the features in ``output_size``; none if it is not given."""
+        """Return the feature extents in ``output_size``, empty if it is ``None``."""
         if output_size is None:
             return ()
         if len(output_size) not in (self._dims, self._dims + 2):
@@ -208,7 +211,7 @@ class _DistributedConvTranspose(ConvLayer):
     def _windows_for(
         self, inputs: Decomposition, output_size: Sequence[int]
     ) -> Sequence[TransposedWindow]:
-        """The windows for an input; with ``output_size``, those that give these extents."""
+        """Return the windows for an input; with ``output_size``, those with that output."""
         windows = self._windows
         extents = [blocks.extent for blocks in inputs.dims[2:]]
         if output_size:
@@ -236,17 +239,22 @@ class _DistributedConvTranspose(ConvLayer):
             output_padding.append(size - smallest)
         return output_padding
 
-    def _bind(self, x: torch.Tensor, uses_copies: int, *output_size: int) -> _Bound:
-        placed, layout = self._placement, self._agreement(x)
-        inputs = layout.decomposition
+    def _agree_and_bind(
+        self, x: torch.Tensor, uses_copies: int, *output_size: int
+    ) -> _BoundConvTranspose:
+        return self.bind(self._agreement(x), x, *output_size)
+
+    def bind(self, layout: BlockLayout, x: torch.Tensor, *output_size: int) -> _BoundConvTranspose:
+        """Bind movements and local computation to an input layout that all ranks agreed on."""
+        placed, inputs = self._placement, layout.decomposition
         require_input_channels(self._name, inputs, self.in_channels)
         features = self._windows_for(inputs, output_size)
         halo_exchange = HaloExchange(placed.P_x, features)
         windows = halo_exchange.windows
         halo = halo_exchange.bind_to(inputs, layout.dtype, x)
         has_ghosts = not all(map(reads_own_cells, inputs.dims, windows))
-        if placed.P_spread is not None:
-            halo = halo.then(bind_spread(placed, layout, halo_exchange, halo, x))
+        if placed.P_source is not None:
+            halo = halo.then(bind_broadcast(placed, layout, halo_exchange, halo, x))
             has_ghosts = True
         channels = self._parameters_cut.bias_cut.dims[0]
         shape_of = output_shapes(placed, inputs, windows, channels)
@@ -257,7 +265,7 @@ class _DistributedConvTranspose(ConvLayer):
         block = None
         if placed.P_c.index is not None:
             block = self._block_at(placed.P_c.index, inputs, features, shape_of)
-        return _Bound(halo, self.bind_parameters(), block, reduction, has_ghosts)
+        return _BoundConvTranspose(halo, self.bind_parameters(), block, reduction, has_ghosts)
 
     def _block_at(
         self,
@@ -266,7 +274,7 @@ class _DistributedConvTranspose(ConvLayer):
         windows: Sequence[TransposedWindow],
         shape_of: Callable[[Sequence[int]], tuple[int, ...]],
     ) -> TransposedBlock:
-        """What the worker that convolves at an index computes."""
+        """Return the computation of the convolving worker at ``index``."""
         along = list(zip(windows, inputs.dims[2:], index[2:], strict=True))
         return transposed_block(
             windows,
@@ -295,15 +303,17 @@ class _DistributedConvTranspose(ConvLayer):
 
 
 @dataclass(frozen=True)
-class _Bound:
-    """What a layer remembers of one shape of its input and one size of its output.
+class _BoundConvTranspose:
+    """Movements and local computation of a layer, bound to one input shape and output size.
 
     Attributes:
-        halo, parameters: movements of the input, and of the weight and the bias, ``None`` for those
-            that are there.
-        block: what a worker that convolves computes.
-        reduction: movement of its output, if that is summed.
-        has_ghosts: some worker needs other cells than its own, so that the input moves.
+        halo: movement of the input.
+        parameters: movements of the weight and the bias; ``None`` for a parameter that is already
+            local.
+        block: local transposed convolution; ``None`` on workers that do not convolve.
+        reduction: movement that sums the outputs; ``None`` if they are not summed.
+        has_ghosts: whether some worker does not need exactly its own cells, so that the input
+            moves.
     """
 
     halo: Movement
@@ -313,16 +323,40 @@ class _Bound:
     has_ghosts: bool
 
 
+@layer(
+    torch.conv_transpose1d,
+    Sample((2, 4, 9)),
+    in_channels=4,
+    out_channels=2,
+    kernel_size=3,
+    stride=2,
+)
 class DistributedConvTranspose1d(_DistributedConvTranspose):
     __doc__ = _DistributedConvTranspose.__doc__
     _dims = 1
 
 
+@layer(
+    torch.conv_transpose2d,
+    Sample((2, 4, 9, 8)),
+    in_channels=4,
+    out_channels=2,
+    kernel_size=3,
+    stride=2,
+)
 class DistributedConvTranspose2d(_DistributedConvTranspose):
     __doc__ = _DistributedConvTranspose.__doc__
     _dims = 2
 
 
+@layer(
+    torch.conv_transpose3d,
+    Sample((2, 4, 5, 6, 3)),
+    in_channels=4,
+    out_channels=2,
+    kernel_size=3,
+    stride=2,
+)
 class DistributedConvTranspose3d(_DistributedConvTranspose):
     __doc__ = _DistributedConvTranspose.__doc__
     _dims = 3

@@ -1,4 +1,4 @@
-"""Transposed convolution of the cells one worker needs, into its block of the output."""
+"""Local transposed convolution that computes one worker's block of the output."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _CONVOLVE: dict[int, Callable[..., torch.Tensor]] = {
 
 @dataclass(frozen=True)
 class TransposedBlock:
-    """The transposed convolution whose outputs are exactly those of one worker.
+    """Transposed convolution that computes exactly one worker's outputs.
 
-    What the needed cells reach is more than the worker's outputs, or less. Torch cuts it, or adds
-    to it, as far as its arguments can say it, at no cost; the rest takes a copy of the output.
+    The cells that a worker reads may reach more outputs than it owns, or fewer. Torch crops or pads
+    the result at no cost as far as its arguments allow; the rest takes a copy of the output.
 
     Attributes:
-        shape: of the block of the output.
-        reads_input: some output reads some cell; else the bias is all there is.
-        padding, output_padding: for torch, per dim with a window.
-        rest: zeros to add in front and behind, negative to cut; as ``F.pad`` takes it.
-        stride, dilation: as torch's layer.
-        groups: of the block.
+        shape: shape of the output block.
+        reads_input: whether some output reads some cell; otherwise the output is the bias.
+        padding, output_padding: arguments for torch, one per dim with a window.
+        rest: zeros to add in front and behind, negative to crop; in the order of ``F.pad``.
+        stride, dilation: as in the torch layer.
+        groups: number of groups in the block.
     """
 
     shape: tuple[int, ...]
@@ -47,7 +47,7 @@ class TransposedBlock:
     def __call__(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """The block of the output, of the needed cells ``[B, C, *needed]``."""
+        """Return the output block for the needed cells ``x`` of shape ``[B, C, *needed]``."""
         if 0 in self.shape:
             return tied_empty(self.shape, product_dtype(x), x, weight, bias)
         if not self.reads_input:
@@ -76,13 +76,13 @@ def transposed_block(
     channels: Sequence[int],
     groups: int,
 ) -> TransposedBlock:
-    """The convolution of one worker.
+    """Return the transposed convolution of one worker.
 
     Args:
-        windows: per dim of the features.
-        outputs, needed: ranges of cells of the output, and of the input, per dim of the features.
-        channels: extents of the block of the output in batch and channels.
-        groups: of that block.
+        windows: one window per feature dim.
+        outputs, needed: ranges of output cells and of needed input cells, one per feature dim.
+        channels: extents of the output block in batch and channels.
+        groups: number of groups in that block.
     """
     fitted = [
         _fit(window, cells, read)
@@ -104,10 +104,10 @@ def transposed_block(
 def _fit(
     window: TransposedWindow, outputs: tuple[int, int], needed: tuple[int, int]
 ) -> tuple[int, int, tuple[int, int]]:
-    """Padding and output padding for torch along one dim, and what is left to add on each side."""
+    """Return torch's padding and output padding along one dim, and the rest to add on each side."""
     first, last = window.reached(*needed)
     left, right = outputs[0] - first, last - outputs[1]
-    # Torch cuts both sides alike, and puts back less than a stride behind.
+    # Torch crops both sides equally, and extends the far side by less than a stride.
     if left >= 0 and 0 <= left - right < window.stride:
         return left, left - right, (0, 0)
     both = max(0, min(left, right))

@@ -1,55 +1,37 @@
-"""Distributed embedding: the table in blocks of rows and columns on a grid of workers."""
+"""Distributed embedding: a table in blocks of rows and columns on a grid of workers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import index as index_value
-from typing import Any, NoReturn
+from typing import NoReturn, overload
 
 import torch
 import torch.nn.functional as F
 
 from gpudist.errors import ShapeError
 from gpudist.exchange import Movement
-from gpudist.exchange.library import handles_of, is_recorded
+from gpudist.exchange.torch_library import handles_of, is_recorded
 from gpudist.geometry.blocks import Decomposition
 from gpudist.nn.affine.weight_grid import WeightGrid
-from gpudist.nn.parameters.layer import ParameterLayer, move_those
+from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.parameters.parameter import normal_parameter, tied_empty
-from gpudist.nn.parameters.placement import Placement
-from gpudist.nn.partitions import arguments_of, leading_partitions, plane, regrid, require_cells
-from gpudist.ops.agreement import Agreement, ShapeMode
+from gpudist.nn.parameters.parameter_layer import ParameterLayer, move_those
+from gpudist.nn.parameters.parameter_placement import ParameterPlacement
+from gpudist.nn.partitions import partitions_lead, plane, regrid, require_cells
 from gpudist.ops.bound import Bound
+from gpudist.ops.shape_agreement import ShapeAgreement, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 
-@dataclass
-class _Arguments:
-    """The arguments of torch's layer, in torch's order and with torch's defaults."""
-
-    num_embeddings: int
-    embedding_dim: int
-    padding_idx: int | None = None
-    max_norm: float | None = None
-    norm_type: float = 2.0
-    scale_grad_by_freq: bool = False
-    sparse: bool = False
-    _weight: torch.Tensor | None = None
-    _freeze: bool = False
-    device: torch.device | str | None = None
-    dtype: torch.dtype | None = None
-
-
 class TableLayer(ParameterLayer):
-    """A layer that looks up rows of a table, which is its weight."""
+    """Layer that looks up rows of a table, its weight."""
 
     _name: str
     num_embeddings: int
     padding_idx: int | None
 
     def _refuse(self, error: ShapeError) -> NoReturn:
-        """Raise here, and where the peers wait."""
         raise NotImplementedError
 
     def _require_indices(self, x: torch.Tensor) -> None:
@@ -62,26 +44,24 @@ class TableLayer(ParameterLayer):
             self._check_range(x)
 
     def _check_range(self, x: torch.Tensor) -> None:
-        """Refuse indices that are no row. On a GPU that would wait for the host: not checked."""
+        """Refuse indices out of range; not checked on a GPU, where it would wait for the device."""
         if x.device.type != "cpu":
             return
         wrong = x[(x < 0) | (x >= self.num_embeddings)]
         if wrong.numel():
             self._refuse(
                 ShapeError(
-                    f"{self._name}: index {wrong[0].item()} is none of the embeddings 0 to "
+                    f"{self._name}: index {wrong[0].item()} must be from 0 to "
                     f"{self.num_embeddings - 1}"
                 )
             )
 
     def _clear_padding(self, first: int) -> None:
-        """Set the row that has no gradient to zero, in a block of rows from ``first`` on."""
         row = -1 if self.padding_idx is None else self.padding_idx - first
         if 0 <= row < len(self.weight):
             self.weight.data[row] = 0
 
     def _rows(self, x: torch.Tensor, weight: torch.Tensor, first: int, last: int) -> torch.Tensor:
-        """The rows of a block of the table, ``first`` to ``last``, and zeros for other rows."""
         padding = None
         if self.padding_idx is not None and first <= self.padding_idx < last:
             padding = self.padding_idx - first
@@ -90,58 +70,88 @@ class TableLayer(ParameterLayer):
         return rows.masked_fill(elsewhere.unsqueeze(-1), 0)
 
 
+@layer(F.embedding, Sample((6, 7), "classes", 11), num_embeddings=11, embedding_dim=4)
 class DistributedEmbedding(TableLayer):
-    """Rows of a table ``[num_embeddings, embedding_dim]``, looked up for a tensor of indices.
+    """Look up rows of a table ``[num_embeddings, embedding_dim]`` for a tensor of indices.
 
-    With ``P_x`` alone, indices of any dims are split over it, and so is the output
-    ``[..., embedding_dim]`` in those dims; the first worker owns the table. With ``P_x, P_y, P_w``
-    of shapes ``[*leading]``, ``[*leading, e]`` and ``[*leading, v, e]`` the table is cut into
-    balanced blocks, ``v`` of rows and ``e`` of columns: indices are broadcast to the grid of
-    ``P_w``, each worker looks up the rows it has, and the sum over the blocks of rows is the
-    output, on ``P_y``. The workers of ``P_w`` at index 0 of all leading axes own the blocks.
-    ``P_w`` of shape ``[v, e]`` will do where all leading axes are 1.
+    With ``P_x`` alone, it partitions the indices in any dims, and the output
+    ``[..., embedding_dim]`` in the same dims; its first worker owns the table. With
+    ``P_x, P_y, P_w`` of shapes ``[*leading]``, ``[*leading, e]`` and ``[*leading, v, e]``, the
+    table is cut into ``v`` balanced blocks of rows and ``e`` of columns. The indices are broadcast
+    to the grid of ``P_w``, each worker looks up the rows in its block, and ``P_y`` receives the sum
+    over the blocks of rows. The workers of ``P_w`` at index 0 of all leading axes own the blocks.
+    If all leading axes are 1, ``P_w`` may have shape ``[v, e]``.
 
-    Other workers hold zero-volume parameters. Initial values are those of the torch layer under the
-    same seed.
+    All other workers hold zero-volume parameters. Initial values equal those of the torch layer
+    under the same seed.
 
     Args:
-        P_x: owns the indices; its axes count from the last dim, there may be more leading dims.
-        P_y, P_w: own the output, and the table; optional.
-        num_embeddings, embedding_dim, padding_idx, device, dtype: as torch's layer, global sizes.
-        max_norm, scale_grad_by_freq, sparse: not supported.
-        global_shape: of the indices, to save agreeing on their blocks.
+        P_x: partition of the indices; its axes are aligned with the last dims, and the tensor may
+            have more leading dims.
+        P_y, P_w: partitions of the output and of the table; optional. Pass both, by name or
+            directly after ``P_x``.
+        num_embeddings, embedding_dim, padding_idx, device, dtype: as in the torch layer; sizes are
+            global.
+        max_norm, norm_type, scale_grad_by_freq, sparse: as in the torch layer; ``max_norm`` and
+            true values of the last two are not supported.
+        global_shape: global shape of the indices; saves agreeing on their blocks.
         shape: ``"dynamic"`` agrees on the blocks at every call.
-        replicate_parameters: every worker that uses a block of the parameters holds it. None moves
-            in forward; in backward the gradients are summed over who holds the same cells, those of
-            several layers together with :func:`~gpudist.nn.fuse_parameter_movements`.
+        replicate_parameters: keep a copy of each parameter block on every worker that uses it.
+            Forward then moves no parameters, and backward sums the gradients over the copies;
+            :func:`~gpudist.nn.fuse_parameter_movements` sums those of several layers together.
 
     Cost:
-        A broadcast of the indices and a sum-reduce of the output's blocks; where there are leading
-        axes a broadcast of the table's blocks, with ``P_x`` alone of the table.
+        A broadcast of the indices and a sum-reduce of the output blocks, plus a broadcast of the
+        table's blocks if there are leading axes. With ``P_x`` alone, a broadcast of the table.
 
     Raises:
-        PartitionError: the partitions do not fit each other.
+        PartitionError: the partitions do not match.
         ShapeError: an argument is not supported, or there are more blocks than rows or columns. On
-            a CPU, if an index is none of the table's: other workers raise it where they wait next.
+            a CPU also if an index is out of range; other workers then raise where they wait next.
     """
 
+    @overload
     def __init__(
-        self,
-        P_x: CartesianPartition,
-        *arguments: Any,
-        global_shape: Sequence[int] | None = None,
-        shape: ShapeMode = "static",
+        self, P_x: CartesianPartition, num_embeddings: int, embedding_dim: int,
+        padding_idx: int | None = None, max_norm: float | None = None, norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False, sparse: bool = False,
+        _weight: torch.Tensor | None = None, _freeze: bool = False,
+        device: torch.device | str | None = None, dtype: torch.dtype | None = None, *,
+        P_y: CartesianPartition | None = None, P_w: CartesianPartition | None = None,
+        global_shape: Sequence[int] | None = None, shape: ShapeMode = "static",
         replicate_parameters: bool = False,
-        **options: Any,
-    ) -> None:
+    ) -> None: ...  # fmt: skip
+    @overload
+    def __init__(
+        self, P_x: CartesianPartition, P_y: CartesianPartition, P_w: CartesianPartition,
+        num_embeddings: int, embedding_dim: int, padding_idx: int | None = None,
+        max_norm: float | None = None, norm_type: float = 2.0, scale_grad_by_freq: bool = False,
+        sparse: bool = False, _weight: torch.Tensor | None = None, _freeze: bool = False,
+        device: torch.device | str | None = None, dtype: torch.dtype | None = None, *,
+        global_shape: Sequence[int] | None = None, shape: ShapeMode = "static",
+        replicate_parameters: bool = False,
+    ) -> None: ...  # fmt: skip
+    @partitions_lead
+    def __init__(
+        self, P_x: CartesianPartition, num_embeddings: int, embedding_dim: int,
+        padding_idx: int | None = None, max_norm: float | None = None, norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False, sparse: bool = False,
+        _weight: torch.Tensor | None = None, _freeze: bool = False,
+        device: torch.device | str | None = None, dtype: torch.dtype | None = None, *,
+        P_y: CartesianPartition | None = None, P_w: CartesianPartition | None = None,
+        global_shape: Sequence[int] | None = None, shape: ShapeMode = "static",
+        replicate_parameters: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
         self._name = name = type(self).__name__
-        P_y, P_w, rest = leading_partitions(name, arguments, options)
-        given = arguments_of(name, _Arguments, rest, options)
-        self.num_embeddings, self.embedding_dim = given.num_embeddings, given.embedding_dim
-        self.padding_idx = _require(name, given)
-        self.max_norm, self.norm_type = given.max_norm, given.norm_type
-        self.scale_grad_by_freq, self.sparse = given.scale_grad_by_freq, given.sparse
+        _refuse_given(
+            name, max_norm=max_norm, scale_grad_by_freq=scale_grad_by_freq, sparse=sparse,
+            _weight=_weight,
+        )  # fmt: skip
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self.padding_idx = padding_row(name, padding_idx, num_embeddings)
+        self.max_norm, self.norm_type = max_norm, norm_type
+        self.scale_grad_by_freq, self.sparse = scale_grad_by_freq, sparse
         self.P_x, self.P_y = P_x, P_y if P_y is not None else P_x
         self._grid: WeightGrid | None = None
         self.P_w, self._P_all = plane(P_x, ()), P_x
@@ -161,22 +171,22 @@ class DistributedEmbedding(TableLayer):
         box = None
         if index is not None:
             box = self._cut.block(index[-2:] if self._grid is not None else (0, 0))
-        self.weight = normal_parameter(self._cut.shape, box, given.device, given.dtype)
+        self.weight = normal_parameter(self._cut.shape, box, device, dtype)
         if box is not None:
             self._clear_padding(box.start[0])
-        self.weight.requires_grad_(not given._freeze)
+        self.weight.requires_grad_(not _freeze)
         users = {"weight": self._grid.P_c if self._grid is not None else P_x}
         self._place(replicate_parameters, self._placements(), users, self._P_all)
-        self._agreement = Agreement(name, P_x, self._P_all, None, global_shape, shape)
+        self._agreement = ShapeAgreement(name, P_x, self._P_all, None, global_shape, shape)
         self._bound = Bound[tuple[Movement | None, ...]](
             shape if self._grid is not None else "static", self._agreement
         )
 
-    def _placements(self) -> dict[str, Placement]:
+    def _placements(self) -> dict[str, ParameterPlacement]:
         P_weight = self._P_weight
-        # The one owner of a whole table is alone on a grid of any number of axes.
+        # The single owner of a whole table has a grid of any number of axes.
         axes = max(0, P_weight.dim - 2), P_weight.dim - 1
-        return {"weight": Placement(P_weight, self._cut, axes)}
+        return {"weight": ParameterPlacement(P_weight, self._cut, axes)}
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not self._P_all.active:
@@ -193,8 +203,8 @@ class DistributedEmbedding(TableLayer):
         return self.bind_parameters()
 
     def _forward_split(self, x: torch.Tensor, grid: WeightGrid) -> torch.Tensor:
-        spread, reduction, parameter = self._bound(x, self._agree_and_bind, self.uses_copies)
-        block, weight = move_those((spread, parameter), [x, *self.own_parameters()])
+        broadcast, reduction, parameter = self._bound(x, self._agree_and_bind, self.uses_copies)
+        block, weight = move_those((broadcast, parameter), [x, *self.own_parameters()])
         if grid.P_c.active:
             y = self._look_up(block, weight, grid)
         else:
@@ -202,7 +212,6 @@ class DistributedEmbedding(TableLayer):
         return move_those((reduction,), [y])[0]
 
     def _look_up(self, x: torch.Tensor, weight: torch.Tensor, grid: WeightGrid) -> torch.Tensor:
-        """The rows that this worker has, and zeros for those of others."""
         index = grid.P_c.index
         assert index is not None
         return self._rows(x, weight, *self._cut.dims[0].block(index[-2]))
@@ -215,32 +224,27 @@ class DistributedEmbedding(TableLayer):
                 f"{self._name}: the indices have {layout.dims} dims but P_x of shape "
                 f"{list(self.P_x.shape)} has {self.P_x.dim} axes"
             )
-        spread = grid.bind_spread(layout, x)
+        broadcast = grid.bind_broadcast(layout, x)
         leading, features = layout.decomposition.dims, self._cut.dims[1]
         dtype = self.weight.dtype
-        reduction = grid.bind_sum(leading, features, dtype, spread.output_shape, dtype, x)
-        return spread, reduction, *self.bind_parameters()
+        reduction = grid.bind_sum(leading, features, dtype, broadcast.output_shape, dtype, x)
+        return broadcast, reduction, *self.bind_parameters()
 
     def _refuse(self, error: ShapeError) -> NoReturn:
         self._agreement.refuse(error)
 
 
-def _require(name: str, given: _Arguments) -> int | None:
-    """The row that has no gradient, counted from the front; refuses what is not supported."""
-    for argument in ("max_norm", "scale_grad_by_freq", "sparse", "_weight"):
-        value = getattr(given, argument)
+def _refuse_given(name: str, **unsupported: object) -> None:
+    for argument, value in unsupported.items():
         if value is not None and value is not False:
             raise ShapeError(f"{name}: {argument} is not supported")
-    return padding_row(name, given.padding_idx, given.num_embeddings)
 
 
 def padding_row(name: str, padding: int | None, rows: int) -> int | None:
-    """The row that has no gradient, counted from the front; refuses one that is none."""
+    """Return the row without a gradient, counted from the front; refuse one out of range."""
     if padding is None:
         return None
     padding = index_value(padding)
     if not -rows <= padding < rows:
-        raise ShapeError(
-            f"{name}: padding_idx {padding} is none of the embeddings {-rows} to {rows - 1}"
-        )
+        raise ShapeError(f"{name}: padding_idx {padding} must be from {-rows} to {rows - 1}")
     return padding if padding >= 0 else padding + rows

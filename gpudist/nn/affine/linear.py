@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import overload
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +13,7 @@ from gpudist.exchange import Movement
 from gpudist.geometry.blocks import Decomposition
 from gpudist.nn.affine.weight_grid import WeightGrid
 from gpudist.nn.autocast import sum_of_products
-from gpudist.nn.parameters.layer import ParameterLayer, move_those
+from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.parameters.parameter import (
     bias_bound,
     kaiming_bound,
@@ -22,55 +21,47 @@ from gpudist.nn.parameters.parameter import (
     uniform_parameter,
     zero_bias,
 )
-from gpudist.nn.parameters.placement import Placement
-from gpudist.nn.partitions import arguments_of, leading_partitions, plane, regrid, require_cells
-from gpudist.ops.agreement import Agreement, Layout, ShapeMode
+from gpudist.nn.parameters.parameter_layer import ParameterLayer, move_those
+from gpudist.nn.parameters.parameter_placement import ParameterPlacement
+from gpudist.nn.partitions import partitions_lead, plane, regrid, require_cells
 from gpudist.ops.bound import Bound
+from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 
-@dataclass
-class _Arguments:
-    """The arguments of torch's layer, in torch's order and with torch's defaults."""
-
-    in_features: int
-    out_features: int
-    bias: bool = True
-    device: torch.device | str | None = None
-    dtype: torch.dtype | None = None
-
-
+@layer(F.linear, Sample((6, 7, 4)), in_features=4, out_features=5)
 class DistributedLinear(ParameterLayer):
-    """``y = x W^T + b`` for a tensor ``[..., features]`` and a weight cut over a grid of workers.
+    """``y = x W^T + b`` for a tensor ``[..., features]`` and a weight partitioned over a grid.
 
     With ``P_x, P_y, P_w`` of shapes ``[*leading, fi]``, ``[*leading, fo]`` and
     ``[*leading, fo, fi]``, leading dims and features are split: ``x`` is broadcast to the grid of
-    ``P_w``, each worker of which multiplies with one balanced block of the weight, and the products
-    are summed into ``P_y``. The workers of ``P_w`` at index 0 of all leading axes own the blocks of
-    the weight, and those of them at index 0 of the last axis the bias, so that nothing is counted
-    twice. ``P_w`` of shape ``[fo, fi]`` will do where all leading axes are 1. With ``P_x`` alone,
-    leading dims may be split and features are not; its rank 0 holds the parameters.
+    ``P_w``, each of its workers multiplies by one balanced block of the weight, and the products
+    are sum-reduced into ``P_y``. The workers of ``P_w`` at index 0 of all leading axes own the
+    blocks of the weight. Those also at index 0 of the last axis own the bias, so that it is added
+    once. If all leading axes are 1, ``P_w`` may have shape ``[fo, fi]``. With ``P_x`` alone, only
+    leading dims may be split; its rank 0 holds the parameters.
 
-    Other workers hold zero-volume parameters. Initial values are those of the torch layer under the
-    same seed.
+    All other workers hold zero-volume parameters. Initial values equal those of the torch layer
+    under the same seed.
 
     Args:
-        P_x: owns the input; its axes count from the last dim of ``x``, which may have more leading
-            dims. Blocks may be uneven or empty along leading dims.
-        P_y, P_w: own the output, and use the weight; optional.
-        in_features, out_features, bias, device, dtype: as torch's layer, global sizes.
-        global_shape: of the input, to save agreeing on its blocks.
+        P_x: partition of the input; its axes are aligned with the last dims of ``x``, which may
+            have more leading dims. Blocks may be uneven or empty along leading dims.
+        P_y, P_w: partitions of the output and of the weight; optional. Pass both, by name or
+            directly after ``P_x``.
+        in_features, out_features, bias, device, dtype: as in the torch layer; sizes are global.
+        global_shape: global shape of the input; saves agreeing on its blocks.
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
-        replicate_parameters: every worker that uses a block of the parameters holds it. None moves
-            in forward; in backward the gradients are summed over who holds the same cells, those of
-            several layers together with :func:`~gpudist.nn.fuse_parameter_movements`.
+        replicate_parameters: keep a copy of each parameter block on every worker that uses it.
+            Forward then moves no parameters, and backward sums the gradients over the copies;
+            :func:`~gpudist.nn.fuse_parameter_movements` sums those of several layers together.
 
     Cost:
-        A broadcast of the input's blocks and a sum-reduce of the output's; where leading dims are
-        split, with the first a broadcast of the parameters.
+        A broadcast of the input blocks and a sum-reduce of the output blocks. If leading dims are
+        split, the parameters are broadcast together with the input.
 
     Raises:
-        PartitionError: the partitions do not fit each other.
+        PartitionError: the partitions do not match.
         ShapeError: there are more blocks than features, or the input's blocks do not fit the
             weight's.
 
@@ -78,20 +69,33 @@ class DistributedLinear(ParameterLayer):
         Hewett & Grady 2020, arXiv:2006.03108, section 4.
     """
 
+    @overload
     def __init__(
-        self,
-        P_x: CartesianPartition,
-        *arguments: Any,
-        global_shape: Sequence[int] | None = None,
-        shape: ShapeMode = "static",
+        self, P_x: CartesianPartition, in_features: int, out_features: int, bias: bool = True,
+        device: torch.device | str | None = None, dtype: torch.dtype | None = None, *,
+        P_y: CartesianPartition | None = None, P_w: CartesianPartition | None = None,
+        global_shape: Sequence[int] | None = None, shape: ShapeMode = "static",
         replicate_parameters: bool = False,
-        **options: Any,
-    ) -> None:
+    ) -> None: ...  # fmt: skip
+    @overload
+    def __init__(
+        self, P_x: CartesianPartition, P_y: CartesianPartition, P_w: CartesianPartition,
+        in_features: int, out_features: int, bias: bool = True,
+        device: torch.device | str | None = None, dtype: torch.dtype | None = None, *,
+        global_shape: Sequence[int] | None = None, shape: ShapeMode = "static",
+        replicate_parameters: bool = False,
+    ) -> None: ...  # fmt: skip
+    @partitions_lead
+    def __init__(
+        self, P_x: CartesianPartition, in_features: int, out_features: int, bias: bool = True,
+        device: torch.device | str | None = None, dtype: torch.dtype | None = None, *,
+        P_y: CartesianPartition | None = None, P_w: CartesianPartition | None = None,
+        global_shape: Sequence[int] | None = None, shape: ShapeMode = "static",
+        replicate_parameters: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
         self._name = name = type(self).__name__
-        P_y, P_w, rest = leading_partitions(name, arguments, options)
-        given = arguments_of(name, _Arguments, rest, options)
-        self.in_features, self.out_features = given.in_features, given.out_features
+        self.in_features, self.out_features = in_features, out_features
         self.P_x, self.P_y = P_x, P_y if P_y is not None else P_x
         leading, fi = P_x.shape[:-1], P_x.shape[-1]
         self._grid: WeightGrid | None = None
@@ -118,41 +122,49 @@ class DistributedLinear(ParameterLayer):
             self._P_bias_used, parts = P_x, (1, 1)
             if replicate_parameters:
                 P_weight = self._P_bias = regrid(P_x, (P_x.size, 1, 1))
-        self._make_parameters(given, P_weight, parts)
+        self._make_parameters(bias, device, dtype, P_weight, parts)
         users = {"weight": P_x, "bias": P_x}
         if self._grid is not None:
             users = {"weight": self._grid.P_c, "bias": self._P_bias_used}
         self._place(replicate_parameters, self._placements(), users, self._P_all)
-        self._agreement = Agreement(name, P_x, self._P_all, None, global_shape, shape)
+        self._agreement = ShapeAgreement(name, P_x, self._P_all, None, global_shape, shape)
         self._bound = Bound[tuple[Movement | None, ...]](
             shape if self._grid is not None else "static", self._agreement
         )
 
     def _make_parameters(
-        self, given: _Arguments, P_weight: CartesianPartition, parts: tuple[int, int]
+        self,
+        bias: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+        P_weight: CartesianPartition,
+        parts: tuple[int, int],
     ) -> None:
-        """This worker's blocks, drawn as torch draws them, or placeholders; all workers draw."""
+        """Draw this worker's blocks with torch's initialization, or make placeholders.
+
+        Every worker must call this, so that random generators stay in step.
+        """
         outputs, inputs = self.out_features, self.in_features
         self._P_weight = P_weight
         self._weight_cut = Decomposition.balanced((outputs, inputs), parts)
         self._bias_cut = Decomposition(self._weight_cut.dims[:1])
-        # The owner of a whole weight has an index of zeros, of any length.
+        # The single owner of a whole weight has an index of zeros, of any length.
         block = None if P_weight.index is None else ((0, *P_weight.index)[-2:])
         self.weight = uniform_parameter(
             (outputs, inputs),
             kaiming_bound(inputs),
             self._weight_cut.block(block) if block is not None else None,
-            given.device,
-            given.dtype,
+            device,
+            dtype,
         )
         self.bias: torch.nn.Parameter | None = None
-        if given.bias:
+        if bias:
             self.bias = uniform_parameter(
                 (outputs,),
                 bias_bound(inputs),
                 self._bias_cut.block(block[:1]) if block and self._P_bias.active else None,
-                given.device,
-                given.dtype,
+                device,
+                dtype,
             )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -163,7 +175,7 @@ class DistributedLinear(ParameterLayer):
         return self._forward_split(x, self._grid)
 
     def _forward_whole(self, x: torch.Tensor) -> torch.Tensor:
-        """Features whole: the parameters come to the blocks of ``x``."""
+        """Broadcast the parameters to the blocks of ``x``, whose features are whole."""
         if x.shape[-1:] != (self.in_features,):
             raise ShapeError(
                 f"{self._name}, dim -1: the input of shape {list(x.shape)} has "
@@ -174,10 +186,10 @@ class DistributedLinear(ParameterLayer):
         return F.linear(x, weight, biases[0] if biases else None)
 
     def _forward_split(self, x: torch.Tensor, grid: WeightGrid) -> torch.Tensor:
-        """Features split: the blocks of ``x`` come to the parameters, or to copies of them."""
-        spread, reduction, *shared = self._bound(x, self._agree_and_bind, self.uses_copies)
+        """Broadcast the blocks of ``x`` to the workers of the weight's grid; features are split."""
+        broadcast, reduction, *shared = self._bound(x, self._agree_and_bind, self.uses_copies)
         assert reduction is not None
-        block, weight, *biases = move_those((spread, *shared), [x, *self.own_parameters()])
+        block, weight, *biases = move_those((broadcast, *shared), [x, *self.own_parameters()])
         bias = biases[0] if biases else None
         if not grid.P_c.active:
             y = tied_empty(block.shape, block.dtype, block, weight, bias)
@@ -187,13 +199,13 @@ class DistributedLinear(ParameterLayer):
             y = F.linear(block, weight, bias)
         return sum_of_products(reduction, y)
 
-    def _placements(self) -> dict[str, Placement]:
+    def _placements(self) -> dict[str, ParameterPlacement]:
         P_weight, P_bias = self._P_weight, self._P_bias
-        # The one owner of a whole weight is alone on a grid of any number of axes.
+        # The single owner of a whole weight has a grid of any number of axes.
         row, column = max(0, P_weight.dim - 2), P_weight.dim - 1
-        placed = {"weight": Placement(P_weight, self._weight_cut, (row, column))}
+        placed = {"weight": ParameterPlacement(P_weight, self._weight_cut, (row, column))}
         if self.bias is not None:
-            placed["bias"] = Placement(P_bias, self._bias_cut, (row,))
+            placed["bias"] = ParameterPlacement(P_bias, self._bias_cut, (row,))
         return placed
 
     def _bind_whole(self, weight: torch.Tensor, uses_copies: int) -> tuple[Movement | None, ...]:
@@ -205,12 +217,12 @@ class DistributedLinear(ParameterLayer):
         self._check(layout)
         *leading, _ = layout.decomposition.dims
         features = self._bias_cut.dims[0]
-        spread = grid.bind_spread(layout, x)
-        placeholder, dtype = spread.output_shape, spread.output_dtype
+        broadcast = grid.bind_broadcast(layout, x)
+        placeholder, dtype = broadcast.output_shape, broadcast.output_dtype
         reduction = grid.bind_sum(tuple(leading), features, layout.dtype, placeholder, dtype, x)
-        return spread, reduction, *self.bind_parameters()
+        return broadcast, reduction, *self.bind_parameters()
 
-    def _check(self, layout: Layout) -> None:
+    def _check(self, layout: BlockLayout) -> None:
         if layout.dims < self.P_x.dim:
             raise ShapeError(
                 f"{self._name}: the input has {layout.dims} dims but P_x of shape "

@@ -1,4 +1,4 @@
-"""Matrix products block by block, while the blocks of other workers are on their way."""
+"""Matrix products block by block, overlapped with the exchange of the blocks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class BlockProducts:
-    """Products of the blocks of a sequence that is cut along ``dim`` over workers.
+    """Products of the blocks of a tensor whose dim ``dim`` is split over workers.
 
     Attributes:
         pieces: for each worker, the movement of its block to all others.
-        gather: the same at once.
-        rank: of this worker.
-        dim: of the sequence.
-        lengths: of the blocks.
+        gather: the same movements as one all-gather.
+        rank: rank of this worker.
+        dim: dim of the tensor that is split.
+        lengths: lengths of the blocks along that dim.
     """
 
     pieces: tuple[Movement, ...]
@@ -36,24 +36,24 @@ class BlockProducts:
     def of_gathered(
         self, block: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """The linear layer of all blocks put together, each multiplied when it has arrived.
+        """Apply the linear layer to the gathered blocks, each multiplied as soon as it arrives.
 
         Adjoint:
-            That of the layer and of the all-gather. Gradients of gradients repeat the forward as a
-            composition.
+            The adjoints of the layer and of the all-gather. Double backward repeats the forward as
+            a composition.
 
         Cost:
-            An all-gather; backward a sum-scatter, under way while the products are made.
+            An all-gather, and in backward a sum-scatter, both overlapped with the products.
         """
         if not is_eager(block):
             return self.composed_of_gathered(block, weight, bias)
         return _OfGathered.apply(self, block, weight, bias)  # pyright: ignore
 
     def scattered(self, whole: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """This worker's block of the sum of the products, each sent when it has been made.
+        """Return this worker's block of the summed products, each sent as soon as it is computed.
 
         Adjoint, Cost:
-            As of :meth:`of_gathered`, the other way round.
+            See :meth:`of_gathered`, with the directions exchanged.
         """
         if not is_eager(whole):
             return self.composed_scattered(whole, weight)
@@ -68,18 +68,18 @@ class BlockProducts:
         return move((self.gather.T,), (F.linear(whole, weight),))[0]
 
     def blocks(self, whole: torch.Tensor) -> list[torch.Tensor]:
-        """The blocks of all workers of a tensor that is whole."""
+        """Split a gathered tensor into the blocks of all workers."""
         return list(whole.split(self.lengths, self.dim))
 
     def multiply_arrivals(
         self, block: torch.Tensor, product: Product
     ) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """All blocks, and their products put together."""
+        """Return all blocks, and the concatenation of their products."""
         none = block.new_empty(0)
         inputs = [block if i == self.rank else none for i in range(len(self.pieces))]
         in_flight = start(self.pieces, inputs)
         blocks, products = list(inputs), list(inputs)
-        # The own one first; then in turns, so that not all wait for one worker.
+        # The local block first, then in rotated order, so that not all wait for one worker.
         for step in range(len(self.pieces)):
             i = (self.rank + step) % len(self.pieces)
             arrived = in_flight.wait(i)
@@ -91,7 +91,10 @@ class BlockProducts:
     def start_sums(
         self, blocks: Sequence[torch.Tensor], product: Product
     ) -> tuple[torch.Tensor, list[InFlight]]:
-        """The product of the own block, to which those of the other workers are being added."""
+        """Return the product of the local block, into which the others' are being summed.
+
+        Also returns the movements in flight; wait for them before reading the sum.
+        """
         own = blocks[self.rank]
         under_way: list[InFlight] = []
         for i, (piece, block) in enumerate(zip(self.pieces, blocks, strict=True)):
@@ -110,7 +113,6 @@ def _wait(under_way: Sequence[InFlight]) -> None:
 
 
 def _of_weight(gradients: Sequence[torch.Tensor], blocks: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The gradient of the weight: the sum over all tokens of all blocks."""
     pairs = [(g.flatten(0, -2), x.flatten(0, -2)) for g, x in zip(gradients, blocks, strict=True)]
     total = pairs[0][0].T @ pairs[0][1]
     for g, x in pairs[1:]:
@@ -185,7 +187,6 @@ def _differentiable(
     needs: Sequence[bool],
     gradient: torch.Tensor,
 ) -> list[torch.Tensor | None]:
-    """The gradients as differentiable functions of the inputs and of ``gradient``."""
     needed = [x for x, needed in zip(inputs, needs, strict=True) if needed]
     found = iter(torch.autograd.grad(y, needed, gradient, create_graph=True))
     return [next(found) if needed else None for needed in needs]

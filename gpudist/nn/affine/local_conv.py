@@ -1,8 +1,9 @@
-"""Convolution of one tensor of this worker, by the faster of torch's kernels.
+"""Convolution of a local tensor with the faster of torch's kernels.
 
-For one sample in float32, torch's CPU takes a kernel of its own or oneDNN's by how large the tensor
-is, so that the blocks of a tensor may get another kernel than the whole. In three dimensions its
-own one is slower from a few thousand numbers on, by up to 12 times; there it is replaced.
+For one sample in float32 on a CPU, torch chooses between its native kernel and oneDNN's by the size
+of the tensor, so the blocks of a tensor may get another kernel than the whole. In three dimensions
+the native kernel is up to 12 times slower from a few thousand elements on; there this module calls
+oneDNN's instead.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ import torch.nn.functional as F
 
 from gpudist.exchange.autograd import is_eager
 
-# Measured with one thread, 3 x 3 x 3: the kernels are level at 2048 numbers, and oneDNN's twice as
-# fast at 16384.
+# Elements, measured with one thread and a 3 x 3 x 3 kernel: both kernels take the same time at
+# 2048, and oneDNN's is twice as fast at 16384.
 SMALLEST_INPUT = 4096
 _FUNCTIONS: dict[int, Callable[..., torch.Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _Backend: Any = torch._C._ConvBackend  # pyright: ignore
 _SLOW = (_Backend.Slow3d, _Backend.SlowDilated3d)
 
 
-# By identity, since torch 2.11's Dynamo asks for the hash of one that has no fields yet.
+# Compared by identity: torch 2.11's Dynamo hashes an instance before its fields are set.
 @dataclass(frozen=True, eq=False)
 class LocalConvolution:
-    """The arguments of a convolution, as torch's functions take them, one number per dim."""
+    """Convolution with the arguments of torch's functions, one number per dim."""
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]
@@ -38,9 +39,9 @@ class LocalConvolution:
     def __call__(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """The convolution of ``x``, differentiable any number of times."""
+        """Return the convolution of ``x``, differentiable any number of times."""
         if not self._replaces(x, weight):
-            # Unlike torch.convolution, these are under autocast.
+            # Unlike torch.convolution, these functions respect autocast.
             given = self.stride, self.padding, self.dilation, self.groups
             return _FUNCTIONS[len(self.stride)](x, weight, bias, *given)
         inputs = (x, weight, bias)
@@ -51,9 +52,9 @@ class LocalConvolution:
     def gradients(
         self, gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, needs: Sequence[bool]
     ) -> Any:
-        """Gradients of ``x`` and of ``weight``, ``None`` for what is not needed."""
+        """Return the gradients of ``x`` and of ``weight``; ``None`` if not needed."""
         if not torch.is_grad_enabled() and self._replaces(x, weight):
-            # Torch's choice of the kernel of oneDNN tensors is always oneDNN's.
+            # For oneDNN tensors, torch always chooses oneDNN's kernel.
             x, gradient = x.to_mkldnn(), gradient.contiguous().to_mkldnn()
         found = torch.ops.aten.convolution_backward(
             gradient, x, weight, None, *self._rest(), [needs[0], needs[1], False]
@@ -61,7 +62,7 @@ class LocalConvolution:
         return [None if t is None else t.to_dense() if t.is_mkldnn else t for t in found]
 
     def _replaces(self, x: torch.Tensor, weight: torch.Tensor) -> bool:
-        """Whether torch would take its own kernel where oneDNN's is faster."""
+        """Return whether torch would choose its native kernel although oneDNN's is faster."""
         return (
             len(self.stride) == 3
             and is_eager(x)
@@ -84,7 +85,6 @@ class LocalConvolution:
         )
 
     def _rest(self) -> tuple[Any, ...]:
-        """What follows the tensors in torch's functions of any convolution."""
         none = (0,) * len(self.stride)
         return self.stride, self.padding, self.dilation, False, none, self.groups
 

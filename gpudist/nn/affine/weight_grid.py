@@ -1,4 +1,4 @@
-"""A matrix in blocks on a grid of workers, and how inputs and outputs are paired with them."""
+"""Grid of workers that holds a matrix in blocks, paired with blocks of inputs and outputs."""
 
 from __future__ import annotations
 
@@ -13,28 +13,26 @@ from gpudist.geometry.blocks import Blocks
 from gpudist.geometry.broadcasting import Pairing
 from gpudist.geometry.cartesian import left_padded
 from gpudist.nn.partitions import plane, regrid, require_shape
-from gpudist.ops.agreement import Layout
 from gpudist.ops.broadcast import plan_between
 from gpudist.ops.operator import placeholder_shape
+from gpudist.ops.shape_agreement import BlockLayout
 from gpudist.world.partition import CartesianPartition, Partition
 
 
 @dataclass(frozen=True)
 class WeightGrid:
-    """The workers that use the blocks of a matrix; grids have leading axes, rows and columns.
+    """Grids of the workers that use a matrix; their axes are leading axes, rows and columns.
 
     Attributes:
-        P_c: the workers that compute. Along the leading axes they use the same blocks.
-        P_spread: the owners of the input, on the grid from which its blocks are broadcast to
-            ``P_c``.
-        P_sum: the owners of the output, on the grid to which the products of ``P_c`` are summed.
-        P_weight: own the blocks of the matrix: the workers of ``P_c`` at index 0 of all leading
-            axes.
-        P_all: everybody who takes part.
+        P_c: workers that compute; along the leading axes they use the same block.
+        P_source: owners of the input, on the grid that broadcasts its blocks to ``P_c``.
+        P_sum: owners of the output, on the grid that sums the products of ``P_c``.
+        P_weight: owners of the matrix: the workers of ``P_c`` at index 0 of all leading axes.
+        P_all: union of all participating workers.
     """
 
     P_c: CartesianPartition
-    P_spread: CartesianPartition
+    P_source: CartesianPartition
     P_sum: CartesianPartition
     P_weight: CartesianPartition
     P_all: Partition
@@ -51,18 +49,18 @@ class WeightGrid:
         x_parts: tuple[int, int],
         y_parts: tuple[int, int],
     ) -> WeightGrid:
-        """The pairing that the partitions given to a layer imply.
+        """Return the grids implied by the partitions of a layer.
 
         Args:
-            name: of the layer.
-            P_x, P_y, P_w: own the input and the output, and use the matrix; ``P_w`` may have rows
-                and columns alone where all leading axes are 1.
-            leading: axes that input, output and ``P_w`` share.
-            weight_parts: blocks of rows and of columns; ``None`` for any number.
-            x_parts, y_parts: of these, those over which the input, and the output, are split.
+            name: name of the layer.
+            P_x, P_y, P_w: partitions of the input, the output and the matrix; ``P_w`` may have just
+                rows and columns if all leading axes are 1.
+            leading: extents of the leading axes, shared by input, output and ``P_w``.
+            weight_parts: number of blocks of rows and of columns; ``None`` for any number.
+            x_parts, y_parts: number of blocks of the input and of the output along these two axes.
 
         Raises:
-            PartitionError: the partitions do not fit each other.
+            PartitionError: the partitions do not match.
         """
         dims = max(len(leading), P_y.dim - 1)
         if left_padded(P_y.shape[:-1], dims, 1) != left_padded(leading, dims, 1):
@@ -72,7 +70,7 @@ class WeightGrid:
         P_c = regrid(P_w, (*leading, *P_w.shape[-2:]))
         return cls(
             P_c,
-            P_spread=regrid(P_x, (*leading, *x_parts)),
+            P_source=regrid(P_x, (*leading, *x_parts)),
             P_sum=regrid(P_y, (*leading, *y_parts)),
             P_weight=plane(P_c, (P_c.dim - 2, P_c.dim - 1)),
             P_all=P_x.create_partition_union(P_w).create_partition_union(P_y),
@@ -80,12 +78,12 @@ class WeightGrid:
 
     @property
     def parts(self) -> tuple[int, int]:
-        """Blocks of rows and of columns."""
+        """Number of blocks of rows and of columns."""
         return self.P_c.shape[-2], self.P_c.shape[-1]
 
-    def bind_spread(self, layout: Layout, x: torch.Tensor) -> Movement:
-        """The broadcast of the input's blocks to the workers that compute."""
-        P_x, P_c = self.P_spread, self.P_c
+    def bind_broadcast(self, layout: BlockLayout, x: torch.Tensor) -> Movement:
+        """Bind the broadcast of the input blocks to the computing workers."""
+        P_x, P_c = self.P_source, self.P_c
         P_both = P_x.create_partition_union(P_c)
         pairing = Pairing(P_x.shape, P_c.shape)
         plan = plan_between(P_x, P_c, P_both, pairing, layout.shape_of, layout.key)
@@ -102,13 +100,14 @@ class WeightGrid:
         placeholder_dtype: torch.dtype,
         x: torch.Tensor,
     ) -> Movement:
-        """The sum-reduce of the products into the output's blocks.
+        """Bind the sum-reduce of the products into the output blocks.
 
         Args:
-            leading, features: the cut of the output.
-            dtype: of the output.
-            placeholder, placeholder_dtype: of what a worker that does not compute passes.
-            x: the input.
+            leading, features: blocks of the output along its leading dims and its last one.
+            dtype: dtype of the output.
+            placeholder, placeholder_dtype: shape and dtype of the tensor that a worker passes if it
+                does not compute.
+            x: block of the input, or its placeholder.
         """
         P_y, P_c = self.P_sum, self.P_c
         P_both = P_y.create_partition_union(P_c)

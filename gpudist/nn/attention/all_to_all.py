@@ -1,4 +1,4 @@
-"""Attention over a split sequence: heads are split instead, by an all-to-all there and back."""
+"""Attention over a split sequence, by an all-to-all that splits heads instead, and one back."""
 
 from __future__ import annotations
 
@@ -12,32 +12,41 @@ from gpudist.exchange import Movement, bind
 from gpudist.exchange.autograd import move
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.boxes import Box, Plan
-from gpudist.geometry.overlap import plan_all_gather, plan_repartition
-from gpudist.nn.attention.block import BlockAttention, Drops
-from gpudist.nn.attention.layer import Cuts, SequenceAttention, attend_to_all
-from gpudist.ops.agreement import ShapeMode
+from gpudist.geometry.repartition import plan_all_gather, plan_repartition
+from gpudist.nn.attention.blockwise import BlockAttention, Drops
+from gpudist.nn.attention.sequence_attention import Cuts, SequenceAttention, attend_to_all
 from gpudist.ops.operator import remembered
+from gpudist.ops.shape_agreement import ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 _REMEMBERED_EXCHANGES = 64
 
 
 class AllToAllAttention(SequenceAttention):
-    """Attention in which each worker gets whole sequences of some heads, and gives its part back.
+    """Attention that exchanges a split of the sequence for a split of the heads, and back.
 
-    Heads are shared out over the workers along axis 2, in balanced blocks; with fewer heads than
-    workers some have none. Where queries have more heads than keys, heads that share one stay
-    together, unless that leaves workers without: keys and values are then repeated first. Arguments
-    as of :class:`SequenceAttention`.
+    The heads are split over the workers along axis 2 in balanced blocks, so that each worker
+    computes whole sequences of some heads. With fewer heads than workers, some workers have none.
+    If queries have more heads than keys, query heads that share a key head stay together; where
+    that would leave workers without heads, keys and values are repeated first.
+
+    Args:
+        P_x: partition of queries, keys, values and output, with 4 axes, the last one of extent 1.
+            Workers along axis 2 share one sequence; blocks may be uneven or empty.
+        is_causal, scale: as in torch's ``scaled_dot_product_attention``.
+        dropout_p: probability of dropping an attention weight in training; the dropped weights are
+            the same under every partition.
+        seed: seed of the dropout; see :class:`~gpudist.nn.DistributedDropout`.
+        shape: ``"dynamic"`` agrees on the blocks at every call.
 
     Adjoint:
-        The two exchanges backwards. Gradients of gradients need a kernel of torch that has them:
+        The two exchanges in reverse. Double backward needs a torch kernel that supports it:
         ``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)``.
 
     Cost:
-        With ``p`` workers along the axis, an all-to-all of queries, keys and values together and
-        one of the output: each worker sends ``(p - 1) / p`` of its blocks. The product is torch's
-        ``scaled_dot_product_attention``, balanced over workers with a causal mask too.
+        With ``p`` workers along the axis, one all-to-all of queries, keys and values together and
+        one of the output; each worker sends ``(p - 1) / p`` of its blocks. The products are torch's
+        ``scaled_dot_product_attention``, balanced over the workers even with a causal mask.
 
     Source:
         Jacobs et al. 2023, arXiv:2309.14509.
@@ -104,8 +113,8 @@ def all_to_all_attention(
     Collective over the workers along axis 2 of ``P_x``.
 
     Args:
-        query, key, value, key_padding_mask, key_lengths: as of the layer's forward.
-        P_x, is_causal, scale, shape: as of the layer.
+        query, key, value, key_padding_mask, key_lengths: see the layer's forward.
+        P_x, is_causal, scale, shape: see the layer.
 
     Returns:
         This worker's block of the output, ``[B, H, S_q, D_v]``.
@@ -116,13 +125,13 @@ def all_to_all_attention(
 
 @dataclass(frozen=True)
 class _Exchange:
-    """The movements of one call.
+    """Movements of one call.
 
     Attributes:
-        to_heads: of query, key, value and, if there is one, padding.
-        back: of the output.
-        heads: range of the queries' heads on this worker, among those of its line.
-        groups: how many of them share one of the keys'.
+        to_heads: movements of query, key, value and, if there is one, padding.
+        back: movement of the output.
+        heads: range of query heads on this worker, among those of its line of workers.
+        groups: number of query heads that share a key head.
     """
 
     to_heads: tuple[Movement, ...]
@@ -153,7 +162,7 @@ class _Exchange:
         return cls(tuple(to_heads), back, of_queries.block(line.rank), groups)
 
     def drops(self, drops: Drops | None, queries: tuple[int, int]) -> Drops | None:
-        """The dropped weights of whole sequences of the heads on this worker."""
+        """Return the dropped weights for whole sequences of this worker's heads."""
         if drops is None:
             return None
         first, start, stop = drops.box.start[1], list(drops.box.start), list(drops.box.stop)
@@ -163,7 +172,6 @@ class _Exchange:
 
 
 def _repeats(key_heads: int, groups: int, workers: int) -> int:
-    """How often heads of keys are repeated, so that all workers have one if they can."""
     divisors = [n for n in range(1, groups + 1) if groups % n == 0]
     return next((n for n in divisors if n * key_heads >= workers), groups)
 
@@ -175,7 +183,7 @@ def _bind_swap(
     sequence: Blocks,
     dtype: torch.dtype,
 ) -> Movement:
-    """From blocks of the sequence with all heads to blocks of heads with the whole sequence."""
+    """Bind the movement from blocks of the sequence to blocks of heads with whole sequences."""
     rank, extents = line.rank or 0, (shape[0], heads.extent, sequence.extent, shape[3])
     batch, all_heads, whole, features = (Blocks(n, 1) for n in extents)
     plan = plan_repartition(

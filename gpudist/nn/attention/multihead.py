@@ -1,10 +1,9 @@
-"""Distributed multi-head attention: torch's layer for a sequence that is split."""
+"""Distributed multi-head attention: torch's layer for a split sequence."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,60 +13,53 @@ from gpudist.exchange import Movement
 from gpudist.geometry.blocks import Decomposition
 from gpudist.nn.affine.linear import DistributedLinear
 from gpudist.nn.attention.all_to_all import AllToAllAttention
-from gpudist.nn.attention.layer import SequenceAttention
 from gpudist.nn.attention.ring import RingAttention
-from gpudist.nn.parameters.layer import ParameterLayer, move_those
+from gpudist.nn.attention.sequence_attention import SequenceAttention
+from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.parameters.parameter import uniform_parameter
-from gpudist.nn.parameters.placement import Placement
-from gpudist.nn.partitions import arguments_of, plane, regrid
-from gpudist.ops.agreement import ShapeMode
+from gpudist.nn.parameters.parameter_layer import ParameterLayer, move_those
+from gpudist.nn.parameters.parameter_placement import ParameterPlacement
+from gpudist.nn.partitions import plane, regrid
 from gpudist.ops.bound import Bound
+from gpudist.ops.shape_agreement import ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 Exchange = Literal["ring", "all_to_all"]
 
 
-@dataclass
-class _Arguments:
-    """The arguments of torch's layer, in torch's order and with torch's defaults."""
-
-    embed_dim: int
-    num_heads: int
-    dropout: float = 0.0
-    bias: bool = True
-    add_bias_kv: bool = False
-    add_zero_attn: bool = False
-    kdim: int | None = None
-    vdim: int | None = None
-    batch_first: bool = False
-    device: torch.device | str | None = None
-    dtype: torch.dtype | None = None
-
-
+@layer(
+    F.multi_head_attention_forward,
+    Sample((2, 7, 4)),
+    Sample((2, 7, 4)),
+    Sample((2, 7, 4)),
+    embed_dim=4,
+    num_heads=2,
+    batch_first=True,
+)
 class DistributedMultiheadAttention(ParameterLayer):
-    """Torch's ``MultiheadAttention`` of tensors whose sequence and batch may be split.
+    """Torch's ``MultiheadAttention`` for tensors whose sequence and batch may be split.
 
-    Features are whole on every worker, and so are the parameters that a worker uses. Initial values
-    are those of the torch layer under the same seed.
+    Every worker has all features, and uses all parameters. Initial values equal those of the torch
+    layer under the same seed.
 
     Args:
-        P_x: owns query, key, value and output, ``[S, B, E]`` or, with ``batch_first``,
+        P_x: partition of query, key, value and output, ``[S, B, E]`` or, with ``batch_first``,
             ``[B, S, E]``; 1 worker along the last axis. Blocks may be uneven or empty.
-        embed_dim, num_heads, dropout, bias, batch_first, device, dtype: as torch's layer.
+        embed_dim, num_heads, dropout, bias, batch_first, device, dtype: as in the torch layer.
         add_bias_kv, add_zero_attn, kdim, vdim: not supported.
-        exchange: how workers along the sequence get at each other's keys, by a ``"ring"``, as in
-            :class:`~gpudist.nn.RingAttention`, or by an ``"all_to_all"``, as in
+        exchange: exchange of keys and values along the sequence: ``"ring"``, see
+            :class:`~gpudist.nn.RingAttention`, or ``"all_to_all"``, see
             :class:`~gpudist.nn.AllToAllAttention`, for at most as many workers as heads.
-        seed: of the dropout, as of :class:`~gpudist.nn.DistributedDropout`.
+        seed: seed of the dropout; see :class:`~gpudist.nn.DistributedDropout`.
         shape: ``"dynamic"`` agrees on the blocks at every call.
-        replicate_parameters: every worker holds the parameters. None moves in forward; in backward
-            the gradients are summed. Else the first worker owns them.
+        replicate_parameters: keep a copy of the parameters on every worker. Forward then moves no
+            parameters, and backward sums the gradients. Otherwise the first worker owns them.
 
     Cost:
-        That of the exchange. Without replicated parameters a broadcast of these.
+        The cost of the exchange, plus a broadcast of the parameters unless they are replicated.
 
     Raises:
-        PartitionError: ``P_x`` has other axes.
+        PartitionError: ``P_x`` does not have 3 axes with 1 worker along the last.
         ShapeError: an argument is not supported.
     """
 
@@ -76,36 +68,53 @@ class DistributedMultiheadAttention(ParameterLayer):
     def __init__(
         self,
         P_x: CartesianPartition,
-        *arguments: Any,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
         exchange: Exchange = "ring",
         seed: int | None = None,
         shape: ShapeMode = "static",
         replicate_parameters: bool = False,
-        **options: Any,
     ) -> None:
         super().__init__()
         self._name = type(self).__name__
-        given = arguments_of(self._name, _Arguments, arguments, options)
-        self._require(P_x, given, exchange)
-        self.embed_dim, self.num_heads = given.embed_dim, given.num_heads
-        self.P_x, self.batch_first = P_x, given.batch_first
+        self._require(P_x, embed_dim, num_heads, exchange)
+        for name, value in (
+            ("add_bias_kv", add_bias_kv), ("add_zero_attn", add_zero_attn), ("kdim", kdim),
+            ("vdim", vdim),
+        ):  # fmt: skip
+            if value not in (None, False, embed_dim):
+                raise ShapeError(f"{self._name}: {name} is not supported")
+        self.embed_dim, self.num_heads = embed_dim, num_heads
+        self.P_x, self.batch_first = P_x, batch_first
         out_proj = DistributedLinear(
-            P_x, self.embed_dim, self.embed_dim, bias=given.bias, device=given.device,
-            dtype=given.dtype, replicate_parameters=replicate_parameters,
+            P_x, embed_dim, embed_dim, bias=bias, device=device, dtype=dtype,
+            replicate_parameters=replicate_parameters,
         )  # fmt: skip
         if out_proj.bias is not None:
             torch.nn.init.zeros_(out_proj.bias.data)
-        self._make_parameters(given, regrid(P_x, (P_x.size, 1, 1)), replicate_parameters)
+        P_line = regrid(P_x, (P_x.size, 1, 1))
+        self._P_weight = P_line if replicate_parameters else plane(P_line, ())
+        self._make_parameters(bias, device, dtype)
         self.out_proj = out_proj
         kind = RingAttention if exchange == "ring" else AllToAllAttention
-        P_heads = heads_partition(P_x, given.batch_first)
-        self.attention: SequenceAttention = kind(
-            P_heads, dropout_p=given.dropout, seed=seed, shape=shape
-        )
+        P_heads = heads_partition(P_x, batch_first)
+        self.attention: SequenceAttention = kind(P_heads, dropout_p=dropout, seed=seed, shape=shape)
         self._place(replicate_parameters, self._placements(), dict.fromkeys(self._names, P_x), P_x)
         self._bound = Bound[tuple[Movement | None, ...]]("static")
 
-    def _require(self, P_x: CartesianPartition, given: _Arguments, exchange: str) -> None:
+    def _require(
+        self, P_x: CartesianPartition, embed_dim: int, num_heads: int, exchange: str
+    ) -> None:
         if P_x.dim != 3 or P_x.shape[2] != 1:
             raise PartitionError(
                 f"{self._name}: P_x has shape {list(P_x.shape)} but needs axes for batch, sequence "
@@ -113,38 +122,35 @@ class DistributedMultiheadAttention(ParameterLayer):
             )
         if exchange not in ("ring", "all_to_all"):
             raise ShapeError(f"{self._name}: exchange is {exchange!r}; use 'ring' or 'all_to_all'")
-        if given.embed_dim % given.num_heads:
+        if embed_dim % num_heads:
             raise ShapeError(
-                f"{self._name}: {given.num_heads} heads do not share out {given.embed_dim} features"
+                f"{self._name}: embed_dim {embed_dim} must be divisible by num_heads {num_heads}"
             )
-        for name in ("add_bias_kv", "add_zero_attn", "kdim", "vdim"):
-            if getattr(given, name) not in (None, False, given.embed_dim):
-                raise ShapeError(f"{self._name}: {name} is not supported")
 
     def _make_parameters(
-        self, given: _Arguments, P_line: CartesianPartition, replicate: bool
+        self, bias: bool, device: torch.device | str | None, dtype: torch.dtype | None
     ) -> None:
-        """This worker's parameters, drawn as torch draws them, or placeholders; all draw."""
-        features = given.embed_dim
-        self._P_weight = P_line if replicate else plane(P_line, ())
+        """Draw the parameters with torch's initialization, or make placeholders.
+
+        Every worker must call this, so that random generators stay in step.
+        """
+        features = self.embed_dim
         self._cut = Decomposition.balanced((3 * features, features), (1, 1))
         box = self._cut.block((0, 0)) if self._P_weight.active else None
-        # Xavier's, of a matrix of these sizes.
+        # Xavier initialization of the whole matrix, [3 E, E].
         bound = math.sqrt(3.0) * math.sqrt(2.0 / float(4 * features))
-        self.in_proj_weight = uniform_parameter(
-            self._cut.shape, bound, box, given.device, given.dtype
-        )
+        self.in_proj_weight = uniform_parameter(self._cut.shape, bound, box, device, dtype)
         self.in_proj_bias: torch.nn.Parameter | None = None
-        if given.bias:
+        if bias:
             cells = 3 * features if box is not None else 0
-            zeros = torch.zeros(cells, device=given.device, dtype=given.dtype)
+            zeros = torch.zeros(cells, device=device, dtype=dtype)
             self.in_proj_bias = torch.nn.Parameter(zeros)
 
-    def _placements(self) -> dict[str, Placement]:
+    def _placements(self) -> dict[str, ParameterPlacement]:
         P = self._P_weight
-        placed = {"in_proj_weight": Placement(P, self._cut, (1, 2))}
+        placed = {"in_proj_weight": ParameterPlacement(P, self._cut, (1, 2))}
         if self.in_proj_bias is not None:
-            placed["in_proj_bias"] = Placement(P, Decomposition(self._cut.dims[:1]), (1,))
+            placed["in_proj_bias"] = ParameterPlacement(P, Decomposition(self._cut.dims[:1]), (1,))
         return placed
 
     def forward(
@@ -158,15 +164,18 @@ class DistributedMultiheadAttention(ParameterLayer):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[torch.Tensor, None]:
-        """The block of the output, and ``None`` in place of the weights.
+        """Return the block of the output, and ``None`` in place of the weights.
 
         Args:
             query, key, value: this worker's blocks.
-            key_padding_mask: ``[B, S]`` of bool, the block of the same keys; true where no query
-                sees the key.
-            need_weights, average_attn_weights: weights are not supported.
-            attn_mask: only the causal one, which ``is_causal`` stands for.
-            is_causal: a query sees the keys up to its own index.
+            key_padding_mask: bool tensor ``[B, S]``, the block of the same keys; ``True`` hides a
+                key from all queries.
+            need_weights, average_attn_weights: returning weights is not supported.
+            attn_mask: ignored with ``is_causal``; no other mask is supported.
+            is_causal: whether a query sees only the keys up to its own index.
+
+        Returns:
+            This worker's block of the output, and ``None``.
 
         Raises:
             ShapeError: an argument is not supported.
@@ -174,7 +183,7 @@ class DistributedMultiheadAttention(ParameterLayer):
         if need_weights:
             raise ShapeError(f"{self._name}: the weights are split; pass need_weights=False")
         if attn_mask is not None and not is_causal:
-            raise ShapeError(f"{self._name}: of masks, only is_causal=True is supported")
+            raise ShapeError(f"{self._name}: attn_mask is supported only with is_causal=True")
         if not self.P_x.active:
             return self.attention(query, key, value), None
         heads = self._heads(query, key, value)
@@ -184,7 +193,7 @@ class DistributedMultiheadAttention(ParameterLayer):
         return self.out_proj(y if self.batch_first else y.transpose(0, 1)), None
 
     def _heads(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
-        """Queries, keys and values ``[B, H, S, D]``."""
+        """Project the inputs to queries, keys and values ``[B, H, S, D]``."""
         movements = self._bound(inputs[0], self._bind, self.uses_copies)
         weight, *biases = move_those(movements, self.own_parameters())
         query, key, value = inputs
@@ -213,7 +222,7 @@ class DistributedMultiheadAttention(ParameterLayer):
 
 
 def heads_partition(P_x: CartesianPartition, batch_first: bool) -> CartesianPartition:
-    """The workers of a tensor ``[B, S, E]``, or ``[S, B, E]``, for one ``[B, H, S, D]``."""
+    """Return the partition of ``[B, H, S, D]`` for one of ``[B, S, E]`` or ``[S, B, E]``."""
     first, second = P_x.shape[:2]
     if batch_first:
         return regrid(P_x, (first, 1, second, 1))

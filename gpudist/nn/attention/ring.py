@@ -1,4 +1,4 @@
-"""Attention over a split sequence: blocks of keys and values go round a ring of workers."""
+"""Attention over a split sequence: blocks of keys and values circulate around a ring of workers."""
 
 from __future__ import annotations
 
@@ -13,34 +13,42 @@ from gpudist.exchange import InFlight, Movement, bind, start
 from gpudist.exchange.autograd import is_eager, move
 from gpudist.geometry.blocks import Blocks
 from gpudist.geometry.ring import held_block, plan_ring_hop
-from gpudist.nn.attention.block import BlockAttention, Range, Sums
-from gpudist.nn.attention.layer import Cuts, SequenceAttention
-from gpudist.ops.agreement import ShapeMode
+from gpudist.nn.attention.blockwise import BlockAttention, Range, Sums
+from gpudist.nn.attention.sequence_attention import Cuts, SequenceAttention
 from gpudist.ops.operator import remembered
+from gpudist.ops.shape_agreement import ShapeMode
 from gpudist.world.partition import CartesianPartition
 
-# Key, value and, if there is one, padding.
+# Key, value and, if there is one, padding that a worker holds at one step.
 Held = tuple[torch.Tensor, ...]
 _REMEMBERED_RINGS = 64
 
 
 class RingAttention(SequenceAttention):
-    """Attention in which each worker keeps its queries, and blocks of keys and values go round.
+    """Attention in which workers keep their queries and pass keys and values around a ring.
 
-    Every step sends the block a worker holds to the next worker along axis 2, and meanwhile adds
-    its part to the result: sums of exponentials less the largest score so far. Arguments as of
-    :class:`SequenceAttention`.
+    At every step a worker sends the block it holds to the next worker along axis 2, and meanwhile
+    adds that block's part to its result with a running softmax.
+
+    Args:
+        P_x: partition of queries, keys, values and output, with 4 axes, the last one of extent 1.
+            Workers along axis 2 share one sequence; blocks may be uneven or empty.
+        is_causal, scale: as in torch's ``scaled_dot_product_attention``.
+        dropout_p: probability of dropping an attention weight in training; the dropped weights are
+            the same under every partition.
+        seed: seed of the dropout; see :class:`~gpudist.nn.DistributedDropout`.
+        shape: ``"dynamic"`` agrees on the blocks at every call.
 
     Adjoint:
-        The ring runs backwards: blocks come again, and with them their gradients, each worker
-        adding its own part. Gradients of gradients are those of a composition of movements, which
+        The ring runs in reverse: blocks are sent once more together with their gradients, to which
+        each worker adds its part. Double backward goes through a composition of movements, which
         keeps all blocks.
 
     Cost:
-        With ``p`` workers along the axis, ``p - 1`` messages of one block of keys and values,
-        backward as many of it and of its gradient, in flight while the products are computed. No
-        worker holds more than two blocks of each, and the scores of one. A causal mask skips
-        products, not messages: the last worker computes all of its blocks.
+        With ``p`` workers along the axis, ``p - 1`` messages of one block of keys and values; in
+        backward as many of the block and of its gradient. Messages are in flight while the products
+        are computed. No worker holds more than two blocks of keys and values, and the scores of
+        one. A causal mask skips products but not messages: the last worker computes all products.
 
     Source:
         Liu, Zaharia and Abbeel 2023, arXiv:2310.01889.
@@ -81,7 +89,7 @@ class RingAttention(SequenceAttention):
         return (ring.forward(query, held)[0]) if is_eager(query) else ring.composed(query, held)
 
     def _hops_of(self, keys: Blocks, held: Held) -> tuple[tuple[Movement, ...], ...]:
-        """The movements of every hop, bound to tensors like these; remembered."""
+        """Return the movements of every hop for tensors like ``held``, from a cache."""
         signature = keys, tuple((x.shape, x.dtype) for x in held)
         if signature not in self._hops:
             if len(self._hops) >= _REMEMBERED_RINGS:
@@ -121,8 +129,8 @@ def ring_attention(
     Collective over the workers along axis 2 of ``P_x``.
 
     Args:
-        query, key, value, key_padding_mask, key_lengths: as of the layer's forward.
-        P_x, is_causal, scale, shape: as of the layer.
+        query, key, value, key_padding_mask, key_lengths: see the layer's forward.
+        P_x, is_causal, scale, shape: see the layer.
 
     Returns:
         This worker's block of the output, ``[B, H, S_q, D_v]``.
@@ -133,13 +141,14 @@ def ring_attention(
 
 @dataclass(frozen=True)
 class _Ring:
-    """One call: the attention of this worker's queries to all blocks of keys.
+    """One call: attention of this worker's queries to all blocks of keys.
 
     Attributes:
-        block: what all products have in common.
-        keys: the cut of the keys.
-        rank: of this worker in the ring.
-        hops: movements of what is held, of every hop; the last one brings all blocks home.
+        block: attention of this worker's queries to any block of keys.
+        keys: blocks of the keys along the ring.
+        rank: rank of this worker in the ring.
+        hops: movements of the held tensors, for every hop; the last hop returns each block to its
+            owner.
     """
 
     block: BlockAttention
@@ -148,7 +157,7 @@ class _Ring:
     hops: tuple[tuple[Movement, ...], ...]
 
     def forward(self, query: torch.Tensor, held: Held) -> tuple[torch.Tensor, torch.Tensor]:
-        """The output, and the logarithm of the sums of exponentials, of folded rows."""
+        """Return the output, and the log-sum-exp of the scores of folded rows."""
         rows = self.block.fold(query)
         sums = self.block.nothing_seen(rows, held[1])
         for step, hop in enumerate(self.hops):
@@ -162,10 +171,10 @@ class _Ring:
         return self.block.unfold(result).to(query.dtype), logarithm
 
     def composed(self, query: torch.Tensor, held: Held) -> torch.Tensor:
-        """The same as a composition of differentiable operators.
+        """Return the output by a composition of differentiable operators.
 
-        No product is skipped: an output of a movement that is not used on one worker would have
-        no backward there.
+        No product is skipped: a worker that did not use the output of a movement would not run its
+        backward.
         """
         rows = self.block.fold(query)
         sums = self.block.nothing_seen(rows, held[1])
@@ -183,9 +192,9 @@ class _Ring:
         output: torch.Tensor,
         logarithm: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        """Gradients of query, key and value. Steps are taken from the last to the first."""
+        """Return the gradients of query, key and value; steps run from the last to the first."""
         rows, wide = self.block.fold(query), self.block.fold(gradient).to(logarithm.dtype)
-        # The logarithm, too, follows from the scores: this is the gradient with respect to it.
+        # Gradient with respect to the logarithm, which depends on the scores too.
         of_logarithm = -(wide * self.block.fold(output)).sum(-1, keepdim=True)
         given = rows, logarithm, (wide, of_logarithm)
         last = len(self.hops) - 1
@@ -222,7 +231,7 @@ class _Ring:
         logarithm: torch.Tensor,
         cotangents: tuple[torch.Tensor, torch.Tensor],
     ) -> tuple[torch.Tensor, Held]:
-        """Of the rows, and of the key and value that are held at a step, the part of that step."""
+        """Return what one step adds to the gradients of the rows, and of the held key and value."""
         key, value, padding = (*held, None)[:3]
         assert key is not None and value is not None
         keys = self._keys(step)

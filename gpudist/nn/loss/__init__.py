@@ -1,1 +1,1 @@
-"""Losses: one value on every worker, with the sequential gradient."""
+"""Losses: one value on every worker, with the gradient of the sequential loss."""

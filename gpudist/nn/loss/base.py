@@ -1,4 +1,4 @@
-"""What the distributed losses share: one value on every worker, with the sequential gradient."""
+"""Base classes of the losses: one value on every worker, with the sequential gradient."""
 
 from __future__ import annotations
 
@@ -7,42 +7,43 @@ from typing import ClassVar, Literal, NoReturn
 import torch
 
 from gpudist.errors import PartitionError, ShapeError
-from gpudist.exchange.library import handles_of, is_recorded
+from gpudist.exchange.torch_library import handles_of, is_recorded
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.tensor_parallel.conventions import Expectation
 from gpudist.nn.tensor_parallel.invariant import sum_once
-from gpudist.ops.agreement import refuse
 from gpudist.ops.all_sum_reduce import AllSumReduce
 from gpudist.ops.operator import require_cartesian
+from gpudist.ops.shape_agreement import refuse
 from gpudist.world.partition import CartesianPartition, Partition, require_one_world
 
 Reduction = Literal["mean", "sum", "none"]
 
 
 class DistributedLoss(DistributedModule):
-    """A loss over blocks on ``P_x``.
+    """Loss over blocks on ``P_x``.
 
-    Every worker of ``P_loss`` calls it and gets the same value, bit by bit; calling ``backward()``
-    on all of them gives the sequential gradient. Workers outside ``P_x`` pass zero-volume
-    placeholders, of the dtypes of the others' blocks. Sums are taken in float32 at least, and the
-    value has torch's dtype.
+    Every worker of ``P_loss`` calls the loss and gets the same value, bitwise. If all of them call
+    ``backward()``, the gradients equal those of the sequential loss. Workers outside ``P_x`` pass
+    zero-volume placeholders, with the dtypes of the other workers' blocks. Sums are taken at least
+    in float32, and the value has the dtype of torch's loss.
 
     Args:
-        P_x: owns the input.
+        P_x: partition of the input.
         reduction: ``"mean"``, ``"sum"``, or ``"none"`` for this worker's block of the losses.
-        P_loss: the workers that call the loss and get its value, the whole world unless given;
-            contains ``P_x``.
+        P_loss: workers that call the loss and get its value, by default the whole world; must
+            contain ``P_x``.
 
     Cost:
-        One all-reduce of two numbers; backward none. Without a reduction, none.
+        One all-reduce of two numbers; no communication in backward. Without a reduction, none at
+        all.
 
     Raises:
-        PartitionError, ShapeError: at construction, for arguments that torch refuses too; at a
+        PartitionError, ShapeError: at construction, for arguments that torch also rejects; at a
             call, on every worker, if one worker's block does not fit its input or has values that
-            torch refuses. On a GPU, to look at values would wait for the host: such values make
-            the loss not a number there, or fail in torch's kernel.
+            torch rejects. On a GPU, checking values would make the host wait: there, such values
+            make the loss NaN or fail in torch's kernel.
         ConventionError: on every worker, at the first call with such a graph, if the input has the
-            whole gradient on each worker, as whole outputs of tensor-parallel layers have by their
+            whole gradient on each worker, as whole outputs of tensor-parallel layers do in the
             invariant convention.
     """
 
@@ -73,7 +74,6 @@ class DistributedLoss(DistributedModule):
     def _value(
         self, losses: torch.Tensor, weights: torch.Tensor, dtype: torch.dtype
     ) -> torch.Tensor:
-        """The loss of this dtype, from this worker's losses and what they weigh in the mean."""
         return losses.to(dtype) if self.reduction == "none" else self._total(losses, weights, dtype)
 
     def _total(
@@ -81,7 +81,7 @@ class DistributedLoss(DistributedModule):
     ) -> torch.Tensor:
         if not dtype.is_floating_point:
             raise ShapeError(f"{self._name}: losses of {dtype} have no gradient; use a float input")
-        # Half precision counts to 2048, or 256.
+        # 16-bit numbers count only to 2048 (float16) or 256 (bfloat16).
         wide = at_least_float32(losses.dtype)
         parts = torch.stack([losses.sum(dtype=wide), weights.sum(dtype=wide)])
         self._expectation(parts, self._P_total)
@@ -94,7 +94,7 @@ class DistributedLoss(DistributedModule):
             self._refuse(f"the {what}'s block has shape {list(x.shape)}, not {list(expected)}")
 
     def _check_values(self, method: str, x: torch.Tensor, *numbers: int) -> None:
-        """Call the method with ``x``, for its errors. On a GPU that would wait for the host."""
+        """Call the method with ``x``, for its errors; not on a GPU, where the host would wait."""
         if x.device.type != "cpu":
             return
         if is_recorded(x):
@@ -108,9 +108,9 @@ class DistributedLoss(DistributedModule):
 
 
 class DistributedElementLoss(DistributedLoss):
-    """A loss with one number for each cell of an input that is cut over ``P_x`` in any dims.
+    """Loss with one number for each cell of an input split over ``P_x`` along any dims.
 
-    Input and target are cut alike; nothing is broadcast between them.
+    Input and target are split alike; neither is broadcast to the other.
     """
 
     def __init__(
@@ -127,20 +127,18 @@ class DistributedElementLoss(DistributedLoss):
         return self._value(losses, self._weight(losses), losses.dtype)
 
     def _losses(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """Those of this worker's cells; on workers outside ``P_x``, of none."""
         raise NotImplementedError
 
     def _weight(self, losses: torch.Tensor) -> torch.Tensor:
-        """What this worker's losses weigh in the mean."""
         return number_of_cells(losses)
 
 
 class DistributedSampleLoss(DistributedLoss):
-    """A loss with one number for each sample of an input ``[B, C, *spatial]``, which is cut over
-    ``P_x`` in any dims, one axis per dim.
+    """Loss with one number for each sample of an input ``[B, C, *spatial]`` split over ``P_x``.
 
-    Without a reduction, this worker's losses ``[B, *spatial]`` are on workers at index 0 of axis 1;
-    empty elsewhere, so that every sample counts once.
+    ``P_x`` has one axis per dim and may split any of them. Without a reduction, workers at index 0
+    of axis 1 return their losses ``[B, *spatial]`` and others an empty tensor, so that every sample
+    counts once.
     """
 
     def __init__(self, P_x: CartesianPartition, reduction: str, P_loss: Partition | None) -> None:
@@ -151,12 +149,11 @@ class DistributedSampleLoss(DistributedLoss):
                 f"{self._name}: P_x has shape {list(P_x.shape)} but needs an axis for the batch "
                 "and one for dim 1"
             )
-        # Samples are independent: only workers that hold parts of the same ones need to agree.
+        # Samples are independent: only workers that hold parts of the same samples need to agree.
         self._line = P_x.along([1])
         self._sum = AllSumReduce(self._line, [1])
 
     def _sum_over_line(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of all workers that hold parts of the same samples; on others, ``x``."""
         if self._line.size == 1 or not self._line.active:
             return x
         self._expectation(x, self._line)
@@ -165,14 +162,14 @@ class DistributedSampleLoss(DistributedLoss):
     def _value(
         self, losses: torch.Tensor, weights: torch.Tensor, dtype: torch.dtype
     ) -> torch.Tensor:
-        # All workers along axis 1 know every loss of their samples: one of them counts it.
+        # All workers along axis 1 have every loss of their samples; only the first counts them.
         if self.P_x.index is not None and self.P_x.index[1] > 0:
             losses, weights = no_cells(losses), no_cells(weights)
         return super()._value(losses, weights, dtype)
 
 
 def no_cells(x: torch.Tensor) -> torch.Tensor:
-    """``x`` without its cells: a worker outside ``P_x`` computes with none what others compute."""
+    """Return an empty tensor made of ``x``, with which workers outside ``P_x`` compute."""
     return x.reshape(-1)[:0]
 
 
@@ -181,7 +178,7 @@ def number_of_cells(x: torch.Tensor) -> torch.Tensor:
 
 
 def number(n: int, like: torch.Tensor) -> torch.Tensor:
-    """``n`` on the device of ``like``; filled there, not copied from the host."""
+    """Return ``n`` as a tensor filled on the device of ``like``, without a copy from the host."""
     return torch.full((), n, device=like.device)
 
 

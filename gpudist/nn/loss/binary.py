@@ -1,4 +1,4 @@
-"""Losses of two classes, cell by cell: nothing moves but the total."""
+"""Losses of two classes, cell by cell: only the total is communicated."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import torch.nn.functional as F
 
 from gpudist.errors import ShapeError
 from gpudist.geometry.cartesian import left_padded
+from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.loss.base import DistributedElementLoss, Reduction, no_cells
-from gpudist.nn.parameters.placement import Placement
-from gpudist.ops.agreement import Agreement
+from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.ops.bound import Bound
 from gpudist.ops.operator import require_cartesian
+from gpudist.ops.shape_agreement import ShapeAgreement
 from gpudist.world.partition import CartesianPartition, Partition
 
 
 class _WeightedElementLoss(DistributedElementLoss):
-    """A loss whose cells are weighted; the mean is over the number of cells all the same."""
+    """Loss with weighted cells; the mean is still over the number of cells."""
 
     def __init__(
         self,
@@ -26,19 +27,19 @@ class _WeightedElementLoss(DistributedElementLoss):
         P_loss: Partition | None,
     ) -> None:
         super().__init__(P_x, reduction, P_loss=P_loss)
-        # Where it is of this worker's cells alone, nobody knows its place in the whole.
+        # A weight of this worker's cells only has no known place in the global tensor.
         self.register_buffer("weight", weight, persistent=_is_whole(weight, P_x))
         self.weight: torch.Tensor | None
 
-    def _placements(self) -> dict[str, Placement]:
+    def _placements(self) -> dict[str, ParameterPlacement]:
         return {
-            name: Placement.everywhere(buffer.shape, self.P_loss)
+            name: ParameterPlacement.everywhere(buffer.shape, self.P_loss)
             for name, buffer in self.named_buffers(recurse=False)
             if name not in self._non_persistent_buffers_set
         }
 
     def _own_weight(self, shape: torch.Size) -> torch.Tensor | None:
-        """The weight of this worker's cells, to be broadcast to them."""
+        """Return the weight of this worker's cells, which can be broadcast to them."""
         if self.weight is None:
             return None
         if not self.P_x.active:
@@ -51,16 +52,19 @@ class _WeightedElementLoss(DistributedElementLoss):
         return self.weight
 
 
+@layer(F.binary_cross_entropy, Sample((6, 5, 4), "fractions"), Sample((6, 5, 4), "fractions"))
 class DistributedBCELoss(_WeightedElementLoss):
-    """Binary cross-entropy of probabilities, their logarithms clamped at -100 as by torch; see
+    """Binary cross-entropy of probabilities.
+
+    Logarithms are clamped at -100, as in torch; see
     :class:`~gpudist.nn.loss.base.DistributedElementLoss`.
 
     Args:
-        P_x: owns input and target, cut alike.
-        weight: of this worker's cells: a block that can be broadcast to the input's. Where it has
-            cells of its own along a dim that is split, it is not in the state dict.
+        P_x: partition of input and target, which are split alike.
+        weight: weight of this worker's cells: a block that can be broadcast to the input's block.
+            The state dict leaves it out if it has cells of its own along a dim that is split.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        P_loss: as in the base class.
+        P_loss: see the base class.
 
     Raises:
         ShapeError: on every worker, for inputs and targets outside 0 to 1.
@@ -87,25 +91,27 @@ class DistributedBCELoss(_WeightedElementLoss):
             self._refuse("a cell of the input or the target is not between 0 and 1")
 
 
+@layer(F.binary_cross_entropy_with_logits, Sample((6, 5, 4)), Sample((6, 5, 4), "fractions"))
 class DistributedBCEWithLogitsLoss(_WeightedElementLoss):
     """Binary cross-entropy of logits; see :class:`~gpudist.nn.loss.base.DistributedElementLoss`.
 
     Args:
-        P_x: owns input and target, cut alike; with a ``pos_weight`` that has dims, one axis per
-            dim.
-        weight: of this worker's cells: a block that can be broadcast to the input's. Where it has
-            cells of its own along a dim that is split, it is not in the state dict.
+        P_x: partition of input and target, which are split alike; one axis per dim if
+            ``pos_weight`` has dims.
+        weight: weight of this worker's cells: a block that can be broadcast to the input's block.
+            The state dict leaves it out if it has cells of its own along a dim that is split.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        pos_weight: of positive targets: whole, on every worker, to be broadcast to the global
-            input, such as ``[C]`` where the last dim is that of the classes.
-        P_loss: as in the base class.
+        pos_weight: weight of positive targets: a whole tensor on every worker that can be broadcast
+            to the global input, such as ``[C]`` if the last dim is the class dim.
+        P_loss: see the base class.
 
     Cost:
-        With a ``pos_weight``, the first call agrees on the blocks along the axes it differs along.
+        With a ``pos_weight``, the ranks agree at the first call on the blocks along the axes on
+        which it varies.
 
     Raises:
         ShapeError: on every worker, if ``pos_weight`` cannot be broadcast to the input.
-        PlanMismatch: the blocks change along such an axis.
+        PlanMismatch: the blocks change along an axis on which ``pos_weight`` varies.
     """
 
     def __init__(
@@ -133,7 +139,7 @@ class DistributedBCEWithLogitsLoss(_WeightedElementLoss):
             )
         first = P_x.dim - len(shape)
         line = P_x.along([first + d for d, extent in enumerate(shape) if extent != 1])
-        self._agreement = Agreement(self._name, line, line, P_x.dim)
+        self._agreement = ShapeAgreement(self._name, line, line, P_x.dim)
         self._bound = Bound[tuple[slice, ...]]("static", self._agreement)
 
     def _losses(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -153,7 +159,6 @@ class DistributedBCEWithLogitsLoss(_WeightedElementLoss):
         return self.pos_weight[self._bound(input, self._agree_on_slices)]
 
     def _agree_on_slices(self, input: torch.Tensor) -> tuple[slice, ...]:
-        """Where the weights of this worker's cells lie in ``pos_weight``."""
         assert self.pos_weight is not None and self.P_x.index is not None
         cut = self._agreement(input).decomposition
         shape = self.pos_weight.shape
@@ -169,24 +174,33 @@ class DistributedBCEWithLogitsLoss(_WeightedElementLoss):
         return tuple(slices)
 
 
+@layer(F.soft_margin_loss, Sample((6, 5, 4)), Sample((6, 5, 4), "signs"))
 class DistributedSoftMarginLoss(DistributedElementLoss):
-    """Mean of ``log(1 + exp(-target * input))`` for targets of 1 and -1; see
-    :class:`~gpudist.nn.loss.base.DistributedElementLoss`.
+    """Mean of ``log(1 + exp(-target * input))`` for targets of 1 and -1.
+
+    See :class:`~gpudist.nn.loss.base.DistributedElementLoss`.
+
+    Args:
+        P_x: partition of input and target, which are split alike.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``, as torch's loss.
+        P_loss: workers that call the loss and get its value, by default the whole world.
     """
 
     def _losses(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return F.soft_margin_loss(input, target, reduction="none")
 
 
+@layer(F.hinge_embedding_loss, Sample((6, 5, 4)), Sample((6, 5, 4), "signs"))
 class DistributedHingeEmbeddingLoss(DistributedElementLoss):
-    """Mean of ``input`` for targets of 1, and of ``max(0, margin - input)`` for those of -1; see
-    :class:`~gpudist.nn.loss.base.DistributedElementLoss`.
+    """Mean of ``input`` for targets of 1, and of ``max(0, margin - input)`` for targets of -1.
+
+    See :class:`~gpudist.nn.loss.base.DistributedElementLoss`.
 
     Args:
-        P_x: owns input and target, cut alike.
+        P_x: partition of input and target, which are split alike.
         margin: distance from which a negative target has no loss.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        P_loss: as in the base class.
+        P_loss: see the base class.
     """
 
     def __init__(
@@ -205,7 +219,6 @@ class DistributedHingeEmbeddingLoss(DistributedElementLoss):
 
 
 def _is_whole(weight: torch.Tensor | None, P_x: Partition) -> bool:
-    """Whether a weight of a worker's cells is that of all cells: broadcast where these are cut."""
     if weight is None or weight.numel() == 1:
         return True
     parts = left_padded(P_x.shape, max(P_x.dim, weight.dim()), 1)[-weight.dim() :]
@@ -213,6 +226,5 @@ def _is_whole(weight: torch.Tensor | None, P_x: Partition) -> bool:
 
 
 def _broadcasts(shape: torch.Size, to: tuple[int, ...]) -> bool:
-    """Whether a tensor of this shape can be broadcast to that one."""
     behind = to[len(to) - len(shape) :]
     return len(shape) <= len(to) and all(n in (1, m) for n, m in zip(shape, behind, strict=True))

@@ -1,24 +1,26 @@
-"""Losses of classes, which may be split: sums over the classes are of a few numbers a sample."""
+"""Losses over classes, which may be split: sums over classes move a few numbers per sample."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from gpudist.errors import ShapeError
 from gpudist.exchange.autograd import all_reduce_constant
 from gpudist.nn.autocast import loss_dtype
+from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.loss.base import DistributedSampleLoss, Reduction, at_least_float32, no_cells
-from gpudist.nn.parameters.placement import Placement
-from gpudist.ops.agreement import Agreement
+from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.ops.bound import Bound
+from gpudist.ops.shape_agreement import ShapeAgreement
 from gpudist.world.partition import CartesianPartition, Partition
 
 
 @dataclass(frozen=True)
 class _Classes:
-    """How many there are in all, and the range of this worker's."""
+    """Global number of classes, and the range of classes of this worker."""
 
     extent: int
     first: int
@@ -43,20 +45,20 @@ class _ClassLoss(DistributedSampleLoss):
         self.ignore_index = ignore_index
         self.register_buffer("weight", weight)
         self.weight: torch.Tensor | None
-        self._agreement = Agreement(self._name, self._line, self._line, P_x.dim)
+        self._agreement = ShapeAgreement(self._name, self._line, self._line, P_x.dim)
         self._bound = Bound[_Classes]("static", self._agreement)
 
-    def _placements(self) -> dict[str, Placement]:
+    def _placements(self) -> dict[str, ParameterPlacement]:
         if self.weight is None:
             return {}
-        return {"weight": Placement.everywhere(self.weight.shape, self.P_loss)}
+        return {"weight": ParameterPlacement.everywhere(self.weight.shape, self.P_loss)}
 
     def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         if self.P_x.active:
             classes = self._bound(input, self._agree_on_classes)
             self._check_target(input, target, classes)
         else:
-            # As others compute, but of no samples of one class.
+            # The same computation as on other workers, with no samples of one class.
             classes = _Classes(1, 0, 1)
             input = no_cells(input).reshape(0, 1)
             target = no_cells(target)
@@ -68,36 +70,38 @@ class _ClassLoss(DistributedSampleLoss):
         assert self.P_x.index is not None
         classes = self._agreement(input).decomposition.dims[1]
         if self.weight is not None and len(self.weight) != classes.extent:
-            self._refuse(f"{len(self.weight)} weights for {classes.extent} classes")
+            self._refuse(
+                f"the weight has {len(self.weight)} elements, but the global input has "
+                f"{classes.extent} classes"
+            )
         return _Classes(classes.extent, *classes.block(self.P_x.index[1]))
 
     def _check_target(self, input: torch.Tensor, target: torch.Tensor, classes: _Classes) -> None:
-        """Refuse what are no indices of classes, one for each sample."""
         self._check_shape("target", target, input.shape[:1] + input.shape[2:])
         if target.dtype not in (torch.int64, torch.uint8):
-            self._refuse(f"the target is of {target.dtype}; indices are of int64 or uint8")
+            self._refuse(
+                f"the target has dtype {target.dtype}; class indices must be int64 or uint8"
+            )
         self._check_values("_check_classes", target, classes.extent)
 
     def _check_classes(self, target: torch.Tensor, classes: int) -> None:
         wrong = target[self._is_none(target.long(), classes)]
         if wrong.numel():
-            self._refuse(f"target {wrong[0].item()} is none of the classes 0 to {classes - 1}")
+            self._refuse(f"target {wrong[0].item()} is not one of the classes 0 to {classes - 1}")
 
     def _is_none(self, target: torch.Tensor, classes: int) -> torch.Tensor:
         return ((target < 0) | (target >= classes)) & (target != self.ignore_index)
 
     def _dtype(self, input: torch.Tensor, target: torch.Tensor) -> torch.dtype:
-        """Of the loss."""
         return loss_dtype(input)
 
     def _losses(
         self, input: torch.Tensor, target: torch.Tensor, classes: _Classes
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The loss and the weight of every sample, on all workers of the class axis."""
         raise NotImplementedError
 
     def _weights(self, target: torch.Tensor, classes: _Classes, dtype: torch.dtype) -> torch.Tensor:
-        """Those of the samples; 0 of an ignored one, and not a number of one without a class."""
+        # The weight is 0 for an ignored sample, and NaN for an index that is not a class.
         counts = target != self.ignore_index
         weights = counts.to(dtype)
         if self.weight is not None and classes.extent:
@@ -109,7 +113,7 @@ class _ClassLoss(DistributedSampleLoss):
         return torch.where(target != self.ignore_index, losses, torch.zeros_like(losses))
 
     def _of_target(self, x: torch.Tensor, target: torch.Tensor, classes: _Classes) -> torch.Tensor:
-        """What ``x`` is for each sample's class, on the worker that holds it; 0 elsewhere."""
+        """Return ``x`` at each sample's class, on the worker that holds it; 0 on others."""
         first, last = classes.first, classes.last
         if first == last:
             return x.sum(1)
@@ -119,16 +123,20 @@ class _ClassLoss(DistributedSampleLoss):
         return torch.where(here, picked, torch.zeros_like(picked))
 
 
+@layer(F.nll_loss, Sample((6, 5, 4)), Sample((6, 4), "classes", 5))
 class DistributedNLLLoss(_ClassLoss):
-    """Negative log-likelihood of an input ``[B, C, *spatial]`` of log-probabilities, cut over
-    ``P_x`` in any dims, the classes included; see
-    :class:`~gpudist.nn.loss.base.DistributedSampleLoss`.
+    """Negative log-likelihood of log-probabilities ``[B, C, *spatial]`` split over ``P_x``.
 
-    Args and errors are those of :class:`DistributedCrossEntropyLoss`, but targets are indices.
+    Any dims may be split, including the classes; see
+    :class:`~gpudist.nn.loss.base.DistributedSampleLoss`. Targets are class indices; errors are
+    those of :class:`DistributedCrossEntropyLoss`.
+
+    Args:
+        P_x ... P_loss: see :class:`DistributedCrossEntropyLoss`.
 
     Cost:
-        Where classes are split, a sum of one number per sample along the class axis, forward and
-        backward; the base class's all-reduce.
+        Where classes are split, a sum of one number per sample along the class axis, in forward and
+        in backward; and the all-reduce of the base class.
     """
 
     def __init__(
@@ -151,31 +159,33 @@ class DistributedNLLLoss(_ClassLoss):
         return self._unless_ignored(-picked * weights, target), weights
 
 
+@layer(F.cross_entropy, Sample((6, 5, 4)), Sample((6, 4), "classes", 5))
 class DistributedCrossEntropyLoss(_ClassLoss):
-    """Cross-entropy of logits ``[B, C, *spatial]`` cut over ``P_x`` in any dims, the classes
-    included; see :class:`~gpudist.nn.loss.base.DistributedSampleLoss`.
+    """Cross-entropy of logits ``[B, C, *spatial]`` split over ``P_x`` along any dims.
 
-    Targets are indices of classes, global numbers: each worker passes those of its block of batch
-    and spatial dims, ``[B, *spatial]``, the same along the class axis. Or they are probabilities of
-    classes, a block like that of the logits.
+    The classes may be split too; see :class:`~gpudist.nn.loss.base.DistributedSampleLoss`.
+
+    Targets are global class indices or class probabilities. As indices, each worker passes those of
+    its block of batch and spatial dims, ``[B, *spatial]``, the same along the class axis. As
+    probabilities, each worker passes a block split like the logits.
 
     Args:
-        P_x: owns the logits, one axis per dim; axis 1 splits the classes.
-        weight: of each class, ``[C]`` with the global number of classes, on every worker.
-        ignore_index: indices of this value count for nothing.
+        P_x: partition of the logits, one axis per dim; axis 1 splits the classes.
+        weight: weight of each class, ``[C]`` with the global number of classes, on every worker.
+        ignore_index: target index of samples to ignore.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        label_smoothing: share of the target, 0 to 1, that is spread over all classes alike.
-        P_loss: as in the base class.
+        label_smoothing: share of the target, 0 to 1, that is distributed evenly over all classes.
+        P_loss: see the base class.
 
     Cost:
-        Where classes are split, a maximum and a sum of two numbers per sample along the class axis,
-        of three for probabilities; backward one such sum. The base class's all-reduce. Logits of
-        16 bits are copied to float32.
+        Where classes are split, a maximum and a sum along the class axis of two numbers per sample
+        (three for probabilities), and one such sum in backward. The all-reduce of the base class.
+        16-bit logits are copied to float32.
 
     Raises:
-        ShapeError: on every worker, for an index that is no class, or a weight that is not of the
-            classes.
-        PlanMismatch: the blocks of classes change.
+        ShapeError: on every worker, for an index that is not a class, or a weight whose length is
+            not the number of classes.
+        PlanMismatch: the blocks of classes change between calls.
     """
 
     def __init__(
@@ -201,7 +211,9 @@ class DistributedCrossEntropyLoss(_ClassLoss):
             return
         self._check_shape("target", target, input.shape)
         if not target.is_floating_point():
-            self._refuse(f"the target is of {target.dtype}; probabilities are floating point")
+            self._refuse(
+                f"the target has dtype {target.dtype}; probabilities must be floating point"
+            )
         if self.ignore_index >= 0:
             self._refuse(f"ignore_index={self.ignore_index}, but the targets are probabilities")
 
@@ -227,14 +239,14 @@ class DistributedCrossEntropyLoss(_ClassLoss):
         self, logits: torch.Tensor, target: torch.Tensor, classes: _Classes
     ) -> tuple[torch.Tensor, torch.Tensor]:
         weights = self._weights(target, classes, logits.dtype)
-        # What is multiplied with the logits adds up to ``share``, for each sample.
+        # The factors of each sample's logits add up to ``share``.
         share, taken = weights, weights * self._of_target(logits, target, classes)
         if self.label_smoothing:
-            spread = self.label_smoothing / max(1, classes.extent)
+            smoothing = self.label_smoothing / max(1, classes.extent)
             of_classes = self._class_weights(logits, classes)
             every = classes.extent if self.weight is None else self.weight.to(logits.dtype).sum()
-            share = (1 - self.label_smoothing) * share + spread * every
-            taken = (1 - self.label_smoothing) * taken + spread * (logits * of_classes).sum(1)
+            share = (1 - self.label_smoothing) * share + smoothing * every
+            taken = (1 - self.label_smoothing) * taken + smoothing * (logits * of_classes).sum(1)
         sums = self._sum_over_line(torch.stack([logits.exp().sum(1), taken], dim=1))
         losses = sums[:, 0].log() * share - sums[:, 1]
         return self._unless_ignored(losses, target), weights
@@ -243,8 +255,8 @@ class DistributedCrossEntropyLoss(_ClassLoss):
         self, logits: torch.Tensor, target: torch.Tensor, classes: _Classes
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if self.label_smoothing:
-            spread = self.label_smoothing / max(1, classes.extent)
-            target = target * (1 - self.label_smoothing) + spread
+            smoothing = self.label_smoothing / max(1, classes.extent)
+            target = target * (1 - self.label_smoothing) + smoothing
         target = target * self._class_weights(logits, classes)
         parts = [logits.exp().sum(1), (target * logits).sum(1), target.sum(1)]
         sums = self._sum_over_line(torch.stack(parts, dim=1))
@@ -252,14 +264,13 @@ class DistributedCrossEntropyLoss(_ClassLoss):
         return losses, torch.ones_like(losses)
 
     def _class_weights(self, logits: torch.Tensor, classes: _Classes) -> torch.Tensor:
-        """Those of this worker's classes, to be broadcast to the logits."""
         if self.weight is None:
             return logits.new_ones(())
         weight = self.weight[classes.first : classes.last].to(logits.dtype)
         return weight.reshape(-1, *(1,) * (logits.dim() - 2))
 
     def _largest(self, logits: torch.Tensor) -> torch.Tensor:
-        """The largest logit of each sample over all classes."""
+        """Return the maximum logit of each sample over all classes."""
         if logits.shape[1]:
             largest = logits.amax(1)
         else:

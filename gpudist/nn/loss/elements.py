@@ -1,4 +1,4 @@
-"""Losses of differences, cell by cell: nothing moves but the total."""
+"""Losses of differences, cell by cell: only the total is communicated."""
 
 from __future__ import annotations
 
@@ -6,33 +6,51 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.errors import ShapeError
+from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.loss.base import DistributedElementLoss, Reduction
 from gpudist.world.partition import Partition
 
 
+@layer(F.mse_loss, Sample((6, 5, 4)), Sample((6, 5, 4)))
 class DistributedMSELoss(DistributedElementLoss):
-    """Mean of ``(input - target)^2``; see :class:`~gpudist.nn.loss.base.DistributedElementLoss`."""
+    """Mean of ``(input - target)^2``; see :class:`~gpudist.nn.loss.base.DistributedElementLoss`.
+
+    Args:
+        P_x: partition of input and target, which are split alike.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``, as in torch's loss.
+        P_loss: workers that call the loss and get its value, by default the whole world.
+    """
 
     def _losses(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return F.mse_loss(input, target, reduction="none")
 
 
+@layer(F.l1_loss, Sample((6, 5, 4)), Sample((6, 5, 4)))
 class DistributedL1Loss(DistributedElementLoss):
-    """Mean of ``|input - target|``; see :class:`~gpudist.nn.loss.base.DistributedElementLoss`."""
+    """Mean of ``|input - target|``; see :class:`~gpudist.nn.loss.base.DistributedElementLoss`.
+
+    Args:
+        P_x: partition of input and target, which are split alike.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``, as in torch's loss.
+        P_loss: workers that call the loss and get its value, by default the whole world.
+    """
 
     def _losses(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return F.l1_loss(input, target, reduction="none")
 
 
+@layer(F.smooth_l1_loss, Sample((6, 5, 4)), Sample((6, 5, 4)))
 class DistributedSmoothL1Loss(DistributedElementLoss):
-    """Half the square over ``beta`` of a difference below ``beta``, else its absolute value less
-    ``beta / 2``; see :class:`~gpudist.nn.loss.base.DistributedElementLoss`.
+    """Mean of ``d^2 / (2 * beta)`` where ``d = |input - target|`` is below ``beta``, else
+    ``d - beta / 2``.
+
+    See :class:`~gpudist.nn.loss.base.DistributedElementLoss`.
 
     Args:
-        P_x: owns input and target, cut alike.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        beta: where the parts meet, at least 0.
-        P_loss: as in the base class.
+        P_x: partition of input and target, which are split alike.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``, as in torch's loss.
+        beta: difference at which the parts meet, at least 0.
+        P_loss: workers that call the loss and get its value, by default the whole world.
     """
 
     def __init__(
@@ -52,15 +70,18 @@ class DistributedSmoothL1Loss(DistributedElementLoss):
         return F.smooth_l1_loss(input, target, reduction="none", beta=self.beta)
 
 
+@layer(F.huber_loss, Sample((6, 5, 4)), Sample((6, 5, 4)))
 class DistributedHuberLoss(DistributedElementLoss):
-    """Half the square of a difference below ``delta``, else ``delta`` times its absolute value less
-    ``delta / 2``; see :class:`~gpudist.nn.loss.base.DistributedElementLoss`.
+    """Mean of ``d^2 / 2`` where ``d = |input - target|`` is below ``delta``, else
+    ``delta * (d - delta / 2)``.
+
+    See :class:`~gpudist.nn.loss.base.DistributedElementLoss`.
 
     Args:
-        P_x: owns input and target, cut alike.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        delta: where the parts meet, above 0.
-        P_loss: as in the base class.
+        P_x: partition of input and target, which are split alike.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``, as in torch's loss.
+        delta: difference at which the parts meet, above 0.
+        P_loss: workers that call the loss and get its value, by default the whole world.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Losses of distributions, cell by cell: nothing moves but the total."""
+"""Losses of distributions, cell by cell: only the total is communicated."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.geometry.cartesian import left_padded
+from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.loss.base import (
     DistributedElementLoss,
     DistributedLoss,
@@ -20,17 +21,19 @@ from gpudist.nn.loss.base import (
 from gpudist.world.partition import Partition
 
 
+@layer(F.kl_div, Sample((6, 5, 4)), Sample((6, 5, 4), "fractions"))
 class DistributedKLDivLoss(DistributedElementLoss):
-    """Kullback-Leibler divergence of the target from an input of log-probabilities, term by term;
-    see :class:`~gpudist.nn.loss.base.DistributedElementLoss`.
+    """Kullback-Leibler divergence of the target from an input of log-probabilities, term by term.
+
+    See :class:`~gpudist.nn.loss.base.DistributedElementLoss`.
 
     Args:
-        P_x: owns input and target, cut alike; for ``"batchmean"``, axes are counted from the last
-            dim, and dim 0 is the batch.
-        reduction: ``"batchmean"``, the sum over the global batch size; ``"mean"`` over all cells,
-            ``"sum"`` or ``"none"``.
-        log_target: the target is of log-probabilities too.
-        P_loss: as in the base class.
+        P_x: partition of input and target, which are split alike; for ``"batchmean"``, axes are
+            counted from the last dim, and dim 0 is the batch.
+        reduction: ``"batchmean"``, the sum divided by the global batch size; ``"mean"`` over all
+            cells, ``"sum"`` or ``"none"``.
+        log_target: the target consists of log-probabilities too.
+        P_loss: see the base class.
     """
 
     reductions: ClassVar[tuple[str, ...]] = ("mean", "batchmean", "sum", "none")
@@ -54,24 +57,26 @@ class DistributedKLDivLoss(DistributedElementLoss):
             return super()._weight(losses)
         if losses.dim() < max(1, self.P_x.dim):
             self._refuse(
-                f"the block has {losses.dim()} dims, and P_x {self.P_x.dim} axes: "
-                "reduction='batchmean' needs to know which dim is the batch"
+                f"the block has {losses.dim()} dims but P_x has {self.P_x.dim} axes; "
+                "reduction='batchmean' needs a batch dim and at most one axis per dim"
             )
         index = left_padded(self.P_x.index, losses.dim(), 0)
         return number(0 if any(index[1:]) else losses.shape[0], losses)
 
 
+@layer(F.poisson_nll_loss, Sample((6, 5, 4)), Sample((6, 5, 4), "positive"))
 class DistributedPoissonNLLLoss(DistributedElementLoss):
-    """Negative log-likelihood of counts under Poisson's distribution; see
-    :class:`~gpudist.nn.loss.base.DistributedElementLoss`.
+    """Negative log-likelihood of counts under the Poisson distribution.
+
+    See :class:`~gpudist.nn.loss.base.DistributedElementLoss`.
 
     Args:
-        P_x: owns input and target, cut alike.
+        P_x: partition of input and target, which are split alike.
         log_input: the input is the logarithm of the expected count.
-        full: add Stirling's term, which depends on the target alone.
-        eps: keeps the logarithm of an input of 0 finite, where ``log_input`` is false.
+        full: add Stirling's term, which depends only on the target.
+        eps: number that keeps the logarithm of an input of 0 finite if ``log_input`` is false.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        P_loss: as in the base class.
+        P_loss: see the base class.
     """
 
     def __init__(
@@ -95,21 +100,23 @@ class DistributedPoissonNLLLoss(DistributedElementLoss):
         )
 
 
+@layer(F.gaussian_nll_loss, Sample((6, 5, 4)), Sample((6, 5, 4)), Sample((6, 5, 4), "positive"))
 class DistributedGaussianNLLLoss(DistributedLoss):
-    """Negative log-likelihood under Gaussians of given expectations and variances; see
-    :class:`~gpudist.nn.loss.base.DistributedElementLoss`.
+    """Negative log-likelihood under Gaussians of given expectations and variances.
 
-    Called with ``input``, ``target`` and ``var``: a number, or a block like the input's, or one
-    that lacks the last dim or has extent 1 in one. Such a variance is replicated along that dim's
-    axis of ``P_x``: the gradient of each copy is what its own cells contribute, as for everything
-    replicated.
+    See :class:`~gpudist.nn.loss.base.DistributedElementLoss`.
+
+    Called with ``input``, ``target`` and ``var``. The variance is a number, a block of the input's
+    shape, or such a block without the last dim or with extent 1 in one dim. It is then replicated
+    along that dim's axis of ``P_x``: as for all replicated tensors, the gradient of each copy is
+    the contribution of its own cells.
 
     Args:
-        P_x: owns input, target and variance, cut alike.
+        P_x: partition of input, target and variance, which are split alike.
         full: add the constant term.
-        eps: variances below are taken as this.
+        eps: lower bound to which variances are clamped.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        P_loss: as in the base class.
+        P_loss: see the base class.
 
     Raises:
         ShapeError: on every worker, for a negative variance.
@@ -143,21 +150,21 @@ class DistributedGaussianNLLLoss(DistributedLoss):
         return self._value(losses, number_of_cells(losses), losses.dtype)
 
     def _losses(self, input: torch.Tensor, target: torch.Tensor, var: torch.Tensor) -> torch.Tensor:
-        # Where a variance is too small, its gradient is taken at eps all the same.
+        # A variance below eps still has a gradient: the one at eps.
         missing = (self.eps - var).clamp(min=0).masked_fill(var < 0, math.nan)
         var = var + missing.detach()
         losses = 0.5 * (var.log() + (input - target).square() / var)
         return losses + 0.5 * math.log(2 * math.pi) if self.full else losses
 
     def _aligned(self, var: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-        """``var`` with the input's dims."""
+        """Return ``var`` with as many dims as the input."""
         if var.shape == shape[:-1] and var.shape != shape:
             var = var.unsqueeze(-1)
         replicated = [n for n, m in zip(var.shape, shape, strict=False) if n != m]
         if var.dim() != len(shape) or replicated not in ([], [1]):
             self._refuse(
-                f"the variance's block has shape {list(var.shape)}, not {list(shape)}, or the same "
-                "with 1 for one extent, or without the last"
+                f"the variance's block has shape {list(var.shape)}; it must be {list(shape)}, the "
+                "same with one extent of 1, or the same without the last dim"
             )
         return var
 

@@ -1,1 +1,1 @@
-"""Normalizations and softmax: moments or sums over cells that several workers have."""
+"""Normalizations and softmax: moments or sums over cells that several workers hold."""

@@ -1,4 +1,4 @@
-"""What the normalization layers share: parameters in blocks, and blocks normalized together."""
+"""Base class of the normalization layers: parameters in blocks, statistics over several blocks."""
 
 from __future__ import annotations
 
@@ -11,32 +11,33 @@ from gpudist.exchange import Movement, bind
 from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.broadcasting import Pairing
 from gpudist.geometry.cartesian import rank_of
-from gpudist.geometry.overlap import plan_repartition
+from gpudist.geometry.repartition import plan_repartition
 from gpudist.nn.norm.node import normalize
 from gpudist.nn.norm.normalization import Normalization
-from gpudist.nn.parameters.layer import ParameterLayer
-from gpudist.nn.parameters.placement import Placement
+from gpudist.nn.parameters.parameter_layer import ParameterLayer
+from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.nn.partitions import plane
-from gpudist.ops.agreement import Agreement, Layout, ShapeMode
 from gpudist.ops.bound import Bound
 from gpudist.ops.broadcast import plan_between
+from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 
 class Norm(ParameterLayer):
-    """A layer that normalizes a tensor cut over ``P_x`` and scales it by parameters cut alike.
+    """Layer that normalizes a tensor split over ``P_x`` and scales it by parameters split alike.
 
-    The weight and the bias are cut in balanced blocks along some axes. The worker at index 0 of all
-    other axes owns a block, or every worker that uses it does; others hold zero-volume parameters.
+    The weight and the bias are split in balanced blocks along some axes. Each block is owned by the
+    worker at index 0 of all other axes or, if replicated, by every worker that uses it. All other
+    workers hold zero-volume parameters.
 
     Args:
-        P_x: owns the input and the output, one axis per dim.
-        parameter_shape: of the whole weight, and of the whole bias.
-        parameter_axes: the axes of ``P_x`` that cut its dims.
-        weight, bias: whether there is one.
-        device, dtype: of the parameters, as torch's factories.
-        global_shape: of the input, if it is balanced, to save agreeing on its blocks.
-        shape: ``"dynamic"`` agrees on the input's blocks at every call.
+        P_x: partition of the input and the output, one axis per dim.
+        parameter_shape: global shape of the weight, and of the bias.
+        parameter_axes: axes of ``P_x`` that split the dims of the parameters.
+        weight, bias: whether the layer has a weight, and a bias.
+        device, dtype: device and dtype of the parameters, as in torch.
+        global_shape: global shape of a balanced input; saves the agreement on its blocks.
+        shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
         replicate_parameters: every worker holds the blocks it uses.
     """
 
@@ -64,7 +65,9 @@ class Norm(ParameterLayer):
         self.bias: torch.nn.Parameter | None
         users = {"weight": P_x, "bias": P_x}
         self._place(replicate_parameters, Norm._placements(self), users, P_x)
-        self._agreement = Agreement(type(self).__name__, P_x, P_x, P_x.dim, global_shape, shape)
+        self._agreement = ShapeAgreement(
+            type(self).__name__, P_x, P_x, P_x.dim, global_shape, shape
+        )
         self._bound = Bound[Normalization](shape, self._agreement)
 
     def _parameter(
@@ -74,11 +77,10 @@ class Norm(ParameterLayer):
         return torch.nn.Parameter(torch.full(shape, value, device=device, dtype=dtype))
 
     def _block_shape(self, index: Sequence[int] | None) -> tuple[int, ...]:
-        """Shape of the balanced block of a parameter at an index of ``P_x``."""
         return (0,) if index is None else self._cut.block([index[a] for a in self._axes]).shape
 
-    def _placements(self) -> dict[str, Placement]:
-        placed = Placement(self._P_owner, self._cut, self._axes)
+    def _placements(self) -> dict[str, ParameterPlacement]:
+        placed = ParameterPlacement(self._P_owner, self._cut, self._axes)
         return {name: placed for name, _ in self.named_parameters(recurse=False)}
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -87,7 +89,6 @@ class Norm(ParameterLayer):
         return self._normalize(input, self._bound(input, self._bind, self.uses_copies))
 
     def _normalize(self, x: torch.Tensor, bound: Normalization) -> torch.Tensor:
-        """The output by the moments of the input."""
         if bound.total is not None or x.numel() == 0:
             return normalize(bound, x, self.own_parameters()).y
         weight, bias = self._named(bound.move(None, self.own_parameters())[1])
@@ -96,7 +97,6 @@ class Norm(ParameterLayer):
     def _named(
         self, parameters: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """The weight and the bias out of the parameters that there are."""
         weight = parameters[0] if self.weight is not None else None
         return weight, parameters[-1] if self.bias is not None else None
 
@@ -107,7 +107,6 @@ class Norm(ParameterLayer):
         bias: torch.Tensor | None,
         bound: Normalization,
     ) -> torch.Tensor:
-        """The output where no other worker has a part in its statistics, by torch's kernel."""
         raise NotImplementedError
 
     def _bind(self, x: torch.Tensor, uses_copies: int) -> Normalization:
@@ -119,18 +118,18 @@ class Norm(ParameterLayer):
         self._check(layout)
         return self._bind_layout(layout, self._bind_parameters(layout))
 
-    def _check(self, layout: Layout) -> None:
-        """Refuse an input that does not fit the layer, on every rank alike."""
+    def _check(self, layout: BlockLayout) -> None:
         raise NotImplementedError
 
     def _bind_layout(
-        self, layout: Layout, parameters: tuple[Movement | None, ...]
+        self, layout: BlockLayout, parameters: tuple[Movement | None, ...]
     ) -> Normalization:
-        """The normalization of this worker's block."""
         raise NotImplementedError
 
-    def _bind_parameters(self, layout: Layout) -> tuple[Movement | None, ...]:
-        """Movements of the parameters' blocks from their owners to the blocks of the input."""
+    def _bind_parameters(self, layout: BlockLayout) -> tuple[Movement | None, ...]:
+        """Bind the movements of the parameters' blocks from their owners to the blocks of the
+        input.
+        """
         P_x, P_owner = self.P_x, self._P_source
         needed = Decomposition(tuple(layout.decomposition.dims[axis] for axis in self._axes))
         if needed == self._cut and P_owner.size == P_x.size:
@@ -146,27 +145,25 @@ class Norm(ParameterLayer):
         between = f"{list(P_owner.shape)} -> {list(P_x.shape)}"
         for name, parameter in self._present.items():
             shape, dtype = parameter.shape, parameter.dtype
-            spread = bind(plan, P_x, f"broadcast of the {name} {between}", dtype, shape, dtype)
-            movements.append(self._recut(needed, name, parameter, spread))
+            broadcast = bind(plan, P_x, f"broadcast of the {name} {between}", dtype, shape, dtype)
+            movements.append(self._recut(needed, name, parameter, broadcast))
         return tuple(movements)
 
     @property
     def _P_source(self) -> CartesianPartition:
-        """The workers from which the parameters come."""
         return self.P_x if self.uses_copies else self._P_owner
 
     @property
     def _present(self) -> dict[str, torch.Tensor]:
-        """The parameters that there are, or the placeholders."""
         names = [name for name, _ in self.named_parameters(recurse=False)]
         return dict(zip(names, self._own, strict=True))
 
     def _recut(
-        self, needed: Decomposition, name: str, parameter: torch.Tensor, spread: Movement
+        self, needed: Decomposition, name: str, parameter: torch.Tensor, broadcast: Movement
     ) -> Movement:
-        """``spread``, of blocks as they are needed instead of balanced ones."""
+        """Return ``broadcast``, preceded by a repartition if ``needed`` blocks are not balanced."""
         if needed == self._cut:
-            return spread
+            return broadcast
         P_x, P_owner, axes = self.P_x, self._P_source, self._axes
         own = None if P_owner.index is None else [P_owner.index[axis] for axis in axes]
 
@@ -182,4 +179,4 @@ class Norm(ParameterLayer):
         )
         shape, dtype = parameter.shape, parameter.dtype
         label = f"repartition of the {name} on {list(P_x.shape)}"
-        return bind(plan, P_x, label, dtype, shape, dtype).then(spread)
+        return bind(plan, P_x, label, dtype, shape, dtype).then(broadcast)

@@ -10,39 +10,44 @@ import torch.nn.functional as F
 
 from gpudist.errors import PartitionError
 from gpudist.exchange import Movement
+from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.norm.node import normalize
 from gpudist.nn.norm.normalization import Normalization, bind_total
 from gpudist.nn.norm.running import RunningNorm, require_dims
 from gpudist.nn.norm.strides import gradient_as_laid_out
-from gpudist.ops.agreement import Layout, ShapeMode
+from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 
+@layer(F.batch_norm, Sample((2, 4, 9, 8)), num_features=4, sequential=torch.nn.BatchNorm2d)
 class DistributedBatchNorm(RunningNorm):
-    """Batch normalization of ``[B, C, *features]`` cut over ``P_x`` in any dims.
+    """Batch normalization of ``[B, C, *features]`` split over ``P_x`` along any dims.
 
-    The running statistics of its channels are on every worker, bitwise equal.
+    Every worker holds the running statistics of its channels, bitwise equal.
 
     Args:
-        P_x: owns the input and the output, one axis per dim; axis 1 splits the channels.
-        num_features, eps, momentum, affine, track_running_stats, device, dtype, bias: as torch's
+        P_x: partition of the input and the output, one axis per dim; axis 1 splits the channels.
+        num_features, eps, momentum, affine, track_running_stats, device, dtype, bias: as in torch's
             layer; the number of channels is global.
-        global_shape: of the input, if it is balanced, to save agreeing on its blocks.
-        shape: ``"dynamic"`` agrees on the input's blocks at every call.
-        replicate_parameters: every worker that uses a block of the parameters holds it. None moves
-            in forward; in backward the gradients are summed over who holds the same cells, those of
-            several layers together with :func:`~gpudist.nn.fuse_parameter_movements`.
+        global_shape: global shape of a balanced input; saves the agreement on its blocks.
+        shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
+        replicate_parameters: every worker holds the blocks of the parameters that it uses. No
+            parameter moves in forward; in backward, gradients are summed over the workers that hold
+            the same cells, and those of several layers together with
+            :func:`~gpudist.nn.fuse_parameter_movements`.
 
     Cost:
-        One group of messages: an all-reduce of two float64 per channel over all axes but that of
-        the channels, and a broadcast of the parameters' blocks along the same axes; backward the
-        same, gradients being sum-reduced. With running statistics, evaluation takes none: only the
-        parameters move, and nothing if ``affine=False`` or if only channels are split.
+        One group of messages: an all-reduce of two float64 per channel over all axes except the
+        channel axis, and a broadcast of the parameters' blocks along the same axes. Backward costs
+        the same, with the gradients sum-reduced. Evaluation with running statistics needs no
+        all-reduce: only the parameters move, and nothing if ``affine=False`` or if only channels
+        are split.
 
     Raises:
-        PartitionError: at construction, if ``P_x`` does not have the layer's number of axes.
-        ShapeError: on every rank alike, if the channels do not fit, running statistics are tracked
-            of channels in blocks that are not balanced, or there is one value per channel.
+        PartitionError: at construction, if the number of axes of ``P_x`` does not fit the layer.
+        ShapeError: on every rank alike, if the number of channels does not fit, running statistics
+            are tracked but the blocks of channels are not balanced, or there is only one value per
+            channel.
 
     Source:
         Ioffe & Szegedy 2015, arXiv:1502.03167.
@@ -80,7 +85,7 @@ class DistributedBatchNorm(RunningNorm):
         )  # fmt: skip
 
     def _bind_layout(
-        self, layout: Layout, parameters: tuple[Movement | None, ...]
+        self, layout: BlockLayout, parameters: tuple[Movement | None, ...]
     ) -> Normalization:
         assert self.P_x.rank is not None
         dims = tuple(d for d in range(self.P_x.dim) if d != 1)
@@ -128,16 +133,19 @@ class DistributedBatchNorm(RunningNorm):
         return normalized.y
 
 
+@layer(F.batch_norm, Sample((2, 4, 9)), num_features=4)
 class DistributedBatchNorm1d(DistributedBatchNorm):
     __doc__ = DistributedBatchNorm.__doc__
     _possible_dims = (2, 3)
 
 
+@layer(F.batch_norm, Sample((2, 4, 9, 8)), num_features=4)
 class DistributedBatchNorm2d(DistributedBatchNorm):
     __doc__ = DistributedBatchNorm.__doc__
     _possible_dims = (4,)
 
 
+@layer(F.batch_norm, Sample((2, 4, 5, 6, 3)), num_features=4)
 class DistributedBatchNorm3d(DistributedBatchNorm):
     __doc__ = DistributedBatchNorm.__doc__
     _possible_dims = (5,)

@@ -1,4 +1,4 @@
-"""Distributed group normalization, over groups of channels that blocks may cut."""
+"""Distributed group normalization; blocks of channels may cut groups."""
 
 from __future__ import annotations
 
@@ -6,39 +6,43 @@ from collections.abc import Sequence
 from math import prod
 
 import torch
+import torch.nn.functional as F
 
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.exchange import Movement
+from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.norm.base import Norm
 from gpudist.nn.norm.normalization import Normalization, bind_total
-from gpudist.ops.agreement import Layout, ShapeMode
+from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 
+@layer(F.group_norm, Sample((2, 4, 9, 8)), num_groups=2, num_channels=4)
 class DistributedGroupNorm(Norm):
-    """Group normalization of ``[B, C, *features]`` cut over ``P_x`` in any dims.
+    """Group normalization of ``[B, C, *features]`` split over ``P_x`` along any dims.
 
     Args:
-        P_x: owns the input and the output, one axis per dim; axis 1 splits the channels.
-        num_groups, num_channels, eps, affine, device, dtype, bias: as torch's layer; the numbers
+        P_x: partition of the input and the output, one axis per dim; axis 1 splits the channels.
+        num_groups, num_channels, eps, affine, device, dtype, bias: as in torch's layer; the numbers
             are global.
-        global_shape: of the input, if it is balanced, to save agreeing on its blocks.
-        shape: ``"dynamic"`` agrees on the input's blocks at every call.
-        replicate_parameters: every worker that uses a block of the parameters holds it. None moves
-            in forward; in backward the gradients are summed over who holds the same cells, those of
-            several layers together with :func:`~gpudist.nn.fuse_parameter_movements`.
+        global_shape: global shape of a balanced input; saves the agreement on its blocks.
+        shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
+        replicate_parameters: every worker holds the blocks of the parameters that it uses. No
+            parameter moves in forward; in backward, gradients are summed over the workers that hold
+            the same cells, and those of several layers together with
+            :func:`~gpudist.nn.fuse_parameter_movements`.
 
     Cost:
-        One group of messages: where features are split, an all-reduce over their axes of two
+        One group of messages. Where features are split, an all-reduce over their axes of two
         float64 per sample and group of the block's channels; where blocks cut groups, per sample
-        and group, over the axis of the channels too; a broadcast of the parameters' blocks along
-        all axes but that of the channels. Uneven blocks of channels: one message more to cut the
-        parameters alike. Backward the same.
+        and group, over the channel axis too. A broadcast of the parameters' blocks along all axes
+        except the channel axis. Uneven blocks of channels take one more message to split the
+        parameters alike. Backward costs the same.
 
     Raises:
         PartitionError: at construction, if ``P_x`` has fewer than two axes.
-        ShapeError: on every rank alike, if the channels do not fit, or there is one value per
-            group.
+        ShapeError: on every rank alike, if the number of channels does not fit, or there is only
+            one value per group.
 
     Source:
         Wu & He 2018, arXiv:1803.08494.
@@ -77,7 +81,7 @@ class DistributedGroupNorm(Norm):
         self.num_groups, self.num_channels = num_groups, num_channels
         self.eps, self.affine = eps, affine
 
-    def _check(self, layout: Layout) -> None:
+    def _check(self, layout: BlockLayout) -> None:
         name, shape = type(self).__name__, layout.decomposition.shape
         if shape[1] != self.num_channels:
             raise ShapeError(
@@ -91,7 +95,7 @@ class DistributedGroupNorm(Norm):
             )
 
     def _bind_layout(
-        self, layout: Layout, parameters: tuple[Movement | None, ...]
+        self, layout: BlockLayout, parameters: tuple[Movement | None, ...]
     ) -> Normalization:
         P_x, shape = self.P_x, layout.decomposition.shape
         assert P_x.rank is not None and P_x.index is not None
@@ -122,6 +126,6 @@ class DistributedGroupNorm(Norm):
         bias: torch.Tensor | None,
         bound: Normalization,
     ) -> torch.Tensor:
-        # Unlike the function of torch.nn, it does not count the values of this block.
+        # Unlike F.group_norm, this function does not count the values of the block.
         on = torch.backends.cudnn.enabled
         return torch.group_norm(x, bound.group_count, weight, bias, self.eps, on)

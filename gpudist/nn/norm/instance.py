@@ -11,21 +11,22 @@ import torch.nn.functional as F
 
 from gpudist.exchange import Movement
 from gpudist.exchange.autograd import move
+from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.norm.node import normalize
 from gpudist.nn.norm.normalization import Normalization, bind_total
 from gpudist.nn.norm.running import RunningNorm, require_dims
 from gpudist.nn.norm.strides import gradient_as_laid_out
-from gpudist.ops.agreement import Layout, ShapeMode
+from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 
 @dataclass(frozen=True, eq=False)
 class _InstanceNormalization(Normalization):
-    """Also what it takes to average moments over the batch.
+    """Normalization that also averages moments over the batch.
 
     Attributes:
-        samples: in the global batch.
-        batch: the sum of the workers' sums over their samples, ``None`` where the batch is whole.
+        samples: global batch size.
+        batch: all-sum of the workers' sums over their samples; ``None`` if the batch is not split.
     """
 
     samples: int = 0
@@ -33,30 +34,32 @@ class _InstanceNormalization(Normalization):
 
 
 class _DistributedInstanceNorm(RunningNorm):
-    """Instance normalization of ``[B, C, *features]`` cut over ``P_x`` in any dims.
+    """Instance normalization of ``[B, C, *features]`` split over ``P_x`` along any dims.
 
-    The running statistics of its channels, if tracked, are on every worker, bitwise equal.
+    Every worker holds the running statistics of its channels, if tracked, bitwise equal.
 
     Args:
-        P_x: owns the input and the output, one axis per dim; axis 1 splits the channels.
-        num_features, eps, momentum, affine, track_running_stats, device, dtype, bias: as torch's
+        P_x: partition of the input and the output, one axis per dim; axis 1 splits the channels.
+        num_features, eps, momentum, affine, track_running_stats, device, dtype, bias: as in torch's
             layer; the number of channels is global.
-        global_shape: of the input, if it is balanced, to save agreeing on its blocks.
-        shape: ``"dynamic"`` agrees on the input's blocks at every call.
-        replicate_parameters: every worker that uses a block of the parameters holds it. None moves
-            in forward; in backward the gradients are summed over who holds the same cells, those of
-            several layers together with :func:`~gpudist.nn.fuse_parameter_movements`.
+        global_shape: global shape of a balanced input; saves the agreement on its blocks.
+        shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
+        replicate_parameters: every worker holds the blocks of the parameters that it uses. No
+            parameter moves in forward; in backward, gradients are summed over the workers that hold
+            the same cells, and those of several layers together with
+            :func:`~gpudist.nn.fuse_parameter_movements`.
 
     Cost:
         One group of messages: where features are split, an all-reduce over their axes of two
-        float64 per sample and channel, and, with ``affine=True``, a broadcast of the parameters'
-        blocks along all axes but that of the channels. Backward the same. Tracked statistics of a
-        split batch take one more all-reduce of two float64 per channel, forward only.
+        float64 per sample and channel and, with ``affine=True``, a broadcast of the parameters'
+        blocks along all axes except the channel axis. Backward costs the same. Tracked statistics
+        of a split batch take one more all-reduce of two float64 per channel, in forward only.
 
     Raises:
-        PartitionError: at construction, if ``P_x`` does not have the layer's number of axes.
-        ShapeError: on every rank alike, if the channels do not fit, running statistics are tracked
-            of channels in blocks that are not balanced, or there is one value per channel.
+        PartitionError: at construction, if the number of axes of ``P_x`` does not fit the layer.
+        ShapeError: on every rank alike, if the number of channels does not fit, running statistics
+            are tracked but the blocks of channels are not balanced, or there is only one value per
+            channel.
 
     Source:
         Ulyanov, Vedaldi & Lempitsky 2016, arXiv:1607.08022.
@@ -87,7 +90,7 @@ class _DistributedInstanceNorm(RunningNorm):
         )  # fmt: skip
 
     def _bind_layout(
-        self, layout: Layout, parameters: tuple[Movement | None, ...]
+        self, layout: BlockLayout, parameters: tuple[Movement | None, ...]
     ) -> _InstanceNormalization:
         assert self.P_x.rank is not None
         dims = tuple(range(2, self.P_x.dim))
@@ -124,7 +127,6 @@ class _DistributedInstanceNorm(RunningNorm):
     def _remember_mean(
         self, mean: torch.Tensor, variance: torch.Tensor, bound: _InstanceNormalization
     ) -> None:
-        """Take the averages over the batch into the running moments."""
         sums = torch.stack([mean, variance], -1).sum(0).reshape(-1, 2)
         if bound.batch is not None:
             sums = move((bound.batch,), (sums,))[0]
@@ -143,16 +145,19 @@ class _DistributedInstanceNorm(RunningNorm):
         )
 
 
+@layer(F.instance_norm, Sample((2, 4, 9)), num_features=4, affine=True)
 class DistributedInstanceNorm1d(_DistributedInstanceNorm):
     __doc__ = _DistributedInstanceNorm.__doc__
     _features = 1
 
 
+@layer(F.instance_norm, Sample((2, 4, 9, 8)), num_features=4, affine=True)
 class DistributedInstanceNorm2d(_DistributedInstanceNorm):
     __doc__ = _DistributedInstanceNorm.__doc__
     _features = 2
 
 
+@layer(F.instance_norm, Sample((2, 4, 5, 6, 3)), num_features=4, affine=True)
 class DistributedInstanceNorm3d(_DistributedInstanceNorm):
     __doc__ = _DistributedInstanceNorm.__doc__
     _features = 3

@@ -1,4 +1,4 @@
-"""Blocks of a tensor along one dim, on a line of workers: put together, or summed and cut."""
+"""Gathers and sums of blocks along one dim, on a line of workers."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from gpudist.errors import ShapeError
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.broadcasting import plan_all_sum_reduce
-from gpudist.geometry.overlap import plan_all_gather, plan_to_others
-from gpudist.ops.agreement import refuse
+from gpudist.geometry.repartition import plan_all_gather, plan_to_others
 from gpudist.ops.bound import Bound
+from gpudist.ops.shape_agreement import refuse
 from gpudist.world.partition import Partition
 
 
 def balanced_lengths(extent: int, parts: int) -> tuple[int, ...]:
-    """The lengths of balanced blocks."""
+    """Return the lengths of ``parts`` balanced blocks of ``extent`` cells."""
     blocks = Blocks(extent, parts)
     return tuple([blocks.length(i) for i in range(parts)])
 
 
 class LineBlocks:
-    """The movements between the workers of ``P`` of tensors that are cut along one dim, or not.
+    """Movements between the workers of ``P`` of tensors that may be split along one dim.
 
-    What they move is bound once for each shape, dim and lengths of blocks, without communication.
+    Movements are bound once per shape, dim and block lengths, without communication.
 
     Args:
-        P: the workers, in the order of their blocks; this one is among them.
-        name: of the layer or the operator.
+        P: workers in the order of their blocks, including this one.
+        name: name of the layer or operator.
     """
 
     def __init__(self, P: Partition, name: str) -> None:
@@ -42,37 +42,38 @@ class LineBlocks:
         self._pieces = Bound[tuple[Movement, ...]]("static")
 
     def gather(self, block: torch.Tensor, dim: int, lengths: Sequence[int]) -> Movement:
-        """The all-gather along ``dim`` of blocks of these lengths."""
+        """Return the all-gather along ``dim`` of blocks with these lengths."""
         return self._gathers(block, self._bind_gather, dim, *lengths)
 
     def sum_scatter(self, whole: torch.Tensor, dim: int, lengths: Sequence[int]) -> Movement:
-        """The sum of tensors that are whole, cut along ``dim`` into blocks of these lengths."""
+        """Return the sum of whole tensors, split along ``dim`` into blocks of these lengths."""
         return self._sums(whole, self._bind_sum_scatter, dim, *lengths)
 
     def total(self, x: torch.Tensor) -> Movement:
-        """The sum of equally shaped tensors, on every worker."""
+        """Return the sum of equally shaped tensors, on every worker."""
         return self._totals(x, self._bind_total)
 
     def pieces(self, block: torch.Tensor, dim: int, lengths: Sequence[int]) -> tuple[Movement, ...]:
-        """The parts of an all-gather, each the block of one worker to all others.
+        """Return the parts of an all-gather: each sends the block of one worker to all others.
 
-        Others pass a tensor without cells, and the source gets one.
+        Receiving workers pass a tensor without cells; the source receives one.
         """
         return self._pieces(block, self._bind_pieces, dim, *lengths)
 
     def given(
         self, x: torch.Tensor, dim: int, lengths: int | Sequence[int] | None, is_whole: bool
     ) -> tuple[int, ...]:
-        """The lengths of all blocks along ``dim``, as they were given; balanced if they were not.
+        """Return the lengths of all blocks along ``dim``: those given, balanced by default.
 
         Args:
-            x: a block, or the whole.
-            dim: that is cut.
-            lengths: of all blocks by rank, or their sum where they are balanced.
-            is_whole: ``x`` is.
+            x: block or whole tensor.
+            dim: dim that is split.
+            lengths: lengths of all blocks by rank, or their sum if they are balanced.
+            is_whole: ``x`` is the whole tensor.
 
         Raises:
-            ShapeError: ``x`` does not fit them; other workers raise it where they wait next.
+            ShapeError: ``x`` does not fit the lengths; the other workers raise the error where they
+                wait next.
         """
         extent, parts = x.shape[dim], self.P.size
         total = extent if lengths is None else lengths
@@ -84,7 +85,7 @@ class LineBlocks:
             self.P,
             ShapeError(
                 f"{self._name}: the {what} of rank {self._rank} of {parts} has {extent} cells in "
-                f"dim {dim}, which lengths {list(found)} do not fit; give those of all blocks"
+                f"dim {dim}, but lengths are {list(found)}; pass the lengths of all blocks"
             ),
         )
 

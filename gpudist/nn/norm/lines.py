@@ -1,4 +1,4 @@
-"""Normalization of contiguous blocks on a CPU by the native core, in as few passes as may be."""
+"""Normalization of contiguous blocks on a CPU by the native core, in as few passes as possible."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ except ImportError:
 _DTYPES = (torch.float32, torch.float64)
 # The native core uses one thread: with more of them, torch's kernels catch up.
 _MOST_THREADS = 4
-# Of shorter lines of channels, what is done for each line takes longer than what for its cells.
+# For shorter lines of channels, the work per line takes longer than the work per cell.
 _FEWEST_CELLS = 8
 
 
 def fits(normalization: Normalization, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> bool:
-    """Whether the native core can normalize this block, and quicker than torch."""
+    """Return whether the native core can normalize this block, and faster than torch."""
     return (
         is_eager(x)
         and _native is not None
@@ -46,16 +46,17 @@ def fits(normalization: Normalization, x: torch.Tensor, parameters: Sequence[tor
 def normalize_lines(
     normalization: Normalization, x: torch.Tensor, parameters: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The normalized block and, as a constant, the sums over all workers it was normalized by.
+    """Return the normalized block and, as a constant, the sums over all workers.
 
-    For blocks that fit; as :meth:`Normalization.compose`.
+    Requires :func:`fits`; see :meth:`Normalization.compose`.
 
     Adjoint:
-        From the block, the sums and the weight; gradients of gradients are the composition's.
+        Computed from the block, the sums and the weight; gradients of gradients are those of the
+        composition.
 
     Cost:
-        Two passes over the block forward and two backward; no memory of its size but the output,
-        and the gradient in backward.
+        Two passes over the block in forward and two in backward; no memory of its size except the
+        output, and the gradient in backward.
     """
     lines = _lines_of(normalization, x)
     sums = torch.empty(normalization.sums_shape(x.shape), dtype=torch.float64)
@@ -113,7 +114,9 @@ def _backward(
     *,
     needs: Sequence[bool],
 ) -> list[torch.Tensor | None]:
-    """Gradients of the block, and of the parameters as their owners hold them."""
+    """Return the gradients of the block and of the parameters, the latter as their owners hold
+    them.
+    """
     lines, of_sums = _lines_of(normalization, x), torch.empty_like(totals)
     found = [
         torch.empty_like(weight) if needed and weight is not None else None for needed in needs[1:]
@@ -138,7 +141,6 @@ def _address(tensor: torch.Tensor | None) -> int:
 
 
 def _lines_of(normalization: Normalization, x: torch.Tensor) -> NormLines:
-    """The native core's part of a normalization, which is of blocks of one shape and dtype."""
     found = normalization.native.get(x.dtype)
     if found is None:
         found = normalization.native[x.dtype] = _bind_lines(normalization, x)
@@ -163,7 +165,6 @@ def _bind_lines(normalization: Normalization, x: torch.Tensor) -> NormLines:
 
 
 def _statistics_of_lines(normalization: Normalization, shape: Sequence[int]) -> list[int]:
-    """The statistic of each line; nothing if each has its own."""
     if normalization.groups is not None:
         groups, count = normalization.groups.tolist(), normalization.group_count
         return [sample * count + group for sample in range(shape[0]) for group in groups]

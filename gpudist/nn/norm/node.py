@@ -1,8 +1,8 @@
-"""The normalization of a block as one differentiable node, whose backward reads the block twice.
+"""Normalization of a block as one differentiable node, whose backward reads the block twice.
 
-As a composition, its gradient would be a sum of several tensors of the size of the block. Where
-gradients of gradients, tangents or a graph are wanted, it is the composition. All ways move the
-same sums: which one it is may differ between workers.
+As a composition of operators, its gradient would be a sum of several tensors of the size of the
+block. The composition is used where gradients of gradients, tangents or a graph are needed. All
+implementations move the same sums, so workers may use different ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpudist.nn.norm.normalization import Normalization
 
 
 class Normalized(NamedTuple):
-    """A normalized block ``y``, and the sums over all workers behind it, as a constant."""
+    """Normalized block ``y``, and the sums over all workers as a constant."""
 
     y: torch.Tensor
     totals: torch.Tensor
@@ -29,15 +29,15 @@ def normalize(
     x: torch.Tensor,
     parameters: Sequence[torch.Tensor],
 ) -> Normalized:
-    """Normalize a block; arguments as of :meth:`Normalization.compose`.
+    """Normalize a block; for the arguments see :meth:`Normalization.compose`.
 
     Cost:
-        One group of messages: the sums and the parameters; backward one of their adjoints.
+        One group of messages with the sums and the parameters; one of their adjoints in backward.
     """
     if fits(normalization, x, parameters):
         return Normalized(*normalize_lines(normalization, x, parameters))
     learns = torch.is_grad_enabled() and any([t.requires_grad for t in (x, *parameters)])
-    # Alone, a block may be one of a few without cells: it does as torch's layer does elsewhere.
+    # A block that shares no statistics may lack cells: it behaves as torch's layer does elsewhere.
     if learns and normalization.total is not None and is_eager(x):
         return Normalized(*_Normalize.apply(normalization, x, *parameters))  # pyright: ignore
     composed = normalization.compose(x, parameters)
@@ -73,7 +73,7 @@ class _Normalize(torch.autograd.Function):
 
 
 class _Adjoint:
-    """The backward of one normalization, from what its forward kept."""
+    """Backward of one normalization, from the tensors saved in forward."""
 
     def __init__(
         self,
@@ -92,7 +92,9 @@ class _Adjoint:
         self._inverse, self._weight = inverse, weight
 
     def __call__(self, gradient: torch.Tensor, needs: Sequence[bool]) -> list[torch.Tensor | None]:
-        """Gradients of the block, and of the parameters as their owners hold them."""
+        """Return the gradients of the block and of the parameters, the latter as their owners hold
+        them.
+        """
         by, weight, gradient = self._by, self._weight, gradient.to(self._rest.dtype)
         if by.per_channel:
             first, second = self._sums(gradient)
@@ -109,7 +111,6 @@ class _Adjoint:
         return [self._of_block(gradient, scale, of_sums), *of_parameters]
 
     def _sums(self, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of each line, of the gradient, and of its product with the values about their mean."""
         by = self._by
         first = by.sum(gradient).double()
         second = by.sum(gradient * self._rest).double()
@@ -119,7 +120,7 @@ class _Adjoint:
         return lines.sum([d for d in range(lines.dim()) if d != 1])
 
     def _of_cells(self, gradient: torch.Tensor, needs: Sequence[bool]) -> list[torch.Tensor]:
-        """Gradients of parameters as large as the last dims."""
+        """Return the gradients of parameters of the shape of the last dims."""
         leading = list(range(gradient.dim() - len(self._by.dims)))
 
         def summed(x: torch.Tensor) -> torch.Tensor:
@@ -131,7 +132,7 @@ class _Adjoint:
         return [summed(gradient * (z * self._inverse.to(gradient.dtype))), summed(gradient)]
 
     def _of_totals(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-        """This worker's part of the gradient of the sums, of sums of the scaled gradient."""
+        """Return this worker's part of the sums' gradient, from sums of the scaled gradient."""
         by = self._by
         of_square = -0.5 * self._inverse.pow(3) * second / max(1, by.cells)
         if self._mean is None:
@@ -148,7 +149,7 @@ class _Adjoint:
         of_lines = self._by.of_lines(of_sums, gradient.dim())
         of_square = of_lines[..., -1]
         rest, factor = self._rest, (2 * of_square).to(gradient.dtype)
-        # The values themselves are no copy.
+        # Without a mean, ``rest`` may be the input itself: do not overwrite it.
         x = rest * factor if self._error is None else rest.mul_(factor)
         x.addcmul_(gradient, scale.to(gradient.dtype))
         if self._own_mean is not None:

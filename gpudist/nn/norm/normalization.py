@@ -1,4 +1,4 @@
-"""Normalizing a block of a cut tensor by moments taken over all blocks that share them."""
+"""Normalization of a block of a split tensor by moments over all blocks that share them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from gpudist.exchange import Movement, bind
 from gpudist.exchange.autograd import is_eager, move
 from gpudist.geometry.broadcasting import plan_all_sum_reduce
-from gpudist.ops.agreement import Layout
+from gpudist.ops.shape_agreement import BlockLayout
 from gpudist.world.partition import CartesianPartition
 
 if TYPE_CHECKING:
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 
 class Composed(NamedTuple):
-    """A normalized block, and what it was normalized by: statistics, in float64.
+    """Normalized block, and the statistics it was normalized by, in float64.
 
     Attributes:
-        y: the block, in the dtype of the input.
-        own_mean: what was subtracted first, of each line of values that are summed in the block, in
-            the dtype of sums over the block; ``None`` here and below where no mean is subtracted.
-        totals: the sums over all workers that it was normalized by, as they move.
-        mean: of each statistic.
-        error: of each line, the mean about ``own_mean``.
-        inverse: of each line, one over the standard deviation.
-        parameters: on this worker.
+        y: normalized block, in the dtype of the input.
+        own_mean: mean of the block's cells of each line, subtracted first, in the dtype of sums
+            over the block; ``None``, as ``mean`` and ``error``, if no mean is subtracted.
+        totals: sums over all workers, in the layout in which they move.
+        mean: mean of each statistic.
+        error: mean of each line minus ``own_mean``.
+        inverse: reciprocal of the standard deviation of each line.
+        parameters: parameters used on this worker.
     """
 
     y: torch.Tensor
@@ -44,25 +44,29 @@ class Composed(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Normalization:
-    """The normalization of a block of one shape by the mean and variance of values on all workers.
+    """Normalization of a block of one shape by the mean and variance of values on all workers.
 
-    Each block first subtracts means of its own, so that sums of squares keep their digits where a
-    mean is large. Sums over the block are in its dtype, in float32 for 16-bit ones; sums over
-    workers, and what follows from them, are in float64: of a mean of 1e4 standard deviations, the
+    Each block first subtracts its own means, so that sums of squares keep their digits if a mean is
+    large. Sums over the block have its dtype, or float32 for 16-bit dtypes; sums over workers, and
+    the statistics computed from them, are float64. With a mean of 1e4 standard deviations, the
     variance keeps 8 digits.
 
+    A line is the set of cells of the block that are summed into one number.
+
     Attributes:
-        dims: of the block, over which values are summed.
+        dims: dims of the block over which values are summed.
         cells: global number of values in each average.
-        eps: added to the variance.
+        eps: number added to the variance.
         subtracts_mean: whether the mean is subtracted.
-        per_channel: parameters are one number per channel, dim 1; else as large as the last dims.
-        groups: the statistic of each channel of the block, where channels of a sample share one.
-        group_count: number of those statistics of a sample.
-        total: the sum over workers of the block's sums, ``None`` where no other worker has a part.
-        parameters: movements of the weight and the bias to this worker, ``None`` for those that
-            every worker has.
-        native: what the native core knows of it, by the dtype of the block.
+        per_channel: parameters have one number per channel (dim 1); otherwise they have the shape
+            of the last dims.
+        groups: index of the statistic of each channel of the block, if channels of a sample share
+            statistics.
+        group_count: number of these statistics per sample.
+        total: sum of the block's sums over workers; ``None`` if no other worker contributes.
+        parameters: movements of the weight and the bias to this worker; ``None`` for parameters
+            that every worker holds.
+        native: cached objects of the native core, by the dtype of the block.
     """
 
     dims: tuple[int, ...]
@@ -81,13 +85,13 @@ class Normalization:
         x: torch.Tensor,
         parameters: Sequence[torch.Tensor],
     ) -> Composed:
-        """Normalize the block ``x``, of any size, by a composition of differentiable operators.
+        """Normalize the block ``x``, of any size, as a composition of differentiable operators.
 
         Collective over the movements.
 
         Args:
             x: the block.
-            parameters: the weight and the bias, or the weight, or none, as this worker holds them.
+            parameters: this worker's weight and bias, only the weight, or empty.
         """
         rest, own_mean = self.centred(x)
         offset = None if own_mean is None else own_mean.double()
@@ -103,7 +107,10 @@ class Normalization:
     def centred(
         self, x: torch.Tensor, own_mean: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """``x`` without the means of its lines in the block, taken here unless given; and these."""
+        """Return ``x`` minus the block's mean of each line, and that mean.
+
+        The mean is ``own_mean``, or computed here by default.
+        """
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         if not self.subtracts_mean:
             return wide, None
@@ -112,13 +119,13 @@ class Normalization:
         return wide - own_mean, own_mean
 
     def line_cells(self, x: torch.Tensor) -> int:
-        """How many values of the block are summed in each line."""
+        """Return the number of values of the block that are summed in each line."""
         return prod([x.shape[d] for d in self.dims])
 
     def move(
         self, sums: torch.Tensor | None, parameters: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """The sums over all workers, and the parameters on this one, as one group of messages."""
+        """Return the sums over all workers and the parameters, moved in one group of messages."""
         movements = (self.total if sums is not None else None, *self.parameters)
         tensors = [sums, *parameters]
         moving = [i for i, movement in enumerate(movements) if movement is not None]
@@ -132,7 +139,7 @@ class Normalization:
     def gradients(
         self, inputs: Sequence[torch.Tensor], gradient: torch.Tensor, needs: Sequence[bool]
     ) -> list[torch.Tensor | None]:
-        """Gradients of the block and the parameters, as differentiable functions of all given."""
+        """Return the gradients of the block and the parameters, differentiable in all arguments."""
         x, *parameters = inputs
         y = self.compose(x, parameters).y
         needed = [t for t, needed in zip(inputs, needs, strict=True) if needed]
@@ -145,7 +152,7 @@ class Normalization:
         of_parameters: Sequence[torch.Tensor | None],
         needs: Sequence[bool],
     ) -> tuple[torch.Tensor | None, list[torch.Tensor | None]]:
-        """What all workers' parts are together, where it is needed: one group of messages."""
+        """Sum the needed gradients over all workers, in one group of messages."""
         movements = [self.total, *self.parameters]
         parts = [of_sums, *of_parameters[: len(movements) - 1]]
         found = [part if needed else None for needed, part in zip(needs, parts, strict=True)]
@@ -161,18 +168,20 @@ class Normalization:
         return found[0], found[1:]
 
     def sums_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of the sums of a block of ``shape``, as they move."""
+        """Return the shape, in which they move, of the sums of a block of ``shape``."""
         if self.groups is not None:
             return shape[0], self.group_count, 2
         lines = [1 if d in self.dims else extent for d, extent in enumerate(shape)]
         return *lines, 2 if self.subtracts_mean else 1
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of each line. Without dims, torch would sum over all."""
+        """Return the sum of each line. Without dims, torch would sum over all of them."""
         return x.sum(self.dims, keepdim=True) if self.dims else x
 
     def _sums(self, rest: torch.Tensor, offset: torch.Tensor | None) -> torch.Tensor:
-        """This block's sums of ``rest + offset``, if means are taken, and of its square."""
+        """Return this block's sums of ``rest + offset``, if means are subtracted, and of its
+        square.
+        """
         squares = self.sum(rest.square()).double()
         if offset is None:
             return squares.unsqueeze(-1)
@@ -182,23 +191,23 @@ class Normalization:
         return self.of_statistics(sums)
 
     def moments(self, totals: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Mean, if it is taken, and variance of each statistic."""
+        """Return the mean of each statistic, if it is subtracted, and the variance."""
         means = totals / max(1, self.cells)
         if not self.subtracts_mean:
             return None, means[..., 0]
         mean = means[..., 0]
-        # Of equal values far off zero the difference may be less than zero.
+        # For equal values far from zero, rounding may make the difference negative.
         return mean, (means[..., 1] - mean.square()).clamp(min=0)
 
     def of_statistics(self, sums: torch.Tensor) -> torch.Tensor:
-        """Two sums of each line, added up for each statistic."""
+        """Add up the two sums of the lines that share a statistic."""
         if self.groups is None:
             return sums
         sums = sums.reshape(*sums.shape[:2], 2)
         return sums.new_zeros(len(sums), self.group_count, 2).index_add(1, self.groups, sums)
 
     def of_lines(self, statistics: torch.Tensor, dims: int) -> torch.Tensor:
-        """What belongs to each statistic, for each line of a block of so many dims."""
+        """Return the statistic of each line of a block with ``dims`` dims."""
         if self.groups is None:
             return statistics
         chosen = statistics.index_select(1, self.groups)
@@ -211,7 +220,7 @@ class Normalization:
         inverse: torch.Tensor,
         parameters: Sequence[torch.Tensor],
     ) -> torch.Tensor:
-        """``(rest - error) * inverse``, with the weight and bias, in few passes over the block."""
+        """Return ``(rest - error) * inverse``, with weight and bias, in few passes."""
         weight, bias = [*parameters, None, None][:2]
         scale, shift = inverse, None if error is None else -error * inverse
         if self.per_channel:
@@ -234,16 +243,16 @@ class Normalization:
 
 
 def _added(y: torch.Tensor, term: torch.Tensor) -> torch.Tensor:
-    """Their sum, in the memory of ``y`` unless somebody may have kept ``y``."""
+    # In place, unless a graph may have kept ``y``.
     return y.add_(term) if is_eager(y) else y + term
 
 
 def bind_total(
-    P_x: CartesianPartition, axes: Sequence[int], layout: Layout, shape: Sequence[int]
+    P_x: CartesianPartition, axes: Sequence[int], layout: BlockLayout, shape: Sequence[int]
 ) -> Movement | None:
-    """The all-sum of sums of ``shape`` over ``axes``; ``None`` if these have one worker each.
+    """Bind the all-sum of sums of ``shape`` over ``axes``; ``None`` if these have one worker each.
 
-    ``layout`` is that of the normalized tensor, which the shapes on all workers follow from.
+    ``layout`` is the layout of the normalized tensor, from which the shapes on all workers follow.
     """
     axes = [axis for axis in axes if P_x.shape[axis] > 1]
     if not axes:

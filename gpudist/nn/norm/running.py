@@ -1,4 +1,4 @@
-"""Normalization by channel that may remember moments of the inputs it has seen."""
+"""Normalization by channel that may track running moments of its inputs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from gpudist.nn.norm.base import Norm
 from gpudist.nn.norm.normalization import Normalization
 from gpudist.nn.norm.strides import gradient_as_laid_out
 from gpudist.nn.parameters.parameter import tied_empty
-from gpudist.nn.parameters.placement import Placement
-from gpudist.ops.agreement import Layout, ShapeMode
+from gpudist.nn.parameters.parameter_placement import ParameterPlacement
+from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 
 def require_dims(name: str, P_x: CartesianPartition, dims: Sequence[int]) -> None:
-    """Refuse a partition for another number of dims than the layer's."""
+    """Raise if the number of axes of ``P_x`` does not fit the layer."""
     if P_x.dim not in dims:
         wanted = " or ".join(map(str, dims))
         raise PartitionError(
@@ -28,10 +28,10 @@ def require_dims(name: str, P_x: CartesianPartition, dims: Sequence[int]) -> Non
 
 
 class RunningNorm(Norm):
-    """A layer with parameters and, if it tracks them, running moments for each channel.
+    """Layer with parameters and, if tracked, running moments for each channel.
 
-    The running moments of its block of channels are on every worker of ``P_x``, bitwise equal;
-    other workers have zero-volume ones.
+    Every worker of ``P_x`` holds the running moments of its block of channels, bitwise equal; other
+    workers hold zero-volume tensors.
     """
 
     def __init__(
@@ -70,23 +70,23 @@ class RunningNorm(Norm):
         for name, buffer in zip(names, buffers, strict=True):
             self.register_buffer(name, buffer)
 
-    def _placements(self) -> dict[str, Placement]:
+    def _placements(self) -> dict[str, ParameterPlacement]:
         placed = super()._placements()
         if self.track_running_stats:
-            moments = Placement(self.P_x, self._cut, self._axes)
+            moments = ParameterPlacement(self.P_x, self._cut, self._axes)
             placed |= {"running_mean": moments, "running_var": moments}
-            placed["num_batches_tracked"] = Placement.everywhere((), self.P_x.world)
+            placed["num_batches_tracked"] = ParameterPlacement.everywhere((), self.P_x.world)
         return placed
 
     def reset_running_stats(self) -> None:
-        """Forget the moments of all inputs."""
+        """Reset the running moments to mean 0 and variance 1."""
         if self.running_mean is not None and self.running_var is not None:
             self.running_mean.zero_()
             self.running_var.fill_(1)
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.zero_()
 
-    def _check(self, layout: Layout) -> None:
+    def _check(self, layout: BlockLayout) -> None:
         name, channels = type(self).__name__, layout.decomposition.dims[1]
         if channels.extent != self.num_features:
             raise ShapeError(
@@ -102,7 +102,6 @@ class RunningNorm(Norm):
             )
 
     def _require_values(self, values: int, what: str) -> None:
-        """Refuse what has no variance, from what every rank knows."""
         if values == 1:
             raise ShapeError(
                 f"{type(self).__name__}: expected more than 1 {what} in the global tensor when "
@@ -110,7 +109,6 @@ class RunningNorm(Norm):
             )
 
     def _by_running_moments(self, x: torch.Tensor, bound: Normalization) -> torch.Tensor:
-        """The output by moments seen before: none are taken."""
         weight, bias = self._named(bound.move(None, self.own_parameters())[1])
         if x.numel() == 0:
             return tied_empty(x.shape, x.dtype, x, weight, bias)
@@ -120,7 +118,6 @@ class RunningNorm(Norm):
     def _remember(
         self, mean: torch.Tensor, variance: torch.Tensor, factor: torch.Tensor | float
     ) -> None:
-        """Move the running moments towards these, by ``factor`` of the way."""
         for running, seen in ((self.running_mean, mean), (self.running_var, variance)):
             assert running is not None
             wide = running.double()

@@ -10,21 +10,22 @@ from gpudist.exchange import Movement, bind
 from gpudist.exchange.autograd import all_reduce_constant, move
 from gpudist.geometry.broadcasting import plan_all_sum_reduce
 from gpudist.nn.distributed_module import DistributedModule
-from gpudist.ops.agreement import Agreement
+from gpudist.nn.layer_table import Sample, layer
 from gpudist.ops.bound import Bound
+from gpudist.ops.shape_agreement import ShapeAgreement
 from gpudist.world.partition import CartesianPartition
 
 
 class _AlongDim(DistributedModule):
-    """What the layers share: the largest cell and a sum along one dim of a tensor on ``P_x``."""
+    """Base class: the maximum and a sum along one dim of a tensor on ``P_x``."""
 
     def __init__(self, P_x: CartesianPartition, dim: int | None) -> None:
         super().__init__()
         self._name = type(self).__name__
         if dim is None:
             raise ShapeError(
-                f"{self._name}: dim is None, for which torch guesses one by the number of dims; "
-                "give it"
+                f"{self._name}: dim is None, for which torch guesses a dim by the number of dims; "
+                "pass one"
             )
         if not -P_x.dim <= dim < P_x.dim:
             raise PartitionError(
@@ -32,9 +33,9 @@ class _AlongDim(DistributedModule):
                 f"{list(P_x.shape)}; give it one axis per dim of the tensor"
             )
         self.P_x, self.dim = P_x, dim
-        # Only workers with cells of the same lines along the dim need each other.
+        # Only workers with cells of the same lines along the dim communicate.
         self._P_line = P_x.along([dim])
-        self._agreement = Agreement(self._name, self._P_line, self._P_line, P_x.dim)
+        self._agreement = ShapeAgreement(self._name, self._P_line, self._P_line, P_x.dim)
         self._sum_movement = Bound[Movement]("static")
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -43,16 +44,14 @@ class _AlongDim(DistributedModule):
         self._require(input)
         if self._P_line.size == 1:
             return self._whole(input)
-        # With few digits torch, too, computes in more.
+        # Torch also computes 16-bit inputs in float32.
         x = input.to(torch.promote_types(input.dtype, torch.float32))
         return self._split(x).to(input.dtype)
 
     def _whole(self, x: torch.Tensor) -> torch.Tensor:
-        """The layer where lines are on one worker."""
         raise NotImplementedError
 
     def _split(self, x: torch.Tensor) -> torch.Tensor:
-        """The layer where lines are split over workers."""
         raise NotImplementedError
 
     def _require(self, x: torch.Tensor) -> None:
@@ -65,8 +64,9 @@ class _AlongDim(DistributedModule):
             raise ShapeError(f"{self._name}: the input is {x.dtype} but must be floating point")
 
     def _shifted(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """``x`` less the largest cell of its line, so that exponentials are at most 1; these; and
-        their sum along the line.
+        """Return ``x`` minus the maximum of its line, its exponential, and the sum of these.
+
+        With the maximum subtracted, exponentials are at most 1.
         """
         cells = x.detach()
         if x.shape[self.dim]:
@@ -80,7 +80,6 @@ class _AlongDim(DistributedModule):
         return shifted, exponentials, sums
 
     def _bind_sum(self, largest: torch.Tensor) -> Movement:
-        """The sum along the line, of tensors like ``largest``, on which its workers agree."""
         layout, line = self._agreement(largest), self._P_line
         shape = layout.decomposition.block(line.index or ()).shape
         key = ("sum along a dim", self.dim % line.dim, line.shape, layout.key)
@@ -89,22 +88,24 @@ class _AlongDim(DistributedModule):
         return bind(plan, line, label, layout.dtype, shape, layout.dtype)
 
 
+@layer(F.softmax, Sample((6, 7, 8)), dim=1)
 class DistributedSoftmax(_AlongDim):
-    """``exp(x) / sum(exp(x))`` along ``dim`` of a tensor cut over ``P_x`` in any dims.
+    """Compute ``exp(x) / sum(exp(x))`` along ``dim`` of a tensor split over ``P_x`` in any dims.
 
-    Stable: the largest cell of each line is subtracted first. Workers outside ``P_x`` get a clone
-    of their input.
+    Stable: the maximum of each line is subtracted first. Workers outside ``P_x`` return a clone of
+    their input.
 
     Args:
-        P_x: owns input and output, one axis per dim of the tensor; blocks may be uneven or empty.
-        dim: to normalize along; must be given.
+        P_x: partition of input and output, one axis per dim of the tensor; blocks may be uneven or
+            empty.
+        dim: dim along which to normalize; must be given.
 
     Cost:
         Where ``dim`` is split, a maximum and a sum of one number per line among the workers along
-        it; backward one sum. Else none, and torch's own kernel.
+        it, and one such sum in backward. Otherwise no communication, and torch's own kernel.
 
     Raises:
-        PartitionError: ``dim`` is none of the axes of ``P_x``.
+        PartitionError: ``dim`` is not an axis of ``P_x``.
         ShapeError: ``dim`` is None, or the input's number of dims or dtype does not fit.
     """
 
@@ -119,8 +120,13 @@ class DistributedSoftmax(_AlongDim):
         return exponentials / sums
 
 
+@layer(F.softmin, Sample((6, 7, 8)), dim=1)
 class DistributedSoftmin(DistributedSoftmax):
-    """The softmax of ``-x`` along ``dim``; else as :class:`DistributedSoftmax`."""
+    """Softmax of ``-x`` along ``dim``; otherwise like :class:`DistributedSoftmax`.
+
+    Args:
+        P_x, dim: see :class:`DistributedSoftmax`.
+    """
 
     def _whole(self, x: torch.Tensor) -> torch.Tensor:
         return F.softmin(x, self.dim)
@@ -129,16 +135,17 @@ class DistributedSoftmin(DistributedSoftmax):
         return super()._split(-x)
 
 
+@layer(F.softmax, Sample((2, 4, 9, 8)))
 class DistributedSoftmax2d(DistributedSoftmax):
-    """The softmax along the channels of images ``[B, C, H, W]`` or ``[C, H, W]``.
+    """Softmax along the channels of images ``[B, C, H, W]`` or ``[C, H, W]``.
 
-    Else as :class:`DistributedSoftmax`.
+    Otherwise like :class:`DistributedSoftmax`.
 
     Args:
-        P_x: owns input and output, with 3 or 4 axes.
+        P_x: partition of input and output, with 3 or 4 axes.
 
     Raises:
-        PartitionError: ``P_x`` has another number of axes.
+        PartitionError: ``P_x`` does not have 3 or 4 axes.
     """
 
     def __init__(self, P_x: CartesianPartition) -> None:
@@ -150,8 +157,13 @@ class DistributedSoftmax2d(DistributedSoftmax):
         super().__init__(P_x, -3)
 
 
+@layer(F.log_softmax, Sample((6, 7, 8)), dim=1)
 class DistributedLogSoftmax(_AlongDim):
-    """``x - log(sum(exp(x)))`` along ``dim``; else as :class:`DistributedSoftmax`."""
+    """Compute ``x - log(sum(exp(x)))`` along ``dim``; otherwise like :class:`DistributedSoftmax`.
+
+    Args:
+        P_x, dim: see :class:`DistributedSoftmax`.
+    """
 
     def __init__(self, P_x: CartesianPartition, dim: int | None = None) -> None:
         super().__init__(P_x, dim)

@@ -1,4 +1,4 @@
-"""Gradients laid out in memory as torch's kernels take them to be."""
+"""Gradients with the memory layout that torch's kernels expect."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from gpudist.exchange.autograd import is_eager
 
 
 def gradient_as_laid_out(y: torch.Tensor) -> torch.Tensor:
-    """``y``, whose gradient has its strides.
+    """Return ``y``, with its gradient copied to the strides of ``y`` where they differ.
 
-    For results of torch's batch norm on the CPU: where sizes of one leave open whether a gradient
-    is channels-last, its backward reads it as if it were, and is wrong without an error (torch 2.11
-    to 2.13). Blocks of one sample are where that happens.
+    For results of torch's batch norm on the CPU: where extents of one leave open whether a gradient
+    is channels-last, torch's backward reads it as channels-last, and gives wrong numbers without an
+    error (torch 2.11 to 2.13). This happens with blocks of one sample.
     """
     if y.requires_grad and y.device.type == "cpu" and is_eager(y):
         strides = y.stride()

@@ -1,1 +1,1 @@
-"""Parameters of distributed layers: owners, users and the sums of gradients."""
+"""Parameters of distributed layers: owners, users and gradient sums."""

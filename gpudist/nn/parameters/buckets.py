@@ -1,4 +1,4 @@
-"""Which tensors travel in one message: the small ones copied together, each large one alone."""
+"""Buckets: small tensors are copied into one message, each large tensor is sent alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-# Larger tensors are sent from where they are; smaller ones are copied together first.
+# Larger tensors are sent in place; smaller ones are first copied together.
 COPIED_BYTES = 1 << 20
 BUCKET_BYTES = 25 << 20
 
@@ -14,12 +14,12 @@ BUCKET_BYTES = 25 << 20
 def messages(
     nbytes: Mapping[int, int], bucket_bytes: int = BUCKET_BYTES, copied_bytes: int = COPIED_BYTES
 ) -> list[list[int]]:
-    """The tensors that go together, by their keys in ``nbytes``: first the small ones, in order.
+    """Return the keys of the tensors in each message: first the small ones, in order.
 
     Args:
-        nbytes: of each tensor, the same on all ranks of a message.
-        bucket_bytes: the most of small tensors in one message, unless one alone is larger.
-        copied_bytes: of the largest tensor that is copied.
+        nbytes: size of each tensor in bytes, the same on all ranks of a message.
+        bucket_bytes: most bytes of small tensors in one message, unless a single one is larger.
+        copied_bytes: size of the largest tensor that is copied, in bytes.
     """
     found: list[list[int]] = []
     held = 0
@@ -35,7 +35,7 @@ def messages(
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The cells of all of them in one dim; no copy of a contiguous one alone."""
+    """Return the cells of all tensors in one dim; a single contiguous tensor is not copied."""
     if len(tensors) == 1:
         return tensors[0].reshape(-1)
     return torch.cat([tensor.reshape(-1) for tensor in tensors])

@@ -1,12 +1,12 @@
-"""Autograd's graph behind a tensor, and where it passes from one gradient convention to the other.
+"""Autograd's graph of a tensor, and the places where the gradient convention changes.
 
-A value that is the same on several workers has a gradient on each of them. By the *dual* convention
-these add up to the gradient; by the *invariant* one each is the whole gradient. An operator that
-declares a convention is a *border*: a class of autograd function with the attributes ``takes`` and
-``gives``, the conventions of its input and of its output. Plain torch functions change neither.
+A value that is the same on several workers has a gradient on each of them. In the *dual* convention
+these add up to the gradient; in the *invariant* convention each is the whole gradient. An operator
+that declares a convention is a *border*: an autograd function class with the attributes ``takes``
+and ``gives``, the conventions of its input and of its output. Plain torch functions change neither.
 
-This module leans on ``next_functions``, ``_forward_cls`` and ``_sequence_nr`` of torch's nodes, and
-on the names of nodes whose inside nobody sees.
+This module relies on ``next_functions``, ``_forward_cls`` and ``_sequence_nr`` of torch's nodes,
+and on the names of opaque nodes.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from gpudist.world.partition import Partition
 Convention = Literal["dual", "invariant"]
 Node = Any
 
-# No more nodes than this are visited. A graph of a training step has thousands.
+# Maximum number of visited nodes. The graph of a training step has thousands.
 NODE_LIMIT = 100_000
-# Nodes that stand for a part of the graph which is made elsewhere, or in backward.
+# Nodes for a part of the graph that is built elsewhere, or in backward.
 _OPAQUE = ("CompiledFunctionBackward", "CheckpointFunctionBackward")
 _OPAQUE_PREFIX = "GeneratedBackwardFor_gpudist"
 
@@ -33,12 +33,12 @@ _recorded = threading.local()
 
 
 class Border(NamedTuple):
-    """An operator that declares a convention.
+    """Operator that declares a convention.
 
     Attributes:
-        name: of the layer, or of the operator.
+        name: name of the layer or operator.
         takes, gives: conventions of its input and its output.
-        ranks: world ranks of the workers it concerns.
+        ranks: world ranks of the workers that take part.
     """
 
     name: str
@@ -47,12 +47,12 @@ class Border(NamedTuple):
     ranks: frozenset[int]
 
     def concerns(self, ranks: frozenset[int]) -> bool:
-        """At least two of these workers hold copies of the value, or parts of it."""
+        """Return whether at least two of ``ranks`` hold copies or parts of the value."""
         return len(self.ranks & ranks) > 1
 
 
 def mark(y: torch.Tensor, name: str, P: Partition) -> torch.Tensor:
-    """Write the layer's name and its workers on the node that made ``y``, and record the node."""
+    """Set the layer's name and workers on the node that made ``y``, and record the node."""
     node: Node = y.grad_fn
     if node is not None:
         node.made_by, node.made_on = name, P
@@ -62,25 +62,25 @@ def mark(y: torch.Tensor, name: str, P: Partition) -> torch.Tensor:
 
 
 def begin_record() -> None:
-    """Record the operators that declare a convention, in this thread, until `end_record`."""
+    """Record, in this thread, the operators that declare a convention, until `end_record`."""
     if not hasattr(_recorded, "lists"):
         _recorded.lists = []
     _recorded.lists.append([])
 
 
 def end_record() -> list[Made]:
-    """The operators since the last `begin_record`: name, kind of node and its sequence number."""
+    """Return the operators since the last `begin_record`: name, node type and sequence number."""
     return _recorded.lists.pop()
 
 
 def border_of(node: Node) -> Border | None:
-    """What the node declares, ``None`` if it declares nothing."""
+    """Return the border that a node declares, ``None`` if it declares no convention."""
     function = getattr(node, "_forward_cls", None)
     takes = getattr(function, "takes", None)
     if function is not None and takes is not None:
         name, gives, movements = function.name, function.gives, ()
     else:
-        # A movement is linear, and its backward the adjoint.
+        # A movement is linear, and its backward is its adjoint.
         movements = getattr(node, "movements", ())
         if not movements:
             return None
@@ -91,7 +91,7 @@ def border_of(node: Node) -> Border | None:
 
 
 def _met(movements: Iterable[Any]) -> frozenset[int]:
-    """World ranks with which this one exchanges anything, and its own."""
+    """Return the world ranks with which this one exchanges messages, including its own."""
     found: set[int] = set()
     for step in (step for movement in movements for step in movement.steps):
         stage, ranks = step.stage, step.partition.ranks
@@ -103,32 +103,32 @@ def _met(movements: Iterable[Any]) -> frozenset[int]:
 
 
 def is_opaque(node: Node) -> bool:
-    """What happens between this node's inputs and outputs is not in the graph."""
+    """Return whether the graph hides what happens between the node's inputs and outputs."""
     name = type(node).__name__
     return name in _OPAQUE or name.startswith(_OPAQUE_PREFIX)
 
 
 def ends_search(node: Node) -> bool:
-    """Behind this node are parameters, or tensors with conventions of their own."""
+    """Return whether only parameters, or values with their own conventions, precede the node."""
     return getattr(getattr(node, "_forward_cls", None), "ends_search", False) or is_opaque(node)
 
 
 def inputs_of(node: Node) -> Iterator[tuple[Node, int]]:
-    """The nodes that made the inputs of ``node``, and which of their outputs these are."""
+    """Yield the nodes that made the inputs of ``node``, and the number of each one's output."""
     for source, number in node.next_functions:
         if source is not None:
             yield source, number
 
 
 def outline(node: Node, nodes: int) -> tuple[str | int, ...]:
-    """A few numbers that graphs of another structure hardly share: cheap, for every step.
+    """Return a cheap fingerprint of a graph, which graphs of another structure hardly share.
 
-    Names of the nodes along the newest inputs, and how many nodes were made between each and the
-    first. Parameters are older than what is made of them.
+    It consists of the names of the nodes along the newest inputs, and the number of nodes made
+    between each and the first. Parameters are older than tensors computed from them.
 
     Args:
-        node: the first.
-        nodes: how many to look at.
+        node: first node.
+        nodes: number of nodes to visit.
     """
     number = first = node._sequence_nr()
     found: list[str | int] = []

@@ -1,4 +1,4 @@
-"""One movement of the parameters of a whole network, in place of one or more for each layer."""
+"""Fused movement of the parameters of a whole network, in place of one or more per layer."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from gpudist.checks.arguments import checked
 from gpudist.errors import ConventionError
 from gpudist.nn.parameters.buckets import BUCKET_BYTES
 from gpudist.nn.parameters.gradient_graph import Convention, Node, begin_record, end_record
-from gpudist.nn.parameters.layer import ParameterLayer
+from gpudist.nn.parameters.parameter_broadcast import copies_of_owned
+from gpudist.nn.parameters.parameter_layer import ParameterLayer
 from gpudist.nn.parameters.plain_sums import PlainSums
 from gpudist.nn.parameters.replication import copies_of
-from gpudist.nn.parameters.spread import copies_of_owned
 from gpudist.world.partition import Partition
 
 
@@ -30,42 +30,45 @@ def fuse_parameter_movements(
 ) -> torch.nn.Module:
     """Move the parameters of all layers of ``network`` together, and their gradients.
 
-    Otherwise each layer moves its own. Parameters with one owner each are broadcast at the start of
-    each forward of ``network``, in evaluation and without gradients too, and their gradients are
-    sum-reduced at the end of its backward; so are the gradients of replicated parameters. What is
-    frozen, or has no part in the output, has no gradient. A part of ``network`` that is recomputed
-    for checkpointing moves its own once more. Under torch.compile, every layer moves its own.
+    Without this function, each layer moves its own parameters. With it, parameters with one owner
+    each are broadcast at the start of each forward of ``network``, including evaluation and
+    forwards without gradients. Their gradients, and those of replicated parameters, are summed at
+    the end of backward. Parameters that are frozen, or do not contribute to the output, have no
+    gradient. A part of ``network`` that is recomputed for checkpointing moves its parameters once
+    more. Under torch.compile, every layer moves its own.
 
-    Copies of one-owner parameters, of all layers at once, live from the start of a forward until
-    its backward has used them: every forward whose backward is still to come has its own.
+    The copies of one-owner parameters of all layers live from the start of a forward until its
+    backward has used them; every forward with a pending backward has its own copies.
 
     Args:
-        network: holds distributed layers. All ranks have the same modules, in the same order.
-        P: all workers with the modules of ``network`` that are not distributed, such as
-            ``torch.nn.PReLU``: the gradients of their parameters are summed over ``P`` too. Where a
+        network: network with distributed layers. All ranks have the same modules, in the same
+            order.
+        P: partition of all workers with the modules of ``network`` that are not distributed, such
+            as ``torch.nn.PReLU``: the gradients of their parameters are summed over ``P`` too. If a
             module works on invariant values of tensor-parallel layers, which have the whole
-            gradient on each worker of a line, its gradients are summed over the other axes alone;
-            the graph of a forward shows where. Not within one graph of torch.compile.
-        bucket_bytes: small parameters, or gradients, are copied into one message up to this many.
-        convention: of the values on which modules work of which the graph does not tell, because
-            they are between no tensor-parallel layers.
+            gradient on each worker of a line, its gradients are summed only over the other axes;
+            the graph of each forward shows where. Not within one graph of torch.compile.
+        bucket_bytes: most bytes of small parameters, or gradients, copied into one message.
+        convention: convention of values for which the graph shows none, because the modules that
+            use them are not between tensor-parallel layers.
 
     Returns:
         ``network``, with hooks on its forward.
 
     Cost:
-        Of one-owner parameters, one group of messages forward and one backward for each set of
-        workers that take part in layers. Of replicated ones none forward, and backward one for each
-        set of workers that hold the same parameters and each dtype. A layer alone sends one-owner
-        parameters in the group of its ghosts: where all layers have ghosts, the network has one
-        group more in each direction, and in all of them together fewer messages. With ``P``, the
+        For one-owner parameters, one group of messages forward and one backward per set of workers
+        that take part in layers. For replicated parameters none forward, and one backward per dtype
+        and set of workers that hold the same parameters. A layer alone sends its one-owner
+        parameters in the same group as its ghost cells: where all layers have ghost cells, the
+        network has one more group in each direction, but fewer messages in total. With ``P``, the
         first forward of each structure visits the nodes of its graph once.
 
     Raises:
-        ConventionError: with ``P``, in the first forward: values of both conventions meet, a module
-            works on values of both, or on values of which nothing tells and ``convention`` is not
-            given; or ``P`` lacks workers that have a part of a gradient. In backward, if such a
-            module is reached by another way than the outputs.
+        ConventionError: with ``P``, in the first forward: values of both conventions meet; a module
+            works on values of both; a module works on values whose convention is unknown and
+            ``convention`` is not given; or ``P`` lacks workers that hold a part of a gradient. In
+            backward, if the gradient reaches a module of unknown convention by another way than the
+            outputs.
     """
     if convention not in (None, "dual", "invariant"):
         raise ConventionError(
@@ -77,21 +80,21 @@ def fuse_parameter_movements(
     else:
         holders = sums = None
     network.register_forward_pre_hook(
-        partial(_hand_out, P is not None, holders, sums, bucket_bytes)
+        partial(_insert_copies, P is not None, holders, sums, bucket_bytes)
     )
-    network.register_forward_hook(partial(_take_back, sums), always_call=True)
+    network.register_forward_hook(partial(_restore_parameters, sums), always_call=True)
     return network
 
 
-class _Lent(NamedTuple):
-    """A parameter of a module, in whose place a copy is."""
+class _PlainParameter(NamedTuple):
+    """Parameter of a module that is replaced by a copy."""
 
     module: torch.nn.Module
     name: str
     parameter: torch.nn.Parameter
 
 
-def _hand_out(
+def _insert_copies(
     with_others: bool,
     holders: Partition | None,
     sums: PlainSums | None,
@@ -99,55 +102,55 @@ def _hand_out(
     network: torch.nn.Module,
     inputs: object,
 ) -> None:
-    """Give every module its share of the outputs of one node for each placement."""
+    """Replace the parameters of every module by copies, the outputs of one node per placement."""
     if is_dynamo_compiling():
         if with_others:
-            # Without fullgraph=True, a break in the graph: this is carried out eagerly.
+            # Without fullgraph=True this breaks the graph, and the hook runs eagerly.
             raise NotImplementedError(
                 "fuse_parameter_movements: the gradients of modules that are not distributed "
                 "cannot be summed in a graph of torch.compile; leave out P, or compile parts of "
                 "the network"
             )
         return
-    layers = [
-        layer
-        for layer in network.modules()
-        if isinstance(layer, ParameterLayer) and layer._spreads and layer._copies is None
-    ]
-    lent = _parameters_of_others(network) if with_others and torch.is_grad_enabled() else []
-    own = [*(p for layer in layers for p in layer._own), *(one.parameter for one in lent)]
-    spreads = [*(s for layer in layers for s in layer._spreads), *(None,) * len(lent)]
-    all_holders = [*(P for layer in layers for P in layer._holders), *(holders,) * len(lent)]
-    copies = copies_of_owned(own, spreads, bucket_bytes)
+    ways = {layer: layer.ways() for layer in network.modules() if isinstance(layer, ParameterLayer)}
+    layers = [layer for layer, found in ways.items() if found]
+    all_ways = [way for found in ways.values() for way in found]
+    plain = _parameters_of_others(network) if with_others and torch.is_grad_enabled() else []
+    own = [*(way.parameter for way in all_ways), *(one.parameter for one in plain)]
+    broadcasts = [*(way.broadcast for way in all_ways), *(None,) * len(plain)]
+    all_holders = [*(way.holders for way in all_ways), *(holders,) * len(plain)]
+    copies = copies_of_owned(own, broadcasts, bucket_bytes)
     copies = copies_of(copies, all_holders, bucket_bytes)
     for layer in layers:
-        count = len(layer._spreads)
-        layer.lend(copies[:count])
+        count = len(ways[layer])
+        layer.use_copies(copies[:count])
         copies = copies[count:]
-    handed = _handing_node(lent, copies)
-    if handed is not None and sums is not None and not sums.follows(network, handed[0]):
-        handed = None
-    for (module, name, _), copy in zip(lent, copies, strict=True):
+    source = _copies_node(plain, copies)
+    if source is not None and sums is not None and not sums.follows(network, source[0]):
+        source = None
+    for (module, name, _), copy in zip(plain, copies, strict=True):
         module._parameters[name] = copy  # pyright: ignore[reportArgumentType]
-    network.__dict__["_handed_out"] = layers, lent, handed
-    if handed is not None:
+    network.__dict__["_copies_in_use"] = layers, plain, source
+    if source is not None:
         begin_record()
 
 
-def _handing_node(
-    lent: Sequence[_Lent], copies: Sequence[torch.Tensor]
+def _copies_node(
+    plain: Sequence[_PlainParameter], copies: Sequence[torch.Tensor]
 ) -> tuple[Node, dict[int, torch.nn.Parameter]] | None:
-    """The node whose outputs the copies are, and of which parameters; ``None`` if they are none."""
-    pairs = [(one, copy) for one, copy in zip(lent, copies, strict=True) if not copy.is_leaf]
+    pairs = [(one, copy) for one, copy in zip(plain, copies, strict=True) if not copy.is_leaf]
     if not pairs:
         return None
     return pairs[0][1].grad_fn, {copy.output_nr: one.parameter for one, copy in pairs}
 
 
-def _parameters_of_others(network: torch.nn.Module) -> list[_Lent]:
-    """Those of modules that are not distributed, unless a network around has lent them already."""
+def _parameters_of_others(network: torch.nn.Module) -> list[_PlainParameter]:
+    """Return the parameters of modules that are not distributed.
+
+    Parameters that an enclosing network has already replaced by copies are left out.
+    """
     return [
-        _Lent(module, name, parameter)
+        _PlainParameter(module, name, parameter)
         for module in network.modules()
         if not isinstance(module, ParameterLayer)
         for name, parameter in module._parameters.items()
@@ -155,17 +158,17 @@ def _parameters_of_others(network: torch.nn.Module) -> list[_Lent]:
     ]
 
 
-def _take_back(
+def _restore_parameters(
     sums: PlainSums | None, network: torch.nn.Module, inputs: object, output: object
 ) -> None:
-    handed_out: Any = getattr(network, "_handed_out", None)
-    if handed_out is None:
+    in_use: Any = getattr(network, "_copies_in_use", None)
+    if in_use is None:
         return
-    del network._handed_out
-    layers, lent, handed = handed_out
+    del network._copies_in_use
+    layers, plain, source = in_use
     for layer in layers:
-        layer.lend(None)
-    for module, name, parameter in lent:
+        layer.use_copies(None)
+    for module, name, parameter in plain:
         module._parameters[name] = parameter
-    if handed is not None and sums is not None:
-        sums.settle(network, output, end_record(), *handed)
+    if source is not None and sums is not None:
+        sums.settle(network, output, end_record(), *source)

@@ -1,4 +1,4 @@
-"""Parameters of distributed layers: drawn as the sequential layer's, kept by one owner each."""
+"""Parameters of distributed layers: initial values of the sequential layer, one owner each."""
 
 from __future__ import annotations
 
@@ -35,13 +35,15 @@ def uniform_parameter(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.nn.Parameter:
-    """This worker's box of a parameter drawn from ``[-bound, bound)``; see `_drawn_parameter`.
+    """Return this worker's box of a parameter drawn from ``[-bound, bound)``.
+
+    See :func:`_drawn_parameter`.
 
     Args:
-        shape: of the whole parameter.
+        shape: global shape of the parameter.
         bound: half-width of the distribution.
-        box: what this worker owns, or ``None``.
-        device, dtype: as torch's factories.
+        box: box that this worker owns, or ``None``.
+        device, dtype: device and dtype of the parameter, as in torch.
     """
     return _drawn_parameter(shape, lambda x: x.uniform_(-bound, bound), box, device, dtype)
 
@@ -52,12 +54,14 @@ def normal_parameter(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.nn.Parameter:
-    """This worker's box of a parameter drawn with mean 0 and variance 1; see `_drawn_parameter`.
+    """Return this worker's box of a parameter drawn with mean 0 and variance 1.
+
+    See :func:`_drawn_parameter`.
 
     Args:
-        shape: of the whole parameter.
-        box: what this worker owns, or ``None``.
-        device, dtype: as torch's factories.
+        shape: global shape of the parameter.
+        box: box that this worker owns, or ``None``.
+        device, dtype: device and dtype of the parameter, as in torch.
     """
     return _drawn_parameter(shape, lambda x: x.normal_(), box, device, dtype)
 
@@ -69,12 +73,12 @@ def _drawn_parameter(
     device: torch.device | str | None,
     dtype: torch.dtype | None,
 ) -> torch.nn.Parameter:
-    """This worker's box of a parameter that ``draw`` fills; a placeholder without one.
+    """Return this worker's box of a parameter that ``draw`` fills, or a placeholder without a box.
 
     Every worker draws the whole parameter, a few rows at a time, so that all generators advance
-    alike and the values are those of the sequential layer under the same seed.
+    alike and the values equal those of the sequential layer under the same seed.
     """
-    # Sizes that no tensor has are refused on all workers, and what has no room before it is drawn.
+    # Fail for impossible sizes on all workers, and for lack of memory before drawing.
     torch.empty(tuple(shape), dtype=dtype, device="meta")
     block = torch.empty(box.shape if box is not None else (0,), dtype=dtype, device=device)
     for start, stop in _chunks(shape[0], math.prod(shape[1:])):
@@ -88,10 +92,10 @@ def _drawn_parameter(
 
 
 def _chunks(rows: int, row_cells: int) -> Iterator[tuple[int, int]]:
-    """Ranges of rows to draw one after the other.
+    """Yield ranges of rows to draw one after the other.
 
-    Torch draws normal numbers 16 at a time on a CPU, and fewer than 16 in another way: all chunks
-    but the last have a multiple of 16 cells, and the last has 16 at least.
+    On a CPU, torch draws normal numbers 16 at a time, and fewer than 16 in another way. All chunks
+    but the last therefore have a multiple of 16 cells, and the last has at least 16.
     """
     unit = 16 // math.gcd(16, row_cells)
     step = max(unit, _CHUNK_CELLS // max(1, row_cells) // unit * unit)
@@ -112,14 +116,14 @@ def bind_parameter(
     name: str,
     axes: Sequence[int] | None = None,
 ) -> Movement:
-    """The broadcast of a parameter's blocks from their owners to the workers that use them.
+    """Bind the broadcast of a parameter's blocks from their owners to the workers that use them.
 
     Args:
         parameter: this worker's block, or the placeholder for it.
-        P_owner, P_use: own the blocks, and use them.
-        cut: of the whole parameter into blocks.
-        name: of the parameter, the same on all ranks.
-        axes: of ``P_owner``, the one that cuts each dim; dim after dim unless given.
+        P_owner, P_use: partitions of the workers that own the blocks, and of those that use them.
+        cut: decomposition of the global parameter into blocks.
+        name: name of the parameter, the same on all ranks.
+        axes: axis of ``P_owner`` that splits each dim; by default, axis ``d`` splits dim ``d``.
     """
     P_both = P_owner.create_partition_union(P_use)
     cutting = range(len(cut.dims)) if axes is None else axes
@@ -141,10 +145,10 @@ def tied_empty(
     weight: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The output ``block * weight + bias`` of a layer that has no cells on this rank.
+    """Return the output ``block * weight + bias`` of a layer without cells on this rank.
 
-    Depends on its inputs as an output with cells does, so that backward and double backward run on
-    this rank too, and know of the same gradients.
+    It depends on its inputs as an output with cells does, so that backward and double backward run
+    on this rank too, with the same set of gradients.
     """
 
     def no_cells(x: torch.Tensor) -> torch.Tensor:
@@ -155,5 +159,5 @@ def tied_empty(
 
 
 def zero_bias(placeholder: torch.Tensor, channels: int) -> torch.Tensor:
-    """A bias of zeros where another worker adds the bias; depends on the placeholder for it."""
+    """Return zeros that depend on the placeholder, where another worker adds the bias."""
     return placeholder.new_zeros(channels) + placeholder.sum()

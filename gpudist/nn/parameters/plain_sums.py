@@ -1,4 +1,4 @@
-"""Over which workers the gradients of modules that are not distributed are summed."""
+"""Workers over which the gradients of modules that are not distributed are summed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 from gpudist.errors import ConventionError
 from gpudist.nn.parameters.gradient_graph import Convention, Made, Node
-from gpudist.nn.parameters.replication import Place
+from gpudist.nn.parameters.replication import ReplicatedParameter
 from gpudist.nn.parameters.uses import Ranks, UsedParameters, tensors_of
 from gpudist.nn.tensor_parallel.region import TensorRegion
-from gpudist.ops.agreement import refuse
+from gpudist.ops.shape_agreement import refuse
 from gpudist.world.partition import CartesianPartition, Partition
 
 _REMEMBERED_GRAPHS = 64
@@ -20,11 +20,11 @@ _NAME = "fuse_parameter_movements"
 
 
 class _Sums(NamedTuple):
-    """For outputs of the node that hands out parameters.
+    """Gradient sums for the outputs of the node that copies parameters.
 
     Attributes:
-        holders: the workers to sum a gradient over, ``None`` for this one alone.
-        unknown: why a gradient that arrives after all is refused.
+        holders: workers to sum a gradient over, ``None`` for this one alone.
+        unknown: error message for a gradient that arrives unexpectedly.
     """
 
     holders: dict[int, Partition | None]
@@ -32,30 +32,32 @@ class _Sums(NamedTuple):
 
 
 class PlainSums:
-    """The sums of the gradients of plain modules, as the graph of each forward shows them.
+    """Gradient sums of plain modules, derived from the graph of each forward.
 
     Args:
         P: all workers with these modules.
-        convention: of values of which the graph does not tell.
+        convention: convention of values for which the graph shows none.
     """
 
     def __init__(self, P: Partition, convention: Convention | None) -> None:
         self._P, self._convention = P, convention
         self._known: dict[tuple[object, ...], _Sums] = {}
 
-    def follows(self, network: torch.nn.Module, handed: Node) -> bool:
-        """Whether the graph shows how parameters are used that this node hands out.
+    def follows(self, network: torch.nn.Module, copies_node: Node) -> bool:
+        """Return whether the graph shows how the parameters copied by ``copies_node`` are used.
 
         Raises:
-            ConventionError: it does not, and ``network`` has layers of the invariant convention.
+            ConventionError: the graph does not, and ``network`` has layers of the invariant
+                convention.
         """
-        if hasattr(handed, "places"):
+        if hasattr(copies_node, "replicated"):
             return True
         # Made in a graph of torch.compile.
         if any(region.is_invariant for region in _regions_of(network)):
             raise ConventionError(
-                f"{_NAME}: under torch.compile nothing tells over whom to sum the gradients of "
-                "modules between layers of the invariant convention; compile parts of the network"
+                f"{_NAME}: under torch.compile it is unknown over which workers to sum the "
+                "gradients of modules between layers of the invariant convention; compile parts of "
+                "the network"
             )
         return False
 
@@ -64,20 +66,20 @@ class PlainSums:
         network: torch.nn.Module,
         outputs: object,
         made: Sequence[Made],
-        handed: Node,
+        copies_node: Node,
         parameters: Mapping[int, torch.nn.Parameter],
     ) -> None:
-        """Tell the node that handed out parameters over whom to sum those of plain modules.
+        """Set on the copying node the workers over which to sum the gradients of plain modules.
 
         Args:
-            network: whose forward has ended.
-            outputs: what it returned.
-            made: the operators of its forward that declare a convention.
-            handed: the node.
-            parameters: those of plain modules, by number of output.
+            network: network whose forward has ended.
+            outputs: return value of the forward.
+            made: operators of the forward that declare a convention.
+            copies_node: node that made the copies.
+            parameters: parameters of plain modules, by output number.
         """
         found = tensors_of(outputs)
-        used = UsedParameters(found, handed)
+        used = UsedParameters(found, copies_node)
         key = used.structure
         if key not in self._known:
             names = {p: name for name, p in network.named_parameters()}
@@ -90,10 +92,10 @@ class PlainSums:
                 self._known.clear()
             self._known[key] = sums
         sums = self._known[key]
-        handed.unknown = sums.unknown
-        handed.places = tuple(
-            Place(place.number, sums.holders.get(i, place.holders))
-            for i, place in enumerate(handed.places)
+        copies_node.unknown = sums.unknown
+        copies_node.replicated = tuple(
+            ReplicatedParameter(parameter.number, sums.holders.get(i, parameter.holders))
+            for i, parameter in enumerate(copies_node.replicated)
         )
 
     def _found(
@@ -106,9 +108,9 @@ class PlainSums:
         lines = {_line_of(region) for region in regions} | {border.ranks for border in declared}
         reached: set[int] = set()
         for line in sorted(lines, key=sorted):
-            told = any(border.concerns(line) for border in declared)
-            told |= any(r.is_invariant and len(_line_of(r) & line) > 1 for r in regions)
-            otherwise = self._convention if told else "dual"
+            is_declared = any(border.concerns(line) for border in declared)
+            is_declared |= any(r.is_invariant and len(_line_of(r) & line) > 1 for r in regions)
+            otherwise = self._convention if is_declared else "dual"
             uses = used.conventions(line)
             reached |= set(uses)
             for number, name in names.items():
@@ -140,7 +142,7 @@ class PlainSums:
         return _Sums(holders, unknown)
 
     def _at_the_same_place(self, line: Ranks, regions: list[TensorRegion]) -> Ranks:
-        """The workers that stand in their lines where this one stands in ``line``."""
+        """Return the workers with this one's position in lines parallel to ``line``."""
         if frozenset(self._P.ranks) <= line:
             return frozenset({self._P.world.rank or 0})
         grids = [region.P for region in regions]
@@ -154,18 +156,17 @@ class PlainSums:
                 ):
                     return frozenset(grid.along(others).ranks)
         raise ConventionError(
-            f"{_NAME}: the {len(line)} workers {sorted(line)} of an invariant operator are no axis "
-            f"of {self._P!r}; give a P with an axis for them"
+            f"{_NAME}: the {len(line)} workers {sorted(line)} of an invariant operator are not an "
+            f"axis of {self._P!r}; pass a P with an axis for them"
         )
 
     def _text_of_missing(self, name: str, line: Ranks) -> str:
         return _text(name, "has a part of its gradient on each", line) + (
-            f", but P has the ranks {sorted(self._P.ranks)}; give a P with all of them"
+            f", but P has the ranks {sorted(self._P.ranks)}; pass a P with all of them"
         )
 
 
 def _regions_of(network: torch.nn.Module) -> list[TensorRegion]:
-    """Regions of all tensor-parallel layers that this worker takes part in."""
     found = [getattr(module, "region", None) for module in network.modules()]
     regions = [region for region in found if isinstance(region, TensorRegion)]
     return [region for region in regions if region.P.active and region.size > 1]
@@ -181,8 +182,8 @@ def _text(name: str, what: str, line: Ranks) -> str:
 
 def _text_of_unknown(name: str, line: Ranks) -> str:
     return (
-        f"{_NAME}: nothing tells whether parameter {name} has its whole gradient on each of "
-        f"workers {sorted(line)} or a part of it: it is used between no tensor-parallel layers, "
-        "or reaches the loss by another way than tensors in lists, tuples and dicts that the "
+        f"{_NAME}: it is unknown whether parameter {name} has its whole gradient or a part of it "
+        f"on each of workers {sorted(line)}: it is not used between tensor-parallel layers, or "
+        "reaches the loss by another way than tensors in lists, tuples and dicts that the "
         "network returns; pass convention='invariant' (whole tensors) or 'dual' (blocks)"
     )

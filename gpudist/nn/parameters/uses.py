@@ -1,9 +1,9 @@
-"""By which convention plain modules use their parameters, as the graph of a forward shows.
+"""Conventions by which plain modules use their parameters, found in the graph of a forward.
 
-Between two borders, where a layer declares a convention, plain torch functions change none. All
-nodes between borders are therefore of one convention: a parameter has the whole gradient on every
-worker where it meets invariant values, and a part of it where it meets blocks, or copies whose
-gradients add up.
+Plain torch functions do not change conventions, so all nodes between borders, where a layer
+declares a convention, have the same one. A parameter used there has the whole gradient on every
+worker if it meets invariant values, and a part of it if it meets blocks, or copies whose gradients
+add up.
 """
 
 from __future__ import annotations
@@ -27,37 +27,38 @@ from gpudist.nn.parameters.gradient_graph import (
 Ranks = frozenset[int]
 
 
-class _Declared(NamedTuple):
-    """A convention of a part of the graph, and the layer that says so."""
+class _DeclaredConvention(NamedTuple):
+    """Convention of a part of the graph, and the layer that declares it."""
 
     convention: Convention
     name: str
 
 
 class UsedParameters:
-    """The graph of one forward, from its outputs to the parameters that one node handed out.
+    """Graph of one forward, from its outputs to the parameters that one node copied.
 
     Args:
-        outputs: what the forward returned.
-        handed: the node whose outputs are the parameters.
+        outputs: return value of the forward.
+        copies_node: node whose outputs are the parameters.
 
     Attributes:
-        borders: all operators in it that declare a convention.
-        hides_recomputation: a part is made again in backward, where nobody hands out parameters.
+        borders: all operators in the graph that declare a convention.
+        hides_recomputation: whether a part is recomputed in backward, where parameters are not
+            copied.
     """
 
-    def __init__(self, outputs: object, handed: Node) -> None:
+    def __init__(self, outputs: object, copies_node: Node) -> None:
         self._nodes: dict[Node, int] = {}
         self._edges: list[tuple[int, int]] = []
         self._uses: list[tuple[int, int]] = []
         self._borders: dict[int, Border] = {}
         self._opaque: set[int] = set()
         self.hides_recomputation = False
-        self._follow([y.grad_fn for y in tensors_of(outputs)], handed)
+        self._follow([y.grad_fn for y in tensors_of(outputs)], copies_node)
 
     @property
     def structure(self) -> tuple[object, ...]:
-        """Equal for forwards of equal graphs, in which parameters are used in equal places."""
+        """Key that is equal for equal graphs that use parameters at equal places."""
         borders = [(i, b.name, b.takes, b.gives, b.ranks) for i, b in self._borders.items()]
         return tuple(self._edges), tuple(self._uses), tuple(borders), frozenset(self._opaque)
 
@@ -65,7 +66,7 @@ class UsedParameters:
     def borders(self) -> list[Border]:
         return list(self._borders.values())
 
-    def _follow(self, pending: list[Node], handed: Node) -> None:
+    def _follow(self, pending: list[Node], copies_node: Node) -> None:
         for node in pending:
             self._nodes.setdefault(node, len(self._nodes))
         while pending:
@@ -80,7 +81,7 @@ class UsedParameters:
             elif ends_search(node):
                 continue
             for source, number in inputs_of(node):
-                if source is handed:
+                if source is copies_node:
                     self._uses.append((number, here))
                     continue
                 if source not in self._nodes:
@@ -89,9 +90,9 @@ class UsedParameters:
                 self._edges.append((here, self._nodes[source]))
 
     def conventions(self, line: Ranks) -> dict[int, set[Convention | None]]:
-        """For each output of the handing node, the conventions it is used by on these workers.
+        """Return, for each output of the copying node, the conventions it is used by on ``line``.
 
-        ``None`` stands for a use of which the graph does not tell.
+        ``None`` stands for a use whose convention the graph does not show.
 
         Raises:
             ConventionError: values of both conventions meet.
@@ -112,9 +113,12 @@ class UsedParameters:
         for user, source in self._edges:
             if source not in self._opaque:
                 parents[root(2 * user + 1)] = root(2 * source)
-        declared: dict[int, _Declared] = {}
+        declared: dict[int, _DeclaredConvention] = {}
         for i, border in borders.items():
-            sides = _Declared(border.gives, border.name), _Declared(border.takes, border.name)
+            sides = (
+                _DeclaredConvention(border.gives, border.name),
+                _DeclaredConvention(border.takes, border.name),
+            )
             for vertex, own in zip((2 * i, 2 * i + 1), sides, strict=True):
                 other = declared.setdefault(root(vertex), own)
                 if other.convention != own.convention:
@@ -126,18 +130,18 @@ class UsedParameters:
         return uses
 
 
-def _text_of_both(one: _Declared, other: _Declared, workers: int) -> str:
+def _text_of_both(one: _DeclaredConvention, other: _DeclaredConvention, workers: int) -> str:
     dual, invariant = (one, other) if one.convention == "dual" else (other, one)
     return (
         f"fuse_parameter_movements: values of {dual.name}, whose gradients add up over {workers} "
         f"workers (convention 'dual'), meet values of {invariant.name}, which have the whole "
-        "gradient on each (convention 'invariant'); pass the first through "
-        "gpudist.nn.invariant_share or the second through invariant_copy, or make all layers with "
+        "gradient on each worker (convention 'invariant'); pass the former through "
+        "gpudist.nn.invariant_share or the latter through invariant_copy, or make all layers with "
         "one convention"
     )
 
 
 def tensors_of(outputs: object) -> list[torch.Tensor]:
-    """The tensors in what a forward returned that have a graph."""
+    """Return the tensors with a graph among the outputs of a forward."""
     leaves = tree_leaves(outputs)
     return [y for y in leaves if isinstance(y, torch.Tensor) and y.grad_fn is not None]

@@ -1,1 +1,1 @@
-"""Pools: reductions of windows of cells."""
+"""Pooling layers: reductions over windows of cells."""

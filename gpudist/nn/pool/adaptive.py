@@ -1,4 +1,4 @@
-"""Distributed pools with a given number of outputs, in parts: no window is gathered anywhere."""
+"""Distributed adaptive pools, which reduce windows in parts instead of gathering them."""
 
 from __future__ import annotations
 
@@ -8,36 +8,38 @@ from math import prod
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.adaptive import AdaptiveWindow
 from gpudist.geometry.parts import PartsWindow
 from gpudist.nn.distributed_module import DistributedModule
+from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.pool.local import coordinates, flattened
 from gpudist.nn.pool.ranges import adaptive_maxima, adaptive_means
 from gpudist.nn.pool.sliding import refuse_empty
 from gpudist.nn.pool.steps import MaximumStep, ReducedAxis, SumStep, maximum_step, sum_step
-from gpudist.ops.agreement import Agreement, Layout, ShapeMode
 from gpudist.ops.operator import Bound, placeholder_shape
+from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 OutputSize = int | Sequence[int | None]
 
 
 @dataclass(frozen=True)
-class _Bound:
-    """What a layer remembers of one shape of its input.
+class _BoundAdaptivePool:
+    """Reduction steps of a layer, bound to one input shape.
 
     Attributes:
-        layout: of the input.
-        origin: global indices of the first own cell, per spatial dim.
-        output_shape: of this worker's block of the output.
-        moves: some window has cells on several workers, or its output elsewhere.
-        are_irregular: windows differ in size, or overlap.
-        steps: one per spatial dim, from the last to the first.
+        layout: layout of the input.
+        origin: global index of the first local cell, per spatial dim.
+        output_shape: shape of this worker's block of the output.
+        moves: whether some window has cells or its output on another worker.
+        are_irregular: whether windows differ in size, or overlap.
+        steps: reductions, one per spatial dim, from the last dim to the first.
     """
 
-    layout: Layout
+    layout: BlockLayout
     origin: tuple[int, ...]
     output_shape: tuple[int, ...]
     moves: bool
@@ -65,10 +67,10 @@ class _DistributedAdaptivePool(DistributedModule):
         self.P_x = P_x
         self.output_size = output_size
         self._sizes = _sizes(name, output_size, self._dims)
-        self._agreement = Agreement(name, P_x, P_x, P_x.dim, global_shape, shape)
-        self._bound = Bound[_Bound](shape, self._agreement)
+        self._agreement = ShapeAgreement(name, P_x, P_x, P_x.dim, global_shape, shape)
+        self._bound = Bound[_BoundAdaptivePool](shape, self._agreement)
 
-    def _bind(self, x: torch.Tensor) -> _Bound:
+    def _bind(self, x: torch.Tensor) -> _BoundAdaptivePool:
         layout = self._agreement(x)
         refuse_empty(self._name, layout.decomposition)
         index = self.P_x.index
@@ -84,39 +86,41 @@ class _DistributedAdaptivePool(DistributedModule):
             are_irregular |= blocks.extent % max(1, windows.output_extent) > 0
             inputs = axis.reduced()
         origin = layout.decomposition.block(index).start[2:]
-        return _Bound(layout, origin, inputs.block(index).shape, moves, are_irregular, tuple(steps))
+        return _BoundAdaptivePool(
+            layout, origin, inputs.block(index).shape, moves, are_irregular, tuple(steps)
+        )
 
     def _output_extent(self, d: int, extent: int) -> int:
-        """Global outputs along spatial dim ``d`` of ``extent`` cells."""
         size = self._sizes[d]
         return extent if size is None else size
 
-    def _step(self, axis: ReducedAxis, layout: Layout, x: torch.Tensor) -> Any:
+    def _step(self, axis: ReducedAxis, layout: BlockLayout, x: torch.Tensor) -> Any:
         raise NotImplementedError
 
 
 class DistributedAdaptiveAvgPool(_DistributedAdaptivePool):
-    """Mean over as many windows as there are outputs, of a tensor cut over ``P_x`` in any dims.
+    """Adaptive mean of a tensor partitioned by ``P_x`` in any dims.
 
     The input has shape ``[B, C, *spatial]``, the output ``[B, C, *output_size]`` in balanced
-    blocks, which are empty where there are more workers than outputs. Every worker sums the cells
-    it owns of each window, dim after dim; only these sums move. A global mean moves one number per
-    worker, batch and channel.
+    blocks, some of them empty if there are more workers than outputs. Every worker sums its own
+    cells of each window, dim by dim; only these partial sums move. A global mean moves one number
+    per worker, sample and channel.
 
     Args:
-        P_x: owns the input and the output.
-        output_size: as torch's layer; ``None`` for the input's extent.
-        global_shape: of the input, if it is balanced, to save agreeing on its blocks.
+        P_x: partition of the input and the output.
+        output_size: as in the torch layer; ``None`` keeps the input's extent.
+        global_shape: global shape of the input if it is balanced; saves agreeing on its blocks.
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
 
     Cost:
-        One group of messages per dim some of whose windows cross blocks, from the last dim to the
-        first: one message for each worker of the axis that has a part of another one's window. In
-        each direction of an axis a block gives one layer of sums if outputs are cut as their
-        windows are. Backward moves the same bytes. Nothing moves where no window crosses.
+        One group of messages for each dim in which some window crosses blocks, from the last dim to
+        the first, with one message from each worker of the axis that has a part of another one's
+        window. If outputs are partitioned like their windows, a block sends one layer of sums in
+        each direction of an axis. Backward moves the same bytes. Nothing moves if no window crosses
+        blocks.
 
     Raises:
-        PartitionError, ShapeError: at construction, for what is not supported.
+        PartitionError, ShapeError: at construction, for unsupported arguments.
 
     Source:
         Hewett & Grady 2020, arXiv:2006.03108, section 4.
@@ -142,34 +146,34 @@ class DistributedAdaptiveAvgPool(_DistributedAdaptivePool):
             x = step(x)
         return x
 
-    def _step(self, axis: ReducedAxis, layout: Layout, x: torch.Tensor) -> SumStep:
+    def _step(self, axis: ReducedAxis, layout: BlockLayout, x: torch.Tensor) -> SumStep:
         return sum_step(axis, x)
 
 
 class _DistributedAdaptiveMaxPool(_DistributedAdaptivePool):
-    """Maximum over as many windows as there are outputs, of a tensor cut over ``P_x`` in any dims.
+    """Adaptive maximum of a tensor partitioned by ``P_x`` in any dims.
 
     The input has shape ``[B, C, *spatial]``, the output ``[B, C, *output_size]`` in balanced
-    blocks, which are empty where there are more workers than outputs. Every worker takes the
-    maximum of the cells it owns of each window, dim after dim; only these maxima move. Ties and NaN
-    give value and gradient to the same cell as in the torch layer.
+    blocks, some of them empty if there are more workers than outputs. Every worker takes the
+    maximum of its own cells of each window, dim by dim; only these maxima move. Ties and NaN are
+    resolved in favour of the same cell as in the torch layer, for values and gradients.
 
     Args:
-        P_x: owns the input and the output.
-        output_size: as torch's layer; ``None`` for the input's extent.
-        return_indices: return ``(output, indices)``: flat indices in the spatial dims of the global
-            tensor.
-        global_shape: of the input, if it is balanced, to save agreeing on its blocks.
+        P_x: partition of the input and the output.
+        output_size: as in the torch layer; ``None`` keeps the input's extent.
+        return_indices: return ``(output, indices)``, with flat indices in the spatial dims of the
+            global tensor.
+        global_shape: global shape of the input if it is balanced; saves agreeing on its blocks.
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
 
     Cost:
-        One group of messages per dim some of whose windows cross blocks, from the last dim to the
-        first: one message for each worker of the axis that has a part of another one's window; with
-        indices, eight more bytes per maximum. Backward moves the bytes of the maxima. Nothing moves
-        where no window crosses.
+        One group of messages for each dim in which some window crosses blocks, from the last dim to
+        the first, with one message from each worker of the axis that has a part of another one's
+        window; indices add eight bytes per maximum. Backward moves the bytes of the maxima. Nothing
+        moves if no window crosses blocks.
 
     Raises:
-        PartitionError, ShapeError: at construction, for what is not supported.
+        PartitionError, ShapeError: at construction, for unsupported arguments.
     """
 
     def __init__(
@@ -209,12 +213,12 @@ class _DistributedAdaptiveMaxPool(_DistributedAdaptivePool):
         cells = zip(coordinates(places, x.shape[2:]), bound.origin, strict=True)
         return y, flattened([c + start for c, start in cells], bound.layout.decomposition.shape[2:])
 
-    def _step(self, axis: ReducedAxis, layout: Layout, x: torch.Tensor) -> MaximumStep:
+    def _step(self, axis: ReducedAxis, layout: BlockLayout, x: torch.Tensor) -> MaximumStep:
         return maximum_step(axis, x, prod(layout.decomposition.shape[axis.dim + 1 :]))
 
 
 def _sizes(name: str, output_size: OutputSize, dims: int) -> tuple[int | None, ...]:
-    """The global number of outputs per dim, ``None`` for that of the inputs."""
+    """Return the global number of outputs per dim, ``None`` for the input's extent."""
     sizes = (output_size,) * dims if isinstance(output_size, int) else tuple(output_size)
     if len(sizes) != dims:
         raise ShapeError(
@@ -228,31 +232,37 @@ def _sizes(name: str, output_size: OutputSize, dims: int) -> tuple[int | None, .
     return sizes
 
 
+@layer(F.adaptive_avg_pool1d, Sample((2, 4, 9)), output_size=3)
 class DistributedAdaptiveAvgPool1d(DistributedAdaptiveAvgPool):
     __doc__ = DistributedAdaptiveAvgPool.__doc__
     _dims = 1
 
 
+@layer(F.adaptive_avg_pool2d, Sample((2, 4, 9, 8)), output_size=3)
 class DistributedAdaptiveAvgPool2d(DistributedAdaptiveAvgPool):
     __doc__ = DistributedAdaptiveAvgPool.__doc__
     _dims = 2
 
 
+@layer(F.adaptive_avg_pool3d, Sample((2, 4, 5, 6, 3)), output_size=3)
 class DistributedAdaptiveAvgPool3d(DistributedAdaptiveAvgPool):
     __doc__ = DistributedAdaptiveAvgPool.__doc__
     _dims = 3
 
 
+@layer(F.adaptive_max_pool1d, Sample((2, 4, 9)), output_size=3)
 class DistributedAdaptiveMaxPool1d(_DistributedAdaptiveMaxPool):
     __doc__ = _DistributedAdaptiveMaxPool.__doc__
     _dims = 1
 
 
+@layer(F.adaptive_max_pool2d, Sample((2, 4, 9, 8)), output_size=3)
 class DistributedAdaptiveMaxPool2d(_DistributedAdaptiveMaxPool):
     __doc__ = _DistributedAdaptiveMaxPool.__doc__
     _dims = 2
 
 
+@layer(F.adaptive_max_pool3d, Sample((2, 4, 5, 6, 3)), output_size=3)
 class DistributedAdaptiveMaxPool3d(_DistributedAdaptiveMaxPool):
     __doc__ = _DistributedAdaptiveMaxPool.__doc__
     _dims = 3

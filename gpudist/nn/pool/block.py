@@ -1,4 +1,4 @@
-"""Pooling of the cells one worker has, into its block of the output."""
+"""Local pooling that computes one worker's block of the output."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from gpudist.nn.pool.local import (
 
 @dataclass(frozen=True)
 class PoolBlock:
-    """The pooling whose outputs are exactly those of one worker.
+    """Pooling that computes exactly one worker's outputs.
 
     Attributes:
-        pool: torch's.
-        windows: per spatial dim.
+        pool: local pool of torch.
+        windows: pooling windows, one per spatial dim.
         count_include_pad: whether padding counts in a mean.
-        shape: of the block of the output; may be empty.
-        extents: of the global input, per spatial dim.
-        outputs: first global output, per spatial dim.
-        padding: on both sides of what is pooled.
-        holds_padding: what is pooled may have cells of padding in front and behind.
+        shape: shape of the output block; may be empty.
+        extents: global extents of the input, per spatial dim.
+        outputs: global index of the first output, per spatial dim.
+        padding: cells of padding on both sides of the pooled tensor, per spatial dim.
+        holds_padding: whether the pooled tensor may itself hold cells of padding at its ends.
     """
 
     pool: LocalPool
@@ -47,7 +47,7 @@ class PoolBlock:
         return self.scaled(self.pooled(x)[0])
 
     def pooled(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Windows' maxima and where in ``x`` they are, or means over all cells of the kernel."""
+        """Return maxima and their flat indices in ``x``, or means over all cells of the kernel."""
         if 0 in self.shape:
             y, _ = self._pooled(no_samples(x, [window.reach for window in self.windows]))
             return y.view(self.shape), None
@@ -63,7 +63,7 @@ class PoolBlock:
         return taken(x, places), places
 
     def scaled(self, y: torch.Tensor) -> torch.Tensor:
-        """The output, of what :meth:`pooled` gives."""
+        """Return the output for a result of :meth:`pooled`, with means of cut windows corrected."""
         if self.pool.takes_maximum or self.pool.divisor is not None:
             return y
         per_dim = list(zip(self.windows, self.extents, strict=True))
@@ -85,15 +85,15 @@ class PoolBlock:
     def global_places(
         self, places: torch.Tensor, shape: Sequence[int], origin: Sequence[int]
     ) -> torch.Tensor:
-        """Flat indices in the global input, of those in a block of ``shape`` that starts there."""
+        """Convert flat indices in a block of ``shape`` at ``origin`` to global flat indices."""
         cells = zip(coordinates(places, shape), origin, strict=True)
         return flattened([cell + start for cell, start in cells], self.extents)
 
     def first_cells(self, outputs: Sequence[int]) -> tuple[int, ...]:
-        """The first cells that these outputs read, per spatial dim; negative in the padding."""
+        """Return the first cell that an output reads, per spatial dim; negative in padding."""
         per_dim = zip(outputs, self.windows, strict=True)
         return tuple(output * window.stride - window.padding[0] for output, window in per_dim)
 
     def margin_before(self, outputs: Sequence[int]) -> tuple[int, ...]:
-        """Cells of padding in front of what the outputs from these on read."""
+        """Return the cells of padding in front of the first cell that ``outputs`` read."""
         return tuple(max(0, -first) for first in self.first_cells(outputs))

@@ -1,4 +1,4 @@
-"""Torch's pools of one rank's tensor, and where the maxima are."""
+"""Local pools of torch, with the indices of maxima."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class LocalPool:
     """Torch's maximum or mean over windows of a tensor ``[B, C, *spatial]``, and its adjoint.
 
     Attributes:
-        takes_maximum: or else the mean, in which padding counts.
-        kernel, stride, dilation: one per spatial dim.
-        ceil_mode: as torch's.
-        divisor: of every sum, the cells of the kernel unless given.
+        takes_maximum: whether to take the maximum; otherwise the mean, in which padding counts.
+        kernel, stride, dilation: as in the torch layer, one per spatial dim.
+        ceil_mode: as in the torch layer.
+        divisor: divisor of every sum; by default the number of cells of the kernel.
     """
 
     takes_maximum: bool
@@ -37,7 +37,7 @@ class LocalPool:
     def forward(
         self, x: torch.Tensor, padding: tuple[int, ...]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The output, and where the maxima are: flat indices in the spatial dims of ``x``."""
+        """Return the output, and flat indices of the maxima in the spatial dims of ``x``."""
         if len(self.kernel) == 1:
             y, places = self._as_2d().forward(x.unsqueeze(2), (0, *padding))
             return y.squeeze(2), None if places is None else places.squeeze(2)
@@ -51,7 +51,7 @@ class LocalPool:
     def maxima(
         self, x: torch.Tensor, padding: tuple[int, ...]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The maxima, and where they are."""
+        """Return the maxima and their flat indices; only for a pool that takes the maximum."""
         y, places = self.forward(x, padding)
         assert places is not None
         return y, places
@@ -63,7 +63,7 @@ class LocalPool:
         places: torch.Tensor | None,
         padding: tuple[int, ...],
     ) -> torch.Tensor:
-        """The gradient of ``x``."""
+        """Return the gradient of ``x``."""
         if len(self.kernel) == 1:
             gradient, x = gradient.unsqueeze(2), x.unsqueeze(2)
             places = None if places is None else places.unsqueeze(2)
@@ -82,7 +82,8 @@ class LocalPool:
 
     @property
     def _of_mean(self) -> tuple[bool, bool, int]:
-        # Torch divides by less where a window is cut, and a block is cut where its tensor is not.
+        # Torch divides by less where a window is cut off, which in a block can happen where it does
+        # not in the global tensor.
         return self.ceil_mode, True, self.divisor or prod(self.kernel)
 
     def _as_2d(self) -> LocalPool:
@@ -95,16 +96,16 @@ class LocalPool:
 
 
 def no_samples(x: torch.Tensor, extents: Sequence[int]) -> torch.Tensor:
-    """An empty batch of one channel and these ``extents``, made of ``x``.
+    """Return an empty batch with one channel and these ``extents``, derived from ``x``.
 
-    What torch's pool makes of it depends on ``x`` as the output of a rank with cells does, in
-    backward, double backward and the backward of a tangent: no product of placeholders does so.
+    The result of torch's pool on it depends on ``x`` like the output of a rank with cells: in
+    backward, double backward and the backward of a tangent. No product of placeholders does.
     """
     return x.reshape(-1)[:0].view(0, 1, *extents)
 
 
 def coordinates(places: torch.Tensor, shape: Sequence[int]) -> list[torch.Tensor]:
-    """Indices per dim of flat indices in a tensor of ``shape``."""
+    """Convert flat indices in a tensor of ``shape`` to indices per dim."""
     per_dim: list[torch.Tensor] = []
     for extent in reversed(shape[1:]):
         per_dim.append(places % extent)
@@ -113,7 +114,7 @@ def coordinates(places: torch.Tensor, shape: Sequence[int]) -> list[torch.Tensor
 
 
 def flattened(per_dim: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tensor:
-    """Flat indices of indices per dim in a tensor of ``shape``: what :func:`coordinates` undoes."""
+    """Convert indices per dim in a tensor of ``shape`` to flat ones; inverse of `coordinates`."""
     places = per_dim[0]
     for indices, extent in zip(per_dim[1:], shape[1:], strict=True):
         places = places * extent + indices
@@ -123,11 +124,11 @@ def flattened(per_dim: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Te
 def behind_margin(
     places: torch.Tensor, shape: Sequence[int], margin: Sequence[int], dilation: Sequence[int]
 ) -> torch.Tensor:
-    """``places`` of maxima, those in a ``margin`` moved to the first tap of their window behind it.
+    """Move the ``places`` of maxima out of the ``margin``, to the window's first tap behind it.
 
-    Torch's maximum of a window that holds nothing above ``-inf`` is at its first tap that is no
-    padding. Where padding is a margin of cells in front of a tensor of ``shape``, torch takes the
-    first of these cells instead.
+    If a window holds nothing above ``-inf``, torch places its maximum at the first tap outside the
+    padding. If the padding is a margin of cells in front of a tensor of ``shape``, torch takes the
+    first cell of the margin instead.
     """
     per_dim = coordinates(places, shape)
     for d, (cells, step) in enumerate(zip(margin, dilation, strict=True)):
@@ -139,5 +140,5 @@ def behind_margin(
 
 
 def taken(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """The cells of ``x``, shape ``[B, C, *spatial]``, at flat indices in its spatial dims."""
+    """Gather cells of ``x``, shape ``[B, C, *spatial]``, at flat indices in its spatial dims."""
     return x.flatten(2).gather(2, places.flatten(2)).view_as(places)

@@ -6,38 +6,41 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from gpudist.errors import ShapeError
+from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.pool.sliding import SlidingPool
-from gpudist.ops.agreement import ShapeMode
+from gpudist.ops.shape_agreement import ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 
 class _DistributedMaxPool(SlidingPool):
-    """Maximum over sliding windows of a tensor ``[B, C, *spatial]`` cut over ``P_x`` in any dims.
+    """Maximum over sliding windows of a tensor ``[B, C, *spatial]`` partitioned by ``P_x``.
 
-    Output blocks are balanced. Ties and NaN give value and gradient to the same cell as in the
-    torch layer; a window that holds ``-inf`` alone gives its gradient to no padding.
+    Any dims may be split, and output blocks are balanced. Ties and NaN are resolved in favour of
+    the same cell as in the torch layer, for values and gradients. A window with only ``-inf`` never
+    passes its gradient to padding.
 
     Args:
-        P_x: owns the input and the output.
-        kernel_size, stride, padding, dilation, ceil_mode: as torch's layer; the stride is the
-            kernel size unless given.
-        return_indices: return ``(output, indices)``: flat indices in the spatial dims of the global
-            tensor, which no blocks are known by. The block is then never pooled in place.
-        global_shape: of the input, if it is balanced, to save agreeing on its blocks.
+        P_x: partition of the input and the output.
+        kernel_size, stride, padding, dilation, ceil_mode: as in the torch layer; the stride
+            defaults to the kernel size.
+        return_indices: return ``(output, indices)``, with flat indices in the spatial dims of the
+            global tensor, independent of the partition. Turns off pooling in place.
+        global_shape: global shape of the input if it is balanced; saves agreeing on its blocks.
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
-        overlap: pool the own block in place and its boundary apart, where that is possible and
-            pays, by the rule of the convolution; ``False`` refuses.
-        nested: exchange ghosts dim after dim instead of with all neighbours at once.
+        overlap: pool the local block in place and its boundary separately, under the same
+            conditions as the convolution; ``False`` never does.
+        nested: exchange ghosts dim by dim instead of with all neighbours at once.
 
     Cost:
-        One halo exchange, which copies the block unless it is pooled in place; neither where no
-        window crosses blocks. Backward moves the same bytes. A window is gathered on the worker
-        with its output: prefer an adaptive pool to windows much larger than blocks.
+        One halo exchange, which copies the block unless it is pooled in place; no message and no
+        copy if no window crosses blocks. Backward moves the same bytes. A window is gathered on the
+        worker that owns its output, so prefer an adaptive pool to windows much larger than blocks.
 
     Raises:
-        PartitionError, ShapeError: at construction, for what is not supported; at the first call,
+        PartitionError, ShapeError: at construction, for unsupported arguments; at the first call,
             for a kernel that does not fit the global extent, or a window that holds padding only.
     """
 
@@ -74,30 +77,30 @@ class _DistributedMaxPool(SlidingPool):
 
 
 class _DistributedAvgPool(SlidingPool):
-    """Mean over sliding windows of a tensor ``[B, C, *spatial]`` cut over ``P_x`` in any dims.
+    """Mean over sliding windows of a tensor ``[B, C, *spatial]`` partitioned by ``P_x``.
 
-    Output blocks are balanced.
+    Any dims may be split, and output blocks are balanced.
 
     Args:
-        P_x: owns the input and the output.
-        kernel_size, stride, padding, ceil_mode: as torch's layer; the stride is the kernel size
-            unless given.
-        count_include_pad: whether padding counts in the mean. What a window of ``ceil_mode`` reads
-            beyond the padding never counts.
-        divisor_override: divide by this instead of the number of cells.
-        global_shape: of the input, if it is balanced, to save agreeing on its blocks.
+        P_x: partition of the input and the output.
+        kernel_size, stride, padding, ceil_mode: as in the torch layer; the stride defaults to the
+            kernel size.
+        count_include_pad: whether padding counts in the mean. Cells beyond the padding, which
+            windows read with ``ceil_mode``, never count.
+        divisor_override: divisor of the sums instead of the number of cells.
+        global_shape: global shape of the input if it is balanced; saves agreeing on its blocks.
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
-        overlap: pool the own block in place and its boundary apart, where that is possible and
-            pays, by the rule of the convolution; ``False`` refuses.
-        nested: exchange ghosts dim after dim instead of with all neighbours at once.
+        overlap: pool the local block in place and its boundary separately, under the same
+            conditions as the convolution; ``False`` never does.
+        nested: exchange ghosts dim by dim instead of with all neighbours at once.
 
     Cost:
-        One halo exchange, which copies the block unless it is pooled in place; neither where no
-        window crosses blocks. Backward moves the same bytes. A window is gathered on the worker
-        with its output: prefer an adaptive pool to windows much larger than blocks.
+        One halo exchange, which copies the block unless it is pooled in place; no message and no
+        copy if no window crosses blocks. Backward moves the same bytes. A window is gathered on the
+        worker that owns its output, so prefer an adaptive pool to windows much larger than blocks.
 
     Raises:
-        PartitionError, ShapeError: at construction, for what is not supported; at the first call,
+        PartitionError, ShapeError: at construction, for unsupported arguments; at the first call,
             for a kernel that does not fit the global extent.
     """
 
@@ -127,33 +130,45 @@ class _DistributedAvgPool(SlidingPool):
             global_shape=global_shape, shape=shape, overlap=overlap, nested=nested,
         )  # fmt: skip
         self.divisor_override = divisor_override
+        if self._dims == 1:  # torch's layer keeps these as tuples
+            self.kernel_size, self.stride, self.padding = (
+                self._kernel,
+                self._strides,
+                self._paddings,
+            )
 
 
+@layer(F.max_pool1d, Sample((2, 4, 9)), kernel_size=3, stride=2, padding=1)
 class DistributedMaxPool1d(_DistributedMaxPool):
     __doc__ = _DistributedMaxPool.__doc__
     _dims = 1
 
 
+@layer(F.max_pool2d, Sample((2, 4, 9, 8)), kernel_size=3, stride=2, padding=1)
 class DistributedMaxPool2d(_DistributedMaxPool):
     __doc__ = _DistributedMaxPool.__doc__
     _dims = 2
 
 
+@layer(F.max_pool3d, Sample((2, 4, 5, 6, 3)), kernel_size=3, stride=2, padding=1)
 class DistributedMaxPool3d(_DistributedMaxPool):
     __doc__ = _DistributedMaxPool.__doc__
     _dims = 3
 
 
+@layer(F.avg_pool1d, Sample((2, 4, 9)), kernel_size=3, stride=2, padding=1)
 class DistributedAvgPool1d(_DistributedAvgPool):
     __doc__ = _DistributedAvgPool.__doc__
     _dims = 1
 
 
+@layer(F.avg_pool2d, Sample((2, 4, 9, 8)), kernel_size=3, stride=2, padding=1)
 class DistributedAvgPool2d(_DistributedAvgPool):
     __doc__ = _DistributedAvgPool.__doc__
     _dims = 2
 
 
+@layer(F.avg_pool3d, Sample((2, 4, 5, 6, 3)), kernel_size=3, stride=2, padding=1)
 class DistributedAvgPool3d(_DistributedAvgPool):
     __doc__ = _DistributedAvgPool.__doc__
     _dims = 3

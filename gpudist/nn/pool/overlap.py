@@ -1,7 +1,7 @@
-"""Pooling of the own block in place, its boundary apart: no padded copy of the block.
+"""Pooling of the local block in place and of its boundary separately, without a padded copy.
 
-The outputs of a face are pooled once more, from all cells they read, and replace what the own block
-gave there; their gradients reach the block through those cells only.
+The outputs of a face are pooled once more from all cells they read, and replace those pooled from
+the local block alone. Their gradients reach the block only through these cells.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from gpudist.nn.pool.local import LocalPool, behind_margin
 
 @dataclass(frozen=True)
 class PoolingInPlace:
-    """The pooling of a block of one shape.
+    """In-place pooling of a block, bound to one shape.
 
     Attributes:
-        pool: of a tensor of this rank.
-        faces: movements of the cells each face reads, own ones too, from the block to a slab; the
-            same on all ranks, without cells on a rank that has no such face.
-        outputs: where in the output block the outputs of each face are.
+        pool: local pool.
+        faces: movements of all cells that each face reads, local ones included, into a slab; all
+            ranks have the same faces, and the slab is empty on a rank without that face.
+        outputs: slices of the output block with the outputs of each face.
         margins: cells of padding in front of each slab, per spatial dim.
-        padding: on both sides of the own block.
-        composed: the same as a composition of differentiable operators.
+        padding: cells of padding on both sides of the local block, per spatial dim.
+        composed: the same pooling as a composition of differentiable operators.
     """
 
     pool: LocalPool
@@ -38,14 +38,15 @@ class PoolingInPlace:
     composed: Callable[[torch.Tensor], torch.Tensor]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """The own block of the output, as one differentiable node.
+        """Return the local block of the output, as a single differentiable node.
 
         Adjoint:
-            That of the pooling; gradients of ghosts are added into the gradient of the cells they
+            The pooling's adjoint; gradients of ghosts are added to the gradient of the cells they
             were copied from.
 
         Cost:
-            One group of messages each way, and in backward a copy of the output's gradient.
+            One group of messages in forward and in backward; backward also copies the gradient of
+            the output.
         """
         if torch.is_grad_enabled() and x.requires_grad:
             return _PoolInPlace.apply(self, x)  # pyright: ignore
@@ -56,7 +57,7 @@ class PoolingInPlace:
         return (0,) * len(self.padding)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
-        """The output, and the tensors its adjoint needs."""
+        """Return the output, and the tensors that its adjoint needs."""
         started = start(self.faces, (x,) * len(self.faces))
         y, places = self.pool.forward(x, self.padding)
         kept: list[torch.Tensor | None] = [x, places]
@@ -71,7 +72,7 @@ class PoolingInPlace:
         return y, kept
 
     def backward(self, gradient: torch.Tensor, kept: Sequence[Any]) -> torch.Tensor:
-        """The gradient of the block."""
+        """Return the gradient of the block."""
         x, places, *faces = kept
         of_own = gradient.clone()
         of_slabs: list[torch.Tensor] = []

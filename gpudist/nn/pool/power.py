@@ -7,35 +7,37 @@ from dataclasses import dataclass
 from math import isinf, prod
 
 import torch
+import torch.nn.functional as F
 
 from gpudist.geometry.composed import Read
+from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.pool.sliding import SlidingPool
 from gpudist.nn.windowed.region_layer import BlockOperation
-from gpudist.ops.agreement import ShapeMode
+from gpudist.ops.shape_agreement import ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 
 class _DistributedLPPool(SlidingPool):
-    """Norm of sliding windows of a tensor ``[B, C, *spatial]`` cut over ``P_x`` in any dims.
+    """Norm of sliding windows of a tensor ``[B, C, *spatial]`` partitioned by ``P_x``.
 
-    Output blocks are balanced.
+    Any dims may be split, and output blocks are balanced.
 
     Args:
-        P_x: owns the input and the output.
-        norm_type: ``p`` of ``(sum x^p)^(1/p)``; infinite for the largest magnitude.
-        kernel_size, stride, ceil_mode: as torch's layer; the stride is the kernel size unless
-            given.
-        global_shape: of the input, if it is balanced, to save agreeing on its blocks.
+        P_x: partition of the input and the output.
+        norm_type: exponent ``p`` of ``(sum x^p)^(1/p)``; infinity gives the largest magnitude.
+        kernel_size, stride, ceil_mode: as in the torch layer; the stride defaults to the kernel
+            size.
+        global_shape: global shape of the input if it is balanced; saves agreeing on its blocks.
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
-        overlap: pool the own block in place and its boundary apart, where that is possible and
-            pays, by the rule of the convolution; ``False`` refuses.
-        nested: exchange ghosts dim after dim instead of with all neighbours at once.
+        overlap: pool the local block in place and its boundary separately, under the same
+            conditions as the convolution; ``False`` never does.
+        nested: exchange ghosts dim by dim instead of with all neighbours at once.
 
     Cost:
-        That of an average pool.
+        The same as an average pool.
 
     Raises:
-        PartitionError, ShapeError: at construction, for what is not supported; at the first call,
+        PartitionError, ShapeError: at construction, for unsupported arguments; at the first call,
             for a kernel that does not fit the global extent.
     """
 
@@ -70,13 +72,13 @@ class _DistributedLPPool(SlidingPool):
         return _Norm(pool, self.norm_type, prod(self._kernel))
 
 
-# By identity, since torch 2.11's Dynamo asks for the hash of one that has no fields yet.
+# Compared by identity: torch 2.11's Dynamo hashes an instance before its fields are set.
 @dataclass(frozen=True, eq=False)
 class _Norm:
-    """The norm of windows of so many cells.
+    """Norm of windows with a given number of cells.
 
     Attributes:
-        pool: gives the windows' means, or their maxima for an infinite norm.
+        pool: pool that computes the mean of a window, or its maximum for an infinite norm.
     """
 
     pool: BlockOperation
@@ -88,21 +90,24 @@ class _Norm:
             sign = 1 if self.norm_type > 0 else -1
             return sign * self.pool(sign * x.abs())
         means = self.pool(x.pow(self.norm_type))
-        # In torch's steps, which have no infinite gradient where all cells are 0.
+        # The same steps as torch's, which avoid an infinite gradient where all cells are 0.
         sums = torch.sign(means) * torch.relu(torch.abs(means)) * self.cells
         return sums.pow(1.0 / self.norm_type)
 
 
+@layer(F.lp_pool1d, Sample((2, 4, 9), "positive"), norm_type=2, kernel_size=2)
 class DistributedLPPool1d(_DistributedLPPool):
     __doc__ = _DistributedLPPool.__doc__
     _dims = 1
 
 
+@layer(F.lp_pool2d, Sample((2, 4, 9, 8), "positive"), norm_type=2, kernel_size=2)
 class DistributedLPPool2d(_DistributedLPPool):
     __doc__ = _DistributedLPPool.__doc__
     _dims = 2
 
 
+@layer(F.lp_pool3d, Sample((2, 4, 5, 6, 3), "positive"), norm_type=2, kernel_size=2)
 class DistributedLPPool3d(_DistributedLPPool):
     __doc__ = _DistributedLPPool.__doc__
     _dims = 3

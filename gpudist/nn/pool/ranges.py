@@ -1,4 +1,4 @@
-"""Reductions of ranges of cells along one dim of a tensor ``[B, C, *spatial]``."""
+"""Reductions over ranges of cells along one dim of a tensor ``[B, C, *spatial]``."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _MAXIMUM: Any = {1: F.adaptive_max_pool1d, 2: F.adaptive_max_pool2d, 3: F.adapti
 
 
 class _SideBySide:
-    """The cells of every range one after the other, as many as the longest range has.
+    """Concatenation of the cells of all ranges, each extended to the length of the longest.
 
     Args:
-        shape: of the tensor.
-        dim: along which the ranges lie.
-        ranges: of cells, at least one and none of them empty.
-        device: of the tensor.
+        shape: shape of the tensor.
+        dim: dim along which the ranges lie.
+        ranges: ranges of cells; at least one, and none of them empty.
+        device: device of the tensor.
 
     Attributes:
-        length: of the longest range.
-        cells: index of each cell in the tensor; ``None`` where that is all of it as it is. A
-            shorter range repeats its last cell.
-        repeated: which are repetitions, as a mask of the result; ``None`` if none is.
+        length: length of the longest range.
+        cells: index in the tensor of each concatenated cell; a shorter range repeats its last cell.
+            ``None`` if the concatenation equals the tensor.
+        repeated: mask of the repeated cells; ``None`` if there are none.
     """
 
     def __init__(
@@ -54,13 +54,15 @@ class _SideBySide:
 
 
 class RangeSum:
-    """Sums of ranges of cells along one dim, each divided by a number of its own.
+    """Sums over ranges of cells along one dim, each divided by its own divisor.
 
-    What depends on what is the same on a rank without cells or ranges, in double backward too.
+    The autograd graph is the same on a rank without cells or ranges, in double backward as well.
 
     Args:
-        shape, dim, ranges, device, dtype: as of the tensor and what is summed of it.
-        divisors: one per range.
+        shape, device, dtype: properties of the tensor.
+        dim: dim along which the ranges lie.
+        ranges: ranges of cells to sum.
+        divisors: divisors of the sums, one per range.
     """
 
     def __init__(
@@ -77,14 +79,14 @@ class RangeSum:
         self.beside: _SideBySide | None = None
         if 0 not in shape and ranges:
             self.beside = _SideBySide(shape, dim, ranges, device)
-        # A sum may be too large for a 16-bit float where no mean is.
+        # A sum may overflow a 16-bit float where the mean does not.
         length = 1 if self.beside is None else self.beside.length
         factors = [length / divisor for divisor in divisors]
         factor = torch.tensor(factors, device=device, dtype=dtype)
         self.factors = along(factor, dim, len(shape))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        # By factors of 1 too, and without cells: the tangent of a product depends on both factors.
+        # Multiply even by 1, and without cells: the tangent of a product depends on both factors.
         return self._means(x) * self.factors
 
     def _means(self, x: torch.Tensor) -> torch.Tensor:
@@ -97,9 +99,9 @@ class RangeSum:
 
 
 class RangeMaximum:
-    """Maxima of ranges of cells along one dim; ties and NaN as torch's pools.
+    """Maxima over ranges of cells along one dim, with ties and NaN resolved as in torch's pools.
 
-    By torch's adaptive pool where its windows are the ranges.
+    Torch's adaptive pool computes them where its windows equal the ranges.
     """
 
     def __init__(
@@ -117,14 +119,14 @@ class RangeMaximum:
         self.pool = LocalPool(True, kernel, kernel, (1,) * len(kernel))
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The maxima, and where they are: flat indices in the spatial dims of ``x``."""
+        """Return the maxima, and their flat indices in the spatial dims of ``x``."""
         if self.is_adaptive or self.is_empty:
             return adaptive_maxima(x, self.output_shape)
         y, places = self.pool.maxima(self.beside(x), (0,) * (len(self.shape) - 2))
         return y, self._in_tensor(places)
 
     def _in_tensor(self, places: torch.Tensor) -> torch.Tensor:
-        """Flat indices in the tensor of flat indices among the cells side by side."""
+        """Convert flat indices among the concatenated cells to ones in the tensor."""
         cells = self.beside.cells
         if cells is None:
             return places
@@ -137,7 +139,7 @@ class RangeMaximum:
 def adaptive_maxima(
     x: torch.Tensor, output_shape: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Torch's adaptive maxima, and their flat indices in the spatial dims of ``x``."""
+    """Return torch's adaptive maxima, and their flat indices in the spatial dims of ``x``."""
     if 0 in output_shape:
         ones = (1,) * (len(output_shape) - 2)
         y: torch.Tensor = _MAXIMUM[len(ones)](no_samples(x, ones), ones)
@@ -146,17 +148,17 @@ def adaptive_maxima(
 
 
 def adaptive_means(x: torch.Tensor, output_shape: Sequence[int]) -> torch.Tensor:
-    """Torch's adaptive means."""
+    """Return torch's adaptive means, also where there are no outputs."""
     if 0 in output_shape:
         ones = (1,) * (len(output_shape) - 2)
         return adaptive_means(no_samples(x, ones), (-1, 1, *ones)).view(tuple(output_shape))
     if x.dim() == 3:
         return _aten._adaptive_avg_pool2d(x.unsqueeze(2), (1, output_shape[2])).squeeze(2)
-    # Not by its functions: they have another graph where a block has a single output.
+    # Not torch's public function: its graph differs for a block with a single output.
     mean = _aten._adaptive_avg_pool2d if x.dim() == 4 else _aten._adaptive_avg_pool3d
     return mean(x, output_shape[2:])
 
 
 def along(values: torch.Tensor, dim: int, dims: int) -> torch.Tensor:
-    """``values`` as a tensor of ``dims`` dims, which differ along one of them."""
+    """Reshape ``values`` to ``dims`` dims, with all of them along ``dim``."""
     return values.view([-1 if d == dim else 1 for d in range(dims)])

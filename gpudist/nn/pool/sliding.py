@@ -1,4 +1,4 @@
-"""What max and average pools share: windows that slide over a tensor cut in any dims."""
+"""Base class of max and average pools: windows that slide over a partitioned tensor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpudist.geometry.windows import Window
 from gpudist.nn.pool.block import PoolBlock
 from gpudist.nn.pool.local import LocalPool
 from gpudist.nn.pool.overlap import PoolingInPlace
-from gpudist.nn.windowed.in_place import use_in_place
+from gpudist.nn.windowed.block_in_place import use_in_place
 from gpudist.nn.windowed.region_layer import (
     BlockOperation,
     RegionLayer,
@@ -26,23 +26,22 @@ from gpudist.nn.windowed.region_layer import (
     padding_widths,
 )
 from gpudist.nn.windowed.window import per_dim
-from gpudist.ops.agreement import ShapeMode
 from gpudist.ops.halo_exchange import HaloExchange
 from gpudist.ops.operator import Bound, placeholder_shape
+from gpudist.ops.shape_agreement import ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 
 @dataclass(frozen=True)
-class _Bound:
-    """What a layer remembers of one shape of its input.
+class _BoundSlidingPool:
+    """Movement and local pooling of a layer, bound to one input shape.
 
     Attributes:
-        halo: the movement that gives each worker its ghosts.
-        block: the pooling of what it gives.
-        origin: global indices of the first cell of what is pooled, per spatial dim; negative in the
-            padding.
-        has_ghosts: some worker reads cells of others, so that the input moves.
-        in_place: the pooling without a copy of the block, where it is to be used.
+        halo: movement that gives each worker its ghosts.
+        block: pooling of the block with its ghosts.
+        origin: global index of the first pooled cell, per spatial dim; negative in padding.
+        has_ghosts: whether some worker reads cells of others, so that the input moves.
+        in_place: pooling without a copy of the block; ``None`` if the block is copied.
     """
 
     halo: Movement
@@ -60,12 +59,12 @@ def refuse_empty(name: str, inputs: Decomposition) -> None:
 
 
 class SlidingPool(RegionLayer):
-    """A pooling layer over a tensor ``[B, C, *spatial]`` cut over ``P_x`` in any dims.
+    """Pooling layer over a tensor ``[B, C, *spatial]`` partitioned by ``P_x`` in any dims.
 
     Args:
-        takes_maximum: or else the mean.
-        divisor: of the sums, where that is not the number of cells in the window.
-        count_include_pad: whether padding is among these.
+        takes_maximum: whether to take the maximum; otherwise the mean.
+        divisor: divisor of the sums; by default the number of cells in the window.
+        count_include_pad: whether that number includes padding.
     """
 
     _dims: int
@@ -88,7 +87,7 @@ class SlidingPool(RegionLayer):
         nested: bool,
     ) -> None:
         super().__init__()
-        # A slab of a face holds corners, which its neighbour along one dim does not have.
+        # The slab of a face includes corners, which a neighbour along one dim does not own.
         self.overlap = overlap and not nested
         self._name = name = type(self).__name__
         if P_x.dim != self._dims + 2:
@@ -123,7 +122,7 @@ class SlidingPool(RegionLayer):
             global_shape=global_shape,
             shape=shape,
         )
-        self._bound = Bound[_Bound](shape, self.halo_exchange.agreement)
+        self._bound = Bound[_BoundSlidingPool](shape, self.halo_exchange.agreement)
 
     def _make_windows(self) -> list[PoolWindow]:
         per_dim = zip(self._kernel, self._strides, self._dilations, self._paddings, strict=True)
@@ -141,7 +140,7 @@ class SlidingPool(RegionLayer):
         return bound.block.scaled(self._compose(bound, x)[0])
 
     def with_indices(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The maxima, and their flat indices in the spatial dims of the global tensor."""
+        """Return the maxima, and their flat indices in the spatial dims of the global tensor."""
         if not self.P_x.active:
             return x.clone(), x.new_empty(placeholder_shape(x), dtype=torch.int64)
         bound = self._bound(x, self._bind)
@@ -151,11 +150,12 @@ class SlidingPool(RegionLayer):
         pooled = bound.halo.output_shape if bound.has_ghosts else bound.halo.input_shape
         return y, bound.block.global_places(places, pooled[2:], bound.origin)
 
-    def _compose(self, bound: _Bound, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Move, then pool: a composition of differentiable operators. Also where the maxima are."""
+    def _compose(
+        self, bound: _BoundSlidingPool, x: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         return bound.block.pooled(move((bound.halo,), (x,))[0] if bound.has_ghosts else x)
 
-    def _bind(self, x: torch.Tensor) -> _Bound:
+    def _bind(self, x: torch.Tensor) -> _BoundSlidingPool:
         try:
             layout, halo = self.halo_exchange.bound(x)
         except ShapeError as error:
@@ -165,7 +165,7 @@ class SlidingPool(RegionLayer):
         assert self.P_x.index is not None
         outputs = self.outputs_of(inputs).block(self.P_x.index)
         block = self._block(outputs.shape, inputs.shape[2:], outputs.start[2:])
-        bound = _Bound(halo, block, block.first_cells(block.outputs))
+        bound = _BoundSlidingPool(halo, block, block.first_cells(block.outputs))
         use = use_in_place(self.halo_exchange, layout, x, self.overlap, with_own=True)
         if use is None:
             return bound
@@ -200,7 +200,7 @@ class SlidingPool(RegionLayer):
         )
 
     def require_region(self) -> None:
-        """A region has any sliding pool."""
+        """Do nothing: a region may contain any sliding pool."""
 
     @property
     def windows(self) -> Sequence[Window]:
@@ -212,7 +212,7 @@ class SlidingPool(RegionLayer):
         return WithPadding(block, padding_widths(reads), self.halo_exchange.padding_value)
 
     def require_input(self, inputs: Decomposition) -> None:
-        """Refuse what torch refuses, or reads beyond its input for."""
+        """Refuse inputs that torch refuses, or for which it would read beyond the input."""
         refuse_empty(self._name, inputs)
         extents = inputs.shape[2:]
         for d, (extent, window) in enumerate(zip(extents, self._windows, strict=True)):
@@ -228,7 +228,6 @@ class SlidingPool(RegionLayer):
                 )
 
     def _torch_pools_every_block(self, inputs: Decomposition) -> bool:
-        """Whether blocks are as large as the kernel, and padded by at most half of it."""
         for blocks, window in zip(inputs.dims[2:], self._windows, strict=True):
             smallest = min(blocks.length(i) for i in range(blocks.parts))
             most_padding = max(axis_paddings(blocks, window) or (0,))
@@ -238,6 +237,5 @@ class SlidingPool(RegionLayer):
 
 
 def _margin_of(block: PoolBlock, cells: Sequence[slice]) -> tuple[int, ...]:
-    """Cells of padding in front of what some of the block's outputs read."""
     starts = zip(block.outputs, cells[2:], strict=True)
     return block.margin_before([start + part.start for start, part in starts])

@@ -1,4 +1,4 @@
-"""Reductions of a distributed tensor along one dim: of own cells, then of what moves of them."""
+"""Reductions of a distributed tensor along one dim: of local cells, then of received parts."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from gpudist.world.partition import CartesianPartition
 
 @dataclass(frozen=True)
 class ReducedAxis:
-    """One dim that is reduced.
+    """Reduction of a tensor along one dim.
 
     Attributes:
-        dim: of the tensor.
-        inputs: the tensor before it is reduced along this dim.
-        window: from the parts to the outputs.
-        P_x: owns the tensor.
-        dtype: of the tensor.
+        dim: dim of the tensor that is reduced.
+        inputs: decomposition of the tensor before this reduction.
+        window: window from the parts of the reduction to its outputs.
+        P_x: partition of the tensor.
+        dtype: dtype of the tensor.
     """
 
     dim: int
@@ -37,7 +37,7 @@ class ReducedAxis:
 
     @property
     def index(self) -> tuple[int, ...]:
-        """Of this worker on the grid."""
+        """Index of this worker on the grid."""
         assert self.P_x.index is not None
         return self.P_x.index
 
@@ -46,20 +46,20 @@ class ReducedAxis:
         return self.inputs.block(self.index).shape
 
     def movement(self, x: torch.Tensor, dtype: torch.dtype) -> Movement:
-        """What brings the parts to the workers with the outputs."""
+        """Bind the movement of the parts to the owners of the outputs."""
         windows: list[Window] = [HaloWidths() for _ in self.index]
         windows[self.dim] = self.window
         parts = _with_dim(self.inputs, self.dim, self.window.parts)
         return HaloExchange(self.P_x, windows).bind_to(parts, dtype, x)
 
     def reduced(self) -> Decomposition:
-        """The tensor after it is reduced along this dim."""
+        """Decomposition of the tensor after this reduction."""
         return _with_dim(self.inputs, self.dim, self.window.outputs(self.window.parts))
 
 
 @dataclass(frozen=True)
 class SumStep:
-    """Sums along one dim: of own cells, then of their parts if any of them move."""
+    """Sums along one dim: of local cells, then of the partial sums if any of them move."""
 
     of_cells: RangeSum
     movement: Movement | None
@@ -74,13 +74,14 @@ class SumStep:
 
 @dataclass(frozen=True)
 class MaximumStep:
-    """Maxima along one dim, and their places in the dims reduced so far.
+    """Maxima along one dim, with their flat indices in the dims reduced so far.
 
     Attributes:
-        movements: of the maxima and their places.
-        shape: of the block before.
-        dim, origin: reduced along, and the first own cell along it.
-        stride: of this dim in the flat indices of the global tensor.
+        movements: movements of the maxima and of their indices; ``None`` if nothing moves.
+        shape: shape of the block before this reduction.
+        dim: dim that is reduced.
+        origin: global index of the first local cell along that dim.
+        stride: stride of that dim in the flat indices of the global tensor.
     """
 
     of_cells: RangeMaximum
@@ -109,7 +110,7 @@ class MaximumStep:
 
 
 def sum_step(axis: ReducedAxis, x: torch.Tensor) -> SumStep:
-    """Sums along an axis, divided by the cells of their windows; ``x`` is a block of the layer."""
+    """Bind means along an axis to the layer's input block ``x``."""
     window, dim, own = axis.window, axis.dim, axis.index[axis.dim]
     cells, lengths = window.own_cells(own), window.own_lengths(own)
     of_cells = RangeSum(axis.block_shape, dim, cells, lengths, x.device, axis.dtype)
@@ -123,7 +124,7 @@ def sum_step(axis: ReducedAxis, x: torch.Tensor) -> SumStep:
 
 
 def maximum_step(axis: ReducedAxis, x: torch.Tensor, stride: int) -> MaximumStep:
-    """Maxima along an axis, a ``stride`` apart in flat indices; ``x`` is a block of the layer."""
+    """Bind maxima along an axis, ``stride`` apart in flat indices, to the input block ``x``."""
     window, dim, own, shape = axis.window, axis.dim, axis.index[axis.dim], axis.block_shape
     origin = window.inputs.block(own)[0]
     of_cells = RangeMaximum(shape, dim, window.own_cells(own), x.device)

@@ -1,1 +1,1 @@
-"""Random cells of a global tensor, the same under every partition."""
+"""Random cells of a global tensor, the same for every partition."""

@@ -1,4 +1,4 @@
-"""The number of a layer's call, the same again where checkpointing repeats the call."""
+"""Call numbers of a layer; a call repeated by checkpointing gets the same number again."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ _REMEMBERED_CALLS = 4096
 
 
 @dataclass
-class _Call:
+class _NumberedCall:
     number: torch.Tensor
     repeated: bool = False
     ambiguous: bool = False
 
 
 class CallNumbers:
-    """Knows a repeated call by torch's generator, which checkpointing sets back before.
+    """Assigns numbers to calls, and recognizes calls repeated by checkpointing.
 
-    Every call draws a token from torch's default generator on the CPU. A call in a backward pass is
-    a repetition of the one that drew the same token.
+    Every call draws a token from torch's default generator on the CPU, which checkpointing restores
+    before it repeats a call. A call in a backward pass repeats the earlier call with the same
+    token.
     """
 
     def __init__(self) -> None:
-        self._calls: OrderedDict[int, _Call] = OrderedDict()
+        self._calls: OrderedDict[int, _NumberedCall] = OrderedDict()
 
     def __call__(self, counter: torch.Tensor, name: str) -> torch.Tensor:
-        """The number of this call: of a new one the ``counter``, which is increased.
+        """Return the number of this call; for a new call the ``counter``, which is then increased.
 
         Raises:
             GpudistError: in a backward pass, if it is unclear which call is repeated.
         """
-        # Transforms of torch.func are not to see the counter.
+        # Hide the counter from the transforms of torch.func.
         with temporarily_clear_interpreter_stack():
             return self._number(counter, name)
 
@@ -54,9 +55,9 @@ class CallNumbers:
             return call.number
         number = counter.clone()
         counter.add_(1)
-        # Whoever seeds anew before each step repeats the tokens of steps that are over.
+        # Seeding before each step repeats the tokens of finished steps.
         unclear = call is not None and not call.repeated
-        self._calls[token] = _Call(number, ambiguous=unclear)
+        self._calls[token] = _NumberedCall(number, ambiguous=unclear)
         self._calls.move_to_end(token)
         if len(self._calls) > _REMEMBERED_CALLS:
             self._calls.popitem(last=False)

@@ -1,4 +1,4 @@
-"""Random cells of a global tensor, of which each worker draws its own block alone."""
+"""Random cells of a global tensor; each worker draws only its own block."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 from gpudist.geometry.boxes import Box
 
-# A tile's numbers, 8 bytes a cell, stay in a CPU's cache; a GPU needs more cells to be busy.
+# The numbers of a tile, 8 bytes per cell, fit in a CPU's cache; a GPU needs more cells to be busy.
 _TILE_CELLS = 1 << 17
 _TILE_CELLS_OF_GPU = 1 << 22
-# Of splitmix64 (Steele, Lea and Flood 2014), as signed numbers.
+# Constants of splitmix64 (Steele, Lea and Flood 2014), as signed numbers.
 _STEP = 0x9E3779B97F4A7C15 - (1 << 64)
 _BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 _FACTORS = 0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64)
@@ -26,23 +26,23 @@ def kept_by_index(
     p: float,
     device: torch.device,
 ) -> torch.Tensor:
-    """Cells of ``box`` that are kept, each dropped with probability ``p``.
+    """Draw which cells of ``box`` are kept, each dropped with probability ``p``.
 
-    What becomes of a cell depends on the seed, the number of the call and the cell's index in the
-    global tensor, whoever owns it.
+    The draw of a cell depends on the seed, the call number and the cell's index in the global
+    tensor, not on its owner.
 
     Args:
-        seed, call: one int64 each.
-        box: of the global tensor.
-        shape: of the global tensor, in cells.
-        p: between 0 and 1, both excluded.
-        device: of the result.
+        seed, call: seed and call number, one int64 each.
+        box: this worker's box of the global tensor.
+        shape: global shape of the tensor.
+        p: probability of dropping a cell, between 0 and 1 exclusive.
+        device: device of the result.
 
     Returns:
-        New tensor of bool, of the shape of ``box``.
+        New bool tensor of the shape of ``box``, true for kept cells.
 
     Cost:
-        About 25 operations of torch on int64 per cell, in tiles of bounded size; no communication.
+        About 25 torch operations on int64 per cell, in tiles of bounded size; no communication.
     """
     if device.type == "meta":
         return torch.empty(box.shape, dtype=torch.bool, device=device)
@@ -61,9 +61,10 @@ def uniform_by_index(
     dtype: torch.dtype,
     device: torch.device,
 ) -> torch.Tensor:
-    """Numbers from 0, included, to 1, excluded, as many as the dtype tells apart in equal steps.
+    """Draw uniform numbers in [0, 1), in equal steps that the dtype represents exactly.
 
-    The number of a cell depends on the same as in :func:`kept_by_index`, which has the arguments.
+    The number of a cell depends on the same quantities as in :func:`kept_by_index`, which describes
+    the arguments.
 
     Returns:
         New tensor of ``dtype``, of the shape of ``box``.
@@ -84,14 +85,14 @@ def normal_by_index(
     dtype: torch.dtype,
     device: torch.device,
 ) -> torch.Tensor:
-    """Numbers of the standard normal distribution; arguments as of :func:`uniform_by_index`.
+    """Draw standard normal numbers; for the arguments see :func:`uniform_by_index`.
 
     Source:
-        Box & Muller 1958, of two numbers a cell.
+        Box & Muller 1958, from two uniform numbers per cell.
     """
     drawn = torch.empty(box.shape, dtype=dtype, device=device)
     for tile, numbers in _numbers(seed, call, box, shape, device):
-        # Above 0, so that there is a logarithm.
+        # Above 0, where the logarithm is finite.
         radius = (_shifted(numbers, 11) + 1).double() * 2.0**-53
         turn = _shifted(_mixed(numbers + _STEP), 11).double() * 2.0**-53
         cells = (-2 * radius.log()).sqrt() * (2 * pi * turn).cos()
@@ -106,7 +107,6 @@ def _numbers(
     shape: tuple[int, ...],
     device: torch.device,
 ) -> Iterator[tuple[Box, torch.Tensor]]:
-    """Tiles of ``box``, each with a number of 64 bits for every cell."""
     first = _mixed(_mixed(seed + _STEP) ^ call)
     second = _mixed(first + _STEP)
     strides = [prod(shape[d + 1 :]) for d in range(len(shape))]
@@ -115,17 +115,18 @@ def _numbers(
 
 
 def kept_by_torch(box: Box, shape: tuple[int, ...], p: float) -> torch.Tensor:
-    """Cells of ``box`` that are kept, as torch's default generator on the CPU draws them.
+    """Draw which cells of ``box`` are kept, as torch's default generator on the CPU draws them.
 
-    The cells of the whole tensor are drawn, in its order, so that all generators advance alike.
+    Every worker draws all cells of the global tensor, in order, so that all generators advance
+    alike.
 
     Args:
-        box: of the global tensor.
-        shape: of the global tensor, in cells.
-        p: probability with which a cell is dropped.
+        box: this worker's box of the global tensor.
+        shape: global shape of the tensor.
+        p: probability of dropping a cell.
 
     Returns:
-        New tensor of bool, of the shape of ``box``.
+        New bool tensor of the shape of ``box``, true for kept cells.
 
     Cost:
         One draw per cell of the global tensor, on every worker, in tiles of bounded size.
@@ -141,7 +142,7 @@ def kept_by_torch(box: Box, shape: tuple[int, ...], p: float) -> torch.Tensor:
 
 
 def _tiles(box: Box, cells: int) -> Iterator[Box]:
-    """Parts of ``box`` with at most so many cells, in the order of its cells."""
+    """Split ``box`` into parts of at most ``cells`` cells, in the order of its cells."""
     if box.volume <= cells:
         if box.volume:
             yield box
@@ -153,12 +154,10 @@ def _tiles(box: Box, cells: int) -> Iterator[Box]:
 
 
 def _common(a: Box, b: Box) -> Box:
-    """The cells in both."""
     return Box(tuple(map(max, a.start, b.start)), tuple(map(min, a.stop, b.stop)))
 
 
 def _indices(box: Box, strides: list[int], device: torch.device) -> torch.Tensor:
-    """The row-major index in the global tensor of each cell of ``box``."""
     indices = torch.zeros((), dtype=torch.int64, device=device)
     for start, stop, stride in zip(box.start, box.stop, strides, strict=True):
         along = torch.arange(start, stop, dtype=torch.int64, device=device) * stride
@@ -167,12 +166,12 @@ def _indices(box: Box, strides: list[int], device: torch.device) -> torch.Tensor
 
 
 def _mixed(z: torch.Tensor) -> torch.Tensor:
-    """A one-to-one map of 64-bit numbers whose results look independent."""
+    # A bijection of 64-bit numbers whose results look independent.
     z = (z ^ _shifted(z, 30)) * _FACTORS[0]
     z = (z ^ _shifted(z, 27)) * _FACTORS[1]
     return z ^ _shifted(z, 31)
 
 
 def _shifted(z: torch.Tensor, bits: int) -> torch.Tensor:
-    """``z`` to the right, with zeros on the left whatever its sign."""
+    # A logical shift: ``>>`` would repeat the sign bit.
     return (z >> bits) & ((1 << (64 - bits)) - 1)

@@ -7,36 +7,39 @@ from math import sqrt
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 
 from gpudist.errors import PartitionError, ShapeError
-from gpudist.exchange.library import define, handles_of, is_recorded, thing_of
+from gpudist.exchange.torch_library import define, handles_of, is_recorded, thing_of
 from gpudist.geometry.boxes import Box
 from gpudist.nn.distributed_module import DistributedModule
-from gpudist.nn.parameters.placement import Placement
+from gpudist.nn.layer_table import Sample, layer
+from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.nn.random.call_numbers import CallNumbers
 from gpudist.nn.random.cells import kept_by_index, kept_by_torch
-from gpudist.ops.agreement import Agreement, ShapeMode
 from gpudist.ops.bound import Bound
+from gpudist.ops.shape_agreement import ShapeAgreement, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 Generator = Literal["index", "torch"]
 
 _NO_SEED = -1
-# Of SELU, to whose outputs alpha dropout belongs: minus the scale times its alpha.
+# SELU's scale times its alpha: minus the lower limit of its outputs.
 _ALPHA = 1.7580993408473766
 
 
 class _DistributedDropout(DistributedModule):
-    """Drops cells of a tensor on ``P_x`` at random, each with all cells of the dims behind.
+    """Layer that drops random cells of a tensor on ``P_x``.
 
     Args:
-        leading_dims: of the tensor, those along which cells are dropped one by one.
+        leading_dims: number of leading dims along which cells are dropped one by one; each is
+            dropped with all cells of the other dims.
     """
 
     seed: torch.Tensor | None
     calls: torch.Tensor | None
-    # Names that the state dict of the sequential layer does not have.
-    _beyond_sequential = ("seed", "calls")
+    # Names that are missing in the state dict of the sequential layer.
+    beyond_sequential = ("seed", "calls")
     _shown = ("generator",)
 
     def __init__(
@@ -62,7 +65,7 @@ class _DistributedDropout(DistributedModule):
         self.register_buffer("calls", torch.tensor(0) if by_index else None)
         self._numbers = CallNumbers()
         self._seed_agreed = seed is not None
-        self._agreement = Agreement(self._name, P_x, P_x, P_x.dim, global_shape, shape)
+        self._agreement = ShapeAgreement(self._name, P_x, P_x, P_x.dim, global_shape, shape)
         self._bound = Bound[tuple[Box, tuple[int, ...]]](shape, self._agreement)
 
     def _require(
@@ -74,26 +77,26 @@ class _DistributedDropout(DistributedModule):
         generator: Generator,
     ) -> None:
         if not 0 <= p <= 1:
-            raise ShapeError(f"{self._name}: p is {p} but must be a probability, from 0 to 1")
+            raise ShapeError(f"{self._name}: p is {p}; it must be between 0 and 1")
         if inplace:
             raise ShapeError(f"{self._name}: inplace is not supported; outputs are new tensors")
         if generator not in ("index", "torch"):
             raise ShapeError(f"{self._name}: generator is {generator!r}; use 'index' or 'torch'")
         if generator == "torch" and seed is not None:
             raise ShapeError(
-                f"{self._name}: generator 'torch' draws from torch's own, which torch.manual_seed "
-                "seeds; leave out seed"
+                f"{self._name}: generator 'torch' draws from torch's generator, which is "
+                "seeded by torch.manual_seed; leave out seed"
             )
         if generator == "torch" and P_x.device.type != "cpu":
             raise ShapeError(
-                f"{self._name}: generator 'torch' is for a CPU, but the partition's device is "
+                f"{self._name}: generator 'torch' needs a CPU, but the partition's device is "
                 f"{P_x.device}; use 'index'"
             )
         if seed is not None and not 0 <= seed < 1 << 63:
-            raise ShapeError(f"{self._name}: seed is {seed} but must be at least 0, below 2^63")
+            raise ShapeError(f"{self._name}: seed is {seed}; it must be between 0 and 2^63 - 1")
 
-    def _placements(self) -> dict[str, Placement]:
-        placed = Placement.everywhere((), self.P_x.world)
+    def _placements(self) -> dict[str, ParameterPlacement]:
+        placed = ParameterPlacement.everywhere((), self.P_x.world)
         return {name: placed for name, _ in self.named_buffers(recurse=False)}
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -109,13 +112,15 @@ class _DistributedDropout(DistributedModule):
         return self._dropped(input, kept) if self.P_x.active else input.clone()
 
     def _dropped(self, x: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-        """``x`` without what is not kept, with the mean it had."""
-        # Torch rounds the factor to the dtype; the mask is what is saved for backward.
+        # Keeps the mean.
+        # Torch rounds the factor to the dtype, and saves the mask for backward.
         factor = torch.ones((), dtype=x.dtype, device=x.device).div_(1 - self.p)
         return x * kept * factor
 
     def kept(self, x: torch.Tensor) -> torch.Tensor:
-        """What this call keeps of the block ``x``, of bool; dims behind the leading ones are 1."""
+        """Return a bool mask of the cells of block ``x`` that this call keeps; other dims have
+        extent 1.
+        """
         whole = self.kept_shape(x.shape)
         if not self.P_x.active:
             self._number()
@@ -127,16 +132,16 @@ class _DistributedDropout(DistributedModule):
         return kept_by_index(self.seed, call, box, shape, self.p, x.device).view(whole)
 
     def _number(self) -> torch.Tensor | None:
-        """This call's, counted by all workers, so that generators and state dicts stay alike."""
+        # All workers count calls, so that generators and state dicts stay alike.
         return None if self.calls is None else self._numbers(self.calls, self._name)
 
     def kept_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of `kept` of a block of this shape."""
+        """Return the shape of the mask of a block of this shape."""
         leading = self._leading_dims
         return (*shape[:leading], *(1,) * (len(shape) - leading))
 
     def _agree(self, x: torch.Tensor) -> tuple[Box, tuple[int, ...]]:
-        """The box of this worker, and the global shape, of the leading dims."""
+        """Return this worker's box and the global shape, of the leading dims."""
         index, leading = self.P_x.index, self._leading_dims
         assert index is not None
         cut = self._agreement(x).decomposition
@@ -147,7 +152,7 @@ class _DistributedDropout(DistributedModule):
         return Box(box.start[:leading], box.stop[:leading]), cut.shape[:leading]
 
     def _agreed_seed(self, seed: int) -> int:
-        """The first worker's; if it has none, what torch's generator would draw there next."""
+        # Without a seed, takes the number torch's generator would draw next on the first worker.
         if seed == _NO_SEED:
             generator = torch.Generator()
             generator.set_state(torch.get_rng_state())
@@ -157,7 +162,7 @@ class _DistributedDropout(DistributedModule):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *rest: Any, **options: Any
     ) -> None:
-        # The sequential layer has no state: this one keeps its own.
+        # The sequential layer has no state: keep the present buffers.
         for name, buffer in self.named_buffers(recurse=False):
             state_dict.setdefault(prefix + name, buffer)
         super()._load_from_state_dict(state_dict, prefix, *rest, **options)
@@ -167,7 +172,7 @@ def _fake_kept(layer: int, x: torch.Tensor) -> list[torch.Tensor]:
     return [x.new_empty(thing_of(layer).kept_shape(x.shape), dtype=torch.bool)]
 
 
-# In a graph the mask is one operation: it has a state, and many tiles.
+# In a graph the mask is one operation, because it has state and many tiles.
 define(
     "dropout_kept",
     "int layer, Tensor x",
@@ -176,32 +181,35 @@ define(
 )
 
 
+@layer(F.dropout, Sample((2, 4, 9, 8)), p=0.4, generator="torch")
 class DistributedDropout(_DistributedDropout):
-    """Sets each cell of a tensor cut over ``P_x`` to zero with probability ``p``, while training.
+    """Set each cell of a tensor split over ``P_x`` to zero with probability ``p``, while training.
 
-    What is kept is divided by ``1 - p``. Which cells are dropped depends on ``seed``, the number of
-    the call and the cell's index in the global tensor: it is the same under every partition. Both
-    numbers are buffers, so that a run resumed from a state dict goes on alike; without ``seed`` the
-    first call takes it from torch's generator on the first worker. A call that
-    ``torch.utils.checkpoint`` repeats drops the same cells again, known by a number that every call
-    draws from torch's generator on the CPU. Not training, and on workers outside ``P_x``, a clone.
+    Kept cells are divided by ``1 - p``. Which cells are dropped depends on ``seed``, the number of
+    the call and the cell's index in the global tensor, so it is the same for every partition. Seed
+    and call number are buffers, so that a run resumed from a state dict continues identically.
+    Without ``seed``, the first call draws the seed from torch's generator on the first worker. A
+    call repeated by ``torch.utils.checkpoint`` drops the same cells again; it is recognized by a
+    number that every call draws from torch's generator on the CPU. In evaluation, and on workers
+    outside ``P_x``, the layer returns a clone.
 
     Args:
-        P_x: owns input and output, one axis per dim of the tensor; blocks may be uneven or empty.
-        p: the probability.
+        P_x: partition of input and output, one axis per dim of the tensor; blocks may be uneven or
+            empty.
+        p: probability of dropping a cell.
         inplace: not supported.
-        seed: the same on all workers, at least 0; give each layer another one.
-        generator: ``"index"`` as above; ``"torch"`` draws what torch's layer draws for the whole
-            tensor on a CPU under the same ``torch.manual_seed`` on all workers, bit by bit.
-        global_shape: of the input, if it is balanced, to save agreeing on its blocks.
-        shape: ``"dynamic"`` agrees on the input's blocks at every call.
+        seed: seed of at least 0, the same on all workers; use a different one for each layer.
+        generator: ``"index"`` as above; ``"torch"`` draws, bitwise, what torch's layer draws for
+            the whole tensor on a CPU, given the same ``torch.manual_seed`` on all workers.
+        global_shape: global shape of a balanced input; saves the agreement on its blocks.
+        shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
 
     Cost:
         No communication after the first call. About 25 operations on 8 bytes per cell; with
-        ``generator="torch"`` every worker draws the whole tensor.
+        ``generator="torch"``, every worker draws the whole tensor.
 
     Raises:
-        ShapeError: ``p`` is no probability, or an argument is not supported.
+        ShapeError: ``p`` is not a probability, or an argument is not supported.
     """
 
     def __init__(
@@ -238,21 +246,33 @@ class _DistributedChannelDropout(DistributedDropout):
         )
 
 
+@layer(F.dropout1d, Sample((2, 4, 9)), p=0.4, generator="torch")
 class DistributedDropout1d(_DistributedChannelDropout):
-    """Drops whole channels of ``[B, C, L]`` or ``[C, L]``; else as :class:`DistributedDropout`.
+    """Drop whole channels of ``[B, C, L]`` or ``[C, L]``.
+
+    Otherwise like :class:`DistributedDropout`.
+
+    Args:
+        P_x ... shape: see :class:`DistributedDropout`.
 
     Raises:
-        PartitionError: ``P_x`` has another number of axes.
+        PartitionError: ``P_x`` does not have 2 or 3 axes.
     """
 
     _dims = 1
 
 
+@layer(F.dropout2d, Sample((2, 4, 9, 8)), p=0.4, generator="torch")
 class DistributedDropout2d(_DistributedChannelDropout):
-    """Drops whole channels of ``[B, C, H, W]``; else as :class:`DistributedDropout`.
+    """Drop whole channels of ``[B, C, H, W]``.
+
+    Otherwise like :class:`DistributedDropout`.
+
+    Args:
+        P_x ... shape: see :class:`DistributedDropout`.
 
     Raises:
-        PartitionError: ``P_x`` has another number of axes. Torch takes images without a batch for
+        PartitionError: ``P_x`` does not have 4 axes. Torch takes images without a batch for
             ``[B, C, L]``: use :class:`DistributedDropout1d` for those.
     """
 
@@ -260,34 +280,48 @@ class DistributedDropout2d(_DistributedChannelDropout):
     _without_batch = False
 
 
+@layer(F.dropout3d, Sample((2, 4, 5, 6, 3)), p=0.4, generator="torch")
 class DistributedDropout3d(_DistributedChannelDropout):
-    """Drops whole channels of ``[B, C, D, H, W]`` or ``[C, D, H, W]``.
+    """Drop whole channels of ``[B, C, D, H, W]`` or ``[C, D, H, W]``.
 
-    Else as :class:`DistributedDropout`.
+    Otherwise like :class:`DistributedDropout`.
+
+    Args:
+        P_x ... shape: see :class:`DistributedDropout`.
 
     Raises:
-        PartitionError: ``P_x`` has another number of axes.
+        PartitionError: ``P_x`` does not have 4 or 5 axes.
     """
 
     _dims = 3
 
 
+@layer(F.alpha_dropout, Sample((2, 4, 9, 8)), p=0.4, generator="torch")
 class DistributedAlphaDropout(DistributedDropout):
-    """Sets cells to SELU's lower limit, and keeps mean 0 and variance 1.
+    """Set dropped cells to SELU's lower limit, and keep mean 0 and variance 1.
 
-    Else as :class:`DistributedDropout`.
+    Otherwise like :class:`DistributedDropout`.
+
+    Args:
+        P_x ... shape: see :class:`DistributedDropout`.
     """
 
     def _dropped(self, x: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
         scale = 1 / sqrt((_ALPHA * _ALPHA * self.p + 1) * (1 - self.p))
         noise = kept.to(x.dtype)
-        # In the order in which torch rounds.
+        # The order of operations gives torch's rounding.
         shift = noise.add(-1).mul_(_ALPHA * scale).add_(_ALPHA * scale * self.p)
         return x * noise.mul_(scale) + shift
 
 
+@layer(F.feature_alpha_dropout, Sample((2, 4, 9, 8)), p=0.4, generator="torch")
 class DistributedFeatureAlphaDropout(DistributedAlphaDropout):
-    """Alpha dropout of whole channels of ``[B, C, ...]``; else as :class:`DistributedDropout`.
+    """Alpha dropout of whole channels of ``[B, C, ...]``.
+
+    Otherwise like :class:`DistributedDropout`.
+
+    Args:
+        P_x ... shape: see :class:`DistributedDropout`.
 
     Raises:
         PartitionError: ``P_x`` has fewer than 2 axes.

@@ -1,1 +1,1 @@
-"""Layers whose weights are split over a line of workers, and how tensors enter and leave them."""
+"""Layers whose weights are split over a line of workers, and the operators at their borders."""

@@ -13,35 +13,35 @@ from gpudist.nn.random.dropout import DistributedDropout
 from gpudist.nn.tensor_parallel.linear import RowParallelLinear
 from gpudist.nn.tensor_parallel.qkv import ParallelQKV
 from gpudist.nn.tensor_parallel.region import Convention, Lengths
-from gpudist.ops.agreement import ShapeMode, refuse
+from gpudist.ops.shape_agreement import ShapeMode, refuse
 from gpudist.world.partition import Partition
 
 
 class ParallelAttention(CheckedModule):
-    """Multi-head self-attention of ``[L, E]`` or ``[B, L, E]``, its heads split over workers.
+    """Multi-head self-attention of ``[L, E]`` or ``[B, L, E]``, with heads split over workers.
 
-    Every worker has the whole sequence, attends with its heads, by
+    Every worker has the whole sequence, attends with its heads by
     :func:`torch.nn.functional.scaled_dot_product_attention`, and multiplies with its columns of the
-    output projection; the sum is the output. With ``split_sequence`` input and output are blocks of
-    the sequence, of the same lengths.
+    output projection; the output is the sum of these products. With ``split_sequence``, input and
+    output are blocks of the sequence, of the same lengths.
 
     The parameters are those of four :class:`torch.nn.Linear`, ``qkv.q_proj``, ``qkv.k_proj``,
-    ``qkv.v_proj`` and ``out_proj``, drawn in this order. Workers outside ``P`` get a clone of their
-    input.
+    ``qkv.v_proj`` and ``out_proj``, initialized in this order. Workers outside ``P`` return a clone
+    of their input.
 
     Args:
-        P, embed_dim, num_heads, num_kv_heads, bias, device, dtype, head_dim, axis: as of
-            :class:`~gpudist.nn.ParallelQKV`; several workers may hold the same key heads, others
+        P, embed_dim, num_heads, num_kv_heads, bias, device, dtype, head_dim, axis: see
+            :class:`~gpudist.nn.ParallelQKV`; several workers may hold the same key heads, and some
             none at all.
-        dropout: probability with which weights of the attention are dropped while training, the
-            same ones on any number of workers.
-        seed: of dropout; see :class:`~gpudist.nn.DistributedDropout`.
+        dropout: probability of dropping an attention weight while training; the same weights are
+            dropped on any number of workers.
+        seed: seed of dropout; see :class:`~gpudist.nn.DistributedDropout`.
         split_sequence: input and output are blocks of the sequence.
-        convention, shape, overlap: as of :class:`~gpudist.nn.ColumnParallelLinear`.
+        convention, shape, overlap: see :class:`~gpudist.nn.ColumnParallelLinear`.
 
     Cost:
-        As of :class:`~gpudist.nn.ParallelQKV` and :class:`~gpudist.nn.RowParallelLinear`. Where
-        weights are dropped they are kept: ``L * L`` numbers for each head.
+        See :class:`~gpudist.nn.ParallelQKV` and :class:`~gpudist.nn.RowParallelLinear`. With
+        dropout, the attention weights are stored: ``L * L`` numbers per head.
 
     Raises:
         ShapeError: the heads, the input or the mask do not fit.
@@ -96,13 +96,18 @@ class ParallelAttention(CheckedModule):
         is_causal: bool = False,
         lengths: Lengths | None = None,
     ) -> torch.Tensor:
-        """The output, or this worker's block of the sequence of it.
+        """Attend with this worker's heads, and sum the projections over the workers.
 
         Args:
-            x: the input, or this worker's block of the sequence.
-            attn_mask: as torch's, of the whole sequence, and of one head or of all ``num_heads``.
-            is_causal: a query attends to no key behind it; not together with a mask.
-            lengths: of all workers' blocks of the sequence, or their sum if they are balanced.
+            x: input, or this worker's block of the sequence.
+            attn_mask: mask as in torch, for the whole sequence, and for one head or all
+                ``num_heads``.
+            is_causal: whether a query attends to no later key; not together with a mask.
+            lengths: lengths of all workers' blocks of the sequence, or their sum if they are
+                balanced.
+
+        Returns:
+            The output, or this worker's block of its sequence.
         """
         if not self.region.P.active:
             return x.clone()
@@ -124,7 +129,7 @@ class ParallelAttention(CheckedModule):
         mask: torch.Tensor | None,
         is_causal: bool,
     ) -> torch.Tensor:
-        """The attention of this worker's heads."""
+        """Return the attention of this worker's heads."""
         drops = self.dropout is not None and self.training
         if q.shape[1] == 0 and not drops:
             return q
@@ -139,7 +144,6 @@ class ParallelAttention(CheckedModule):
         return weights @ v
 
     def _own_mask(self, mask: torch.Tensor | None) -> torch.Tensor | None:
-        """The mask of this worker's heads."""
         if mask is None or mask.dim() < 3 or mask.shape[-3] == 1:
             return mask
         rank = self.region.rank
@@ -150,9 +154,11 @@ class ParallelAttention(CheckedModule):
         if x.dim() not in (2, 3) or x.shape[-1] != self.embed_dim:
             text = f"the input has shape {list(x.shape)}, not [L, {self.embed_dim}] nor [B, L, E]"
         elif mask is not None and is_causal:
-            text = "both a mask and is_causal are given; leave one out"
+            text = "attn_mask and is_causal are both given; leave one out"
         elif mask is not None and mask.dim() > 2 and mask.shape[-3] not in (1, self.num_heads):
-            text = f"the mask of shape {list(mask.shape)} is not of 1 or {self.num_heads} heads"
+            text = (
+                f"the mask has shape {list(mask.shape)}; its dim -3 must be 1 or {self.num_heads}"
+            )
         if text is not None:
             refuse(self.region.P, ShapeError(f"{type(self).__name__}: {text}"))
 
@@ -163,7 +169,7 @@ class ParallelAttention(CheckedModule):
 def _weights(
     q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, is_causal: bool
 ) -> torch.Tensor:
-    """The weights of the keys for each query: 1 in sum, or 0 where all keys are masked."""
+    """Return the weights of the keys per query: they sum to 1, or are 0 if all keys are masked."""
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
     if is_causal:
         ones = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device)
@@ -172,6 +178,6 @@ def _weights(
         return scores.softmax(-1)
     if mask.dtype != torch.bool:
         return (scores + mask).softmax(-1)
-    # Not minus infinity: where all keys are masked, its softmax and the gradient are no numbers.
+    # Not minus infinity: where all keys are masked, softmax and gradient would be NaN.
     lowest = torch.finfo(scores.dtype).min
     return scores.masked_fill(~mask, lowest).softmax(-1).masked_fill(~mask, 0)

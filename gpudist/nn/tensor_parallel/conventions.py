@@ -1,4 +1,4 @@
-"""Refusal of values whose gradients follow another convention than an operator takes."""
+"""Check that gradients follow the convention that an operator expects."""
 
 from __future__ import annotations
 
@@ -19,25 +19,27 @@ from gpudist.nn.parameters.gradient_graph import (
     mark,
     outline,
 )
-from gpudist.ops.agreement import refuse
+from gpudist.ops.shape_agreement import refuse
 from gpudist.world.partition import Partition
 
 _REMEMBERED_OUTLINES = 64
-# So short a way to the nearest operators is followed at every call: microseconds, and certain.
+# Up to this many nodes, the graph is followed at every call, which takes microseconds.
 _FOLLOWED_NODES = 64
 
 
 class Expectation:
-    """The convention of values that an operator takes, checked in the graph that made them.
+    """Check of the gradient convention that an operator expects, in the graph of its input.
 
-    The graph is followed from a value to the nearest operators that declare a convention: at every
-    call where they are near, else once for each structure, told apart by its last nodes. Not under
-    torch.compile, in forward mode nor in transforms of torch.func, where there is no such graph.
+    The graph is followed from the value to the nearest operators that declare a convention: at
+    every call if they are near, otherwise once for each structure, identified by its last nodes.
+    Nothing is checked under torch.compile, in forward mode and in transforms of torch.func, where
+    no such graph exists.
 
     Args:
-        name: of the layer or the operator.
-        convention: that it takes.
-        nodes: of the graph, by which structures are told apart: those of the operator, and more.
+        name: name of the layer or operator.
+        convention: convention that it expects.
+        nodes: number of the graph's last nodes that identify a structure: more than the operator
+            has.
     """
 
     def __init__(self, name: str, convention: Convention, nodes: int = 8) -> None:
@@ -46,10 +48,10 @@ class Expectation:
         self._seen: set[tuple[object, ...]] = set()
 
     def __call__(self, x: torch.Tensor, P: Partition) -> None:
-        """Check a value of which the workers of ``P`` hold copies, or parts.
+        """Check a value of which the workers of ``P`` hold copies or parts.
 
         Raises:
-            ConventionError: it was made by the other convention.
+            ConventionError: an operator of the other convention made it.
         """
         if not is_eager() or x.grad_fn is None or P.size == 1:
             return
@@ -68,15 +70,16 @@ class Expectation:
     def _text(self, found: Border) -> str:
         if self._convention == "dual":
             return (
-                f"{self._name} takes parts, or copies whose gradients add up (convention 'dual'), "
-                f"but its input comes from {found.name}, whose output has the whole gradient on "
-                f"each of {len(found.ranks)} workers (convention 'invariant'): gradients would be "
-                "too small, or parts of them missing. Pass it through gpudist.nn.invariant_copy "
-                "or invariant_scatter, use an operator of the invariant convention (a loss of "
-                "torch, of the whole output), or make all layers with convention='dual'"
+                f"{self._name} expects parts, or copies whose gradients add up (convention "
+                f"'dual'), but its input comes from {found.name}, whose output has the whole "
+                f"gradient on each of {len(found.ranks)} workers (convention 'invariant'): "
+                "gradients would be too small or incomplete. Pass it through "
+                "gpudist.nn.invariant_copy or invariant_scatter, use an operator of the invariant "
+                "convention (a loss of torch, of the whole output), or make all layers with "
+                "convention='dual'"
             )
         return (
-            f"{self._name} takes a value that has the whole gradient on each worker (convention "
+            f"{self._name} expects a value that has the whole gradient on each worker (convention "
             f"'invariant'), but its input comes from {found.name}, whose output is a part, or a "
             f"copy whose gradients add up over {len(found.ranks)} workers (convention 'dual'): "
             "gradients would be counted several times. Pass copies through "
@@ -88,16 +91,15 @@ class Expectation:
 def nearest_of_other(
     start: Node, ranks: frozenset[int], convention: Convention
 ) -> tuple[Border | None, int]:
-    """The operator of the other convention from which a value comes without a border between.
+    """Return the nearest operator of the other convention, and the number of visited nodes.
 
-    And how many nodes were visited to find it, or that there is none.
-
-    Visits every node once, and at most ``NODE_LIMIT``.
+    The operator is ``None`` if no operator of the other convention is nearer than another border.
+    Visits each node once, and at most ``NODE_LIMIT``.
 
     Args:
-        start: the node that made the value.
-        ranks: of the workers that the value is taken on.
-        convention: that it is taken by.
+        start: node that made the value.
+        ranks: world ranks of the workers that use the value.
+        convention: convention by which they use it.
     """
     pending, seen = [start], {start}
     while pending and len(seen) < NODE_LIMIT:
@@ -118,7 +120,7 @@ def nearest_of_other(
 
 
 def expect(name: str, convention: Convention, x: torch.Tensor, P: Partition) -> None:
-    """The check of an operator that is a function; see :class:`Expectation`."""
+    """Check the convention of ``x`` for an operator function; see :class:`Expectation`."""
     if not is_eager() or x.grad_fn is None:
         return
     kept: dict[Any, Any] = P.wire.remembered
@@ -129,5 +131,5 @@ def expect(name: str, convention: Convention, x: torch.Tensor, P: Partition) -> 
 
 
 def marked(y: torch.Tensor, name: str, P: Partition) -> torch.Tensor:
-    """``y``, which an operator has just made, with its name and workers on the graph's node."""
+    """Return ``y``, a new result, with the operator's name and workers on its graph node."""
     return mark(y, name, P) if is_eager() else y

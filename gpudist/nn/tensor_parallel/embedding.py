@@ -1,4 +1,4 @@
-"""Vocabulary-parallel embedding: the rows of the table cut over a line of workers."""
+"""Vocabulary-parallel embedding: the rows of the table split over a line of workers."""
 
 from __future__ import annotations
 
@@ -11,33 +11,34 @@ from gpudist.nn.affine.embedding import TableLayer, padding_row
 from gpudist.nn.norm.line_blocks import balanced_lengths
 from gpudist.nn.parameters.parameter import normal_parameter
 from gpudist.nn.partitions import require_cells
-from gpudist.nn.tensor_parallel.layer import ParallelLayer
+from gpudist.nn.tensor_parallel.parallel_layer import ParallelLayer
 from gpudist.nn.tensor_parallel.region import Convention, Lengths, TensorRegion
-from gpudist.ops.agreement import refuse
+from gpudist.ops.shape_agreement import refuse
 from gpudist.world.partition import Partition
 
 
 class VocabParallelEmbedding(TableLayer, ParallelLayer):
-    """Rows of a table ``[num_embeddings, embedding_dim]``, which is cut by rows over workers.
+    """Rows of a table ``[num_embeddings, embedding_dim]``, which is split by rows over workers.
 
-    Every worker has all indices, and looks up the rows it holds; the sum is the output, whole on
-    every worker. With ``sequence_dim`` each keeps a block of the sequence of it.
+    Every worker has all indices and looks up the rows it holds; the output is the sum, whole on
+    every worker. With ``sequence_dim``, each worker keeps only a block of its sequence.
 
-    Initial values are those of the torch layer under the same seed. Workers outside ``P`` get a
+    Initial values are those of the torch layer under the same seed. Workers outside ``P`` return a
     clone of their input.
 
     Args:
-        P: the workers, along ``axis`` at most as many as rows.
-        num_embeddings, embedding_dim, padding_idx, device, dtype: as torch's layer, global sizes.
-        axis, convention: as of :class:`~gpudist.nn.RowParallelLinear`.
-        sequence_dim: of the output, to be cut over the same workers; none to keep it whole.
+        P: partition of the workers; along ``axis``, at most as many as rows.
+        num_embeddings, embedding_dim, padding_idx, device, dtype: as in torch's layer, with global
+            sizes.
+        axis, convention: see :class:`~gpudist.nn.RowParallelLinear`.
+        sequence_dim: dim of the output to split over the same workers; ``None`` keeps it whole.
 
     Cost:
-        As of :class:`~gpudist.nn.RowParallelLinear`.
+        See :class:`~gpudist.nn.RowParallelLinear`.
 
     Raises:
-        ShapeError: there are more workers than rows. On a CPU, on every worker, if an index is none
-            of the table's.
+        ShapeError: there are more workers than rows; on a CPU, on every worker, if an index is not
+            in the table.
 
     Source:
         Shoeybi et al. 2019, arXiv:1909.08053.
@@ -72,11 +73,14 @@ class VocabParallelEmbedding(TableLayer, ParallelLayer):
         self._keep(weight=placed)
 
     def forward(self, input: torch.Tensor, lengths: Lengths | None = None) -> torch.Tensor:
-        """The output, or this worker's block of the sequence of it.
+        """Look up the rows that this worker holds, and sum over the workers.
 
         Args:
             input: all indices, the same on all workers.
-            lengths: of the workers' blocks of the sequence, balanced unless given.
+            lengths: lengths of the workers' blocks of the sequence, balanced by default.
+
+        Returns:
+            The output, or this worker's block of its sequence.
         """
         if not self.region.P.active:
             return input.clone()

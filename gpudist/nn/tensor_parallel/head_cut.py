@@ -1,4 +1,4 @@
-"""Which heads of an attention are whose: query heads in blocks, beside the key heads they use."""
+"""Assignment of attention heads to workers: blocks of query heads, with the key heads they use."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from gpudist.nn.norm.line_blocks import balanced_lengths
 
 @dataclass(frozen=True)
 class HeadCut:
-    """Heads of queries, and of keys and values, on ``size`` workers in a line.
+    """Split of query heads, and of key and value heads, over ``size`` workers in a line.
 
     Attributes:
-        group: query heads that share a key head.
-        queries: query heads of each worker; may be 0.
-        keys: key heads of each block of them.
-        blocks: how many such blocks there are; as many workers after one another hold the same.
+        group: number of query heads that share a key head.
+        queries: number of query heads of each worker; may be 0.
+        keys: number of key heads of each block.
+        blocks: number of blocks of key heads; each is held by ``size / blocks`` consecutive
+            workers.
     """
 
     size: int
@@ -26,10 +27,10 @@ class HeadCut:
 
     @classmethod
     def of(cls, name: str, num_heads: int, num_kv_heads: int, size: int) -> HeadCut:
-        """The cut with the fewest query heads on any worker, and then the most blocks of keys.
+        """Return the split with the fewest query heads on any worker, and then the most key blocks.
 
         Raises:
-            ShapeError: the query heads are not as many for each key head.
+            ShapeError: the number of query heads is not a multiple of the number of key heads.
         """
         if num_kv_heads < 1 or num_heads % num_kv_heads:
             raise ShapeError(
@@ -49,11 +50,11 @@ class HeadCut:
         return len(self.keys)
 
     def first_query(self, rank: int) -> int:
-        """The first query head of a worker, in the global order."""
+        """Return the global index of a worker's first query head."""
         return sum(self.queries[:rank])
 
     def used_keys(self, rank: int) -> tuple[int, int]:
-        """The range of the key heads in a worker's block that its query heads use."""
+        """Return the range of the key heads in a worker's block that its query heads use."""
         first, count = self.first_query(rank), self.queries[rank]
         held = sum(self.keys[: rank // (self.size // self.blocks)])
         if count == 0:
@@ -61,7 +62,7 @@ class HeadCut:
         return first // self.group - held, (first + count - 1) // self.group + 1 - held
 
     def key_of_queries(self, rank: int) -> list[int]:
-        """For each query head of a worker its key head, among those that its heads use."""
+        """Return, for each query head of a worker, its key head among those its heads use."""
         first = self.first_query(rank)
         heads = range(first, first + self.queries[rank])
         return [head // self.group - first // self.group for head in heads]

@@ -1,7 +1,7 @@
-"""The invariant regions: replicated values whose gradient is taken once, not once per worker.
+"""Invariant regions: replicated values whose gradient counts once, not once per worker.
 
-Everywhere else a replicated value has a gradient that is summed over its copies. A loss is the same
-number on every worker, and so is its gradient: the two operators here say so, by name. They are
+Elsewhere, the gradient of a replicated value is the sum over its copies. A loss, however, is the
+same number on every worker, and so is its gradient: the two operators here declare this. They are
 Megatron's "reduce from" and "copy to" regions.
 """
 
@@ -15,12 +15,12 @@ from gpudist.checks.arguments import checked
 from gpudist.errors import PartitionError
 from gpudist.exchange import all_reduce
 from gpudist.exchange.autograd import all_reduce_constant, apply
-from gpudist.exchange.library import define, handles_of, is_recorded, thing_of
+from gpudist.exchange.torch_library import define, handles_of, is_recorded, thing_of
 from gpudist.nn.tensor_parallel.conventions import expect, marked
 from gpudist.world.partition import Partition
 
 
-class _Sum(torch.autograd.Function):
+class _InvariantSum(torch.autograd.Function):
     name, takes, gives = "invariant_sum", "dual", "invariant"
 
     @staticmethod
@@ -34,7 +34,7 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: torch.Tensor) -> torch.Tensor:
-        return apply(_Sum, tangents[0], ctx.P)
+        return apply(_InvariantSum, tangents[0], ctx.P)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -61,7 +61,7 @@ class _Identity(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         _ = ctx.saved_tensors
-        return apply(_Sum, gradients[0], ctx.P), None
+        return apply(_InvariantSum, gradients[0], ctx.P), None
 
 
 def _remember_partition(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
@@ -84,7 +84,7 @@ def _fake(partition: int, x: torch.Tensor) -> list[torch.Tensor]:
     return [x.new_empty(x.shape)]
 
 
-# The same pair for graphs, and wherever operations are watched.
+# The same operators for compiled graphs and dispatch modes.
 define(
     "invariant_sum",
     "int partition, Tensor x",
@@ -110,11 +110,11 @@ def invariant_sum(x: torch.Tensor, P: Partition) -> torch.Tensor:
     Collective over ``P``. Sums are in ascending rank order and bitwise equal on all workers.
 
     Args:
-        x: this worker's part, of one shape on all workers.
-        P: the workers that hold a part, and get the sum.
+        x: this worker's part, of the same shape on all workers.
+        P: partition of the workers that hold a part and get the sum.
 
     Returns:
-        New tensor: the sum.
+        New tensor with the sum.
 
     Adjoint:
         By declaration the identity, and the all-sum in double backward: every worker's
@@ -122,7 +122,7 @@ def invariant_sum(x: torch.Tensor, P: Partition) -> torch.Tensor:
         the loss itself.
 
     Cost:
-        One all-reduce of ``x``; backward none.
+        One all-reduce of ``x``; no communication in backward.
 
     Raises:
         PartitionError: this worker is not in ``P``.
@@ -134,32 +134,32 @@ def invariant_sum(x: torch.Tensor, P: Partition) -> torch.Tensor:
 
 
 def sum_once(x: torch.Tensor, P: Partition) -> torch.Tensor:
-    """See :func:`invariant_sum`; the caller has checked ``x``."""
+    """Compute :func:`invariant_sum` without checks."""
     if is_recorded():
         (partition,) = handles_of(P)
         return torch.ops.gpudist.invariant_sum(partition, x, None)[0]
-    return apply(_Sum, x, P)
+    return apply(_InvariantSum, x, P)
 
 
 @checked()
 def invariant_copy(x: torch.Tensor, P: Partition) -> torch.Tensor:
-    """Hand on a value that is the same on all workers of ``P``, summing its gradient over them.
+    """Copy a value that is the same on all workers of ``P``, summing its gradient over them.
 
     Collective over ``P`` in backward.
 
     Args:
-        x: the value, the same on all workers.
-        P: the workers that use it.
+        x: value, the same on all workers.
+        P: partition of the workers that use it.
 
     Returns:
-        New tensor: ``x``.
+        New tensor equal to ``x``.
 
     Adjoint:
-        By declaration the all-sum, and the identity in double backward; the entry of a region in
-        which workers compute different parts of one result.
+        By declaration the all-sum, and the identity in double backward. This is the entry of a
+        region in which workers compute different parts of one result.
 
     Cost:
-        None; backward one all-reduce of the gradient.
+        None in forward; one all-reduce of the gradient in backward.
 
     Raises:
         PartitionError: this worker is not in ``P``.
@@ -171,7 +171,7 @@ def invariant_copy(x: torch.Tensor, P: Partition) -> torch.Tensor:
 
 
 def copy_once(x: torch.Tensor, P: Partition) -> torch.Tensor:
-    """See :func:`invariant_copy`; the caller has checked ``x``."""
+    """Compute :func:`invariant_copy` without checks."""
     if is_recorded():
         (partition,) = handles_of(P)
         return torch.ops.gpudist.invariant_copy(partition, x, None)[0]
@@ -179,6 +179,6 @@ def copy_once(x: torch.Tensor, P: Partition) -> torch.Tensor:
 
 
 def require_active(name: str, P: Partition) -> None:
-    """Refuse a worker that is not in ``P``."""
+    """Raise if this worker is not in ``P``."""
     if not P.active:
         raise PartitionError(f"{name}: this worker is not a member of {P!r}")

@@ -1,4 +1,4 @@
-"""Where an invariant value is cut or put together.
+"""Operators that split an invariant value, or gather one from blocks.
 
 See :mod:`gpudist.nn.tensor_parallel.invariant`.
 """
@@ -13,7 +13,7 @@ import torch
 from gpudist.checks.arguments import checked
 from gpudist.exchange import Movement
 from gpudist.exchange.autograd import apply, move, moved
-from gpudist.exchange.library import is_recorded
+from gpudist.exchange.torch_library import is_recorded
 from gpudist.nn.norm.line_blocks import LineBlocks
 from gpudist.nn.tensor_parallel.conventions import expect, marked
 from gpudist.nn.tensor_parallel.invariant import copy_once, require_active
@@ -25,31 +25,31 @@ from gpudist.world.partition import Partition
 def invariant_gather(
     x: torch.Tensor, P: Partition, dim: int = -1, *, lengths: Sequence[int] | int | None = None
 ) -> torch.Tensor:
-    """Put the blocks of the workers of ``P`` together into one value that counts once.
+    """Gather the blocks of the workers of ``P`` into one value that counts once.
 
     Collective over ``P``. Megatron's "gather from" region.
 
     Args:
         x: this worker's block.
-        P: the workers, in the order of their blocks.
-        dim: along which ``x`` is cut.
-        lengths: of all blocks in that dim, or their sum if they are balanced; agreed by one message
-            at each call unless given.
+        P: partition of the workers, in the order of their blocks.
+        dim: dim along which ``x`` is split.
+        lengths: lengths of all blocks in that dim, or their sum if they are balanced; by default
+            agreed on by one message at each call.
 
     Returns:
-        New tensor: the whole, the same on all workers.
+        New tensor: the whole value, the same on all workers.
 
     Adjoint:
         By declaration this worker's block of the gradient; :func:`invariant_scatter` in double
         backward.
 
     Cost:
-        An all-gather; backward none.
+        An all-gather; no communication in backward.
 
     Raises:
         PartitionError: this worker is not in ``P``.
         ShapeError: the block does not fit the lengths.
-        ConventionError: the block is an invariant value already.
+        ConventionError: the block is already an invariant value.
     """
     require_active("invariant_gather", P)
     blocks = remembered(LineBlocks, P, "invariant_gather")
@@ -65,24 +65,24 @@ def invariant_gather(
 def invariant_scatter(
     x: torch.Tensor, P: Partition, dim: int = -1, *, lengths: Sequence[int] | None = None
 ) -> torch.Tensor:
-    """This worker's block of a value that is the same on all workers of ``P``.
+    """Return this worker's block of a value that is the same on all workers of ``P``.
 
     Collective over ``P`` in backward. Megatron's "scatter to" region.
 
     Args:
-        x: the value.
-        P: the workers, in the order of their blocks.
-        dim: along which to cut it.
-        lengths: of all blocks in that dim, balanced unless given.
+        x: value, the same on all workers.
+        P: partition of the workers, in the order of their blocks.
+        dim: dim along which to split it.
+        lengths: lengths of all blocks in that dim, balanced by default.
 
     Returns:
-        New tensor: the block.
+        New tensor: this worker's block.
 
     Adjoint:
         By declaration :func:`invariant_gather`.
 
     Cost:
-        None; backward an all-gather.
+        None in forward; an all-gather in backward.
 
     Raises:
         PartitionError: this worker is not in ``P``.
@@ -99,20 +99,20 @@ def invariant_scatter(
 
 @checked()
 def invariant_share(x: torch.Tensor, P: Partition) -> torch.Tensor:
-    """Take a value that each worker of ``P`` holds a copy of as one that counts once.
+    """Turn a value that each worker of ``P`` holds a copy of into one that counts once.
 
-    The way from the gradient convention of everything else, where the gradients of copies add up,
-    to the invariant one; :func:`~gpudist.nn.invariant_copy` is the way back.
+    Converts from the dual gradient convention, in which the gradients of copies add up, to the
+    invariant convention; :func:`~gpudist.nn.invariant_copy` converts back.
 
     Args:
-        x: the value, the same on all workers.
-        P: the workers that hold it.
+        x: value, the same on all workers.
+        P: partition of the workers that hold it.
 
     Returns:
-        New tensor: ``x``.
+        New tensor equal to ``x``.
 
     Adjoint:
-        By declaration each worker's equal share of the gradient, and the identity in double
+        By declaration an equal share of the gradient on each worker, and the identity in double
         backward: the shares add up to the gradient.
 
     Cost:
@@ -120,7 +120,7 @@ def invariant_share(x: torch.Tensor, P: Partition) -> torch.Tensor:
 
     Raises:
         PartitionError: this worker is not in ``P``.
-        ConventionError: the value is invariant already.
+        ConventionError: the value is already invariant.
     """
     require_active("invariant_share", P)
     expect("invariant_share", "dual", x, P)
@@ -132,19 +132,19 @@ def invariant_share(x: torch.Tensor, P: Partition) -> torch.Tensor:
 def gather_once(
     x: torch.Tensor, movement: Movement, dim: int, own: tuple[int, int]
 ) -> torch.Tensor:
-    """See :func:`invariant_gather`; ``own`` is where this worker's block starts, and its length."""
+    """Compute :func:`invariant_gather` without checks; ``own`` is this block's start and length."""
     if is_recorded():
         return _with_share_of_gradient(move((movement,), (x,))[0], movement.steps[0].partition.size)
     return apply(_Gather, x, movement, dim, own)
 
 
 def _with_share_of_gradient(x: torch.Tensor, size: int) -> torch.Tensor:
-    """``x``, whose gradient is divided by ``size``, of torch's operations alone."""
+    # The value is ``x``, the gradient divided by ``size``; uses only torch's operations.
     return x / size + (x * (1 - 1 / size)).detach()
 
 
 def cut_once(x: torch.Tensor, blocks: LineBlocks, dim: int, lengths: Sequence[int]) -> torch.Tensor:
-    """See :func:`invariant_scatter`."""
+    """Compute :func:`invariant_scatter` without checks."""
     movement, own = _movement_and_own(blocks, x, dim, lengths)
     if is_recorded():
         return copy_once(x, blocks.P).narrow(dim, *own)

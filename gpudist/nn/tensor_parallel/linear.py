@@ -1,4 +1,4 @@
-"""Tensor-parallel linear layers: the weight cut by columns or by rows over a line of workers."""
+"""Tensor-parallel linear layers: the weight split by columns or rows over a line of workers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from gpudist.errors import ShapeError
 from gpudist.nn.norm.line_blocks import balanced_lengths
 from gpudist.nn.parameters.parameter import bias_bound, kaiming_bound, uniform_parameter
 from gpudist.nn.parameters.replication import holders_of
-from gpudist.nn.tensor_parallel.layer import ParallelLayer
+from gpudist.nn.tensor_parallel.parallel_layer import ParallelLayer
 from gpudist.nn.tensor_parallel.region import Convention, Lengths, TensorRegion
-from gpudist.ops.agreement import ShapeMode, refuse
+from gpudist.ops.shape_agreement import ShapeMode, refuse
 from gpudist.world.partition import Partition
 
 
 class ParallelLinear(ParallelLayer):
-    """A layer with the parameters of a linear one, in blocks of rows or of columns."""
+    """Linear layer whose parameters are split into blocks of rows or columns."""
 
     bias: torch.nn.Parameter | None
 
@@ -43,7 +43,7 @@ class ParallelLinear(ParallelLayer):
         dtype: torch.dtype | None,
         parts: int | None = None,
     ) -> None:
-        """Blocks of the weight along ``dim``; the bias is cut with its rows, or whole."""
+        """Make the blocks of the weight along ``dim``; the bias is split with rows, or whole."""
         shape, region = (self.out_features, self.in_features), self.region
         self._require_sizes(sizes, shape[dim], parts or region.size)
         placed = {"weight": region.placement(sizes, shape, dim, parts)}
@@ -59,8 +59,8 @@ class ParallelLinear(ParallelLayer):
     def _require_sizes(self, sizes: Sequence[int], features: int, parts: int) -> None:
         if len(sizes) != parts or sum(sizes) != features or min(sizes) < 0:
             raise ShapeError(
-                f"{self._name}: blocks of {list(sizes)} features do not cut {features} features "
-                f"over {parts} workers"
+                f"{self._name}: the block sizes are {list(sizes)}, but {features} features on "
+                f"{parts} workers need {parts} sizes of at least 0 that add up to {features}"
             )
 
     def _require_features(self, x: torch.Tensor, features: int) -> None:
@@ -80,7 +80,7 @@ class ParallelLinear(ParallelLayer):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        """The product of the whole input with this worker's rows."""
+        """Return the product of the whole input with this worker's rows."""
         self._require_features(x, self.in_features)
         if self.sequence_dim is None:
             return F.linear(self.region.copy(x), weight, bias)
@@ -95,7 +95,7 @@ class ParallelLinear(ParallelLayer):
     def multiply_own(
         self, x: torch.Tensor, lengths: Lengths | None, weight: torch.Tensor
     ) -> torch.Tensor:
-        """The sum of the products of the workers' blocks with their columns."""
+        """Return the sum of the products of the workers' blocks with their columns."""
         if not self.overlap:
             return self._sum(F.linear(x, weight), lengths)
         dim = self._sequence_of(x)
@@ -115,42 +115,43 @@ class ParallelLinear(ParallelLayer):
 
 
 class ColumnParallelLinear(ParallelLinear):
-    """``y = x W^T + b`` with the rows of ``W``, the output's features, cut over workers.
+    """Linear layer ``y = x W^T + b`` with the rows of ``W``, the output features, split over
+    workers.
 
-    Every worker has the whole input, and computes a block of the output's features from it; a
-    :class:`RowParallelLinear` takes such blocks. With ``sequence_dim`` the input is a block of the
-    sequence, of any length, and gathered first.
+    Every worker has the whole input, and computes from it a block of the output features, as
+    expected by :class:`RowParallelLinear`. With ``sequence_dim`` the input is a block of the
+    sequence, of any length, which the layer gathers first.
 
-    Initial values are those of the torch layer under the same seed. Workers outside ``P`` get a
+    Initial values are those of the torch layer under the same seed. Workers outside ``P`` return a
     clone of their input.
 
     Args:
-        P: the workers.
-        in_features, out_features, bias, device, dtype: as torch's layer, global sizes.
-        axis: of ``P``, along which features are cut; along the others are copies of the layer for
-            other samples, the gradients of whose parameters are summed.
-        gather_output: every worker gets all features.
-        sequence_dim: of the input that is cut over the same workers; none if it is whole.
-        out_sizes: features of each worker's block, balanced unless given; may be 0.
-        convention: of gradients of tensors that are the same on all workers. ``"invariant"``,
-            Megatron's: each copy has the whole gradient, as torch's losses of the whole output give
-            it; the gradients of the input are summed. ``"dual"``: those of the copies add up to the
-            gradient, as the input's do then.
-        shape: of blocks of the sequence: agreed on once (``"static"``), or at every call
-            (``"dynamic"``), where ``forward`` is not given their lengths.
-        overlap: with ``sequence_dim``, multiply each block of the sequence while the others are on
-            their way; in backward likewise. Not in a graph of torch.compile.
+        P: partition of the workers.
+        in_features, out_features, bias, device, dtype: as in torch's layer, with global sizes.
+        axis: axis of ``P`` along which features are split; the other axes hold copies of the layer
+            for other samples, whose parameter gradients are summed.
+        gather_output: whether every worker gets all features.
+        sequence_dim: dim of the input that is split over the same workers; ``None`` if it is whole.
+        out_sizes: number of features of each worker's block, balanced by default; may be 0.
+        convention: gradient convention of tensors that are the same on all workers.
+            ``"invariant"``, as in Megatron: each copy has the whole gradient, as from a torch loss
+            of the whole output; the gradients of the input are summed. ``"dual"``: the gradients of
+            the copies of the output, and of the input, add up to the gradient.
+        shape: agreement on the lengths of blocks of the sequence, if ``forward`` is not given them:
+            once (``"static"``), or at every call (``"dynamic"``).
+        overlap: with ``sequence_dim``, multiply each block of the sequence while the others are in
+            flight, also in backward. Not in a graph of torch.compile.
 
     Cost:
-        With ``sequence_dim`` an all-gather of the input; backward a sum-scatter of its gradient.
-        Else none; backward, with ``"invariant"``, an all-reduce of the input's gradient. With
-        ``gather_output`` an all-gather of the output too.
+        With ``sequence_dim``, an all-gather of the input, and in backward a sum-scatter of its
+        gradient. Otherwise none in forward, and in backward, with ``"invariant"``, an all-reduce of
+        the input's gradient. With ``gather_output``, also an all-gather of the output.
 
     Raises:
         ShapeError: the blocks or the input do not fit.
-        ConventionError: the input is of the other convention; see
-            :func:`~gpudist.nn.invariant_copy` and :func:`~gpudist.nn.invariant_share`.
-        PlanMismatch: lengths of blocks changed unannounced.
+        ConventionError: the input has the other convention; see :func:`~gpudist.nn.invariant_copy`
+            and :func:`~gpudist.nn.invariant_share`.
+        PlanMismatch: lengths of blocks changed without being passed.
 
     Source:
         Shoeybi et al. 2019, arXiv:1909.08053; Korthikanti et al. 2022, arXiv:2205.05198.
@@ -181,11 +182,15 @@ class ColumnParallelLinear(ParallelLinear):
         self._make_parameters(self.out_sizes, 0, bias, device, dtype)
 
     def forward(self, x: torch.Tensor, lengths: Lengths | None = None) -> torch.Tensor:
-        """This worker's block of the output's features, of the whole sequence.
+        """Multiply the input with this worker's block of the weight.
 
         Args:
-            x: the input, or this worker's block of the sequence.
-            lengths: of all workers' blocks of the sequence, or their sum if they are balanced.
+            x: input, or this worker's block of the sequence.
+            lengths: lengths of all workers' blocks of the sequence, or their sum if they are
+                balanced.
+
+        Returns:
+            This worker's block of the output features, for the whole sequence.
         """
         if not self.region.P.active:
             return x.clone()
@@ -195,34 +200,35 @@ class ColumnParallelLinear(ParallelLinear):
 
 
 class RowParallelLinear(ParallelLinear):
-    """``y = x W^T + b`` with the columns of ``W``, the input's features, cut over workers.
+    """Linear layer ``y = x W^T + b`` with the columns of ``W``, the input features, split over
+    workers.
 
-    Every worker multiplies its block of the input's features; the sum of these products, and the
-    bias, is the output, whole on every worker. With ``sequence_dim`` each keeps a block of the
-    sequence of it.
+    Every worker multiplies its block of the input features; the sum of these products, plus the
+    bias, is the output, whole on every worker. With ``sequence_dim``, each worker keeps only a
+    block of its sequence.
 
     Initial values are those of the torch layer under the same seed. Every worker holds the bias.
-    Workers outside ``P`` get a clone of their input.
+    Workers outside ``P`` return a clone of their input.
 
     Args:
-        P, in_features, out_features, bias, device, dtype, axis: as of
-            :class:`ColumnParallelLinear`.
-        input_is_parallel: the input is a block of the features; else the whole, of which each
-            worker takes its block.
-        sequence_dim: of the output, to be cut over the same workers; none to keep it whole.
-        in_sizes: features of each worker's block, balanced unless given; may be 0.
-        convention: as of :class:`ColumnParallelLinear`; here of the output, and of an input that is
-            not parallel. ``"invariant"``: the gradients that the workers give to their copies of
-            the output are the same, and taken once. ``"dual"``: they are summed.
-        overlap: as of :class:`ColumnParallelLinear`.
+        P, in_features, out_features, bias, device, dtype, axis: see :class:`ColumnParallelLinear`.
+        input_is_parallel: whether the input is a block of the features; otherwise it is whole, and
+            each worker uses its block of it.
+        sequence_dim: dim of the output to split over the same workers; ``None`` keeps it whole.
+        in_sizes: number of features of each worker's block, balanced by default; may be 0.
+        convention: gradient convention of the output, and of an input that is not parallel; see
+            :class:`ColumnParallelLinear`. ``"invariant"``: the gradients of the workers' copies of
+            the output are the same, and count once. ``"dual"``: they are summed.
+        overlap: see :class:`ColumnParallelLinear`.
 
     Cost:
-        An all-reduce of the output; backward none with ``"invariant"``, another with ``"dual"``.
-        With ``sequence_dim`` a sum-scatter; backward an all-gather of the gradient.
+        An all-reduce of the output; in backward none with ``"invariant"``, and another one with
+        ``"dual"``. With ``sequence_dim``, a sum-scatter, and in backward an all-gather of the
+        gradient.
 
     Raises:
         ShapeError: the blocks or the input do not fit.
-        ConventionError: as of :class:`ColumnParallelLinear`.
+        ConventionError: see :class:`ColumnParallelLinear`.
 
     Source:
         Shoeybi et al. 2019, arXiv:1909.08053; Korthikanti et al. 2022, arXiv:2205.05198.
@@ -251,15 +257,18 @@ class RowParallelLinear(ParallelLinear):
         self.in_sizes = tuple(sizes)
         self._make_parameters(self.in_sizes, 1, bias, device, dtype)
         if self.bias is not None and region.is_invariant and sequence_dim is None:
-            # Its gradient is the same along the line already.
+            # The bias gradient is already the same along the line.
             self._holders = (self._holders[0], holders_of(self._placed["weight"]))
 
     def forward(self, x: torch.Tensor, lengths: Lengths | None = None) -> torch.Tensor:
-        """The output, or this worker's block of the sequence of it.
+        """Multiply with this worker's block of the weight, and sum over the workers.
 
         Args:
-            x: this worker's block of the input's features, of the whole sequence; or all features.
-            lengths: of the workers' blocks of the sequence, balanced unless given.
+            x: this worker's block of the input features, for the whole sequence; or all features.
+            lengths: lengths of the workers' blocks of the sequence, balanced by default.
+
+        Returns:
+            The output, or this worker's block of its sequence.
         """
         region = self.region
         if not region.P.active:

@@ -1,4 +1,4 @@
-"""Vocabulary-parallel cross-entropy: logits cut over a line of workers, and never gathered."""
+"""Vocabulary-parallel cross-entropy: logits are split over a line of workers, never gathered."""
 
 from __future__ import annotations
 
@@ -12,32 +12,34 @@ from gpudist.world.partition import Partition
 
 
 class VocabParallelCrossEntropyLoss(DistributedCrossEntropyLoss):
-    """Cross-entropy of logits ``[..., C]``, the last dim cut over workers in blocks of any size.
+    """Cross-entropy of logits ``[..., C]``, with the last dim split over workers in any blocks.
 
-    Every worker has all targets, ``[...]``. A value, ``"mean"`` or ``"sum"``, is the same on every
-    worker and counts once, whatever the convention: ``backward()`` on all of them gives the
-    sequential gradient. Losses of tokens, ``"none"``, are copies of each other on all workers.
+    Every worker has all targets, ``[...]``. With ``"mean"`` or ``"sum"``, the value is the same on
+    every worker and counts once, whatever the convention: if all workers call ``backward()``, the
+    gradients equal those of the sequential loss. With ``"none"``, all workers hold copies of the
+    losses of the tokens.
 
     Args:
-        P: the workers.
-        weight, ignore_index, reduction, label_smoothing: as torch's loss; ``weight`` has the global
-            number of classes, on every worker.
-        axis: of ``P``, along which the classes are cut; the others hold other samples.
-        convention: for ``"none"``. ``"invariant"``: the gradients that the workers give to their
-            copies of a loss are the same, and taken once; ``"dual"``: they add up.
-        P_loss: the workers that call the loss and get its value, the whole world unless given;
-            contains ``P``.
+        P: partition of the workers.
+        weight, ignore_index, reduction, label_smoothing: as in torch's loss; ``weight`` has the
+            global number of classes, on every worker.
+        axis: axis of ``P`` along which the classes are split; the other axes hold other samples.
+        convention: gradient convention for ``"none"``. ``"invariant"``: the gradients of the
+            workers' copies of a loss are the same, and count once; ``"dual"``: they add up.
+        P_loss: workers that call the loss and get its value, by default the whole world; must
+            contain ``P``.
 
     Cost:
-        A maximum and a sum of two numbers per token along ``axis``, and for a value an all-reduce
-        of two numbers. Backward none for a value, where ``P_loss`` has the workers of ``P`` alone,
-        and with ``"invariant"``; else another sum of two numbers per token.
+        A maximum and a sum of two numbers per token along ``axis``, and with a reduction an
+        all-reduce of two numbers. No communication in backward with ``"invariant"``, or with a
+        reduction if ``P_loss`` has the same workers as ``P``; otherwise another sum of two numbers
+        per token.
 
     Raises:
-        ShapeError: on every worker, for an index that is no class, or a weight that is not of the
-            classes.
-        PlanMismatch: the blocks of classes change.
-        ConventionError: the logits are whole, of an invariant layer.
+        ShapeError: on every worker, for an index that is not a class, or a weight whose length is
+            not the number of classes.
+        PlanMismatch: the blocks of classes change between calls.
+        ConventionError: the logits are the whole output of an invariant layer.
 
     Source:
         Shoeybi et al. 2019, arXiv:1909.08053.
@@ -60,24 +62,27 @@ class VocabParallelCrossEntropyLoss(DistributedCrossEntropyLoss):
         super().__init__(P_x, weight, ignore_index, reduction, label_smoothing, P_loss=P_loss)
         self._is_invariant = self._region.is_invariant
         if reduction != "none":
-            # All who get the value know the losses of their tokens: their gradients are one.
+            # All workers that get the value hold its losses, so their gradients are the same.
             self._is_invariant = sorted(P_x.ranks) == sorted(self.P_loss.ranks)
             if self._is_invariant:
                 self._P_total = P_x.along([0])
 
     def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """The loss of this worker's block of the logits.
+        """Compute the loss of logits whose classes are split.
 
         Args:
-            input: ``[..., classes of this worker]``.
-            target: indices of classes, ``[...]``.
+            input: logits ``[..., classes of this worker]``.
+            target: class indices, ``[...]``.
+
+        Returns:
+            Mean or sum, the same on all workers; without a reduction, one loss per index.
         """
         if not self.P_x.active:
             return super().forward(input, target)
         if input.dim() == 0 or target.shape != input.shape[:-1]:
             self._refuse(
-                f"the target has shape {list(target.shape)}, not that of the tokens of logits of "
-                f"shape {list(input.shape)}"
+                f"the target has shape {list(target.shape)}; for logits of shape "
+                f"{list(input.shape)} it must be {list(input.shape[:-1])}"
             )
         logits = input.reshape(target.numel(), input.shape[-1])
         losses = super().forward(logits, target.reshape(-1))

@@ -11,12 +11,12 @@ from gpudist.nn.distributed_module import CheckedModule
 from gpudist.nn.tensor_parallel.head_cut import HeadCut
 from gpudist.nn.tensor_parallel.linear import ParallelLinear
 from gpudist.nn.tensor_parallel.region import Convention, Lengths, TensorRegion
-from gpudist.ops.agreement import ShapeMode
+from gpudist.ops.shape_agreement import ShapeMode
 from gpudist.world.partition import Partition
 
 
 class HeadProjection(ParallelLinear):
-    """The rows of a linear layer that are the heads of each worker; holds them."""
+    """Linear layer that holds the rows of each worker's heads."""
 
     def __init__(
         self,
@@ -37,32 +37,32 @@ class HeadProjection(ParallelLinear):
 
 
 class ParallelQKV(CheckedModule):
-    """Linear projections to queries, keys and values, cut by whole heads over workers.
+    """Linear projections to queries, keys and values, split by whole heads over workers.
 
     The parameters are those of three :class:`torch.nn.Linear`, ``q_proj``, ``k_proj`` and
-    ``v_proj``, drawn in this order; one product makes all three. A key head is on every worker
-    with query heads that use it: where there are fewer key heads than workers, or they do not come
-    out even, several workers hold the same ones, and their gradients are summed. Workers without a
-    query head are legal.
+    ``v_proj``, initialized in this order; one product computes all three. A key head is on every
+    worker with query heads that use it: if there are fewer key heads than workers, or their number
+    is not divisible, several workers hold the same key heads and sum their gradients. Workers may
+    have no query heads.
 
     Args:
-        P: the workers.
-        embed_dim: features of the input.
-        num_heads: of the queries.
-        num_kv_heads: of the keys and values, each shared by as many query heads; ``num_heads``
-            unless given.
-        bias, device, dtype: as of :class:`torch.nn.Linear`.
-        head_dim: features of a head, ``embed_dim / num_heads`` unless given.
-        axis, sequence_dim, convention, shape, overlap: as of
+        P: partition of the workers.
+        embed_dim: number of input features.
+        num_heads: number of query heads.
+        num_kv_heads: number of key and value heads, each shared by the same number of query heads;
+            by default ``num_heads``.
+        bias, device, dtype: see :class:`torch.nn.Linear`.
+        head_dim: number of features per head, by default ``embed_dim / num_heads``.
+        axis, sequence_dim, convention, shape, overlap: see
             :class:`~gpudist.nn.ColumnParallelLinear`.
 
     Attributes:
-        heads: whose heads are whose.
+        heads: assignment of heads to workers.
 
     Cost:
-        As of :class:`~gpudist.nn.ColumnParallelLinear`, once for all three. A copy of the weights
-        at each call; in backward an all-reduce of the gradients of key and value heads among the
-        workers that hold the same.
+        See :class:`~gpudist.nn.ColumnParallelLinear`, once for all three projections. A copy of the
+        weights at each call; in backward an all-reduce of the gradients of key and value heads
+        among the workers that hold the same heads.
 
     Raises:
         ShapeError: the heads do not fit.
@@ -93,7 +93,7 @@ class ParallelQKV(CheckedModule):
         self.region = region = TensorRegion(name, P, axis, convention, shape)
         if head_dim is None and embed_dim % num_heads:
             raise ShapeError(
-                f"{name}: embed_dim {embed_dim} is no multiple of num_heads {num_heads}; give "
+                f"{name}: embed_dim {embed_dim} is not a multiple of num_heads {num_heads}; pass "
                 "head_dim"
             )
         self.head_dim = head_dim if head_dim is not None else embed_dim // num_heads
@@ -107,14 +107,14 @@ class ParallelQKV(CheckedModule):
     def forward(
         self, x: torch.Tensor, lengths: Lengths | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The queries of this worker's heads, and the keys and values that these use.
+        """Return the queries of this worker's heads, and the keys and values that they use.
 
         Args:
-            x: the input, or this worker's block of the sequence.
-            lengths: as of :class:`~gpudist.nn.ColumnParallelLinear`.
+            x: input, or this worker's block of the sequence.
+            lengths: see :class:`~gpudist.nn.ColumnParallelLinear`.
 
         Returns:
-            Three tensors ``[..., heads, head_dim]``, of the whole sequence; clones of the input on
+            Three tensors ``[..., heads, head_dim]`` for the whole sequence; clones of the input on
             workers outside ``P``.
         """
         if not self.region.P.active:

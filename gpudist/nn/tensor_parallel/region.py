@@ -1,4 +1,4 @@
-"""What tensor-parallel layers exchange: how tensors enter and leave the part that is split."""
+"""Communication of tensor-parallel layers, at the entry and exit of the split part."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from gpudist.checks.arguments import checked
 from gpudist.errors import PartitionError, PlanMismatch, ShapeError
 from gpudist.exchange import Movement
 from gpudist.exchange.autograd import move
-from gpudist.exchange.library import constant_when_traced
+from gpudist.exchange.torch_library import constant_when_traced
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.cartesian import rank_of
 from gpudist.nn.affine.linear_overlap import BlockProducts
 from gpudist.nn.norm.line_blocks import LineBlocks
 from gpudist.nn.parameters.gradient_graph import Convention
-from gpudist.nn.parameters.placement import Placement
+from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.nn.tensor_parallel.conventions import Expectation, marked
 from gpudist.nn.tensor_parallel.invariant import copy_once, sum_once
 from gpudist.nn.tensor_parallel.invariant_blocks import cut_once, gather_once
-from gpudist.ops.agreement import ShapeMode, refuse
 from gpudist.ops.bound import Bound
+from gpudist.ops.shape_agreement import ShapeMode, refuse
 from gpudist.world.partition import CartesianPartition, Partition
 
 Lengths = int | Sequence[int]
 
 
 class TensorRegion:
-    """The workers of a tensor-parallel layer, and the operators at its entry and its exit.
+    """Workers of a tensor-parallel layer, and the operators at its entry and exit.
 
     Args:
-        name: of the layer.
-        P: its workers.
-        axis: of ``P``, along which the layer is split; the other axes hold copies of it, which work
-            on other samples.
-        convention: of the gradients of values that are the same on all workers along the axis: they
-            add up (``"dual"``), or are the same on all of them (``"invariant"``).
-        shape: whether lengths of blocks are agreed on once (``"static"``) or at every call
-            (``"dynamic"``), where they are not given.
+        name: name of the layer.
+        P: partition of its workers.
+        axis: axis of ``P`` along which the layer is split; the other axes hold copies of the layer,
+            which work on other samples.
+        convention: gradient convention of values that are the same on all workers along the axis:
+            their gradients add up (``"dual"``), or are the same on all of them (``"invariant"``).
+        shape: agreement on lengths of blocks that are not given: once (``"static"``) or at every
+            call (``"dynamic"``).
 
     Attributes:
         P: the same workers on a grid ``[copies, size]``.
-        line: those along the axis, with this one.
-        size: how many these are.
-        rank: of this worker among them; 0 outside.
+        line: workers along the axis, including this one.
+        size: number of workers in the line.
+        rank: rank of this worker in the line; 0 outside.
 
     Raises:
-        PartitionError, ShapeError: an argument is none of these.
+        PartitionError, ShapeError: an argument is not valid.
     """
 
     def __init__(
@@ -82,15 +82,15 @@ class TensorRegion:
 
     def placement(
         self, sizes: Sequence[int] | None, shape: Sequence[int], dim: int, parts: int | None = None
-    ) -> Placement:
-        """Where a parameter of this shape is: whole on every worker, or in blocks along ``dim``.
+    ) -> ParameterPlacement:
+        """Return the placement of a parameter: whole on every worker, or in blocks along ``dim``.
 
         Args:
-            sizes: of the blocks, if there are any.
-            shape: of the whole parameter.
-            dim: that is cut.
-            parts: blocks, a divisor of the number of workers, of which as many after one another
-                hold the same block; as many as workers unless given.
+            sizes: sizes of the blocks, ``None`` if the parameter is whole.
+            shape: global shape of the parameter.
+            dim: dim that is split.
+            parts: number of blocks, by default that of workers. It must divide the number of
+                workers; equally many consecutive workers hold each block.
         """
         parts = parts or self.size
         copies = self.P.shape[0]
@@ -99,17 +99,17 @@ class TensorRegion:
         axes = [3] * len(dims)
         if sizes is not None:
             dims[dim], axes[dim] = Blocks.of_sizes(sizes), 1
-        return Placement(grid, Decomposition(tuple(dims)), tuple(axes))
+        return ParameterPlacement(grid, Decomposition(tuple(dims)), tuple(axes))
 
     def lengths(self, x: torch.Tensor, dim: int, given: Lengths | None) -> tuple[int, ...]:
-        """The lengths of all workers' blocks like ``x`` along ``dim``.
+        """Return the lengths of all workers' blocks like ``x`` along ``dim``.
 
         Cost:
-            None if they are given, or known from an earlier call; else one message.
+            None if they are given, or known from an earlier call; otherwise one message.
 
         Raises:
-            ShapeError: the block does not fit those that were given.
-            PlanMismatch: the block is not as long as it was when the lengths were agreed on.
+            ShapeError: the block does not fit the given lengths.
+            PlanMismatch: the block's length changed since the lengths were agreed on.
         """
         if self.size == 1:
             return (x.shape[dim],)
@@ -120,7 +120,7 @@ class TensorRegion:
         return self._learnt(x, self._learn, dim)
 
     def lengths_of_whole(self, x: torch.Tensor, dim: int, given: Lengths | None) -> tuple[int, ...]:
-        """The lengths of blocks into which to cut ``x``, balanced unless they are given."""
+        """Return the lengths of blocks into which to split ``x``, balanced unless given."""
         return self._line_blocks.given(x, dim, given, True)
 
     def _learn(self, x: torch.Tensor, dim: int) -> tuple[int, ...]:
@@ -145,14 +145,14 @@ class TensorRegion:
         return self._blocks
 
     def copy(self, x: torch.Tensor) -> torch.Tensor:
-        """A value that is the same on all workers, where they begin to differ."""
+        """Copy a value that is the same on all workers, before they compute different parts."""
         self._copies(x, self.line)
         if self.size > 1 and self.is_invariant:
             return self.marked(copy_once(x, self.line))
         return x
 
     def total(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of the workers' tensors, on each of them."""
+        """Return the sum of the workers' tensors, on each of them."""
         if self.size == 1:
             return x
         self.take_parts(x)
@@ -161,21 +161,23 @@ class TensorRegion:
         return self._moved(self._line_blocks.total(x), x)
 
     def gather(self, x: torch.Tensor, dim: int, lengths: Sequence[int]) -> torch.Tensor:
-        """The workers' blocks put together, for workers that go on to differ."""
+        """Gather the workers' blocks, before they compute different parts."""
         if self.size == 1:
             return x
         self.take_parts(x)
         return self._moved(self._line_blocks.gather(x, dim, lengths), x)
 
     def products(self, block: torch.Tensor, dim: int, lengths: Sequence[int]) -> BlockProducts:
-        """Products of the workers' blocks like ``block``, while others of them are on their way."""
+        """Return products that multiply blocks like ``block`` while other blocks are in flight."""
         blocks = self._line_blocks
         pieces, gather = blocks.pieces(block, dim, lengths), blocks.gather(block, dim, lengths)
         return BlockProducts(pieces, gather, self.rank, dim, tuple(lengths))
 
     def sum_scatter(self, x: torch.Tensor, dim: int, given: Lengths | None) -> torch.Tensor:
-        """This worker's block of the sum of the workers' tensors; blocks are balanced unless their
-        lengths are given."""
+        """Return this worker's block of the sum of the workers' tensors.
+
+        Blocks are balanced unless their lengths are given.
+        """
         if self.size == 1:
             return x
         blocks = self._line_blocks
@@ -184,7 +186,7 @@ class TensorRegion:
         return self._moved(blocks.sum_scatter(x, dim, lengths), x)
 
     def whole(self, x: torch.Tensor, dim: int, lengths: Sequence[int]) -> torch.Tensor:
-        """The workers' blocks put together into a value that is the same on all of them."""
+        """Gather the workers' blocks into a value that is the same on all of them."""
         if self.size == 1 or not self.is_invariant:
             return self.gather(x, dim, lengths)
         own = sum(lengths[: self.rank]), lengths[self.rank]
@@ -195,15 +197,15 @@ class TensorRegion:
         return self.marked(move((movement,), (x,))[0])
 
     def take_parts(self, x: torch.Tensor) -> None:
-        """Refuse a value that has the whole gradient on each worker, where parts are wanted."""
+        """Raise if a value has the whole gradient on each worker, where parts are expected."""
         self._parts(x, self.line)
 
     def marked(self, y: torch.Tensor) -> torch.Tensor:
-        """``y``, which the layer's operator has just made, with the layer's name on its node."""
+        """Return ``y``, the new result of an operator, with the layer's name on its node."""
         return marked(y, self._name, self.line)
 
     def own_block(self, x: torch.Tensor, dim: int, lengths: Sequence[int]) -> torch.Tensor:
-        """This worker's block of a value that is the same on all workers."""
+        """Return this worker's block of a value that is the same on all workers."""
         if self.size == 1:
             return x
         lengths = self._line_blocks.given(x, dim, lengths, True)
@@ -215,29 +217,32 @@ class TensorRegion:
 
 @checked()
 def sequence_lengths(x: torch.Tensor, P: Partition, dim: int) -> tuple[int, ...]:
-    """The lengths of the blocks of all workers of ``P`` along ``dim``, to be passed to layers.
+    """Return the lengths of all workers' blocks along ``dim``, to be passed to layers.
 
     Collective over ``P``; one small message. With it, all layers of a network together need one
-    message at a step, whatever the lengths.
+    message per step, whatever the lengths.
 
     Args:
         x: this worker's block.
-        P: the workers, in the order of their blocks.
-        dim: along which the tensor is cut.
+        P: partition of the workers, in the order of their blocks.
+        dim: dim along which the tensor is split.
+
+    Returns:
+        Length of each worker's block, in the order of ``P``.
     """
     return tuple([row[0] for row in P.allgather_data([x.shape[dim]])])
 
 
 @constant_when_traced
 def _refuse_to_trace(name: str) -> None:
-    """Raise out of torch.compile: a ``raise`` that it traces is a break in the graph to it."""
-    raise ShapeError(f"{name}: under torch.compile give lengths, or shape='static'")
+    # A ``raise`` that torch.compile traces would only break the graph.
+    raise ShapeError(f"{name}: under torch.compile pass lengths, or shape='static'")
 
 
 def _axis_last(name: str, P: Partition, axis: int) -> CartesianPartition:
-    """The workers of ``P`` on a grid with ``axis`` last, and all other axes as one in front."""
+    """Return the workers of ``P`` on a grid with ``axis`` last and all others merged in front."""
     if not -P.dim <= axis < P.dim:
-        raise PartitionError(f"{name}: axis {axis} is none of the {P.dim} axes of {P!r}")
+        raise PartitionError(f"{name}: axis is {axis}; it must be one of the {P.dim} axes of {P!r}")
     axis %= P.dim
     size = P.shape[axis]
     if axis == P.dim - 1:

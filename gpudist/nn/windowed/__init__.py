@@ -1,1 +1,1 @@
-"""Layers whose outputs each read a range of cells: padding, interpolation, chains over one halo."""
+"""Layers whose outputs read a range of cells: padding, interpolation, chains over one halo."""

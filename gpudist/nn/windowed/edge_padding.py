@@ -1,4 +1,4 @@
-"""Padding that copies cells of a block: what is left to do once its ghosts are there."""
+"""Padding that copies cells of a block, after its ghosts have been received."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from gpudist.geometry.windows import Window
 
 @dataclass(frozen=True)
 class EdgePadding:
-    """Gives a block every cell its windows read; differentiable, and local.
+    """Extend a block to all cells that its windows read; local and differentiable.
 
     Attributes:
-        mode: of the padding, where torch can pad the block as if it were whole.
-        widths: of the padding on both sides, last dim first, as torch's ``pad`` takes them.
-        cells: for each dim where torch cannot, the cells of the block to take, in order.
+        mode: padding mode, for dims where torch can pad the block like a whole tensor.
+        widths: cells of padding on both sides, last dim first, in the order of torch's ``pad``.
+        cells: for the other dims, the indices of the block's cells to gather, in order.
     """
 
     mode: CopyingMode
@@ -46,15 +46,15 @@ def bind_edge_padding(
     device: torch.device,
     of_own_block: bool = False,
 ) -> EdgePadding | None:
-    """What the worker at ``index`` has to do to its block, if anything.
+    """Return the padding that the worker at ``index`` adds to its block; ``None`` if it adds none.
 
     Args:
-        dims: how the input is cut, from the first dim of features on.
-        windows: one per such dim.
-        index: of the worker, along these dims; it has outputs.
-        device: of the block.
-        of_own_block: the block is the worker's own one, since no worker needs ghosts, and not what
-            a halo exchange gives.
+        dims: blocks of the input along its feature dims.
+        windows: windows of the layer, one per feature dim.
+        index: index of the worker along the feature dims; the worker must have outputs.
+        device: device of the block.
+        of_own_block: whether to pad the worker's own block, as when no worker needs ghosts, instead
+            of the result of a halo exchange.
     """
     mode: CopyingMode = "replicate"
     widths: list[int] = []
@@ -77,14 +77,12 @@ def bind_edge_padding(
 
 
 def _torch_pads(mode: CopyingMode, block: tuple[int, int], front: int, behind: int) -> bool:
-    """Whether what padding copies lies in the block, as far from its ends as from the edge's."""
     return mode == "replicate" or max(front, behind) < block[1] - block[0]
 
 
 def _copied(
     mode: CopyingMode, low: int, high: int, extent: int, device: torch.device
 ) -> torch.Tensor:
-    """The cells inside the global extent that cells ``[low, high)`` are or are copies of."""
     cells = torch.arange(low, high, device=device)
     if mode == "replicate":
         return cells.clamp(0, extent - 1)
@@ -98,10 +96,10 @@ def require_padding_of_input(
     paddings: Sequence[tuple[int, int]],
     extents: Sequence[int],
 ) -> None:
-    """Refuse an input that torch's layer refuses for its padding, naming layer and dim.
+    """Refuse an input whose extents do not fit the padding, as torch's layer does.
 
     Raises:
-        ShapeError: on every rank alike.
+        ShapeError: on every rank alike, naming the layer and the dim.
     """
     for d, (padding, extent) in enumerate(zip(paddings, extents, strict=True)):
         try:

@@ -1,4 +1,4 @@
-"""A chain of layers over one wide halo."""
+"""Chain of layers over one wide halo."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from gpudist.geometry.composed import ComposedWindow, Read
 from gpudist.geometry.halo import reads_own_cells
 from gpudist.nn.channels_last import channels_last_form, in_form
 from gpudist.nn.distributed_module import DistributedModule
-from gpudist.nn.parameters.layer import ParameterLayer, move_those
 from gpudist.nn.parameters.movements import fuse_parameter_movements
+from gpudist.nn.parameters.parameter_layer import ParameterLayer, move_those
 from gpudist.nn.windowed.region_layer import BlockOperation, RegionLayer
-from gpudist.ops.agreement import Agreement, ShapeMode
 from gpudist.ops.bound import Bound
 from gpudist.ops.halo_exchange import HaloExchange
+from gpudist.ops.shape_agreement import ShapeAgreement, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
-# What maps each cell alone, has no parameters, and draws no numbers: ghosts are computed twice.
+# Elementwise modules without parameters or random numbers: ghosts are computed on several workers.
 POINTWISE: tuple[type[nn.Module], ...] = (
     nn.CELU, nn.ELU, nn.GELU, nn.Hardshrink, nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh, nn.Identity,
     nn.LeakyReLU, nn.LogSigmoid, nn.Mish, nn.ReLU, nn.ReLU6, nn.SELU, nn.Sigmoid, nn.SiLU,
@@ -32,41 +32,41 @@ POINTWISE: tuple[type[nn.Module], ...] = (
 
 
 class HaloRegion(DistributedModule):
-    """A chain of layers that exchanges one wide halo instead of one for each layer.
+    """Chain of layers that exchanges one wide halo instead of one per layer.
 
-    Each worker gets at once every cell of the input that its block of the last output follows from,
-    and computes what it needs of the layers between, ghosts included. Output and gradients are
-    those of the layers one after the other; output blocks are balanced. Parameters keep the names
-    that they have in a ``torch.nn.Sequential`` of the layers. The layers' own ``forward``, hooks,
-    ``global_shape``, ``shape``, ``overlap`` and ``nested`` are not used.
+    Each worker receives at once all cells of the input on which its block of the last output
+    depends, and computes the intermediate outputs it needs, ghosts included. Output and gradients
+    equal those of the layers applied one by one; output blocks are balanced. Parameters have the
+    same names as in a ``torch.nn.Sequential`` of the layers. The region does not use the layers'
+    own ``forward``, hooks, ``global_shape``, ``shape``, ``overlap`` or ``nested``.
 
-    It pays where latency is most of the time: small blocks, deep chains, small kernels. ``n``
-    layers that each take a time ``t`` to exchange ghosts save ``2 (n - 1) t`` a step. In turn, a
-    layer whose block of outputs has ``b`` cells along a split dim computes ``b + g`` of them, where
-    ``g``, at most, is the sum of ``dilation * (kernel - 1)`` over the layers behind it, each times
-    the strides between.
+    A region pays off where latency dominates: small blocks, deep chains, small kernels. If each of
+    ``n`` layers takes a time ``t`` to exchange ghosts, it saves ``2 (n - 1) t`` per step. In
+    return, a layer with ``b`` outputs per block along a split dim computes ``b + g`` of them, where
+    ``g`` is at most the sum of ``dilation * (kernel - 1)`` over the layers behind it, each times
+    the strides in between.
 
     Args:
-        P_x: owns the input and the output.
-        layers: in order, at least one of them distributed: convolutions, also causal and
-            transposed, with whole channels; pools that slide; constant pads; all made on ``P_x``.
-            Between them, modules of torch.nn that map each cell alone, without parameters. A
-            ``torch.nn.Sequential`` keeps its names.
-        global_shape: of the input, if it is balanced, to save agreeing on its blocks.
+        P_x: partition of the input and the output.
+        layers: layers in order, at least one of them distributed. Supported on ``P_x`` are
+            convolutions with whole channels, including causal and transposed ones, sliding pools,
+            and constant pads; between them, elementwise modules of torch.nn without parameters. The
+            names in a ``torch.nn.Sequential`` are kept.
+        global_shape: global shape of the input if it is balanced; saves agreeing on its blocks.
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
-        nested: exchange ghosts dim after dim instead of with all neighbours at once.
+        nested: exchange ghosts dim by dim instead of with all neighbours at once.
 
     Cost:
-        Forward, one group of messages carries all ghosts and all parameters that move; backward,
-        one carries the same bytes the other way, and one sums the gradients of replicated
-        parameters. A halo wider than a block comes from several workers. Workers at an edge copy
-        their block once for each layer whose padding is on one side of it.
+        In forward, one group of messages carries all ghosts and all parameters that move. In
+        backward, one group carries the same bytes in the opposite direction, and another one sums
+        the gradients of replicated parameters. A halo wider than a block arrives from several
+        workers. Workers at an edge copy their block once for each layer that pads one side of it.
 
     Raises:
         PartitionError: a layer is on another partition than ``P_x``, or splits channels.
-        ShapeError: at construction, for a layer that a region cannot have (one that reads all of a
-            dim, draws numbers, or copies padding); at the first call, on every rank alike, for what
-            does not fit the input.
+        ShapeError: at construction, for a layer that a region does not support (one that reads all
+            of a dim, draws random numbers, or copies padding); at the first call, on every rank
+            alike, for a layer that does not fit its input.
 
     Source:
         Demmel, Hoemmen, Mohiyuddin & Yelick 2008, "Avoiding communication in sparse matrix
@@ -95,17 +95,17 @@ class HaloRegion(DistributedModule):
             fuse_parameter_movements(self)
         self._layers = tuple(layer for layer in self._chain if isinstance(layer, RegionLayer))
         if not self._layers:
-            raise ShapeError("HaloRegion: none of the layers is distributed; a Sequential will do")
+            raise ShapeError("HaloRegion: none of the layers is distributed; use a Sequential")
         per_dim = zip(*(layer.windows for layer in self._layers), strict=True)
         self.windows = tuple(ComposedWindow(tuple(windows)) for windows in per_dim)
-        self._agreement = Agreement("HaloRegion", P_x, P_x, P_x.dim, global_shape, shape)
-        self._bound = Bound[_Bound](shape, self._agreement)
+        self._agreement = ShapeAgreement("HaloRegion", P_x, P_x, P_x.dim, global_shape, shape)
+        self._bound = Bound[_BoundRegion](shape, self._agreement)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.P_x.active:
             return x.clone()
-        lent = [isinstance(a, ParameterLayer) and a.uses_copies for a in self._layers]
-        bound = self._bound(x, self._bind, *lent)
+        uses_copies = [isinstance(a, ParameterLayer) and a.uses_copies for a in self._layers]
+        bound = self._bound(x, self._bind, *uses_copies)
         parameters = [p for layer in self._layers for p in layer.own_parameters()]
         halo = bound.halo if bound.has_ghosts else None
         block, *parameters = move_those((halo, *bound.parameters), [x, *parameters])
@@ -118,7 +118,7 @@ class HaloRegion(DistributedModule):
             parameters = parameters[operation.parameters :]
         return block
 
-    def _bind(self, x: torch.Tensor, *use_copies: int) -> _Bound:
+    def _bind(self, x: torch.Tensor, *use_copies: int) -> _BoundRegion:
         layout, index = self._agreement(x), self.P_x.index
         assert index is not None
         inputs = [layout.decomposition]
@@ -138,12 +138,11 @@ class HaloRegion(DistributedModule):
             next(remaining) if isinstance(layer, RegionLayer) else None for layer in self._chain
         )
         parameters = tuple(p for layer in self._layers for p in layer.bind_parameters())
-        return _Bound(halo, parameters, operations, has_ghosts)
+        return _BoundRegion(halo, parameters, operations, has_ghosts)
 
     def _reads(
         self, inputs: Decomposition, outputs: Decomposition, index: Sequence[int]
     ) -> Sequence[Sequence[Read]]:
-        """What this worker reads of each layer's input, per dim of features."""
         along = zip(self.windows[2:], inputs.dims[2:], outputs.dims[2:], index[2:], strict=True)
         per_dim = [window.reads(*last.block(i), first.extent) for window, first, last, i in along]
         return list(zip(*per_dim, strict=True))
@@ -151,21 +150,22 @@ class HaloRegion(DistributedModule):
 
 @dataclass(frozen=True)
 class _Operation:
-    """What this worker computes of one layer, and of how many parameters."""
+    """Local computation of one layer, and the number of its parameters."""
 
     of_block: BlockOperation
     parameters: int
 
 
 @dataclass(frozen=True)
-class _Bound:
-    """What a region remembers of one shape of its input.
+class _BoundRegion:
+    """Movements and local operations of a region, bound to one input shape.
 
     Attributes:
-        halo, parameters: movements of the input, and of the parameters of all layers, ``None`` for
-            those that are there.
-        operations: one per layer, ``None`` for one that maps each cell alone.
-        has_ghosts: some worker reads cells of others, so that the input moves.
+        halo: movement of the input.
+        parameters: movements of the parameters of all layers; ``None`` for a parameter that is
+            already local.
+        operations: local operations, one per layer; ``None`` for an elementwise module.
+        has_ghosts: whether some worker reads cells of others, so that the input moves.
     """
 
     halo: Movement
@@ -175,22 +175,21 @@ class _Bound:
 
 
 def _require_part(P_x: CartesianPartition, name: str, layer: nn.Module) -> None:
-    """Refuse a layer that a region cannot have."""
+    """Refuse a layer that a region does not support."""
     words = f"HaloRegion, layer {name} ({type(layer).__name__})"
     if isinstance(layer, RegionLayer):
         if layer.P_x != P_x:
-            raise PartitionError(f"{words}: it is on {layer.P_x!r} and not on P_x, {P_x!r}")
+            raise PartitionError(f"{words}: it is on {layer.P_x!r}, not on P_x, {P_x!r}")
         layer.require_region()
     elif type(layer) not in POINTWISE:
         raise ShapeError(
-            f"{words}: a region has convolutions, pools that slide, constant pads, and modules of "
-            "torch.nn that map each cell alone, without parameters or random numbers; end the "
-            "region before it"
+            f"{words}: a region supports convolutions, sliding pools, constant pads, and "
+            "elementwise modules of torch.nn without parameters or random numbers; end the region "
+            "before this layer"
         )
 
 
 def _outputs(name: str, layer: RegionLayer, inputs: Decomposition) -> Decomposition:
-    """How the output of a layer is cut, if the layer takes the input."""
     try:
         layer.require_input(inputs)
         return layer.outputs_of(inputs)
@@ -200,6 +199,5 @@ def _outputs(name: str, layer: RegionLayer, inputs: Decomposition) -> Decomposit
 
 
 def _shape(outputs: Decomposition, reads: Sequence[Read], index: Sequence[int]) -> tuple[int, ...]:
-    """Shape of what this worker computes of a layer's output: ghosts of the features included."""
     batch, channels = outputs.block(index).shape[:2]
     return (batch, channels, *(stop - start for start, stop in (read.outputs for read in reads)))

@@ -16,6 +16,7 @@ from gpudist.geometry.composed import Read
 from gpudist.geometry.padding import CopyingMode, FoldedWindow, PaddingWindow
 from gpudist.geometry.windows import Window
 from gpudist.nn.channels_last import channels_last_form, in_form
+from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.parameters.parameter import tied_empty
 from gpudist.nn.windowed.edge_padding import (
     EdgePadding,
@@ -23,20 +24,20 @@ from gpudist.nn.windowed.edge_padding import (
     require_padding_of_input,
 )
 from gpudist.nn.windowed.region_layer import BlockOperation, RegionLayer, padding_widths
-from gpudist.ops.agreement import ShapeMode
 from gpudist.ops.halo_exchange import HaloExchange
 from gpudist.ops.operator import Bound
+from gpudist.ops.shape_agreement import ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 
 @dataclass(frozen=True)
-class _Bound:
-    """What a layer remembers of one shape of its input.
+class _BoundPad:
+    """Movement and local padding of a layer, bound to one input shape.
 
     Attributes:
-        halo: the movement that gives each worker the cells its output is made of.
-        output_shape: of this worker.
-        edge_padding: what is left to do then.
+        halo: movement that gives each worker the cells its output consists of.
+        output_shape: shape of this worker's block of the output.
+        edge_padding: local padding after the movement; ``None`` if there is nothing left to pad.
     """
 
     halo: Movement
@@ -45,7 +46,7 @@ class _Bound:
 
 
 class _DistributedPad(RegionLayer):
-    """A padding layer over a tensor ``[B, C, *spatial]`` cut over ``P_x`` in any dims."""
+    """Padding layer over a tensor ``[B, C, *spatial]`` partitioned by ``P_x`` in any dims."""
 
     _dims: int
 
@@ -69,7 +70,7 @@ class _DistributedPad(RegionLayer):
         self.P_x = P_x
         self.padding = _widths(self._name, padding, self._dims)
         self._mode = mode
-        # Torch names the last dim first.
+        # Torch lists the last dim first.
         pairs = zip(self.padding[::2], self.padding[1::2], strict=True)
         self._paddings = tuple(reversed(list(pairs)))
         for d, (left, right) in enumerate(self._paddings):
@@ -87,7 +88,7 @@ class _DistributedPad(RegionLayer):
             global_shape=global_shape,
             shape=shape,
         )
-        self._bound = Bound[_Bound](shape, self.halo_exchange.agreement)
+        self._bound = Bound[_BoundPad](shape, self.halo_exchange.agreement)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.P_x.active:
@@ -100,7 +101,7 @@ class _DistributedPad(RegionLayer):
             y = bound.edge_padding(y)
         return in_form(y, channels_last_form(x))
 
-    def _bind(self, x: torch.Tensor) -> _Bound:
+    def _bind(self, x: torch.Tensor) -> _BoundPad:
         layout = self.halo_exchange.agreement(x)
         inputs, windows, index = layout.decomposition, self.halo_exchange.windows, self.P_x.index
         assert index is not None
@@ -110,7 +111,7 @@ class _DistributedPad(RegionLayer):
         edge_padding = None
         if self._mode in ("reflect", "replicate") and 0 not in outputs:
             edge_padding = bind_edge_padding(inputs.dims[2:], windows[2:], index[2:], x.device)
-        return _Bound(halo, outputs, edge_padding)
+        return _BoundPad(halo, outputs, edge_padding)
 
     def require_region(self) -> None:
         if self._mode != "constant":
@@ -132,7 +133,7 @@ class _DistributedPad(RegionLayer):
 
 @dataclass(frozen=True)
 class _Padded:
-    """A block with constant padding around it; a new tensor even without any."""
+    """Constant padding of a block; returns a new tensor even without padding."""
 
     widths: tuple[int, ...]
     value: float
@@ -142,12 +143,12 @@ class _Padded:
 
 
 def _widths(name: str, padding: int | Sequence[int], dims: int) -> tuple[int, ...]:
-    """``padding`` on both sides of each dim, last dim first."""
+    """Return ``padding`` for both sides of each dim, last dim first."""
     widths = tuple(padding) if isinstance(padding, Sequence) else (padding,) * (2 * dims)
     if len(widths) != 2 * dims or not all(isinstance(width, int) for width in widths):
         raise ShapeError(
             f"{name}: padding is {padding!r} but must be one number or {2 * dims}: left and right "
-            "of the last dim, then of the one before"
+            "of the last dim, then of the dims before it"
         )
     return widths
 
@@ -159,29 +160,29 @@ def _window(mode: str, left: int, right: int) -> Window:
 
 
 class _DistributedConstantPad(_DistributedPad):
-    """A constant around a tensor ``[B, C, *spatial]`` cut over ``P_x`` in any dims.
+    """Pad a tensor ``[B, C, *spatial]``, partitioned by ``P_x`` in any dims, with a constant.
 
-    Output blocks are balanced; an input in ``torch.channels_last`` gives an output in it.
+    Output blocks are balanced, and keep the ``torch.channels_last`` format of the input.
 
     Args:
-        P_x: owns the input and the output.
-        padding: cells on every side, or left and right of the last dim, of the one before, and so
-            on, as torch's layer; negative ones crop.
-        value: of the padding.
-        global_shape: of the input, if it is balanced, to save agreeing on its blocks.
+        P_x: partition of the input and the output.
+        padding: cells on every side, or left and right of the last dim, then of the dims before it,
+            as in the torch layer; negative values crop.
+        value: value of the padding.
+        global_shape: global shape of the input if it is balanced; saves agreeing on its blocks.
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
-        nested: move cells dim after dim instead of to all workers that need some at once.
+        nested: move cells dim by dim instead of to all workers that need some at once.
 
     Adjoint:
-        Crops the padding; every worker gets the gradient of its own cells.
+        Crops the padding; every worker receives the gradient of its own cells.
 
     Cost:
-        One halo exchange that copies the block; messages carry the cells that change their owner
-        since the output is balanced.
+        One halo exchange, which copies the block. Messages carry the cells that change owners
+        because the output is balanced.
 
     Raises:
-        PartitionError, ShapeError: at construction, for what is not supported; a ShapeError at the
-            first call, on every rank alike, for more cells to crop than there are.
+        PartitionError, ShapeError: at construction, for unsupported arguments; a ShapeError at the
+            first call, on every rank alike, if more cells are cropped than there are.
     """
 
     def __init__(
@@ -199,9 +200,12 @@ class _DistributedConstantPad(_DistributedPad):
 
 
 class _DistributedZeroPad(_DistributedConstantPad):
-    """Zeros around a tensor ``[B, C, *spatial]`` cut over ``P_x`` in any dims.
+    """Pad a tensor ``[B, C, *spatial]``, partitioned by ``P_x`` in any dims, with zeros.
 
-    As the constant padding with value 0.
+    Equivalent to :class:`DistributedConstantPad2d` with value 0.
+
+    Args:
+        P_x ... nested: see :class:`DistributedConstantPad2d`, without ``value``.
     """
 
     def __init__(
@@ -217,34 +221,35 @@ class _DistributedZeroPad(_DistributedConstantPad):
 
 
 class _DistributedCopyingPad(_DistributedPad):
-    """Copies of cells around a tensor ``[B, C, *spatial]`` cut over ``P_x`` in any dims.
+    """Pad a tensor ``[B, C, *spatial]``, partitioned by ``P_x`` in any dims, with copies of cells.
 
-    ``Reflection``: mirrored at the edge's cells; ``Replication``: the edge's cells; ``Circular``:
-    those of the other end. Copies may come from other workers, and a worker's output may be nothing
-    but copies. Output blocks are balanced; an input in ``torch.channels_last`` gives an output in
-    it.
+    ``Reflection`` mirrors cells at the edge, ``Replication`` repeats the edge, and ``Circular``
+    copies the cells of the opposite end. Copies may come from other workers, and a worker's output
+    may consist of copies only. Output blocks are balanced, and keep the ``torch.channels_last``
+    format of the input.
 
     Args:
-        P_x: owns the input and the output.
-        padding: cells on every side, or left and right of the last dim, of the one before, and so
-            on, as torch's layer. Negative ones crop; circular padding cannot crop one side of a dim
-            and wrap the other.
-        global_shape: of the input, if it is balanced, to save agreeing on its blocks.
+        P_x: partition of the input and the output.
+        padding: cells on every side, or left and right of the last dim, then of the dims before it,
+            as in the torch layer. Negative values crop; circular padding cannot crop one side of a
+            dim and wrap the other.
+        global_shape: global shape of the input if it is balanced; saves agreeing on its blocks.
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
-        nested: move cells dim after dim instead of to all workers that need some at once.
+        nested: move cells dim by dim instead of to all workers that need some at once.
 
     Adjoint:
-        Adds the gradients of copies into those of the cells they were copied from.
+        Adds the gradients of copies to those of the cells they were copied from.
 
     Cost:
-        One halo exchange that copies the block; messages carry the cells that change their owner
-        since the output is balanced, and those that are copied from others. Workers at an edge copy
-        their block once more, except for circular padding.
+        One halo exchange, which copies the block. Messages carry the cells that change owners
+        because the output is balanced, and the cells copied from other workers. Workers at an edge
+        copy their block once more, except for circular padding.
 
     Raises:
-        PartitionError, ShapeError: at construction, for what is not supported; a ShapeError at the
-            first call, on every rank alike, where the padding does not fit: reflected padding must
-            be less than the extent, circular padding at most it, and a cell must be left.
+        PartitionError, ShapeError: at construction, for unsupported arguments; a ShapeError at the
+            first call, on every rank alike, if the padding does not fit. Reflected padding must be
+            smaller than the extent, circular padding at most the extent, and at least one cell must
+            remain.
     """
 
     _padding_mode: str
@@ -261,84 +266,99 @@ class _DistributedCopyingPad(_DistributedPad):
         super().__init__(P_x, padding, self._padding_mode, 0.0, global_shape, shape, nested)
 
 
+@layer(F.pad, Sample((2, 4, 9)), padding=1, value=0.5)
 class DistributedConstantPad1d(_DistributedConstantPad):
     __doc__ = _DistributedConstantPad.__doc__
     _dims = 1
 
 
+@layer(F.pad, Sample((2, 4, 9, 8)), padding=1, value=0.5)
 class DistributedConstantPad2d(_DistributedConstantPad):
     __doc__ = _DistributedConstantPad.__doc__
     _dims = 2
 
 
+@layer(F.pad, Sample((2, 4, 5, 6, 3)), padding=1, value=0.5)
 class DistributedConstantPad3d(_DistributedConstantPad):
     __doc__ = _DistributedConstantPad.__doc__
     _dims = 3
 
 
+@layer(F.pad, Sample((2, 4, 9)), padding=1)
 class DistributedZeroPad1d(_DistributedZeroPad):
     __doc__ = _DistributedZeroPad.__doc__
     _dims = 1
 
 
+@layer(F.pad, Sample((2, 4, 9, 8)), padding=1)
 class DistributedZeroPad2d(_DistributedZeroPad):
     __doc__ = _DistributedZeroPad.__doc__
     _dims = 2
 
 
+@layer(F.pad, Sample((2, 4, 5, 6, 3)), padding=1)
 class DistributedZeroPad3d(_DistributedZeroPad):
     __doc__ = _DistributedZeroPad.__doc__
     _dims = 3
 
 
+@layer(F.pad, Sample((2, 4, 9)), padding=1)
 class DistributedReflectionPad1d(_DistributedCopyingPad):
     __doc__ = _DistributedCopyingPad.__doc__
     _dims = 1
     _padding_mode = "reflect"
 
 
+@layer(F.pad, Sample((2, 4, 9, 8)), padding=1)
 class DistributedReflectionPad2d(_DistributedCopyingPad):
     __doc__ = _DistributedCopyingPad.__doc__
     _dims = 2
     _padding_mode = "reflect"
 
 
+@layer(F.pad, Sample((2, 4, 5, 6, 3)), padding=1)
 class DistributedReflectionPad3d(_DistributedCopyingPad):
     __doc__ = _DistributedCopyingPad.__doc__
     _dims = 3
     _padding_mode = "reflect"
 
 
+@layer(F.pad, Sample((2, 4, 9)), padding=1)
 class DistributedReplicationPad1d(_DistributedCopyingPad):
     __doc__ = _DistributedCopyingPad.__doc__
     _dims = 1
     _padding_mode = "replicate"
 
 
+@layer(F.pad, Sample((2, 4, 9, 8)), padding=1)
 class DistributedReplicationPad2d(_DistributedCopyingPad):
     __doc__ = _DistributedCopyingPad.__doc__
     _dims = 2
     _padding_mode = "replicate"
 
 
+@layer(F.pad, Sample((2, 4, 5, 6, 3)), padding=1)
 class DistributedReplicationPad3d(_DistributedCopyingPad):
     __doc__ = _DistributedCopyingPad.__doc__
     _dims = 3
     _padding_mode = "replicate"
 
 
+@layer(F.pad, Sample((2, 4, 9)), padding=1)
 class DistributedCircularPad1d(_DistributedCopyingPad):
     __doc__ = _DistributedCopyingPad.__doc__
     _dims = 1
     _padding_mode = "circular"
 
 
+@layer(F.pad, Sample((2, 4, 9, 8)), padding=1)
 class DistributedCircularPad2d(_DistributedCopyingPad):
     __doc__ = _DistributedCopyingPad.__doc__
     _dims = 2
     _padding_mode = "circular"
 
 
+@layer(F.pad, Sample((2, 4, 5, 6, 3)), padding=1)
 class DistributedCircularPad3d(_DistributedCopyingPad):
     __doc__ = _DistributedCopyingPad.__doc__
     _dims = 3

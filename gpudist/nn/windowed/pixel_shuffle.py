@@ -13,31 +13,34 @@ from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.boxes import Box
 from gpudist.geometry.expanded import ExpandedWindow
 from gpudist.geometry.windows import HaloWidths, SlidingWindow, Window
-from gpudist.nn.windowed.layer import Compute, DistributedWindowed
-from gpudist.ops.agreement import Layout, ShapeMode
+from gpudist.nn.layer_table import Sample, layer
+from gpudist.nn.windowed.windowed_layer import Compute, DistributedWindowed
+from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 
+@layer(F.pixel_shuffle, Sample((2, 4, 9, 8)), upscale_factor=2)
 class DistributedPixelShuffle(DistributedWindowed):
     """Turn channels into features: ``[..., C * r * r, H, W]`` to ``[..., C, H * r, W * r]``.
 
-    ``r`` is the upscale factor; ``P_x`` cuts any dims. Output blocks are balanced in the last three
-    dims. Channels are moved where a block ends within the ``r * r`` channels of an output.
+    ``r`` is the upscale factor, and ``P_x`` may split any dims. Output blocks are balanced in the
+    last three dims. Channels move where a block ends within the ``r * r`` channels of an output.
 
     Args:
-        P_x: owns the input and the output.
-        upscale_factor: as torch's layer.
-        global_shape: of the input, if it is balanced, to save agreeing on its blocks.
+        P_x: partition of the input and the output.
+        upscale_factor: as in the torch layer.
+        global_shape: global shape of the input if it is balanced; saves agreeing on its blocks.
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
 
     Cost:
-        No message where every block's outputs come from its own cells: for balanced blocks, where
-        the workers divide the last three dims of the output's shape over ``r``. Else one message
-        for each worker that owns cells of another one's outputs. Backward moves the same bytes.
+        No message if every block's outputs depend on its own cells only. For balanced blocks this
+        holds if the workers evenly divide the last three dims of the output's shape over ``r``.
+        Otherwise each worker sends one message to every worker whose outputs need its cells.
+        Backward moves the same bytes.
 
     Raises:
-        PartitionError, ShapeError: at construction, for arguments that make no sense; at the first
-            call, on every rank alike, if ``r * r`` does not divide the channels.
+        PartitionError, ShapeError: at construction, for invalid arguments; at the first call, on
+            every rank alike, if ``r * r`` does not divide the channels.
     """
 
     def __init__(
@@ -52,40 +55,46 @@ class DistributedPixelShuffle(DistributedWindowed):
         _require_three_dims(self._name, P_x)
         self.upscale_factor = _positive(self._name, "upscale_factor", upscale_factor)
 
-    def _windows(self, layout: Layout, x: torch.Tensor) -> tuple[Window, ...]:
+    def _windows(self, layout: BlockLayout, x: torch.Tensor) -> tuple[Window, ...]:
         r, dims = self.upscale_factor, self.P_x.dim
         _require_multiple(self._name, layout, dims - 3, r * r, "upscale_factor squared")
         leading = (HaloWidths(),) * (dims - 3)
         return (*leading, SlidingWindow(r * r, r * r), ExpandedWindow(r), ExpandedWindow(r))
 
     def _computation(
-        self, layout: Layout, windows: Sequence[Window], cells: Box, outputs: Box, x: torch.Tensor
+        self,
+        layout: BlockLayout,
+        windows: Sequence[Window],
+        cells: Box,
+        outputs: Box,
+        x: torch.Tensor,
     ) -> Compute:
         function = partial(_pixel_shuffle, factor=self.upscale_factor)
         return _Shuffle(function, _inside(windows, cells, outputs))
 
 
+@layer(F.pixel_unshuffle, Sample((2, 3, 8, 6)), downscale_factor=2)
 class DistributedPixelUnshuffle(DistributedWindowed):
     """Turn features into channels: ``[..., C, H * r, W * r]`` to ``[..., C * r * r, H, W]``.
 
-    ``r`` is the downscale factor; ``P_x`` cuts any dims. Output blocks are balanced in the last
-    three dims. Features are moved where a block ends within the ``r`` cells of an output.
+    ``r`` is the downscale factor, and ``P_x`` may split any dims. Output blocks are balanced in the
+    last three dims. Features move where a block ends within the ``r`` cells of an output.
 
     Args:
-        P_x: owns the input and the output.
-        downscale_factor: as torch's layer.
-        global_shape: of the input, if it is balanced, to save agreeing on its blocks.
+        P_x: partition of the input and the output.
+        downscale_factor: as in the torch layer.
+        global_shape: global shape of the input if it is balanced; saves agreeing on its blocks.
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
 
     Cost:
-        No message where every block's outputs come from its own cells: for balanced blocks, where
-        the workers divide the last three dims of the input's shape with features over ``r``. Else
-        one message for each worker that owns cells of another one's outputs. Backward moves the
-        same bytes.
+        No message if every block's outputs depend on its own cells only. For balanced blocks this
+        holds if the workers evenly divide the last three dims of the input's shape, with features
+        over ``r``. Otherwise each worker sends one message to every worker whose outputs need its
+        cells. Backward moves the same bytes.
 
     Raises:
-        PartitionError, ShapeError: at construction, for arguments that make no sense; at the first
-            call, on every rank alike, if ``r`` does not divide the features.
+        PartitionError, ShapeError: at construction, for invalid arguments; at the first call, on
+            every rank alike, if ``r`` does not divide the features.
     """
 
     def __init__(
@@ -100,7 +109,7 @@ class DistributedPixelUnshuffle(DistributedWindowed):
         _require_three_dims(self._name, P_x)
         self.downscale_factor = _positive(self._name, "downscale_factor", downscale_factor)
 
-    def _windows(self, layout: Layout, x: torch.Tensor) -> tuple[Window, ...]:
+    def _windows(self, layout: BlockLayout, x: torch.Tensor) -> tuple[Window, ...]:
         r, dims = self.downscale_factor, self.P_x.dim
         for d in (dims - 2, dims - 1):
             _require_multiple(self._name, layout, d, r, "downscale_factor")
@@ -108,29 +117,35 @@ class DistributedPixelUnshuffle(DistributedWindowed):
         return (*leading, ExpandedWindow(r * r), SlidingWindow(r, r), SlidingWindow(r, r))
 
     def _computation(
-        self, layout: Layout, windows: Sequence[Window], cells: Box, outputs: Box, x: torch.Tensor
+        self,
+        layout: BlockLayout,
+        windows: Sequence[Window],
+        cells: Box,
+        outputs: Box,
+        x: torch.Tensor,
     ) -> Compute:
         function = partial(_pixel_unshuffle, factor=self.downscale_factor)
         return _Shuffle(function, _inside(windows, cells, outputs))
 
 
+@layer(F.channel_shuffle, Sample((2, 4, 9, 8)), groups=2)
 class DistributedChannelShuffle(DistributedWindowed):
     """Mix the channels of groups: ``[B, g, C / g, ...]`` becomes ``[B, C / g, g, ...]``.
 
-    The tensor ``[B, C, ...]`` may be cut in any dim but its channels.
+    The tensor ``[B, C, ...]`` may be split in any dims except its channels.
 
     Args:
-        P_x: owns the input and the output.
-        groups: as torch's layer.
-        global_shape: of the input, if it is balanced, to save agreeing on its blocks.
+        P_x: partition of the input and the output.
+        groups: as in the torch layer.
+        global_shape: global shape of the input if it is balanced; saves agreeing on its blocks.
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
 
     Cost:
         No message.
 
     Raises:
-        PartitionError, ShapeError: at construction, if the channels are cut or ``groups`` makes no
-            sense; at the first call, on every rank alike, if it does not divide the channels.
+        PartitionError, ShapeError: at construction, if the channels are split or ``groups`` is
+            below 1; at the first call, on every rank alike, if it does not divide the channels.
     """
 
     def __init__(
@@ -145,23 +160,28 @@ class DistributedChannelShuffle(DistributedWindowed):
         if P_x.dim < 3 or P_x.shape[1] > 1:
             raise PartitionError(
                 f"{self._name}, dim 1: P_x has shape {list(P_x.shape)} but needs at least 3 axes "
-                "with one worker along the channels, which mix over all blocks; repartition before"
+                "with one worker along the channels; repartition the input first"
             )
         self.groups = _positive(self._name, "groups", groups)
 
-    def _windows(self, layout: Layout, x: torch.Tensor) -> tuple[Window, ...]:
+    def _windows(self, layout: BlockLayout, x: torch.Tensor) -> tuple[Window, ...]:
         _require_multiple(self._name, layout, 1, self.groups, "groups")
         return (HaloWidths(),) * self.P_x.dim
 
     def _computation(
-        self, layout: Layout, windows: Sequence[Window], cells: Box, outputs: Box, x: torch.Tensor
+        self,
+        layout: BlockLayout,
+        windows: Sequence[Window],
+        cells: Box,
+        outputs: Box,
+        x: torch.Tensor,
     ) -> Compute:
         return partial(_channel_shuffle, groups=self.groups)
 
 
 @dataclass(frozen=True)
 class _Shuffle:
-    """Torch's function on a block, and the part of it that is asked."""
+    """Apply torch's function to a block, and return the part of its output that is needed."""
 
     function: Compute
     outputs: tuple[slice, ...]
@@ -184,7 +204,7 @@ def _channel_shuffle(x: torch.Tensor, groups: int) -> torch.Tensor:
 
 
 def _inside(windows: Sequence[Window], cells: Box, outputs: Box) -> tuple[slice, ...]:
-    """Where ``outputs`` lie in what becomes of a whole block of ``cells``."""
+    """Return the slices of ``outputs`` in the output for the whole block of ``cells``."""
     where: list[slice] = []
     for window, first, start, stop in zip(
         windows, cells.start, outputs.start, outputs.stop, strict=True
@@ -211,7 +231,7 @@ def _positive(name: str, what: str, value: int) -> int:
     return value
 
 
-def _require_multiple(name: str, layout: Layout, dim: int, factor: int, what: str) -> None:
+def _require_multiple(name: str, layout: BlockLayout, dim: int, factor: int, what: str) -> None:
     extent = layout.decomposition.shape[dim]
     if extent % factor:
         raise ShapeError(

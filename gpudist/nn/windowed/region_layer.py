@@ -1,4 +1,4 @@
-"""What a layer with windows offers, so that a region carries it out without its own messages."""
+"""Base class of layers with windows that a region can run without messages of their own."""
 
 from __future__ import annotations
 
@@ -17,63 +17,65 @@ from gpudist.geometry.windows import Window
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.world.partition import CartesianPartition
 
-# From a block of the input and the parameters, all of them on this worker, to one of the output.
+# Function of a local input block and the parameters, returning a block of the output.
 BlockOperation = Callable[..., torch.Tensor]
 
 
 class RegionLayer(DistributedModule):
-    """A layer over a tensor ``[B, C, *spatial]`` whose outputs read a window of cells per dim."""
+    """Layer over a tensor ``[B, C, *spatial]`` whose outputs read a window of cells per dim."""
 
     P_x: CartesianPartition
 
     @abstractmethod
     def require_region(self) -> None:
-        """Refuse to be part of a region.
+        """Check that the layer can be part of a region.
 
         Raises:
-            GpudistError: on every rank alike, for what the layer does that a region cannot.
+            GpudistError: on every rank alike, if a region does not support the layer.
         """
 
     @property
     @abstractmethod
     def windows(self) -> Sequence[Window]:
-        """What an output reads, per dim of the tensor."""
+        """Windows of cells that an output reads, one per dim of the tensor."""
 
     @abstractmethod
     def require_input(self, inputs: Decomposition) -> None:
-        """Refuse an input, naming the layer; on every rank alike."""
+        """Refuse an input that does not fit, on every rank alike, naming the layer."""
 
     @abstractmethod
     def bind_block(self, reads: Sequence[Read], shape: Sequence[int]) -> BlockOperation:
-        """What makes a block of the output from the cells inside its reads, and the parameters.
+        """Return the operation that computes an output block from the cells it reads.
+
+        The operation takes the cells of ``reads`` inside the tensor, and the parameters.
 
         Args:
-            reads: per dim of features.
-            shape: of the block of the output; may be empty.
+            reads: cells that the block reads, one entry per feature dim.
+            shape: shape of the output block; may be empty.
         """
 
     def outputs_of(self, inputs: Decomposition) -> Decomposition:
-        """How the output is cut if the input is cut like ``inputs``."""
+        """Return the decomposition of the output for an input decomposed like ``inputs``."""
         along = zip(self.windows, inputs.dims, strict=True)
         return Decomposition(tuple(window.outputs(blocks) for window, blocks in along))
 
     def own_parameters(self) -> list[torch.Tensor]:
-        """This worker's parameters, or the placeholders for them."""
+        """Return this worker's parameters or their placeholders."""
         return []
 
     def bind_parameters(self) -> tuple[Movement | None, ...]:
-        """Their movements to every worker of ``P_x``, ``None`` for those it holds."""
+        """Return movements of the parameters to all of ``P_x``; ``None`` for local ones."""
         return ()
 
 
 @dataclass(frozen=True)
 class WithPadding:
-    """An operation on a block with padding around it.
+    """Operation on a block with padding around it.
 
     Attributes:
-        operation: on the padded block.
-        widths: of the padding, as torch's ``pad`` takes them.
-        value: of the padding.
+        operation: operation on the padded block.
+        widths: cells of padding, in the order of torch's ``pad``.
+        value: value of the padding.
     """
 
     operation: BlockOperation
@@ -87,5 +89,5 @@ class WithPadding:
 
 
 def padding_widths(reads: Sequence[Read]) -> tuple[int, ...]:
-    """The padding around what is inside, last dim first, as torch's ``pad`` takes it."""
+    """Return the padding around the cells inside the tensor, in the order of torch's ``pad``."""
     return tuple(cells for read in reversed(reads) for cells in read.overhang)

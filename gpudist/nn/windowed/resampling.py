@@ -1,4 +1,4 @@
-"""Interpolation of one worker's block: some cells of the input to some outputs, dim after dim."""
+"""Interpolation of a local block, dim by dim."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Step = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class Taps:
-    """Each output is a sum of few cells of its row.
+    """Weighted sum of a few cells for each output along a dim.
 
     Attributes:
-        dim: of the tensor.
-        cells: per tap, the cell that each output reads.
-        weights: per tap; none where there is one tap, of weight 1.
+        dim: dim of the tensor.
+        cells: index of the cell that each output reads, one tensor per tap.
+        weights: weights of these cells, one tensor per tap; empty for a single tap of weight 1.
     """
 
     dim: int
@@ -41,7 +41,7 @@ class Taps:
 
 @dataclass(frozen=True)
 class Resampling:
-    """Steps along the dims, in a dtype whose sums are precise enough."""
+    """Interpolation steps along the dims, in a dtype with enough precision for sums."""
 
     steps: tuple[Step, ...]
     dtype: torch.dtype
@@ -56,11 +56,11 @@ class Resampling:
 
 @dataclass(frozen=True)
 class Interpolation:
-    """Torch's own interpolation of the block, and the part of it that is asked.
+    """Torch's own interpolation of a block, and the part of its output that is needed.
 
     Attributes:
-        mode, size, scale_factor, align_corners: as torch's function.
-        outputs: where the own outputs lie in it; ``None`` for all of it.
+        mode, size, scale_factor, align_corners: as in torch's ``interpolate``.
+        outputs: slices of the needed outputs; ``None`` for all of them.
     """
 
     mode: str
@@ -86,7 +86,7 @@ def interpolating_step(
     dim: int,
     x: torch.Tensor,
 ) -> Step | None:
-    """Outputs ``[start, stop)`` from a block of global ``cells``; ``None`` if it is these cells."""
+    """Return the step from a block of global ``cells`` to global ``outputs``; ``None`` if equal."""
     read, weights = window.taps(np.arange(*outputs), extent)
     places = torch.from_numpy(read - cells[0]).to(x.device)
     if len(places) > 1:
@@ -99,7 +99,7 @@ def interpolating_step(
 def magnification(
     mode: str, factors: Sequence[int], cells: Sequence[Range], outputs: Sequence[Range]
 ) -> Interpolation:
-    """Spatial ``outputs`` from a block of spatial ``cells`` that grows by whole factors."""
+    """Return the interpolation of spatial ``cells`` to ``outputs`` by integer factors."""
     where: list[slice] = []
     is_all = True
     for factor, (first, last), (start, stop) in zip(factors, cells, outputs, strict=True):
@@ -110,7 +110,6 @@ def magnification(
 
 
 def _selected(x: torch.Tensor, dim: int, cells: torch.Tensor) -> torch.Tensor:
-    """The ``cells`` of ``x`` along ``dim``."""
     if dim < x.dim() - 1:
         return x.index_select(dim, cells)
     # Along the last dim, torch's index_select is eight times as slow on a CPU.
@@ -118,11 +117,10 @@ def _selected(x: torch.Tensor, dim: int, cells: torch.Tensor) -> torch.Tensor:
 
 
 def _along(weights: torch.Tensor, dim: int, x: torch.Tensor) -> torch.Tensor:
-    """Rows of weights, each to be multiplied along ``dim``."""
     shape = (*weights.shape, *(1,) * (x.dim() - dim - 1))
     return weights.to(x.device, sum_dtype(x.dtype)).view(shape)
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What sums of 16-bit numbers are kept in; as torch's kernels."""
+    """Return the dtype for sums: float32 for 16-bit floats, as in torch's kernels."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype

@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.boxes import Box
 from gpudist.geometry.interpolation import InterpolationMode, InterpolationWindow, Kernel
 from gpudist.geometry.windows import HaloWidths, Window
+from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.pool.adaptive import DistributedAdaptiveAvgPool
-from gpudist.nn.windowed.layer import Compute, DistributedWindowed
 from gpudist.nn.windowed.resampling import (
     Interpolation,
     Range,
@@ -23,7 +24,8 @@ from gpudist.nn.windowed.resampling import (
     magnification,
     sum_dtype,
 )
-from gpudist.ops.agreement import Layout, ShapeMode
+from gpudist.nn.windowed.windowed_layer import Compute, DistributedWindowed
+from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 _ALONG_A_DIM: dict[str, InterpolationMode] = {
@@ -35,39 +37,41 @@ _ALONG_A_DIM: dict[str, InterpolationMode] = {
     "bicubic": "cubic",
 }
 _DIMS = {"linear": 1, "bilinear": 2, "trilinear": 3, "bicubic": 2}
-# Of torch, to choose its kernel in two dims; the sum of both.
+# Torch's threshold for its small kernel in two dims, compared with the sum of both extents.
 _MOST_SMALL_OUTPUTS = 128
 _NEAREST = ("nearest", "nearest-exact")
 
 
+@layer(F.interpolate, Sample((2, 4, 9, 8)), scale_factor=2, mode="nearest")
 class DistributedUpsample(DistributedWindowed):
-    """Torch's interpolation of a tensor ``[B, C, *spatial]`` cut over ``P_x`` in any dims.
+    """Interpolate a tensor ``[B, C, *spatial]`` partitioned by ``P_x`` in any dims.
 
-    One to three spatial dims, which may grow or shrink. Output blocks are balanced in the spatial
-    dims, and those of the input in the others. Each output reads the same cells, with the same
-    weights, as in torch's kernel for contiguous tensors of that shape and dtype on that device:
-    also where a position is rounded to the next cell. The gradient is the adjoint of that. Torch's
-    own is not always: in the nearest modes its backward kernels round float64 positions as float32,
-    and where the extent stays or doubles they, and bicubic ones, do not ask for the scale factor.
+    There are one to three spatial dims, which may grow or shrink. Output blocks are balanced in the
+    spatial dims, and equal the input's in the others. Each output reads the same cells with the
+    same weights as in torch's kernel for a contiguous tensor of that shape and dtype on that
+    device, even where a position is rounded to a cell. The gradient is the exact adjoint, unlike
+    torch's own in two cases. Torch's backward kernels for the nearest modes round float64 positions
+    as float32; and where the extent stays the same or doubles, they and the bicubic ones ignore the
+    scale factor.
 
     Args:
-        P_x: owns the input and the output.
-        size, scale_factor, mode, align_corners, recompute_scale_factor: as torch's layer; the size
-            is the global one of the spatial dims.
-        global_shape: of the input, if it is balanced, to save agreeing on its blocks.
+        P_x: partition of the input and the output.
+        size, scale_factor, mode, align_corners, recompute_scale_factor: as in the torch layer;
+            ``size`` is the global size of the spatial dims.
+        global_shape: global shape of the input if it is balanced; saves agreeing on its blocks.
         shape: ``"dynamic"`` agrees on the input's blocks at every call.
 
     Cost:
-        One message for each worker that owns cells this one's outputs read, corners included.
-        Between balanced blocks it holds a layer as wide as an output reaches, and a cell more where
-        inputs and outputs are not cut at the same place. Backward moves the same bytes. No message
-        and no copy of the block where no output reads cells of another worker. ``"area"`` moves all
-        cells of a range to the worker with its mean.
+        One message from each worker that owns cells this one's outputs read, including neighbours
+        at corners. Between balanced blocks the message is a layer as wide as an output reaches,
+        plus a cell where inputs and outputs are not split at the same place. Backward moves the
+        same bytes. Nothing moves, and the block is not copied, if no output reads cells of another
+        worker. ``"area"`` sums in parts, like an adaptive average pool.
 
     Raises:
-        PartitionError, ShapeError: at construction, for what is not supported or makes no sense; at
-            the first call, on every rank alike, if there is no output or the dtype is not one torch
-            interpolates.
+        PartitionError, ShapeError: at construction, for unsupported or inconsistent arguments; at
+            the first call, on every rank alike, if the output is empty or torch does not
+            interpolate the dtype.
     """
 
     def __init__(
@@ -97,7 +101,7 @@ class DistributedUpsample(DistributedWindowed):
             self._scales = tuple(map(float, scales))
             if not _is_listed(scale_factor):
                 self.scale_factor = self._scales[0]
-        # Torch places the outputs by the scale factor as given, not by the ratio of the extents.
+        # Torch positions the outputs by the given scale factor, not by the ratio of the extents.
         self._keeps_scale = not (size is not None or recompute_scale_factor)
         self._means: _Means | None = None
         if mode == "area":
@@ -116,11 +120,12 @@ class DistributedUpsample(DistributedWindowed):
         if not 3 <= axes <= 5 or _DIMS.get(mode, axes - 2) != axes - 2:
             raise PartitionError(
                 f"{name}: P_x has shape {list(self.P_x.shape)}, but mode {mode!r} takes "
-                f"{_DIMS.get(mode, '1 to 3')} dims of features beside batch and channels"
+                f"{_DIMS.get(mode, '1 to 3')} dims of features besides batch and channels"
             )
         if self.align_corners is not None and mode not in _DIMS:
             raise ShapeError(
-                f"{name}: align_corners has no meaning for mode {mode!r}, only for {list(_DIMS)}"
+                f"{name}: align_corners is given for mode {mode!r} but applies to {list(_DIMS)} "
+                "only; leave it out"
             )
 
     def _require_one_of(self, size: object, scale_factor: object) -> None:
@@ -129,10 +134,12 @@ class DistributedUpsample(DistributedWindowed):
                 f"{self._name}: size is {size} and scale_factor {scale_factor}; give one of them"
             )
         if size is not None and self.recompute_scale_factor:
-            raise ShapeError(f"{self._name}: recompute_scale_factor has no meaning with a size")
+            raise ShapeError(
+                f"{self._name}: recompute_scale_factor needs a scale_factor, not a size"
+            )
 
     def _positive(self, what: str, value: Any) -> tuple[Any, ...]:
-        """``value`` for each spatial dim."""
+        """Return ``value`` for each spatial dim; refuse values that are not positive."""
         values = tuple(value) if _is_listed(value) else (value,) * self._dims
         if len(values) != self._dims:
             raise ShapeError(
@@ -145,7 +152,7 @@ class DistributedUpsample(DistributedWindowed):
                 raise ShapeError(f"{where}: {what} {given} must be above 0")
         return values
 
-    def _windows(self, layout: Layout, x: torch.Tensor) -> tuple[Window, ...]:
+    def _windows(self, layout: BlockLayout, x: torch.Tensor) -> tuple[Window, ...]:
         dtype = layout.dtype
         if not dtype.is_floating_point and not (dtype == torch.uint8 and self.mode in _NEAREST):
             raise ShapeError(f"{self._name}: torch does not interpolate {dtype} by {self.mode!r}")
@@ -182,7 +189,12 @@ class DistributedUpsample(DistributedWindowed):
         return size
 
     def _computation(
-        self, layout: Layout, windows: Sequence[Window], cells: Box, outputs: Box, x: torch.Tensor
+        self,
+        layout: BlockLayout,
+        windows: Sequence[Window],
+        cells: Box,
+        outputs: Box,
+        x: torch.Tensor,
     ) -> Compute:
         if 0 in outputs.shape:
             return _no_outputs
@@ -197,7 +209,7 @@ class DistributedUpsample(DistributedWindowed):
         ]
         if None not in factors:
             return magnification(self.mode, cast(list[int], factors), read[2:], made[2:])
-        # What shrinks most comes first: the steps behind it have less to do.
+        # The dims that shrink most go first, which leaves less work to the later steps.
         dims = sorted(range(2, len(extents)), key=lambda d: (outputs.shape[d] / cells.shape[d], -d))
         steps = [_step(windows[d], extents[d], read[d], made[d], d, x) for d in dims]
         weighted = self.mode not in _NEAREST
@@ -205,13 +217,11 @@ class DistributedUpsample(DistributedWindowed):
         return Resampling(tuple(step for step in steps if step is not None), dtype)
 
     def _has_torchs_gradient(self, dtype: torch.dtype) -> bool:
-        """Whether torch's backward kernels are certainly the adjoint of its forward kernels."""
         if self.mode in _NEAREST:
             return not self._keeps_scale and dtype != torch.float64
         return not (self.mode == "bicubic" and self._keeps_scale)
 
     def _whole(self, sizes: tuple[int, ...]) -> Interpolation:
-        """Torch's function, for a block that is whole in its spatial dims."""
         if self._keeps_scale:
             return Interpolation(self.mode, None, self._scales, self.align_corners)
         return Interpolation(self.mode, sizes, None, self.align_corners)
@@ -222,7 +232,7 @@ def _is_listed(value: Any) -> bool:
 
 
 class _Means(DistributedAdaptiveAvgPool):
-    """Interpolation by ``"area"``: adaptive means, whose number may follow from a scale factor."""
+    """Interpolation by ``"area"``: adaptive means, whose number may depend on a scale factor."""
 
     def __init__(
         self,
@@ -232,7 +242,7 @@ class _Means(DistributedAdaptiveAvgPool):
         shape: ShapeMode,
     ) -> None:
         self._dims = P_x.dim - 2
-        # One stands for what follows from the input.
+        # A placeholder: the output size depends on the input.
         super().__init__(P_x, (1,) * self._dims, global_shape=global_shape, shape=shape)
         self._name = DistributedUpsample.__name__
         self._extent_of = output_extent
@@ -250,7 +260,6 @@ class _Means(DistributedAdaptiveAvgPool):
 
 
 def _kernel(sizes: Sequence[int], on_cuda: bool) -> Kernel:
-    """Which kernel torch takes for that many outputs of a contiguous tensor."""
     if on_cuda:
         return "cuda"
     return "small" if len(sizes) == 2 and sum(sizes) <= _MOST_SMALL_OUTPUTS else "general"
@@ -267,8 +276,13 @@ def _no_outputs(x: torch.Tensor) -> torch.Tensor:
     raise AssertionError("a block without outputs is not computed")
 
 
+@layer(F.interpolate, Sample((2, 4, 9, 8)), scale_factor=2)
 class DistributedUpsamplingNearest2d(DistributedUpsample):
-    """Torch's layer of that name: :class:`DistributedUpsample` by ``"nearest"`` in two dims."""
+    """Nearest-neighbour :class:`DistributedUpsample` in two dims, like torch's layer.
+
+    Args:
+        P_x ... shape: see :class:`DistributedUpsample`.
+    """
 
     def __init__(
         self,
@@ -283,8 +297,13 @@ class DistributedUpsamplingNearest2d(DistributedUpsample):
         _require_two_dims(self._name, P_x)
 
 
+@layer(F.interpolate, Sample((2, 4, 9, 8)), scale_factor=2)
 class DistributedUpsamplingBilinear2d(DistributedUpsample):
-    """Torch's layer of that name: :class:`DistributedUpsample`, bilinear with aligned corners."""
+    """Bilinear :class:`DistributedUpsample` with aligned corners, like torch's layer.
+
+    Args:
+        P_x ... shape: see :class:`DistributedUpsample`.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Arguments that torch takes as one number or one per dim."""
+"""Arguments that torch accepts as one number or as one per dim."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from gpudist.errors import ShapeError
 
 
 def per_dim(name: str, what: str, value: int | Sequence[int], dims: int) -> tuple[int, ...]:
-    """``value`` for each of ``dims`` dims."""
-    if isinstance(value, torch.Tensor):  # as torch's layers refuse it, when they are called
+    """Return ``value`` as one integer for each of ``dims`` dims."""
+    if isinstance(value, torch.Tensor):  # torch's layers refuse it too, when they are called
         raise ShapeError(
             f"{name}: {what} is a tensor; it takes an integer or one per dim: {what}.item()"
         )

@@ -1,10 +1,11 @@
-"""The tables of operators, a family a module; importing one enters its rules.
+"""Tables of operators, one family per module; importing a module registers its rules.
 
 See :mod:`gpudist.sbp.registry` for the protocol.
 """
 
 from gpudist.sbp.signatures import (
     activations,
+    along_axis,
     attention,
     channel_norms,
     choosing,
@@ -18,7 +19,6 @@ from gpudist.sbp.signatures import (
     foreach,
     in_place,
     joining,
-    lines,
     losses,
     margins,
     matmul,
@@ -40,6 +40,7 @@ from gpudist.sbp.signatures import (
 
 __all__ = [
     "activations",
+    "along_axis",
     "attention",
     "channel_norms",
     "choosing",
@@ -53,7 +54,6 @@ __all__ = [
     "foreach",
     "in_place",
     "joining",
-    "lines",
     "losses",
     "margins",
     "matmul",

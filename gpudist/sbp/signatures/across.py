@@ -1,4 +1,4 @@
-"""What the blocks of an operator tell each other: sums, largest cells, and numbers side by side."""
+"""Communicate between the blocks of an operator: sums, largest cells, and stacked blocks."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from gpudist.exchange.autograd import all_reduce_constant
 from gpudist.sbp.attributes import NdSbp, broadcast, partial_sum, split
 from gpudist.sbp.boxing import box
 from gpudist.sbp.layout import Layout
-from gpudist.sbp.registry import Call, Signature, Where
+from gpudist.sbp.registry import Call, SbpSignature, Where
 from gpudist.world.partition import CartesianPartition
 
 
 def axes_that_split(where: Where, slot: int, dims: Collection[int]) -> list[int]:
-    """The axes of the placement along which one of ``dims`` of a tensor is split."""
+    """Return the axes of the placement that split one of ``dims`` of a tensor."""
     return [axis for axis, one in enumerate(where.sbps[slot]) if one.is_split and one.dim in dims]
 
 
 def total(x: torch.Tensor, where: Where, axes: Iterable[int]) -> torch.Tensor:
-    """The sum of blocks of one shape over ``axes``, on each worker. Its own adjoint."""
+    """Sum blocks of one shape over ``axes``, on each worker. Its own adjoint."""
     P = _workers(where, axes)
     return _boxed(x, P, x.shape, (partial_sum,)) if P.size > 1 and x.numel() else x
 
 
 def largest(x: torch.Tensor, where: Where, axes: Iterable[int]) -> torch.Tensor:
-    """The largest cells of blocks of one shape over ``axes``, as a constant."""
+    """Return the largest cells of blocks of one shape over ``axes``, as a constant."""
     P = _workers(where, axes)
     return all_reduce_constant(x.detach(), P, "max") if P.size > 1 and x.numel() else x.detach()
 
 
 def stacked(x: torch.Tensor, where: Where, axes: Iterable[int]) -> torch.Tensor:
-    """Blocks of one shape over ``axes`` along a new dim in front, in the order of the blocks.
+    """Gather blocks of one shape over ``axes`` along a new first dim, in the order of the blocks.
 
     Adjoint:
         Each worker gets the sum of the gradients of its block.
@@ -45,7 +45,7 @@ def stacked(x: torch.Tensor, where: Where, axes: Iterable[int]) -> torch.Tensor:
 
 
 def place(where: Where, axes: Iterable[int]) -> int:
-    """The number of this worker's block in what is ``stacked``."""
+    """Return the position of this worker's block in the result of ``stacked``."""
     rank = _workers(where, axes).rank
     assert rank is not None
     return rank
@@ -58,14 +58,13 @@ def _workers(where: Where, axes: Iterable[int]) -> CartesianPartition:
 def _boxed(
     x: torch.Tensor, P: CartesianPartition, shape: Iterable[int], sbp: NdSbp
 ) -> torch.Tensor:
-    """Copies of a tensor that lies on the workers of ``P`` as ``sbp`` says."""
     source = Layout(P.ranks, (P.size,), sbp, tuple(shape))
     target = Layout(P.ranks, (P.size,), (broadcast,), source.shape)
     return box(x.contiguous(), source, target, P.world)
 
 
 class _Together(torch.autograd.Function):
-    """Tensors as they are, whose gradients go on when all of them are there."""
+    """Identity of several tensors that passes on their gradients when all of them have arrived."""
 
     @staticmethod
     def forward(ctx: Any, *xs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -77,10 +76,10 @@ class _Together(torch.autograd.Function):
 
 
 def together_if(is_needed: bool, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """``tensors``, whose gradients then reach what is before in one order on all workers.
+    """Return ``tensors`` such that their gradients are passed on in one order on all workers.
 
-    Needed where workers compute in different ways, such as those without cells: messages of
-    backward are in the order of the graph.
+    Needed if workers compute in different ways, such as those without cells: messages of backward
+    follow the order of the graph.
     """
     learning = [i for i, x in enumerate(tensors) if x.requires_grad]
     if not is_needed or len(learning) < 2 or not torch.is_grad_enabled():
@@ -92,7 +91,7 @@ def together_if(is_needed: bool, tensors: Sequence[torch.Tensor]) -> Sequence[to
 
 
 def some_are_empty(where: Where) -> bool:
-    """Whether a worker has no cells of an input; of axes whose signatures bind."""
+    """Return whether a worker has no cells of an input, along axes whose signatures bind."""
     ranks, grid = tuple(where.P.ranks), where.P.shape
     layouts = [
         Layout(ranks, grid, sbp, shape)
@@ -101,9 +100,9 @@ def some_are_empty(where: Where) -> bool:
     return any(not box.volume for layout in layouts for box in layout.boxes.values())
 
 
-def terms(call: Call, *slots: int) -> list[Signature]:
-    """The signature of a function that is linear in the tensors in ``slots`` together."""
+def terms(call: Call, *slots: int) -> list[SbpSignature]:
+    """Return the signature of a function that is linear in the tensors in ``slots`` together."""
     if any(call.tensors[i].dtype == torch.bool for i in slots):
         return []
     inputs = tuple(partial_sum if i in slots else broadcast for i in range(len(call.tensors)))
-    return [Signature(inputs, (partial_sum,))]
+    return [SbpSignature(inputs, (partial_sum,))]

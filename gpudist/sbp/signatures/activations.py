@@ -1,4 +1,4 @@
-"""Activations that are more than a function of one cell."""
+"""Activations that are not functions of single cells."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.sbp.attributes import broadcast, split
-from gpudist.sbp.registry import Call, Signature, compose, forms, register
+from gpudist.sbp.registry import Call, SbpSignature, compose, forms, register
 from gpudist.sbp.signatures.elementwise import enter, point_wise
 
 enter(point_wise, forms("threshold", "hardshrink", "softshrink"))
 
 
 @register(*forms("prelu"), any_cuts=True)
-def prelu(call: Call, parts: int) -> list[Signature]:
-    """Channels are split with their slopes, unless there is one slope for all."""
+def prelu(call: Call, parts: int) -> list[SbpSignature]:
+    """Split channels together with their slopes, unless one slope serves all channels."""
     x, slopes = call.shapes
     of_channels = split(0) if len(slopes) and slopes[0] > 1 else broadcast
     return [
-        Signature((split(d), of_channels if d == 1 else broadcast), (split(d),))
+        SbpSignature((split(d), of_channels if d == 1 else broadcast), (split(d),))
         for d in range(len(x))
     ]
 
 
 @register(F.glu, any_cuts=True)
-def glu(call: Call, parts: int) -> list[Signature]:
-    """All splits but that of the dim whose halves are multiplied."""
+def glu(call: Call, parts: int) -> list[SbpSignature]:
+    """Split all dims except the one whose halves are multiplied."""
     dims = call.tensors[0].dims
     dim = call.get(1, "dim", -1) % max(dims, 1)
-    return [Signature((split(d),), (split(d),)) for d in range(dims) if d != dim]
+    return [SbpSignature((split(d),), (split(d),)) for d in range(dims) if d != dim]
 
 
 @compose(F.normalize)

@@ -1,4 +1,4 @@
-"""Attention: split in samples, heads and queries; keys and values are whole along the sequence."""
+"""Attention, split in samples, heads and queries; keys and values are whole along the sequence."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpudist.sbp.attributes import Sbp, broadcast, partial_sum, split
-from gpudist.sbp.registry import Call, Compute, Signature, Where, compose, register
+from gpudist.sbp.registry import Call, Compute, SbpSignature, Where, compose, register
 from gpudist.sbp.signatures.across import some_are_empty, together_if
+from gpudist.sbp.signatures.along_axis import on_cells, without_cells
 from gpudist.sbp.signatures.channel_norms import carried_out
 from gpudist.sbp.signatures.elementwise import aligned
 from gpudist.sbp.signatures.factories import copied
-from gpudist.sbp.signatures.lines import on_cells, without_cells
 
 attend: Any = F.scaled_dot_product_attention
 
@@ -30,23 +30,23 @@ def attention(
     scale: float | None,
     enable_gqa: bool,
 ) -> Tensor:
-    """The attention of plain tensors, without dropout."""
+    """Compute the attention of plain tensors, without dropout."""
     return attend(query, key, value, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
 @register(attention, any_cuts=True)
-def attention_of_blocks(call: Call, parts: int) -> list[Signature]:
-    """Splits of batch dims and heads, of queries, and of the cells of values; linear in these."""
+def attention_of_blocks(call: Call, parts: int) -> list[SbpSignature]:
+    """Split batch dims and heads, queries, and the cells of values; linear in the values."""
     q, k, v = call.shapes[:3]
     result = call.outputs[0].shape
     rows, dims = len(result) - 2, len(result)
     masks = call.shapes[3:]
     scores = (*result[:-1], k[-2])
-    found: list[Signature] = []
+    found: list[SbpSignature] = []
     for d in range(rows):
         ones = [aligned(shape[:-2], d, result[:-2]) for shape in (q, k, v)]
         if call.args[6] and d == rows - 1 and k[-3] not in (1, q[-3]):
-            # Groups of heads share keys: a block has whole groups.
+            # Groups of query heads share keys: a block needs whole groups.
             if k[-3] % parts:
                 continue
             ones = [split(len(shape) - 3) for shape in (q, k, v)]
@@ -57,9 +57,9 @@ def attention_of_blocks(call: Call, parts: int) -> list[Signature]:
     found.append(_attending(call, queries, masks, rows, scores, split(rows)))
     cells: list[Sbp] = [broadcast, broadcast, split(len(v) - 1)]
     whole = tuple(broadcast for _ in masks)
-    found.append(Signature((*cells, *whole), (split(dims - 1),), bind=_bind))
+    found.append(SbpSignature((*cells, *whole), (split(dims - 1),), bind=_bind))
     terms: list[Sbp] = [broadcast, broadcast, partial_sum]
-    found.append(Signature((*terms, *whole), (partial_sum,), bind=_bind))
+    found.append(SbpSignature((*terms, *whole), (partial_sum,), bind=_bind))
     return found
 
 
@@ -71,15 +71,14 @@ def _attending(
     scores: tuple[int, ...],
     result: Sbp,
     keeps_cut: bool = False,
-) -> Signature:
-    """The signature whose masks are split as the scores are."""
+) -> SbpSignature:
     inputs = (*ones, *(aligned(shape, d, scores) for shape in masks))
     recut: Any = (lambda sizes: None) if keeps_cut else None
-    return Signature(inputs, (result,), recut=recut, bind=_bind)
+    return SbpSignature(inputs, (result,), recut=recut, bind=_bind)
 
 
 def _bind(call: Call, where: Where) -> Compute:
-    """Queries of a causal block attend the keys up to their own place in the sequence."""
+    """Bind a block of queries; causal queries attend keys up to their own global position."""
     cells = where.inputs[0]
     start, stop = cells.start[-2], cells.stop[-2]
     if not call.args[4] or stop - start == where.call.shapes[0][-2]:
@@ -110,7 +109,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """With dropout, of weights that are written down."""
+    """Compute the attention; with dropout, from explicit weights."""
     if dropout_p == 0:
         given = (query, key, value, attn_mask, is_causal, scale, enable_gqa)
         return carried_out(attention, *given)
@@ -125,7 +124,6 @@ def scaled_dot_product_attention(
 
 
 def _for_groups(x: Tensor, groups: int) -> Tensor:
-    """Each head of keys as often as heads of queries share it."""
     repeated = x.unsqueeze(-3).expand(*x.shape[:-2], groups, *x.shape[-2:])
     return repeated.flatten(-4, -3)
 
@@ -133,7 +131,7 @@ def _for_groups(x: Tensor, groups: int) -> Tensor:
 def attention_weights(
     query: Tensor, key: Tensor, mask: Tensor | None, scale: float | None = None
 ) -> Tensor:
-    """How much each query attends each key."""
+    """Return the attention weights of the keys for each query."""
     scale = 1 / sqrt(query.shape[-1]) if scale is None else scale
     scores = (query * scale) @ key.transpose(-2, -1)
     if mask is not None:
@@ -170,10 +168,11 @@ def multi_head_attention(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Heads are a dim of their own, so that a split of samples or of the sequence stays one."""
+    """Compute multi-head attention with heads as a dim, so that splits of other dims remain."""
     if static_k is not None or static_v is not None:
         raise NotImplementedError(
-            "multi_head_attention_forward of global tensors takes no static_k and static_v"
+            "multi_head_attention_forward of global tensors does not support static_k and "
+            "static_v; leave them out"
         )
     if is_causal and attn_mask is None:
         raise RuntimeError("Need attn_mask if specifying the is_causal hint.")
@@ -216,7 +215,7 @@ def _projected(
     weights: Any,
     bias: Tensor | None,
 ) -> Sequence[Tensor]:
-    """Queries, keys and values."""
+    """Project queries, keys and values."""
     query, key, value = given
     if weights is None:
         assert packed is not None
@@ -228,12 +227,11 @@ def _projected(
 
 
 def _with_row(x: Tensor, row: Tensor) -> Tensor:
-    """Keys or values with one more behind the sequence."""
     return torch.cat([x, row])
 
 
 def _mask(mask: Tensor | None, padding: Tensor | None, query: Tensor, heads: int) -> Tensor | None:
-    """What is added to the scores ``[samples, heads, queries, keys]``."""
+    """Return the combined mask that is added to the scores ``[samples, heads, queries, keys]``."""
     if mask is not None:
         mask = mask.unflatten(0, (-1, heads)) if mask.dim() == 3 else mask
         mask = _added(mask, query)
@@ -244,7 +242,6 @@ def _mask(mask: Tensor | None, padding: Tensor | None, query: Tensor, heads: int
 
 
 def _added(mask: Tensor, query: Tensor) -> Tensor:
-    """A mask in numbers: in one of bool, what is true is hidden."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask, -torch.inf)

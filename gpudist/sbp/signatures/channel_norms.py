@@ -1,4 +1,4 @@
-"""Batch and instance norm, and the running moments of what they have seen."""
+"""Batch and instance norm, and their running moments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from gpudist.nn.norm.normalization import Normalization
 from gpudist.nn.norm.strides import gradient_as_laid_out
 from gpudist.sbp.attributes import NdSbp, broadcast, split
-from gpudist.sbp.registry import Call, Compute, Signature, Where, compose, on_meta, register
+from gpudist.sbp.registry import Call, Compute, SbpSignature, Where, compose, on_meta, register
 from gpudist.sbp.signatures.across import some_are_empty, together_if
 from gpudist.sbp.signatures.norms import (
     bind_sum,
@@ -32,7 +32,7 @@ def batch_norm_and_moments(
     eps: float,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The batch norm of a plain tensor, and its mean and unbiased variance of each channel."""
+    """Return the batch norm of a plain tensor, and each channel's mean and unbiased variance."""
     on = torch.backends.cudnn.enabled
     mean, variance = (input.new_zeros(input.shape[1], dtype=dtype) for _ in range(2))
     y = torch.batch_norm(input, weight, bias, mean, variance, True, 1.0, eps, on)
@@ -46,8 +46,10 @@ def instance_norm_and_moments(
     eps: float,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The instance norm of a plain tensor, and the mean and unbiased variance of each sample's
-    channels."""
+    """Return the instance norm of a plain tensor, and mean and unbiased variance.
+
+    The moments have one value for each channel of each sample.
+    """
     variance, mean = torch.var_mean(input.detach().to(dtype), list(range(2, input.dim())))
     y = torch.instance_norm(
         input, weight, bias, None, None, True, 0.0, eps, torch.backends.cudnn.enabled
@@ -56,14 +58,14 @@ def instance_norm_and_moments(
 
 
 def plain_batch_norm(*args: Any) -> torch.Tensor:
-    """``torch.batch_norm``, whose running moments do not change."""
+    """Compute ``torch.batch_norm`` without changing the running moments."""
     if not args[0].numel():
         return _no_cells(*args[:3])
     return gradient_as_laid_out(torch.batch_norm(*args))
 
 
 def plain_instance_norm(*args: Any) -> torch.Tensor:
-    """``torch.instance_norm`` without running moments."""
+    """Compute ``torch.instance_norm`` without running moments."""
     if not args[0].numel():
         return _no_cells(*args[:3])
     return gradient_as_laid_out(torch.instance_norm(*args))
@@ -72,7 +74,6 @@ def plain_instance_norm(*args: Any) -> torch.Tensor:
 def _no_cells(
     x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """A norm of nothing, which torch refuses, with the graph of one of something."""
     parameters = [one.sum() for one in (weight, bias) if one is not None]
     return x + sum(parameters) if parameters else x.clone()
 
@@ -81,7 +82,6 @@ INSTANCES = (instance_norm_and_moments, plain_instance_norm)
 
 
 def _of_shapes(leading: int, input: torch.Tensor, *rest: Any) -> Any:
-    """One of them on tensors without cells; moments have as many dims as ``leading``."""
     y = torch.empty_like(input)
     if not leading:
         return y
@@ -95,13 +95,12 @@ on_meta[instance_norm_and_moments] = partial(_of_shapes, 2)
 
 
 def carried_out(function: Any, *args: Any) -> Any:
-    """``function`` by its rule: of global tensors, at least one."""
+    """Carry out ``function`` by its rule; at least one argument must be a global tensor."""
     first = next(x for x in args if hasattr(x, "_local"))
     return type(first).__torch_function__(function, (), args)
 
 
 def _is_normalized(call: Call) -> bool:
-    """Whether moments are taken of the input."""
     return len(call.args) == 5 or bool(call.args[5])
 
 
@@ -109,11 +108,11 @@ def _is_normalized(call: Call) -> bool:
     plain_batch_norm, plain_instance_norm, batch_norm_and_moments, instance_norm_and_moments,
     any_cuts=True,
 )  # fmt: skip
-def by_channel(call: Call, parts: int) -> list[Signature]:
-    """Splits of channels, with all that is known of each, and of all other dims."""
+def by_channel(call: Call, parts: int) -> list[SbpSignature]:
+    """Split channels together with their parameters and moments, and all other dims alone."""
     is_instance = call.function in INSTANCES
     computes = _is_normalized(call)
-    found: list[Signature] = []
+    found: list[SbpSignature] = []
     for d in range(call.tensors[0].dims):
         others = split(0) if d == 1 else broadcast
         inputs = (split(d), *(others,) * (len(call.tensors) - 1))
@@ -122,9 +121,9 @@ def by_channel(call: Call, parts: int) -> list[Signature]:
         if len(call.args) == 5:
             moment = split(d if is_instance else 0) if has_statistic else broadcast
             seen = (moment, moment)
-        # Torch's functions refuse some blocks without cells.
+        # torch's functions refuse some blocks without cells.
         bind = _bind if computes else None
-        found.append(Signature(inputs, (split(d), *seen), bind=bind))
+        found.append(SbpSignature(inputs, (split(d), *seen), bind=bind))
     return found
 
 
@@ -163,14 +162,14 @@ def _bind(call: Call, where: Where) -> Compute:
 
 
 def remember(running: Moments, seen: Sequence[Any], momentum: float) -> None:
-    """Move the running moments, global or whole on each worker, towards what is seen."""
+    """Update running moments, global or whole on each worker, by the moments of this batch."""
     for old, new in zip(running, seen, strict=True):
         if old is None:
             continue
         if not hasattr(old, "_local"):
             new = new.full_tensor() if any(one != broadcast for one in new.sbp) else new._local
             if new.shape != old.shape:
-                # A rank that has no part in the tensor.
+                # This rank has no part in the tensor.
                 continue
         old.detach().lerp_(new.to(old.dtype), momentum)
 
@@ -186,7 +185,7 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> torch.Tensor:
-    """The running moments stay as they lie: what is seen is boxed for them."""
+    """Compute the batch norm; running moments keep their layout, and new ones are boxed."""
     running = running_mean, running_var
     on = torch.backends.cudnn.enabled
     if not training:
@@ -211,11 +210,11 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> torch.Tensor:
-    """Running moments follow the averages over samples."""
+    """Compute the instance norm; running moments follow the averages over samples."""
     running = running_mean, running_var
     on = torch.backends.cudnn.enabled
     if not use_input_stats:
-        # What is known already is the same for all samples.
+        # Known moments are the same for all samples.
         return carried_out(plain_batch_norm, input, weight, bias, *running, False, 0.0, eps, on)
     F._verify_spatial_size(input.size())  # pyright: ignore
     known = running_mean if running_mean is not None else running_var
@@ -228,7 +227,7 @@ def instance_norm(
 
 
 def _without_names(function: Any) -> Any:
-    """Torch's own functions have the parameters before the running moments."""
+    """Adapt ``function`` to torch's own order, with parameters before the running moments."""
 
     def norm(
         input: torch.Tensor,

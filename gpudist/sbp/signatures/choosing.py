@@ -1,6 +1,6 @@
 """Cells chosen by an index: embedding, ``index_select``, ``gather``, ``scatter_add``, one-hot.
 
-Of a dim that is split each worker chooses among its own cells, and the results are terms.
+If the indexed dim is split, each worker chooses among its own cells, and the results are terms.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.sbp.attributes import Sbp, broadcast, partial_sum, split
-from gpudist.sbp.registry import Call, Part, Signature, Slot, Where, forms, register
+from gpudist.sbp.registry import AxisPart, Call, SbpSignature, Slot, Where, forms, register
 from gpudist.sbp.signatures.across import terms
 
 
@@ -22,13 +22,12 @@ def _number(call: Call, position: int, name: str) -> int:
 
 
 def _ordered(numbers: Sequence[int], sbps: Sequence[Sbp]) -> tuple[Sbp, ...]:
-    """The attributes by slot."""
     by_slot = dict(zip(numbers, sbps, strict=True))
     return tuple(by_slot[i] for i in range(len(by_slot)))
 
 
 def own_index(index: torch.Tensor, where: Where, slot: int, dim: int) -> tuple[torch.Tensor, ...]:
-    """Places in this worker's block of a dim, and which of them are there; others are the first."""
+    """Return local positions along a dim, and which are in this block; others are 0."""
     cells = where.inputs[slot]
     extent = where.call.tensors[slot].shape[dim]
     torch._assert_async(((index >= 0) & (index < extent)).all(), "an index is out of range")
@@ -37,29 +36,31 @@ def own_index(index: torch.Tensor, where: Where, slot: int, dim: int) -> tuple[t
 
 
 def with_cells(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """``x``, or a zero where it has no cells along ``dim``."""
+    """Return ``x``, or a zero if it has no cells along ``dim``."""
     return x if x.shape[dim] else x.sum(dim, keepdim=True)
 
 
 @register(F.embedding, any_cuts=True)
-def embedding(call: Call, parts: int) -> list[Signature]:
-    """Splits of the index, of the vectors and of the vocabulary; linear in the weight."""
+def embedding(call: Call, parts: int) -> list[SbpSignature]:
+    """Split the index, the vectors' cells or the vocabulary; linear in the weight."""
     for name in ("max_norm", "sparse"):
         if call.kwargs.get(name):
-            raise NotImplementedError(f"embedding: {name} is not supported by global tensors")
+            raise NotImplementedError(
+                f"embedding: {name} is not supported by global tensors; leave it out"
+            )
     numbers = _number(call, 0, "input"), _number(call, 1, "weight")
     dims = call.tensors[numbers[0]].dims
     rows = [((broadcast, split(1)), split(dims))]
     if call.kwargs.get("scale_grad_by_freq"):
-        return [Signature(_ordered(numbers, inputs), (y,)) for inputs, y in rows]
+        return [SbpSignature(_ordered(numbers, inputs), (y,)) for inputs, y in rows]
     rows += [((split(d), broadcast), split(d)) for d in range(dims)]
     rows.append(((broadcast, partial_sum), partial_sum))
-    found = [Signature(_ordered(numbers, inputs), (y,)) for inputs, y in rows]
+    found = [SbpSignature(_ordered(numbers, inputs), (y,)) for inputs, y in rows]
     vocabulary = _ordered(numbers, (broadcast, split(0)))
-    return [*found, Signature(vocabulary, (partial_sum,), _without_padding, _embedding)]
+    return [*found, SbpSignature(vocabulary, (partial_sum,), _without_padding, _embedding)]
 
 
-def _without_padding(call: Call, part: Part) -> Call:
+def _without_padding(call: Call, part: AxisPart) -> Call:
     return call.replaced(2, "padding_idx", None)
 
 
@@ -70,14 +71,14 @@ def _embedding(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> tor
     found = F.embedding(local, weight)
     padding = where.call.get(2, "padding_idx")
     if padding is not None:
-        # That vector has no gradient.
+        # The padding vector has no gradient.
         is_padding = index == padding % where.call.tensors[slot].shape[0]
         found = torch.where(is_padding.unsqueeze(-1), found.detach(), found)
     return found.where(is_own.unsqueeze(-1), 0)
 
 
 @register(*forms("index_select"), any_cuts=True)
-def index_select(call: Call, parts: int) -> list[Signature]:
+def index_select(call: Call, parts: int) -> list[SbpSignature]:
     numbers = _number(call, 0, "input"), _number(call, 2, "index")
     x = call.tensors[numbers[0]]
     dim = call.get(1, "dim") % max(x.dims, 1)
@@ -87,8 +88,8 @@ def index_select(call: Call, parts: int) -> list[Signature]:
 
 
 @register(*forms("gather"), any_cuts=True)
-def gather(call: Call, parts: int) -> list[Signature]:
-    """Where the index is as long as the tensor, both are split together."""
+def gather(call: Call, parts: int) -> list[SbpSignature]:
+    """Split dims in which index and tensor are equally long, and the index along ``dim``."""
     numbers = _number(call, 0, "input"), _number(call, 2, "index")
     x, index = (call.tensors[i].shape for i in numbers)
     dim = call.get(1, "dim") % max(len(x), 1)
@@ -101,15 +102,15 @@ def gather(call: Call, parts: int) -> list[Signature]:
 
 def _chosen(
     call: Call, numbers: tuple[int, int], rows: Sequence[tuple[tuple[Sbp, Sbp], Sbp]], dim: int
-) -> list[Signature]:
-    """The rows, and terms of what is split along ``dim``, or is terms already."""
+) -> list[SbpSignature]:
+    """Return the rows, and signatures for a tensor split along ``dim`` or in terms."""
     x = call.tensors[numbers[0]]
     if not x.dims:
         return []
-    found = [Signature(_ordered(numbers, inputs), (y,)) for inputs, y in rows]
+    found = [SbpSignature(_ordered(numbers, inputs), (y,)) for inputs, y in rows]
     if x.dtype != torch.bool:
         split_along = _ordered(numbers, (split(dim), broadcast))
-        found.append(Signature(split_along, (partial_sum,), run=_choose))
+        found.append(SbpSignature(split_along, (partial_sum,), run=_choose))
     return [*found, *terms(call, numbers[0])]
 
 
@@ -124,20 +125,20 @@ def _choose(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.
     return x.index_select(dim, local).where(is_own.view(-1, *trailing), 0)
 
 
-def scatter_add(call: Call, parts: int) -> list[Signature]:
-    """What is added may be split in any dim; then the results are terms."""
+def scatter_add(call: Call, parts: int) -> list[SbpSignature]:
+    """Split any dim of the source; along ``dim`` the results are terms."""
     numbers = _number(call, 0, "input"), _number(call, 2, "index"), _number(call, 3, "src")
     x, index, source = (call.tensors[i].shape for i in numbers)
     dim = call.get(1, "dim") % max(len(x), 1)
-    found: list[Signature] = []
+    found: list[SbpSignature] = []
     for d in range(len(x)):
         if index[d] != source[d]:
             continue
         if d != dim and index[d] == x[d]:
-            found.append(Signature((split(d),) * 3, (split(d),)))
+            found.append(SbpSignature((split(d),) * 3, (split(d),)))
         if d == dim:
             given = _ordered(numbers, (partial_sum, split(d), split(d)))
-            found.append(Signature(given, (partial_sum,)))
+            found.append(SbpSignature(given, (partial_sum,)))
     return [*found, *terms(call, numbers[0], numbers[2])]
 
 
@@ -146,7 +147,7 @@ register(torch.Tensor.scatter_add_, in_place=True, any_cuts=True)(scatter_add)
 
 
 @register(F.one_hot, any_cuts=True)
-def one_hot(call: Call, parts: int) -> list[Signature]:
+def one_hot(call: Call, parts: int) -> list[SbpSignature]:
     if call.get(1, "num_classes", -1) < 0:
-        raise NotImplementedError("one_hot: of global tensors give num_classes")
-    return [Signature((split(d),), (split(d),)) for d in range(call.tensors[0].dims)]
+        raise NotImplementedError("one_hot of a global tensor needs num_classes of 0 or more")
+    return [SbpSignature((split(d),), (split(d),)) for d in range(call.tensors[0].dims)]

@@ -1,4 +1,4 @@
-"""Losses of classes, which may be split: each worker counts the targets among its own."""
+"""Losses over classes, which may be split: each worker picks the targets of its own classes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.sbp.attributes import Sbp, broadcast, partial_sum, split
-from gpudist.sbp.registry import Call, Signature, Slot, Where, compose, register
+from gpudist.sbp.registry import Call, SbpSignature, Slot, Where, compose, register
 from gpudist.sbp.signatures.across import axes_that_split, total
 from gpudist.sbp.signatures.losses import reduction_of
 
@@ -19,22 +19,24 @@ def _slot(call: Call, position: int, name: str) -> int | None:
     return given.number if isinstance(given, Slot) else None
 
 
-def _signature(call: Call, x: Sbp, target: Sbp, weight: Sbp, y: Sbp, run: Any = None) -> Signature:
+def _signature(
+    call: Call, x: Sbp, target: Sbp, weight: Sbp, y: Sbp, run: Any = None
+) -> SbpSignature:
     given = {_slot(call, 0, "input"): x, _slot(call, 1, "target"): target}
     given[_slot(call, 2, "weight")] = weight
-    return Signature(tuple(given[i] for i in range(len(call.tensors))), (y,), run=run)
+    return SbpSignature(tuple(given[i] for i in range(len(call.tensors))), (y,), run=run)
 
 
 @register(F.nll_loss, any_cuts=True)
-def nll_loss(call: Call, parts: int) -> list[Signature]:
-    """Splits of samples and of classes; linear in the log-probabilities."""
+def nll_loss(call: Call, parts: int) -> list[SbpSignature]:
+    """Split samples or classes; linear in the log-probabilities."""
     reduction = reduction_of(call)
     x = call.tensors[_slot(call, 0, "input") or 0]
     classes = min(x.dims - 1, 1)
     if reduction is None:
         return []
     samples = [d for d in range(x.dims) if d != classes]
-    found: list[Signature] = []
+    found: list[SbpSignature] = []
     for target, d in enumerate(samples):
         y = split(target) if reduction == "none" else partial_sum
         found.append(_signature(call, split(d), split(target), broadcast, y, _run))
@@ -55,7 +57,9 @@ def _run(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Ten
     is_ignored = target == ignored
     target = target.long()
     is_class = (target >= 0) & (target < extent)
-    torch._assert_async((is_ignored | is_class).all(), "nll_loss: a target is no class")
+    torch._assert_async(
+        (is_ignored | is_class).all(), "nll_loss: a target is not a class or ignore_index"
+    )
     losses, weights = _of_samples(x, target - first, is_ignored, weight, classes)
     if reduction == "none":
         return losses
@@ -75,11 +79,11 @@ def _of_samples(
     weight: torch.Tensor | None,
     classes: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss of each sample as far as it is due to this block, and its weight."""
+    """Return this block's part of the loss of each sample, and each sample's weight."""
     count = x.shape[classes]
     if not count:
         nothing = x.sum(classes)
-        # A class's weight is counted where its block is.
+        # A class's weight is counted on the worker with the class.
         return nothing, nothing.detach() + ~is_ignored if weight is None else nothing.detach()
     is_own = (target >= 0) & (target < count) & ~is_ignored
     index = target.clamp(0, count - 1)
@@ -102,10 +106,11 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> torch.Tensor:
-    """A log-softmax, and the likelihood."""
+    """Compute the cross entropy as a log-softmax and a likelihood."""
     if size_average is not None or reduce is not None:
         raise NotImplementedError(
-            "cross_entropy: of global tensors give reduction in place of size_average and reduce"
+            "cross_entropy of global tensors does not support size_average and reduce; use "
+            "reduction"
         )
     classes = min(input.dim() - 1, 1)
     logs = F.log_softmax(input, classes)
@@ -116,7 +121,7 @@ def cross_entropy(
     loss = F.nll_loss(logs, target, weight, reduction=reduction, **options)
     if not label_smoothing:
         return loss
-    # The likelihood of certain classes: the weight of each sample, zero if it is ignored.
+    # The loss of -1 for every class is the weight of each sample, zero if it is ignored.
     certain, options["reduction"] = -torch.ones_like(logs), "none"
     counted = F.nll_loss(certain, target, None, **options)
     weights = F.nll_loss(certain, target, weight, **options)
@@ -128,7 +133,6 @@ def cross_entropy(
 def _of_probabilities(
     logs: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None
 ) -> torch.Tensor:
-    """The loss of each sample."""
     classes = min(logs.dim() - 1, 1)
     if weight is not None:
         target = target * weight.reshape(-1, *(1,) * (logs.dim() - classes - 1))

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpudist.sbp.registry import Call, Signature, compose, forms
+from gpudist.sbp.registry import Call, SbpSignature, compose, forms
 from gpudist.sbp.signatures.elementwise import enter, in_order, linear_in, point_wise, splits
 
 
-def where(call: Call, parts: int) -> list[Signature]:
-    """Linear in both alternatives together; a number has no terms."""
+def where(call: Call, parts: int) -> list[SbpSignature]:
+    """Linear in both alternatives together, unless one is a number, which has no terms."""
     in_order(call, "condition", "input", "other")
     found = list(splits(call))
     if len(call.tensors) == 3:
@@ -22,7 +22,7 @@ def where(call: Call, parts: int) -> list[Signature]:
 
 @compose(Tensor.where)
 def where_method(x: Tensor, condition: Tensor, other: Any) -> Tensor:
-    """As ``torch.where``, which has the condition first."""
+    """Compute ``torch.where``, which takes the condition first."""
     return torch.where(condition, x, other)
 
 

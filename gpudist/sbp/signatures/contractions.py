@@ -1,4 +1,4 @@
-"""Products summed over dims by name, ``einsum``, and sums with products, ``addmm``."""
+"""Contractions: ``einsum``, which sums products over named dims, and ``addmm`` and the like."""
 
 from __future__ import annotations
 
@@ -13,23 +13,26 @@ from torch import Tensor
 
 from gpudist.errors import ShapeError
 from gpudist.sbp.attributes import Sbp, broadcast, partial_sum, split
-from gpudist.sbp.registry import Call, Signature, compose, forms, register
+from gpudist.sbp.registry import Call, SbpSignature, compose, forms, register
 from gpudist.sbp.signatures.elementwise import aligned, in_order, linear_in
 
 Names = tuple[str, ...]
 
 
 def names_of(equation: str, dims: tuple[int, ...]) -> tuple[tuple[Names, ...], Names]:
-    """A name for each dim of each operand, and of the result; those of ``...`` are numbers.
+    """Return a name for each dim of each operand and of the result; dims of ``...`` are numbers.
 
     Args:
-        equation: as ``torch.einsum`` has it, with or without ``->``.
-        dims: of the operands.
+        equation: equation of ``torch.einsum``, with or without ``->``.
+        dims: number of dims of each operand.
     """
     given, arrow, result = equation.replace(" ", "").partition("->")
     letters = given.replace("...", ".").split(",")
     if len(letters) != len(dims):
-        raise ShapeError(f"einsum({equation!r}) is of {len(letters)} tensors, not of {len(dims)}")
+        raise ShapeError(
+            f"einsum({equation!r}) is of {len(letters)} tensors, not of {len(dims)}; pass one "
+            "tensor for each operand of the equation"
+        )
     more = [d - len(one.replace(".", "")) for one, d in zip(letters, dims, strict=True)]
     dotted = max((n for one, n in zip(letters, more, strict=True) if "." in one), default=0)
     if not arrow:
@@ -38,7 +41,7 @@ def names_of(equation: str, dims: tuple[int, ...]) -> tuple[tuple[Names, ...], N
         result = ("." if dotted else "") + "".join(once)
 
     def named(one: str, count: int) -> Names:
-        # Numbers go by the distance from the last of the dots: there shapes are aligned.
+        # Number the dims of the dots from the last one, where shapes are aligned.
         dots = [str(i) for i in range(count, 0, -1)]
         return tuple(name for c in one for name in (dots if c == "." else [c]))
 
@@ -47,10 +50,10 @@ def names_of(equation: str, dims: tuple[int, ...]) -> tuple[tuple[Names, ...], N
 
 
 @register(torch.einsum, any_cuts=True)
-def einsum(call: Call, parts: int) -> list[Signature]:
-    """A name is split in all tensors that have it; if the result does not, it is terms."""
+def einsum(call: Call, parts: int) -> list[SbpSignature]:
+    """Split a name in all tensors that have it; if the result lacks it, the result is terms."""
     operands, result = names_of(call.args[0], tuple(spec.dims for spec in call.tensors))
-    found: list[Signature] = []
+    found: list[SbpSignature] = []
     for name in dict.fromkeys(name for names in operands for name in names):
         if any(names.count(name) > 1 for names in operands):
             continue
@@ -61,14 +64,14 @@ def einsum(call: Call, parts: int) -> list[Signature]:
             for shape, d in zip(call.shapes, has, strict=True)
         ]
         output = split(result.index(name)) if name in result else partial_sum
-        found.append(Signature(tuple(inputs), (output,)))
+        found.append(SbpSignature(tuple(inputs), (output,)))
     return [*found, *(linear_in(call, (i,)) for i in range(len(operands)))]
 
 
 @register(*forms("addmm_", "baddbmm_"), in_place=True, any_float=True, any_cuts=True)
 @register(*forms("addmm", "baddbmm"), any_float=True, any_cuts=True)
-def add_product(call: Call, parts: int) -> list[Signature]:
-    """As the product has it; what is added goes along, as terms with terms."""
+def add_product(call: Call, parts: int) -> list[SbpSignature]:
+    """Split like the product; the added tensor is split alike, and is terms if the product is."""
     batched = call.function.__name__.startswith("baddbmm")
     in_order(call, "input", *(("batch1", "batch2") if batched else ("mat1", "mat2")))
     added, left, _ = call.shapes
@@ -80,10 +83,10 @@ def add_product(call: Call, parts: int) -> list[Signature]:
         (broadcast, split(column), column),
     ]
     found = [
-        Signature((aligned(added, d, result), one, other), (split(d),))
+        SbpSignature((aligned(added, d, result), one, other), (split(d),))
         for one, other, d in products
     ]
-    summed = Signature((partial_sum, split(column), split(row)), (partial_sum,))
+    summed = SbpSignature((partial_sum, split(column), split(row)), (partial_sum,))
     return [*found, summed, linear_in(call, (0, 1)), linear_in(call, (0, 2))]
 
 
@@ -111,7 +114,7 @@ def vecdot(x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor:
 
 @compose(torch.tensordot)
 def tensordot(a: Tensor, b: Tensor, dims: Any = 2, out: None = None) -> Tensor:
-    """By names: those of ``b`` are new, but for the dims that are summed."""
+    """Contract by ``einsum``: summed dims of ``b`` get the names of ``a``, all others new ones."""
     if isinstance(dims, Tensor):
         dims = dims.tolist()
     if isinstance(dims, int):
@@ -135,12 +138,12 @@ def chain_matmul(*matrices: Tensor, out: None = None) -> Tensor:
 
 @compose(torch.linalg.multi_dot)
 def multi_dot(tensors: Sequence[Tensor], *, out: None = None) -> Tensor:
-    """From the left to the right."""
+    """Multiply from left to right."""
     return reduce(torch.matmul, tensors)
 
 
 def added(input: Tensor, product: Tensor, beta: float, alpha: float) -> Tensor:
-    """``beta * input + alpha * product``, where nothing of an ``input`` times zero is seen."""
+    """Return ``beta * input + alpha * product``; with ``beta=0``, ``input`` is ignored."""
     product = product if alpha == 1 else alpha * product
     if beta == 0:
         return product
@@ -165,7 +168,7 @@ def addr(input: Tensor, vec1: Tensor, vec2: Tensor, *, beta: float = 1, alpha: f
 
 
 def enter_in_place(method: Any, function: Any) -> None:
-    """``x.method_(...)`` as what ``function`` gives, copied to ``x``."""
+    """Register ``x.method_(...)`` as ``function``, with the result copied to ``x``."""
 
     @compose(method)
     def in_place(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -184,14 +187,16 @@ def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None
 
 
 @register(F.embedding_bag, any_cuts=True)
-def embedding_bag(call: Call, parts: int) -> list[Signature]:
-    """Splits of bags of one length, and of the cells of vectors."""
+def embedding_bag(call: Call, parts: int) -> list[SbpSignature]:
+    """Split bags of equal length, or the cells of vectors."""
     in_order(call, "input", "weight", "offsets")
     if call.get(3, "max_norm") is not None or call.get(7, "sparse", False):
-        raise NotImplementedError("embedding_bag of global tensors: without max_norm and sparse")
+        raise NotImplementedError(
+            "embedding_bag of global tensors does not support max_norm and sparse; leave them out"
+        )
     others = len(call.tensors) - 2
-    found = [Signature((broadcast, split(1), *(broadcast,) * others), (split(1),))]
+    found = [SbpSignature((broadcast, split(1), *(broadcast,) * others), (split(1),))]
     if call.tensors[0].dims == 2 and not call.get(5, "scale_grad_by_freq", False):
-        bags = Signature((split(0), broadcast, *(split(0),) * others), (split(0),))
+        bags = SbpSignature((split(0), broadcast, *(split(0),) * others), (split(0),))
         found.insert(0, bags)
     return found

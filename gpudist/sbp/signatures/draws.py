@@ -1,4 +1,4 @@
-"""Random numbers: within a converted network by the place of a cell in the global tensor."""
+"""Random numbers; in a converted network, they depend on a cell's place in the global tensor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpudist.sbp.signatures.factories import copied, drawn_whole
 
 
 def _by_index(x: Any, by: Any, dtype: torch.dtype, scope: Scope) -> Tensor:
-    """Numbers of a kind where ``x`` lies; in place of terms there are copies."""
+    """Draw numbers by global index with the layout of ``x``, with copies in place of terms."""
     next_draw()
     sbp = tuple(broadcast if one == partial_sum else one for one in x.sbp)
     shape, placement = tuple(x.shape), x.placement
@@ -30,7 +30,7 @@ def _by_index(x: Any, by: Any, dtype: torch.dtype, scope: Scope) -> Tensor:
 
 
 def uniform_like(x: Any, dtype: torch.dtype | None = None) -> Tensor:
-    """From 0 to 1, where ``x`` lies; elsewhere than in a network every rank draws the whole."""
+    """Draw from 0 to 1 with the layout of ``x``; outside of a network every rank draws all."""
     scope, wanted = current_scope(), dtype or x.dtype
     if scope is not None:
         return _by_index(x, uniform_by_index, wanted, scope)
@@ -38,7 +38,7 @@ def uniform_like(x: Any, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def normal_like(x: Any, dtype: torch.dtype | None = None) -> Tensor:
-    """Of mean 0 and deviation 1, where ``x`` lies; as :func:`uniform_like`."""
+    """Draw with mean 0 and deviation 1, like :func:`uniform_like`."""
     scope, wanted = current_scope(), dtype or x.dtype
     if scope is not None:
         return _by_index(x, normal_by_index, wanted, scope)
@@ -46,7 +46,6 @@ def normal_like(x: Any, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def _filled(x: Tensor, values: Tensor) -> Tensor:
-    """``x`` with other values; that of a leaf is no part of a graph."""
     with torch.set_grad_enabled(torch.is_grad_enabled() and not x.is_leaf):
         return x.copy_(values)
 
@@ -83,7 +82,7 @@ def exponential_(x: Tensor, lambd: float = 1, **_: object) -> Tensor:
 
 @compose(torch.bernoulli, Tensor.bernoulli)
 def bernoulli(input: Tensor, p: float | None = None, **_: object) -> Tensor:
-    """Ones with the probabilities that the input has, or with ``p``."""
+    """Draw ones with the probabilities in the input, or with ``p``."""
     drawn = uniform_like(input.detach())
     return (drawn < (input.detach() if p is None else p)).to(input.dtype)
 
@@ -114,7 +113,7 @@ def rrelu(
 def gumbel_softmax(
     logits: Tensor, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1
 ) -> Tensor:
-    """Of logits with Gumbel noise; hard ones are one-hot, with the gradient of soft ones."""
+    """Compute the softmax with Gumbel noise; hard results keep the gradient of soft ones."""
     noise = torch.empty_like(logits.detach()).exponential_()
     soft = F.softmax((logits - noise.log()) / tau, dim)
     if not hard:

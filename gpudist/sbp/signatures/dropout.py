@@ -1,4 +1,4 @@
-"""Dropout: the same cells are dropped whatever the layout."""
+"""Dropout that drops the same cells in every layout."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gpudist.exchange.autograd import all_reduce_constant
 from gpudist.geometry.boxes import Box
 from gpudist.nn.random.cells import kept_by_index
 from gpudist.sbp.attributes import broadcast, partial_sum, split
-from gpudist.sbp.registry import Call, Signature, Where, compose, register
+from gpudist.sbp.registry import Call, SbpSignature, Where, compose, register
 from gpudist.sbp.scope import current_scope
 from gpudist.sbp.signatures.channel_norms import carried_out
 from gpudist.world.partition import CartesianPartition
 
-# Of SELU, to whose outputs alpha dropout belongs: minus the scale times its alpha.
+# Infimum of SELU, as alpha dropout needs: minus its scale times its alpha.
 _LEAST = -1.7580993408473766
 
 
@@ -31,10 +31,10 @@ def next_draw() -> None:
 
 
 def seed_and_number(P: CartesianPartition, device: torch.device) -> tuple[Tensor, Tensor]:
-    """What the cells of this draw depend on, the same on all workers.
+    """Return the seed and the number of this draw, the same on all workers.
 
-    In a converted network the numbers of the network and of its draw, without a message; elsewhere
-    one from torch's default generator on the CPU, of which that of the first worker counts.
+    In a converted network they are the network's seed and the number of its draw, without a
+    message. Elsewhere the first worker draws a seed from torch's default CPU generator.
     """
     scope = current_scope()
     if scope is not None:
@@ -47,17 +47,17 @@ def seed_and_number(P: CartesianPartition, device: torch.device) -> tuple[Tensor
 
 
 def dropped(input: Tensor, p: float, leading: int, is_alpha: bool) -> Tensor:
-    """What workers compute apart from each other by ``_dropped``."""
+    """Stand for ``_dropped``, which each worker computes on its block."""
     return input.clone()
 
 
 @register(dropped, replicable=False, any_cuts=True)
-def dropout_of_blocks(call: Call, parts: int) -> list[Signature]:
-    """Whatever the input has, the result has too."""
+def dropout_of_blocks(call: Call, parts: int) -> list[SbpSignature]:
+    """Keep the attribute of the input, whatever it is."""
     ones = [*(split(d) for d in range(call.tensors[0].dims)), broadcast]
     if not call.args[3]:
         ones.append(partial_sum)
-    return [Signature((one,), (one,), run=_dropped) for one in ones]
+    return [SbpSignature((one,), (one,), run=_dropped) for one in ones]
 
 
 def _dropped(call: Call, tensors: Sequence[Tensor], where: Where) -> Tensor:
@@ -76,7 +76,7 @@ def _dropped(call: Call, tensors: Sequence[Tensor], where: Where) -> Tensor:
 def drop(
     input: Tensor, p: float, training: bool, inplace: bool, leading: int, is_alpha: bool = False
 ) -> Tensor:
-    """Dropout of cells of the ``leading`` dims, each with all that is behind it."""
+    """Drop cells of the ``leading`` dims, each with all that follows in the other dims."""
     if not 0 <= p <= 1:
         raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
     if not training or p == 0:
@@ -87,10 +87,13 @@ def drop(
 
 
 def enter_dropout(function: Any, spatial: int | None, is_alpha: bool = False) -> None:
-    """Enter one of torch's functions.
+    """Register one of torch's functions.
 
     Args:
-        spatial: dims of which a channel is dropped as a whole, -1 for all; ``None`` for cells.
+        function: function of torch.
+        spatial: number of dims of a channel that is dropped as a whole, -1 for all; ``None`` to
+            drop single cells.
+        is_alpha: whether it is alpha dropout.
     """
 
     @compose(function)
@@ -110,7 +113,7 @@ enter_dropout(F.feature_alpha_dropout, -1, True)
 
 
 def enter_of_torch(function: Any, spatial: int | None, is_alpha: bool = False) -> None:
-    """Torch's own have ``train``, and work in place where their name says so."""
+    """Register ``torch.dropout`` or alike, with ``train``, in place if its name says so."""
     in_place = function.__name__.endswith("_")
 
     @compose(function)

@@ -1,4 +1,4 @@
-"""Arithmetic element by element, with broadcasting of shapes."""
+"""Elementwise arithmetic, with broadcasting of shapes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpudist.sbp.registry import (
     Call,
     Derive,
     Function,
-    Signature,
+    SbpSignature,
     Slot,
     forms,
     mapped,
@@ -25,27 +25,27 @@ from gpudist.sbp.registry import (
 
 
 def aligned(shape: tuple[int, ...], dim: int, result: tuple[int, ...]) -> Sbp:
-    """What ``split(dim)`` of the result is for an input, whose shape broadcasts to the result's."""
+    """Return an input's attribute for ``split(dim)`` of the result that it broadcasts to."""
     own = dim - (len(result) - len(shape))
     return broadcast if own < 0 or shape[own] != result[dim] else split(own)
 
 
-def splits(call: Call) -> Iterator[Signature]:
-    """The signatures that split a dim of the result, and with it that dim of the inputs."""
+def splits(call: Call) -> Iterator[SbpSignature]:
+    """Yield the signatures that split a dim of the result, and with it that dim of the inputs."""
     (result,) = {spec.shape for spec in call.outputs}
     for dim in range(len(result)):
         inputs = tuple(aligned(shape, dim, result) for shape in call.shapes)
-        yield Signature(inputs, (split(dim),) * len(call.outputs))
+        yield SbpSignature(inputs, (split(dim),) * len(call.outputs))
 
 
-def linear_in(call: Call, slots: Sequence[int]) -> Signature:
-    """The terms of a sum: the inputs in ``slots`` are such, and the results."""
+def linear_in(call: Call, slots: Sequence[int]) -> SbpSignature:
+    """Return the signature with terms in ``slots`` and in the results."""
     inputs = tuple(partial_sum if i in slots else broadcast for i in range(len(call.tensors)))
-    return Signature(inputs, (partial_sum,) * len(call.outputs))
+    return SbpSignature(inputs, (partial_sum,) * len(call.outputs))
 
 
 def in_order(call: Call, *names: str) -> None:
-    """Make sure that slots are in the order of the function's arguments.
+    """Require that slots are in the order of the function's arguments.
 
     Raises:
         NotImplementedError: on every rank alike, if tensors are named in another order.
@@ -54,24 +54,24 @@ def in_order(call: Call, *names: str) -> None:
     slots = [one.number for one in given if isinstance(one, Slot)]
     if slots != sorted(slots):
         raise NotImplementedError(
-            f"{name_of(call.function)}: give the tensors in the order {', '.join(names)}"
+            f"{name_of(call.function)}: pass the tensors in the order {', '.join(names)}"
         )
 
 
-def add(call: Call, parts: int) -> list[Signature]:
-    """Both are terms, or none is: a number has no terms."""
+def add(call: Call, parts: int) -> list[SbpSignature]:
+    """Linear in both tensors together; a number has no terms."""
     found = list(splits(call))
     if len(call.tensors) == 2:
         found.append(linear_in(call, (0, 1)))
     return found
 
 
-def multiply(call: Call, parts: int) -> list[Signature]:
+def multiply(call: Call, parts: int) -> list[SbpSignature]:
     """Linear in one factor at a time."""
     return [*splits(call), *(linear_in(call, (i,)) for i in range(len(call.tensors)))]
 
 
-def divide(call: Call, parts: int) -> list[Signature]:
+def divide(call: Call, parts: int) -> list[SbpSignature]:
     """Linear in the dividend, unless it is rounded."""
     found = list(splits(call))
     dividend = call.get(0, "input")
@@ -80,13 +80,13 @@ def divide(call: Call, parts: int) -> list[Signature]:
     return found
 
 
-def linear(call: Call, parts: int) -> list[Signature]:
+def linear(call: Call, parts: int) -> list[SbpSignature]:
     """Linear in the only input."""
     return [*splits(call), linear_in(call, (0,))]
 
 
-def point_wise(call: Call, parts: int) -> list[Signature]:
-    """Not linear: splits alone."""
+def point_wise(call: Call, parts: int) -> list[SbpSignature]:
+    """Not linear: splits only."""
     return list(splits(call))
 
 
@@ -101,7 +101,7 @@ POINT_WISE = forms(
 
 
 def _of_single_cells(function: Function, in_place: bool, *args: Any, **kwargs: Any) -> Any:
-    """What a function of cells gives for tensors without any: dtypes are those of single cells."""
+    """Apply an elementwise function to meta tensors: dtypes follow from single cells."""
     given = list(tensors_in([args, kwargs]))
     # torch.broadcast_shapes imports sympy.
     shape = torch.broadcast_tensors(*given)[0].shape
@@ -119,7 +119,7 @@ def _of_single_cells(function: Function, in_place: bool, *args: Any, **kwargs: A
 
 
 def enter(rule: Derive, functions: Sequence[Function]) -> None:
-    """Enter ``rule``; functions whose name ends with one underscore change their first tensor."""
+    """Register ``rule``; functions whose name ends in one underscore change their first tensor."""
     for function in functions:
         name = function.__name__
         in_place = name.endswith("_") and not name.endswith("__")

@@ -1,4 +1,4 @@
-"""New tensors like another: its shape with other values, or its values with another dtype."""
+"""New tensors from another one: its shape with other values, or its values in another dtype."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import torch
 from torch import Tensor
 
 from gpudist.sbp.attributes import NdSbp, broadcast, partial_sum
-from gpudist.sbp.registry import Call, Function, Signature, compose, forms, name_of, register
+from gpudist.sbp.registry import Call, Function, SbpSignature, compose, forms, name_of, register
 from gpudist.sbp.signatures.elementwise import linear_in, splits
 
 
 @register(torch.zeros_like, torch.empty_like, any_float=True, any_cuts=True)
-def zeros(call: Call, parts: int) -> list[Signature]:
-    """As the other lies; terms of zero are zeros."""
+def zeros(call: Call, parts: int) -> list[SbpSignature]:
+    """Use the layout of the input; terms of zero are zeros."""
     return [*splits(call), linear_in(call, (0,))]
 
 
 @register(torch.ones_like, torch.full_like, any_float=True, any_cuts=True)
-def numbers(call: Call, parts: int) -> list[Signature]:
-    """As the other lies, whose values do not matter: copies, if it is terms."""
-    return [*splits(call), Signature((partial_sum,), (broadcast,))]
+def numbers(call: Call, parts: int) -> list[SbpSignature]:
+    """Use the layout of the input, with copies in place of terms."""
+    return [*splits(call), SbpSignature((partial_sum,), (broadcast,))]
 
 
 @register(Tensor.type, any_cuts=True)
-def cast(call: Call, parts: int) -> list[Signature]:
-    """Rounding to integers is not linear, and that of terms is no rounding of their sum."""
+def cast(call: Call, parts: int) -> list[SbpSignature]:
+    """Linear, except when rounding to integers: terms cannot be rounded one by one."""
     found = list(splits(call))
     if torch.promote_types(call.tensors[0].dtype, call.outputs[0].dtype) == call.outputs[0].dtype:
         found.append(linear_in(call, (0,)))
@@ -34,13 +34,13 @@ def cast(call: Call, parts: int) -> list[Signature]:
 
 
 @register(*forms("contiguous"), any_cuts=True)
-def contiguous(call: Call, parts: int) -> list[Signature]:
+def contiguous(call: Call, parts: int) -> list[SbpSignature]:
     return [*splits(call), linear_in(call, (0,))]
 
 
 @compose(Tensor.to)
 def to(x: Tensor, *args: Any, copy: bool = False, **kwargs: Any) -> Tensor:
-    """Another dtype; the device of a global tensor is that of its placement."""
+    """Convert to another dtype; the device of a global tensor is that of its placement."""
     if args and isinstance(args[0], Tensor):
         args = (args[0].device, args[0].dtype, *args[1:])
     if len(args) > 1 and all(isinstance(one, bool) for one in args[-2:]):
@@ -62,7 +62,7 @@ def type_as(x: Tensor, other: Tensor) -> Tensor:
 
 
 def enter_cast(name: str, dtype: torch.dtype) -> None:
-    """``x.float()`` and the like."""
+    """Register ``x.float()`` and the like."""
     compose(getattr(Tensor, name))(lambda x, memory_format=None: to(x, dtype))
 
 
@@ -84,7 +84,7 @@ enter_cast("char", torch.int8)
 
 
 def block(x: Any, whole: Tensor, sbp: NdSbp) -> Tensor:
-    """This rank's part of ``whole`` on the placement of ``x``."""
+    """Return the part of ``whole`` on the placement of ``x``."""
     shape = tuple(whole.shape)
     index = x.placement.index
     if index is None:
@@ -94,25 +94,27 @@ def block(x: Any, whole: Tensor, sbp: NdSbp) -> Tensor:
 
 
 def copied(x: Any, whole: Tensor) -> Tensor:
-    """Copies of ``whole``, which is the same on all ranks, where ``x`` lies."""
+    """Return copies of ``whole``, which is the same on all ranks, on the placement of ``x``."""
     return block(x, whole, (broadcast,) * x.placement.axes)
 
 
 def enter_drawn(function: Function, is_in_place: bool) -> None:
-    """Enter a function that draws, as :func:`drawn_whole`."""
+    """Register a drawing function by :func:`drawn_whole`."""
     compose(function)(drawn_whole(function, is_in_place))
 
 
 def drawn_whole(function: Function, is_in_place: bool) -> Function:
-    """Values as torch draws them for the whole tensor, whatever the layout.
+    """Return a function that draws the values of the whole tensor, in any layout.
 
-    Every rank draws all of them, so that generators that were alike stay so: torch must have been
-    given the same seed on all ranks. In place of terms there are copies.
+    Every rank draws all of them, so that equal generators stay equal: torch needs the same seed on
+    all ranks. The results are copies in place of terms.
     """
 
     def drawn(tensor: Any, *args: Any, **kwargs: Any) -> Tensor:
         if any(isinstance(one, Tensor) for one in (*args, *kwargs.values())):
-            raise NotImplementedError(f"{name_of(function)} of a global tensor takes numbers alone")
+            raise NotImplementedError(
+                f"{name_of(function)} of a global tensor does not take tensors; pass numbers"
+            )
         whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
         whole = function(whole, *args, **kwargs)
         sbp = tuple(broadcast if one == partial_sum else one for one in tensor.sbp)
@@ -133,7 +135,7 @@ for function in (
 
 
 def enter_new(function: Function) -> None:
-    """A new tensor of a shape of its own: copies."""
+    """Register a function that creates a tensor of another shape, as copies."""
 
     @compose(function)
     def made(x: Any, *args: Any, **kwargs: Any) -> Tensor:

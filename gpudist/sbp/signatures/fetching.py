@@ -1,4 +1,4 @@
-"""Functions that copy cells: each worker fetches those that its block of the result is made of."""
+"""Functions that copy cells: each worker fetches the cells of its block of the result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpudist.geometry.boxes import Box, Move, Plan, Stage, messages_by_peer
 from gpudist.geometry.cartesian import rank_of
 from gpudist.nn.autocast import autocast_is_on
 from gpudist.sbp.attributes import partial_sum, split
-from gpudist.sbp.registry import Bind, Call, Compute, Signature, Where, name_of
+from gpudist.sbp.registry import Bind, Call, Compute, SbpSignature, Where, name_of
 from gpudist.world.partition import CartesianPartition
 
 Range = tuple[int, int]
@@ -26,29 +26,29 @@ Sizes = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Fetch:
-    """Cells along one dim of the result.
+    """Source of the cells along one dim of the result.
 
     Attributes:
-        cells: of the input, of which each one of the result is a copy.
-        cut: blocks of the result, from those of the input.
+        cells: cell of the input that each cell of the result copies.
+        cut: maps the block sizes of the input to those of the result.
     """
 
     cells: Sequence[int]
     cut: Callable[[Sizes], Sizes]
 
 
-# By dim; the other dims are the same in the result. Read from the call on whole tensors.
+# By dim; other dims are unchanged. Read from the call on whole tensors.
 Fetches = Mapping[int, Fetch]
 Read = Callable[[Call], Fetches]
 
 
 def as_before(sizes: Sizes) -> Sizes:
-    """The cut of the input, for results of the same extent."""
+    """Return the cut of the input, for a result of the same extent."""
     return sizes
 
 
 def balanced(extent: int) -> Callable[[Sizes], Sizes]:
-    """Balanced blocks of a result of another extent."""
+    """Return a cut in balanced blocks, for a result of another extent."""
 
     def cut(sizes: Sizes) -> Sizes:
         blocks = Blocks(extent, len(sizes))
@@ -57,33 +57,36 @@ def balanced(extent: int) -> Callable[[Sizes], Sizes]:
     return cut
 
 
-def fetching(call: Call, parts: int, read: Read, takes_empty: bool = True) -> list[Signature]:
-    """Splits of all dims, and terms.
+def fetching(call: Call, parts: int, read: Read, takes_empty: bool = True) -> list[SbpSignature]:
+    """Return splits of all dims, and terms.
 
     Args:
-        takes_empty: the function takes blocks without cells.
+        call: call of the function.
+        parts: number of workers along the axis.
+        read: reads the fetched dims from a call.
+        takes_empty: whether the function takes blocks without cells.
     """
     fetches = read(call)
-    found: list[Signature] = []
+    found: list[SbpSignature] = []
     for dim, extent in enumerate(call.shapes[0]):
         if dim not in fetches:
             others = None if takes_empty else partial(_bind, read)
             found.append(_kept(dim, others))
         else:
             found.append(_fetched(dim, extent, parts, fetches[dim], read))
-    return [*found, Signature((partial_sum,), (partial_sum,))]
+    return [*found, SbpSignature((partial_sum,), (partial_sum,))]
 
 
-def _kept(dim: int, bind: Bind | None, sizes: Sizes | None = None) -> Signature:
+def _kept(dim: int, bind: Bind | None, sizes: Sizes | None = None) -> SbpSignature:
     both = (split(dim, sizes),)
-    return Signature(both, both, recut=partial(_kept, dim, bind), bind=bind)
+    return SbpSignature(both, both, recut=partial(_kept, dim, bind), bind=bind)
 
 
 def _fetched(
     dim: int, extent: int, parts: int, fetch: Fetch, read: Read, sizes: Sizes | None = None
-) -> Signature:
+) -> SbpSignature:
     given = sizes or balanced(extent)((0,) * parts)
-    return Signature(
+    return SbpSignature(
         (split(dim, sizes),),
         (split(dim, fetch.cut(given)),),
         recut=partial(_fetched, dim, extent, parts, fetch, read),
@@ -93,7 +96,6 @@ def _fetched(
 
 
 def _as_autocast_pads(x: torch.Tensor) -> torch.Tensor:
-    """``x`` in the dtype in which torch's autocast on a CPU copies cells to the edges."""
     is_low = x.dtype in (torch.float16, torch.bfloat16)
     return x.float() if is_low and x.device.type == "cpu" and autocast_is_on(x.device) else x
 
@@ -119,7 +121,6 @@ def _bind(read: Read, call: Call, where: Where) -> Compute:
 def _movement(
     P: CartesianPartition, inputs: Decomposition, dims: Sequence[_Dim], where: Where, slot: int
 ) -> Movement | None:
-    """What brings the cells that workers need of a tensor; ``None`` if all have them."""
     if all(dim.is_local for dim in dims):
         return None
     spec = where.call.tensors[slot]
@@ -127,12 +128,12 @@ def _movement(
     return bind(_plan(P, inputs, dims), P, label, spec.dtype, (0,), spec.dtype)
 
 
-def joined(along: int, count: int, sizes: Sizes | None = None) -> Signature:
-    """Tensors split along the dim in which they are put one behind the other."""
+def joined(along: int, count: int, sizes: Sizes | None = None) -> SbpSignature:
+    """Return the signature of tensors concatenated along a split dim."""
     again = partial(joined, along, count)
     inputs = (split(along, sizes),) * count
     bind_all = partial(_bind_joined, along)
-    return Signature(inputs, (split(along),), recut=again, bind=bind_all, nests=False)
+    return SbpSignature(inputs, (split(along),), recut=again, bind=bind_all, nests=False)
 
 
 def _bind_joined(along: int, call: Call, where: Where) -> Compute:
@@ -163,7 +164,7 @@ def _bind_joined(along: int, call: Call, where: Where) -> Compute:
 
 
 class _Fetching:
-    """The block of the result: what is fetched, in the order of the result's cells."""
+    """Fetches cells, and arranges them in the order of the result's block."""
 
     def __init__(self, movement: Movement | None, places: dict[int, torch.Tensor]) -> None:
         self.movement, self.places = movement, places
@@ -183,11 +184,12 @@ class _Fetching:
 
 @dataclass(frozen=True)
 class _Dim:
-    """What each worker needs along one dim.
+    """Needs of each worker along one dim.
 
     Attributes:
-        inputs, outputs: blocks.
-        cells: of the input, by cell of the result; ``None`` where the result is the input.
+        inputs: blocks of the input.
+        outputs: blocks of the result.
+        cells: cell of the input for each cell of the result; ``None`` if the result is the input.
     """
 
     inputs: Blocks
@@ -202,7 +204,7 @@ class _Dim:
         return cls(inputs, Blocks.of_sizes(sizes), tuple(fetch.cells))
 
     def needed(self, index: int) -> list[Range]:
-        """Ranges of the input, ascending, that the block of the result at ``index`` is made of."""
+        """Return the ranges of the input that the result's block needs, in ascending order."""
         return self._needed[index]
 
     @cached_property
@@ -241,7 +243,7 @@ class _Dim:
         return count > len(found)
 
     def places(self, index: int, is_fetched: bool) -> torch.Tensor | None:
-        """Where the result's cells are in the block at hand; ``None`` if they are that block."""
+        """Return the positions of the result's cells in the local block; ``None`` if identical."""
         start, stop = self.outputs.block(index)
         assert self.cells is not None
         ranges = self.needed(index) if is_fetched else [self.inputs.block(index)]
@@ -250,14 +252,14 @@ class _Dim:
         return None if at == list(range(len(there))) else torch.tensor(at, dtype=torch.int64)
 
     def given(self, needs: int, gives: int) -> list[Range]:
-        """Ranges that one worker needs and another one has."""
+        """Return the ranges that one worker needs and another one has."""
         first, last = self.inputs.block(gives)
         common = [(max(a, first), min(b, last)) for a, b in self.needed(needs)]
         return [(a, b) for a, b in common if a < b]
 
 
 def _plan(P: CartesianPartition, inputs: Decomposition, dims: Sequence[_Dim]) -> Plan:
-    """What this worker sends, receives and keeps."""
+    """Return the plan of what this worker sends, receives and keeps."""
     assert P.index is not None and P.rank is not None
     index, own = P.index, inputs.block(P.index).start
     moves: list[Move] = []
@@ -293,7 +295,7 @@ def _plan(P: CartesianPartition, inputs: Decomposition, dims: Sequence[_Dim]) ->
 def _boxes(
     along: Sequence[Sequence[tuple[int, list[Range]]]], grid: Sequence[int]
 ) -> Iterator[tuple[int, list[Box]]]:
-    """By rank, the boxes that are made of a range in each dim, in an order that all share."""
+    """Yield for each rank the boxes with a range in each dim, in an order that all ranks share."""
     present = [[(i, ranges) for i, ranges in one if ranges] for one in along]
     for choice in product(*present):
         peer = rank_of([i for i, _ in choice], grid)
@@ -307,7 +309,6 @@ def _boxes(
 
 
 def _compact(box: Box, dims: Sequence[_Dim], index: Sequence[int]) -> Box:
-    """Where a box is among the cells that a worker needs, one range after the other."""
     start: list[int] = []
     for dim, i, cell in zip(dims, index, box.start, strict=True):
         before = (min(b, cell) - a for a, b in dim.needed(i) if a < cell)

@@ -1,4 +1,4 @@
-"""``torch._foreach_*``: one function on the tensors of several lists, as a loop."""
+"""``torch._foreach_*``: apply a function to the tensors of several lists, in a loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gpudist.sbp.registry import Function, compose
 
-# Those that are in torch, and in place in torch.Tensor, by the same name.
+# Functions of torch that torch.Tensor has in place, by the same name.
 NAMES = (
     "abs", "add", "addcdiv", "addcmul", "ceil", "clamp_max", "clamp_min", "div", "exp", "floor",
     "lerp", "log", "mul", "neg", "pow", "reciprocal", "round", "rsqrt", "sigmoid", "sign", "sqrt",
@@ -19,7 +19,7 @@ NAMES = (
 
 
 def enter(name: str, function: Function) -> None:
-    """``torch._foreach_<name>`` is ``function`` of the first tensors, of the second, and so on."""
+    """Register ``torch._foreach_<name>`` as ``function`` of the i-th entry of each list."""
     is_in_place = name.endswith("_")
 
     @compose(getattr(torch, f"_foreach_{name}"))
@@ -33,12 +33,11 @@ def enter(name: str, function: Function) -> None:
 
 
 def _ith(argument: Any, i: int) -> Any:
-    """Of a list its own for each tensor; anything else is the same for all."""
     return argument[i] if isinstance(argument, (list, tuple)) else argument
 
 
 def with_value(function: Function) -> Function:
-    """``addcmul`` or ``addcdiv``, whose number may be the last argument here."""
+    """Adapt ``addcmul`` or ``addcdiv`` to take the value as the last argument."""
 
     def computed(x: Tensor, a: Tensor, b: Tensor, value: Any = 1, scalars: Any = None) -> Tensor:
         return function(x, a, b, value=value if scalars is None else scalars)
@@ -70,7 +69,7 @@ for name in NAMES:
 for function in (maximum, minimum, maximum_, minimum_):
     enter(function.__name__, function)
 if hasattr(torch, "_foreach_clone"):
-    # Not in torch 2.11, whose optimizers have no use for it.
+    # Missing in torch 2.11, whose optimizers do not use it.
     enter("clone", Tensor.clone)
 enter("copy_", Tensor.copy_)
 enter("zero_", Tensor.zero_)

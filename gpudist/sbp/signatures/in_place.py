@@ -1,45 +1,45 @@
-"""Arithmetic of optimizers: functions of several tensors, mostly in place on the first."""
+"""Arithmetic of optimizers: functions of several tensors, mostly in place on the first one."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from gpudist.sbp.attributes import broadcast, partial_sum
-from gpudist.sbp.registry import Call, Signature, forms
+from gpudist.sbp.registry import Call, SbpSignature, forms
 from gpudist.sbp.signatures.elementwise import enter, in_order, linear_in, point_wise, splits
 
 
-def add_product(call: Call, parts: int) -> list[Signature]:
+def add_product(call: Call, parts: int) -> list[SbpSignature]:
     """``x + value * a * b``: linear in ``x`` and one factor together."""
     in_order(call, "input", "tensor1", "tensor2")
     return [*splits(call), linear_in(call, (0, 1)), linear_in(call, (0, 2))]
 
 
-def add_quotient(call: Call, parts: int) -> list[Signature]:
+def add_quotient(call: Call, parts: int) -> list[SbpSignature]:
     """``x + value * a / b``: linear in ``x`` and the dividend together."""
     in_order(call, "input", "tensor1", "tensor2")
     return [*splits(call), linear_in(call, (0, 1))]
 
 
-def between(call: Call, parts: int) -> list[Signature]:
+def between(call: Call, parts: int) -> list[SbpSignature]:
     """``x + weight * (y - x)``: linear in both ends together."""
     in_order(call, "input", "end", "weight")
     return [*splits(call), linear_in(call, (0, 1))]
 
 
-def copy(call: Call, parts: int) -> list[Signature]:
-    """Of terms a copy of each."""
+def copy(call: Call, parts: int) -> list[SbpSignature]:
+    """Linear in both tensors together: each term is copied to a term."""
     return [*splits(call), linear_in(call, (0, 1))]
 
 
-def fill(call: Call, parts: int) -> list[Signature]:
-    """A number has no terms."""
-    return [*splits(call), Signature((broadcast,) * len(call.tensors), (broadcast,))]
+def fill(call: Call, parts: int) -> list[SbpSignature]:
+    """Split all dims, or fill copies: a number has no terms."""
+    return [*splits(call), SbpSignature((broadcast,) * len(call.tensors), (broadcast,))]
 
 
-def zero(call: Call, parts: int) -> list[Signature]:
+def zero(call: Call, parts: int) -> list[SbpSignature]:
     """Terms of zero are zeros."""
-    return [*splits(call), Signature((partial_sum,), (partial_sum,))]
+    return [*splits(call), SbpSignature((partial_sum,), (partial_sum,))]
 
 
 enter(add_product, forms("addcmul", "addcmul_"))

@@ -1,4 +1,4 @@
-"""Several tensors to one along a dim, and back: ``cat``, ``stack``, ``split``, ``unbind``."""
+"""Join tensors along a dim, and cut them: ``cat``, ``stack``, ``split``, ``unbind``."""
 
 from __future__ import annotations
 
@@ -11,19 +11,28 @@ from typing import Any
 import torch
 
 from gpudist.sbp.attributes import Sbp, broadcast, partial_sum, split
-from gpudist.sbp.registry import Call, Function, Part, Signature, Slot, forms, on_meta, register
+from gpudist.sbp.registry import (
+    AxisPart,
+    Call,
+    Function,
+    SbpSignature,
+    Slot,
+    forms,
+    on_meta,
+    register,
+)
 from gpudist.sbp.signatures.fetching import joined
 
 
-def _all_alike(call: Call, one: Sbp, result: Sbp) -> Signature:
-    return Signature((one,) * len(call.tensors), (result,) * len(call.outputs))
+def _all_alike(call: Call, one: Sbp, result: Sbp) -> SbpSignature:
+    return SbpSignature((one,) * len(call.tensors), (result,) * len(call.outputs))
 
 
 @register(*forms("cat", "concat", "concatenate"), any_cuts=True)
-def cat(call: Call, parts: int) -> list[Signature]:
-    """All tensors split along the same dim, or all terms.
+def cat(call: Call, parts: int) -> list[SbpSignature]:
+    """Split all tensors along the same dim, or take terms of all.
 
-    A tensor of shape ``(0,)`` is joined to any, as torch has it; it stays a copy.
+    As in torch, a tensor of shape ``(0,)`` may be joined to any other; it stays a copy.
     """
     dims = call.outputs[0].dims
     joint = call.get(1, "dim", 0) % dims
@@ -31,7 +40,7 @@ def cat(call: Call, parts: int) -> list[Signature]:
     empty = [shape == (0,) and dims > 1 for shape in call.shapes]
     if any(empty):
         found = [
-            Signature(
+            SbpSignature(
                 tuple(broadcast if e else s for s, e in zip(one.inputs, empty, strict=True)),
                 one.outputs,
             )
@@ -57,8 +66,8 @@ for _function in forms("cat", "concat", "concatenate"):
 
 
 @register(*forms("stack"), any_cuts=True)
-def stack(call: Call, parts: int) -> list[Signature]:
-    """As ``cat``; dims from the new one on move up."""
+def stack(call: Call, parts: int) -> list[SbpSignature]:
+    """Split like ``cat``; dims from the new one on move up by one."""
     dims = call.outputs[0].dims
     new = call.get(1, "dim", 0) % dims
     found = [_all_alike(call, split(d), split(d + (d >= new))) for d in range(dims - 1)]
@@ -66,12 +75,14 @@ def stack(call: Call, parts: int) -> list[Signature]:
 
 
 @register(*forms("split", "split_with_sizes", "chunk", "tensor_split"), view=True, any_cuts=True)
-def cut(call: Call, parts: int) -> list[Signature]:
-    """Splits along all dims: of that of the cuts, a worker has its own cells in each piece."""
+def cut(call: Call, parts: int) -> list[SbpSignature]:
+    """Split all dims; along the cut dim, a worker has its own cells of each piece."""
     dims = call.tensors[0].dims
     along = call.get(2, "dim", 0) % dims
     if len(call.tensors) > 1:
-        raise NotImplementedError("tensor_split of a global tensor takes numbers, no tensor")
+        raise NotImplementedError(
+            "tensor_split of a global tensor does not take a tensor of places; pass numbers"
+        )
     lengths = tuple(spec.shape[along] for spec in call.outputs)
     found = [_all_alike(call, split(d), split(d)) for d in range(dims) if d != along]
     found.append(_in_pieces(along, lengths, parts))
@@ -80,29 +91,29 @@ def cut(call: Call, parts: int) -> list[Signature]:
 
 def _in_pieces(
     along: int, lengths: Sequence[int], parts: int, sizes: tuple[int, ...] | None = None
-) -> Signature:
+) -> SbpSignature:
     extent = sum(lengths)
     ends = [
         (stop - length, stop) for length, stop in zip(lengths, accumulate(lengths), strict=True)
     ]
 
-    def own(part: Part) -> list[int]:
+    def own(part: AxisPart) -> list[int]:
         first, last = part.cells(extent)
         return [max(0, min(stop, last) - max(start, first)) for start, stop in ends]
 
-    def localize(call: Call, part: Part) -> Call:
+    def localize(call: Call, part: AxisPart) -> Call:
         args = Slot(0), own(part), along
         return replace(call, function=torch.split, args=args, kwargs={})
 
-    by_worker = [own(Part(parts, i, sizes)) for i in range(parts)]
+    by_worker = [own(AxisPart(parts, i, sizes)) for i in range(parts)]
     outputs = tuple(split(along, made) for made in zip(*by_worker, strict=True))
     again = partial(_in_pieces, along, lengths, parts)
-    return Signature((split(along, sizes),), outputs, localize, recut=again)
+    return SbpSignature((split(along, sizes),), outputs, localize, recut=again)
 
 
 @register(*forms("unbind"), view=True, any_cuts=True)
-def unbind(call: Call, parts: int) -> list[Signature]:
-    """As ``split``; dims after that of the cuts move down."""
+def unbind(call: Call, parts: int) -> list[SbpSignature]:
+    """Split like ``split``; dims after the removed one move down by one."""
     dims = call.tensors[0].dims
     along = call.get(1, "dim", 0) % dims
     found = [_all_alike(call, split(d), split(d - (d > along))) for d in range(dims) if d != along]

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.sbp.attributes import broadcast, partial_sum
-from gpudist.sbp.registry import Call, Signature, Where, register
+from gpudist.sbp.registry import Call, SbpSignature, Where, register
 from gpudist.sbp.signatures.elementwise import aligned, splits
 
 LOSSES = (
@@ -20,31 +20,31 @@ LOSSES = (
 
 
 def reduction_of(call: Call) -> str | None:
-    """``"none"``, ``"sum"`` or ``"mean"``; ``None`` if it is said in a way torch has given up."""
+    """Return ``"none"``, ``"sum"`` or ``"mean"``; ``None`` if given by deprecated arguments."""
     if call.kwargs.get("size_average") is not None or call.kwargs.get("reduce") is not None:
         return None
     return call.kwargs.get("reduction", "mean")
 
 
 def result_shape(call: Call) -> tuple[int, ...]:
-    """Of the loss of each cell."""
+    """Return the shape of the losses of the cells."""
     return tuple(torch.broadcast_shapes(*call.shapes))
 
 
 @register(*LOSSES, any_cuts=True)
-def loss_of_cells(call: Call, parts: int) -> list[Signature]:
-    """Splits of the cells, each block with a term of the sum or of the mean."""
+def loss_of_cells(call: Call, parts: int) -> list[SbpSignature]:
+    """Split the cells; each block has a term of the sum or of the mean."""
     reduction = reduction_of(call)
     if reduction is None:
         return []
     if reduction == "none":
         return list(splits(call))
     shape = result_shape(call)
-    found: list[Signature] = []
+    found: list[SbpSignature] = []
     for d in range(len(shape)):
         inputs = tuple(aligned(given, d, shape) for given in call.shapes)
         if any(one != broadcast for one in inputs):
-            found.append(Signature(inputs, (partial_sum,), run=_run))
+            found.append(SbpSignature(inputs, (partial_sum,), run=_run))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Losses made of other operators: of margins, distances and likelihoods."""
+"""Losses composed of other operators: margins, distances and likelihoods."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpudist.sbp.attributes import broadcast, partial_sum, split
-from gpudist.sbp.registry import Call, Signature, Where, compose, register
+from gpudist.sbp.registry import Call, SbpSignature, Where, compose, register
 from gpudist.sbp.signatures.losses import reduction_of
 
 
 def reduced(loss: Tensor, reduction: str, size_average: Any = None, reduce: Any = None) -> Tensor:
-    """The losses, their sum or their mean."""
+    """Reduce the losses to their sum or their mean, if asked to."""
     if size_average is not None or reduce is not None:
         raise NotImplementedError(
-            "losses of global tensors take reduction in place of size_average and reduce"
+            "losses of global tensors do not support size_average and reduce; use reduction"
         )
     if reduction == "none":
         return loss
@@ -67,12 +67,12 @@ def gaussian_nll_loss(
     eps: float = 1e-6,
     reduction: str = "mean",
 ) -> Tensor:
-    """The variance is one for all, or of each cell, or of each line along the last dim."""
+    """Take one variance for all cells, for each cell, or for each line along the last dim."""
     if not isinstance(var, Tensor):
         var = torch.full_like(input.detach(), var)
     if var.dim() == input.dim() - 1:
         var = var.unsqueeze(-1)
-    # Where it is too small, torch raises it, but not in the gradient.
+    # torch raises a variance that is too small, but not in the gradient.
     var = var + (var.detach().clamp_min(eps) - var.detach())
     loss = 0.5 * (var.log() + (input - target).square() / var)
     return reduced(loss + 0.5 * log(2 * pi) if full else loss, reduction)
@@ -142,15 +142,15 @@ def multilabel_soft_margin_loss(
 
 
 @register(F.multi_margin_loss, F.multilabel_margin_loss, any_cuts=True)
-def loss_of_samples(call: Call, parts: int) -> list[Signature]:
-    """Splits of samples."""
+def loss_of_samples(call: Call, parts: int) -> list[SbpSignature]:
+    """Split samples."""
     reduction, (x, *_) = reduction_of(call), call.tensors
     if reduction is None or x.dims < 2:
         return []
     y = split(0) if reduction == "none" else partial_sum
     weights = (broadcast,) * (len(call.tensors) - 2)
     run = None if reduction == "none" else _run
-    return [Signature((split(0), split(0), *weights), (y,), run=run)]
+    return [SbpSignature((split(0), split(0), *weights), (y,), run=run)]
 
 
 def _run(call: Call, tensors: Sequence[Tensor], where: Where) -> Tensor:

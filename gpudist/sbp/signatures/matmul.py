@@ -5,32 +5,31 @@ from __future__ import annotations
 import torch
 
 from gpudist.sbp.attributes import Sbp, broadcast, partial_sum, split
-from gpudist.sbp.registry import Call, Signature, compose, forms, on_meta, register
+from gpudist.sbp.registry import Call, SbpSignature, compose, forms, on_meta, register
 from gpudist.sbp.signatures.elementwise import aligned, in_order
 
 
-def _batch(call: Call) -> list[Signature]:
-    """One signature for each batch dim of the result."""
+def _batch(call: Call) -> list[SbpSignature]:
+    """Return a signature for each batch dim of the result."""
     left, right = call.shapes[:2]
     if len(left) == 1 or len(right) == 1:
         batch = (left if len(right) == 1 else right)[:-2] if max(len(left), len(right)) > 2 else ()
     else:
         batch = call.outputs[0].shape[:-2]
-    found: list[Signature] = []
+    found: list[SbpSignature] = []
     for dim in range(len(batch)):
         inputs = tuple(
             aligned(shape[:-2], dim, batch) if len(shape) > 2 else broadcast
             for shape in (left, right)
         )
-        found.append(Signature(inputs, (split(dim),)))
+        found.append(SbpSignature(inputs, (split(dim),)))
     return found
 
 
-def _bilinear() -> list[Signature]:
-    """Linear in either factor."""
+def _bilinear() -> list[SbpSignature]:
     return [
-        Signature((partial_sum, broadcast), (partial_sum,)),
-        Signature((broadcast, partial_sum), (partial_sum,)),
+        SbpSignature((partial_sum, broadcast), (partial_sum,)),
+        SbpSignature((broadcast, partial_sum), (partial_sum,)),
     ]
 
 
@@ -38,18 +37,18 @@ _PRODUCTS = forms("matmul", "mm", "bmm", "mv", "dot", "__matmul__")
 
 
 @register(*_PRODUCTS, torch.linalg.matmul, any_cuts=True)
-def matmul(call: Call, parts: int) -> list[Signature]:
-    """Rows, columns and batch are split apart; a split of the summed dim gives terms."""
+def matmul(call: Call, parts: int) -> list[SbpSignature]:
+    """Split rows, columns or batch; a split of the summed dim gives terms."""
     left, right = call.shapes
     dims = call.outputs[0].dims
-    found: list[Signature] = []
+    found: list[SbpSignature] = []
     if len(left) > 1:
         row = dims - 1 if len(right) == 1 else dims - 2
-        found.append(Signature((split(len(left) - 2), broadcast), (split(row),)))
+        found.append(SbpSignature((split(len(left) - 2), broadcast), (split(row),)))
     if len(right) > 1:
-        found.append(Signature((broadcast, split(len(right) - 1)), (split(dims - 1),)))
+        found.append(SbpSignature((broadcast, split(len(right) - 1)), (split(dims - 1),)))
     summed = split(max(len(right) - 2, 0))
-    found.append(Signature((split(len(left) - 1), summed), (partial_sum,)))
+    found.append(SbpSignature((split(len(left) - 1), summed), (partial_sum,)))
     return [*found, *_batch(call), *_bilinear()]
 
 
@@ -66,21 +65,21 @@ on_meta[torch.nn.functional.linear] = _linear_of_shapes
 
 
 @register(torch.nn.functional.linear, any_cuts=True)
-def linear(call: Call, parts: int) -> list[Signature]:
-    """``x @ weight.T + bias``; a bias forbids a split of the summed dim, unless it is terms too."""
+def linear(call: Call, parts: int) -> list[SbpSignature]:
+    """Split like ``x @ weight.T``; with a bias, terms of the result need terms of the bias."""
     in_order(call, "input", "weight", "bias")
     x = call.tensors[0].dims
     dims = call.outputs[0].dims
     out: Sbp = split(dims - 1)
-    found = [Signature((split(d), broadcast), (split(d),)) for d in range(x - 1)]
+    found = [SbpSignature((split(d), broadcast), (split(d),)) for d in range(x - 1)]
     if call.tensors[1].dims == 2:
-        found.append(Signature((broadcast, split(0)), (out,)))
-    found.append(Signature((split(x - 1), split(call.tensors[1].dims - 1)), (partial_sum,)))
+        found.append(SbpSignature((broadcast, split(0)), (out,)))
+    found.append(SbpSignature((split(x - 1), split(call.tensors[1].dims - 1)), (partial_sum,)))
     found += _bilinear()
     if len(call.tensors) == 2:
         return found
     bias = {out: split(0), partial_sum: partial_sum}
-    return [Signature((*s.inputs, bias.get(s.outputs[0], broadcast)), s.outputs) for s in found]
+    return [SbpSignature((*s.inputs, bias.get(s.outputs[0], broadcast)), s.outputs) for s in found]
 
 
 @compose(torch.Tensor.__rmatmul__)

@@ -1,6 +1,6 @@
-"""Layer, RMS, group and instance norm: blocks normalized by moments of all blocks together.
+"""Layer, RMS and group norm: blocks are normalized by the moments of all blocks together.
 
-Where a statistic is of one block alone, torch's function computes it; else the differentiable node
+If one block has a whole statistic, torch's function computes it. Otherwise the differentiable node
 of the layers of :mod:`gpudist.nn` does, with one group of messages.
 """
 
@@ -21,12 +21,12 @@ from gpudist.nn.norm.normalization import Normalization
 from gpudist.sbp.attributes import Sbp, broadcast, split
 from gpudist.sbp.layout import Layout
 from gpudist.sbp.registry import (
+    AxisPart,
     Bind,
     Call,
     Compute,
     Localize,
-    Part,
-    Signature,
+    SbpSignature,
     Slot,
     Where,
     on_meta,
@@ -38,7 +38,7 @@ from gpudist.sbp.signatures.across import axes_that_split, some_are_empty, toget
 def tensor_at(
     call: Call, tensors: Sequence[torch.Tensor], position: int, name: str
 ) -> torch.Tensor | None:
-    """That argument, ``None`` if it is not given."""
+    """Return an argument that is a tensor, ``None`` if it is not given."""
     given = call.get(position, name)
     return tensors[given.number] if isinstance(given, Slot) else None
 
@@ -46,13 +46,13 @@ def tensor_at(
 def parameters_at(
     call: Call, tensors: Sequence[torch.Tensor], position: int
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The weight, at ``position``, and the bias behind it."""
+    """Return the weight, at ``position``, and the bias after it."""
     weight = tensor_at(call, tensors, position, "weight")
     return weight, tensor_at(call, tensors, position + 1, "bias")
 
 
 def no_movements(call: Call, position: int) -> tuple[None, ...]:
-    """Of the parameters that :func:`normalize_block` normalizes with, which are where they must."""
+    """Return ``None`` for each parameter of :func:`normalize_block`: none of them moves."""
     has_weight = isinstance(call.get(position, "weight"), Slot)
     has_bias = isinstance(call.get(position + 1, "bias"), Slot)
     return (None,) * (has_weight + (has_weight and has_bias))
@@ -60,16 +60,16 @@ def no_movements(call: Call, position: int) -> tuple[None, ...]:
 
 def alike(
     call: Call, d: int, others: Sbp, localize: Localize | None = None, bind: Bind | None = None
-) -> Signature:
-    """Input and result split in ``d``, and all other tensors as ``others``."""
+) -> SbpSignature:
+    """Return the signature that splits input and result in ``d``; other tensors are ``others``."""
     inputs = (split(d), *(others,) * (len(call.tensors) - 1))
-    return Signature(inputs, (split(d),), localize, bind=bind)
+    return SbpSignature(inputs, (split(d),), localize, bind=bind)
 
 
 def bind_sum(where: Where, dims: Collection[int], shape: Sequence[int]) -> Movement | None:
-    """The all-sum of sums of ``shape`` over the workers that split ``dims`` of the first tensor.
+    """Bind the sum-reduction of ``shape`` over the workers that split ``dims``, to all of them.
 
-    ``None`` if no other worker has a part.
+    Returns ``None`` if no other worker has a part.
     """
     P = where.P.along(axes_that_split(where, 0, dims))
     if P.size == 1:
@@ -86,7 +86,7 @@ def normalize_block(
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
 ) -> Normalized:
-    """``x`` normalized by the moments of all blocks, scaled and moved."""
+    """Normalize ``x`` by the moments of all blocks, then scale and shift it."""
     if weight is None and bias is not None:
         done = normalize(normalization, x, ())
         trailing = (1,) * (x.dim() - 2) if normalization.per_channel else ()
@@ -101,8 +101,8 @@ LAYERS = {F.layer_norm: 1e-5, torch.layer_norm: 1e-5, F.rms_norm: None, torch.rm
 
 
 @register(*LAYERS, any_cuts=True)
-def layer_norm(call: Call, parts: int) -> list[Signature]:
-    """Splits of all dims, of those that are normalized with the parameters."""
+def layer_norm(call: Call, parts: int) -> list[SbpSignature]:
+    """Split all dims; the normalized ones together with the parameters."""
     dims = call.tensors[0].dims
     leading = dims - len(call.get(1, "normalized_shape"))
     found = [alike(call, d, broadcast) for d in range(leading)]
@@ -112,7 +112,7 @@ def layer_norm(call: Call, parts: int) -> list[Signature]:
 
 
 def _block_of(dim: int) -> Localize:
-    def localize(call: Call, part: Part) -> Call:
+    def localize(call: Call, part: AxisPart) -> Call:
         shape = list(call.get(1, "normalized_shape"))
         start, stop = part.cells(shape[dim])
         shape[dim] = stop - start
@@ -147,8 +147,8 @@ def _bind_layer(call: Call, where: Where) -> Compute:
 
 
 @register(F.group_norm, torch.group_norm, any_cuts=True)
-def group_norm(call: Call, parts: int) -> list[Signature]:
-    """Splits of samples, of channels, which may cut groups, and of features."""
+def group_norm(call: Call, parts: int) -> list[SbpSignature]:
+    """Split samples, channels, also within groups, or features."""
     found = [alike(call, 0, broadcast)]
     for d in range(1, call.tensors[0].dims):
         found.append(_of_groups(d, len(call.tensors) - 1))
@@ -178,13 +178,13 @@ for _function in (F.layer_norm, torch.layer_norm):
 on_meta[F.group_norm] = on_meta[torch.group_norm] = _group_norm_of_shapes
 
 
-def _of_groups(d: int, others: int, sizes: tuple[int, ...] | None = None) -> Signature:
-    # The function cannot be asked about blocks that cut groups.
+def _of_groups(d: int, others: int, sizes: tuple[int, ...] | None = None) -> SbpSignature:
+    # torch's function does not support blocks with parts of groups.
     parameters = split(0, sizes) if d == 1 else broadcast
     one = split(d, sizes)
     inputs = (one, *(parameters,) * others)
     recut = partial(_of_groups, d, others)
-    return Signature(inputs, (one,), recut=recut, bind=_bind_groups)
+    return SbpSignature(inputs, (one,), recut=recut, bind=_bind_groups)
 
 
 def _bind_groups(call: Call, where: Where) -> Compute:
@@ -224,6 +224,6 @@ def _bind_groups(call: Call, where: Where) -> Compute:
 
 
 @register(F.local_response_norm, any_cuts=True)
-def local_response_norm(call: Call, parts: int) -> list[Signature]:
-    """All splits but that of channels."""
+def local_response_norm(call: Call, parts: int) -> list[SbpSignature]:
+    """Split all dims except the channels."""
     return [alike(call, d, broadcast) for d in range(call.tensors[0].dims) if d != 1]

@@ -1,4 +1,4 @@
-"""Padding: every worker keeps its cells, and those at the edges have more."""
+"""Padding: every worker keeps its cells, and workers at the edges get more."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from itertools import pairwise
 import torch.nn.functional as F
 
 from gpudist.sbp.attributes import partial_sum, split
-from gpudist.sbp.registry import Call, Part, Signature, register
+from gpudist.sbp.registry import AxisPart, Call, SbpSignature, register
 from gpudist.sbp.signatures.fetching import Fetch, Sizes, balanced, fetching
 
 Widths = tuple[int, int]
 
 
 def widths_of(call: Call) -> dict[int, Widths]:
-    """Cells in front and behind, by dim; negative ones are cut off."""
+    """Return the cells added before and after, by dim; negative numbers remove cells."""
     dims, given = call.tensors[0].dims, [int(width) for width in call.get(1, "pad")]
     pairs = zip(given[::2], given[1::2], strict=True)
     return {dims - 1 - i: pair for i, pair in enumerate(pairs) if any(pair)}
 
 
 def padded_cut(widths: Widths, sizes: Sizes) -> Sizes:
-    """Blocks of the result whose cells stay where they are."""
+    """Return the result's blocks if every cell stays on its worker."""
     left, right = widths
     extent = sum(sizes) + left + right
     edges = [0]
@@ -33,39 +33,39 @@ def padded_cut(widths: Widths, sizes: Sizes) -> Sizes:
 
 
 @register(F.pad, any_cuts=True)
-def pad(call: Call, parts: int) -> list[Signature]:
-    """Splits of all dims; terms, if there are zeros around, or cells of the tensor itself."""
+def pad(call: Call, parts: int) -> list[SbpSignature]:
+    """Split all dims; terms, if padded with zeros or with cells of the tensor."""
     mode = call.get(2, "mode", "constant")
     if mode != "constant":
         return fetching(call, parts, partial(_copied, mode), takes_empty=False)
     widths = widths_of(call)
-    found: list[Signature] = []
+    found: list[SbpSignature] = []
     for dim, extent in enumerate(call.shapes[0]):
         if dim in widths:
             found.append(_padded(dim, extent, widths[dim], parts))
         else:
-            found.append(Signature((split(dim),), (split(dim),)))
-    zeros = Signature((partial_sum,), (partial_sum,))
+            found.append(SbpSignature((split(dim),), (split(dim),)))
+    zeros = SbpSignature((partial_sum,), (partial_sum,))
     return found if call.get(3, "value") else [*found, zeros]
 
 
 def _padded(
     dim: int, extent: int, widths: Widths, parts: int, sizes: Sizes | None = None
-) -> Signature:
+) -> SbpSignature:
     given = sizes or balanced(extent)((0,) * parts)
     made = padded_cut(widths, given)
 
-    def localize(call: Call, part: Part) -> Call:
+    def localize(call: Call, part: AxisPart) -> Call:
         return call.replaced(1, "pad", _of_block(call, dim, given, made, widths[0], part.index))
 
     again = partial(_padded, dim, extent, widths, parts)
-    return Signature((split(dim, sizes),), (split(dim, made),), localize, recut=again)
+    return SbpSignature((split(dim, sizes),), (split(dim, made),), localize, recut=again)
 
 
 def _of_block(
     call: Call, dim: int, sizes: Sizes, made: Sizes, left: int, index: int
 ) -> tuple[int, ...]:
-    """What is added to the block at ``index``, as ``F.pad`` takes it."""
+    """Return the ``F.pad`` argument for the block at ``index``."""
     start, first = sum(sizes[:index]), sum(made[:index]) - left
     front, behind = start - first, first + made[index] - start - sizes[index]
     if not made[index]:
@@ -82,12 +82,12 @@ def _copied(mode: str, call: Call) -> dict[int, Fetch]:
     for dim, (left, right) in widths_of(call).items():
         n = call.shapes[0][dim]
         if not n:
-            # The block of a block: what is fetched is read from the whole.
+            # The call has an empty block: the fetched cells are read from the whole tensor.
             found[dim] = Fetch((), partial(padded_cut, (left, right)))
             continue
         places = range(-left, n + right)
         if mode == "circular":
-            # Torch wraps what is left after the cut.
+            # torch wraps the cells that remain after the cut.
             first, last = max(0, -left), n + min(0, right)
             cells = [first + (i - first) % (last - first) for i in places]
         elif mode == "replicate":

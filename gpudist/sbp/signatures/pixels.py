@@ -1,4 +1,4 @@
-"""Cells that become others' neighbours: shuffles, patches, and images sampled at places."""
+"""Cells that move next to others: shuffles, patches, and images sampled at points."""
 
 from __future__ import annotations
 
@@ -10,23 +10,26 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.sbp.attributes import Sbp, broadcast, partial_sum, split
-from gpudist.sbp.registry import Call, Function, Localize, Part, Signature, forms, register
+from gpudist.sbp.registry import AxisPart, Call, Function, Localize, SbpSignature, forms, register
 from gpudist.sbp.signatures.reshape import Units
 from gpudist.sbp.signatures.slicing import kept
 from gpudist.sbp.signatures.windows import given_numbers
 
-_TERMS = Signature((partial_sum,), (partial_sum,))
+_TERMS = SbpSignature((partial_sum,), (partial_sum,))
 
 
 def in_units(
     call: Call, parts: int, units: dict[int, tuple[int, int]], function: Function
-) -> list[Signature]:
-    """Splits of all dims: by dim, how many cells stay together, and how many they become.
+) -> list[SbpSignature]:
+    """Return splits of all dims, in units of cells that stay together.
 
     Args:
-        function: in place of the call's, one that takes blocks without cells.
+        call: call of the function.
+        parts: number of workers along the axis.
+        units: for each dim, the cells of the input in a unit, and of the result.
+        function: replacement of the call's function that takes blocks without cells.
     """
-    found: list[Signature | None] = []
+    found: list[SbpSignature | None] = []
 
     def on_blocks(dim: int, sizes: Sequence[int]) -> Localize:
         return lambda call, part: replace(call, function=function)
@@ -59,30 +62,30 @@ def _side_by_side(x: torch.Tensor, dimension: int, size: int, step: int) -> torc
 
 
 @register(*forms("pixel_shuffle"), any_cuts=True)
-def pixel_shuffle(call: Call, parts: int) -> list[Signature]:
-    """Channels in groups that become one; every worker's features become more."""
+def pixel_shuffle(call: Call, parts: int) -> list[SbpSignature]:
+    """Split channels in units that become one channel, and features, which multiply."""
     dims, factor = call.tensors[0].dims, call.get(1, "upscale_factor")
     features = {dims - 3: (factor**2, 1), dims - 2: (1, factor), dims - 1: (1, factor)}
     return in_units(call, parts, features, _shuffled)
 
 
 @register(*forms("pixel_unshuffle"), any_cuts=True)
-def pixel_unshuffle(call: Call, parts: int) -> list[Signature]:
-    """Features in groups that become channels."""
+def pixel_unshuffle(call: Call, parts: int) -> list[SbpSignature]:
+    """Split features in units that become channels."""
     dims, factor = call.tensors[0].dims, call.get(1, "downscale_factor")
     features = {dims - 3: (1, factor**2), dims - 2: (factor, 1), dims - 1: (factor, 1)}
     return in_units(call, parts, features, _unshuffled)
 
 
 @register(*forms("channel_shuffle", "native_channel_shuffle"), any_cuts=True)
-def channel_shuffle(call: Call, parts: int) -> list[Signature]:
-    """Splits of all dims but that of the channels."""
+def channel_shuffle(call: Call, parts: int) -> list[SbpSignature]:
+    """Split all dims except the channels."""
     return kept([d for d in range(call.tensors[0].dims) if d != 1])
 
 
 @register(torch.Tensor.unfold, view=True, any_cuts=True)
-def sliding(call: Call, parts: int) -> list[Signature]:
-    """Splits of other dims; of the dim itself where windows lie side by side."""
+def sliding(call: Call, parts: int) -> list[SbpSignature]:
+    """Split other dims, and the dim itself if windows do not overlap and fill it."""
     dims = call.tensors[0].dims
     size, step = call.get(2, "size"), call.get(3, "step")
     if not dims:
@@ -94,7 +97,7 @@ def sliding(call: Call, parts: int) -> list[Signature]:
 
 
 def _windows(call: Call, first: int) -> tuple[list[tuple[int, ...]], bool]:
-    """Kernel, dilation, padding and stride; whether windows lie side by side."""
+    """Return kernel, dilation, padding and stride, and whether the windows tile the input."""
     names = ("kernel_size", "dilation", "padding", "stride")
     defaults = (None, 1, 0, 1)
     given = [
@@ -110,14 +113,14 @@ def _steps(extent: int, kernel: int, dilation: int, padding: int, stride: int) -
 
 
 @register(F.unfold, any_cuts=True)
-def unfold(call: Call, parts: int) -> list[Signature]:
-    """Samples and channels; rows of windows that lie side by side."""
+def unfold(call: Call, parts: int) -> list[SbpSignature]:
+    """Split samples and channels, and rows of windows that tile the input."""
     if call.tensors[0].dims != 4:
         return [_TERMS]
     given, is_tiling = _windows(call, 1)
     (_, channels, rows, columns), kernel = call.shapes[0], given[0]
     found = [
-        Signature((split(0),), (split(0),)),
+        SbpSignature((split(0),), (split(0),)),
         Units(1, 1, channels, 1, kernel[0] * kernel[1], parts, takes_empty=False).signature(),
     ]
     if is_tiling and not rows % kernel[0]:
@@ -127,15 +130,15 @@ def unfold(call: Call, parts: int) -> list[Signature]:
 
 
 @register(F.fold, any_cuts=True)
-def fold(call: Call, parts: int) -> list[Signature]:
-    """As ``unfold``, backwards."""
+def fold(call: Call, parts: int) -> list[SbpSignature]:
+    """Split like ``unfold``, in the other direction."""
     if call.tensors[0].dims != 3:
         return [_TERMS]
     given, is_tiling = _windows(call, 2)
     (_, channels, steps), kernel = call.shapes[0], given[0]
     rows, columns = given_numbers(call.get(1, "output_size"), 2)
     found = [
-        Signature((split(0),), (split(0),)),
+        SbpSignature((split(0),), (split(0),)),
         Units(1, 1, channels, kernel[0] * kernel[1], 1, parts, takes_empty=False).signature(),
     ]
     if is_tiling and not rows % kernel[0]:
@@ -146,15 +149,15 @@ def fold(call: Call, parts: int) -> list[Signature]:
 
 
 def _with_rows(columns: int, dim: int, rows: Sequence[int]) -> Localize:
-    def localize(call: Call, part: Part) -> Call:
+    def localize(call: Call, part: AxisPart) -> Call:
         return call.replaced(1, "output_size", (rows[part.index], columns))
 
     return localize
 
 
 @register(F.grid_sample, any_cuts=True)
-def grid_sample(call: Call, parts: int) -> list[Signature]:
-    """Samples; channels of the image; places of the grid, for which the image is whole."""
+def grid_sample(call: Call, parts: int) -> list[SbpSignature]:
+    """Split samples, channels of the image, or points of the grid with the whole image."""
     image, grid = call.tensors
     rows: list[tuple[Sbp, Sbp, int]] = [(split(0), split(0), 0), (split(1), broadcast, 1)]
     rows += [(broadcast, split(d), d + 1) for d in range(1, grid.dims - 1)]
@@ -162,33 +165,32 @@ def grid_sample(call: Call, parts: int) -> list[Signature]:
     found = [
         _sampled(a, b, dim) for (a, b, dim), n in zip(rows, extents, strict=True) if n >= parts
     ]
-    return [*filter(None, found), Signature((partial_sum, broadcast), (partial_sum,))]
+    return [*filter(None, found), SbpSignature((partial_sum, broadcast), (partial_sum,))]
 
 
 def _sampled(
     image: Sbp, grid: Sbp, dim: int, sizes: tuple[int, ...] | None = None
-) -> Signature | None:
-    """None of the blocks is empty."""
+) -> SbpSignature | None:
     if sizes is not None and not min(sizes):
         return None
     inputs = tuple(split(one.dim, sizes) if one.is_split else one for one in (image, grid))
     again = partial(_sampled, image, grid, dim)
-    return Signature(inputs, (split(dim, sizes),), recut=again)
+    return SbpSignature(inputs, (split(dim, sizes),), recut=again)
 
 
 @register(F.affine_grid, any_cuts=True)
-def affine_grid(call: Call, parts: int) -> list[Signature]:
-    """Samples."""
+def affine_grid(call: Call, parts: int) -> list[SbpSignature]:
+    """Split samples."""
     count = call.shapes[0][0]
 
-    def localize(call: Call, part: Part) -> Call:
+    def localize(call: Call, part: AxisPart) -> Call:
         start, stop = part.cells(count)
         return call.replaced(1, "size", [stop - start, *call.get(1, "size")[1:]])
 
-    def samples(sizes: tuple[int, ...] | None = None) -> Signature | None:
+    def samples(sizes: tuple[int, ...] | None = None) -> SbpSignature | None:
         if sizes is not None and not min(sizes):
             return None
-        return Signature((split(0, sizes),), (split(0, sizes),), localize, recut=samples)
+        return SbpSignature((split(0, sizes),), (split(0, sizes),), localize, recut=samples)
 
     found = [samples()] if count >= parts else []
     return [*filter(None, found)]

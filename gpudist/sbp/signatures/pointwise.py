@@ -1,4 +1,4 @@
-"""The rest of torch's functions of single cells: special functions, bits, numbers of two parts."""
+"""Further elementwise functions of torch: special functions, bits, complex numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 
 from gpudist.sbp.attributes import broadcast, split
-from gpudist.sbp.registry import Call, Derive, Function, Part, Signature, compose, forms, register
+from gpudist.sbp.registry import (
+    AxisPart,
+    Call,
+    Derive,
+    Function,
+    SbpSignature,
+    compose,
+    forms,
+    register,
+)
 from gpudist.sbp.signatures.elementwise import (
     add,
     divide,
@@ -75,7 +84,7 @@ CHANGES: dict[Derive, tuple[str, ...]] = {
 
 
 def methods_of(names: tuple[str, ...]) -> list[Function]:
-    """Those of them that tensors have."""
+    """Return those of the methods that tensors have."""
     return [getattr(Tensor, name) for name in names if hasattr(Tensor, name)]
 
 
@@ -89,7 +98,7 @@ for rule, names in CHANGES.items():
 
 
 def enter_parts_of_numbers() -> None:
-    """Views that are linear over real numbers."""
+    """Register views that are linear over the real numbers."""
     functions = [*forms("conj", "resolve_conj"), torch.real, torch.imag]
     parts = [Tensor.real.__get__, Tensor.imag.__get__]  # pyright: ignore
     register(*functions, *parts, view=True, any_cuts=True)(linear)
@@ -100,44 +109,44 @@ enter(point_wise, [torch.polar])
 
 
 @register(torch.complex, any_cuts=True)
-def complex_of(call: Call, parts: int) -> list[Signature]:
+def complex_of(call: Call, parts: int) -> list[SbpSignature]:
     """Linear in both parts together."""
     return add(call, parts)
 
 
 @register(torch.view_as_real, view=True, any_cuts=True)
-def view_as_real(call: Call, parts: int) -> list[Signature]:
-    """A dim of two is added behind all others."""
-    return [Signature((split(d),), (split(d),)) for d in range(call.tensors[0].dims)]
+def view_as_real(call: Call, parts: int) -> list[SbpSignature]:
+    """Split all dims; a last dim of two cells is added."""
+    return [SbpSignature((split(d),), (split(d),)) for d in range(call.tensors[0].dims)]
 
 
 @register(torch.view_as_complex, view=True, any_cuts=True)
-def view_as_complex(call: Call, parts: int) -> list[Signature]:
-    return [Signature((split(d),), (split(d),)) for d in range(call.tensors[0].dims - 1)]
+def view_as_complex(call: Call, parts: int) -> list[SbpSignature]:
+    return [SbpSignature((split(d),), (split(d),)) for d in range(call.tensors[0].dims - 1)]
 
 
 @register(torch.isin, torch.bucketize, any_cuts=True)
-def among(call: Call, parts: int) -> list[Signature]:
-    """What is asked about is split, what it is compared with is whole."""
+def among(call: Call, parts: int) -> list[SbpSignature]:
+    """Split the first tensor; the others are whole."""
     shape = call.outputs[0].shape
     others = (broadcast,) * (len(call.tensors) - 1)
     if call.shapes[0] != shape:
         return []
-    return [Signature((split(d), *others), (split(d),)) for d in range(len(shape))]
+    return [SbpSignature((split(d), *others), (split(d),)) for d in range(len(shape))]
 
 
 @register(*forms("tril", "triu"), any_cuts=True)
-def triangle(call: Call, parts: int) -> list[Signature]:
-    """Blocks of rows and columns have a diagonal of their own."""
+def triangle(call: Call, parts: int) -> list[SbpSignature]:
+    """Split all dims; blocks of rows and columns shift the diagonal."""
     dims = call.tensors[0].dims
-    found = [Signature((split(d),), (split(d),)) for d in range(dims - 2)]
+    found = [SbpSignature((split(d),), (split(d),)) for d in range(dims - 2)]
     for d, sign in ((dims - 2, 1), (dims - 1, -1)):
-        found.append(Signature((split(d),), (split(d),), _shifted_diagonal(d, sign)))
+        found.append(SbpSignature((split(d),), (split(d),), _shifted_diagonal(d, sign)))
     return found
 
 
 def _shifted_diagonal(d: int, sign: int) -> Any:
-    def localize(call: Call, part: Part) -> Call:
+    def localize(call: Call, part: AxisPart) -> Call:
         start, _ = part.cells(call.shapes[0][d])
         return call.replaced(1, "diagonal", call.get(1, "diagonal", 0) + sign * start)
 
@@ -145,20 +154,20 @@ def _shifted_diagonal(d: int, sign: int) -> Any:
 
 
 @register(torch.cross, Tensor.cross, torch.linalg.cross, any_cuts=True)
-def cross(call: Call, parts: int) -> list[Signature]:
-    """Splits of all dims but that of the three coordinates."""
+def cross(call: Call, parts: int) -> list[SbpSignature]:
+    """Split all dims except the one of the three coordinates."""
     shape = call.outputs[0].shape
     dim = call.get(2, "dim")
     if dim is None:
         dim = -1 if call.function is torch.linalg.cross else shape.index(3)
     dim = dim % len(shape)
-    # A block may have three cells along a dim before that one.
+    # A block may have three cells along an earlier dim.
     localize = partial(_with_dim, dim)
     found = (replace(one, localize=localize) for one in splits(call))
     return [one for one in found if one.outputs[0] != split(dim)]
 
 
-def _with_dim(dim: int, call: Call, part: Part) -> Call:
+def _with_dim(dim: int, call: Call, part: AxisPart) -> Call:
     return call.replaced(2, "dim", dim)
 
 
@@ -210,18 +219,18 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -
 
 
 @register(torch.cdist, any_cuts=True)
-def cdist(call: Call, parts: int) -> list[Signature]:
-    """Splits of the rows of either, and of batches that both have."""
+def cdist(call: Call, parts: int) -> list[SbpSignature]:
+    """Split the rows of either tensor, or batch dims."""
     left, right = call.shapes
     result = call.outputs[0].shape
     dims = len(result)
-    found: list[Signature] = []
+    found: list[SbpSignature] = []
     for d in range(dims - 2):
         ones = [
             broadcast if (own := d - dims + len(s)) < 0 or s[own] != result[d] else split(own)
             for s in (left, right)
         ]
-        found.append(Signature(tuple(ones), (split(d),)))
-    found.append(Signature((split(len(left) - 2), broadcast), (split(dims - 2),)))
-    found.append(Signature((broadcast, split(len(right) - 2)), (split(dims - 1),)))
+        found.append(SbpSignature(tuple(ones), (split(d),)))
+    found.append(SbpSignature((split(len(left) - 2), broadcast), (split(dims - 2),)))
+    found.append(SbpSignature((broadcast, split(len(right) - 2)), (split(dims - 1),)))
     return found

@@ -1,4 +1,4 @@
-"""Pools: sliding windows, adaptive ones, and means of whole dims, which are terms."""
+"""Pools: sliding windows, adaptive windows, and means of whole dims, which give terms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ import torch
 import gpudist.nn as layers
 from gpudist.geometry.boxes import Box
 from gpudist.sbp.attributes import partial_sum
-from gpudist.sbp.registry import Call, Compute, Function, Signature, Where, forms, on_meta, register
+from gpudist.sbp.registry import (
+    Call,
+    Compute,
+    Function,
+    SbpSignature,
+    Where,
+    forms,
+    on_meta,
+    register,
+)
 from gpudist.sbp.signatures.block_layers import (
     LayerAlongLast,
     along_last,
@@ -29,11 +38,11 @@ class Pool:
     """A call of a pool.
 
     Attributes:
-        kind: its layer is ``Distributed<kind>Pool<dims>d``.
-        arguments: of the layer, by name.
-        dims: that are pooled, the last of the tensor.
-        means: those of them that become one cell, the mean.
-        results: two with indices.
+        kind: name part of its layer, ``Distributed<kind>Pool<dims>d``.
+        arguments: arguments of the layer, by name.
+        dims: number of pooled dims, the last ones of the tensor.
+        means: pooled dims that become one cell, their mean.
+        results: number of results; two with indices.
     """
 
     kind: str
@@ -44,14 +53,13 @@ class Pool:
 
 
 def listed(value: Any, dims: int) -> list[Any]:
-    """One entry a dim, of what torch takes as one or several."""
+    """Return one entry per dim from one value or several, as torch takes them."""
     if isinstance(value, (tuple, list)):
         return list(value) * (dims if len(value) == 1 else 1)
     return [value] * dims
 
 
 def _sliding(call: Call, dims: int, kernel_at: int) -> dict[str, Any]:
-    """Kernel and stride."""
     kernel = listed(call.get(kernel_at, "kernel_size"), dims)
     stride = call.get(kernel_at + 1, "stride")
     return {
@@ -70,7 +78,7 @@ def _max_pool(call: Call, dims: int) -> Pool:
 
 
 def _avg_pool(call: Call, dims: int) -> Pool:
-    """A dim that is as long as the kernel becomes its mean."""
+    """Read an average pool; a dim as long as the kernel becomes its mean."""
     given = _sliding(call, dims, 1)
     padding = given["padding"] = listed(call.get(3, "padding", 0), dims)
     given["ceil_mode"] = bool(call.get(4, "ceil_mode", False))
@@ -123,8 +131,8 @@ _KINDS = {
 }
 
 
-def _pool(read: Any, dims: int, call: Call, parts: int) -> list[Signature]:
-    """Samples, channels and windows; a dim of which the mean is taken gives terms of it."""
+def _pool(read: Any, dims: int, call: Call, parts: int) -> list[SbpSignature]:
+    """Split samples, channels and windows; a dim reduced to its mean gives terms."""
     is_linear = read in (_avg_pool, _adaptive_avg_pool)
     if not call.tensors[0].dtype.is_floating_point:
         return []
@@ -133,11 +141,11 @@ def _pool(read: Any, dims: int, call: Call, parts: int) -> list[Signature]:
     first = call.tensors[0].dims - dims
     found = along_last(call, bind, dims, pool.results)
     if (pool.arguments.get("divisor_override") or 1) < 0:
-        # The library has no such layer.
-        return [*found[:first], Signature((partial_sum,), (partial_sum,))]
+        # The library does not have a layer with a negative divisor.
+        return [*found[:first], SbpSignature((partial_sum,), (partial_sum,))]
     for d in pool.means:
         found[first + d] = in_parts(first + d, bind)
-    return [*found, Signature((partial_sum,), (partial_sum,))] if is_linear else found
+    return [*found, SbpSignature((partial_sum,), (partial_sum,))] if is_linear else found
 
 
 def _adaptive_of_shapes(
@@ -181,10 +189,11 @@ def _bind(read: Any, dims: int, call: Call, where: Where) -> Compute:
 
 @dataclass(frozen=True)
 class _OwnMean:
-    """This worker's term of the mean of some dims, which become one cell.
+    """Computes this worker's term of the mean of some dims, which become one cell.
 
     Attributes:
-        share: of the cells, that this worker has.
+        dims: reduced dims.
+        share: this worker's share of the cells.
     """
 
     dims: tuple[int, ...]
@@ -198,7 +207,7 @@ class _OwnMean:
 
 
 def _without_means(where: Where, dims: Sequence[int]) -> tuple[Where, _OwnMean | None]:
-    """The mean of ``dims``, and ``where`` for a tensor of which they have one cell."""
+    """Return ``where`` for a tensor with one cell along ``dims``, and their mean."""
     if not dims:
         return where, None
     own, shape = where.inputs[0], list(where.call.shapes[0])

@@ -1,4 +1,4 @@
-"""Functions that only move cells, made of others: differences, grids, stacks, diagonals."""
+"""Functions that only move cells, composed of others: differences, grids, stacks, diagonals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gpudist.sbp.attributes import partial_sum, split
-from gpudist.sbp.registry import Call, Part, Signature, compose, forms, register
+from gpudist.sbp.registry import AxisPart, Call, SbpSignature, compose, forms, register
 from gpudist.sbp.signatures.slicing import kept
 
 
@@ -22,7 +22,7 @@ def diff(
     prepend: Tensor | None = None,
     append: Tensor | None = None,
 ) -> Tensor:
-    """Each cell less the one before it, ``n`` times."""
+    """Subtract from each cell the one before it, ``n`` times."""
     if n == 0:
         return x.clone()
     around = [one for one in (prepend, x, append) if one is not None]
@@ -55,24 +55,24 @@ def take_along_dim(x: Tensor, indices: Tensor, dim: int | None = None) -> Tensor
 
 
 @register(*forms("tril", "triu"), any_cuts=True)
-def triangle(call: Call, parts: int) -> list[Signature]:
-    """Splits of all dims: the diagonal of a block of rows lies further right, of columns left."""
+def triangle(call: Call, parts: int) -> list[SbpSignature]:
+    """Split all dims; the diagonal moves right in blocks of rows and left in those of columns."""
     dims = call.tensors[0].dims
-    found = [Signature((split(d),), (split(d),)) for d in range(dims - 2)]
+    found = [SbpSignature((split(d),), (split(d),)) for d in range(dims - 2)]
     for dim, sign in ((dims - 2, 1), (dims - 1, -1)):
         localize = partial(_shifted, dim, sign)
-        found.append(Signature((split(dim),), (split(dim),), localize))
-    return [*found, Signature((partial_sum,), (partial_sum,))]
+        found.append(SbpSignature((split(dim),), (split(dim),), localize))
+    return [*found, SbpSignature((partial_sum,), (partial_sum,))]
 
 
-def _shifted(dim: int, sign: int, call: Call, part: Part) -> Call:
+def _shifted(dim: int, sign: int, call: Call, part: AxisPart) -> Call:
     start, _ = part.cells(call.shapes[0][dim])
     return call.replaced(1, "diagonal", call.get(1, "diagonal", 0) + sign * start)
 
 
 @register(*forms("diagonal"), view=True, any_cuts=True)
-def diagonal(call: Call, parts: int) -> list[Signature]:
-    """Splits of the other dims, which move up."""
+def diagonal(call: Call, parts: int) -> list[SbpSignature]:
+    """Split the other dims, which move up."""
     dims = call.tensors[0].dims
     gone = [call.get(2, "dim1", 0) % dims, call.get(3, "dim2", 1) % dims]
     others = [d for d in range(dims) if d not in gone]
@@ -84,7 +84,7 @@ def trace(x: Tensor) -> Tensor:
     return x.diagonal().sum()
 
 
-# The second is given a list of tensors.
+# The second one takes a list of tensors.
 @compose(torch.meshgrid, torch._C._VariableFunctions.meshgrid)  # pyright: ignore
 def meshgrid(*given: Any, indexing: str | None = None) -> tuple[Tensor, ...]:
     xs: Sequence[Tensor] = given[0] if isinstance(given[0], (list, tuple)) else given
@@ -180,15 +180,15 @@ def rot90(x: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
 
 
 @register(*forms("max_unpool1d", "max_unpool2d", "max_unpool3d"), any_cuts=True)
-def unpool(call: Call, parts: int) -> list[Signature]:
-    """Samples and channels, none of whose blocks is empty."""
+def unpool(call: Call, parts: int) -> list[SbpSignature]:
+    """Split samples and channels, if every block has cells."""
     leading = call.tensors[0].dims - int(call.function.__name__[-2])
     found = [_unpooled(d) for d in range(leading) if call.shapes[0][d] >= parts]
     return [*filter(None, found)]
 
 
-def _unpooled(dim: int, sizes: tuple[int, ...] | None = None) -> Signature | None:
+def _unpooled(dim: int, sizes: tuple[int, ...] | None = None) -> SbpSignature | None:
     if sizes is not None and not min(sizes):
         return None
     both = split(dim, sizes), split(dim, sizes)
-    return Signature(both, both[:1], recut=partial(_unpooled, dim))
+    return SbpSignature(both, both[:1], recut=partial(_unpooled, dim))

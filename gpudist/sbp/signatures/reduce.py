@@ -1,4 +1,4 @@
-"""Reductions: a block is reduced by torch, and the blocks of a line with each other."""
+"""Reductions: torch reduces each block, then the blocks along a line are reduced together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpudist.sbp.registry import (
     Call,
     Function,
     Run,
-    Signature,
+    SbpSignature,
     Where,
     compose,
     forms,
@@ -28,7 +28,7 @@ _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
 def dims_of(call: Call, position: int = 1) -> tuple[int, ...]:
-    """The dims that a reduction is over, from the front; all of them where none is given."""
+    """Return the reduced dims, counted from the front; all dims if none is given."""
     given = call.get(position, "dim", call.kwargs.get("axis"))
     count = call.tensors[0].dims
     if given is None or isinstance(given, bool) or given == ():
@@ -41,46 +41,45 @@ def keeps_dims(call: Call, position: int = 2) -> bool:
     return bool(call.get(position, "keepdim", call.kwargs.get("keepdims", False)))
 
 
-def kept(call: Call, dims: tuple[int, ...], keeps: bool, results: int = 1) -> list[Signature]:
-    """Splits of the dims that are not reduced."""
-    found: list[Signature] = []
+def kept(call: Call, dims: tuple[int, ...], keeps: bool, results: int = 1) -> list[SbpSignature]:
+    """Return splits of the dims that are not reduced."""
+    found: list[SbpSignature] = []
     for d in range(call.tensors[0].dims):
         if d not in dims:
             own = d if keeps else d - sum(e < d for e in dims)
-            found.append(Signature((split(d),), (split(own),) * results))
+            found.append(SbpSignature((split(d),), (split(own),) * results))
     return found
 
 
-def together(dims: tuple[int, ...], run: Run, results: int = 1) -> list[Signature]:
-    """Splits of dims that are reduced, of which all workers have the result."""
-    return [Signature((split(d),), (broadcast,) * results, run=run) for d in dims]
+def together(dims: tuple[int, ...], run: Run, results: int = 1) -> list[SbpSignature]:
+    """Return splits of reduced dims after which every worker has the result."""
+    return [SbpSignature((split(d),), (broadcast,) * results, run=run) for d in dims]
 
 
-def in_terms(dims: tuple[int, ...], run: Run | None = None) -> list[Signature]:
-    """Splits of dims that are reduced, where each block has a term of the result."""
-    return [Signature((split(d),), (partial_sum,), run=run) for d in dims]
+def in_terms(dims: tuple[int, ...], run: Run | None = None) -> list[SbpSignature]:
+    """Return splits of reduced dims in which each block gives a term of the result."""
+    return [SbpSignature((split(d),), (partial_sum,), run=run) for d in dims]
 
 
 def reduced(x: torch.Tensor, dims: tuple[int, ...], like: int) -> torch.Tensor:
-    """A sum over ``dims``, with ``like`` dims: as many as before, or those that are left."""
+    """Sum over ``dims``, and keep them if the result has ``like`` dims as before."""
     return x.sum(dims, keepdim=like == x.dim()) if dims else x
 
 
 @register(*forms("sum"), any_cuts=True)
-def sums(call: Call, parts: int) -> list[Signature]:
-    """Of a reduced dim that is split, each block has a term."""
+def sums(call: Call, parts: int) -> list[SbpSignature]:
+    """Split all dims; a reduced dim gives terms."""
     dims = dims_of(call)
     return [*kept(call, dims, keeps_dims(call)), *in_terms(dims), *terms(call, 0)]
 
 
 @register(*forms("count_nonzero"), any_cuts=True)
-def counts(call: Call, parts: int) -> list[Signature]:
+def counts(call: Call, parts: int) -> list[SbpSignature]:
     dims = dims_of(call)
     return [*kept(call, dims, False), *in_terms(dims)]
 
 
 def _mean_of_shapes(function: Function, input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """As many cells as a sum has, which has no compiler to import."""
     if not input.is_floating_point() or "dtype" in kwargs:
         return function(input, *args, **kwargs)
     return torch.sum(input, *args, **kwargs)
@@ -91,8 +90,8 @@ for _function in forms("mean"):
 
 
 @register(*forms("mean"), any_cuts=True)
-def mean(call: Call, parts: int) -> list[Signature]:
-    """As a sum; the divisor is global."""
+def mean(call: Call, parts: int) -> list[SbpSignature]:
+    """Split like a sum; the divisor is global."""
     dims = dims_of(call)
     return [*kept(call, dims, keeps_dims(call)), *in_terms(dims, _mean), *terms(call, 0)]
 
@@ -106,14 +105,14 @@ def _mean(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Te
 
 
 @register(*forms("var", "std", "var_mean", "std_mean"), any_cuts=True)
-def moments(call: Call, parts: int) -> list[Signature]:
-    """Two sums along the line: the mean, and then squares about it."""
+def moments(call: Call, parts: int) -> list[SbpSignature]:
+    """Split all dims; a reduced dim takes two sums: the mean, then the squared deviations."""
     dims = dims_of(call)
     if call.tensors[0].dtype.is_complex:
         return []
     results = 2 if call.function.__name__.endswith("_mean") else 1
     keeps = keeps_dims(call, 3)
-    # Torch warns of blocks without cells.
+    # torch warns of blocks without cells.
     splits = [replace(s, run=_moments) for s in kept(call, dims, keeps, results)]
     return [*splits, *together(dims, _moments, results)]
 
@@ -137,7 +136,6 @@ def _moments(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> Any:
 
 
 def _root(x: torch.Tensor) -> torch.Tensor:
-    """The square root, whose gradient at zero is zero, as that of a deviation is to torch."""
     is_zero = x == 0
     return x.masked_fill(is_zero, 1).sqrt().masked_fill(is_zero, 0)
 
@@ -151,8 +149,8 @@ def _correction(call: Call) -> float:
 
 
 @register(*forms("amax", "amin"), any_cuts=True)
-def extremes(call: Call, parts: int) -> list[Signature]:
-    """The gradient is shared by the cells that are largest, as torch does it."""
+def extremes(call: Call, parts: int) -> list[SbpSignature]:
+    """Split all dims; equal extremes share the gradient, as in torch."""
     dims = dims_of(call)
     return [*kept(call, dims, keeps_dims(call)), *together(dims, _extremes)]
 
@@ -167,13 +165,12 @@ def _extremes(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torc
     if x.is_floating_point():
         count = total(chosen.sum(dims, keepdim=True), where, axes)
         shared = total((x.where(chosen, 0) / count).sum(dims, keepdim=True), where, axes)
-        # The value is a cell of x to the last digit, the gradient that of a mean of such cells.
+        # The value is exactly a cell of x; the gradient is that of the mean of such cells.
         found = torch.where(found.isfinite(), found + (shared - shared.detach()), shared)
     return found if len(where.outputs[0].shape) == x.dim() else found.squeeze(dims)
 
 
 def _extreme(x: torch.Tensor, dims: tuple[int, ...], is_least: bool) -> torch.Tensor:
-    """That of a block, which may be empty."""
     if all(x.shape[d] for d in dims):
         return x.amin(dims, keepdim=True) if is_least else x.amax(dims, keepdim=True)
     shape = [1 if d in dims else n for d, n in enumerate(x.shape)]
@@ -181,7 +178,6 @@ def _extreme(x: torch.Tensor, dims: tuple[int, ...], is_least: bool) -> torch.Te
 
 
 def _worst(dtype: torch.dtype, is_least: bool) -> float | int:
-    """What no cell is worse than."""
     if dtype == torch.bool:
         return is_least
     if dtype.is_floating_point:
@@ -191,8 +187,8 @@ def _worst(dtype: torch.dtype, is_least: bool) -> float | int:
 
 
 @register(*forms("max", "min"), any_cuts=True)
-def extreme_or_larger(call: Call, parts: int) -> list[Signature]:
-    """Three functions of one name: of all cells, of lines with their places, of two tensors."""
+def extreme_or_larger(call: Call, parts: int) -> list[SbpSignature]:
+    """Split one of three functions: of all cells, of lines with indices, or of two tensors."""
     if len(call.tensors) == 2:
         return []
     dims = dims_of(call)
@@ -202,8 +198,8 @@ def extreme_or_larger(call: Call, parts: int) -> list[Signature]:
 
 
 @register(*forms("argmax", "argmin"), any_cuts=True)
-def places(call: Call, parts: int) -> list[Signature]:
-    """The first place where a line, or the tensor, has its largest cell."""
+def places(call: Call, parts: int) -> list[SbpSignature]:
+    """Return signatures for the first position of the extreme of a line or of the tensor."""
     dims = dims_of(call)
     if call.get(1, "dim") is None and call.tensors[0].dims != 1:
         return []
@@ -223,7 +219,7 @@ def _places(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> Any:
         indices = torch.full(values.shape, where.call.tensors[0].shape[dim], device=x.device)
     blocks = stacked(values, where, axes)
     found = blocks.amin(0) if is_least else blocks.amax(0)
-    # Of equal cells the first is meant, and an empty block has none.
+    # Equal cells give the first position; an empty block has none.
     far = indices.new_full((), where.call.tensors[0].shape[dim])
     chosen = stacked(indices, where, axes).where(blocks == found, far).amin(0)
     keeps = len(where.outputs[0].shape) == x.dim()
@@ -238,7 +234,6 @@ def _places(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> Any:
 def _picked(
     x: torch.Tensor, dim: int, index: torch.Tensor, where: Where, axes: Sequence[int]
 ) -> torch.Tensor:
-    """The cells at global places, of whom one worker along the line has each."""
     local = index - where.inputs[0].start[dim]
     is_own = (local >= 0) & (local < x.shape[dim])
     if not x.shape[dim]:
@@ -248,7 +243,7 @@ def _picked(
 
 
 @register(*forms("any", "all"), any_cuts=True)
-def truths(call: Call, parts: int) -> list[Signature]:
+def truths(call: Call, parts: int) -> list[SbpSignature]:
     dims = dims_of(call)
     return [*kept(call, dims, keeps_dims(call)), *together(dims, _truths)]
 
@@ -263,8 +258,8 @@ def _truths(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.
 
 
 @register(*forms("prod", "logsumexp"), any_cuts=True)
-def in_two_steps(call: Call, parts: int) -> list[Signature]:
-    """Of what blocks are reduced to, the same again."""
+def in_two_steps(call: Call, parts: int) -> list[SbpSignature]:
+    """Split all dims; a reduced dim is reduced in each block, then over the blocks."""
     dims = dims_of(call)
     return [*kept(call, dims, keeps_dims(call)), *together(dims, _in_two_steps)]
 
@@ -275,8 +270,8 @@ def _in_two_steps(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> 
 
 
 @register(torch.linalg.vector_norm, any_cuts=True)
-def vector_norm(call: Call, parts: int) -> list[Signature]:
-    """The norm of the norms of blocks."""
+def vector_norm(call: Call, parts: int) -> list[SbpSignature]:
+    """Split all dims; a reduced dim takes the norm of the blocks' norms."""
     dims = dims_of(call, 2)
     return [*kept(call, dims, keeps_dims(call, 3)), *together(dims, _vector_norm)]
 
@@ -311,10 +306,10 @@ def norm(
 
 
 @register(*forms("cumsum"), any_cuts=True)
-def cumsum(call: Call, parts: int) -> list[Signature]:
-    """Linear; of a dim that is split, blocks add what is in front of them."""
+def cumsum(call: Call, parts: int) -> list[SbpSignature]:
+    """Linear; along the accumulated dim, each block adds the sums of the blocks before it."""
     dims = dims_of(call)
-    found = [Signature((split(d),), (split(d),), run=_cumsum) for d in dims]
+    found = [SbpSignature((split(d),), (split(d),), run=_cumsum) for d in dims]
     return [*kept(call, dims, True), *found, *terms(call, 0)]
 
 
@@ -342,7 +337,7 @@ def nanmean(input: torch.Tensor, dim: Any = None, keepdim: bool = False, **kwarg
 def linalg_norm(
     A: torch.Tensor, ord: Any = None, dim: Any = None, keepdim: bool = False, **kwargs: Any
 ) -> torch.Tensor:
-    """Of vectors, or of matrices where two dims are given or there are no others."""
+    """Compute norms of vectors, or of matrices if two dims are given or the input has two."""
     is_pair = isinstance(dim, (tuple, list)) and len(dim) == 2
     if ord is not None and (is_pair or (dim is None and A.dim() == 2)):
         return torch.linalg.matrix_norm(A, ord, dim or (-2, -1), keepdim, **kwargs)
@@ -350,8 +345,8 @@ def linalg_norm(
 
 
 @register(torch.linalg.matrix_norm, any_cuts=True)
-def matrix_norm(call: Call, parts: int) -> list[Signature]:
-    """Splits of the other dims; of squares of cells, those of all."""
+def matrix_norm(call: Call, parts: int) -> list[SbpSignature]:
+    """Split the other dims; the Frobenius norm splits all dims."""
     dims = dims_of(call.replaced(2, "dim", call.get(2, "dim", (-2, -1))), 2)
     found = kept(call, dims, keeps_dims(call, 3))
     return [*found, *together(dims, _frobenius)] if call.get(1, "ord", "fro") == "fro" else found

@@ -1,4 +1,4 @@
-"""Interpolation: blocks of spatial dims with the cells around that their outputs read."""
+"""Interpolation: blocks of spatial dims, with the neighbouring cells that their outputs read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from gpudist.nn.windowed.upsample import DistributedUpsample
 from gpudist.sbp.attributes import partial_sum
-from gpudist.sbp.registry import Call, Compute, Signature, Where, register
+from gpudist.sbp.registry import Call, Compute, SbpSignature, Where, register
 from gpudist.sbp.signatures.block_layers import (
     LayerAlongLast,
     along_last,
@@ -21,14 +21,14 @@ _NEAREST = ("nearest", "nearest-exact")
 
 
 @register(F.interpolate, any_cuts=True)
-def interpolate(call: Call, parts: int) -> list[Signature]:
-    """Splits of all dims; of samples and channels alone, where the library has no kernel."""
+def interpolate(call: Call, parts: int) -> list[SbpSignature]:
+    """Split all dims, or samples and channels only where the library has no kernel."""
     x, dims = call.tensors[0], call.tensors[0].dims - 2
     is_float = x.dtype.is_floating_point
     found = along_last(call, partial(_bind, dims), dims)
     if call.get(6, "antialias", False) or not (is_float or _mode(call) in _NEAREST):
         found = found[:2]
-    return [*found, Signature((partial_sum,), (partial_sum,))] if is_float else found
+    return [*found, SbpSignature((partial_sum,), (partial_sum,))] if is_float else found
 
 
 def _mode(call: Call) -> str:

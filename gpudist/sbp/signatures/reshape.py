@@ -1,4 +1,4 @@
-"""Other shapes: ``reshape``, ``view``, ``flatten``, ``squeeze``, ``expand``, ``repeat``."""
+"""Functions that change the shape: ``reshape``, ``view``, ``flatten``, ``expand``, ``repeat``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import torch
 
 from gpudist.sbp.attributes import partial_sum, split
 from gpudist.sbp.registry import (
+    AxisPart,
     Call,
     Function,
     Localize,
-    Part,
-    Signature,
+    SbpSignature,
     Slot,
     compose,
     forms,
@@ -30,7 +30,7 @@ Shape = tuple[int, ...]
 
 
 def groups(source: Shape, target: Shape) -> Iterator[tuple[range, range]]:
-    """The fewest neighbouring dims of both shapes that have equally many cells, in order."""
+    """Yield the smallest groups of adjacent dims with equally many cells in both shapes."""
     i = k = 0
     while i < len(source) and k < len(target):
         first, cells, wanted = (i, k), source[i], target[k]
@@ -44,7 +44,7 @@ def groups(source: Shape, target: Shape) -> Iterator[tuple[range, range]]:
 
 
 def leading(shape: Shape, dims: range) -> Iterator[int]:
-    """The dims of a group whose blocks are in one piece: nothing but ones is before them."""
+    """Yield the dims of a group whose blocks are contiguous: only dims of length 1 are before."""
     for dim in dims:
         yield dim
         if shape[dim] != 1:
@@ -52,13 +52,14 @@ def leading(shape: Shape, dims: range) -> Iterator[int]:
 
 
 def block_shape(dim: int, sizes: Sequence[int] | None = None) -> Localize:
-    """The function's arguments are a tensor and the shape of a block of the result's ``dim``.
+    """Return a ``localize`` for functions of a tensor and the shape of the result.
 
     Args:
-        sizes: cells of each block of the result, where they are not those of the input.
+        dim: split dim of the result.
+        sizes: cells of each block of the result, if they differ from the input's.
     """
 
-    def localize(call: Call, part: Part) -> Call:
+    def localize(call: Call, part: AxisPart) -> Call:
         shape = list(call.outputs[0].shape)
         if sizes is None:
             start, stop = part.cells(shape[dim])
@@ -72,16 +73,17 @@ def block_shape(dim: int, sizes: Sequence[int] | None = None) -> Localize:
 
 @dataclass(frozen=True)
 class Units:
-    """A dim of the input whose cells, so many together, become cells of a dim of the result.
+    """A dim of the input whose units of cells become units of cells of a dim of the result.
 
     Attributes:
-        dim, other: of the input, and of the result.
-        extent: of ``dim``.
-        unit: cells that stay together.
-        made: cells of the result that a unit gives.
-        parts: workers.
-        localize: with the result's dim and the sizes of its blocks, the call of a block.
-        takes_empty: the function takes blocks without cells.
+        dim: dim of the input.
+        other: dim of the result.
+        extent: length of ``dim``.
+        unit: cells of the input in a unit.
+        made: cells of the result in a unit.
+        parts: number of workers along the axis.
+        localize: returns the ``localize`` for the result's dim and the sizes of its blocks.
+        takes_empty: whether the function takes blocks without cells.
     """
 
     dim: int
@@ -93,8 +95,8 @@ class Units:
     localize: Callable[[int, Sequence[int]], Localize] | None = None
     takes_empty: bool = True
 
-    def signature(self, sizes: tuple[int, ...] | None = None) -> Signature | None:
-        """The split with these sizes, or with the nearest that keep units together."""
+    def signature(self, sizes: tuple[int, ...] | None = None) -> SbpSignature | None:
+        """Return the split with these sizes, or with the nearest sizes that keep units together."""
         one, unit = split(self.dim, sizes), self.unit
         stops = [one.cells(self.extent, self.parts, i)[1] for i in range(self.parts)]
         if self.extent % unit:
@@ -107,7 +109,7 @@ class Units:
         if not (self.takes_empty or min(own)):
             return None
         made = [length // unit * self.made for length in own]
-        return Signature(
+        return SbpSignature(
             (split(self.dim, own),),
             (split(self.other, made),),
             None if self.localize is None else self.localize(self.other, made),
@@ -116,7 +118,7 @@ class Units:
 
 
 def pairs(source: Shape, target: Shape, parts: int) -> Iterator[Units]:
-    """Dims whose blocks are in one piece in both shapes, a dim of one cell only with another."""
+    """Yield dims whose blocks are contiguous in both shapes; length 1 only pairs with length 1."""
     for dims, others in groups(source, target):
         for dim in leading(source, dims):
             for other in leading(target, others):
@@ -130,28 +132,28 @@ def pairs(source: Shape, target: Shape, parts: int) -> Iterator[Units]:
 
 
 @register(torch.reshape, view=True, any_cuts=True)
-def reshape(call: Call, parts: int) -> list[Signature]:
-    """Dims whose blocks are the same cells in the same order, and terms."""
+def reshape(call: Call, parts: int) -> list[SbpSignature]:
+    """Split dims whose blocks have the same cells in the same order; terms."""
     source, target = call.shapes[0], call.outputs[0].shape
     found = [pair.signature() for pair in pairs(source, target, parts)]
-    return [*filter(None, found), Signature((partial_sum,), (partial_sum,))]
+    return [*filter(None, found), SbpSignature((partial_sum,), (partial_sum,))]
 
 
 @register(torch.broadcast_to, view=True, any_cuts=True)
-def expand(call: Call, parts: int) -> list[Signature]:
-    """Dims that are not expanded."""
+def expand(call: Call, parts: int) -> list[SbpSignature]:
+    """Split dims that are not expanded."""
     source, target = call.shapes[0], call.outputs[0].shape
     new = len(target) - len(source)
     found = [
-        Signature((split(dim),), (split(dim + new),), block_shape(dim + new))
+        SbpSignature((split(dim),), (split(dim + new),), block_shape(dim + new))
         for dim in range(len(source))
         if source[dim] == target[dim + new]
     ]
-    return [*found, Signature((partial_sum,), (partial_sum,))]
+    return [*found, SbpSignature((partial_sum,), (partial_sum,))]
 
 
 def repeated(call: Call) -> dict[int, Fetch]:
-    """The tensor again behind itself, along its own dims."""
+    """Return the sources of the cells of a tiled tensor, along its own dims."""
     shape, times = call.shapes[0], tuple(call.get(1, "dims"))
     own = ((1,) * (len(shape) - len(times)) + times)[-len(shape) or len(times) :]
     return {
@@ -162,34 +164,34 @@ def repeated(call: Call) -> dict[int, Fetch]:
 
 
 @register(torch.tile, any_cuts=True)
-def tile(call: Call, parts: int) -> list[Signature]:
-    """Dims that are there once; others, if the result has no new dims."""
+def tile(call: Call, parts: int) -> list[SbpSignature]:
+    """Split dims that are not repeated; repeated ones too if the result has no new dims."""
     shape, times = call.shapes[0], tuple(call.get(1, "dims"))
     new = max(len(times) - len(shape), 0)
     if not new:
         return fetching(call, parts, repeated)
     found = [
-        Signature((split(dim),), (split(dim + new),))
+        SbpSignature((split(dim),), (split(dim + new),))
         for dim in range(len(shape))
         if times[dim + new] == 1
     ]
-    return [*found, Signature((partial_sum,), (partial_sum,))]
+    return [*found, SbpSignature((partial_sum,), (partial_sum,))]
 
 
 def shape_by(function: Function, x: torch.Tensor, args: Any, kwargs: Any) -> Shape:
-    """That of the result of ``function``."""
+    """Return the shape of the result of ``function``."""
     given = [*args, *kwargs.values()]
     if any(isinstance(one, (torch.dtype, torch.Tensor)) for one in given):
         raise NotImplementedError(
-            f"{name_of(function)} of a global tensor takes sizes and dims, neither dtypes nor "
-            "tensors; for another dtype use x.to(dtype)"
+            f"{name_of(function)} of a global tensor takes sizes and dims, not dtypes or tensors; "
+            "for another dtype use x.to(dtype)"
         )
     with torch.no_grad():
         return tuple(function(torch.empty(x.shape, device="meta"), *args, **kwargs).shape)
 
 
 def enter(function: Function, target: Function) -> None:
-    """``function`` is ``target``, a function of a tensor and the shape of its result."""
+    """Register ``function`` as ``target``, a function of a tensor and the shape of the result."""
 
     @compose(function)
     def shaped(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -222,19 +224,23 @@ def repeat(x: torch.Tensor, *times: Any) -> torch.Tensor:
     return torch.tile(x.reshape((1,) * new + tuple(x.shape)) if new else x, tuple(given))
 
 
-def several(dim: int, times: int, sizes: Shape) -> Signature:
-    """Each cell several times, one after the other."""
+def several(dim: int, times: int, sizes: Shape) -> SbpSignature:
+    """Return the signature for repeating each cell ``times`` times."""
     made = [times * size for size in sizes]
-    return Signature((split(dim, sizes),), (split(dim, made),), recut=partial(several, dim, times))
+    return SbpSignature(
+        (split(dim, sizes),), (split(dim, made),), recut=partial(several, dim, times)
+    )
 
 
 @register(*forms("repeat_interleave"), any_cuts=True)
-def repeat_interleave(call: Call, parts: int) -> list[Signature]:
-    """Splits of all dims; every worker repeats its own cells."""
+def repeat_interleave(call: Call, parts: int) -> list[SbpSignature]:
+    """Split all dims; every worker repeats its own cells."""
     times, along, dims = call.get(1, "repeats"), call.get(2, "dim"), call.tensors[0].dims
-    found = [Signature((partial_sum,), (partial_sum,))]
+    found = [SbpSignature((partial_sum,), (partial_sum,))]
     if not isinstance(times, int) or len(call.tensors) != 1:
-        raise NotImplementedError("repeat_interleave of a global tensor takes a number of repeats")
+        raise NotImplementedError(
+            "repeat_interleave of a global tensor does not take a tensor of repeats; pass a number"
+        )
     if along is None:
         return (
             found
@@ -245,5 +251,5 @@ def repeat_interleave(call: Call, parts: int) -> list[Signature]:
         if dim == along % dims:
             found.append(several(dim, times, balanced(call.shapes[0][dim])((0,) * parts)))
         else:
-            found.append(Signature((split(dim),), (split(dim),)))
+            found.append(SbpSignature((split(dim),), (split(dim),)))
     return found

@@ -1,4 +1,4 @@
-"""Parts of a tensor: ``x[...]`` by ints and slices, ``select``, ``narrow``, ``flip``, ``roll``."""
+"""Parts of a tensor: ``x[...]`` with ints and slices, ``narrow``, ``flip``, ``roll``."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import torch
 from torch import Tensor
 
 from gpudist.sbp.attributes import partial_sum, split
-from gpudist.sbp.registry import Call, Part, Signature, Where, compose, forms, register
+from gpudist.sbp.registry import AxisPart, Call, SbpSignature, Where, compose, forms, register
 from gpudist.sbp.signatures.fetching import Fetch, as_before, fetching
 from gpudist.sbp.views import is_copy
 
 
-def kept(dims: Sequence[int], result: Sequence[int] | None = None) -> list[Signature]:
-    """Splits of ``dims``, which are whole, and are ``result`` afterwards; and terms."""
+def kept(dims: Sequence[int], result: Sequence[int] | None = None) -> list[SbpSignature]:
+    """Return splits of the whole dims ``dims``, called ``result`` in the result, and terms."""
     result = dims if result is None else result
-    found = [Signature((split(a),), (split(b),)) for a, b in zip(dims, result, strict=True)]
-    return [*found, Signature((partial_sum,), (partial_sum,))]
+    found = [SbpSignature((split(a),), (split(b),)) for a, b in zip(dims, result, strict=True)]
+    return [*found, SbpSignature((partial_sum,), (partial_sum,))]
 
 
 def index_by_dim(index: Any, dims: int) -> list[Any]:
-    """Ints, slices and ``None``, one for each dim of the tensor and each new one."""
+    """Return ints, slices and ``None``, one for each dim of the tensor and each new one."""
     given = list(index) if isinstance(index, tuple) else [index]
     for one in given:
         is_int = isinstance(one, int) and not isinstance(one, bool)
@@ -39,8 +39,8 @@ def index_by_dim(index: Any, dims: int) -> list[Any]:
     return [*given[:at], *[slice(None)] * missing, *given[at + 1 :]]
 
 
-def own_cells(taken: range, part: Part, extent: int) -> range:
-    """The part of the cells ``taken`` of a dim that a block has, counted from its first cell."""
+def own_cells(taken: range, part: AxisPart, extent: int) -> range:
+    """Return the ``taken`` cells of a dim that a block has, counted from its first cell."""
     start, stop = part.cells(extent)
     first, end = (
         min(max(-(-(edge - taken.start) // taken.step), 0), len(taken)) for edge in (start, stop)
@@ -51,16 +51,16 @@ def own_cells(taken: range, part: Part, extent: int) -> range:
 
 def sliced(
     own: int, new: int, taken: range, extent: int, parts: int, sizes: tuple[int, ...] | None = None
-) -> Signature:
-    """A slice of dim ``own``, which is ``new`` in the result: blocks take their own cells."""
+) -> SbpSignature:
+    """Return the signature for a slice of dim ``own``, ``new`` in the result."""
 
-    def localize(call: Call, part: Part) -> Call:
+    def localize(call: Call, part: AxisPart) -> Call:
         cells = own_cells(taken, part, extent)
         return with_index(call, own, slice(cells.start, cells.stop, cells.step))
 
-    workers = [Part(parts, i, sizes) for i in range(parts)]
+    workers = [AxisPart(parts, i, sizes) for i in range(parts)]
     left = [len(own_cells(taken, part, extent)) for part in workers]
-    return Signature(
+    return SbpSignature(
         (split(own, sizes),),
         (split(new, left),),
         localize,
@@ -69,35 +69,36 @@ def sliced(
 
 
 def with_index(call: Call, dim: int, one: int | slice) -> Call:
-    """The call with another index of ``dim``."""
+    """Return the call with another index for ``dim``."""
     index = index_by_dim(call.args[1], call.tensors[0].dims)
     own = [i for i, given in enumerate(index) if given is not None]
     index[own[dim]] = one
     return call.with_args(call.args[0], tuple(index))
 
 
-def in_terms(dim: int, sizes: tuple[int, ...] | None = None) -> Signature | None:
-    """An int's dim, whose blocks are not empty: terms, all but one of them zero.
+def in_terms(dim: int, sizes: tuple[int, ...] | None = None) -> SbpSignature | None:
+    """Return the signature for the dim of an int: terms, all but one of them zero.
 
-    A block has its first cell in place of the int's: the result's shape is the same.
+    A block uses its first cell in place of the int's, which gives the same shape. Blocks must not
+    be empty.
     """
     if sizes is not None and not min(sizes):
         return None
 
-    def localize(call: Call, part: Part) -> Call:
+    def localize(call: Call, part: AxisPart) -> Call:
         return with_index(call, dim, 0)
 
     again = partial(in_terms, dim)
-    return Signature((split(dim, sizes),), (partial_sum,), localize, run_index, again)
+    return SbpSignature((split(dim, sizes),), (partial_sum,), localize, run_index, again)
 
 
 def run_index(call: Call, tensors: Sequence[Tensor], where: Where) -> Tensor:
-    """What the block has of the result; zeros where the block does not have an int's cells."""
+    """Return the block's part of the result; zeros if the block lacks the cells of an int."""
     (x,) = tensors
     cells = where.inputs[0]
     shape = where.call.shapes[0]
     index = index_by_dim(where.call.args[1], len(shape))
-    # Slices are those of the block already.
+    # Slices are local to the block already.
     local = index_by_dim(call.args[1], len(shape))
     dim = 0
     for i, one in enumerate(index):
@@ -105,7 +106,7 @@ def run_index(call: Call, tensors: Sequence[Tensor], where: Where) -> Tensor:
             cell = one % shape[dim]
             if not cells.start[dim] <= cell < cells.stop[dim]:
                 none = x.new_zeros(where.outputs[0].shape)
-                # The sum over no cells ties the graph; that of integers is of another dtype.
+                # The sum over no cells ties the graph; for integers its dtype would differ.
                 return none + x.reshape(-1)[:0].sum() if x.requires_grad else none
             local[i] = cell - cells.start[dim]
         dim += one is not None
@@ -113,13 +114,13 @@ def run_index(call: Call, tensors: Sequence[Tensor], where: Where) -> Tensor:
 
 
 @register(Tensor.__getitem__, view=True, any_cuts=True)
-def index(call: Call, parts: int) -> list[Signature]:
-    """Dims of which all is taken; those of slices and of ints."""
+def index(call: Call, parts: int) -> list[SbpSignature]:
+    """Split dims that are taken whole, sliced dims and dims of ints."""
     shape = call.shapes[0]
     dims: list[int] = []
     results: list[int] = []
-    ints: list[Signature] = []
-    slices: list[Signature] = []
+    ints: list[SbpSignature] = []
+    slices: list[SbpSignature] = []
     own = new = 0
     has_sum = call.tensors[0].dtype != torch.bool
     for one in index_by_dim(call.args[1], len(shape)):
@@ -138,9 +139,12 @@ def index(call: Call, parts: int) -> list[Signature]:
 
 @compose(Tensor.__setitem__)
 def set_index(x: Any, index: Any, value: Any) -> None:
-    """Writes to ``x[index]``; where that has no memory of ``x``, to the slice of the same cells."""
+    """Write to ``x[index]``, or to the slice of the same cells if it does not share memory."""
     if not hasattr(x, "_local"):
-        raise NotImplementedError("global tensors are written to global ones, not to a plain one")
+        raise NotImplementedError(
+            "x[...] = value: x is a plain tensor and the value or index is global; convert x with "
+            "gpudist.to_global"
+        )
     if isinstance(index, Tensor) and index.dtype == torch.bool and not _has_dims(value):
         mask = index.reshape(*index.shape, *[1] * (x.dim() - index.dim()))
         x.masked_fill_(mask, value)
@@ -169,7 +173,7 @@ def set_index(x: Any, index: Any, value: Any) -> None:
     if not _has_dims(value):
         cells.fill_(value)
         return
-    # From the last dim on: an int's dim is none of the value's, and ``None`` is none of the cells'.
+    # From the last dim on: an int adds a dim to the value, and ``None`` removes one.
     dim = value.dim()
     for one in reversed(by_dim):
         if isinstance(one, int):
@@ -185,9 +189,10 @@ def set_index(x: Any, index: Any, value: Any) -> None:
 
 
 def _shared(cells: Any) -> Any:
-    """``cells``, if what is written to them is written to what they are cells of."""
     if is_copy(cells):
-        raise NotImplementedError("the slice that is written to has no memory of the tensor")
+        raise NotImplementedError(
+            "x[...] = value: the slice does not share memory with x; box x first with to_global"
+        )
     return cells
 
 
@@ -209,7 +214,7 @@ def narrow(x: Tensor, dim: int, start: int, length: int) -> Tensor:
 
 
 def turned(call: Call) -> dict[int, Fetch]:
-    """The last cells first."""
+    """Return the sources of cells in reverse order."""
     shape = call.shapes[0]
     given = call.args[1:] if len(call.args) > 1 else (call.kwargs["dims"],)
     dims = given if isinstance(given[0], int) else given[0]
@@ -218,7 +223,7 @@ def turned(call: Call) -> dict[int, Fetch]:
 
 
 @register(*forms("flip"), any_cuts=True)
-def flip(call: Call, parts: int) -> list[Signature]:
+def flip(call: Call, parts: int) -> list[SbpSignature]:
     return fetching(call, parts, turned)
 
 
@@ -233,7 +238,7 @@ def flipud(x: Tensor) -> Tensor:
 
 
 def rolled(call: Call) -> dict[int, Fetch]:
-    """Cells from behind the end come first."""
+    """Return the sources of rolled cells."""
     shape = call.shapes[0]
     shifts, given = call.get(1, "shifts"), call.get(2, "dims")
     shifts = [shifts] if isinstance(shifts, int) else shifts
@@ -248,8 +253,8 @@ def rolled(call: Call) -> dict[int, Fetch]:
 
 
 @register(*forms("roll"), any_cuts=True)
-def roll(call: Call, parts: int) -> list[Signature]:
+def roll(call: Call, parts: int) -> list[SbpSignature]:
     if call.get(2, "dims") in (None, (), []):
-        # Along all dims as one.
-        return [Signature((partial_sum,), (partial_sum,))]
+        # All dims are rolled as one.
+        return [SbpSignature((partial_sum,), (partial_sum,))]
     return fetching(call, parts, rolled)

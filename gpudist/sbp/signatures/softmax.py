@@ -1,4 +1,4 @@
-"""Softmax along a dim, which may be split: a maximum and a sum of one number for each line."""
+"""Softmax along a dim, which may be split: one maximum and one sum for each line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.sbp.attributes import split
-from gpudist.sbp.registry import Call, Signature, Where, compose, forms, register
+from gpudist.sbp.registry import Call, SbpSignature, Where, compose, forms, register
 from gpudist.sbp.signatures.across import axes_that_split, largest, total
 
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
@@ -18,17 +18,17 @@ def _dim(call: Call) -> int:
     dims = call.tensors[0].dims
     given = call.get(1, "dim")
     if given is None:
-        # What torch guesses, with a warning.
+        # torch's default, with a warning.
         return 0 if dims in (0, 1, 3) else 1
     return given % max(dims, 1)
 
 
 @register(*forms("softmax", "log_softmax"), any_cuts=True)
-def softmax(call: Call, parts: int) -> list[Signature]:
-    """All splits; that of the line communicates."""
+def softmax(call: Call, parts: int) -> list[SbpSignature]:
+    """Split all dims; a split of ``dim`` communicates."""
     dim = _dim(call)
     dims = range(call.tensors[0].dims)
-    return [Signature((split(d),), (split(d),), run=_run if d == dim else None) for d in dims]
+    return [SbpSignature((split(d),), (split(d),), run=_run if d == dim else None) for d in dims]
 
 
 def _run(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Fourier transforms of whole dims; a split one is exchanged for another."""
+"""Fourier transforms of whole dims; if one is split, another dim is split instead."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from gpudist.sbp.attributes import split
-from gpudist.sbp.registry import Call, Signature, compose, register
-from gpudist.sbp.signatures.lines import enter_along, on_cells
+from gpudist.sbp.registry import Call, SbpSignature, compose, register
+from gpudist.sbp.signatures.along_axis import enter_along, on_cells
 
 _ONE = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
 
 
 def _dims(call: Call, default: tuple[int, ...] | None) -> tuple[int, ...]:
-    """The dims of a transform of several; the last of them if sizes are given alone."""
     count = call.tensors[0].dims
     given, sizes = call.get(2, "dim", default), call.get(1, "s")
     if given is None:
@@ -42,7 +41,7 @@ enter_along([getattr(torch.fft, f"{name}n") for name in _ONE], _of_many)
 
 
 def shift(input: Tensor, dim: Any, sign: int) -> Tensor:
-    """Halves exchanged along ``dim``, as rolled cells."""
+    """Exchange the halves along ``dim`` by rolling."""
     dims = range(input.dim()) if dim is None else (dim,) if isinstance(dim, int) else dim
     dims = list(dims)
     halves = [input.shape[d] // 2 for d in dims]
@@ -61,8 +60,8 @@ def ifftshift(input: Tensor, dim: Any = None) -> Tensor:
 
 
 @register(torch.stft, Tensor.stft, any_cuts=True)
-def short_time(call: Call, parts: int) -> list[Signature]:
-    """Splits of the batch, if there is one."""
+def short_time(call: Call, parts: int) -> list[SbpSignature]:
+    """Split the batch, if there is one."""
     if call.tensors[0].dims < 2 or len(call.tensors) > 1:
         return []
-    return [Signature((split(0),), (split(0),), bind=on_cells)]
+    return [SbpSignature((split(0),), (split(0),), bind=on_cells)]

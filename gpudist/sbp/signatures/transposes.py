@@ -1,15 +1,15 @@
-"""Dims in another order: ``transpose``, ``permute``, ``movedim``, ``t``, ``x.T`` and the like."""
+"""Permute dims: ``transpose``, ``permute``, ``movedim``, ``t``, ``x.T`` and the like."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from gpudist.sbp.attributes import partial_sum, split
-from gpudist.sbp.registry import Call, Function, Signature, forms, register
+from gpudist.sbp.registry import Call, Function, SbpSignature, forms, register
 
 
 def order(call: Call) -> list[int]:
-    """For each dim of the result, the dim of the input that it is."""
+    """Return the input's dim for each dim of the result."""
     extents = tuple(range(2, 2 + call.tensors[0].dims))
     return [extent - 2 for extent in call.with_shapes([extents]).outputs[0].shape]
 
@@ -23,7 +23,7 @@ PROPERTIES: list[Function] = [getattr(Tensor, name).__get__ for name in ("T", "m
     view=True,
     any_cuts=True,
 )
-def transpose(call: Call, parts: int) -> list[Signature]:
-    """A split goes along with its dim."""
-    found = [Signature((split(own),), (split(dim),)) for dim, own in enumerate(order(call))]
-    return [*found, Signature((partial_sum,), (partial_sum,))]
+def transpose(call: Call, parts: int) -> list[SbpSignature]:
+    """Split all dims; a split moves with its dim."""
+    found = [SbpSignature((split(own),), (split(dim),)) for dim, own in enumerate(order(call))]
+    return [*found, SbpSignature((partial_sum,), (partial_sum,))]

@@ -1,4 +1,4 @@
-"""Convolutions: blocks of spatial dims with the cells around that their windows read."""
+"""Convolutions: blocks of spatial dims, with the neighbouring cells that their windows read."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ from typing import Any
 
 import torch
 
-from gpudist.exchange.autograd import is_eager, move
+from gpudist.exchange.autograd import move
 from gpudist.nn.affine.conv import DistributedConv1d, DistributedConv2d, DistributedConv3d
 from gpudist.nn.affine.conv_transpose import (
     DistributedConvTranspose1d,
     DistributedConvTranspose2d,
     DistributedConvTranspose3d,
 )
-from gpudist.nn.autocast import autocast_is_on
-from gpudist.ops.agreement import Layout
+from gpudist.ops.shape_agreement import BlockLayout
 from gpudist.sbp.attributes import broadcast, partial_sum, split
 from gpudist.sbp.registry import (
+    AxisPart,
     Bind,
     Call,
     Compute,
-    Part,
-    Signature,
+    SbpSignature,
     Where,
     compose,
     name_of,
@@ -38,33 +37,38 @@ TRANSPOSED: dict[int, Any] = {
 }
 
 
-def windowed(call: Call, dim: int, bind: Bind, sizes: tuple[int, ...] | None = None) -> Signature:
-    """The first tensor and the result split in samples or in a spatial dim, all others copied.
+def windowed(
+    call: Call, dim: int, bind: Bind, sizes: tuple[int, ...] | None = None
+) -> SbpSignature:
+    """Return the signature that splits input and result in samples or in a spatial dim.
 
-    Blocks of a spatial dim of the result are balanced, whatever those of the input are.
+    All other tensors are copied. The result's blocks of a spatial dim are balanced, whatever the
+    input's blocks are.
     """
     others = (broadcast,) * (len(call.tensors) - 1)
     inputs, outputs = (split(dim, sizes), *others), (split(dim, None if dim else sizes),)
-    return Signature(inputs, outputs, None, None, partial(windowed, call, dim, bind), bind, False)
+    return SbpSignature(
+        inputs, outputs, None, None, partial(windowed, call, dim, bind), bind, False
+    )
 
 
-def layout_of(where: Where, slot: int = 0) -> tuple[Any, Layout]:
-    """The partition that a layer of ``gpudist.nn`` has for a tensor, and its blocks on it."""
+def layout_of(where: Where, slot: int = 0) -> tuple[Any, BlockLayout]:
+    """Return the partition of a ``gpudist.nn`` layer for a tensor, and the tensor's blocks."""
     P, blocks = where.cut(slot)
     spec = where.call.tensors[slot]
-    return P, Layout(str(where.call.function), P.shape, spec.dtype, blocks)
+    return P, BlockLayout(str(where.call.function), P.shape, spec.dtype, blocks)
 
 
 def given_numbers(value: Any, dims: int) -> tuple[int, ...]:
-    """One number a dim, of what torch takes as one number or several."""
+    """Return one number per dim from one number or several, as torch takes them."""
     if isinstance(value, (tuple, list)):
         return tuple(int(n) for n in value) * (dims if len(value) == 1 else 1)
     return (int(value),) * dims
 
 
 @register(torch.conv1d, torch.conv2d, torch.conv3d, any_cuts=True, windows=True)
-def convolution(call: Call, parts: int) -> list[Signature]:
-    """Splits of samples, of spatial dims, and of channels where they are not in groups."""
+def convolution(call: Call, parts: int) -> list[SbpSignature]:
+    """Split samples, spatial dims, and channels or groups."""
     x, weight = call.tensors[:2]
     require_samples(call, x.dims == weight.dims)
     found = [windowed(call, dim, _bind_convolution) for dim in (0, *range(2, x.dims))]
@@ -73,16 +77,19 @@ def convolution(call: Call, parts: int) -> list[Signature]:
 
 def _channels(
     call: Call, parts: int, groups: int, weight_dims: tuple[int, int], groups_at: int
-) -> list[Signature]:
-    """Splits of channels, whole groups of them; terms of one factor.
+) -> list[SbpSignature]:
+    """Return splits of channels, or of whole groups, and terms of one factor.
 
     Args:
-        weight_dims: of the output channels, and of those of the input.
-        groups_at: position of that argument.
+        call: call of the convolution.
+        parts: number of workers along the axis.
+        groups: number of groups.
+        weight_dims: dims of the weight with the output channels and with the input channels.
+        groups_at: position of the argument ``groups``.
     """
     outputs, inputs = weight_dims
     weight, has_bias = call.tensors[1], len(call.tensors) > 2
-    found: list[Signature | None] = [] if has_bias else [*linear_in_each(2)]
+    found: list[SbpSignature | None] = [] if has_bias else [*linear_in_each(2)]
     if groups > 1 and groups % parts == 0:
         found.append(_whole_groups(call, groups // parts, groups_at))
     if groups == 1 and weight.shape[outputs] >= parts:
@@ -92,46 +99,50 @@ def _channels(
     return [*filter(None, found)]
 
 
-def _whole_groups(call: Call, groups: int, groups_at: int) -> Signature:
-    """Some groups on each worker, as many on each."""
+def _whole_groups(call: Call, groups: int, groups_at: int) -> SbpSignature:
     parameters = (split(0),) * (len(call.tensors) - 1)
 
-    def localize(call: Call, part: Part) -> Call:
+    def localize(call: Call, part: AxisPart) -> Call:
         return call.replaced(groups_at, "groups", groups)
 
-    return Signature((split(1), *parameters), (split(1),), localize, recut=lambda sizes: None)
+    return SbpSignature((split(1), *parameters), (split(1),), localize, recut=lambda sizes: None)
 
 
-def _outputs(call: Call, dim: int, sizes: tuple[int, ...] | None = None) -> Signature | None:
-    """Some output channels on each worker; none of them is without."""
+def _outputs(call: Call, dim: int, sizes: tuple[int, ...] | None = None) -> SbpSignature | None:
     if sizes is not None and not min(sizes):
         return None
     biases = (split(0, sizes),) * (len(call.tensors) - 2)
     inputs = (broadcast, split(dim, sizes), *biases)
-    return Signature(inputs, (split(1, sizes),), recut=partial(_outputs, call, dim))
+    return SbpSignature(inputs, (split(1, sizes),), recut=partial(_outputs, call, dim))
 
 
-def _inputs(dim: int, sizes: tuple[int, ...] | None = None) -> Signature | None:
-    """Some input channels on each worker, which give terms of all outputs."""
+def _inputs(dim: int, sizes: tuple[int, ...] | None = None) -> SbpSignature | None:
     if sizes is not None and not min(sizes):
         return None
     inputs = (split(1, sizes), split(dim, sizes))
-    return Signature(inputs, (partial_sum,), recut=partial(_inputs, dim))
+    return SbpSignature(inputs, (partial_sum,), recut=partial(_inputs, dim))
 
 
-def linear_in_each(count: int) -> list[Signature]:
-    """A product of ``count`` tensors: terms of one of them give terms."""
+def linear_in_each(count: int) -> list[SbpSignature]:
+    """Return signatures of a product of ``count`` tensors: terms of one of them give terms."""
     return [
-        Signature(tuple(partial_sum if i == k else broadcast for i in range(count)), (partial_sum,))
+        SbpSignature(
+            tuple(partial_sum if i == k else broadcast for i in range(count)), (partial_sum,)
+        )
         for k in range(count)
     ]
 
 
 def require_samples(call: Call, has_samples: bool) -> None:
-    """Leave a tensor without a dim of samples to whoever does not need a rule."""
+    """Refuse a tensor without a dim of samples.
+
+    Raises:
+        NotImplementedError: the dim is missing; a converted network then computes the function
+            on the whole tensor.
+    """
     if not has_samples:
         raise NotImplementedError(
-            f"{name_of(call.function)} of global tensors takes a dim of samples: x.unsqueeze(0)"
+            f"{name_of(call.function)} of global tensors needs a dim of samples: x.unsqueeze(0)"
         )
 
 
@@ -163,8 +174,8 @@ def _bind_convolution(call: Call, where: Where) -> Compute:
     any_cuts=True,
     windows=True,
 )
-def transposed_convolution(call: Call, parts: int) -> list[Signature]:
-    """As a convolution; output channels are the weight's second dim."""
+def transposed_convolution(call: Call, parts: int) -> list[SbpSignature]:
+    """Split like a convolution; output channels are the weight's second dim."""
     x, weight = call.tensors[:2]
     require_samples(call, x.dims == weight.dims)
     found = [windowed(call, dim, _bind_transposed) for dim in (0, *range(2, x.dims))]
@@ -189,21 +200,20 @@ def _bind_transposed(call: Call, where: Where) -> Compute:
         device="meta",
         replicate_parameters=True,
     )
-    layer._agreement.settle(layout)
-    return TransposedOfShape(layer)
+    return TransposedOfShape(layer, layout)
 
 
 class TransposedOfShape:
-    """A transposed convolution for one layout of its input, with parameters that it is given."""
+    """A transposed convolution for one layout of its input; calls pass the parameters."""
 
-    def __init__(self, layer: Any) -> None:
-        self.layer = layer
+    def __init__(self, layer: Any, layout: BlockLayout) -> None:
+        self.layer, self.layout = layer, layout
         self.bound: Any = None
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         x, *parameters = tensors
         if self.bound is None:
-            self.bound = self.layer._bind(x, True)
+            self.bound = self.layer.bind(self.layout, x)
         if self.bound.has_ghosts:
             (x,) = move((self.bound.halo,), (x,))
         return self.bound.block(x, *parameters)
@@ -221,7 +231,7 @@ def any_convolution(
     output_padding: Any,
     groups: int,
 ) -> torch.Tensor:
-    """Torch's function below the others, whose arguments have another order."""
+    """Call the convolution with the argument order of ``torch.convolution``."""
     dims = weight.dim() - 2
     if transposed:
         function: Any = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
@@ -233,12 +243,12 @@ def any_convolution(
 
 
 class LayerOfShape:
-    """A layer of ``gpudist.nn`` for one layout of its input, with parameters that it is given."""
+    """A layer of ``gpudist.nn`` for one layout of its input; calls pass the parameters."""
 
-    def __init__(self, layer: Any, layout: Layout) -> None:
+    def __init__(self, layer: Any, layout: BlockLayout) -> None:
         self.layer, self.layout = layer, layout
         self.bound: Any = None
-        # What convolves the block, if that is all there is to do.
+        # Convolution of the block, if nothing else is to be done.
         self.alone: Any = None
 
     def convolve(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -247,11 +257,9 @@ class LayerOfShape:
         x, weight, *biases = tensors
         bias = biases[0] if biases else None
         if self.bound is None:
-            self.bound = bound = self.layer._bind(self.layout, x)
+            self.bound = bound = self.layer.bind(self.layout, x)
             moves = bound.has_ghosts or bound.reduction is not None or any(bound.parameters)
             block = bound.block if bound.edge_padding is None and not moves else None
             if block is not None and 0 not in block.shape:
                 self.alone = block.convolution
-        if self.bound.in_place is not None and is_eager(x) and not autocast_is_on(x.device):
-            return self.bound.in_place(x, weight, bias)
-        return self.layer._compose(self.bound, x, weight, bias)
+        return self.layer.convolve(self.bound, x, weight, bias)

@@ -1,4 +1,4 @@
-"""How a rank ended, and the report of a run that failed."""
+"""Outcome of a rank, and the report of a run that failed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpudist import errors
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one rank ended: with a value, or with an error and the text that explains it."""
+    """Result of one rank: a value, or an error and the text that explains it."""
 
     rank: int
     value: Any = None
@@ -21,7 +21,7 @@ class Outcome:
 
     @property
     def distance(self) -> int:
-        """How far the error is from a root cause; the highest is an echo of a peer's."""
+        """Distance of the error from a root cause; the largest is that of an echoed error."""
         if isinstance(self.error, errors.PeerFailure):
             return 0 if self.error.rank == self.rank else 4
         if isinstance(self.error, errors.CollectiveTimeout):
@@ -30,11 +30,11 @@ class Outcome:
 
 
 class RanksFailed(Exception):
-    """A function failed on some ranks of a pool; the text shows all of them, the root cause first.
+    """Failure of a function on some ranks of a pool; the text shows all, the root cause first.
 
     Attributes:
-        root: the outcome of the rank where it began.
-        outcomes: those of every rank that failed, the root first.
+        root: outcome of the rank that failed first.
+        outcomes: outcomes of all ranks that failed, the root first.
     """
 
     def __init__(self, size: int, outcomes: Sequence[Outcome]) -> None:

@@ -1,4 +1,4 @@
-"""The pool: it starts processes, hands them work, and replaces those that fail."""
+"""Start processes, send them work, and replace those that fail."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gpudist.testing.rank_pool.outcome import Outcome, RanksFailed
 from gpudist.testing.rank_pool.worker import END, FORGET, carry_out, serve, watch_parent
 from gpudist.world import runtime
 
-# After the first failure the other ranks get this long to notice it before they are killed.
+# After the first failure, the other ranks have this long to notice it before they are killed.
 GRACE_S = 5.0
 START_S = 120.0
 STACKS_S = 0.3
@@ -32,19 +32,19 @@ StartMethod = Literal["forkserver", "spawn", "fork"]
 
 
 class RankPool:
-    """Processes that serve as the ranks of one world after another, on the local host.
+    """Processes on the local host that serve as the ranks of one world after another.
 
-    They are started when first needed and reused, and so is the world of each size. Whatever fails
-    takes its processes and all worlds with it, so that the next run begins clean. This is for test
-    suites; a single run is :func:`gpudist.testing.run_distributed`.
+    Processes start when first needed and are reused, as is the world of each size. A failure ends
+    its processes and all worlds, so that the next run begins clean. The pool is for test suites;
+    for a single run, use :func:`gpudist.testing.run_distributed`.
 
     Args:
-        max_size: the most ranks a run may ask for.
-        timeout_s: deadline of every wait between ranks.
-        start_method: ``"forkserver"`` takes 20 ms a process, which has the environment that this
-            program had when its first pool started the server; ``"spawn"`` takes 2 s, and a process
-            has the environment of that moment; ``"fork"`` gives it all that this program has
-            imported, and is for one that has no other threads yet.
+        max_size: largest number of ranks in a run.
+        timeout_s: deadline of every wait between ranks, in seconds.
+        start_method: ``"forkserver"`` takes 20 ms per process, with the environment that this
+            program had when its first pool started the server; ``"spawn"`` takes 2 s, with the
+            current environment; ``"fork"`` inherits everything this program has imported, and is
+            only for programs without other threads.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class RankPool:
         self._folder = tempfile.TemporaryDirectory(prefix="gpudist-")
         self._context: Any = multiprocessing.get_context(start_method)
         if start_method == "forkserver":
-            # Imported there once and inherited.
+            # Imported once by the server, and inherited.
             preload = ["torch", "torch.distributed", "gpudist", "gpudist.checkpoint", __name__]
             self._context.set_forkserver_preload(preload)
 
@@ -83,13 +83,13 @@ class RankPool:
     ) -> list[Any]:
         """Run ``fn(P_world, *args, **kwargs)`` on ranks ``0 .. size - 1``; return their results.
 
-        Worlds are those of processes: ``transport`` is ``"gloo"``, ``"host"`` or ``"nccl"``, over
-        which rank ``r`` takes GPU ``r``, counted round and round.
+        Worlds consist of processes: ``transport`` is ``"gloo"``, ``"host"`` or ``"nccl"``, with
+        which rank ``r`` uses GPU ``r`` modulo their number.
 
         Raises:
-            RanksFailed: a rank raised, died, or had not ended after ``limit_s`` seconds.
-            RuntimeError: a process did not start in time, or ended while it started.
-            ValueError: ``size`` is not from 1 to ``max_size``.
+            RanksFailed: if a rank raised, died, or had not ended after ``limit_s`` seconds.
+            RuntimeError: if a process did not start in time, or ended while it started.
+            ValueError: if ``size`` is not from 1 to ``max_size``.
         """
         if not 1 <= size <= self.max_size:
             raise ValueError(f"{size} ranks asked of a pool of 1 to {self.max_size}")
@@ -149,7 +149,7 @@ class RankPool:
         return _Worker(process, ours, stack_path)
 
     def _kill(self, size: int) -> None:
-        """Kill the first ``size`` processes; the first is in every world, so every world goes."""
+        """Kill the first ``size`` processes, and so all worlds: each includes the first process."""
         gone, self._workers = self._workers[:size], self._workers[size:]
         for worker in gone:
             worker.process.kill()
@@ -171,7 +171,7 @@ class _Worker:
     stack_path: Path
 
     def send(self, order: object) -> None:
-        # A dead process is found when its answer is missed.
+        # A dead process is noticed when its answer does not arrive.
         with contextlib.suppress(BrokenPipeError):
             self.pipe.send_bytes(pickle.dumps(order))
 
@@ -187,7 +187,7 @@ class _Worker:
         return Outcome(rank, error=error, text=f"died: {how}")
 
     def ending(self) -> str:
-        """How the process ended, which has closed its end of the pipe."""
+        """Describe how the process, which has closed its end of the pipe, ended."""
         self.process.join(GRACE_S)
         code = self.process.exitcode or 0
         return signal.Signals(-code).name if code < 0 else f"exit code {code}"
@@ -198,16 +198,15 @@ class _Worker:
 
 
 def _own_frames(dump: str) -> str:
-    """The threads and frames of a stack dump that are not the pool's."""
     threads = [thread for thread in dump.split("\n\n") if watch_parent.__name__ not in thread]
     kept = [thread.partition(f" in {carry_out.__name__}")[0] for thread in threads]
-    # The cut leaves the beginning of the line of the pool's own frame.
+    # The cut leaves the start of the line with the pool's own frame.
     stacks = [k.rpartition("\n")[0] if k != t else t for k, t in zip(kept, threads, strict=True)]
     return "\n\n".join(stacks).rstrip() or "(it left no stack)"
 
 
 def _collect(workers: Sequence[_Worker], limit_s: float) -> list[Outcome]:
-    """Wait for every rank to end, and explain those that did not."""
+    """Wait for every rank to end, and report those that did not."""
     outcomes: dict[int, Outcome] = {}
     deadline = time.monotonic() + limit_s
     why = f"had not ended after {limit_s:g} s"

@@ -1,4 +1,4 @@
-"""The life of one process of the pool."""
+"""Main loop of one process of the pool."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from gpudist.transport.base import Transport
 from gpudist.transport.failure.channel import Failure
 from gpudist.world import runtime
 
-# Orders beside the arguments of `carry_out`: close all worlds, and end. A forked process would not
-# see that its pipe was closed: those forked later have the other end of it too.
+# Orders other than the arguments of `carry_out`: close all worlds, and end. A forked process does
+# not notice that its pipe is closed, since processes forked later hold the other end too.
 FORGET, END = "forget", "end"
 
 
 def serve(
     pipe: connection.Connection, port: int, stack_path: str, variables: dict[str, str]
 ) -> None:
-    """Be a rank, answer with the outcome, wait for the next order."""
+    """Serve as a rank: carry out orders and answer with their outcomes."""
     runtime.set_variables(variables)
     threading.Thread(target=watch_parent, daemon=True).start()
     stack_file = open(stack_path, "w")  # noqa: SIM115 (as long as the process)
@@ -70,12 +70,12 @@ def carry_out(
 ) -> Outcome:
     try:
         if prefix not in wires:
-            # A store of its own: a blocking call of one world must not hold up another's.
+            # A separate store: a blocking call of one world must not delay another's.
             store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
             runtime.take_device(transport, rank)
             wires[prefix] = runtime.connect(transport, store, rank, size, timeout_s, prefix)
         wire = wires[prefix]
-        # Each run begins like a new loopback world: equal generators, and no shapes agreed.
+        # Each run begins like a new loopback world: equal generators, and no agreed shapes.
         torch.manual_seed(0)
         wire.remembered.clear()
         fn, args, kwargs = pickle.loads(task)

@@ -1,1 +1,1 @@
-"""How the failure of one rank reaches all the others, and what they print."""
+"""Propagation of a rank's failure to all other ranks, and their final output."""

@@ -1,4 +1,4 @@
-"""Questions to a store that may never answer."""
+"""Requests to a store that may never answer."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from gpudist.errors import CollectiveTimeout
-from gpudist.transport.background import Background, Job
+from gpudist.transport.background import Background, BackgroundCall
 
 T = TypeVar("T")
 
-# Of the last question, just before the deadline.
+# Shortest wait for a request made just before the deadline.
 _PATIENCE_S = 0.1
 
 
 class StoreAsker:
-    """Asks the store of a world in a thread: one whose host is stopped does not answer.
+    """Runs requests to the store in a thread, because a store with a stopped host never answers.
 
     Args:
-        doing: what the answers are for, as errors say it.
-        rank: this process in the world.
-        timeout_s: for all questions together, in seconds.
-        store_rank: the rank whose process hosts the store, where it is one of them.
+        doing: name of the current operation in error messages.
+        rank: world rank of this process.
+        timeout_s: deadline of all requests together, in seconds.
+        store_rank: rank whose process hosts the store, or ``None`` if none of them does.
     """
 
     def __init__(self, doing: str, rank: int, timeout_s: float, store_rank: int | None) -> None:
@@ -33,15 +33,15 @@ class StoreAsker:
         self._store_rank = store_rank
         self._background = Background(f"gpudist asks for rank {rank}")
 
-    def submit(self, call: Callable[[], T]) -> Job[T]:
-        """Ask, and do not wait."""
+    def submit(self, call: Callable[[], T]) -> BackgroundCall[T]:
+        """Start a request without waiting for it."""
         return self._background.submit(call)
 
     def __call__(self, call: Callable[[], T]) -> T:
-        """What the store says.
+        """Run a request and return its result.
 
         Raises:
-            CollectiveTimeout: it says nothing until the deadline.
+            CollectiveTimeout: the store did not answer before the deadline.
         """
         job = self.submit(call)
         if not job.wait(max(_PATIENCE_S, self.deadline_s - time.monotonic())):

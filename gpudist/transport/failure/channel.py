@@ -1,4 +1,4 @@
-"""The cause of a failure, and the channel on which it reaches every rank of a world."""
+"""Cause of a failure, and the channel that carries it to every rank of a world."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gpudist import errors
 
 @dataclass(frozen=True)
 class Failure:
-    """The cause of a failure, as it travels over the failure channel.
+    """Cause of a failure, as sent over the failure channel.
 
     Attributes:
-        kind: name of the class in ``gpudist.errors`` that every survivor raises.
-        rank: world rank where it happened (the dead rank, for a death), or ``None``.
-        message: the text of the error.
+        kind: name of the class in ``gpudist.errors`` that every surviving rank raises.
+        rank: world rank that failed or died, or ``None`` if unknown.
+        message: error message.
     """
 
     kind: str
@@ -28,7 +28,7 @@ class Failure:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Failure:
-        """Read what ``to_json`` wrote; anything else is a failure of its own."""
+        """Parse the output of :meth:`to_json`; return a ``TransportError`` for any other text."""
         try:
             fields = json.loads(text)
             kind, rank, message = str(fields["kind"]), fields["rank"], str(fields["message"])
@@ -38,7 +38,7 @@ class Failure:
 
     @classmethod
     def from_exception(cls, error: BaseException, rank: int) -> Failure:
-        """The failure that ``error``, raised on ``rank``, means for the other ranks."""
+        """Return the failure that other ranks report after ``rank`` raised ``error``."""
         if isinstance(error, errors.PeerFailure):
             return cls("PeerFailure", error.rank, str(error))
         if isinstance(error, errors.GpudistError):
@@ -55,15 +55,18 @@ class Failure:
 
 
 class FailureChannel(ABC):
-    """Where a rank that fails leaves the cause, out of band, for every peer's wait to end with it.
+    """Out-of-band channel on which a failing rank posts the cause, to end the waits of its peers.
 
-    The first failure posted is the one everybody raises; later ones are dropped.
+    All ranks raise the first failure that was posted; later ones are dropped.
     """
 
     @abstractmethod
     def post(self, failure: Failure) -> None:
-        """Leave ``failure`` for all ranks unless one is there already. Never raises."""
+        """Post ``failure`` for all ranks unless one was posted before. Never raises."""
 
     @abstractmethod
     def peek(self) -> Failure | None:
-        """The failure of this world, if any. May ask a store: call it in waits, not per message."""
+        """Return the failure of this world, if any.
+
+        May ask a store, so call it in waits, not per message.
+        """

@@ -1,4 +1,4 @@
-"""A world belongs to the process that joined it, and not to the children which that forks."""
+"""Forked children: a world belongs to the process that joined it, not to its children."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 
 class Joined(Protocol):
-    """What is left to the parent process in a forked child."""
+    """Resource that a forked child must leave to its parent."""
 
     def leave_to_parent(self) -> None: ...
 
@@ -23,12 +23,12 @@ def leave_to_parent_after_fork(joined: Joined) -> None:
 
 
 def keep_for_good(thing: object) -> None:
-    """Never collect ``thing``, whose end would wait for threads that a forked child lacks."""
+    """Never free ``thing``, whose destructor would wait for threads that may not exist any more."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def words_of_child(transport: str, rank: int) -> str:
-    """Why a forked child cannot use its parent's transport."""
+    """Return the message for a forked child that uses its parent's transport."""
     return (
         f"process {os.getpid()} was forked from rank {rank} and has no part in its world, whose "
         f"{transport} transport stays with the parent: move data there, or start the process by "

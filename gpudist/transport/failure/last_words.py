@@ -1,4 +1,4 @@
-"""What ranks print when exceptions end them: one traceback, and a line for each other rank."""
+"""Final output of ranks that end with an exception: one traceback, one line per other rank."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from typing import Any
 from gpudist import errors
 from gpudist.checks.digest import digest_of
 from gpudist.errors import GpudistError, PlanMismatch, RemoteError, TransportError
-from gpudist.transport.background import Background, Job
+from gpudist.transport.background import Background, BackgroundCall
 from gpudist.transport.base import Transport
 from gpudist.transport.failure.channel import Failure
 from gpudist.transport.failure.store import own_connection
 from gpudist.transport.report import report, write_error_file
 
-# In which a rank that has failed comes to print its traceback, and a store answers. Torch asks the
-# name server at each connection, and one that is not there takes 5 s.
+# Time for a failed rank to print its traceback, and for the store to answer. Torch asks the name
+# server at each connection, which takes 5 s if the name server is missing.
 _PATIENCE_S = 10.0
 _POLL_S = 0.005
 _LINE = 300
-# What is not the user's own program.
+# Prefixes of files that are not part of the user's program.
 _FOREIGN = (str(Path(errors.__file__).resolve().parent), os.path.dirname(os.__file__), "<")
 
 
 @dataclass(frozen=True)
 class Ending:
-    """The exception that ends a rank.
+    """Exception that ends a rank.
 
     Attributes:
-        rank: in the world.
-        kind: name of the exception's type.
-        line: the first line of its text.
-        stack: digest of the lines of the program that it passed through.
-        is_echo: it says that another rank has failed.
+        rank: world rank.
+        kind: name of the exception type.
+        line: first line of the message.
+        stack: digest of the source lines in the traceback.
+        is_echo: whether it merely reports the failure of another rank.
     """
 
     rank: int
@@ -58,28 +58,28 @@ class Ending:
         return cls(rank, type(error).__name__, _first_line(str(error)), stack, is_echo)
 
     def is_as(self, other: Ending) -> bool:
-        """Whether it is the mistake that the other rank found by itself, by kind and place."""
+        """Return whether both ranks raised the same kind of error at the same place."""
         return not other.is_echo and (self.kind, self.stack) == (other.kind, other.stack)
 
 
 class Endings:
-    """Which rank prints its traceback: the first that fails, as the ranks' store has it.
+    """Agreement, through the store, that the first rank to fail prints its traceback.
 
     Args:
-        store: where the ranks met; ``None`` where there are no others.
-        prefix: first part of the keys; one per world.
+        store: rendezvous store; ``None`` if there are no other ranks.
+        prefix: prefix of the store keys, unique per world.
     """
 
     def __init__(self, store: Any, prefix: str) -> None:
         self._given = store
-        self._first, self._told = f"{prefix}/ended", f"{prefix}/told"
+        self._first, self._announced = f"{prefix}/ended", f"{prefix}/told"
         self._background = Background("gpudist last words")
         if store is not None:
-            # Later the process may be about to exit, in which Python starts no thread.
+            # Start it now: Python cannot start threads during interpreter shutdown.
             self._background.start()
 
     def first(self, mine: Ending) -> Ending | None:
-        """The ending of the first rank, which is this one if none was; ``None`` if unknown."""
+        """Return the ending of the first rank, ``mine`` if it is the first, ``None`` if unknown."""
         text = json.dumps(asdict(mine))
         said = self._ask(lambda: self._store().compare_set(self._first, "", text))
         try:
@@ -88,16 +88,19 @@ class Endings:
             return None
 
     def await_first(self) -> None:
-        """Let a rank that has failed come first, if it soon does."""
+        """Wait briefly for the rank that failed to register as the first."""
         self._await(self._first)
 
-    def tell(self) -> None:
-        """Say that the first rank has printed its traceback."""
-        self._ask(lambda: self._store().set(self._told, ""))
+    def announce(self) -> None:
+        """Record that the first rank has printed its traceback."""
+        self._ask(lambda: self._store().set(self._announced, ""))
 
-    def are_told(self) -> bool:
-        """Whether it soon has: its launcher ends the other ranks when one has ended."""
-        return self._await(self._told)
+    def are_announced(self) -> bool:
+        """Wait briefly for the first rank's traceback and return whether it was printed.
+
+        The launcher kills the other ranks when one has ended, so this rank must not end earlier.
+        """
+        return self._await(self._announced)
 
     def _store(self) -> Any:
         return own_connection(self._given)
@@ -112,10 +115,10 @@ class Endings:
         return False
 
     def _ask(self, call: Callable[[], Any]) -> Any:
-        """What the store says; ``None`` if it does not."""
+        """Run a request to the store; return ``None``, and stop asking, if it does not answer."""
         if self._given is None:
             return None
-        job: Job[Any] = self._background.submit(call)
+        job: BackgroundCall[Any] = self._background.submit(call)
         try:
             if job.wait(_PATIENCE_S):
                 return job.result()
@@ -125,20 +128,21 @@ class Endings:
         return None
 
 
-def tell_uncaught_errors(
-    transport: Transport,
+def report_uncaught_errors(
+    wire: Transport,
     path: str,
     note: Callable[[], None],
     endings: Endings,
     prints_all: bool,
 ) -> None:
-    """An exception that ends this process ends its peers' waits with its text.
+    """Install an exception hook that posts the error that ends this process to its peers.
 
     Args:
-        path: of torchrun's error file; empty where there is none.
+        wire: transport of this rank.
+        path: path of torchrun's error file; empty for none.
         note: called first.
-        endings: of the ranks of this world.
-        prints_all: also print the traceback where another rank prints the cause.
+        endings: agreement about which rank prints its traceback.
+        prints_all: whether to print the traceback even if another rank prints the cause.
     """
     previous, owner = sys.excepthook, os.getpid()
 
@@ -151,40 +155,40 @@ def tell_uncaught_errors(
         line = ""
         try:
             if not issubclass(kind, (SystemExit, KeyboardInterrupt)):
-                line = _end(transport, path, endings, error, trace)
+                line = _end(wire, path, endings, error, trace)
         finally:
-            # The user's own error is shown whatever becomes of telling the others.
+            # Print the user's error even if posting it failed.
             if line and not prints_all:
                 sys.stderr.write(line)
             else:
                 previous(kind, error, trace)
                 if isinstance(error, (TransportError, PlanMismatch)):
-                    sys.stderr.write(report(transport, "has failed"))
+                    sys.stderr.write(report(wire, "has failed"))
                 sys.stderr.flush()
-                endings.tell()
+                endings.announce()
 
     sys.excepthook = hook
 
 
 def _end(
-    transport: Transport,
+    wire: Transport,
     path: str,
     endings: Endings,
     error: BaseException,
     trace: TracebackType | None,
 ) -> str:
-    """End the world with ``error``; the line to print where another rank prints its traceback."""
-    rank = transport.rank
-    failure = transport.failures.peek()
+    """Fail the world with ``error``; return the line to print instead of the traceback, if any."""
+    rank = wire.rank
+    failure = wire.failures.peek()
     is_echo = _is_echo(error, failure, rank)
     mine = Ending.of(error, trace, rank, is_echo)
-    # The others, who hear of it by the abort, are to find that this rank was before them.
+    # Register before aborting, so that the other ranks find that this rank failed first.
     first = None if is_echo else endings.first(mine)
-    transport.abort(Failure.from_exception(error, rank))
+    wire.abort(Failure.from_exception(error, rank))
     if isinstance(error, GpudistError):
-        write_error_file(path, error, rank, report(transport, "has failed"))
+        write_error_file(path, error, rank, report(wire, "has failed"))
     if is_echo:
-        # A dead rank prints nothing, and torchrun soon ends those that wait for it.
+        # A dead rank prints nothing, and torchrun soon kills the ranks that wait for it.
         if failure is None or failure.kind != "PeerFailure":
             endings.await_first()
         first = endings.first(mine)
@@ -196,13 +200,15 @@ def _end(
         line = f"ended{where} because {who} failed with {first.kind}: {first.line}"
     elif mine.is_as(first):
         line = f"ended{where} with the same {mine.kind} as rank {first.rank}: {mine.line}"
-    elif is_echo and failure and failure.rank is not None and _tells(failure):
-        # Another mistake at the same time, of which this rank heard first.
+    elif is_echo and failure and failure.rank is not None and _prints_traceback(failure):
+        # Two ranks failed independently, and this one received the other failure first.
         line, shown = f"ended{where} because {_first_line(failure.message)}", failure.rank
     else:
         return ""
     return (
-        f"gpudist: rank {rank} {line}; see rank {shown}'s traceback\n" if endings.are_told() else ""
+        f"gpudist: rank {rank} {line}; see rank {shown}'s traceback\n"
+        if endings.are_announced()
+        else ""
     )
 
 
@@ -214,15 +220,14 @@ def _is_echo(error: BaseException, failure: Failure | None, rank: int) -> bool:
     return str(error).startswith(failure.message)
 
 
-def _tells(failure: Failure) -> bool:
-    """Whether its rank lives to print its traceback."""
+def _prints_traceback(failure: Failure) -> bool:
     return failure.kind != "PeerFailure" or failure.message.startswith(
         f"rank {failure.rank} raised "
     )
 
 
 def _place(trace: TracebackType | None) -> str:
-    """The last line of the user's own program that the exception passed through."""
+    """Return the innermost source line of the user's program in the traceback."""
     own = [
         f" at {os.path.basename(frame.f_code.co_filename)}:{line}"
         for frame, line in traceback.walk_tb(trace)

@@ -1,4 +1,4 @@
-"""The failure channel over torch's key-value store, for ranks that are processes."""
+"""Failure channel over torch's key-value store, for ranks that are processes."""
 
 from __future__ import annotations
 
@@ -10,33 +10,34 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-from gpudist.transport.background import Background, Job
+from gpudist.transport.background import Background, BackgroundCall
 from gpudist.transport.failure.channel import Failure, FailureChannel
 
-# What torch's stores raise when they are gone.
+# Errors that torch's stores raise when they are gone.
 STORE_ERRORS = (dist.DistNetworkError, dist.DistStoreError)
 _PATIENCE_S = 0.5
 _POLL_S = 0.02
 
 
 class StoreFailureChannel(FailureChannel):
-    """A key of the store that the first failing rank sets, and one per rank for its last lines.
+    """Failure channel with one key for the first failure, and one per rank for its last operations.
 
-    No method takes longer than half a second, or the patience it is given, even when the store
-    hangs: the store is asked by a thread of its own, over a connection of its own where the store
-    can make one. Once a call has not been answered in time, nothing waits for the store until it
-    is: behind a network that is cut, a failure would wait once for every step of its report.
+    No method takes longer than half a second, or the given patience, even if the store hangs: a
+    background thread sends the requests, over its own connection if the store can create one. After
+    a request has timed out, nothing waits for the store until that request is answered. Otherwise
+    each step of a failure report would time out separately when the network is down.
 
     Args:
         store: any ``torch.distributed.Store``.
-        prefix: first part of the keys; one per world.
-        host_rank: world rank of the process that hosts the store, which is the one that died when
-            the store is gone; ``None`` where another process hosts it.
+        prefix: prefix of the store keys, unique per world.
+        host_rank: world rank whose process hosts the store and has died if the store is gone;
+            ``None`` if another process hosts it.
 
     Attributes:
-        connecting: complete when the store can be asked. A world is not joined before: torch asks a
-            name server for every connection, and a failure could not be left while that is slow.
-        lines_wanted: a rank has asked all ranks for their lines.
+        connecting: call that completes when the store is connected. A rank waits for it before it
+            joins a world: torch asks a name server for every connection, which may be slow, and no
+            failure can be posted until then.
+        lines_wanted: whether a rank has asked all ranks for their last operations.
     """
 
     def __init__(self, store: Any, prefix: str, host_rank: int | None = None) -> None:
@@ -44,16 +45,16 @@ class StoreFailureChannel(FailureChannel):
         self._prefix = prefix
         self._host_rank = host_rank
         self._background = Background(f"gpudist failures {prefix}")
-        # While the store is there: to connect to one that is gone is tried for minutes.
+        # Connect while the store is alive: torch tries for minutes to connect to a missing one.
         self.connecting = self._background.submit(self._connect)
-        self._looking: Job[tuple[str | None, bool]] | None = None
+        self._looking: BackgroundCall[tuple[str | None, bool]] | None = None
         self._found: Failure | None = None
-        self._unanswered: Job[object] | None = None
+        self._unanswered: BackgroundCall[object] | None = None
         self.lines_wanted = False
 
     @property
     def hangs(self) -> bool:
-        """The store was given time to answer, and has not answered yet."""
+        """Whether a request has timed out and is still unanswered."""
         return self._unanswered is not None and not self._unanswered.wait(0.0)
 
     def post(self, failure: Failure) -> None:
@@ -68,17 +69,17 @@ class StoreFailureChannel(FailureChannel):
             try:
                 self._found = Failure.from_json(job.result())
             except (RuntimeError, OSError):
-                # The store is gone, which says less.
+                # The loss of the store explains less than this failure.
                 self._found = failure
 
     def peek(self) -> Failure | None:
-        """The failure of this world, if any; also learns whether a rank wants all ranks' lines."""
+        """Return the failure of this world, if any. Also updates :attr:`lines_wanted`."""
         if self._found is not None:
             return self._found
         if self._looking is None:
             self._looking = self._background.submit(self._look)
         elif not self._looking.wait(0.0):
-            # The store hangs; asking again would only queue up.
+            # The store hangs; further requests would only queue up.
             return None
         job = self._looking
         if self._wait(job):
@@ -92,11 +93,11 @@ class StoreFailureChannel(FailureChannel):
         return self._found
 
     def publish_lines(self, rank: int, lines: list[str]) -> None:
-        """Leave this rank's flight recorder for the rank that writes the report of a timeout."""
+        """Publish this rank's last operations for the rank that reports a timeout."""
         self._ask(lambda: self._store().set(self._key(f"lines/{rank}"), json.dumps(lines)))
 
     def collect_lines(self, size: int, patience_s: float = _PATIENCE_S) -> list[list[str] | None]:
-        """Ask every rank for its lines; ``None`` for a rank that has not answered in time."""
+        """Ask every rank for its last operations; ``None`` for a rank that does not answer."""
         self._ask(lambda: self._store().set(self._key("lines"), "wanted"))
         lines: list[list[str] | None] = [None] * size
         deadline_s = time.monotonic() + patience_s
@@ -106,11 +107,11 @@ class StoreFailureChannel(FailureChannel):
         return lines
 
     def leave(self, rank: int) -> None:
-        """Say that the process of ``rank`` ends because it has nothing more to do."""
+        """Record that the process of ``rank`` ends normally."""
         self._ask(lambda: self._store().set(self._key(f"left/{rank}"), ""))
 
     def has_left(self, rank: int) -> bool:
-        """Whether ``rank`` has said so; false as well where the store does not answer."""
+        """Return whether ``rank`` has left normally; ``False`` if the store does not answer."""
         job = self._background.submit(lambda: self._store().check([self._key(f"left/{rank}")]))
         try:
             return self._wait(job) and job.result()
@@ -119,14 +120,14 @@ class StoreFailureChannel(FailureChannel):
 
     def close(self) -> None:
         self._background.stop(0.0 if self.hangs else _PATIENCE_S)
-        # Its socket goes with it, however long somebody holds this.
+        # Close the socket even if somebody keeps a reference to this channel.
         self._given = None
 
     def _connect(self) -> None:
         self._store()
 
     def _store(self) -> Any:
-        """In the thread alone: also to connect takes as long as the store likes."""
+        # Only in the background thread: connecting may block too.
         return own_connection(self._given)
 
     def _look(self) -> tuple[str | None, bool]:
@@ -143,14 +144,13 @@ class StoreFailureChannel(FailureChannel):
                 lines[rank] = _lines_of(self._store().get(key))
 
     def _ask(self, call: Callable[[], object], patience_s: float = _PATIENCE_S) -> None:
-        # Errors stay in the job: who reports a failure has nobody left to tell.
+        # Errors stay in the job: while reporting a failure there is no one to raise them to.
         self._wait(self._background.submit(call), patience_s)
 
-    def _wait(self, job: Job[Any], patience_s: float = _PATIENCE_S) -> bool:
-        """Whether the store has answered."""
+    def _wait(self, job: BackgroundCall[Any], patience_s: float = _PATIENCE_S) -> bool:
         if job.wait(0.0 if self.hangs else patience_s):
             return True
-        # Less patience says nothing about the store.
+        # A shorter wait does not show that the store hangs.
         if not self.hangs and patience_s >= _PATIENCE_S:
             self._unanswered = job
         return False
@@ -160,10 +160,11 @@ class StoreFailureChannel(FailureChannel):
 
 
 def store_gone(host_rank: int | None, error: Exception) -> Failure:
-    """The failure of a world whose store does not answer any more.
+    """Return the failure of a world whose store is gone.
 
     Args:
-        host_rank: the rank whose process hosts it, where it is one of them.
+        host_rank: rank whose process hosts the store, or ``None`` if none of them does.
+        error: error raised by the store.
     """
     ended = (
         "its host has ended, torchrun's agent where that serves it"
@@ -177,15 +178,16 @@ def _lines_of(text: bytes) -> list[str]:
     try:
         return [str(line) for line in json.loads(text)]
     except (ValueError, TypeError, RecursionError):
-        return [f"what cannot be read: {text[:80]!r}"]
+        return [f"unreadable lines: {text[:80]!r}"]
 
 
-# One per store, however many worlds use it: with a slow name server a connection takes 5 s.
+# One connection per store, shared by all worlds: with a slow name server, connecting takes 5 s.
 _connections: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 def own_connection(store: Any) -> Any:
-    """Another connection to ``store``, for a call that blocks on the first to hold up no other."""
+    """Return a second connection to ``store``, so that calls that block on the first cannot delay
+    it."""
     if store not in _connections:
         try:
             _connections[store] = store.clone()

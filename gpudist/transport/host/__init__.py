@@ -1,1 +1,1 @@
-"""Shared memory between the processes of one node."""
+"""Transport over shared memory between the processes of one node."""

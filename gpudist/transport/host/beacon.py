@@ -1,4 +1,4 @@
-"""Whether two processes are on one node: each shows what only a process beside it can read."""
+"""Detect whether two processes share a node: each publishes a token only local ones can read."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import stat
 
 
 class Beacon:
-    """A token in memory of this process, for the others on its node to find.
+    """Token in an anonymous file of this process, which other processes on its node can read.
 
-    Hostnames and boot ids do not tell nodes apart: containers of one machine have both in common
-    and number their processes alike, and so do copies of one virtual machine.
+    Hostnames and boot ids do not identify nodes: containers on one machine may share both and have
+    equal process ids, and so may clones of a virtual machine.
 
     Attributes:
-        text: where the token is and what it says, for :func:`is_beside`.
+        text: location and content of the token, for :func:`is_beside`.
     """
 
     def __init__(self) -> None:
@@ -22,28 +22,28 @@ class Beacon:
             self._descriptor = os.memfd_create("gpudist beacon", os.MFD_CLOEXEC)
             os.write(self._descriptor, token.encode())
         except OSError:
-            # The system does not let this process: nobody sees it.
+            # The system forbids memfd_create: other processes cannot find this one.
             self._descriptor = -1
         self.text = f"{os.getpid()} {self._descriptor} {token}"
 
     @property
     def is_lit(self) -> bool:
-        """Whether others can find it."""
+        """Whether other processes can find the token."""
         return self._descriptor >= 0
 
     def close(self) -> None:
-        """Put it out; it goes with the process as well."""
+        """Remove the token."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
 
 def is_beside(text: str) -> bool:
-    """Whether the process whose beacon this is shares processes and memory with this one."""
+    """Return whether this process can see the process that published a beacon's ``text``."""
     try:
         pid, descriptor, token = text.split()
         path = f"/proc/{int(pid)}/fd/{int(descriptor)}"
-        # It may be another process of that number: whatever it has open is left alone.
+        # The id may belong to an unrelated process: do not open files of other kinds or sizes.
         found = os.stat(path)
         if not stat.S_ISREG(found.st_mode) or found.st_size != len(token):
             return False

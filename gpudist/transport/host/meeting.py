@@ -1,4 +1,4 @@
-"""Where the processes of one node tell each other where their shared memory is."""
+"""Rendezvous of the processes of one node, which exchange the addresses of their shared memory."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class NotOneNode(TransportError):
-    """Ranks cannot reach one another's memory; raised on all of them alike."""
+    """Ranks cannot access each other's memory; raised on all ranks alike."""
 
 
 class _Address(NamedTuple):
-    """Of a rank's control block.
+    """Address of a rank's control block.
 
     Attributes:
-        pid, descriptor: a process, and a descriptor of it.
-        numbers: where the process has that number.
-        beacon: shows whether it can be seen.
+        pid, descriptor: process id, and file descriptor in this process.
+        numbers: identifier of the process id namespace.
+        beacon: beacon text, which shows whether the process is visible.
     """
 
     pid: int
@@ -41,15 +41,15 @@ class _Address(NamedTuple):
 
 
 class HostMeeting:
-    """Tells the others where the control block of this rank is, and maps theirs.
+    """Exchange of control block addresses, after which each rank maps those of the others.
 
     Args:
         store: any ``torch.distributed.Store``.
-        prefix: first part of the keys; one per world.
-        rank, size: this process in the world.
-        timeout_s: for all of it, in seconds.
-        store_rank: the rank whose process hosts the store, where it is one of them.
-        look: called in waits; raises what has become of a world that this belongs to.
+        prefix: prefix of the store keys, unique per world.
+        rank, size: rank of this process and number of ranks.
+        timeout_s: deadline of the whole rendezvous, in seconds.
+        store_rank: rank whose process hosts the store, or ``None`` if none of them does.
+        look: called in waits; raises the failure of a surrounding world.
     """
 
     def __init__(
@@ -68,48 +68,51 @@ class HostMeeting:
         self._rank = rank
         self._timeout_s = timeout_s
         self._keys = [f"{prefix}/host/{rank}" for rank in range(size)]
-        self._told: list[_Address] = []
+        self._addresses: list[_Address] = []
         self._numbers = _numbers()
 
     def hold(self, core: Any) -> None:
-        """Return when all ranks have mapped one another's control blocks. Collective.
+        """Map the control blocks of all ranks and wait until all ranks have done so. Collective.
 
         Args:
-            core: the native communicator, which has this rank's.
+            core: native communicator with this rank's control block.
 
         Raises:
-            CollectiveTimeout: a rank did not come in time.
+            CollectiveTimeout: a rank did not arrive in time.
             PeerFailure: a rank died meanwhile.
-            NotOneNode: two ranks cannot reach each other's memory, or one must not share it.
-            TransportError: what a rank has left in the store is not what ranks write.
+            NotOneNode: two ranks cannot access each other's memory, or the system forbids a rank
+                to share its memory.
+            TransportError: the store has an unreadable entry.
         """
         mapped = [f"{key}/mapped" for key in self._keys]
         with closing(Beacon()) as beacon:
             texts = self._exchange([*core.address(), self._numbers, beacon.text])
-            self._told = [_address(text, rank) for rank, text in enumerate(texts)]
-            strangers = [r for r, told in enumerate(self._told) if not is_beside(told.beacon)]
+            self._addresses = [_address(text, rank) for rank, text in enumerate(texts)]
+            strangers = [
+                r for r, address in enumerate(self._addresses) if not is_beside(address.beacon)
+            ]
             if not strangers:
                 self._map(core)
-            # Of a rank that ended before it was mapped nobody could say that it had.
+            # The death of a rank can only be detected once it is mapped, so wait for all.
             self._ask(lambda: self._store.set(mapped[self._rank], json.dumps(strangers)))
             self._await(mapped)
         for rank, text in enumerate(self._ask(lambda: list(map(self._store.get, mapped)))):
             if others := _ranks(text, rank):
                 raise NotOneNode(
                     f"rank {rank} does not see the processes of ranks {others}, which are on "
-                    f"another node or in another container; messages between those go over gloo"
+                    f"another node or in another container; messages between them need gloo"
                 )
 
     def refuse(self, call: str) -> None:
-        """Tell the others that the system forbids ``call`` to this rank. Collective.
+        """Report to all ranks that the system forbids this rank to use ``call``. Collective.
 
         Raises:
-            NotOneNode: as all ranks do.
+            NotOneNode: always, on all ranks.
         """
         self._exchange(call)
 
     def _exchange(self, own: object) -> list[bytes]:
-        """What every rank has to say, by rank, unless one must not share its memory."""
+        """Publish ``own`` and return the texts of all ranks, unless one has called ``refuse``."""
         self._ask(lambda: self._store.set(self._keys[self._rank], json.dumps(own)))
         self._await(self._keys)
         texts = self._ask(lambda: list(map(self._store.get, self._keys)))
@@ -124,26 +127,27 @@ class HostMeeting:
 
     def _map(self, core: Any) -> None:
         try:
-            core.connect([(told.pid, told.descriptor) for told in self._told])
+            core.connect([(address.pid, address.descriptor) for address in self._addresses])
         except TransportError as error:
-            self._require_alive(range(len(self._told)), error)
-            for rank, told in enumerate(self._told):
-                if str(error).startswith(f"/proc/{told.pid}/") and str(error).endswith(" is gone"):
+            self._require_alive(range(len(self._addresses)), error)
+            for rank, address in enumerate(self._addresses):
+                text = str(error)
+                if text.startswith(f"/proc/{address.pid}/") and text.endswith(" is gone"):
                     raise self._lost(rank, "gave up") from error
             raise
 
     def _await(self, keys: Sequence[str]) -> None:
-        """Return when all keys are there; ranks whose addresses are known live until then."""
+        """Wait for all keys; raise if a rank with a known address dies meanwhile."""
         while not self._ask(lambda: self._store.check(list(keys))):
             there = self._ask(lambda: [self._store.check([key]) for key in keys])
             missing = [rank for rank, is_there in enumerate(there) if not is_there]
-            if self._told:
+            if self._addresses:
                 self._require_alive(missing)
             self._look()
             if time.monotonic() > self._ask.deadline_s:
                 raise CollectiveTimeout(
                     f"after {self._timeout_s:g} s rank {self._rank} (process {os.getpid()}) still "
-                    f"misses ranks {missing} of {len(keys)}; are they running, on the same node?"
+                    f"misses ranks {missing} of {len(keys)}; are they running on the same node?"
                 )
             time.sleep(_POLL_S)
 
@@ -152,26 +156,26 @@ class HostMeeting:
 
     def _require_alive(self, ranks: Iterable[int], cause: Exception | None = None) -> None:
         for rank in ranks:
-            told = self._told[rank]
-            if told.numbers == self._numbers and has_ended(told.pid):
+            address = self._addresses[rank]
+            if address.numbers == self._numbers and has_ended(address.pid):
                 raise self._lost(rank, "died") from cause
 
     def _lost(self, rank: int, how: str) -> PeerFailure:
         return PeerFailure(
-            f"rank {rank} (process {self._told[rank].pid}) {how} while rank {self._rank} was in "
-            f"'connect {len(self._keys)} ranks'",
+            f"rank {rank} (process {self._addresses[rank].pid}) {how} while rank {self._rank} was "
+            f"in 'connect {len(self._keys)} ranks'",
             rank,
         )
 
 
 def _numbers() -> str:
-    """Processes have the same numbers only within one of these."""
+    # Process ids are comparable only within one boot and one pid namespace.
     boot = _BOOT.read_text().strip() if _BOOT.exists() else ""
     return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
 
 
 def _address(text: bytes, rank: int) -> _Address:
-    """A process, a descriptor of it and its beacon, as the rank has left them in the store."""
+    """Parse the address that ``rank`` has published."""
     try:
         pid, descriptor, numbers, beacon = json.loads(text)
         are_numbers = type(pid) is type(descriptor) is int
@@ -184,7 +188,7 @@ def _address(text: bytes, rank: int) -> _Address:
 
 
 def _ranks(text: bytes, rank: int) -> list[int]:
-    """The ranks that ``rank`` does not see, as it has left them in the store."""
+    """Parse the list of ranks that ``rank`` does not see."""
     try:
         ranks = json.loads(text)
         if type(ranks) is list and all(type(other) is int for other in ranks):
@@ -197,5 +201,5 @@ def _ranks(text: bytes, rank: int) -> list[int]:
 def _unreadable(text: bytes, what: str) -> TransportError:
     return TransportError(
         f"the store has {text[:80]!r} where {what} should be; run the same gpudist on every rank, "
-        f"and let nobody else write there"
+        f"and let no other program write to the store"
     )

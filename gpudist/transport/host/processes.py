@@ -1,4 +1,4 @@
-"""Whether a process of this node still runs, and what the system lets this one ask of others."""
+"""State of other processes on this node, and system calls that this process may use."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import select
 import time
 from pathlib import Path
 
-# What a system that forbids a call, or does not have it, answers.
+# Errors of a system that forbids a call or does not implement it.
 _FORBIDDEN = (errno.EPERM, errno.EACCES, errno.ENOSYS)
 _POLL_S = 0.2
 
 
 def forbidden_call() -> str:
-    """The first call that shared memory between processes needs and that fails; ``""`` if none."""
+    """Return the first system call required for shared memory that fails; ``""`` if none."""
     for name, call in (
         ("memfd_create", lambda: os.memfd_create("gpudist")),
         ("pidfd_open", lambda: os.pidfd_open(os.getpid())),
@@ -27,11 +27,11 @@ def forbidden_call() -> str:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether it has, also where its parent has not asked how."""
+    """Return whether a process has ended. Zombies count as ended."""
     try:
         process = os.pidfd_open(pid)
     except OSError as error:
-        # Nobody has the number, or what has it is no process: a thread, a session.
+        # The id is unused, or belongs to a thread or a session instead of a process.
         if error.errno in (errno.ESRCH, errno.EINVAL):
             return True
         if error.errno in _FORBIDDEN:
@@ -44,12 +44,12 @@ def has_ended(pid: int) -> bool:
 
 
 def await_end_of_parent(parent: int) -> None:
-    """Return when the process ``parent``, which started this one, has ended."""
+    """Wait until the process ``parent``, which started this one, has ended."""
     try:
         process = os.pidfd_open(parent)
     except (OSError, AttributeError):
         process = -1
-    # Another process may have got its number before it was opened.
+    # Another process may have reused the id before it was opened.
     if process >= 0 and os.getppid() == parent:
         _is_readable(process, None)
     while os.getppid() == parent:
@@ -65,16 +65,15 @@ def _is_readable(process: int, timeout_ms: int | None) -> bool:
 
 
 def _state(pid: int) -> str:
-    """The letter of its state, X if there is no such process."""
     try:
-        # Its name, in brackets, may have spaces and brackets of its own.
+        # The name in brackets may itself contain spaces and brackets.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return "X"
 
 
 def has_variable(pid: int, name: str) -> bool:
-    """Whether the process began with this variable in its environment; no if nobody may know."""
+    """Return whether a process was started with this environment variable; ``False`` if unknown."""
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:

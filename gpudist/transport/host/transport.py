@@ -1,4 +1,4 @@
-"""Shared memory between the processes of one node: the wire for machines without GPUs."""
+"""Host transport: shared memory between the processes of one node, without GPUs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from gpudist.geometry.messages import as_messages
 from gpudist.transport.base import RoundPart, RoundRunner, Signature
 from gpudist.transport.failure.channel import Failure, FailureChannel
 from gpudist.transport.failure.store import STORE_ERRORS, store_gone
+from gpudist.transport.flight_recorder import END_S, START_S, Activity, Operation, Post
 from gpudist.transport.host.meeting import HostMeeting
 from gpudist.transport.host.processes import forbidden_call
-from gpudist.transport.message import Header
+from gpudist.transport.message_header import MessageHeader
 from gpudist.transport.native_round import native_part
 from gpudist.transport.point_to_point import PointToPointTransport
-from gpudist.transport.recording import END_S, START_S, Activity, Operation, Post
 
 try:
     import gpudist._native as _native
@@ -35,12 +35,12 @@ except ImportError as error:
 
 
 def is_built() -> bool:
-    """Whether this installation has the native core."""
+    """Return whether this installation has the native core."""
     return _native is not None
 
 
 def what_is_missing() -> str:
-    """Why there is no native core, and how to get it."""
+    """Return why the native core is missing and how to install it."""
     return (
         f"this installation of gpudist has no native core ({_reason}); install CMake and a C++17 "
         f"compiler (Debian: apt-get install g++ cmake), then pip install --force-reinstall gpudist"
@@ -48,7 +48,7 @@ def what_is_missing() -> str:
 
 
 class HostFailureChannel(FailureChannel):
-    """A slot in shared memory that the first failing rank fills; whoever waits is woken."""
+    """Failure channel in shared memory: the first failing rank fills it and wakes all waiters."""
 
     def __init__(self, core: Any) -> None:
         self._core = core
@@ -69,30 +69,32 @@ class HostFailureChannel(FailureChannel):
 class HostTransport(PointToPointTransport):
     """One rank of a world of processes on one node.
 
-    Constructing it is collective: it returns once every rank has mapped the others' control blocks.
-    Memory for messages is made when two ranks first talk, belongs to no name, and goes with the
-    processes.
+    The constructor is collective: it returns once every rank has mapped the control blocks of all
+    others. Memory for messages is allocated when two ranks first communicate. It has no name in the
+    file system and is freed when the processes end.
 
     Args:
-        store: where the ranks meet; not used afterwards.
-        rank, size: this process in the world.
+        store: rendezvous store, not used afterwards.
+        rank, size: rank of this process and number of ranks.
         timeout_s: deadline of every group, in seconds.
-        prefix: first part of the keys in ``store``; one per world.
-        store_rank: world rank whose process hosts the store, where it is one of them.
-        pulls: read large messages straight from the sender's memory where the system allows it.
-        look: called while the ranks meet; raises what has become of a world that this belongs to.
+        prefix: prefix of the keys in ``store``, unique per world.
+        store_rank: world rank whose process hosts the store, or ``None`` if none of them does.
+        pulls: whether to read large messages directly from the sender's memory if the system
+            allows it.
+        look: called during the rendezvous; raises the failure of a surrounding world.
 
     Raises:
         NotBuiltError: this installation has no native core.
         CollectiveTimeout: a rank did not arrive in time.
         PeerFailure: a rank died meanwhile.
-        TransportError: what a rank has left in the store is no segment of this user.
-        NotOneNode: on every rank, if two ranks cannot reach each other's memory, or the system
-            forbids a rank to share its own.
+        TransportError: an entry in the store is unreadable, or is not a segment of this user.
+        NotOneNode: on every rank, if two ranks cannot access each other's memory, or the system
+            forbids a rank to share its memory.
     """
 
     name = "host"
     packs = True
+    carries_pieces = True
 
     def __init__(
         self,
@@ -226,18 +228,6 @@ class HostTransport(PointToPointTransport):
         peers: Sequence[int],
         pieces: Sequence[tuple[int, int]],
     ) -> PiecesInFlight:
-        """Send one message to each of some ranks, or receive it from one, without a plan.
-
-        It lies in pieces of memory, which may be cut in other places on the other side. They are
-        read or filled until the end of the ``with`` statement that this begins; so long they must
-        live, and what is sent must not change.
-
-        Args:
-            signature: of the message, the same on both sides.
-            sends: whether it is sent.
-            peers: world ranks.
-            pieces: addresses and numbers of bytes, which add up to the same on both sides.
-        """
         assert _native is not None
         size_bytes = sum(part_bytes for _, part_bytes in pieces)
         posts = [
@@ -279,12 +269,12 @@ class HostTransport(PointToPointTransport):
     def _next_number(self, sends: bool, peer: int) -> int:
         return self._core.posted(sends, peer)
 
-    def _post_send(self, payload: torch.Tensor, peer: int, header: Header) -> Any:
+    def _post_send(self, payload: torch.Tensor, peer: int, header: MessageHeader) -> Any:
         signature = _native_signature(Signature(header.label, header.digest))
         message = self._core.post_send(payload.data_ptr(), payload.numel(), peer, signature)
         return message, payload
 
-    def _post_recv(self, payload: torch.Tensor, peer: int, header: Header) -> Any:
+    def _post_recv(self, payload: torch.Tensor, peer: int, header: MessageHeader) -> Any:
         signature = _native_signature(Signature(header.label, header.digest))
         message = self._core.post_receive(payload.data_ptr(), payload.numel(), peer, signature)
         return message, payload
@@ -297,7 +287,7 @@ class HostTransport(PointToPointTransport):
             self._raise_failure(error)
 
     def end_with(self, error: BaseException) -> NoReturn:
-        """Raise what ``error``, which the native core raised, means to this rank and the others."""
+        """Fail the world with an error of the native core and raise it as an error of gpudist."""
         assert _native is not None
         if isinstance(error, _native.WorldFailed):
             self._raise_failure(error)
@@ -308,7 +298,7 @@ class HostTransport(PointToPointTransport):
         failure = self.failures.peek()
         assert failure is not None
         self._failure = failure
-        self.tell_failure(failure)
+        self.report_failure(failure)
         raise self.exception_of(failure) from error
 
 
@@ -332,7 +322,7 @@ class _StagesInFlight:
 
 
 class PiecesInFlight:
-    """A message on its way until the end of a ``with`` statement; an error there ends the world."""
+    """Message in flight until the end of a ``with`` statement; an error there fails the world."""
 
     def __init__(self, wire: HostTransport, message: Any, operation: Operation) -> None:
         self._wire = wire

@@ -1,1 +1,1 @@
-"""NCCL between GPUs."""
+"""Transport over NCCL between GPUs."""

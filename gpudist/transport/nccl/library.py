@@ -1,4 +1,4 @@
-"""Where NCCL's wheels keep it, and whether the installed ones can work."""
+"""Find the NCCL library and check the installed NCCL wheels."""
 
 from __future__ import annotations
 
@@ -16,37 +16,40 @@ try:
 except ImportError:
     _native = None
 
-# Both install the same files.
+# NCCL wheel by CUDA major version. Both install the same files.
 _WHEELS = {12: "nvidia-nccl-cu12", 13: "nvidia-nccl-cu13"}
-# Whether NCCL uses registered memory in place: of those who register, and of captured graphs.
+# Control whether NCCL uses registered memory in place: registered by users, and in captured graphs.
 _REGISTRATION = ("NCCL_LOCAL_REGISTER", "NCCL_GRAPH_REGISTER")
 
 
 def registration(variables: Mapping[str, str]) -> dict[str, str]:
-    """What NCCL is told about registered memory, and who chose it, by variable.
+    """Return the settings of NCCL's memory registration and who chose them, by variable.
 
-    NCCL decides on each side of a message alone whether memory is registered, and a message between
-    the two kinds hangs or brings old cells. Messages of gpudist's are alike on both sides whatever
-    is said here; that NCCL registers nothing is a second belt.
+    NCCL decides on each side of a message separately whether memory is registered. A message
+    between registered and unregistered memory hangs or delivers stale data. gpudist's messages use
+    the same kind on both sides in any case; disabling registration is an additional safeguard.
 
     Args:
-        variables: of the environment.
+        variables: environment variables.
+
+    Returns:
+        Value of each variable, with who chose it in parentheses.
     """
-    told: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for name in _REGISTRATION:
         if name in _chosen:
-            told[name] = f"{variables.get(name)} (gpudist's choice)"
+            settings[name] = f"{variables.get(name)} (gpudist's choice)"
         elif name in variables:
-            told[name] = f"{variables[name]} (set before)"
+            settings[name] = f"{variables[name]} (set before)"
         elif _nccl_is_in_use():
-            told[name] = "NCCL's default (torch uses NCCL already)"
+            settings[name] = "NCCL's default (torch uses NCCL already)"
         else:
-            told[name] = "0 (gpudist's choice, from init() on)"
-    return told
+            settings[name] = "0 (gpudist's choice, from init() on)"
+    return settings
 
 
 def keep_memory_unregistered(variables: MutableMapping[str, str]) -> None:
-    """Let NCCL register nothing, unless the user chose, or NCCL has looked by now."""
+    """Disable NCCL's memory registration unless the user has set it or NCCL is already in use."""
     if _nccl_is_in_use():
         return
     for name in _REGISTRATION:
@@ -59,22 +62,22 @@ _chosen: set[str] = set()
 
 
 def _nccl_is_in_use() -> bool:
-    """Whether torch has a group over NCCL, which reads its variables once."""
+    # NCCL reads its variables once, when torch creates its first group.
     return dist.is_initialized() and "nccl" in dist.get_backend_config()
 
 
 def what_nccl_misses() -> str:
-    """Why this installation cannot use GPUs, and how to change that; empty if it can."""
+    """Return why this installation cannot use GPUs and the remedy; empty if it can."""
     if _native is None:
         return what_is_missing()
     return _native.device_missing()
 
 
 def wheel_libraries() -> list[Path]:
-    """Where the nvidia-nccl wheels keep their library, if one is installed."""
+    """Return the paths of the NCCL libraries in installed nvidia-nccl wheels."""
     try:
         package = find_spec("nvidia.nccl")
-    except ModuleNotFoundError:  # not even the package around it
+    except ModuleNotFoundError:  # the parent package is missing too
         return []
     if package is None or package.submodule_search_locations is None:
         return []
@@ -83,7 +86,7 @@ def wheel_libraries() -> list[Path]:
 
 
 def installed_wheels() -> dict[int, str]:
-    """The version of each installed NCCL wheel, by the major version of CUDA it is for."""
+    """Return the version of each installed NCCL wheel, by its CUDA major version."""
     found: dict[int, str] = {}
     for cuda, name in _WHEELS.items():
         try:
@@ -94,11 +97,11 @@ def installed_wheels() -> dict[int, str]:
 
 
 def wheel_warnings(installed: dict[int, str], torch_cuda: str | None) -> list[str]:
-    """What is wrong with the installed NCCL wheels, and the remedy.
+    """Return conflicts of the installed NCCL wheels, each with its remedy.
 
     Args:
-        installed: as ``installed_wheels()`` has it.
-        torch_cuda: the version of CUDA that torch is built for, such as ``"13.0"``.
+        installed: result of :func:`installed_wheels`.
+        torch_cuda: CUDA version that torch was built for, such as ``"13.0"``.
     """
     wanted = int(torch_cuda.partition(".")[0]) if torch_cuda else None
     names = [f"{_WHEELS[cuda]} {installed[cuda]}" for cuda in installed]

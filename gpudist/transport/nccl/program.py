@@ -1,4 +1,4 @@
-"""What one rank does in a stage on a GPU, in numbers: jobs of the kernel and calls of NCCL's."""
+"""Program of one rank for a stage on a GPU: jobs of the combine kernel and calls of NCCL."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from gpudist.transport.base import Signature
-from gpudist.transport.nccl.verbs import Call
+from gpudist.transport.nccl.verbs import NcclCall
 
 try:
     import gpudist._native as _native
@@ -36,8 +36,8 @@ _ALIGNMENT_BYTES = 256
 
 
 @dataclass(frozen=True)
-class View:
-    """Where the cells of a box lie: items from a buffer's first, and between neighbours."""
+class BufferView:
+    """Location of a box in a buffer: offset of its first item and strides, in items."""
 
     buffer: BufferName
     offset: int
@@ -45,24 +45,27 @@ class View:
 
 
 @dataclass(frozen=True)
-class Job:
-    """A box that becomes the sum of others; ``there`` already if it was received in place."""
+class CombineJob:
+    """Box computed as the sum of others; ``there`` if it was received in place already."""
 
     shape: tuple[int, ...]
-    destination: View
-    summands: tuple[View, ...] = ()
+    destination: BufferView
+    summands: tuple[BufferView, ...] = ()
     there: bool = False
 
 
 @dataclass(frozen=True)
-class Step:
-    """A call of NCCL's on a contiguous piece of a buffer.
+class NcclStep:
+    """Call of NCCL on a contiguous piece of a buffer.
 
     Attributes:
-        members: world ranks of the communicator, ``None`` for the world's.
-        peer: by rank in the communicator.
-        offset, to_offset: bytes.
-        count: items of ``dtype``.
+        kind: name of the call, a member of ``WireKind``.
+        members: world ranks of the communicator, ``None`` for the world communicator.
+        peer: rank of the peer or root in the communicator.
+        source, target: buffers to read and to write.
+        offset, to_offset: offsets in source and target, in bytes.
+        count: number of items of ``dtype``.
+        dtype: dtype of the items, in NCCL's terms.
     """
 
     kind: str
@@ -78,23 +81,23 @@ class Step:
 
 @dataclass
 class Lowered:
-    """What one rank does in a stage: ``before`` the calls, the calls, and ``after`` them."""
+    """Program of one rank for a stage: jobs ``before`` the calls, calls, and jobs ``after``."""
 
     dtype: torch.dtype
-    before: list[Job] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
-    after: list[Job] = field(default_factory=list)
+    before: list[CombineJob] = field(default_factory=list)
+    steps: list[NcclStep] = field(default_factory=list)
+    after: list[CombineJob] = field(default_factory=list)
     sent_bytes: int = 0
     received_bytes: int = 0
     in_graph: bool = False
 
     @property
     def is_direct(self) -> bool:
-        """Whether NCCL gets the address of a tensor, not only of staging memory."""
+        """Whether NCCL accesses memory of tensors, not only staging memory."""
         return any("input" in ends or "output" in ends for ends in map(_ends, self.steps))
 
     def room(self, buffer: Literal["sent", "received"], nbytes: int) -> int:
-        """Offset in bytes of ``nbytes`` more of a staging buffer."""
+        """Reserve ``nbytes`` more of a staging buffer and return their offset in bytes."""
         name = f"{buffer}_bytes"
         start = getattr(self, name)
         setattr(self, name, start + -(-nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
@@ -107,13 +110,15 @@ class Lowered:
         fill: float,
         captured: Any = None,
     ) -> Any:
-        """The native stage; makes the communicators it needs, in the order all ranks make them.
+        """Return the native stage.
+
+        Creates the communicators it needs, in the same order on all ranks.
 
         Args:
-            core: the native world.
-            native: the native communicator of some world ranks.
-            fill: value of cells that nobody sends.
-            captured: the native stage in its place where a graph is captured.
+            core: native world.
+            native: returns the native communicator of world ranks.
+            fill: value of output cells that receive nothing.
+            captured: native stage that replaces this one while a CUDA graph is captured.
         """
         assert _native is not None
         for members in sorted({step.members for step in self.steps if step.members is not None}):
@@ -145,15 +150,14 @@ class Lowered:
         )
 
 
-def _ends(step: Step) -> tuple[BufferName, ...]:
-    """The buffers that a call of NCCL's reads and writes."""
+def _ends(step: NcclStep) -> tuple[BufferName, ...]:
     if step.kind == "send":
         return (step.source,)
     return (step.target,) if step.kind == "receive" else (step.source, step.target)
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides in items of a tensor of ``shape`` without gaps, the last dim fastest."""
+    """Return the strides in items of a contiguous tensor of ``shape``."""
     strides: list[int] = []
     stride = 1
     for extent in reversed(shape):
@@ -162,7 +166,7 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(strides[::-1])
 
 
-def _numbers(job: Job) -> tuple[Any, ...]:
+def _numbers(job: CombineJob) -> tuple[Any, ...]:
     assert _native is not None
     views = [
         (getattr(_native.Buffer, view.buffer), view.offset, list(view.strides))
@@ -171,8 +175,8 @@ def _numbers(job: Job) -> tuple[Any, ...]:
     return list(job.shape), views, job.there
 
 
-def native_call(call: Call, communicator: Any) -> tuple[Any, ...]:
-    """A verb's call as the native core takes it; no communicator stands for the world's."""
+def native_call(call: NcclCall, communicator: Any) -> tuple[Any, ...]:
+    """Convert a call to arguments of the native core; ``None`` is the world communicator."""
     assert _native is not None
     return (
         getattr(_native.WireKind, call.kind),
@@ -188,6 +192,6 @@ def native_call(call: Call, communicator: Any) -> tuple[Any, ...]:
 
 @lru_cache(maxsize=4096)
 def native_signature(signature: Signature) -> Any:
-    """The native core's own of a signature."""
+    """Convert a signature to one of the native core."""
     assert _native is not None
     return _native.Signature(signature.label, signature.digest)

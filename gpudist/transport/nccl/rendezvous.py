@@ -1,4 +1,4 @@
-"""Where the ranks of a world over NCCL find one another: keys of torch's store."""
+"""Rendezvous of the ranks of an NCCL world, through keys of torch's store."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ T = TypeVar("T")
 
 _POLL_S = 0.002
 _LONGEST_S = 0.05
-# The store answers some ten thousand ranks' questions a second.
+# The store answers requests of roughly ten thousand ranks per second.
 _RANKS_PER_LOOK = 5000
 _LOOK_EVERY_S = 0.1
-# In which a store that is gone turns out to be a peer's death.
+# Time to detect that the store is gone because a peer has died.
 _PATIENCE_S = 0.5
 _NODE = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Rendezvous:
-    """The keys of one world; every wait ends when the world has failed, even when the store hangs.
+    """Rendezvous of one world. Every wait ends when the world fails, even if the store hangs.
 
     Args:
-        store, prefix: of the world.
-        rank, size: this process in the world.
-        timeout_s: for all ranks to arrive, in seconds.
+        store: rendezvous store.
+        prefix: prefix of the store keys, unique per world.
+        rank, size: rank of this process and number of ranks.
+        timeout_s: deadline for all ranks to arrive, in seconds.
         look: raises the failure of the world, if there is one.
 
     Attributes:
-        is_seen: the processes of the others on this node can find this one.
+        is_seen: whether other processes on this node can find this one.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Rendezvous:
         self.is_seen = self._beacon.is_lit
 
     def arrive(self) -> dict[int, int]:
-        """Return when all ranks are here: the processes of the others on this node, by rank.
+        """Wait for all ranks and return the process ids of the others on this node, by rank.
 
         Raises:
             CollectiveTimeout: ranks are missing at the deadline; names them.
@@ -76,8 +77,8 @@ class Rendezvous:
             if time.monotonic() > deadline_s:
                 raise CollectiveTimeout(
                     f"after {self._timeout_s:g} s rank {self._rank} (process {os.getpid()}) still "
-                    f"misses ranks {self._missing()} of {self._size}; are they running, with the "
-                    f"same size?"
+                    f"misses ranks {self._missing()} of {self._size}; are they running with the "
+                    f"same world size?"
                 )
             self._pause(pause_s)
             pause_s = min(2 * pause_s, longest_s)
@@ -91,9 +92,9 @@ class Rendezvous:
         return {rank: pid for rank, (pid, text) in found.items() if is_beside(text)}
 
     def share_id(self, members: Sequence[int], make_id: Callable[[], bytes]) -> bytes:
-        """The unique id of a communicator, which the first of its ``members`` makes.
+        """Return the unique id of a communicator, created by the first of its ``members``.
 
-        It waits until then, or until the world has failed: the deadline is the caller's.
+        Waits for the id until the world fails; the caller enforces the deadline.
         """
         key = f"{self._prefix}/id/{digest_of(','.join(map(str, members)).encode()).hex()}"
         if self._rank == members[0]:
@@ -109,7 +110,7 @@ class Rendezvous:
             raise self._unreadable(text) from error
 
     def ask(self, call: Callable[[], T]) -> T:
-        """What a call of the store says, made in another thread."""
+        """Run a request to the store in another thread and return its result."""
         job = self._background.submit(call)
         while not job.wait(_LOOK_EVERY_S):
             self._look()
@@ -138,7 +139,8 @@ class Rendezvous:
     def _unreadable(self, text: bytes) -> TransportError:
         return TransportError(
             f"rank {self._rank} found {text[:80]!r} in the store of this world, which no rank "
-            f"writes; run the same gpudist on every rank, and let nobody else write there"
+            f"writes; run the same gpudist on every rank, and let no other program write to the "
+            f"store"
         )
 
     def _pause(self, seconds: float = _POLL_S) -> None:

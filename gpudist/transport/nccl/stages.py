@@ -1,6 +1,7 @@
-"""A stage of a plan as a GPU carries it out: what is packed, NCCL's calls, what makes the output.
+"""Lower a stage of a plan to a GPU program: packing jobs, calls of NCCL, and output jobs.
 
-How each collective of a stage is carried out is a strategy; everything else follows from the boxes.
+A strategy decides how each collective of a stage is executed; everything else follows from the
+boxes.
 """
 
 from __future__ import annotations
@@ -15,33 +16,33 @@ from gpudist.errors import TransportError
 from gpudist.geometry.boxes import Box, Collective, Message, Stage
 from gpudist.geometry.combines import Combine, Source, combines
 from gpudist.geometry.messages import MessageStage, as_messages
+from gpudist.transport.flight_recorder import Post, posts_between
 from gpudist.transport.nccl.program import (
     BufferName,
-    Job,
+    BufferView,
+    CombineJob,
     Lowered,
-    Step,
-    View,
+    NcclStep,
     contiguous_strides,
 )
 from gpudist.transport.nccl.verbs import REAL_OF, REDUCED
-from gpudist.transport.recording import Post, posts_between
 
-# Whether a collective is NCCL's own, else messages; the same on all of its members.
+# Returns whether NCCL executes a collective, otherwise messages do; equal on all of its members.
 Strategy = Callable[[Collective, torch.dtype], bool]
 
 
 def collectives_by_nccl(collective: Collective, dtype: torch.dtype) -> bool:
-    """NCCL's own where it has one for ``dtype`` and more than two ranks share it.
+    """Return whether NCCL supports a collective for ``dtype`` and it has more than two members.
 
-    Between two ranks a message says the same, and sums of messages are in ascending rank order and,
-    of 16-bit floats, in float32.
+    Between two ranks, messages move the same bytes, and their sums are in ascending rank order and,
+    for 16-bit floats, in float32.
     """
     knows = collective.kind == "broadcast" or dtype in REDUCED or dtype in REAL_OF
     return knows and len(collective.members) > 2
 
 
 def collectives_by_messages(collective: Collective, dtype: torch.dtype) -> bool:
-    """Never NCCL's own: sums in ascending rank order, the same bits as on every transport."""
+    """Return ``False``: all sums are in ascending rank order, with the bits of other transports."""
     return False
 
 
@@ -57,21 +58,21 @@ def lower(
     *,
     in_graph: bool = False,
 ) -> Lowered:
-    """What ``rank`` does in ``stage``.
+    """Lower ``stage`` to the program of ``rank``.
 
     Args:
-        stage: of this rank's plan.
-        ranks: world rank of each rank the stage names.
-        rank: this rank among them, -1 if it has no part in the stage.
-        input_strides: of the input, in items.
-        dtype: of the data.
-        accumulates: the output has values, to which everything that arrives is added.
-        strategy: which collectives are NCCL's own.
-        output_strides: of the output, in items; contiguous if ``None``.
-        in_graph: the stage is part of a captured graph: every message starts from staging memory
-            and arrives there, and no address of a tensor reaches NCCL. NCCL registers memory of
-            some kinds by itself where it finds it in a graph, and both sides of a message have to
-            be alike.
+        stage: stage of this rank's plan.
+        ranks: world rank of each rank in the stage.
+        rank: rank of this process in the stage, -1 if it takes no part.
+        input_strides: strides of the input, in items.
+        dtype: dtype of the data.
+        accumulates: whether received data is added to existing values of the output.
+        strategy: decides which collectives NCCL executes.
+        output_strides: strides of the output, in items; contiguous if ``None``.
+        in_graph: whether the stage is part of a captured graph. Then messages are sent from and
+            received in staging memory only, and NCCL never gets the address of a tensor: in graphs,
+            NCCL registers some kinds of memory automatically, and both sides of a message must use
+            the same kind.
     """
     own = tuple(c for c in stage.collectives if strategy(c, dtype))
     rest = tuple(c for c in stage.collectives if not strategy(c, dtype))
@@ -98,7 +99,7 @@ def lowered_posts(
     accumulates: bool,
     strategy: Strategy,
 ) -> tuple[Post, ...]:
-    """The messages and NCCL's own collectives of what :func:`lower` makes of ``stage``."""
+    """Return the messages and NCCL collectives of the program that :func:`lower` returns."""
     own = tuple(c for c in stage.collectives if strategy(c, dtype))
     rest = tuple(c for c in stage.collectives if c not in own)
     boxes = as_messages(
@@ -123,11 +124,11 @@ def _send(lowered: Lowered, message: Message, peer: int, strides: tuple[int, ...
     nbytes = message.volume * item
     if _is_direct(lowered, message, strides):
         offset = _position(message.boxes[0].start, strides) * item
-        step = Step("send", None, peer, "input", offset, "sent", 0, nbytes, "uint8")
+        step = NcclStep("send", None, peer, "input", offset, "sent", 0, nbytes, "uint8")
     else:
         start = lowered.room("sent", nbytes)
         _pack(lowered, message.boxes, strides, start)
-        step = Step("send", None, peer, "sent", start, "sent", 0, nbytes, "uint8")
+        step = NcclStep("send", None, peer, "sent", start, "sent", 0, nbytes, "uint8")
     lowered.steps.append(step)
 
 
@@ -136,9 +137,9 @@ def _pack(
 ) -> None:
     position = start_bytes // lowered.dtype.itemsize
     for box in boxes:
-        source = View("input", _position(box.start, strides), strides)
-        target = View("sent", position, contiguous_strides(box.shape))
-        lowered.before.append(Job(box.shape, target, (source,)))
+        source = BufferView("input", _position(box.start, strides), strides)
+        target = BufferView("sent", position, contiguous_strides(box.shape))
+        lowered.before.append(CombineJob(box.shape, target, (source,)))
         position += box.volume
 
 
@@ -150,10 +151,10 @@ def _receive(
     output: tuple[int, ...],
     accumulates: bool,
 ) -> None:
-    """What arrives, and the jobs that make the output of it."""
+    """Append the receives of a stage and the jobs that compute the output from them."""
     item = lowered.dtype.itemsize
     pieces = combines(boxes, accumulates)
-    starts: dict[int, int] = {}  # of messages in the staging buffer, in items
+    starts: dict[int, int] = {}  # offsets of messages in the staging buffer, in items
     in_place: set[int] = set()
     for number, message in enumerate(boxes.incoming):
         nbytes = message.volume * item
@@ -166,30 +167,29 @@ def _receive(
             starts[number] = start // item
             target = ("received", start)
         lowered.steps.append(
-            Step("receive", None, ranks[message.peer], "input", 0, *target, nbytes, "uint8")
+            NcclStep("receive", None, ranks[message.peer], "input", 0, *target, nbytes, "uint8")
         )
 
-    def view(source: Source) -> View:
+    def view(source: Source) -> BufferView:
         if source.of_output:
-            return View("output", _position(source.box.start, output), output)
+            return BufferView("output", _position(source.box.start, output), output)
         if source.message is None:
-            return View("input", _position(source.box.start, strides), strides)
+            return BufferView("input", _position(source.box.start, strides), strides)
         parts = boxes.incoming[source.message].boxes
         before = sum(part.volume for part in parts[: source.part])
         inner = contiguous_strides(parts[source.part].shape)
         position = starts[source.message] + before + _position(source.box.start, inner)
-        return View("received", position, inner)
+        return BufferView("received", position, inner)
 
     for piece in pieces:
         box = piece.destination
         there = any(source.message in in_place for source in piece.sources)
         summands = () if there else tuple(view(source) for source in piece.sources)
-        destination = View("output", _position(box.start, output), output)
-        lowered.after.append(Job(box.shape, destination, summands, there))
+        destination = BufferView("output", _position(box.start, output), output)
+        lowered.after.append(CombineJob(box.shape, destination, summands, there))
 
 
 def _is_direct(lowered: Lowered, message: Message, strides: tuple[int, ...]) -> bool:
-    """Whether NCCL sends or receives a message where a tensor has it, as one contiguous box."""
     if lowered.in_graph or len(message.boxes) != 1:
         return False
     return _is_contiguous(message.boxes[0].shape, strides)
@@ -202,7 +202,6 @@ def _lands_whole(
     pieces: Sequence[Combine],
     output: tuple[int, ...],
 ) -> bool:
-    """Whether a message is one contiguous box of the output to which nothing is added."""
     if not _is_direct(lowered, message, output):
         return False
     users = [p for p in pieces if any(source.message == number for source in p.sources)]
@@ -219,7 +218,7 @@ def _collectives(
     output: tuple[int, ...],
     accumulates: bool,
 ) -> bool:
-    """NCCL's own collectives; whether one of them makes the output."""
+    """Append the collectives that NCCL executes; return whether one of them fills the output."""
     filled = False
     for collective in collectives:
         is_root = rank == collective.root
@@ -237,7 +236,7 @@ def _collectives(
         _collective(lowered, collective, shape, ranks, rank, strides, result)
         filled |= takes
     if filled and (stage.moves or stage.receives):
-        raise TransportError("a stage in which a collective makes the output copies nothing else")
+        raise TransportError("a stage whose output is filled by a collective also copies boxes")
     return filled
 
 
@@ -254,10 +253,10 @@ def _collective(
     root = members.index(collective.root)
     nbytes = prod(shape) * lowered.dtype.itemsize
     source, offset = _contribution(lowered, collective, shape, rank, strides, nbytes)
-    target, to_offset = source, offset  # NCCL leaves what has the same place as it is
+    target, to_offset = source, offset  # in place: NCCL leaves the data unchanged
     if result is not None:
         target, to_offset = _result(lowered, shape, nbytes, *result)
-        if source == "output":  # the receiver of a broadcast gives nothing
+        if source == "output":  # the receiver of a broadcast contributes nothing
             source, offset = target, to_offset
     if collective.kind == "broadcast":
         count, dtype = nbytes, "uint8"
@@ -265,7 +264,7 @@ def _collective(
         real = REAL_OF.get(lowered.dtype, lowered.dtype)
         count, dtype = nbytes // real.itemsize, REDUCED[real]
     lowered.steps.append(
-        Step(
+        NcclStep(
             collective.kind, tuple(ranks[member] for member in members), root,
             source, offset, target, to_offset, count, dtype,
         )
@@ -280,14 +279,14 @@ def _contribution(
     strides: tuple[int, ...],
     nbytes: int,
 ) -> tuple[BufferName, int]:
-    """Where this rank's part of a collective is: its input, a packed copy, zeros or nothing."""
+    """Return buffer and offset of this rank's contribution: input, packed copy, zeros or none."""
     is_root = rank == collective.root
     if collective.kind == "broadcast" and not is_root:
         return "output", 0
     if collective.kind == "reduce" and is_root and not collective.includes_root:
         start = lowered.room("sent", nbytes)
-        zeros = View("sent", start // lowered.dtype.itemsize, contiguous_strides(shape))
-        lowered.before.append(Job(shape, zeros))
+        zeros = BufferView("sent", start // lowered.dtype.itemsize, contiguous_strides(shape))
+        lowered.before.append(CombineJob(shape, zeros))
         return "sent", start
     if not lowered.in_graph and _is_contiguous(shape, strides):
         return "input", 0
@@ -303,19 +302,18 @@ def _result(
     strides: tuple[int, ...],
     accumulates: bool,
 ) -> tuple[BufferName, int]:
-    """Where a collective's result goes, and the job that makes the output of it."""
-    output = View("output", 0, strides)
+    """Return buffer and offset of a collective's result; append the job for the output."""
+    output = BufferView("output", 0, strides)
     if not (accumulates or lowered.in_graph) and _is_contiguous(shape, strides):
-        lowered.after.append(Job(shape, output, there=True))
+        lowered.after.append(CombineJob(shape, output, there=True))
         return "output", 0
     start = lowered.room("received", nbytes)
-    came = View("received", start // lowered.dtype.itemsize, contiguous_strides(shape))
-    lowered.after.append(Job(shape, output, (output, came) if accumulates else (came,)))
+    came = BufferView("received", start // lowered.dtype.itemsize, contiguous_strides(shape))
+    lowered.after.append(CombineJob(shape, output, (output, came) if accumulates else (came,)))
     return "received", start
 
 
 def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether a box of ``shape`` in a tensor of ``strides`` has no gaps."""
     expected = 1
     for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
         if extent != 1 and stride != expected:

@@ -1,4 +1,4 @@
-"""Torch's streams, and what is under way on one beside them."""
+"""Torch's current stream, and stages in flight on a separate stream."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 
 
 class StagesOnStream:
-    """Bound stages on a stream of their own.
+    """Bound stages on a separate stream.
 
     Args:
-        join: lets the current stream wait for an event.
-        event: complete when they are.
+        join: makes the current stream wait for an event.
+        event: event that completes with the stages.
     """
 
     def __init__(self, join: Callable[[int], None], event: int) -> None:
@@ -21,14 +21,14 @@ class StagesOnStream:
         self._event: int | None = event
 
     def wait(self, call: int) -> None:
-        """All calls are complete together: what follows on the current stream comes after them."""
+        """Make the current stream wait for all calls, which complete together."""
         if self._event is not None:
             event, self._event = self._event, None
             self._join(event)
 
 
 def stream_of(device: torch.device) -> Callable[[], int]:
-    """What returns the handle of torch's current stream on ``device``."""
+    """Return a function that returns the handle of torch's current stream on ``device``."""
     if device.type != "cuda":
         return lambda: 0
     current = torch._C._cuda_getCurrentRawStream

@@ -1,4 +1,4 @@
-"""NCCL: the wire between GPUs, in stream order and without waiting for the host."""
+"""NCCL transport between GPUs, in stream order and without waiting for the host."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from gpudist.checks.digest import digest_of
 from gpudist.errors import GpudistError, NotBuiltError, ShapeError, TransportError
 from gpudist.geometry.boxes import Stage
 from gpudist.transport.base import Communicator, RoundPart, RoundRunner, Signature, Transport
 from gpudist.transport.failure.channel import Failure
 from gpudist.transport.failure.forks import words_of_child
 from gpudist.transport.failure.store import StoreFailureChannel
+from gpudist.transport.flight_recorder import Activity, Post
+from gpudist.transport.gloo import GlooTransport
+from gpudist.transport.host.meeting import NotOneNode
 from gpudist.transport.host.processes import forbidden_call
-from gpudist.transport.host.transport import what_is_missing
+from gpudist.transport.host.transport import HostTransport, what_is_missing
 from gpudist.transport.native_round import native_part
 from gpudist.transport.nccl.library import wheel_libraries
 from gpudist.transport.nccl.program import native_call, native_signature
@@ -29,9 +33,8 @@ from gpudist.transport.nccl.stages import (
     lowered_posts,
 )
 from gpudist.transport.nccl.streams import StagesOnStream, stream_of
-from gpudist.transport.nccl.verbs import Call, NcclCommunicator, run_alone
+from gpudist.transport.nccl.verbs import NcclCall, NcclCommunicator, run_alone
 from gpudist.transport.nccl.watch import DeviceRecorder, NcclWatch
-from gpudist.transport.recording import Activity, Post
 
 try:
     import gpudist._native as _native
@@ -46,28 +49,29 @@ _CLOSING_S = 5.0
 class NcclTransport(Transport):
     """One rank of a world over NCCL.
 
-    Constructing it is collective: it returns once every rank has joined the world's communicator.
-    Operators are put on torch's current stream and nothing waits for the host, so that an error
-    after that is raised by a later call; until then, results of what failed are not-a-number.
+    The constructor is collective: it returns once every rank has joined the world communicator.
+    Operators are queued on torch's current stream and never wait for the host. An error on the GPU
+    is therefore raised by a later call; until then, the results of the failed operation are NaN.
 
     Args:
-        store: where the ranks meet and failures are left.
-        rank, size: this process in the world.
+        store: store for the rendezvous and for failures.
+        rank, size: rank of this process and number of ranks.
         timeout_s: deadline of every operation from its call to its end on the GPU, in seconds.
-        prefix: first part of the keys in ``store``; one per world.
-        device: of this rank's tensors.
-        nccl_library: the libnccl to open; found if empty.
-        device_library: a stand-in for CUDA's runtime, for tests; then ``device`` is the CPU.
-        checks: compare plans between ranks at every call, not only at their first.
-        in_rank_order: every sum is in the order and precision of the other transports.
-        interface: network interface of wires attached between nodes.
-        store_rank: world rank whose process hosts the store, where it is one of them.
+        prefix: prefix of the keys in ``store``, unique per world.
+        device: device of this rank's tensors.
+        nccl_library: path of the NCCL library; empty to search for one.
+        device_library: path of a replacement for the CUDA runtime in tests, where ``device`` is
+            the CPU.
+        checks: whether ranks compare plans at every call instead of only at the first.
+        in_rank_order: whether every sum has the order and precision of the other transports.
+        interface: network interface of attached transports between nodes.
+        store_rank: world rank whose process hosts the store, or ``None`` if none of them does.
 
     Attributes:
-        same_node: all ranks are on one node.
+        same_node: whether all ranks are on one node.
 
     Raises:
-        NotBuiltError: this installation has no CUDA half, or there is no NCCL.
+        NotBuiltError: this installation has no CUDA part, or NCCL was not found.
         CollectiveTimeout: a rank did not arrive in time.
     """
 
@@ -115,7 +119,7 @@ class NcclTransport(Transport):
         self.in_rank_order = in_rank_order
         self.strategy = collectives_by_messages if in_rank_order else collectives_by_nccl
         self._native: dict[tuple[int, ...], Any] = {}
-        self._open: tuple[Signature, list[Call]] | None = None
+        self._open: tuple[Signature, list[NcclCall]] | None = None
         self._closed = False
         self._is_child = False
         self._watch = NcclWatch(self._core, self._channel, rank, size, timeout_s)
@@ -133,7 +137,7 @@ class NcclTransport(Transport):
 
     @property
     def compares_every_call(self) -> bool:
-        """Whether plans are compared between ranks at every call; the same on all ranks."""
+        """Whether ranks compare plans at every call; must be equal on all ranks."""
         return self._core.checks()
 
     @compares_every_call.setter
@@ -142,7 +146,7 @@ class NcclTransport(Transport):
 
     @property
     def staging_bytes(self) -> int:
-        """Device memory held for what is packed and what arrives."""
+        """Device memory held for packing and receiving, in bytes."""
         return self._core.staging_bytes()
 
     def split(
@@ -151,7 +155,7 @@ class NcclTransport(Transport):
         members = parent.part(colors, keys)
         mine, position = colors[parent.rank], members.index(self.rank)
         native_parent = self.native(parent.members)
-        # All ranks of the parent are here, and none knows which the others have already.
+        # Split on all ranks of the parent: none knows which communicators the others have cached.
         try:
             operation = self._core.begin(f"splitting the communicator of {list(parent.members)}")
             try:
@@ -163,6 +167,31 @@ class NcclTransport(Transport):
         if len(members) > 1:
             self._native.setdefault(members, native)
         return NcclCommunicator(self, members)
+
+    def host_wire(self, ranks: tuple[int, ...]) -> Transport:
+        if ranks not in self.attached:
+            made = self.attached[ranks] = self._connect_host(ranks)
+            made.recorder.observers = self.recorder.observers
+        return self.attached[ranks]
+
+    def _connect_host(self, ranks: tuple[int, ...]) -> Transport:
+        """Connect ``ranks`` by a second transport: shared memory on one node, otherwise gloo."""
+        rank, size = ranks.index(self.rank), len(ranks)
+        prefix = f"{self.prefix}/host/{digest_of(repr(ranks).encode()).hex()}"
+        store_rank = ranks.index(self.store_rank) if self.store_rank in ranks else None
+        if self.same_node:
+            try:
+                return HostTransport(
+                    self.store, rank, size, self.timeout_s, prefix=prefix, store_rank=store_rank,
+                    look=self.look,
+                )  # fmt: skip
+            except NotOneNode as error:
+                logger.warning("using gloo beside nccl: %s", error)
+                prefix = f"{prefix}/apart"
+        return GlooTransport(
+            self.store, rank, size, self.timeout_s, prefix=prefix, same_node=False,
+            interface=self.interface, store_rank=store_rank, look=self.look,
+        )  # fmt: skip
 
     def bind_stage(
         self,
@@ -209,7 +238,7 @@ class NcclTransport(Transport):
                 if operation is not None:
                     recorder.leave(operation)
                 if isinstance(error, ShapeError):
-                    raise  # before it began
+                    raise  # rejected before anything was posted
                 end_with(error)
             if operation is None:
                 activity.calls += 1
@@ -239,12 +268,12 @@ class NcclTransport(Transport):
         except BaseException as error:
             self.recorder.leave(operation)
             self.end_with(error)
-        # What it waits for is the GPU's to know.
+        # The wait for the result happens on the GPU, so the operation ends here.
         self.recorder.end(operation)
         return StagesOnStream(self.join, event)
 
-    def post(self, call: Call) -> None:
-        """Queue a call in the open group, or make it a group of its own."""
+    def post(self, call: NcclCall) -> None:
+        """Queue a call in the open group, or run it as its own group."""
         if self._open is None:
             text = f"{call.kind} of {call.nbytes} bytes"
             with self.group(Signature.of(text)):
@@ -253,7 +282,7 @@ class NcclTransport(Transport):
         self._open[1].append(call)
 
     def native(self, members: Sequence[int]) -> Any:
-        """The native communicator of these world ranks, made at first use by all of them."""
+        """Return the native communicator of these world ranks, created at first use by all."""
         key = tuple(members)
         found = self._native.get(key)
         if found is None:
@@ -261,14 +290,14 @@ class NcclTransport(Transport):
         return found
 
     def join(self, event: int) -> None:
-        """Let the current stream wait for stages that were started."""
+        """Make the current stream wait for started stages."""
         try:
             self._core.join(event, self.stream())
         except BaseException as error:
             self.end_with(error)
 
     def wait(self) -> None:
-        """Return when everything on the current stream is complete, for the host to read it."""
+        """Wait until the current stream is complete, so that the host may read the results."""
         try:
             self._core.synchronize(self.stream())
         except BaseException as error:
@@ -282,7 +311,7 @@ class NcclTransport(Transport):
         if not self._core.failure():
             self._watch.fail(failure)
         self._core.settle(self.stream())
-        self.tell_failure(failure)
+        self.report_failure(failure)
 
     def post_failure(self, failure: Failure) -> None:
         if not self._is_child:
@@ -312,11 +341,11 @@ class NcclTransport(Transport):
 
     def leave_to_parent(self) -> None:
         super().leave_to_parent()
-        # The watchdog's thread may have held what the core would wait for.
+        # The core may wait for locks that the watchdog's thread held at the fork.
         self._closed = self._is_child = True
 
     def end_with(self, error: BaseException) -> NoReturn:
-        """Raise what ``error``, which the native core raised, means to this rank and the others."""
+        """Fail the world with an error of the native core and raise it as an error of gpudist."""
         assert _native is not None
         if isinstance(error, _native.RefusedCapture):
             raise error
@@ -326,17 +355,17 @@ class NcclTransport(Transport):
             other.abort(mine)
         if not self._core.failure():
             self._watch.fail(mine)
-        # What was started and is not waited for uses tensors that are about to be freed.
+        # Started operations that nothing waits for use tensors that are about to be freed.
         self._core.settle(self.stream())
         first = Failure.from_json(self._core.failure())
-        self.tell_failure(first)
+        self.report_failure(first)
         is_known = isinstance(error, (GpudistError, _native.WorldFailed))
         if not is_known or mine.message.startswith(first.message):
             raise error
         raise self.exception_of(first) from error
 
     def look(self) -> None:
-        """Raise what another rank has failed with, also where nothing of this one is under way."""
+        """Raise the failure of another rank, even if this rank has no operation in flight."""
         self._watch.look()
         self.check()
 
@@ -363,12 +392,12 @@ class NcclTransport(Transport):
         except BaseException as error:
             self.end_with(error)
 
-    def _run(self, signature: Signature, calls: Sequence[Call]) -> None:
+    def _run(self, signature: Signature, calls: Sequence[NcclCall]) -> None:
         for call in calls:
             if call.members is not None and len(call.members) == 1:
                 run_alone(call)
         shared = [c for c in calls if c.count > 0 and (c.members is None or len(c.members) > 1)]
-        # Communicators are made in one and the same order on all ranks, as their groups run.
+        # All ranks create communicators in the same order, in which their groups run.
         for members in sorted({call.members for call in shared if call.members is not None}):
             self.native(members)
         for call in shared:
@@ -384,15 +413,15 @@ class NcclTransport(Transport):
                 call.after()
 
     def _join(self) -> None:
-        """Meet the others, watch those on this node, and make the world's communicator."""
+        """Wait for the other ranks, watch those on this node, and create the world communicator."""
         world = tuple(range(self.size))
         try:
             here = self._rendezvous.arrive()
             self.same_node = self._rendezvous.is_seen and len(here) == self.size - 1
             if here and (call := forbidden_call()):
                 logger.warning(
-                    "rank %d cannot watch the processes of this node, whose deaths end waits at "
-                    "the deadline only: the system forbids %s", self.rank, call,
+                    "rank %d cannot watch the processes of this node, so waits for a dead process "
+                    "end only at the deadline: the system forbids %s", self.rank, call,
                 )  # fmt: skip
             for rank, pid in here.items():
                 self._watch.watch_process(rank, pid)

@@ -1,4 +1,4 @@
-"""NCCL's verbs on tensors, queued until their group ends."""
+"""Verbs of NCCL on tensors, queued until their group ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from gpudist.errors import ShapeError, TransportError
 from gpudist.transport.base import Communicator, ReduceOp
 from gpudist.transport.collectives import combine
-from gpudist.transport.recording import Post
+from gpudist.transport.flight_recorder import Post
 
 if TYPE_CHECKING:
     from gpudist.transport.nccl.transport import NcclTransport
@@ -21,8 +21,8 @@ Kind = Literal[
     "send", "receive", "broadcast", "reduce", "all_reduce", "all_gather", "reduce_scatter"
 ]
 
-# What NCCL reduces as it is. Complex numbers are added as two real ones; narrower integers and
-# booleans are converted.
+# Dtypes that NCCL reduces directly. Complex numbers are summed as pairs of real ones; narrower
+# integers and booleans are converted.
 REDUCED = {
     torch.int8: "int8",
     torch.uint8: "uint8",
@@ -37,14 +37,20 @@ REAL_OF = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
 @dataclass(frozen=True)
-class Call:
-    """One call of NCCL's.
+class NcclCall:
+    """One call of NCCL.
 
     Attributes:
-        members: of the communicator; ``None`` for the world's, which carries messages.
-        peer: the other side of a message, or the root; by rank in the communicator.
-        count: items of ``dtype``, as NCCL counts them for this kind.
-        source, target: kept alive until the group has ended; ``None`` where there is none.
+        kind: name of the verb.
+        members: world ranks of the communicator; ``None`` for the world communicator, which
+            carries messages.
+        peer: rank of the other side or of the root in the communicator.
+        count: number of items of ``dtype``, as NCCL counts them for this kind.
+        dtype: dtype of the items, in NCCL's terms.
+        op: reduction; ignored by verbs that do not reduce.
+        source, target: tensors to read and to write, kept alive until the group has ended; ``None``
+            if the verb does not use them.
+        after: called when the group has been queued.
     """
 
     kind: Kind
@@ -59,11 +65,11 @@ class Call:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that one side gives."""
+        """Number of bytes that one side contributes."""
         return _nbytes(self.source if self.source is not None else self.target)
 
     def post(self, rank: int) -> Post:
-        """This call as ``rank`` counts it."""
+        """Return the entry of this call in the flight recorder of ``rank``."""
         if self.members is None:
             sent, received = _nbytes(self.source), _nbytes(self.target)
             return Post(self.kind, self.peer, sent, received)
@@ -75,12 +81,12 @@ class Call:
 
 
 class NcclCommunicator(Communicator):
-    """The verbs over one list of members.
+    """Verbs over one list of members.
 
-    Reductions are NCCL's: in its order, which is the same from run to run for one size, and 16-bit
-    floats in its precision. Where the transport adds in rank order, everything is gathered instead
-    and combined as on every other transport, to the same bits: as much memory and as many bytes as
-    there are members.
+    Reductions use NCCL's order, which for one size is the same in every run, and its precision for
+    16-bit floats. If the transport adds in rank order, the tensors are gathered and then reduced as
+    on every other transport, with the same bits; memory and bytes are multiplied by the number of
+    members.
 
     Raises (every verb):
         TransportError: a rank outside the communicator, a message to itself, an unknown reduction.
@@ -88,9 +94,9 @@ class NcclCommunicator(Communicator):
             maximum or minimum of complex numbers.
     """
 
-    def __init__(self, transport: NcclTransport, members: Sequence[int]) -> None:
-        super().__init__(members, transport.rank)
-        self._transport = transport
+    def __init__(self, wire: NcclTransport, members: Sequence[int]) -> None:
+        super().__init__(members, wire.rank)
+        self._wire = wire
 
     def send(self, tensor: torch.Tensor, peer: int) -> None:
         self._message("send", tensor, peer)
@@ -114,7 +120,9 @@ class NcclCommunicator(Communicator):
         self._check_rank(root)
         is_root = self.rank == root
         if is_root != (output is not None) or (tensor is None and not is_root):
-            raise TransportError(f"reduce: the output is the root's, rank {root}, and only its")
+            raise TransportError(
+                f"reduce to rank {root}: the root gives an output, every other rank only a tensor"
+            )
         shown = tensor if tensor is not None else output
         assert shown is not None
         self._check_op(op, shown)
@@ -161,10 +169,10 @@ class NcclCommunicator(Communicator):
             raise TransportError(f"rank {peer} cannot send to or receive from itself")
         cells = tensor.view(-1).view(torch.uint8) if tensor.numel() else tensor
         source, target = (cells, None) if kind == "send" else (None, cells)
-        call = Call(
+        call = NcclCall(
             kind, None, self.members[peer], cells.numel(), "uint8", "sum", source, target
         )  # fmt: skip
-        self._transport.post(call)
+        self._wire.post(call)
 
     def _reduction(
         self,
@@ -174,12 +182,12 @@ class NcclCommunicator(Communicator):
         output: torch.Tensor | None,
         op: ReduceOp,
     ) -> None:
-        if self._transport.in_rank_order:
+        if self._wire.in_rank_order:
             self._gather_and_combine(kind, tensor, output, op)
             return
         if tensor.dtype in REAL_OF:
             if op != "sum":
-                raise TransportError(f"{kind}: complex numbers have a sum, no {op}")
+                raise TransportError(f"{kind}: complex numbers support sum over NCCL, not {op}")
             tensor = torch.view_as_real(tensor)
             output = torch.view_as_real(output) if output is not None else None
         after = None
@@ -196,7 +204,7 @@ class NcclCommunicator(Communicator):
         self, kind: Kind, tensor: torch.Tensor, output: torch.Tensor | None, op: ReduceOp
     ) -> None:
         if tensor.is_complex() and op != "sum":
-            raise TransportError(f"{kind}: complex numbers have a sum, no {op}")
+            raise TransportError(f"{kind}: complex numbers support sum over NCCL, not {op}")
         gathered = tensor.new_empty((self.size, *tensor.shape))
         parts = gathered[:, self.rank] if kind == "reduce_scatter" else gathered
         after = partial(combine, parts.unbind(0), output, op) if output is not None else None
@@ -214,14 +222,12 @@ class NcclCommunicator(Communicator):
         target: torch.Tensor | None,
         after: Callable[[], object] | None = None,
     ) -> None:
-        self._transport.post(
-            Call(kind, self.members, peer, count, dtype, op, source, target, after)
-        )
+        self._wire.post(NcclCall(kind, self.members, peer, count, dtype, op, source, target, after))
 
     def _check(self, tensor: torch.Tensor, like: torch.Tensor | None = None) -> None:
-        if tensor.device != self._transport.device or not tensor.is_contiguous():
+        if tensor.device != self._wire.device or not tensor.is_contiguous():
             raise ShapeError(
-                f"NCCL's verbs take contiguous tensors on {self._transport.device}; this one is on "
+                f"NCCL's verbs take contiguous tensors on {self._wire.device}; this one is on "
                 f"{tensor.device}" + ("" if tensor.is_contiguous() else " and not contiguous")
             )
         if like is not None and (tensor.shape, tensor.dtype) != (like.shape, like.dtype):
@@ -235,8 +241,8 @@ def _nbytes(tensor: torch.Tensor | None) -> int:
     return tensor.numel() * tensor.element_size() if tensor is not None else 0
 
 
-def run_alone(call: Call) -> None:
-    """What a collective of one member is: a copy."""
+def run_alone(call: NcclCall) -> None:
+    """Run a collective with a single member, which is a copy."""
     if call.target is not None and call.source is not None and call.target is not call.source:
         target = call.target.view(-1).view(call.source.dtype) if call.target.numel() else None
         if target is not None:
@@ -244,7 +250,7 @@ def run_alone(call: Call) -> None:
 
 
 def _neutral(output: torch.Tensor, op: ReduceOp) -> Any:
-    """What changes nothing when it is combined."""
+    """Return a tensor of neutral elements of ``op``."""
     if op in ("sum", "prod"):
         return torch.full_like(output, 0 if op == "sum" else 1)
     if output.dtype == torch.bool:

@@ -1,4 +1,4 @@
-"""A thread that connects what the native watchdog finds with the failure channel of the world."""
+"""Thread that connects the native watchdog to the failure channel of the world."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 from gpudist.errors import TransportError
 from gpudist.transport.failure.channel import Failure
 from gpudist.transport.failure.store import StoreFailureChannel
+from gpudist.transport.flight_recorder import FlightRecorder
 from gpudist.transport.host.processes import has_ended
-from gpudist.transport.recording import FlightRecorder
 
 _PERIOD_S = 0.02
 _GRACE_S = 0.5
-# An operation is looked into when it has taken this long; most take microseconds.
+# Poll for failures once an operation has taken this long; most take microseconds.
 _SUSPICIOUS_S = 0.2
 _LOOK_EVERY_S = 0.2
-# The store answers some ten thousand ranks' questions a second.
+# The store answers requests of roughly ten thousand ranks per second.
 _RANKS_PER_LOOK = 1000
 
 
 class DeviceRecorder(FlightRecorder):
-    """What the native core has put on streams, and whether it is complete there."""
+    """Flight recorder whose entries the native core keeps, with their completion on the GPU."""
 
     def __init__(self, core: Any) -> None:
         super().__init__()
@@ -33,12 +33,12 @@ class DeviceRecorder(FlightRecorder):
 
 
 class NcclWatch:
-    """Posts this rank's failures, learns of the others', and ends the world with either.
+    """Watcher that posts failures of this rank, polls those of others, and fails the world.
 
     Args:
-        core: the native world.
-        channel: of the world.
-        rank, size: this process in the world.
+        core: native world.
+        channel: failure channel of the world.
+        rank, size: rank of this process and number of ranks.
         timeout_s: deadline of every operation, in seconds.
     """
 
@@ -56,30 +56,30 @@ class NcclWatch:
         self._lock = threading.Lock()
         self._store_is_gone = False
         self._stop = threading.Event()
-        # A daemon, which polls: at exit nobody would end a wait of its own for it.
+        # A daemon that polls: at exit, nothing would end a blocking wait.
         self._thread = threading.Thread(
             target=self._watch, name=f"gpudist nccl watch {rank}", daemon=True
         )
         self._thread.start()
 
     def fail(self, failure: Failure) -> None:
-        """Post ``failure``, unless another was first, and end the world with the first."""
+        """Post ``failure`` unless another was posted first, and fail the world with the first."""
         with self._lock:
             self._channel.post(failure)
             first = self._channel.peek()
-        # A store that is gone says less than what has just been found out.
+        # The loss of the store explains less than this failure.
         self._core.fail((failure if first is None or _is_store_gone(first) else first).to_json())
 
     def watch_process(self, rank: int, pid: int) -> None:
-        """Report the end of another rank's process."""
+        """Watch the process of another rank and report its end."""
         self._pids.append(pid)
         self._core.watch_process(rank, pid)
 
     def await_death(self, error: BaseException) -> None:
-        """Let a death be found that NCCL's ``error`` may come from and does not tell of."""
+        """Wait briefly for the report of a peer's death that may have caused NCCL's ``error``."""
         if type(error) is not TransportError:
             return
-        # A process that is ending lets go of its memory before it has ended.
+        # A process that is ending releases its memory before it has ended.
         time.sleep(_PERIOD_S)
         deadline_s = time.monotonic() + _GRACE_S
         while not self._core.failure() and time.monotonic() < deadline_s:
@@ -88,7 +88,7 @@ class NcclWatch:
             time.sleep(_PERIOD_S)
 
     def look(self) -> None:
-        """End the world if another rank has posted a failure; asks the store now and then."""
+        """Fail the world if another rank has posted a failure. Limits its requests to the store."""
         with self._lock:
             now = time.monotonic()
             if now - self._looked_s < self._look_every_s:
@@ -98,20 +98,20 @@ class NcclWatch:
             if self._channel.lines_wanted:
                 self._channel.publish_lines(self._rank, self._core.lines(5))
             if found is not None and _is_store_gone(found) and not self._store_is_gone:
-                # Its host may be a rank, of whose death there is a report soon.
+                # Its host may be a rank whose death will be reported soon.
                 self._store_is_gone = True
                 return
         if found is not None:
             self._core.fail(found.to_json())
 
     def leave(self) -> None:
-        """Tell the others that this rank needs them no more."""
+        """Report to the other ranks that this one leaves normally."""
         lines = [*self._core.lines(4), "it has left the world"]
         self._channel.publish_lines(self._rank, lines)
         self._channel.leave(self._rank)
 
     def stop(self) -> None:
-        """End the thread; it is not left inside the native core."""
+        """End the thread, so that it does not use the native core any more."""
         self._stop.set()
         if self._thread is not threading.current_thread():
             self._thread.join()
@@ -131,7 +131,7 @@ class NcclWatch:
         if kind == "ended":
             return self._death_of(rank)
         if kind == "broken":
-            # A peer's death breaks a connection, and a rank beside it knows whose it was.
+            # A peer's death breaks the connection; a rank on its node may have posted it already.
             with self._lock:
                 known = self._channel.peek()
             message = f"NCCL on rank {self._rank}: {text}"

@@ -1,4 +1,4 @@
-"""What a rank has done: its last operations, and the totals of each kind of them."""
+"""Flight recorder: the last operations of a rank, and totals per operator."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ _REMEMBERED_LABELS = 4096
 
 
 class Post(NamedTuple):
-    """A message, or a collective of the wire's own, as this rank sees it.
+    """This rank's side of a message or of a collective of the transport.
 
     Attributes:
-        kind: ``"send"``, ``"receive"``, or the collective.
+        kind: ``"send"``, ``"receive"`` or the name of the collective.
         peer: world rank of the other side, or of the root.
+        sent_bytes, received_bytes: bytes that this rank sends and receives.
     """
 
     kind: str
@@ -33,14 +34,15 @@ class Post(NamedTuple):
     received_bytes: int
 
 
-class Row:
+class OperatorTotals:
     """Totals of one operator over one partition on this rank.
 
     Attributes:
-        calls: that were complete.
-        messages: sent; a collective of the wire's own is one.
-        sent_bytes, received_bytes: of the cells in messages, headers not included.
-        seconds: inside the calls, on the host; zero over a wire that does not wait.
+        operator, partition: names of the operator and the partition.
+        calls: number of complete calls.
+        messages: number of messages sent; a collective of the transport counts as one.
+        sent_bytes, received_bytes: bytes of data in messages, without headers.
+        seconds: host time inside the calls; zero over a transport that does not wait.
     """
 
     __slots__ = (
@@ -63,17 +65,18 @@ class Row:
 
 
 class Activity:
-    """What is done under one label, as often as it is done.
+    """Operation that may be called many times under one label.
 
     Attributes:
-        row: to which its calls are added, now and then.
-        posts: the messages of one call; none where they are counted one by one.
-        calls, seconds: not yet in the row.
+        label: label of the operation.
+        row: totals to which the calls are added by :meth:`flush`.
+        posts: messages of one call; empty if they are counted one by one.
+        calls, seconds: counts that have not been flushed yet.
     """
 
     __slots__ = ("__weakref__", "calls", "label", "posts", "row", "seconds")
 
-    def __init__(self, label: str, row: Row, posts: Sequence[Post] = ()) -> None:
+    def __init__(self, label: str, row: OperatorTotals, posts: Sequence[Post] = ()) -> None:
         self.label = label
         self.row = row
         self.posts = tuple(posts)
@@ -81,50 +84,51 @@ class Activity:
         self.seconds = 0.0
 
     def flush(self) -> None:
-        """Add what was counted to the row."""
+        """Move the counts to the row."""
         self.row.calls += self.calls
         self.row.seconds += self.seconds
         for post in self.posts:
             self.row.add(post, self.calls)
         self.calls, self.seconds = 0, 0.0
 
-    # Movements of passing shapes are forgotten, and their calls are not.
+    # Calls of movements that were evicted still count.
     __del__ = flush
 
 
-# An entry of the flight recorder: what is done, since when, and when it was complete (``None``:
-# not yet). A list, since an object would cost as much as all else that is recorded.
+# Entry of the flight recorder: activity, start and end time (``None`` if not complete). A list,
+# because creating an object would double the cost of recording.
 Operation = list[Any]
 ACTIVITY, START_S, END_S = range(3)
 
 
 class Observer(Protocol):
-    """Hears of every operation of a rank, in its thread, while it is attached."""
+    """Receiver of every operation of a rank, called in the rank's thread."""
 
     def entered(self, operation: Operation, phase: Phase) -> None:
-        """The rank is now in a call: the whole operation, its start, or a wait for its end."""
+        """Handle the begin of a call: an operation, its start, or the wait for its end."""
         ...
 
     def posted(self, operation: Operation, post: Post, number: int) -> None:
-        """A message is about to be posted, with its number among those to or from its peer."""
+        """Handle a message about to be posted, numbered among those to or from its peer."""
         ...
 
     def left(self, operation: Operation) -> None:
-        """The call has ended, well or not. Calls do not overlap."""
+        """Handle the end of a call, successful or not. Calls do not overlap."""
         ...
 
 
 class FlightRecorder:
-    """The last operations of this rank, oldest first, and the totals of all.
+    """Recorder of the last operations of this rank, oldest first, and of totals of all operations.
 
-    Cheap enough to be always on. :meth:`remember` an operation, and count its calls and seconds in
-    its activity, where every nanosecond counts; :meth:`begin` and :meth:`end` do all of that, and
-    are a must where there are observers.
+    Cheap enough to be always on. :meth:`begin` and :meth:`end` record an operation and notify the
+    observers. Where every nanosecond counts and there are no observers, callers may instead
+    :meth:`remember` an entry and update the counts of its activity themselves.
 
     Attributes:
-        observers: hear of each operation.
-        number_of: the number of the next message to (or from) a world rank, where the wire knows.
-        remember: take an entry.
+        observers: receivers of every operation.
+        number_of: returns the number of the next message to (or from) a world rank, if the
+            transport counts them.
+        remember: appends an entry.
     """
 
     def __init__(self, capacity: int = _KEPT) -> None:
@@ -133,21 +137,21 @@ class FlightRecorder:
         self._labelled: dict[str, Activity] = {}
         self._operations: deque[Operation] = deque(maxlen=capacity)
         self.remember = self._operations.append
-        self._rows: dict[tuple[str, str], Row] = {}
+        self._rows: dict[tuple[str, str], OperatorTotals] = {}
         self._activities: WeakSet[Activity] = WeakSet()
         self._group: Operation | None = None
         self._announced: Counter[tuple[bool, int]] = Counter()
         self._cleared = 0
 
     def new_activity(self, label: str, posts: Sequence[Post] = ()) -> Activity:
-        """What is done under ``label``, with these messages at each call."""
+        """Create an activity for ``label`` with the given messages per call."""
         key = operator_and_partition(label)
-        activity = Activity(label, self._rows.setdefault(key, Row(*key)), posts)
+        activity = Activity(label, self._rows.setdefault(key, OperatorTotals(*key)), posts)
         self._activities.add(activity)
         return activity
 
     def activity(self, label: str) -> Activity:
-        """The one of a label, remembered; its messages are counted as they are :meth:`posted`."""
+        """Return the cached activity of a label, whose messages are counted by :meth:`posted`."""
         found = self._labelled.get(label)
         if found is None:
             if len(self._labelled) >= _REMEMBERED_LABELS:
@@ -157,13 +161,13 @@ class FlightRecorder:
 
     @property
     def count(self) -> int:
-        """Operations that were complete so far."""
-        # Asked from other threads too, which must not add anything to rows.
+        """Number of complete operations."""
+        # Other threads read this too, so it must not flush activities.
         in_rows = sum(row.calls for row in tuple(self._rows.values()))
         return self._cleared + in_rows + sum(each.calls for each in self._every_activity())
 
     def begin(self, activity: Activity, phase: Phase = "run") -> Operation:
-        """An operation begins, and the rank is in a call of it."""
+        """Record the begin of an operation and of the first call for it."""
         operation: Operation = [activity, monotonic(), None]
         self.remember(operation)
         if self.observers:
@@ -171,36 +175,36 @@ class FlightRecorder:
         return operation
 
     def enter(self, operation: Operation) -> float:
-        """The rank waits for an operation that has been started; returns the time."""
+        """Record that the rank waits for a started operation; return the time."""
         if self.observers:
             self._announce(operation, "wait")
         return monotonic()
 
     def leave(self, operation: Operation, entered_s: float | None = None) -> None:
-        """The call of an operation has ended, which itself goes on, or has failed."""
+        """Record the end of a call whose operation continues or has failed."""
         since_s = operation[START_S] if entered_s is None else entered_s
         operation[ACTIVITY].seconds += monotonic() - since_s
         for observer in reversed(self.observers):
             observer.left(operation)
 
     def end(self, operation: Operation, entered_s: float | None = None) -> None:
-        """The operation is complete, and with it this call."""
+        """Record that an operation is complete, together with its call."""
         operation[END_S] = monotonic()
         operation[ACTIVITY].calls += 1
         self.leave(operation, entered_s)
 
     def drop(self, operation: Operation) -> None:
-        """The call was refused before anything was posted."""
+        """Remove an operation that was rejected before anything was posted."""
         if self._operations and self._operations[-1] is operation:
             self._operations.pop()
 
     def begin_group(self, label: str) -> Operation:
-        """An operation whose messages are :meth:`posted` one by one until it ends or fails."""
+        """Begin an operation whose messages are :meth:`posted` one by one."""
         self._group = self.begin(self.activity(label))
         return self._group
 
     def posted(self, post: Post, number: int | None = None) -> None:
-        """A message of the group that began last, with its number where the wire has one."""
+        """Record a message of the current group, with its number if the transport has one."""
         operation = self._group
         if operation is None:
             return
@@ -209,7 +213,7 @@ class FlightRecorder:
             self._tell(operation, post, number)
 
     def lines(self, last: int = 5) -> list[str]:
-        """The last operations in words, the most recent at the end."""
+        """Describe the last operations, the most recent at the end."""
         now = monotonic()
         operations = list(self._operations)
         first = self.count - sum(operation[END_S] is not None for operation in operations)
@@ -218,8 +222,8 @@ class FlightRecorder:
             for number, operation in list(enumerate(operations, first))[-last:]
         ]
 
-    def rows(self) -> list[Row]:
-        """The totals of what was done at all, by operator and partition."""
+    def rows(self) -> list[OperatorTotals]:
+        """Return the nonzero totals, sorted by operator and partition."""
         for activity in self._every_activity():
             activity.flush()
         return [row for _, row in sorted(self._rows.items()) if row.calls or row.messages]
@@ -229,11 +233,11 @@ class FlightRecorder:
             try:
                 return list(self._activities)
             except RuntimeError:
-                # Another thread made one meanwhile.
+                # Another thread added one during the iteration.
                 continue
 
     def clear(self) -> None:
-        """Count from zero."""
+        """Reset all totals to zero."""
         for activity in self._every_activity():
             activity.flush()
         self._cleared = self.count
@@ -241,11 +245,11 @@ class FlightRecorder:
             row.clear()
 
     def observe(self, observer: Observer) -> None:
-        """Attach ``observer``."""
+        """Add an observer."""
         self.observers = (*self.observers, observer)
 
     def ignore(self, observer: Observer) -> None:
-        """Detach ``observer``; nothing to do if it is not attached."""
+        """Remove an observer if it was added."""
         self.observers = tuple(other for other in self.observers if other is not observer)
 
     def _announce(self, operation: Operation, phase: Phase) -> None:
@@ -278,7 +282,7 @@ def _state(operation: Operation, now: float) -> str:
 def posts_between(
     stage: MessageStage, ranks: Sequence[int], dtype: torch.dtype
 ) -> tuple[Post, ...]:
-    """The messages of ``stage``, in the order of their posting, between world ``ranks``."""
+    """Return the messages of ``stage`` between world ``ranks``, in posting order."""
     item_bytes = dtype.itemsize
     sends = [(ranks[m.peer], m.volume * item_bytes) for m in (*stage.sends, *stage.relays)]
     receives = [(ranks[m.peer], m.volume * item_bytes) for m in (*stage.incoming, *stage.relayed)]

@@ -1,8 +1,8 @@
-"""Dataclasses and named tuples by name: found among what is imported, rebuilt without their code.
+"""Look up dataclasses and named tuples by name, and rebuild instances without running their code.
 
-No name that comes over the wire imports a module, calls a class or unpickles anything. A class is
-looked up in the modules this process has already, and an instance is made as ``copy`` makes one:
-its fields are set as they were, and neither ``__init__`` nor ``__post_init__`` runs.
+No name from a message imports a module, calls a class or unpickles anything. Classes are looked up
+in the modules that this process has already imported. Instances are made as ``copy`` makes them:
+fields are set directly, and neither ``__init__`` nor ``__post_init__`` runs.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ def fields_of(cls: type) -> tuple[str, ...]:
 
 
 def class_named(name: str, fields: Sequence[str], is_tuple: bool) -> type:
-    """The class that :func:`name_of` names, if this process has it and its fields are these.
+    """Find the class that :func:`name_of` names, and check that it has the given fields.
 
     Raises:
-        TransportError: it has not; says what to do.
+        TransportError: if this process lacks the class, or its fields differ.
     """
     module, _, qualname = name.partition(":")
     found: Any = sys.modules.get(module)
     if found is None:
         raise TransportError(
-            f"the batch has a {name}, but this process has not imported {module!r}, and a batch "
-            f"imports nothing: import it on every rank before the first batch"
+            f"the batch has a {name}, but this process has not imported {module!r}, and receiving "
+            f"a batch imports nothing: import it on every rank before the first batch"
         )
     for part in qualname.split("."):
         # Not getattr: a module's own __getattr__ may import.
@@ -58,13 +58,13 @@ def class_named(name: str, fields: Sequence[str], is_tuple: bool) -> type:
     is_kind = is_it and (_makes_named_tuples if is_tuple else dataclasses.is_dataclass)(found)
     if not is_kind or not _can_be_made(found, is_tuple):
         raise TransportError(
-            f"the batch has a {name}, which is no {'named tuple' if is_tuple else 'dataclass'} "
-            f"that can be found by this name: define it at the top level of a module that every "
-            f"rank imports"
+            f"the batch has a {name}, but this process finds no "
+            f"{'named tuple' if is_tuple else 'dataclass'} of this name: define it at the top "
+            f"level of a module that every rank imports"
         )
     if fields_of(found) != tuple(fields):
         raise TransportError(
-            f"the batch has a {name} with the fields {list(fields)}, but here it has "
+            f"the batch has a {name} with the fields {list(fields)}, but on this rank it has "
             f"{list(fields_of(found))}: run the same program on every rank"
         )
     return found
@@ -81,7 +81,7 @@ def _can_be_made(cls: type, is_tuple: bool) -> bool:
 
 
 def rebuild(cls: type, fields: Sequence[str], values: Sequence[Any]) -> Any:
-    """An instance with these fields, made without running any of the class's code."""
+    """Make an instance with these field values without running any of the class's code."""
     if issubclass(cls, tuple):
         return tuple.__new__(cls, values)
     instance = object.__new__(cls)

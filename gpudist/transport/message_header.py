@@ -1,7 +1,7 @@
-"""The header that travels with every message between two ranks.
+"""Header that is sent with every message between two ranks.
 
-It makes a disagreement between ranks an error with both views in it, where a bare wire would
-deliver wrong numbers, hang, or end the process.
+It turns a disagreement between ranks into an error that shows both views. Without it, ranks would
+receive wrong numbers, hang, or crash.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _LABEL_BYTES = HEADER_BYTES - _FIXED.size
 
 
 @dataclass(frozen=True)
-class Header:
-    """What one side says about a message.
+class MessageHeader:
+    """Header of a message, as seen by one side.
 
     Attributes:
         sequence: number of the message among those from the same sender to the same receiver.
         nbytes: size of the payload, in bytes.
         digest: 16 bytes that identify the operation.
-        label: the operation in words; only a reader's help, and cut to fit.
+        label: description of the operation, truncated to fit; not compared.
     """
 
     sequence: int
@@ -38,21 +38,21 @@ class Header:
     label: str
 
     @classmethod
-    def of(cls, signature: Signature, sequence: int, nbytes: int) -> Header:
+    def of(cls, signature: Signature, sequence: int, nbytes: int) -> MessageHeader:
         return cls(sequence, nbytes, signature.digest, signature.label)
 
     def pack(self) -> bytes:
-        """The header as exactly ``HEADER_BYTES`` bytes."""
+        """Serialize the header to exactly ``HEADER_BYTES`` bytes."""
         label = self.label.encode()[:_LABEL_BYTES]
         fixed = _FIXED.pack(_MAGIC, _VERSION, len(label), self.sequence, self.nbytes, self.digest)
         return (fixed + label).ljust(HEADER_BYTES, b"\0")
 
     @classmethod
-    def unpack(cls, data: bytes) -> Header:
-        """Read what ``pack`` wrote.
+    def unpack(cls, data: bytes) -> MessageHeader:
+        """Deserialize a header written by :meth:`pack`.
 
         Raises:
-            TransportError: these are not the bytes of a header of this version.
+            TransportError: the bytes are not a header of this version.
         """
         if len(data) < _FIXED.size:
             raise TransportError(f"received {len(data)} bytes where a header has {HEADER_BYTES}")
@@ -63,7 +63,7 @@ class Header:
                 f"should begin; run the same gpudist on every rank"
             )
         label = data[_FIXED.size : _FIXED.size + length]
-        # A label may be cut in the middle of a character.
+        # The label may be truncated in the middle of a character.
         return cls(sequence, nbytes, digest, label.decode(errors="ignore"))
 
     def words(self) -> str:
@@ -72,11 +72,11 @@ class Header:
             f"(plan {self.digest.hex()[:8]})"
         )
 
-    def verify(self, received: Header, receiver: int, sender: int) -> None:
-        """Compare this, which ``receiver`` expects, with the header that came from ``sender``.
+    def verify(self, received: MessageHeader, receiver: int, sender: int) -> None:
+        """Compare this header, expected by ``receiver``, with the one received from ``sender``.
 
         Raises:
-            PlanMismatch: another operation, order or size; the text has both views.
+            PlanMismatch: operation, order or size differ; the message shows both views.
         """
         same_operation = self.digest == received.digest
         if same_operation and self.sequence == received.sequence and self.nbytes == received.nbytes:

@@ -10,14 +10,15 @@ import torch.nn.functional as F
 
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.exchange import Movement
+from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.norm.base import Norm
 from gpudist.nn.norm.normalization import Normalization, bind_total
-from gpudist.ops.agreement import Layout, ShapeMode
+from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 
 class _DistributedTrailingNorm(Norm):
-    """Normalization over the last dims, each position of the others for itself."""
+    """Normalization over the last dims, separately at each position of the other dims."""
 
     _subtracts_mean: bool
 
@@ -42,7 +43,8 @@ class _DistributedTrailingNorm(Norm):
         if count == 0 or count > P_x.dim:
             raise PartitionError(
                 f"{name}: normalized_shape {list(self.normalized_shape)} has {count} dims; "
-                f"it needs at least one, and P_x of shape {list(P_x.shape)} an axis for each"
+                f"it needs at least 1 and at most {P_x.dim}, one per axis of P_x of shape "
+                f"{list(P_x.shape)}"
             )
         self._dims = tuple(range(P_x.dim - count, P_x.dim))
         super().__init__(
@@ -53,7 +55,7 @@ class _DistributedTrailingNorm(Norm):
         self.eps = eps
         self.elementwise_affine = elementwise_affine
 
-    def _check(self, layout: Layout) -> None:
+    def _check(self, layout: BlockLayout) -> None:
         shape = layout.decomposition.shape
         if shape[self._dims[0] :] != self.normalized_shape:
             raise ShapeError(
@@ -62,7 +64,7 @@ class _DistributedTrailingNorm(Norm):
             )
 
     def _bind_layout(
-        self, layout: Layout, parameters: tuple[Movement | None, ...]
+        self, layout: BlockLayout, parameters: tuple[Movement | None, ...]
     ) -> Normalization:
         assert self.P_x.rank is not None
         leading = layout.shape_of(self.P_x.rank)[: self._dims[0]]
@@ -80,27 +82,29 @@ class _DistributedTrailingNorm(Norm):
         )
 
 
+@layer(F.layer_norm, Sample((6, 7, 8)), normalized_shape=8)
 class DistributedLayerNorm(_DistributedTrailingNorm):
-    """Layer normalization of a tensor cut over ``P_x`` in any dims, the normalized ones included.
+    """Layer normalization of a tensor split over ``P_x`` along any dims, normalized ones included.
 
     Args:
-        P_x: owns the input and the output, one axis per dim.
-        normalized_shape, eps, elementwise_affine, bias, device, dtype: as torch's layer; the shape
-            is global.
-        global_shape: of the input, if it is balanced, to save agreeing on its blocks.
-        shape: ``"dynamic"`` agrees on the input's blocks at every call.
-        replicate_parameters: every worker that uses a block of the parameters holds it. None moves
-            in forward; in backward the gradients are summed over who holds the same cells, those of
-            several layers together with :func:`~gpudist.nn.fuse_parameter_movements`.
+        P_x: partition of the input and the output, one axis per dim.
+        normalized_shape, eps, elementwise_affine, bias, device, dtype: as in torch's layer; the
+            shape is global.
+        global_shape: global shape of a balanced input; saves the agreement on its blocks.
+        shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
+        replicate_parameters: every worker holds the blocks of the parameters that it uses. No
+            parameter moves in forward; in backward, gradients are summed over the workers that hold
+            the same cells, and those of several layers together with
+            :func:`~gpudist.nn.fuse_parameter_movements`.
 
     Cost:
         One group of messages: where normalized dims are split, an all-reduce over their axes of two
-        float64 for each normalized vector; where leading dims are split, a broadcast of the
-        parameters' blocks along their axes. Uneven blocks of normalized dims: one message more to
-        cut the parameters alike. Backward the same.
+        float64 per normalized vector; where leading dims are split, a broadcast of the parameters'
+        blocks along their axes. Uneven blocks of normalized dims take one more message to split the
+        parameters alike. Backward costs the same.
 
     Raises:
-        PartitionError: at construction, if there are fewer axes than normalized dims.
+        PartitionError: at construction, if ``P_x`` has fewer axes than there are normalized dims.
         ShapeError: on every rank alike, if the input does not end in the normalized shape.
 
     Source:
@@ -139,27 +143,29 @@ class DistributedLayerNorm(_DistributedTrailingNorm):
         return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
 
 
+@layer(F.rms_norm, Sample((6, 7, 8)), normalized_shape=8)
 class DistributedRMSNorm(_DistributedTrailingNorm):
-    """RMS normalization of a tensor cut over ``P_x`` in any dims, the normalized ones included.
+    """RMS normalization of a tensor split over ``P_x`` along any dims, normalized ones included.
 
     Args:
-        P_x: owns the input and the output, one axis per dim.
-        normalized_shape, eps, elementwise_affine, device, dtype: as torch's layer; the shape is
+        P_x: partition of the input and the output, one axis per dim.
+        normalized_shape, eps, elementwise_affine, device, dtype: as in torch's layer; the shape is
             global.
-        global_shape: of the input, if it is balanced, to save agreeing on its blocks.
-        shape: ``"dynamic"`` agrees on the input's blocks at every call.
-        replicate_parameters: every worker that uses a block of the parameters holds it. None moves
-            in forward; in backward the gradients are summed over who holds the same cells, those of
-            several layers together with :func:`~gpudist.nn.fuse_parameter_movements`.
+        global_shape: global shape of a balanced input; saves the agreement on its blocks.
+        shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
+        replicate_parameters: every worker holds the blocks of the parameters that it uses. No
+            parameter moves in forward; in backward, gradients are summed over the workers that hold
+            the same cells, and those of several layers together with
+            :func:`~gpudist.nn.fuse_parameter_movements`.
 
     Cost:
         One group of messages: where normalized dims are split, an all-reduce over their axes of one
-        float64 for each normalized vector; where leading dims are split, a broadcast of the
-        weight's blocks along their axes. Uneven blocks of normalized dims: one message more to cut
-        the weight alike. Backward the same.
+        float64 per normalized vector; where leading dims are split, a broadcast of the weight's
+        blocks along their axes. Uneven blocks of normalized dims take one more message to split the
+        weight alike. Backward costs the same.
 
     Raises:
-        PartitionError: at construction, if there are fewer axes than normalized dims.
+        PartitionError: at construction, if ``P_x`` has fewer axes than there are normalized dims.
         ShapeError: on every rank alike, if the input does not end in the normalized shape.
 
     Source:

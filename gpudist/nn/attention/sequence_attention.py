@@ -1,4 +1,4 @@
-"""What the layers share that attend to a sequence which is split over workers."""
+"""Base class of attention layers over a split sequence."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ import torch.nn.functional as F
 
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.blocks import Blocks
-from gpudist.nn.attention.block import AttentionDropout, BlockAttention
+from gpudist.nn.attention.blockwise import AttentionDropout, BlockAttention
 from gpudist.nn.distributed_module import CheckedModule
-from gpudist.ops.agreement import Agreement, ShapeMode, refuse
+from gpudist.ops.bound import Bound
+from gpudist.ops.shape_agreement import ShapeAgreement, ShapeMode, refuse
 from gpudist.world.partition import CartesianPartition
 
 SEQUENCE = 2
 
 
 class Cuts(NamedTuple):
-    """How the sequences of queries and of keys are cut over the workers along the axis."""
+    """Blocks of the query and the key sequence over the workers along the axis."""
 
     queries: Blocks
     keys: Blocks
@@ -29,17 +30,17 @@ class SequenceAttention(CheckedModule):
     """Attention ``softmax(scale * Q K^T) V`` of tensors ``[B, H, S, D]`` on ``P_x``.
 
     Args:
-        P_x: owns queries, keys, values and output; 4 axes, the last of them 1. Workers along axis 2
-            share one sequence; blocks may be uneven or empty.
-        is_causal, scale: as of torch's ``scaled_dot_product_attention``.
-        dropout_p: while training, the probability with which a weight is dropped. Which ones
-            depends on their indices alone: they are the same under every partition.
-        seed: as of :class:`~gpudist.nn.DistributedDropout`.
+        P_x: partition of queries, keys, values and output, with 4 axes, the last one of extent 1.
+            Workers along axis 2 share one sequence; blocks may be uneven or empty.
+        is_causal, scale: as in torch's ``scaled_dot_product_attention``.
+        dropout_p: probability of dropping an attention weight in training. The choice depends only
+            on the indices of the weight, so it is the same under every partition.
+        seed: seed of the dropout; see :class:`~gpudist.nn.DistributedDropout`.
         shape: ``"dynamic"`` agrees on the blocks at every call.
 
     Raises:
-        PartitionError: ``P_x`` has other axes.
-        ShapeError: ``dropout_p`` is not at least 0 and below 1.
+        PartitionError: ``P_x`` does not have 4 axes with 1 worker along the last.
+        ShapeError: ``dropout_p`` is negative, or not below 1.
     """
 
     def __init__(
@@ -61,8 +62,10 @@ class SequenceAttention(CheckedModule):
             )
         self.P_x, self.is_causal, self.scale = P_x, is_causal, scale
         self._P_line = line = P_x.along([SEQUENCE])
-        self._query_agreement = Agreement(name, line, line, 4, None, shape)
-        self._key_agreement = Agreement(name, line, line, 4, None, shape)
+        self._query_agreement = ShapeAgreement(name, line, line, 4, None, shape)
+        self._key_agreement = ShapeAgreement(name, line, line, 4, None, shape)
+        self._query_cuts = Bound[Blocks](shape, self._query_agreement)
+        self._key_cuts = Bound[Blocks](shape, self._key_agreement)
         if not 0 <= dropout_p < 1:
             raise ShapeError(f"{name}: dropout_p is {dropout_p}; it must be from 0 to below 1")
         self.dropout = None
@@ -78,28 +81,27 @@ class SequenceAttention(CheckedModule):
         key_lengths: torch.Tensor | None = None,
         is_causal: bool | None = None,
     ) -> torch.Tensor:
-        """The block of the output, of the blocks of queries, keys and values.
-
+        """Return the block of the output for this worker's queries, keys and values.
         Args:
             query: ``[B, H, S_q, D]``.
             key, value: ``[B, H_k, S_k, D]`` and ``[B, H_k, S_k, D_v]``; ``H`` is a multiple of
                 ``H_k``, and equal to it where heads are split.
-            key_padding_mask: ``[B, S_k]`` of bool, the block of the same keys; true where no query
-                sees the key.
-            key_lengths: ``[B]`` integers: the same for a sequence whose keys from there on are
+            key_padding_mask: bool tensor ``[B, S_k]``, the block of the same keys; ``True`` hides a
+                key from all queries.
+            key_lengths: integer tensor ``[B]``, global number of keys per sequence; later keys are
                 padding.
-            is_causal: of this call, the layer's unless given.
+            is_causal: overrides the layer's ``is_causal`` for this call.
 
         Returns:
-            ``[B, H, S_q, D_v]``. A query that sees no key gets zeros.
+            Tensor of shape ``[B, H, S_q, D_v]``; zeros for a query that sees no key.
 
         Raises:
-            ShapeError: the tensors do not fit each other.
+            ShapeError: the shapes or dtypes of the tensors do not match.
         """
         if not self.P_x.active:
             if self.dropout is not None:
                 self.dropout.drops(query)
-            # As on other workers, all inputs have a gradient.
+            # All inputs get a gradient, as on the other workers.
             return query + key.sum() + value.sum()
         self._require(query, key, value, key_padding_mask, key_lengths)
         cuts = self._cuts(query, key)
@@ -128,13 +130,16 @@ class SequenceAttention(CheckedModule):
         value: torch.Tensor,
         padding: torch.Tensor | None,
     ) -> torch.Tensor:
-        """The output where the sequence is split."""
         raise NotImplementedError
 
     def _cuts(self, query: torch.Tensor, key: torch.Tensor) -> Cuts:
-        """The cuts all workers along the axis agree on; messages at first, or at every call."""
-        queries = self._query_agreement(query).decomposition.dims[SEQUENCE]
-        return Cuts(queries, self._key_agreement(key).decomposition.dims[SEQUENCE])
+        return Cuts(self._query_cuts(query, self._cut_queries), self._key_cuts(key, self._cut_keys))
+
+    def _cut_queries(self, query: torch.Tensor) -> Blocks:
+        return self._query_agreement(query).decomposition.dims[SEQUENCE]
+
+    def _cut_keys(self, key: torch.Tensor) -> Blocks:
+        return self._key_agreement(key).decomposition.dims[SEQUENCE]
 
     def _require(
         self,
@@ -149,19 +154,25 @@ class SequenceAttention(CheckedModule):
         if {len(shape) for shape in shapes} != {4}:
             problem = "query, key and value need dims for batch, heads, sequence and features"
         elif key.shape[:3] != value.shape[:3] or query.shape[3] != key.shape[3]:
-            problem = "key and value differ, or query and key in their features"
+            problem = "key and value must agree in all dims but features, query and key in features"
         elif query.shape[0] != key.shape[0] or query.shape[1] % max(1, key.shape[1]):
-            problem = "the heads of the query are no multiple of those of the key"
+            problem = "batches must be equal, and the query's heads a multiple of the key's"
         elif self.P_x.shape[1] > 1 and query.shape[1] != key.shape[1]:
-            problem = "heads are split, so that query and key must have as many"
+            problem = "heads are split, so query and key must have equally many"
         elif padding is not None and (
             padding.dtype != torch.bool or padding.shape != (key.shape[0], key.shape[2])
         ):
-            problem = f"key_padding_mask is {padding.dtype} of shape {list(padding.shape)}"
+            problem = (
+                f"key_padding_mask is {padding.dtype} of shape {list(padding.shape)} but must be "
+                f"torch.bool of shape {[key.shape[0], key.shape[2]]}"
+            )
         elif lengths is not None and (
             lengths.dtype not in (torch.int32, torch.int64) or lengths.shape != key.shape[:1]
         ):
-            problem = f"key_lengths is {lengths.dtype} of shape {list(lengths.shape)}"
+            problem = (
+                f"key_lengths is {lengths.dtype} of shape {list(lengths.shape)} but must be "
+                f"torch.int32 or torch.int64 of shape {[key.shape[0]]}"
+            )
         elif len({query.dtype, key.dtype, value.dtype}) > 1 or not query.is_floating_point():
             problem = "query, key and value must be of one floating-point dtype"
         if problem is not None:
@@ -174,7 +185,6 @@ class SequenceAttention(CheckedModule):
 def _padding(
     mask: torch.Tensor | None, lengths: torch.Tensor | None, keys: tuple[int, int]
 ) -> torch.Tensor | None:
-    """Which keys of the block no query sees, ``[B, keys]``."""
     if lengths is None:
         return mask
     beyond = torch.arange(*keys, device=lengths.device) >= lengths.unsqueeze(-1)
@@ -188,7 +198,7 @@ def attend_to_all(
     value: torch.Tensor,
     padding: torch.Tensor | None,
 ) -> torch.Tensor:
-    """The output of whole sequences on this worker, by torch's kernels where they can."""
+    """Return the output for whole local sequences, by torch's kernels where they apply."""
     if block.drops is not None or 0 in (query.numel(), key.numel(), value.numel()):
         rows = block.fold(query)
         keys = 0, key.shape[SEQUENCE]

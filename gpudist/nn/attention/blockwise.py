@@ -1,7 +1,7 @@
-"""Attention of one block of queries to one block of keys after the other.
+"""Attention of a block of queries to the blocks of keys, one after the other.
 
-Rows of all query heads that share a head of keys lie beside each other, so that blocks are plain
-matrices: queries ``[B, heads of keys, rows, D]``, keys ``[B, heads of keys, keys, D]``.
+Rows of all query heads that share a key head are adjacent, so that blocks are plain matrices:
+queries ``[B, key heads, rows, D]``, keys ``[B, key heads, keys, D]``.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Range = tuple[int, int]
 
 
 class Sums(NamedTuple):
-    """What a row of queries has summed up over the keys it has seen so far.
+    """Running sums of each query row over the keys seen so far.
 
     Attributes:
-        weighted: values, each times the exponential of its score less the largest score.
-        total: of these exponentials, ``[..., 1]``.
-        largest: score, ``[..., 1]``; a constant, of which results do not depend.
+        weighted: sum of the values, each times ``exp(score - largest)``.
+        total: sum of these exponentials, ``[..., 1]``.
+        largest: largest score so far, ``[..., 1]``; a constant on which results do not depend.
     """
 
     weighted: torch.Tensor
@@ -34,12 +34,13 @@ class Sums(NamedTuple):
 
 @dataclass(frozen=True)
 class Drops:
-    """Which weights a call of a layer drops; see :class:`~gpudist.nn.DistributedDropout`.
+    """Weights that one call of a layer drops; see :class:`~gpudist.nn.DistributedDropout`.
 
     Attributes:
-        seed, call: one int64 each.
-        p: probability of each weight.
-        box, shape: of the block of queries in the global tensor, and of that tensor.
+        seed, call: seed and number of the call, one int64 each.
+        p: probability of dropping a weight.
+        box: box of the block of queries in the global tensor.
+        shape: global shape of that tensor.
     """
 
     seed: torch.Tensor
@@ -51,7 +52,7 @@ class Drops:
     def factors(
         self, keys: Range, key_count: int, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        """0 or ``1 / (1 - p)`` for each weight of the block, ``[B, H, queries, keys]``."""
+        """Return 0 or ``1 / (1 - p)`` for each weight of the block, ``[B, H, queries, keys]``."""
         box = Box((*self.box.start[:3], keys[0]), (*self.box.stop[:3], keys[1]))
         shape = (*self.shape[:3], key_count)
         kept = kept_by_index(self.seed, self.call, box, shape, self.p, device)
@@ -59,10 +60,10 @@ class Drops:
 
 
 class AttentionDropout(DistributedDropout):
-    """Drops weights of attention by their index: query, key, head and batch entry."""
+    """Dropout of attention weights by their index: query, key, head and batch entry."""
 
     def drops(self, query: torch.Tensor) -> Drops | None:
-        """Those of the next call, ``None`` if nothing is dropped. Collective at first."""
+        """Return the dropped weights of the next call, or ``None``; collective at first."""
         if not self.training or self.p == 0:
             return None
         if not self.P_x.active:
@@ -76,15 +77,15 @@ class AttentionDropout(DistributedDropout):
 
 @dataclass(frozen=True)
 class BlockAttention:
-    """What the products of one block of queries with any block of keys have in common.
+    """Attention of one block of queries to any block of keys.
 
     Attributes:
         queries: global range of the block.
-        key_count: of all blocks.
-        groups: how many heads of queries share one of keys.
-        is_causal: a query sees the keys up to its own index.
-        scale: of the scores.
-        drops: weights that are dropped.
+        key_count: number of keys in all blocks.
+        groups: number of query heads that share a key head.
+        is_causal: whether a query sees only the keys up to its own index.
+        scale: factor of the scores.
+        drops: dropped weights; ``None`` if nothing is dropped.
     """
 
     queries: Range
@@ -95,23 +96,23 @@ class BlockAttention:
     drops: Drops | None = None
 
     def sees(self, keys: Range) -> bool:
-        """Whether some query of the block sees some key of a block."""
+        """Return whether some query of the block sees some key of the range ``keys``."""
         if keys[0] >= keys[1] or self.queries[0] >= self.queries[1]:
             return False
         return not self.is_causal or keys[0] < self.queries[1]
 
     def fold(self, query: torch.Tensor) -> torch.Tensor:
-        """``[B, H, S, D]`` as rows of the heads of keys."""
+        """Reshape ``[B, H, S, D]`` to rows of the key heads."""
         batch, heads, rows, features = query.shape
         return query.reshape(batch, heads // self.groups, self.groups * rows, features)
 
     def unfold(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows of the heads of keys as ``[B, H, S, D]``."""
+        """Reshape rows of the key heads to ``[B, H, S, D]``."""
         batch, heads, count, features = rows.shape
         return rows.reshape(batch, heads * self.groups, count // self.groups, features)
 
     def nothing_seen(self, query: torch.Tensor, value: torch.Tensor) -> Sums:
-        """The sums of folded queries before the first block of keys."""
+        """Return the sums of folded queries before the first block of keys."""
         dtype = torch.promote_types(query.dtype, torch.float32)
         zeros = query.new_zeros((*query.shape[:3], 1), dtype=dtype)
         weighted = query.new_zeros((*query.shape[:3], value.shape[3]), dtype=dtype)
@@ -126,7 +127,7 @@ class BlockAttention:
         padding: torch.Tensor | None,
         keys: Range,
     ) -> Sums:
-        """The sums of folded queries after one more block of keys; differentiable."""
+        """Return the sums of folded queries after one more block of keys; differentiable."""
         scores = self._scores(query, key, padding, keys)
         largest = sums.largest
         if scores.shape[-1]:
@@ -139,7 +140,7 @@ class BlockAttention:
         return Sums(weighted, sums.total * before + weights.sum(-1, keepdim=True), largest)
 
     def finish(self, sums: Sums) -> tuple[torch.Tensor, torch.Tensor]:
-        """The mean of the values, and the logarithm of the sum of exponentials of the scores.
+        """Return the weighted mean of the values, and the log-sum-exp of the scores.
 
         Both are zero for a row that sees no key.
         """
@@ -157,12 +158,14 @@ class BlockAttention:
         keys: Range,
         logarithm: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What a block of keys adds to each row's result, and to its weights, whose sum is 1.
+        """Return what a block of keys adds to each row's result and to the sum of its weights.
+
+        Over all blocks, the weights of a row sum to 1.
 
         Args:
-            query: folded.
-            key, value, padding, keys: of the block.
-            logarithm: of :meth:`finish`, over all blocks; a constant.
+            query: folded queries.
+            key, value, padding, keys: tensors and global range of the block of keys.
+            logarithm: log-sum-exp over all blocks, from :meth:`finish`; a constant.
         """
         weights = (self._scores(query, key, padding, keys) - logarithm).exp()
         return self._weighted(weights, value, keys), weights.sum(-1, keepdim=True)
@@ -177,7 +180,7 @@ class BlockAttention:
         logarithm: torch.Tensor,
         cotangents: tuple[torch.Tensor, torch.Tensor],
     ) -> tuple[torch.Tensor, ...]:
-        """Gradients of query, key and value, from those of both :meth:`parts`."""
+        """Return the gradients of query, key and value, given those of both :meth:`parts`."""
         query, key, value = (x.detach().requires_grad_() for x in (query, key, value))
         with torch.enable_grad():
             parts = self.parts(query, key, value, padding, keys, logarithm)

@@ -1,4 +1,4 @@
-"""What a converted network does, function by function, found without a world; and its edits."""
+"""The plan of a converted network: the functions it carries out, and edits of them."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any
 
 from gpudist.checks.arguments import Checked, checked
 from gpudist.errors import ConversionError
-from gpudist.sbp.scope import Row
+from gpudist.sbp.scope import PlanRow
 
 Shape = tuple[int, ...]
 _TITLES = ("path", "function", "in", "out", "sent", "")
 
 
-# Attributes of one axis, and those of a tensor, as they are written.
+# Patterns of the attributes of one axis, and of a tensor, in their printed form.
 _ONE = re.compile(r"split\((\d+)[^)]*\)|broadcast|partial_sum")
 _TENSOR = re.compile(r"\((?:[^()]|\([^()]*\))*\)")
 _SHORT = {"broadcast": "copy", "partial_sum": "sum"}
 
 
 def _short(layouts: str) -> str:
-    """Layouts in few letters, each once: the dims that are split, ``copy`` and ``sum``.
+    """Shorten layouts to the split dims, ``copy`` and ``sum``, each layout once.
 
-    Copies, as of parameters, are left out beside others.
+    Copies, such as parameters, are left out if there are other layouts.
     """
 
     def of(tensor: re.Match[str]) -> str:
@@ -36,8 +36,7 @@ def _short(layouts: str) -> str:
     return " ".join([one for one in found if one != "copy"] or found)
 
 
-def cells_of(row: Row) -> tuple[str, ...]:
-    """A row as it is printed."""
+def cells_of(row: PlanRow) -> tuple[str, ...]:
     sent = f"{row.sent_bytes:,}" if row.sent_bytes else ""
     notes = "gathered" if row.is_gathered else "everywhere" if row.is_redundant else ""
     name = row.function.rpartition(".")[2]
@@ -45,38 +44,38 @@ def cells_of(row: Row) -> tuple[str, ...]:
 
 
 @dataclass
-class Plan(Checked):
+class NetworkPlan(Checked):
     """The functions that a converted network calls, in order; prints as a table, also by rich.
 
-    In the table tensors are told by what splits them along each axis of several workers: the number
-    of a dim, ``copy``, or ``sum`` for terms; ``2,3->copy`` was moved. ``gathered`` marks functions
-    without a rule, and ``everywhere`` those of which every worker computes the whole result.
+    The table shows each tensor by its attribute along each axis of several workers: the number of
+    the split dim, ``copy``, or ``sum`` for terms; ``2,3->copy`` was moved. ``gathered`` marks
+    functions without a rule, and ``everywhere`` functions whose whole result every worker computes.
 
     Attributes:
-        rows: one for each function that is carried out on global tensors.
-        repartitions: the grid to which the first argument of a module is moved, by its path.
-        weights: the grid that cuts the weight of a linear layer, by its path.
-        outputs: how the outputs lie, as they are nested.
+        rows: one row per function carried out on global tensors.
+        repartitions: grid to which the first argument of a module is moved, by the module's path.
+        weights: grid that splits the weight of a linear layer, by the layer's path.
+        outputs: specs of the outputs, in their nesting.
     """
 
-    rows: list[Row] = field(default_factory=list[Row])
+    rows: list[PlanRow] = field(default_factory=list[PlanRow])
     repartitions: dict[str, Shape] = field(default_factory=dict[str, Shape])
     weights: dict[str, Shape] = field(default_factory=dict[str, Shape])
     outputs: Any = None
 
     @property
     def sent_bytes(self) -> int:
-        """That the planned rank sends in a forward."""
+        """Number of bytes that the planned ranks send in a forward."""
         return sum(row.sent_bytes for row in self.rows)
 
     @property
     def redundant_cells(self) -> int:
-        """Of the results that every worker computes."""
+        """Number of cells of the results that every worker computes."""
         return sum(row.cells for row in self.rows if row.is_redundant)
 
     @checked(ConversionError)
-    def of(self, path: str) -> list[Row]:
-        """The rows of a module and of what is in it."""
+    def of(self, path: str) -> list[PlanRow]:
+        """Return the rows of the module at ``path`` and of its submodules."""
         return [row for row in self.rows if f"{row.path}.".startswith(f"{path}." if path else "")]
 
     @checked(ConversionError)
@@ -84,20 +83,20 @@ class Plan(Checked):
         """Move the first argument of a module before it is called.
 
         Args:
-            path: of the module.
-            shape: one axis for each dim of the argument: over how many workers, the first ones of
-                the network's, it is split.
+            path: path of the module.
+            shape: number of workers that split each dim of the argument, one axis per dim; the
+                first workers of the network's partition are used.
         """
         self.repartitions[path] = tuple(shape)
 
     @checked(ConversionError)
     def split_weight(self, path: str, shape: Sequence[int]) -> None:
-        """Cut the weight of a linear layer, of which each worker then holds a block.
+        """Split the weight of a linear layer, so that each worker holds one block of it.
 
         Args:
-            path: of the layer.
-            shape: ``[*leading, rows, columns]``: over how many workers each leading dim of the
-                input, the output features and the input features are split.
+            path: path of the layer.
+            shape: ``[*leading, rows, columns]``: number of workers that split each leading dim of
+                the input, the output features and the input features.
         """
         self.weights[path] = tuple(shape)
 
@@ -121,14 +120,14 @@ def _table(rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def workers_of(path: str, shape: Shape, most: int) -> int:
-    """How many workers a grid has.
+    """Return the number of workers of a grid.
 
     Raises:
-        ConversionError: more than there are.
+        ConversionError: the grid has more workers than the network, or an empty axis.
     """
     if prod(shape) > most or min(shape, default=1) < 1:
         raise ConversionError(
-            f"{path}: a grid of shape {list(shape)} takes {prod(shape)} workers, but the network "
-            f"has {most}"
+            f"{path}: a grid of shape {list(shape)} needs {prod(shape)} workers, but the network "
+            f"has {most}; every axis must be at least 1"
         )
     return prod(shape)

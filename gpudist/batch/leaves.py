@@ -1,4 +1,4 @@
-"""The leaves of a batch: tensors, numbers, strings and bytes, and what is sent of each."""
+"""Leaves of a batch: tensors, numbers, strings and bytes, and how each is encoded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from gpudist.batch.reading import Reader, malformed, write_counted, write_text
 
-# Numbers on the wire; only ever add at the end.
+# Position in this list is the number in messages; only append.
 _DTYPE_NAMES = (
     *("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32"),
     *("float64", "complex64", "complex128", "uint16", "uint32", "uint64", "complex32"),
@@ -21,7 +21,7 @@ _DTYPE_NAMES = (
 )
 DTYPES: tuple[torch.dtype, ...] = tuple(getattr(torch, name) for name in _DTYPE_NAMES)
 DTYPE_NUMBERS = {dtype: number for number, dtype in enumerate(DTYPES)}
-# Those whose gradients can be summed.
+# Dtypes whose gradients can be summed.
 SUMMED = frozenset(DTYPES[number] for number in (6, 7, 8, 9, 10, 11))
 
 NONE, BOOL, INT, FLOAT, COMPLEX, TEXT, BYTES, TENSOR = range(8)
@@ -38,12 +38,12 @@ _COMPLEX = struct.Struct("<dd")
 
 @dataclass(frozen=True)
 class Leaf:
-    """What is the same at every step.
+    """Properties of a leaf that are the same at every step.
 
     Attributes:
-        kind: ``TENSOR``, or that of a plain value.
-        dtype, dims: of a tensor; its extents are not the same at every step.
-        requires_grad: the tensor gets a gradient.
+        kind: ``TENSOR``, or the kind of a plain value.
+        dtype, dims: dtype and number of dims of a tensor; its extents may change at every step.
+        requires_grad: whether the tensor gets a gradient.
     """
 
     kind: int
@@ -53,7 +53,7 @@ class Leaf:
 
 
 class TensorSpec(NamedTuple):
-    """A tensor that is yet to come."""
+    """Dtype, shape and size of a tensor that has not arrived yet."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -77,7 +77,7 @@ def write_value(out: bytearray, kind: int, value: Any) -> None:
 
 
 def read_value(reader: Reader, leaf: Leaf) -> Any:
-    """What :func:`write_value` wrote."""
+    """Read the result of :func:`write_value`."""
     kind = leaf.kind
     if kind == BOOL:
         byte = reader.byte()
@@ -96,13 +96,13 @@ def read_value(reader: Reader, leaf: Leaf) -> Any:
 
 
 class Values:
-    """What changes from step to step: extents of tensors, then plain values.
+    """Encoder of what changes from step to step: extents of tensors, then plain values.
 
-    All extents are whole numbers of one size, which goes before them: 4 bytes, or 8 if any needs
-    them.
+    All extents are unsigned integers of the same size, which precedes them: 4 bytes, or 8 if any
+    extent needs them.
 
     Args:
-        leaves: of a schema.
+        leaves: leaves of a schema.
     """
 
     def __init__(self, leaves: Sequence[Leaf]) -> None:
@@ -117,7 +117,7 @@ class Values:
         self._extents = {4: struct.Struct(f"<B{dims}I"), 8: struct.Struct(f"<B{dims}Q")}
 
     def write(self, values: Sequence[Any]) -> bytes:
-        """The values of these leaves, of tensors the extents, as bytes."""
+        """Encode plain values, and the extents of tensors."""
         extents: list[int] = []
         for i, _, _, _ in self._tensors:
             extents += values[i].shape
@@ -131,10 +131,10 @@ class Values:
         return out + rest
 
     def read(self, data: bytes) -> list[Any]:
-        """What :meth:`write` wrote, with a ``TensorSpec`` in place of each tensor.
+        """Decode the result of :meth:`write`, with a ``TensorSpec`` in place of each tensor.
 
         Raises:
-            TransportError: these bytes are no values of these leaves.
+            TransportError: if the bytes are not values of these leaves.
         """
         form = self._extents.get(data[0]) if data else None
         if form is None or len(data) < form.size:
@@ -157,6 +157,6 @@ class Values:
 
 
 def _check_extents(shape: Sequence[int]) -> None:
-    # An empty tensor too has strides, which must be numbers of 64 bits.
+    # Even an empty tensor has strides, which must fit into 64 bits.
     if prod([extent or 1 for extent in shape]) > _MAX_ITEMS:
-        raise malformed(f"a tensor has the shape {list(shape)}")
+        raise malformed(f"a tensor has the shape {list(shape)}, which is too large")

@@ -1,4 +1,4 @@
-"""Run every case: exactness, the dot test, and bandwidth beside that of a plain copy."""
+"""Run every case: exactness, the dot test, and bandwidth compared to a plain copy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from gpudist.cli.self_check.cases import cases
 from gpudist.cli.self_check.link_speeds import LinkSpeed, link_speeds
-from gpudist.cli.self_check.remedies import kind_of, places, remedies_of
+from gpudist.cli.self_check.remedies import kind_of, rank_environments, remedies_of
 from gpudist.testing import dot_test
 from gpudist.world.links import gpu_links
 from gpudist.world.partition import Partition
@@ -20,21 +20,21 @@ TOLERANCE = 1e-12
 COLUMNS = 1024
 DEFAULT_MIB = 4
 REPEATS = 7
-# Of a plain copy's bandwidth; below it something other than memory holds the operator up.
+# Share of a plain copy's bandwidth; below it, something other than memory limits the operator.
 SLOW_SHARE = 0.1
 
 
 @dataclass(frozen=True)
 class Result:
-    """What was found of one operator.
+    """Result of the check of one operator.
 
     Attributes:
-        name: of the operator.
-        exact: every cell of its output was right, on every rank.
+        name: name of the operator.
+        exact: whether every cell of its output was right, on every rank.
         adjoint_error: ``|<Fx,y> - <x,F*y>|`` in units of their norms.
-        time_us: of one call, on the slowest rank; the fastest of several.
+        time_us: microseconds of one call on the slowest rank; the fastest of several calls.
         gbps: bytes in and out of the busiest rank in that time, in GB/s.
-        share: of what a plain copy of the same bytes on all ranks at once would reach.
+        share: bandwidth relative to a plain copy of the same bytes on all ranks at once.
     """
 
     name: str
@@ -55,15 +55,15 @@ class Result:
 
 @dataclass(frozen=True)
 class Report:
-    """What :func:`check` found; the same on every rank.
+    """Results of :func:`check`; the same on every rank.
 
     Attributes:
-        ranks, transport, device: of the world.
-        copy_gbps: of a plain copy, read and written, on all ranks at once, in GB/s a rank.
-        results: by operator.
-        links: between two ranks at a time; empty in a world of one.
-        kinds: of the links, such as ``"NV18"``; empty where that is not known.
-        remedies: what is to be done, each a sentence.
+        ranks, transport, device: size, transport and device of the world.
+        copy_gbps: bytes read and written by a plain copy on all ranks at once, in GB/s per rank.
+        results: results by operator.
+        links: speeds between pairs of ranks; empty in a world of one.
+        kinds: kinds of the links, such as ``"NV18"``; empty if unknown.
+        remedies: sentences that say what to do.
     """
 
     ranks: int
@@ -89,13 +89,12 @@ def check(
     """Check every operator. Collective over ``P_world``.
 
     Args:
-        P_world: all workers.
-        mebibytes: of each rank's block when speed is measured.
-        progress: called before each operator with its name, how many are done, and how many there
-            are.
+        P_world: partition of all workers.
+        mebibytes: size of each rank's block when speed is measured.
+        progress: called before each operator with its name, how many are done, and the total.
 
     Raises:
-        TransportError: a rank failed, or did not answer in time.
+        TransportError: if a rank failed, or did not answer in time.
     """
     rows = max(1, mebibytes * 2**20 // (4 * COLUMNS))
     small = cases(P_world, *SMALL)
@@ -114,7 +113,7 @@ def check(
         found.append((name, exact, error, time_us, nbytes / time_us / 1e3))
     copied = max(copied, _copy_gbps(P_world, rows * COLUMNS * 4))
     links = link_speeds(P_world, rows * COLUMNS * 4)
-    where, wires = places(P_world), gpu_links() if P_world.device.type == "cuda" else ()
+    where, wires = rank_environments(P_world), gpu_links() if P_world.device.type == "cuda" else ()
     progress("done", len(small), len(small))
     return Report(
         P_world.size, P_world.transport, str(P_world.device), copied,
@@ -125,7 +124,7 @@ def check(
 
 
 def verdict(report: Report) -> str:
-    """In plain words."""
+    """Summarize the report in words."""
     where = f"{report.ranks} ranks over {report.transport}"
     wrong = [result.name for result in report.results if not result.passed]
     if wrong:
@@ -165,7 +164,6 @@ def _why_slow(transport: str) -> str:
 
 
 def _copy_gbps(P_world: Partition, nbytes: int) -> float:
-    """Bytes read and written by a plain copy into existing memory on all ranks at once."""
     x = torch.ones(nbytes // 4, dtype=torch.float32, device=P_world.device)
     y = torch.zeros_like(x)
     time_us, copied = _time_us(y.copy_, x, P_world)
@@ -175,7 +173,7 @@ def _copy_gbps(P_world: Partition, nbytes: int) -> float:
 def _time_us(
     call: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, P_world: Partition
 ) -> tuple[float, int]:
-    """Microseconds of the fastest call, on the slowest rank, and the bytes of the busiest one."""
+    """Microseconds of the fastest call on the slowest rank, and bytes of the busiest rank."""
     y = call(x)
     times: list[float] = []
     for _ in range(REPEATS):

@@ -1,6 +1,6 @@
 """Functions of whole lines or matrices: sorts, quantiles, decompositions, transforms.
 
-A dim along which they work has no cheap split: another dim is.
+A dim along which they work is not split, since that would be expensive; other dims are.
 """
 
 from __future__ import annotations
@@ -13,7 +13,16 @@ import torch
 from torch import Tensor
 
 from gpudist.sbp.attributes import Sbp, broadcast, split
-from gpudist.sbp.registry import Call, Compute, Function, Signature, Where, compose, forms, register
+from gpudist.sbp.registry import (
+    Call,
+    Compute,
+    Function,
+    SbpSignature,
+    Where,
+    compose,
+    forms,
+    register,
+)
 from gpudist.sbp.signatures.across import (
     axes_that_split,
     place,
@@ -27,7 +36,7 @@ Dims = Callable[[Call], Collection[int] | None]
 
 
 def on_cells(call: Call, where: Where) -> Compute:
-    """The function, of blocks that have cells; torch refuses others."""
+    """Apply the function only to blocks that have cells; torch refuses empty ones."""
     shapes, results = [box.shape for box in where.outputs], where.call.outputs
     differ = len(call.tensors) > 1 and some_are_empty(where)
 
@@ -44,7 +53,7 @@ def on_cells(call: Call, where: Where) -> Compute:
 def without_cells(
     shape: Sequence[int], dtype: torch.dtype, tensors: Sequence[torch.Tensor]
 ) -> torch.Tensor:
-    """A result without cells, which depends on its inputs as one with cells does."""
+    """Return a result without cells that depends on its inputs in the graph."""
     if not (dtype.is_floating_point or dtype.is_complex):
         return tensors[0].new_empty(shape, dtype=dtype)
     y = tensors[0].new_ones(0, dtype=dtype)
@@ -53,9 +62,9 @@ def without_cells(
     return y.view(tuple(shape))
 
 
-def of_others(call: Call, dims: Collection[int]) -> list[Signature]:
-    """Splits of all dims but ``dims``, which the results lack or have as well."""
-    found: list[Signature] = []
+def of_others(call: Call, dims: Collection[int]) -> list[SbpSignature]:
+    """Return splits of all dims except ``dims``, which the results may keep or lack."""
+    found: list[SbpSignature] = []
     count = call.tensors[0].dims
     for d in range(count):
         if d in dims:
@@ -64,12 +73,12 @@ def of_others(call: Call, dims: Collection[int]) -> list[Signature]:
         for spec in call.outputs:
             is_kept = spec.dims == count
             ones.append(split(d if is_kept else d - sum(e < d for e in dims)))
-        found.append(Signature((split(d),), tuple(ones), bind=on_cells))
+        found.append(SbpSignature((split(d),), tuple(ones), bind=on_cells))
     return found
 
 
 def _along(position: int, default: int | None) -> Dims:
-    """The dim at a position; ``None`` where the function is of all cells."""
+    """Return a reader of the dim argument at a position; ``None`` means all cells."""
 
     def dims(call: Call) -> Collection[int] | None:
         given = call.get(position, "dim", call.kwargs.get("axis", default))
@@ -81,10 +90,10 @@ def _along(position: int, default: int | None) -> Dims:
 
 
 def enter_along(functions: Sequence[Function], dims: Dims) -> None:
-    """Enter functions of one tensor that work along some of its dims."""
+    """Register functions of one tensor that work along some of its dims."""
 
     @register(*functions, any_cuts=True)
-    def along(call: Call, parts: int) -> list[Signature]:
+    def along(call: Call, parts: int) -> list[SbpSignature]:
         found = dims(call)
         if found is None or len(call.tensors) > 1:
             return []
@@ -98,18 +107,18 @@ enter_along(forms("median", "nanmedian", "cummax", "cummin"), _along(1, None))
 
 
 @register(*forms("quantile", "nanquantile"), any_cuts=True)
-def quantile(call: Call, parts: int) -> list[Signature]:
-    """Several quantiles are a dim in front of the others."""
+def quantile(call: Call, parts: int) -> list[SbpSignature]:
+    """Split dims that are not reduced; several quantiles add a first dim to the result."""
     dims, x = _along(2, None)(call), call.tensors[0]
     if dims is None:
         return []
     quantiles = 1 if len(call.tensors) > 1 and call.tensors[1].dims else 0
     keeps = call.outputs[0].dims - quantiles == x.dims
-    found: list[Signature] = []
+    found: list[SbpSignature] = []
     for one in kept(call, tuple(dims), keeps):
         inputs = (*one.inputs, *(broadcast,) * (len(call.tensors) - 1))
         moved = split(one.outputs[0].dim + quantiles)
-        found.append(Signature(inputs, (moved,), bind=on_cells))
+        found.append(SbpSignature(inputs, (moved,), bind=on_cells))
     return found
 
 
@@ -126,10 +135,10 @@ def aminmax(input: Tensor, *, dim: int | None = None, keepdim: bool = False) -> 
 
 
 @register(*forms("cumprod", "logcumsumexp"), any_cuts=True)
-def running(call: Call, parts: int) -> list[Signature]:
-    """Of a dim that is split, blocks take in what all in front of them come to."""
+def running(call: Call, parts: int) -> list[SbpSignature]:
+    """Split all dims; along the accumulated dim, each block adds the totals of earlier blocks."""
     dims = dims_of(call)
-    found = [Signature((split(d),), (split(d),), run=_running) for d in dims]
+    found = [SbpSignature((split(d),), (split(d),), run=_running) for d in dims]
     return [*kept(call, dims, True), *found]
 
 
@@ -159,27 +168,28 @@ _OF_TORCH = (
 
 
 @register(*[getattr(torch.linalg, n) for n in _MATRICES], *forms(*_OF_TORCH), any_cuts=True)
-def of_matrices(call: Call, parts: int) -> list[Signature]:
-    """Each matrix for itself."""
+def of_matrices(call: Call, parts: int) -> list[SbpSignature]:
+    """Split the batch dims: each matrix is computed on its own."""
     if len(call.shapes) > 1:
         return []
     return [
-        Signature((split(d),), (split(d),) * len(call.outputs), bind=on_cells)
+        SbpSignature((split(d),), (split(d),) * len(call.outputs), bind=on_cells)
         for d in range(call.tensors[0].dims - 2)
     ]
 
 
 @register(torch.linalg.solve, torch.linalg.solve_triangular, any_cuts=True)
-def solve(call: Call, parts: int) -> list[Signature]:
-    """Each system for itself, where both sides have as many dims."""
+def solve(call: Call, parts: int) -> list[SbpSignature]:
+    """Split the batch dims if both sides have as many dims: each system is solved on its own."""
     left, right = call.shapes
     result = call.outputs[0].shape
     if len(left) != len(right) or left[:-2] != right[:-2]:
         return []
     batch = [
-        Signature((split(d), split(d)), (split(d),), bind=on_cells) for d in range(len(result) - 2)
+        SbpSignature((split(d), split(d)), (split(d),), bind=on_cells)
+        for d in range(len(result) - 2)
     ]
     if not call.get(2, "left", True):
         return batch
     last = len(result) - 1
-    return [*batch, Signature((broadcast, split(last)), (split(last),), bind=on_cells)]
+    return [*batch, SbpSignature((broadcast, split(last)), (split(last),), bind=on_cells)]

@@ -1,4 +1,4 @@
-"""Ranges around movements, for torch.profiler and NVIDIA's tools."""
+"""Add ranges around movements for torch.profiler and NVIDIA's tools."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch.profiler import record_function
 
 from gpudist.checks.arguments import checked
 from gpudist.transport.base import Transport
-from gpudist.transport.recording import ACTIVITY, Operation, Phase, Post
+from gpudist.transport.flight_recorder import ACTIVITY, Operation, Phase, Post
 from gpudist.world import runtime
 from gpudist.world.partition import Partition
 
 
 class Ranges:
-    """An observer that opens a range at the begin of each call and closes it at its end."""
+    """Observer that opens a range at the start of each call and closes it at its end."""
 
     def __init__(self) -> None:
         self._has_gpu = torch.cuda.is_available()
@@ -44,7 +44,7 @@ class Ranges:
 
 
 class Recording:
-    """Ranges are recorded until the end of the ``with`` statement, if this is used in one."""
+    """Handle of recorded ranges; as a context manager, it stops recording at the end."""
 
     def __init__(self, wire: Transport) -> None:
         self._wire = wire
@@ -65,19 +65,19 @@ class Recording:
 def record_ranges(enabled: bool = True, P_world: Partition | None = None) -> Recording:
     """Give every movement of this worker a range with its operator and partition.
 
-    The ranges are torch's ``record_function``, shown by ``torch.profiler`` with the name
-    ``gpudist: OPERATOR PARTITION``, and on GPUs NVTX's too, shown by Nsight Systems. A movement
-    that goes on beside other work has a range for its start and one for each wait.
+    The ranges are torch's ``record_function``, which ``torch.profiler`` shows by the name
+    ``gpudist: OPERATOR PARTITION``, and on GPUs also NVTX ranges, which Nsight Systems shows. A
+    movement that overlaps other work has a range for its start and one for each wait.
 
     Args:
-        enabled: ``False`` stops it.
-        P_world: the world, if it is not that of :func:`gpudist.init`.
+        enabled: whether to record; ``False`` stops recording.
+        P_world: world to record, if it is not that of :func:`gpudist.init`.
 
     Returns:
-        What stops it at the end of a ``with`` statement.
+        A context manager that stops recording at the end of a ``with`` statement.
 
     Cost:
-        Some microseconds a movement; nothing when it is off.
+        Some microseconds per movement; nothing when it is off.
     """
     wire = (P_world if P_world is not None else runtime.world()).wire
     _stop(wire)

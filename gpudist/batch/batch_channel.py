@@ -1,4 +1,4 @@
-"""The batches of one rank, sent to the others one after the other."""
+"""Channel that sends the batches of one rank to the others, one after the other."""
 
 from __future__ import annotations
 
@@ -7,37 +7,39 @@ from typing import Any
 
 import torch
 
-from gpudist.batch.carrier import Carrier
-from gpudist.batch.differentiable import move_differentiable
-from gpudist.batch.flattener import Flattener
-from gpudist.batch.header import END, ERROR, HEADER_BYTES, Header, unpack_error
-from gpudist.batch.message import (
+from gpudist.batch.batch_message import (
+    BatchMessage,
     KnownSchemas,
-    Message,
     batch_message,
     end_message,
     error_message,
     understand,
     values_of,
 )
-from gpudist.batch.piece_carrier import PieceCarrier, can_carry_pieces
-from gpudist.batch.prepared import Prepared, prepare
+from gpudist.batch.carrier import Carrier
+from gpudist.batch.differentiable import move_differentiable
+from gpudist.batch.flattener import Flattener
+from gpudist.batch.header import END, ERROR, HEADER_BYTES, BatchHeader, unpack_error
+from gpudist.batch.piece_carrier import PieceCarrier
+from gpudist.batch.prepared import PreparedBatch, prepare
 from gpudist.batch.reading import malformed
 from gpudist.batch.schema import Schema
 from gpudist.errors import GpudistError, PartitionError, RemoteError
-from gpudist.ops.agreement import refuse
 from gpudist.ops.operator import require_cartesian
+from gpudist.ops.shape_agreement import refuse
 from gpudist.world.partition import CartesianPartition, Partition
 
 
 class BatchChannel:
-    """Batches from rank ``root`` of ``P`` to its other ranks. Making it is collective over NCCL.
+    """Channel for batches from rank ``root`` of ``P`` to its other ranks.
+
+    The constructor is collective over NCCL.
 
     Args:
-        P: this worker is a member.
+        P: partition that includes this worker.
         root: position in ``P`` of the rank that has the batches.
-        name: the operation; part of what ranks must agree on.
-        differentiable: tensors that require grad are moved by autograd; the same on all ranks.
+        name: name of the operation, part of what ranks must agree on.
+        differentiable: whether autograd moves tensors that require grad; the same on all ranks.
     """
 
     def __init__(self, P: Partition, root: int, name: str, differentiable: bool = False) -> None:
@@ -45,44 +47,44 @@ class BatchChannel:
         self.is_root = P.rank == root
         self._root = root
         self._differentiable = differentiable
-        make_carrier = PieceCarrier if can_carry_pieces(P) else Carrier
+        make_carrier = PieceCarrier if P.wire.carries_pieces and P.size > 1 else Carrier
         name = f"{name}(root={root}, differentiable={differentiable})"
         self._carrier = make_carrier(P, root, name)
         self._flattener = Flattener(differentiable)
         self._step = 0
         self._known = KnownSchemas()
 
-    def prepare(self, batch: Any) -> Prepared:
-        """Make ``batch`` ready to be sent at once. By the root.
+    def prepare(self, batch: Any) -> PreparedBatch:
+        """Make ``batch`` ready to be sent at once. Called by the root.
 
         Raises:
-            ShapeError, TransportError: something in it cannot be sent.
+            ShapeError, TransportError: if something in the batch cannot be sent.
         """
         packs = self._carrier.sends_packed
         return prepare(batch, self.P.device, self._flattener, ahead=False, packs=packs)
 
-    def send(self, prepared: Prepared) -> Any:
-        """Send a batch; returns this rank's copy of it. By the root."""
+    def send(self, prepared: PreparedBatch) -> Any:
+        """Send a batch; return this rank's copy of it. Called by the root."""
         message = batch_message(prepared, self._known, self._step)
         self._step += 1
         constants = self._carrier.send(message, prepared)
         return self._finished(prepared.schema, prepared.parts, constants)
 
     def send_end(self) -> None:
-        """Say that there are no more batches."""
+        """Tell the other ranks that there are no more batches."""
         self._say(end_message(self._step))
 
     def send_error(self, error: BaseException) -> None:
-        """Say what this rank raised in place of a batch."""
+        """Send the exception that this rank raised in place of a batch."""
         self._say(error_message(error, self._step))
 
     def receive(self) -> Any:
-        """The root's next batch. By the other ranks.
+        """Receive the root's next batch. Called by the other ranks.
 
         Raises:
-            StopIteration: the root has no more.
-            RemoteError: the root raised in place of it.
-            TransportError: what came is no batch, or has a class that this process does not have.
+            StopIteration: if the root has no more batches.
+            RemoteError: if the root raised an exception in place of a batch.
+            TransportError: if the message is not a batch, or has a class that this process lacks.
         """
         packet = self._carrier.receive_packet()
         try:
@@ -97,22 +99,22 @@ class BatchChannel:
         constants = self._carrier.receive_tensors(message.header, schema.constants(parts))
         return self._finished(schema, parts, constants)
 
-    def _say(self, message: Message) -> None:
+    def _say(self, message: BatchMessage) -> None:
         self._step += 1
         self._carrier.say(message)
 
-    def _opened(self, packet: bytes) -> Message:
-        """The message that begins in ``packet``."""
-        header = Header.unpack(packet)
+    def _opened(self, packet: bytes) -> BatchMessage:
+        """Unpack the message that begins in ``packet``, and receive the rest of it."""
+        header = BatchHeader.unpack(packet)
         if header.step != self._step:
-            raise malformed(f"it is number {header.step}, where {self._step} was due")
+            raise malformed(f"it is message {header.step}, expected message {self._step}")
         self._step += 1
         facts = packet[HEADER_BYTES : HEADER_BYTES + header.facts_bytes]
         if header.tail_bytes:
             facts += self._carrier.receive_rest(header.tail_bytes)
-        return Message(header, facts)
+        return BatchMessage(header, facts)
 
-    def _raise_what_root_did(self, message: Message) -> None:
+    def _raise_what_root_did(self, message: BatchMessage) -> None:
         values = values_of(message)
         if message.header.kind == END:
             raise StopIteration
@@ -124,7 +126,6 @@ class BatchChannel:
         )
 
     def _finished(self, schema: Schema, parts: list[Any], constants: list[torch.Tensor]) -> Any:
-        """The batch, once the tensors that autograd moves have come too."""
         differentiable = schema.differentiable(parts)
         if differentiable:
             tensors = differentiable if self.is_root else None
@@ -135,12 +136,12 @@ class BatchChannel:
 def channel_of(
     name: str, P: Partition, root: int, axes: Sequence[int] | None, differentiable: bool = False
 ) -> BatchChannel | None:
-    """The channel of this worker's line along ``axes``, or of ``P``: the same one at every call.
+    """Channel of this worker's line along ``axes``, or of ``P`` without ``axes``.
 
-    ``None`` for a worker outside ``P``.
+    Later calls return the same channel. Returns ``None`` for a worker outside ``P``.
 
     Raises:
-        PartitionError: ``root`` or ``axes`` are not of ``P``.
+        PartitionError: if ``root`` or ``axes`` do not exist in ``P``.
     """
     group = P
     if axes is not None:

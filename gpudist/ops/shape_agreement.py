@@ -1,7 +1,7 @@
-"""What ranks must know of a distributed tensor before they can plan: its blocks and its dtype.
+"""Agreement of the ranks on a distributed tensor's blocks and dtype, before they can plan.
 
-Agreed once, by one small all-gather, or given as ``global_shape``; after that, what every rank can
-see for itself may change with no communication, and what it cannot is refused.
+The ranks agree once, by a small all-gather, or the user gives ``global_shape``. Later changes need
+no communication if every rank can see them; otherwise they raise.
 """
 
 from __future__ import annotations
@@ -18,19 +18,27 @@ from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.cartesian import index_of, left_padded
 from gpudist.ops.arrays import TENSOR
 from gpudist.ops.given_shape import wrong_block
-from gpudist.ops.told import BLOCK, NEVER_MOVED, Told, problem_error, problem_of, shape_of
+from gpudist.ops.tensor_facts import (
+    BLOCK,
+    NEVER_MOVED,
+    TensorFacts,
+    problem_error,
+    problem_of,
+    shape_of,
+)
 from gpudist.world.partition import Partition
 
 ShapeMode = Literal["static", "dynamic"]
 
 
-class Layout:
-    """The blocks of a distributed tensor, by rank of the partition that owns them, and their dtype.
+class BlockLayout:
+    """Blocks of a distributed tensor, by rank of the partition that owns them, and their dtype.
 
-    Known either as a cut of a global tensor or as a table of shapes, which need not be such a cut.
+    It holds either a decomposition of a global tensor or a table of shapes, which need not form
+    one.
 
     Attributes:
-        requires_grad: whether gradients are wanted of it anywhere, if ranks have told each other.
+        requires_grad: whether any rank needs the gradient, if the ranks have exchanged it.
     """
 
     requires_grad: bool | None = None
@@ -52,7 +60,7 @@ class Layout:
         self._table = table
 
     def shape_of(self, rank: int) -> tuple[int, ...]:
-        """Shape of the block of ``rank``."""
+        """Return the shape of the block of ``rank``."""
         if self._table is not None:
             return self._table[rank]
         index = self._placed(rank) if self._placed is not None else index_of(rank, self.grid)
@@ -64,30 +72,30 @@ class Layout:
 
     @property
     def key(self) -> object:
-        """What the layout is known by, the same on all ranks."""
+        """Key of the layout, the same on all ranks."""
         return self._table if self._table is not None else self._cut
 
     @property
     def identity(self) -> object:
-        """What this rank tells the layout from others by."""
+        """Key by which this rank distinguishes layouts."""
         return self.key, self.dtype
 
-    def adapted(self, extents: dict[int, int], dtype: torch.dtype) -> Layout:
-        """The same cut with other extents in dims that are not partitioned, and another dtype."""
+    def adapted(self, extents: dict[int, int], dtype: torch.dtype) -> BlockLayout:
+        """Return the layout with other extents in dims that are not split, and another dtype."""
         if self._table is None:
             cut = self.decomposition.with_extents(extents)
-            return Layout(self._name, self.grid, dtype, cut, placed=self._placed)
+            return BlockLayout(self._name, self.grid, dtype, cut, placed=self._placed)
         table = tuple(
             tuple(extents.get(d, n) for d, n in enumerate(shape)) for shape in self._table
         )
-        return Layout(self._name, self.grid, dtype, table=table)
+        return BlockLayout(self._name, self.grid, dtype, table=table)
 
     @cached_property
     def decomposition(self) -> Decomposition:
-        """The cut of the global tensor; the blocks' shapes must be the product of one cut per dim.
+        """Decomposition of the global tensor, into the product of one partition per dim.
 
         Raises:
-            ShapeError: on every rank alike, if they are not.
+            ShapeError: on every rank alike, if the blocks' shapes are not such a product.
         """
         if self._cut is not None:
             return self._cut
@@ -110,23 +118,24 @@ class Layout:
         return cut
 
 
-class Agreement:
-    """Resolves a rank's tensor, or the placeholder in its place, to the layout all ranks share.
+class ShapeAgreement:
+    """Resolve a rank's tensor, or its placeholder, to the layout shared by all ranks.
 
     Args:
-        name: the operator, for errors.
-        P_x: owns the blocks.
-        P_all: everybody who needs to know them; contains ``P_x``.
+        name: name of the operator, for errors.
+        P_x: partition of the blocks.
+        P_all: partition of all workers that need to know the blocks; contains ``P_x``.
         dims: number of dims the blocks must have, ``None`` for any.
-        global_shape: shape of the balanced global tensor, to save the all-gather.
-        shape: ``"static"`` agrees once; ``"dynamic"`` at every call.
-        grid: how the tensor is cut, ``P_x``'s shape unless given; axes are counted from the last
-            dim.
-        placed: index on that grid of the block of a rank of ``P_x``, if it is not the rank's own.
+        global_shape: shape of the balanced global tensor; saves the all-gather.
+        shape: ``"static"`` agrees once, ``"dynamic"`` at every call.
+        grid: grid that splits the tensor, by default ``P_x``'s shape; axes are counted from the
+            last dim.
+        placed: function that returns the index on that grid of a rank's block, if not the rank's
+            own.
 
     Attributes:
-        kind: what this rank was given at this call: a tensor, or an array of another library.
-        owners_kind: what the first rank of ``P_x`` was given when ranks agreed last.
+        kind: kind of this rank's input at this call: a tensor, or an array of another library.
+        owners_kind: kind of the input of the first rank of ``P_x`` when the ranks last agreed.
     """
 
     def __init__(
@@ -144,8 +153,8 @@ class Agreement:
             raise ShapeError(f"{name}: shape is {shape!r}; it must be 'static' or 'dynamic'")
         if global_shape is not None and shape == "dynamic":
             raise ShapeError(
-                f"{name}: global_shape={list(global_shape)} and shape='dynamic', which agrees on "
-                "another one at every call; give one of the two"
+                f"{name}: global_shape={list(global_shape)} and shape='dynamic' are both given, "
+                "but 'dynamic' agrees on the shape at every call; leave one out"
             )
         self._name = name
         self._P_x = P_x
@@ -155,18 +164,17 @@ class Agreement:
         self._cut = tuple(grid) if grid is not None else P_x.shape
         self._placed = placed
         self._dynamic = shape == "dynamic"
-        self._agreed: Layout | None = None
+        self._agreed: BlockLayout | None = None
         self.kind = self.owners_kind = TENSOR
         self._global_shape: tuple[int, ...] | None = None
         if global_shape is not None:
             self._global_shape = tuple(global_shape)
 
     def _grid(self, dims: int) -> tuple[int, ...]:
-        """The grid with one axis per dim; none if it has more axes than the tensor has dims."""
         return left_padded(self._cut, dims, 1) if len(self._cut) <= dims else ()
 
-    def __call__(self, x: torch.Tensor) -> Layout:
-        """The layout that follows from ``x`` on this rank. Collective if it has to be agreed on.
+    def __call__(self, x: torch.Tensor) -> BlockLayout:
+        """Return the layout that follows from ``x``; collective if the ranks have yet to agree.
 
         Raises:
             ShapeError: a block has the wrong number of dims or is on the wrong device.
@@ -179,23 +187,23 @@ class Agreement:
             return self._agreed
         return self._adapted(self._agreed, x)
 
-    def settle(self, layout: Layout) -> None:
-        """Take ``layout`` as agreed on, where every rank knows it without a message."""
+    def settle(self, layout: BlockLayout) -> None:
+        """Set ``layout`` as agreed on; every rank must know it without a message."""
         self._agreed = layout
 
     @property
     def number(self) -> int:
-        """A digest of the layout agreed on last, the same on all ranks; 0 if there is none."""
+        """Digest of the last layout agreed on, the same on all ranks; 0 before any agreement."""
         if self._agreed is None:
             return 0
         key = repr(self._agreed.identity).encode()
         return int.from_bytes(blake2b(key, digest_size=7).digest(), "little")
 
     def confirm(self, x: torch.Tensor, expected: int) -> None:
-        """Agree again, for a compiled graph, which cannot follow other blocks.
+        """Agree again, for a compiled graph, which cannot adapt to other blocks.
 
         Raises:
-            PlanMismatch: on every rank, if the layout is not the one with that number.
+            PlanMismatch: on every rank, if the layout does not have the expected number.
         """
         layout = self(x)
         if self.number != expected:
@@ -210,7 +218,7 @@ class Agreement:
     def _problem(self, x: torch.Tensor) -> int:
         return problem_of(x, self._P_x, self._dims)
 
-    def _given(self, x: torch.Tensor) -> Layout:
+    def _given(self, x: torch.Tensor) -> BlockLayout:
         assert self._global_shape is not None
         problem = self._problem(x)
         if problem > BLOCK:
@@ -218,7 +226,7 @@ class Agreement:
         whole = self._global_shape
         grid = self._grid(len(whole))
         cut = Decomposition.balanced(whole, grid)
-        layout = Layout(self._name, grid, x.dtype, cut, placed=self._placed)
+        layout = BlockLayout(self._name, grid, x.dtype, cut, placed=self._placed)
         if self._P_x.rank is not None:
             own = layout.shape_of(self._P_x.rank)
             error = wrong_block(self._name, self._P_x, x.shape, own, whole, grid)
@@ -226,24 +234,24 @@ class Agreement:
                 self.refuse(error)
         return layout
 
-    def _tell(self, x: torch.Tensor) -> Told:
+    def _facts_of(self, x: torch.Tensor) -> TensorFacts:
         problem = self._problem(x)
-        return Told(problem, x.dtype, shape_of(x, problem), wants_gradient(x), self.kind)
+        return TensorFacts(problem, x.dtype, shape_of(x, problem), wants_gradient(x), self.kind)
 
-    def _gathered(self, x: torch.Tensor) -> Layout:
+    def _gathered(self, x: torch.Tensor) -> BlockLayout:
         known = self._known(x)
         if known is not None:
             return known
-        told = [Told.of(row) for row in self._P_all.allgather_data(self._tell(x).row)]
-        for rank, row in enumerate(told):
+        facts = [TensorFacts.of(row) for row in self._P_all.allgather_data(self._facts_of(x).row)]
+        for rank, row in enumerate(facts):
             if row.problem > BLOCK:
                 given = x if rank == self._P_all.rank else None
                 error = self._error(row.problem, rank, row.shape, given)
                 if row.problem in NEVER_MOVED:
-                    # As at later calls, which only the rank with such a tensor could refuse.
+                    # As at later calls, where only the rank with such a tensor could raise.
                     self.refuse(error)
                 raise error
-        by_world_rank = dict(zip(self._P_all.ranks, told, strict=True))
+        by_world_rank = dict(zip(self._P_all.ranks, facts, strict=True))
         owners = [by_world_rank[rank] for rank in self._P_x.ranks]
         self.owners_kind = owners[0].kind
         dtypes = {row.dtype for row in owners}
@@ -259,12 +267,12 @@ class Agreement:
                 )
             )
         shapes = tuple(row.shape for row in owners)
-        layout = Layout(self._name, self._grid(dims.pop()), dtypes.pop(), table=shapes)
+        layout = BlockLayout(self._name, self._grid(dims.pop()), dtypes.pop(), table=shapes)
         layout.requires_grad = any(row.requires_grad for row in owners)
         return layout
 
-    def _known(self, x: torch.Tensor) -> Layout | None:
-        """What the wire knows without asking, which only one without other ranks does."""
+    def _known(self, x: torch.Tensor) -> BlockLayout | None:
+        """Return the layout that the transport knows without other ranks, if it does."""
         if self._P_x.rank is None or self._problem(x) > BLOCK:
             return None
         grid = self._grid(x.dim())
@@ -277,10 +285,12 @@ class Agreement:
         if shape is None:
             return None
         cut = Decomposition.balanced(shape, grid)
-        return Layout(self._name, grid, x.dtype, cut, placed=self._placed)
+        return BlockLayout(self._name, grid, x.dtype, cut, placed=self._placed)
 
-    def _adapted(self, agreed: Layout, x: torch.Tensor) -> Layout:
-        """``agreed`` with what may have changed: dims that are not partitioned, the dtype."""
+    def _adapted(self, agreed: BlockLayout, x: torch.Tensor) -> BlockLayout:
+        """Return ``agreed`` with the changes that are allowed: the dtype, and dims that are not
+        split.
+        """
         dims = agreed.dims
         free = [d for d in range(dims) if not agreed.grid or agreed.grid[d] == 1]
         changed: dict[int, int] = {}
@@ -295,14 +305,14 @@ class Agreement:
                 self._refuse_change(f"{list(mine)}", f"{list(x.shape)}")
             changed = {d: x.shape[d] for d in free if x.shape[d] != mine[d]}
             if not self._is_seen_by_all and (dtype != agreed.dtype or changed.keys() - {0}):
-                # A placeholder can tell a batch and nothing else.
+                # A placeholder can show a batch size and nothing else.
                 self._refuse_change(f"{agreed.dtype} {list(mine)}", f"{x.dtype} {list(x.shape)}")
         elif x.dim() == 2 and x.shape[1] == 0 and 0 in free and x.shape[0] != agreed.shape_of(0)[0]:
             changed = {0: x.shape[0]}
         before = agreed.shape_of(self._P_x.rank or 0)
         fills_or_empties = any((extent == 0) != (before[d] == 0) for d, extent in changed.items())
         if fills_or_empties and not self._is_seen_by_all:
-            # Blocks without cells send nothing: a receiver would not be told.
+            # Blocks without cells send nothing, so a receiver would not know.
             now = [changed.get(d, extent) for d, extent in enumerate(before)]
             self._refuse_change(f"{list(before)}", f"{now}")
         if not changed and dtype == agreed.dtype:
@@ -321,20 +331,19 @@ class Agreement:
     def _error(
         self, problem: int, rank: int | None, shape: tuple[int, ...], x: torch.Tensor | None
     ) -> GpudistError:
-        """What is wrong with the block of ``rank`` of all, which is ``x`` if this rank has it."""
         where = f"{self._name}, rank {rank} of {self._P_all!r}"
         return problem_error(where, problem, shape, self._dims, self._P_x.device, x)
 
     def refuse(self, error: GpudistError) -> NoReturn:
-        """See :func:`refuse`."""
+        """Raise on all ranks; see :func:`refuse`."""
         refuse(self._P_x, error)
 
 
 def wants_gradient(x: torch.Tensor) -> bool:
-    """Whether what is made from ``x`` now requires grad."""
+    """Return whether a result computed from ``x`` now requires grad."""
     return x.requires_grad and torch.is_grad_enabled()
 
 
 def refuse(P: Partition, error: GpudistError) -> NoReturn:
-    """Raise here, and where the peers wait: this rank alone knows."""
+    """Raise here and on the waiting ranks, for an error that only this rank knows."""
     P.wire.refuse(error)

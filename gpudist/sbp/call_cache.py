@@ -1,4 +1,4 @@
-"""Operators that were carried out before, on tensors that lay alike: nothing is derived."""
+"""Repeat operators carried out before on tensors of the same layouts, without deriving anything."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from gpudist.sbp import views
-from gpudist.sbp.dispatch import Noted, Prepared, boxed, dispatch
+from gpudist.sbp.dispatch import Noted, PreparedCall, boxed, dispatch
 from gpudist.sbp.explain import is_explaining
-from gpudist.sbp.lies import Lies, lies, wrapped
+from gpudist.sbp.global_spec import GlobalSpec, global_spec, wrapped
 from gpudist.sbp.registry import Compute, Rule, signatures
 from gpudist.sbp.scope import current_scope
 
@@ -22,38 +22,38 @@ if TYPE_CHECKING:
 
 _transforms_active: Any = torch._C._are_functorch_transforms_active  # pyright: ignore
 _REMEMBERED_CALLS = 1024
-# Values that are told apart by themselves and their type.
+# Values that are distinguished by their type and value.
 _FACTS = frozenset(
     {int, bool, str, NoneType, EllipsisType, torch.dtype, torch.device, torch.memory_format}
 )
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
-class _Call(NamedTuple):
-    """How a call of one function on tensors that lie in one way is carried out.
+class _CachedCall(NamedTuple):
+    """How a call of one function on tensors of certain specs is carried out.
 
     Attributes:
-        prepared: how.
-        compute: the local results of the local tensors; ``None`` if the function itself gives them,
-            of the arguments of each call.
-        results: how each result lies; none if the function changes its first tensor.
-        is_one: there is one result, and it is a tensor.
-        noted: the operator that it is, of no tensors.
+        prepared: the prepared call.
+        compute: maps local tensors to local results; ``None`` if the function itself does, with the
+            arguments of each call.
+        results: spec of each result; empty if the function changes its first tensor.
+        is_one: whether the result is a single tensor.
+        noted: the operator, without tensors.
     """
 
-    prepared: Prepared
+    prepared: PreparedCall
     compute: Compute | None
-    results: tuple[Lies, ...]
+    results: tuple[GlobalSpec, ...]
     is_one: bool
     noted: Noted
 
 
 class _Notes(threading.local):
-    """Of a thread.
+    """State of each thread.
 
     Attributes:
-        open: what functions that are carried out anew are made of, the innermost last.
-        anew: how many calls are open inside which every call is derived.
+        open: operators that make up the calls being derived, the innermost call last.
+        anew: number of open contexts that derive every call.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ _notes = _Notes()
 
 @contextmanager
 def nothing_remembered() -> Iterator[None]:
-    """Derive every call, wherever it was made before."""
+    """Derive every call within, even if it was made before."""
     _notes.anew += 1
     try:
         yield
@@ -77,12 +77,12 @@ def nothing_remembered() -> Iterator[None]:
 def recalled(
     kind: type[GlobalTensor], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Carry out ``function``: as before if it was called so before, else as it is derived."""
-    told = _told(kind, function, args, kwargs)
-    if told is None:
+    """Carry out ``function``: as before if this call was made before, else as derived."""
+    matched = _key_of(kind, function, args, kwargs)
+    if matched is None:
         return _noted(kind, function, args, kwargs)[0]
-    first, key, local = told
-    call: _Call | None = first.calls.get(key)
+    first, key, local = matched
+    call: _CachedCall | None = first.calls.get(key)
     if call is None or _notes.anew or is_explaining() or _transforms_active():
         return _derived(kind, function, args, kwargs, first, key)
     prepared, compute, results, is_one, noted = call
@@ -106,13 +106,13 @@ def recalled(
     if is_one:
         if type(result) is list or type(result) is tuple:
             (result,) = result
-        how = results[0]
-        if result.dtype != how.dtype:
-            how = _of_dtype(how, result.dtype)
-        found: Any = [wrapped(kind, result, how)]
+        spec = results[0]
+        if result.dtype != spec.dtype:
+            spec = _of_dtype(spec, result.dtype)
+        found: Any = [wrapped(kind, result, spec)]
     else:
         ways = zip(result, results, strict=True)
-        found = [wrapped(kind, y, _of_dtype(how, y.dtype)) for y, how in ways]
+        found = [wrapped(kind, y, _of_dtype(spec, y.dtype)) for y, spec in ways]
     if noted.is_view:
         for place, y in enumerate(found):
             at = None if is_one else place
@@ -123,42 +123,41 @@ def recalled(
     return found[0] if is_one else type(result)(found)
 
 
-def _of_dtype(how: Lies, dtype: torch.dtype) -> Lies:
-    """The same of another dtype, as under autocast."""
-    if how.dtype == dtype:
-        return how
-    return lies(how.placement, how.sbp, how.shape, dtype)
+def _of_dtype(spec: GlobalSpec, dtype: torch.dtype) -> GlobalSpec:
+    if spec.dtype == dtype:
+        return spec
+    return global_spec(spec.placement, spec.sbp, spec.shape, dtype)
 
 
-def _told(
+def _key_of(
     kind: type[GlobalTensor], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Lies, Any, list[torch.Tensor]] | None:
-    """How the first tensor lies, what tells the call from others, and the parts of the tensors.
+) -> tuple[GlobalSpec, Any, list[torch.Tensor]] | None:
+    """Return the first tensor's spec, the key of the call, and the local parts of the tensors.
 
-    ``None`` for calls that are not remembered.
+    Returns ``None`` for calls that are not cached.
     """
     key: list[Any] = [function]
     local: list[torch.Tensor] = []
-    first: Lies | None = None
+    first: GlobalSpec | None = None
     for x in args:
         type_of = type(x)
         if type_of is kind:
-            how = x._lies
+            spec = x._global_spec
             if first is None:
-                first = how
-            key.append(how)
+                first = spec
+            key.append(spec)
             local.append(x._local)
         elif type_of in _FACTS:
             key += (type_of, x)
         elif type_of is float:
-            key += (float, _told_float(function, x))
+            key += (float, _key_of_float(function, x))
         elif type_of is tuple or type_of is list:
-            part = _told_parts(kind, x, local)
+            part = _key_of_parts(kind, x, local)
             if part is None:
                 return None
             key.append(part)
             if first is None:
-                first = next((y._lies for y in x if type(y) is kind), None)
+                first = next((y._global_spec for y in x if type(y) is kind), None)
         elif type_of in _PLAIN:
             shape = x.shape
             if shape and current_scope() is None:
@@ -174,9 +173,9 @@ def _told(
         if type_of in _FACTS:
             key += (name, type_of, x)
         elif type_of is float:
-            key += (name, _told_float(function, x))
+            key += (name, _key_of_float(function, x))
         elif type_of is kind:
-            key += (name, x._lies)
+            key += (name, x._global_spec)
             local.append(x._local)
         elif type_of in _PLAIN:
             shape = x.shape
@@ -185,7 +184,7 @@ def _told(
             key += (name, shape, x.dtype)
             local.append(x)
         elif type_of is tuple or type_of is list:
-            part = _told_parts(kind, x, local)
+            part = _key_of_parts(kind, x, local)
             if part is None:
                 return None
             key += (name, part)
@@ -194,7 +193,7 @@ def _told(
     return first, tuple(key), local
 
 
-def _told_float(function: Any, x: float) -> float | str | None:
+def _key_of_float(function: Any, x: float) -> float | str | None:
     entry = signatures.get(function)
     if isinstance(entry, Rule) and entry.any_float:
         return None
@@ -202,17 +201,17 @@ def _told_float(function: Any, x: float) -> float | str | None:
     return x or repr(x)
 
 
-def _told_parts(
+def _key_of_parts(
     kind: type[GlobalTensor], parts: Any, local: list[torch.Tensor]
 ) -> tuple[Any, ...] | None:
-    """The same of a list or tuple of integers and slices, or of tensors."""
+    """Return the key of a list or tuple of integers and slices, or of tensors."""
     key: list[Any] = [type(parts)]
     for x in parts:
         type_of = type(x)
         if type_of is int or type_of is NoneType or type_of is EllipsisType:
             key.append(x)
         elif type_of is kind:
-            key.append(x._lies)
+            key.append(x._global_spec)
             local.append(x._local)
         elif type_of is slice:
             bounds = (x.start, x.stop, x.step)
@@ -228,7 +227,7 @@ def _told_parts(
 def _noted(
     kind: type[GlobalTensor], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, list[Noted]]:
-    """The result of a call that is new, and what it was made of."""
+    """Return the result of a new call, and the operators that it consists of."""
     notes: list[Noted] = []
     _notes.open.append(notes)
     try:
@@ -245,12 +244,12 @@ def _derived(
     function: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    first: Lies,
+    first: GlobalSpec,
     key: Any,
 ) -> Any:
-    """The result of a call that is new, to be remembered if it is one operator on its tensors.
+    """Return the result of a new call, and cache it if it is one operator on its tensors.
 
-    One that draws random numbers is not, since each draw of a network has its own.
+    Calls that draw random numbers are not cached, since each draw of a network differs.
     """
     result, notes = _noted(kind, function, args, kwargs)
     if len(notes) != 1 or not first.placement.active:
@@ -277,10 +276,10 @@ def _derived(
         compute = noted.prepared.derivation.with_arguments(noted.call).local.ready
     if len(first.calls) >= _REMEMBERED_CALLS:
         first.calls.clear()
-    lie = tuple([y._lies for y in noted.results])
-    is_one = is_one and bool(lie)
+    specs = tuple([y._global_spec for y in noted.results])
+    is_one = is_one and bool(specs)
     alone = noted._replace(inputs=(), results=())
-    first.calls[key] = _Call(noted.prepared, compute, lie, is_one, alone)
+    first.calls[key] = _CachedCall(noted.prepared, compute, specs, is_one, alone)
     return result
 
 

@@ -1,4 +1,4 @@
-"""Two decompositions of one tensor: what each worker of one sends to each worker of the other."""
+"""Repartition: exchange the blocks of one decomposition for those of another."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def plan_repartition(
     target_rank: RankOf,
     key: tuple[object, ...] = (),
 ) -> Plan:
-    """Plan of one worker: its block of ``source`` in, its block of ``target`` out.
+    """Plan of one worker, from its block of ``source`` to its block of ``target``.
 
     Args:
-        source, target: two cuts of the same global shape.
-        rank: of the worker, in the partition that holds all workers of both.
-        source_index, target_index: of the worker on either grid, ``None`` where it has no block.
-        source_rank, target_rank: rank of the worker at an index of either grid.
-        key: what else the operator is known by, the same on all ranks.
+        source, target: two decompositions of the same global shape.
+        rank: rank of the worker, in the partition that holds all workers of both.
+        source_index, target_index: index of the worker on either grid, ``None`` if it has no block.
+        source_rank, target_rank: functions that map an index on either grid to a rank.
+        key: further identification of the operator, the same on all ranks.
 
     Raises:
         ShapeError: on every rank alike, if the global shapes differ.
@@ -53,7 +53,7 @@ def plan_repartition(
     if source.shape != target.shape:
         raise ShapeError(
             f"cannot repartition a tensor of global shape {list(source.shape)} into blocks of one "
-            f"of shape {list(target.shape)}; both cuts must be of the same tensor"
+            f"of shape {list(target.shape)}; both decompositions must have the same global shape"
         )
     owned = source.block(source_index) if source_index is not None else None
     wanted = target.block(target_index) if target_index is not None else None
@@ -83,12 +83,12 @@ def plan_repartition(
 
 
 def plan_all_gather(inputs: Decomposition, axes: Sequence[int], index: Sequence[int]) -> Plan:
-    """Plan of the worker at ``index``: its block in, all blocks along ``axes`` out.
+    """Plan of the worker at ``index``, from its block to all blocks along ``axes``.
 
     Ranks are row-major on the grid of ``inputs``. The adjoint is a sum-scatter.
 
     Raises:
-        PartitionError: on every rank alike, if there is no such axis.
+        PartitionError: on every rank alike, if one of ``axes`` does not exist.
     """
     grid, index, axes = inputs.grid, tuple(index), sorted(set(axes))
     if axes and not 0 <= axes[0] <= axes[-1] < len(grid):
@@ -123,9 +123,9 @@ def plan_all_gather(inputs: Decomposition, axes: Sequence[int], index: Sequence[
 
 
 def plan_to_others(source: int, rank: int, size: int, shape: tuple[int, ...]) -> Plan:
-    """Plan of the worker ``rank`` of ``size``: the block of ``source`` in, out on all others.
+    """Plan of the worker ``rank`` of ``size``: copy the block of ``source`` to all others.
 
-    The adjoint sums tensors of all others on ``source``, which adds them to its own.
+    The adjoint sums the tensors of all others into that of ``source``.
     """
     block = Box.whole(shape)
     peers = [peer for peer in range(size) if peer != source] if block.volume else []

@@ -1,50 +1,49 @@
-"""What tensor-parallel layers share: parameters beside their use, a sequence that may be split."""
+"""Base class of tensor-parallel layers, whose sequence may be split."""
 
 from __future__ import annotations
 
 import torch
 
 from gpudist.errors import ShapeError
-from gpudist.nn.parameters.layer import ParameterLayer
-from gpudist.nn.parameters.placement import Placement
+from gpudist.nn.parameters.parameter_layer import ParameterLayer
+from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.nn.tensor_parallel.region import Lengths, TensorRegion
 
 
 class ParallelLayer(ParameterLayer):
-    """A layer whose parameters are blocks on the workers of a region, each beside its use.
+    """Layer whose parameters are blocks on the workers of a region, each where it is used.
 
     Attributes:
-        region: the workers.
-        sequence_dim: of the tensor that is cut along the sequence over them, if one is.
+        region: region of the workers.
+        sequence_dim: sequence dim of the tensor that is split over the workers; ``None`` if none
+            is.
     """
 
-    _placed: dict[str, Placement]
+    _placed: dict[str, ParameterPlacement]
 
     def __init__(self, region: TensorRegion, sequence_dim: int | None) -> None:
         super().__init__()
         self._name = type(self).__name__
         self.region, self.sequence_dim = region, sequence_dim
 
-    def _keep(self, **placed: Placement) -> None:
-        """Take note of where the parameters are; none of them moves."""
+    def _keep(self, **placed: ParameterPlacement) -> None:
         self._placed = placed
         self._place(True, placed, {}, self.region.P)
 
-    def _placements(self) -> dict[str, Placement]:
+    def _placements(self) -> dict[str, ParameterPlacement]:
         return self._placed
 
     def _sequence_of(self, x: torch.Tensor) -> int:
-        """The dim of the sequence, counted from the front; it is not the last, the features."""
+        """Return the sequence dim, counted from the front; the last dim holds the features."""
         dim, dims = self.sequence_dim or 0, x.dim()
         if not -dims <= dim < dims or dim % dims == dims - 1:
             raise ShapeError(
-                f"{self._name}: sequence_dim {dim} is none of the dims in front of the features of "
-                f"a tensor of shape {list(x.shape)}"
+                f"{self._name}: sequence_dim is {dim}; it must be a dim in front of the features "
+                f"of a tensor of shape {list(x.shape)}"
             )
         return dim % dims
 
     def _sum(self, y: torch.Tensor, lengths: Lengths | None) -> torch.Tensor:
-        """The sum of the workers' tensors, or this worker's block of the sequence of it."""
         if self.sequence_dim is None:
             return self.region.total(y)
         return self.region.sum_scatter(y, self._sequence_of(y), lengths)

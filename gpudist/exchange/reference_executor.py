@@ -1,4 +1,4 @@
-"""A stage carried out by torch's operations and a transport that only carries messages."""
+"""Execute stages with torch operations, over transports that only carry messages."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
 class Arrival(NamedTuple):
-    """A buffer with what ``rank`` sent, complete when the group has ended.
+    """Buffer with the data sent by ``rank``, complete when the group has ended.
 
-    It holds boxes of the output one after the other, or is the ``whole`` output.
+    It holds boxes of the output one after the other or, if ``whole``, the entire output.
     """
 
     rank: int
@@ -60,10 +60,10 @@ def finish(
     arrivals: list[Arrival],
     into: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
-    """The output of ``stage``, of the input and what has arrived; ``None`` if there is none.
+    """Return the output of ``stage``, or ``None`` if this rank has none.
 
-    Given ``into``, every part of it is added to that, one after the other: to the bits of a
-    transport that packs.
+    If ``into`` is given, each part of the output is added to it in order, so that the result has
+    the same bits as over a transport that packs.
     """
     shape = stage.output_shape
     if shape is None:
@@ -136,7 +136,6 @@ def _post_collective(
 
 @lru_cache(maxsize=1024)
 def _messages(stage: Stage, rank: int, dtype: torch.dtype, accumulates: bool) -> MessageStage:
-    """What remains of a stage beside its collectives."""
     if stage.collectives:
         stage = replace(stage, collectives=())
     return as_messages(stage, rank, dtype.itemsize, dtype in _WIDER, accumulates)
@@ -149,7 +148,10 @@ def _pack(x: torch.Tensor, boxes: tuple[Box, ...]) -> torch.Tensor:
 
 
 def plain(x: torch.Tensor) -> torch.Tensor:
-    """``x`` in contiguous memory; torch says so of one expanded cell too, but its stride is 0."""
+    """Return ``x`` in contiguous memory.
+
+    Torch reports a single expanded cell as contiguous although its stride is 0, so that is copied.
+    """
     return x.clone(memory_format=torch.contiguous_format) if x.numel() == 1 else x.contiguous()
 
 

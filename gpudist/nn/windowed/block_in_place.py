@@ -1,4 +1,4 @@
-"""When a layer with windows uses its own block in place instead of a copy beside its ghosts."""
+"""Decide whether a layer with windows uses its block in place, without copying it to its ghosts."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import torch
 
 from gpudist.exchange import Movement, bind
 from gpudist.geometry.faces import have_faces, own_paddings, plan_faces
-from gpudist.ops.agreement import Layout
 from gpudist.ops.halo_exchange import HaloExchange
+from gpudist.ops.shape_agreement import BlockLayout
 
-# Measured with one thread: the kernels of its faces cost more than a copy of a block of 256 KiB and
-# less than one of 1 MiB.
+# Measured with one thread: computing the faces separately costs more than copying a block of
+# 256 KiB, and less than copying one of 1 MiB.
 SMALLEST_BLOCK_BYTES = 1 << 20
 _DTYPES = (torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
 class BlockInPlace:
-    """How the own block is used in place; on every rank with the same faces.
+    """Plan for using the local block in place; all ranks have the same faces.
 
     Attributes:
         padding: zeros on both sides of the block, per dim with a window.
-        faces: movements of what each face reads from the block to a slab: its ghosts, or own cells
-            too. None if no worker needs a ghost.
-        outputs: where in the output block the outputs of each face are.
+        faces: movements of the cells that each face reads into a slab: its ghosts, or its local
+            cells as well. Empty if no worker needs a ghost.
+        outputs: slices of the output block with the outputs of each face.
     """
 
     padding: tuple[int, ...]
@@ -36,19 +36,19 @@ class BlockInPlace:
 
 def use_in_place(
     halo: HaloExchange,
-    layout: Layout,
+    layout: BlockLayout,
     x: torch.Tensor,
     overlap: bool,
     with_own: bool = False,
 ) -> BlockInPlace | None:
-    """How the block ``x`` is read in place; ``None``, on all ranks alike, if it is better copied.
+    """Return how to use ``x`` in place; ``None``, on all ranks alike, if it should be copied.
 
     Args:
-        halo: the exchange that would copy it.
-        layout: of the input.
-        x: the block.
-        overlap: whether faces may be treated apart, where that pays.
-        with_own: whether slabs have own cells too.
+        halo: halo exchange that would copy the block.
+        layout: layout of the input.
+        x: local block.
+        overlap: whether faces may be computed separately, where that pays off.
+        with_own: whether slabs include local cells.
     """
     inputs, index = layout.decomposition, halo.P_x.index
     assert index is not None
@@ -69,11 +69,11 @@ def use_in_place(
     return BlockInPlace(padding, tuple(movements), tuple(face.outputs.slices for face in faces))
 
 
-def _pays(halo: HaloExchange, layout: Layout) -> bool:
-    """Whether blocks are so large that treating their faces apart costs less than a copy.
+def _pays(halo: HaloExchange, layout: BlockLayout) -> bool:
+    """Return whether computing the faces separately costs less than copying the block.
 
-    Never if some block of the input or output is empty, or in dtypes whose sums are kept in another
-    one. The same on all ranks.
+    All ranks agree. It never pays off if some block of the input or output is empty, or for dtypes
+    that are summed in another dtype.
     """
     inputs = layout.decomposition.dims
     outputs = [window.outputs(blocks) for blocks, window in zip(inputs, halo.windows, strict=True)]

@@ -1,4 +1,4 @@
-"""Facts that a rank tells of its tensor, and the tensors that no operator moves."""
+"""Facts about tensors that ranks exchange, and the check for tensors that cannot be moved."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _DTYPES = (
 _NO_BLOCK, BLOCK, _WRONG_DIMS, _WRONG_DEVICE, _WRONG_DTYPE, _NO_STORAGE = range(6)
 
 
-class Told(NamedTuple):
-    """What a rank tells of its tensor.
+class TensorFacts(NamedTuple):
+    """Facts about a rank's tensor, as sent to other ranks.
 
     Attributes:
-        problem: ``BLOCK``, or why there is none that can be moved.
-        requires_grad: whether what is made of the tensor now does.
-        kind: of array that the tensor was given as.
+        problem: ``BLOCK``, or the reason why the tensor is not a block that can be moved.
+        requires_grad: whether a result computed from the tensor now requires grad.
+        kind: kind of array that the tensor was given as.
     """
 
     problem: int
@@ -45,14 +45,16 @@ class Told(NamedTuple):
     kind: int
 
     @classmethod
-    def of(cls, row: Sequence[int]) -> Told:
-        """What a row says; of too many dims it has the first ones."""
+    def of(cls, row: Sequence[int]) -> TensorFacts:
+        """Return the facts in a row of integers; of a tensor with too many dims, only the first
+        ones.
+        """
         problem, dtype, dims, *shape, requires_grad, kind = row
         return cls(problem, _DTYPES[dtype], tuple(shape[:dims]), bool(requires_grad), kind)
 
     @property
     def row(self) -> list[int]:
-        """As ``ROW_LENGTH`` integers."""
+        """Facts as ``ROW_LENGTH`` integers."""
         shape = self.shape[:MAX_DIMS]
         dtype = _DTYPES.index(self.dtype) if self.dtype in _DTYPES else 0
         room = [0] * (MAX_DIMS - len(shape))
@@ -61,12 +63,12 @@ class Told(NamedTuple):
 
 
 ROW_LENGTH = 5 + MAX_DIMS
-# These end the world on every rank, at whichever call they come.
+# These problems end the world on every rank, at any call.
 NEVER_MOVED = (_WRONG_DTYPE, _NO_STORAGE)
 
 
 def problem_of(x: torch.Tensor, P_x: Partition, dims: int | None) -> int:
-    """``BLOCK``, or why ``x`` is no block of a tensor on ``P_x``, with ``dims`` dims if any."""
+    """Return ``BLOCK``, or why ``x`` is not a block on ``P_x`` (with ``dims`` dims, if given)."""
     if x.device != P_x.device:
         return _WRONG_DEVICE
     if not P_x.active:
@@ -80,7 +82,7 @@ def problem_of(x: torch.Tensor, P_x: Partition, dims: int | None) -> int:
 
 
 def shape_of(x: torch.Tensor, problem: int) -> tuple[int, ...]:
-    """The shape of ``x``; empty in other storage, where extents may be no numbers."""
+    """Return the shape of ``x``; empty for other storage, where extents may not be numbers."""
     return tuple(x.shape) if problem != _NO_STORAGE else ()
 
 
@@ -92,16 +94,18 @@ def problem_error(
     device: torch.device,
     x: torch.Tensor | None,
 ) -> GpudistError:
-    """The refusal of a tensor of ``shape`` for a problem, in words.
+    """Return the error for a tensor of ``shape`` with a problem.
 
     Args:
-        where: the operator, and the rank that has the tensor.
-        dims, device: that it must have.
-        x: the tensor, on the rank that has it.
+        where: operator, and the rank that has the tensor.
+        dims, device: expected number of dims, and device.
+        x: tensor, on the rank that has it.
     """
     if problem == _WRONG_DIMS:
         if dims is None:
-            return ShapeError(f"{where}: the block has more dims than at most {MAX_DIMS}")
+            return ShapeError(
+                f"{where}: the block has too many dims; operators take at most {MAX_DIMS}"
+            )
         return ShapeError(
             f"{where}: the block of shape {list(shape)} has {len(shape)} dims, not {dims}; the "
             "partition has one axis per dim of the tensor"
@@ -109,15 +113,15 @@ def problem_error(
     if problem == _WRONG_DEVICE:
         found = "another device" if x is None else x.device
         return ShapeError(
-            f"{where}: the tensor is on {found} but the partition's is {device}; move it there "
-            "with .to()"
+            f"{where}: the tensor is on {found} but the partition's device is {device}; move it "
+            "there with .to()"
         )
     if problem == _NO_STORAGE:
         text = "the tensor is not in strided memory" if x is None else storage_problem(x)
         return ShapeError(f"{where}: {text}")
-    dtype = "it" if x is None else x.dtype
+    dtype = "its dtype" if x is None else f"dtype {x.dtype}"
     known = ", ".join(str(known).removeprefix("torch.") for known in _DTYPES)
     return ShapeError(
-        f"{where}: the dtype cannot be moved: {dtype} is none of {known}; convert the tensor, or "
-        "where nothing is added move its bytes, x.view(torch.uint8)"
+        f"{where}: {dtype} cannot be moved, only {known}; convert the tensor, or, for operators "
+        "that add nothing, move its bytes with x.view(torch.uint8)"
     )

@@ -1,8 +1,8 @@
-"""Parameters that one worker each owns, and their copies on the workers that use them.
+"""Parameters with one owner each, and their copies on the workers that use them.
 
 The copies for a whole network come from one node of the graph, made before any layer runs: one
-group of broadcasts. Its backward, which autograd therefore runs last on every rank, is one group of
-sum-reduces.
+group of broadcasts. Autograd therefore runs its backward, one group of sum-reduces, last on every
+rank.
 """
 
 from __future__ import annotations
@@ -17,55 +17,56 @@ import torch
 
 from gpudist.exchange import Movement, bind
 from gpudist.exchange.autograd import apply, has_tangents, is_eager, move, moved
-from gpudist.exchange.library import is_recorded
+from gpudist.exchange.torch_library import is_recorded
 from gpudist.geometry.broadcasting import Pairing
 from gpudist.nn.parameters.buckets import BUCKET_BYTES, joined, messages
 from gpudist.nn.parameters.parameter import bind_parameter
-from gpudist.nn.parameters.placement import Placement
+from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.ops.broadcast import plan_between
 from gpudist.world.partition import CartesianPartition, Partition
 
 
 @dataclass(frozen=True)
-class Spread:
-    """The way of one parameter from the workers that own its blocks to those that use them.
+class ParameterBroadcast:
+    """Broadcast of one parameter from the owners of its blocks to the workers that use them.
 
     Attributes:
-        name: of the parameter, the same on all ranks.
-        owners: where its blocks are.
-        P_use: the workers that use them; the grid of owners broadcasts to theirs.
-        members: everybody who takes part in the layer, in ascending order.
+        name: name of the parameter, the same on all ranks.
+        owners: placement of its blocks.
+        P_use: partition of the workers that use the blocks; the owners' grid is broadcast to this
+            one.
+        members: all workers that take part in the layer, in ascending order.
     """
 
     name: str
-    owners: Placement
+    owners: ParameterPlacement
     P_use: CartesianPartition
     members: Partition
 
     @classmethod
     def between(
-        cls, name: str, owners: Placement, P_use: CartesianPartition, P_all: Partition
-    ) -> Spread | None:
-        """``None`` where every block is used by its owner alone, so that nothing moves."""
+        cls, name: str, owners: ParameterPlacement, P_use: CartesianPartition, P_all: Partition
+    ) -> ParameterBroadcast | None:
+        """Return the broadcast, or ``None`` if every block is used only by its owner."""
         if owners.P.ranks == P_use.ranks:
             return None
         members = P_all.world.create_partition_inclusive(sorted(P_all.ranks))
         return cls(name, owners, P_use, members)
 
     def bind(self, parameter: torch.Tensor) -> Movement:
-        """The broadcast of this parameter alone."""
+        """Return the movement of this parameter alone."""
         owners = self.owners
         return bind_parameter(parameter, owners.P, self.P_use, owners.cut, self.name, owners.axes)
 
     @cached_property
     def owned_shape(self) -> tuple[int, ...]:
-        """Of this worker's block, ``(0,)`` if it owns none."""
+        """Shape of this worker's block, ``(0,)`` if it owns none."""
         box = self.owners.own_box
         return (0,) if box is None else box.shape
 
     @cached_property
     def used_shape(self) -> tuple[int, ...]:
-        """Of the block that this worker uses, ``(0,)`` if it uses none."""
+        """Shape of the block that this worker uses, ``(0,)`` if it uses none."""
         P_owner, P_use = self.owners.P, self.P_use
         if P_use.rank is None:
             return (0,)
@@ -73,50 +74,50 @@ class Spread:
 
     @cached_property
     def largest_cells(self) -> int:
-        """Of the first block, of which none is larger; the same on all ranks."""
+        """Number of cells of the first block, which is the largest; the same on all ranks."""
         return prod(self.owners.box(0).shape)
 
 
 class Moving(NamedTuple):
-    """A parameter's number, the same on all ranks, and its way."""
+    """Number of a parameter, the same on all ranks, and its broadcast."""
 
     number: int
-    spread: Spread
+    broadcast: ParameterBroadcast
 
 
 def copies_of_owned(
     parameters: Sequence[torch.Tensor],
-    spreads: Sequence[Spread | None],
+    broadcasts: Sequence[ParameterBroadcast | None],
     bucket_bytes: int = BUCKET_BYTES,
 ) -> list[torch.Tensor]:
-    """The parameters as those who use them need them, moved as one node of the graph.
+    """Broadcast parameters to the workers that use them, as one node of the graph.
 
-    Collective over the members of each spread: every rank goes through the sets of members in the
-    order of the parameters' numbers, so that no two wait for each other in turn.
+    Collective over the members of each broadcast: every rank visits the sets of members in the
+    order of the parameters' numbers, which prevents deadlock.
 
     Args:
-        parameters: of layers, the same list on all ranks; placeholders included.
-        spreads: the way of each one, ``None`` for those that stay where they are.
-        bucket_bytes: the most that small ones are copied together.
+        parameters: parameters of layers, including placeholders; the same list on all ranks.
+        broadcasts: broadcast of each parameter, ``None`` for parameters that do not move.
+        bucket_bytes: most bytes of small parameters copied into one message.
 
     Returns:
-        New tensors: copies of the blocks that this worker uses, placeholders for those it does not.
+        New tensors: copies of the blocks that this worker uses, placeholders for all others.
 
     Adjoint:
-        Sum-reduces of the gradients to the owners. A parameter without a gradient has none
+        Sum-reduces of the gradients to the owners. A parameter without a gradient still has none
         afterwards, on all members alike.
 
     Cost:
-        One group of messages for each set of members: a broadcast of all small parameters of one
-        dtype with the same owners and users, and one of each large parameter; backward as many
-        sum-reduces.
+        One group of messages per set of members: one broadcast of all small parameters with the
+        same dtype, owners and users, and one of each large parameter. In backward, the same number
+        of sum-reduces.
     """
     copies = list(parameters)
     moving = tuple(
         [
-            Moving(i, spread)
-            for i, spread in enumerate(spreads)
-            if spread is not None and spread.members.active
+            Moving(i, broadcast)
+            for i, broadcast in enumerate(broadcasts)
+            if broadcast is not None and broadcast.members.active
         ]
     )
     if not moving:
@@ -125,9 +126,9 @@ def copies_of_owned(
     learns = torch.is_grad_enabled() and any([tensor.requires_grad for tensor in tensors])
     if is_recorded():
         ways = zip(moving, tensors, strict=True)
-        found = move([spread.bind(tensor) for (_, spread), tensor in ways], tensors)
+        found = move([broadcast.bind(tensor) for (_, broadcast), tensor in ways], tensors)
     elif learns or not is_eager():
-        found = apply(_Spread, moving, False, bucket_bytes, *tensors)
+        found = apply(_BroadcastParameters, moving, False, bucket_bytes, *tensors)
     else:
         found = _moved(moving, tensors, False, bucket_bytes)
     for (number, _), copy in zip(moving, found, strict=True):
@@ -135,7 +136,7 @@ def copies_of_owned(
     return copies
 
 
-class _Spread(torch.autograd.Function):
+class _BroadcastParameters(torch.autograd.Function):
     ends_search = True
 
     @staticmethod
@@ -146,10 +147,10 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-        # Nothing is saved, so that checkpointing may find a layer that moves its own parameters
-        # when it recomputes. What uses a copy saves.
+        # Save nothing: when checkpointing recomputes, the layer may move its own parameters. Users
+        # of a copy save it.
         ctx.moving, ctx.to_owners, ctx.bucket_bytes = inputs[:3]
-        # All members use a copy or none does; but of the gradients some may use one and some none.
+        # Either all members use a copy or none does, but gradients may be used by only some.
         ctx.set_materialize_grads(ctx.to_owners or has_tangents())
         if has_tangents():
             return
@@ -158,7 +159,9 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return apply(_Spread, ctx.moving, ctx.to_owners, ctx.bucket_bytes, *tangents[3:])
+        return apply(
+            _BroadcastParameters, ctx.moving, ctx.to_owners, ctx.bucket_bytes, *tangents[3:]
+        )
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
@@ -168,7 +171,9 @@ class _Spread(torch.autograd.Function):
         if given:
             moving = tuple([ctx.moving[i] for i in given])
             chosen = [gradients[i] for i in given]
-            found = apply(_Spread, moving, not ctx.to_owners, ctx.bucket_bytes, *chosen)
+            found = apply(
+                _BroadcastParameters, moving, not ctx.to_owners, ctx.bucket_bytes, *chosen
+            )
             for i, gradient in zip(given, found, strict=True):
                 results[i] = gradient
         return None, None, None, *results
@@ -180,10 +185,10 @@ def _moved(
     to_owners: bool,
     bucket_bytes: int,
 ) -> tuple[torch.Tensor, ...]:
-    """Blocks to those who use them, or gradients to the owners; not differentiable."""
+    """Move blocks to their users, or gradients to the owners; not differentiable."""
     sets: dict[Partition, list[int]] = {}
-    for i, (_, spread) in enumerate(moving):
-        sets.setdefault(spread.members, []).append(i)
+    for i, (_, broadcast) in enumerate(moving):
+        sets.setdefault(broadcast.members, []).append(i)
     results = list(tensors)
     for chosen in sets.values():
         parts = _messages(chosen, moving, tensors, bucket_bytes)
@@ -193,8 +198,8 @@ def _moved(
             movements.append(movement.T if to_owners else movement)
         blocks = [joined([tensors[i] for i in part]) for part in parts]
         for part, total in zip(parts, moved(movements, blocks), strict=True):
-            spreads = [moving[i].spread for i in part]
-            shapes = [s.owned_shape if to_owners else s.used_shape for s in spreads]
+            broadcasts = [moving[i].broadcast for i in part]
+            shapes = [s.owned_shape if to_owners else s.used_shape for s in broadcasts]
             pieces = total.split([prod(shape) for shape in shapes])
             for i, piece, shape in zip(part, pieces, shapes, strict=True):
                 results[i] = piece.view(shape)
@@ -207,22 +212,21 @@ def _messages(
     tensors: Sequence[torch.Tensor],
     bucket_bytes: int,
 ) -> list[list[int]]:
-    """Which parameters go together: of one dtype, with the same owners and users."""
     alike: dict[tuple[Partition, Partition, torch.dtype], dict[int, int]] = {}
     for i in chosen:
-        spread, dtype = moving[i].spread, tensors[i].dtype
-        key = (spread.owners.P, spread.P_use, dtype)
-        alike.setdefault(key, {})[i] = spread.largest_cells * dtype.itemsize
+        broadcast, dtype = moving[i].broadcast, tensors[i].dtype
+        key = (broadcast.owners.P, broadcast.P_use, dtype)
+        alike.setdefault(key, {})[i] = broadcast.largest_cells * dtype.itemsize
     return [part for nbytes in alike.values() for part in messages(nbytes, bucket_bytes)]
 
 
 @lru_cache(maxsize=4096)
 def _bind(moving: tuple[Moving, ...], dtype: torch.dtype) -> Movement:
-    """The broadcast of these parameters' blocks, one after the other."""
-    first = moving[0].spread
+    """Bind the broadcast of the blocks of several parameters, one after the other."""
+    first = moving[0].broadcast
     P_owner, P_use = first.owners.P, first.P_use
     P_both = P_owner.create_partition_union(P_use)
-    ways = [(number, spread.name, spread.owners) for number, spread in moving]
+    ways = [(number, broadcast.name, broadcast.owners) for number, broadcast in moving]
     key = tuple([(number, name, owners.cut, owners.axes) for number, name, owners in ways])
 
     def shape_of(rank: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Layers whose outputs each read a range of cells: move what is needed, then compute on it."""
+"""Base class of layers whose outputs read ranges of cells: move the cells, then compute."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from gpudist.geometry.halo import needed_range
 from gpudist.geometry.windows import Window
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.parameters.parameter import tied_empty
-from gpudist.ops.agreement import Agreement, Layout, ShapeMode
 from gpudist.ops.halo_exchange import HaloExchange
 from gpudist.ops.operator import Bound, require_cartesian
+from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
 Compute = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class _Bound:
-    """What a layer remembers of one shape of its input.
+class _BoundWindowedLayer:
+    """Movement and local computation of a layer, bound to one input shape.
 
     Attributes:
-        halo: gives this worker the cells it reads; ``None`` where every worker owns them.
-        output_shape: of this worker's block.
-        compute: the output block, from those cells or the own block; never called for none.
+        halo: movement of the cells that this worker reads; ``None`` if every worker owns its cells.
+        output_shape: shape of this worker's block of the output.
+        compute: function from these cells, or the local block, to the output block; not called for
+            an empty output block.
     """
 
     halo: Movement | None
@@ -40,7 +41,7 @@ class _Bound:
 
 
 class DistributedWindowed(DistributedModule):
-    """A layer on one partition without parameters, whose windows follow from its input's shape."""
+    """Layer on one partition, without parameters, whose windows depend on the input shape."""
 
     def __init__(
         self, P_x: CartesianPartition, global_shape: Sequence[int] | None, shape: ShapeMode
@@ -49,8 +50,8 @@ class DistributedWindowed(DistributedModule):
         self._name = type(self).__name__
         require_cartesian(self._name, P_x)
         self.P_x = P_x
-        self._agreement = Agreement(self._name, P_x, P_x, P_x.dim, global_shape, shape)
-        self._bound = Bound[_Bound](shape, self._agreement)
+        self._agreement = ShapeAgreement(self._name, P_x, P_x, P_x.dim, global_shape, shape)
+        self._bound = Bound[_BoundWindowedLayer](shape, self._agreement)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.P_x.active:
@@ -61,7 +62,7 @@ class DistributedWindowed(DistributedModule):
             return tied_empty(bound.output_shape, block.dtype, block)
         return bound.compute(block)
 
-    def _bind(self, x: torch.Tensor) -> _Bound:
+    def _bind(self, x: torch.Tensor) -> _BoundWindowedLayer:
         layout = self._agreement(x)
         index, inputs = self.P_x.index, layout.decomposition
         assert index is not None
@@ -73,21 +74,29 @@ class DistributedWindowed(DistributedModule):
             halo = HaloExchange(self.P_x, windows).bind_to(inputs, layout.dtype, x)
             ranges = [needed_range(*pair, i) for pair, i in zip(pairs, index, strict=True)]
             cells = Box(*zip(*ranges, strict=True))
-        return _Bound(halo, own.shape, self._computation(layout, windows, cells, own, x))
+        return _BoundWindowedLayer(
+            halo, own.shape, self._computation(layout, windows, cells, own, x)
+        )
 
     @abstractmethod
-    def _windows(self, layout: Layout, x: torch.Tensor) -> tuple[Window, ...]:
-        """One per dim; refuses, on every rank alike, a shape or dtype that is not supported."""
+    def _windows(self, layout: BlockLayout, x: torch.Tensor) -> tuple[Window, ...]:
+        # One window per dim; raises, on every rank alike, for an unsupported shape or dtype.
+        raise NotImplementedError
 
     @abstractmethod
     def _computation(
-        self, layout: Layout, windows: Sequence[Window], cells: Box, outputs: Box, x: torch.Tensor
+        self,
+        layout: BlockLayout,
+        windows: Sequence[Window],
+        cells: Box,
+        outputs: Box,
+        x: torch.Tensor,
     ) -> Compute:
-        """How the global box ``outputs`` follows from the global box ``cells`` of the input."""
+        # Function from the global box ``cells`` of the input to the global box ``outputs``.
+        raise NotImplementedError
 
 
 def _owns_what_it_reads(inputs: Blocks, window: Window) -> bool:
-    """Whether no worker of an axis reads cells of others."""
     for index in range(inputs.parts):
         (first, last), (start, stop) = inputs.block(index), needed_range(inputs, window, index)
         if start < stop and not (first <= start and stop <= last):

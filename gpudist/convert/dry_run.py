@@ -1,4 +1,4 @@
-"""What a network would do on a partition: a forward of one rank, without a world or cells."""
+"""Plan a network on a partition: run one rank's forward without a world or cells."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from gpudist.convert.network import (
     names_of_entries,
     without_wait,
 )
-from gpudist.convert.plan import Plan
+from gpudist.convert.network_plan import NetworkPlan
 from gpudist.errors import ConversionError, GpudistError
 from gpudist.geometry.blocks import Decomposition
+from gpudist.sbp.call_cache import nothing_remembered
 from gpudist.sbp.global_tensor import GlobalTensor
-from gpudist.sbp.remembered import nothing_remembered
 from gpudist.sbp.scope import Record
-from gpudist.transport.dry import META, DryTransport, Traffic, Wire, wire_like
+from gpudist.transport.dry import META, DryTransport, Posting, Traffic, posting_of
 from gpudist.world.partition import CartesianPartition, Partition
 
 Shape = Sequence[int]
@@ -58,78 +58,80 @@ def plan_of(
     P_x: CartesianPartition | Sequence[int],
     *shapes: Sequence[int] | torch.Tensor,
     ranks: Sequence[int] | int | None = None,
-    plan: Plan | None = None,
+    plan: NetworkPlan | None = None,
     method: str = "forward",
     inputs: Mapping[str, str | Sequence[int]] | None = None,
     named: Mapping[str, Any] | None = None,
-) -> Plan:
-    """What the network that :func:`distribute` gives would do with inputs of these shapes.
+) -> NetworkPlan:
+    """Return the plan of a network converted by :func:`distribute`, for inputs of these shapes.
 
-    A forward of one rank on tensors without cells, with the real plans: no world is needed, no
-    weight is copied and nothing is allocated.
+    Runs one rank's forward on tensors without cells, with the real plans. It needs no world, copies
+    no weight and allocates no memory.
 
     Args:
-        network: as :func:`distribute` takes it; it is not changed.
-        P_x: the partition, whose transport's messages are counted, or the shape of one of any size,
-            for those over shared memory.
-        shapes: of the whole inputs, in the order of the arguments; a tensor, without cells too,
-            where the dtype is not that of the parameters, or where the forward asks for values.
-        ranks: the rank that is planned, or several, whose bytes are added up; the first one unless
-            given.
-        plan: edits that are followed.
-        method: the entry that is called.
-        inputs: as of :func:`distribute`.
-        named: further arguments by name: tensors of whole shapes, or anything else.
+        network: network as for :func:`distribute`; it is not changed.
+        P_x: partition whose transport's messages are counted, or the shape of a grid of any size,
+            for messages over shared memory.
+        shapes: global shapes of the inputs, in the order of the arguments. Pass a tensor, which may
+            have no cells, if its dtype differs from the parameters' or if the forward reads its
+            values.
+        ranks: rank to plan, or several ranks whose bytes are added up; the first rank by default.
+        plan: edits to apply.
+        method: method that is called.
+        inputs: kinds of inputs; see :func:`distribute`.
+        named: further arguments by name: tensors of global shapes, or any other values.
 
     Returns:
-        The rows, in the order of the forward, with the bytes that the ranks send.
+        Rows in the order of the forward, with the bytes that the ranks send.
 
     Raises:
-        ConversionError: the network cannot be called so, or depends on values of tensors.
+        ConversionError: the network cannot be called with these inputs, or depends on values of
+            tensors.
     """
     grid = tuple(P_x.shape) if isinstance(P_x, CartesianPartition) else tuple(P_x)
     if not shapes and not named:
         raise ConversionError(
-            "plan_of takes the shapes of the whole inputs too: "
-            "plan_of(network, P_x, (2, 3, 256, 256))"
+            "plan_of needs the global shapes of the inputs: plan_of(network, P_x, (2, 3, 256, 256))"
         )
     chosen = [0] if ranks is None else [ranks] if isinstance(ranks, int) else list(ranks)
     wrong = [rank for rank in chosen if not 0 <= rank < prod(grid)]
     if wrong:
-        raise ConversionError(f"ranks {wrong} are none of the {prod(grid)} of a grid {list(grid)}")
-    wire = wire_like(P_x.transport) if isinstance(P_x, CartesianPartition) else "host"
-    found: Plan | None = None
+        raise ConversionError(
+            f"ranks {wrong} are not among the {prod(grid)} ranks of a grid {list(grid)}; "
+            f"use 0 to {prod(grid) - 1}"
+        )
+    posting = posting_of(P_x.transport) if isinstance(P_x, CartesianPartition) else "host"
+    found: NetworkPlan | None = None
     for rank in chosen:
         one = _planned(
-            network, grid, wire, shapes, rank, plan or Plan(), method, inputs or {}, named
+            network, grid, posting, shapes, rank, plan or NetworkPlan(), method, inputs or {}, named
         )
         found = one if found is None else _added(found, one)
     assert found is not None
     return found
 
 
-def _added(a: Plan, b: Plan) -> Plan:
-    """Rows of ``a`` with the bytes of both; all ranks carry out the same functions."""
+def _added(a: NetworkPlan, b: NetworkPlan) -> NetworkPlan:
     rows = [
         one._replace(sent_bytes=one.sent_bytes + other.sent_bytes)
         for one, other in zip(a.rows, b.rows, strict=True)
     ]
-    return Plan(rows, a.repartitions, a.weights, a.outputs)
+    return NetworkPlan(rows, a.repartitions, a.weights, a.outputs)
 
 
 def _planned(
     network: nn.Module,
     grid: tuple[int, ...],
-    posts: Wire,
+    posting: Posting,
     shapes: Sequence[Any],
     rank: int,
-    plan: Plan,
+    plan: NetworkPlan,
     method: str,
     inputs: Mapping[str, Any],
     named: Mapping[str, Any] | None,
-) -> Plan:
+) -> NetworkPlan:
     counter = _Counter()
-    wire = DryTransport(rank, prod(grid), counter, lambda shape, *_: tuple(shape), posts)
+    wire = DryTransport(rank, prod(grid), counter, lambda shape, *_: tuple(shape), posting)
     P_x = Partition(wire, range(prod(grid))).create_cartesian_topology_partition(grid)
     require_known(inputs, *names_of_entries(network, [method]))
     whole = _wholes(network, shapes, named or {})
@@ -151,15 +153,15 @@ def _planned(
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
         if "meta tensor" in str(error):
-            why = "it depends on values, which are there in a run only"
+            why = "it depends on values, which exist only in a real run"
         raise ConversionError(
             f"the network cannot be planned for these inputs: {_place_of(error)}{why}"
         ) from error
-    return Plan(record.rows, plan.repartitions, plan.weights, without_wait(outputs))
+    return NetworkPlan(record.rows, plan.repartitions, plan.weights, without_wait(outputs))
 
 
 class _Rehearsal(Conversion):
-    """A conversion for one call on tensors without cells, with the values that are known."""
+    """Conversion for one call on tensors without cells, with the values that are known."""
 
     def __init__(
         self, entrance: Entrance, values: KnownValues, given: Mapping[str, torch.Tensor]
@@ -171,7 +173,7 @@ class _Rehearsal(Conversion):
     def __call__(self, network: nn.Module, function: Any, args: Any, kwargs: Any) -> Any:
         @functools.wraps(function)
         def knowing(*args: Any, **kwargs: Any) -> Any:
-            # Once more, to see global tensors before the mode that takes them.
+            # Enter the mode again, so that it sees global tensors before the interception does.
             with self.values:
                 return function(*args, **kwargs)
 
@@ -189,14 +191,12 @@ class _Rehearsal(Conversion):
 def _values_of(
     whole: tuple[list[Any], dict[str, Any]], name_of: Callable[[int], str]
 ) -> dict[str, torch.Tensor]:
-    """The values of the inputs that were given as tensors, by the names of the arguments."""
     named = {**{name_of(i): x for i, x in enumerate(whole[0])}, **whole[1]}
     known = {name: value_of(x) for name, x in named.items()}
     return {name: value for name, value in known.items() if value is not None}
 
 
 def _place_of(error: Exception) -> str:
-    """Where in code that is neither torch's nor ours an error was raised."""
     found = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         if frame.f_globals.get("__name__", "").partition(".")[0] not in ("torch", "gpudist"):
@@ -210,13 +210,13 @@ def converted_for(
     global_shape: Sequence[int],
     replicate_parameters: bool = True,
 ) -> Any:
-    """A copy of a network without cells, converted for its one input; nothing is agreed on."""
+    """Return a copy without cells, converted for its only input; ranks agree on nothing."""
     made = without_cells(network)
     (name, *_), _ = names_of_entries(network, ["forward"])
     entrance = Entrance(P_x, {name: tuple(global_shape)})
     conversion = Conversion(entrance, "gather", None, replicate_parameters)
     conversion.has_seed = True
-    return convert(made, conversion, ["forward"], Plan())
+    return convert(made, conversion, ["forward"], NetworkPlan())
 
 
 def _wholes(
@@ -237,7 +237,7 @@ def _wholes(
 
 
 def _block(name: str, x: Any, P_x: CartesianPartition, kinds: dict[str, Any]) -> Any:
-    """What this rank gives for the whole input ``x``."""
+    """Return this rank's block of the global input ``x``."""
     if not isinstance(x, torch.Tensor):
         return x
     kind = kinds.get(name, "block" if x.dim() == P_x.dim else "whole")
@@ -250,7 +250,7 @@ def _block(name: str, x: Any, P_x: CartesianPartition, kinds: dict[str, Any]) ->
 
 
 def without_cells(network: nn.Module) -> nn.Module:
-    """A copy of the tree whose parameters and buffers have shapes and no cells."""
+    """Copy the tree with parameters and buffers that have shapes but no cells."""
     memo: dict[int, Any] = {
         id(p): nn.Parameter(torch.empty_like(p, device=META), p.requires_grad)
         for p in network.parameters()

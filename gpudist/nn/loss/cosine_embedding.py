@@ -1,32 +1,36 @@
-"""The loss of pairs of vectors, which may be split: a sum of three numbers a pair."""
+"""Cosine loss of pairs of vectors, which may be split: a sum of three numbers per pair."""
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from gpudist.errors import PartitionError
+from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.loss.base import DistributedSampleLoss, Reduction, at_least_float32, no_cells
 from gpudist.world.partition import CartesianPartition, Partition
 
-# Keeps the cosine of a zero vector finite. Torch has 1e-12 in float32.
+# Keeps the cosine of a zero vector finite. This is torch's 1e-12, rounded to float32.
 _EPSILON = 9.999999960041972e-13
 
 
+@layer(F.cosine_embedding_loss, Sample((6, 5)), Sample((6, 5)), Sample((6,), "signs"))
 class DistributedCosineEmbeddingLoss(DistributedSampleLoss):
-    """Mean of ``1 - cos`` of the rows of two inputs ``[B, D]`` for targets of 1, and of
-    ``max(0, cos - margin)`` for those of -1; see
+    """Cosine loss of the rows of two inputs ``[B, D]``.
+
+    The mean of ``1 - cos`` for targets of 1, and of ``max(0, cos - margin)`` for targets of -1; see
     :class:`~gpudist.nn.loss.base.DistributedSampleLoss`.
 
     Args:
-        P_x: owns both inputs, cut alike, ``[B, D]``; each worker passes the targets ``[B]`` of its
-            rows, the same along axis 1.
+        P_x: partition of both inputs ``[B, D]``, which are split alike; each worker passes the
+            targets ``[B]`` of its rows, the same along axis 1.
         margin: cosine up to which a negative target has no loss.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        P_loss: as in the base class.
+        P_loss: see the base class.
 
     Cost:
-        Where rows are split, a sum of three numbers per row along axis 1, forward and backward; the
-        base class's all-reduce.
+        Where rows are split, a sum of three numbers per row along axis 1, in forward and in
+        backward; and the all-reduce of the base class.
     """
 
     def __init__(
@@ -40,8 +44,8 @@ class DistributedCosineEmbeddingLoss(DistributedSampleLoss):
         super().__init__(P_x, reduction, P_loss)
         if P_x.dim != 2:
             raise PartitionError(
-                f"{self._name}: P_x has shape {list(P_x.shape)} but needs two axes, as the inputs "
-                "two dims"
+                f"{self._name}: P_x has shape {list(P_x.shape)} but needs two axes, one per "
+                "dim of the inputs"
             )
         self.margin = margin
 
@@ -64,7 +68,6 @@ class DistributedCosineEmbeddingLoss(DistributedSampleLoss):
     def _losses(
         self, input1: torch.Tensor, input2: torch.Tensor, target: torch.Tensor
     ) -> torch.Tensor:
-        """Those of this worker's rows, on all workers along axis 1."""
         products = (input1 * input2, input1.square(), input2.square())
         sums = self._sum_over_line(torch.stack([each.sum(1) for each in products], dim=1))
         cosine = sums[:, 0] / ((sums[:, 1] + _EPSILON) * (sums[:, 2] + _EPSILON)).sqrt()

@@ -1,4 +1,4 @@
-"""Numbers, texts and tensors of one cell as JSON, exactly, so that nothing has to be unpickled."""
+"""Exact JSON for numbers, texts and tensors of one cell, so that nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gpudist.errors import CheckpointError
 
 
 def encode(value: Any, what: str) -> Any:
-    """``value`` as what JSON has.
+    """Encode ``value`` in terms of JSON types.
 
     Args:
         value: a number, text, ``None`` or tensor of shape ``[]``, or a list, tuple or dict of them.
-        what: it is, for errors.
+        what: name of the value for errors.
 
     Raises:
-        CheckpointError: it is something else.
+        CheckpointError: if ``value`` is anything else.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -37,10 +37,10 @@ def encode(value: Any, what: str) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """What :func:`encode` was given.
+    """Decode the result of :func:`encode`.
 
     Raises:
-        CheckpointError: it has a tensor of a dtype that this rank's torch does not have.
+        CheckpointError: if the dtype of a tensor does not exist in this rank's torch.
     """
     if isinstance(value, list):
         return [decode(item) for item in value]
@@ -59,14 +59,14 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """What :func:`name_of` was given, on a rank of any torch.
+    """Inverse of :func:`name_of`, which may have run with another version of torch.
 
     Raises:
-        CheckpointError: this rank's torch does not have it.
+        CheckpointError: if the dtype does not exist in this rank's torch.
     """
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise CheckpointError(
-            f"{name!r} is no dtype of torch {torch.__version__}; run the same torch on every rank"
+            f"torch {torch.__version__} has no dtype {name!r}; run the same torch on every rank"
         )
     return dtype

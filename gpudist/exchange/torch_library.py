@@ -1,12 +1,12 @@
-"""Movements as operations of torch's dispatcher, for the graphs that torch.compile makes.
+"""Movements as operations of torch's dispatcher, for the graphs of torch.compile.
 
-A graph knows tensors and numbers, so a movement enters it as a number, its handle. Handles are
-random: compiled graphs are cached on disk by their text, and neither another rank nor another
-process may find there a graph that moves something else.
+A graph holds tensors and numbers, so it refers to a movement by a number, its handle. Handles are
+random because compiled graphs are cached on disk by their text: another rank or process must never
+find a graph there that moves something else.
 
-The operations of a graph are ordered: each takes a token from the one before. So no pass of the
-compiler reorders them, deletes one whose output is unused on this rank alone, or repeats one in
-backward.
+The operations in a graph are ordered: each takes a token returned by the previous one. This keeps
+compiler passes from reordering them, from deleting one whose output is unused on this rank only,
+and from repeating one in backward.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from gpudist.transport.base import ReduceOp
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# What every Dynamo passes as a constant.
+# Types that every supported Dynamo passes as constants.
 _CONSTANTS = (
     bool, int, float, str, tuple, list, dict, type, type(None), Enum, FunctionType,
     torch.dtype, torch.device,
@@ -55,7 +55,7 @@ _things: WeakValueDictionary[int, Any] = WeakValueDictionary()
 # A backward pass may outlive the layer whose movements it needs.
 _recent: deque[object] = deque(maxlen=_REMEMBERED)
 
-# Of the last operation of each graph that is being traced.
+# Token of the last operation in each graph that is being traced.
 _tokens: WeakKeyDictionary[object, torch.Tensor] = WeakKeyDictionary()
 
 
@@ -63,14 +63,14 @@ _private: Any = torch._C
 _functorch: Any = _private._functorch
 _has_transforms: Callable[[], bool] = _private._are_functorch_transforms_active
 _count_modes: Callable[[], int] = _private._len_torch_dispatch_stack
-# Of what records above autograd.
+# Modes that record above autograd.
 _count_early_modes: Callable[[], int] = torch._ops._len_torch_dispatch_stack_pre_dispatch
 _early_mode: Callable[[Any], Any] = torch._ops._get_dispatch_mode_pre_dispatch
 _script_tracer: Callable[[], object] = _private._get_tracing_state
 
 
 class _Thread(threading.local):
-    """What this thread is doing."""
+    """State of the current thread."""
 
     binds_for_compiler = False
     watching_modes = 0
@@ -81,15 +81,16 @@ _PROXY = _private._TorchDispatchModeKey.PROXY
 
 
 def is_recorded(x: torch.Tensor | None = None) -> bool:
-    """Torch watches or replaces operations: by torch.compile, a dispatch mode, functionalization.
+    """Return whether torch records or replaces operations.
 
-    What moves must then be an operation of this library. All ranks are to be under the same modes.
+    This is the case under torch.compile, dispatch modes and functionalization. Movements must then
+    be operations of this library. All ranks must be under the same modes.
 
     Args:
-        x: a tensor that is read, which may have operations of its own, as a fake one.
+        x: input tensor, which may be a subclass with its own operations, such as a fake tensor.
 
     Raises:
-        GpudistError: under torch.jit.trace, which would record what moves as a constant.
+        GpudistError: under torch.jit.trace, which would record moved data as a constant.
     """
     if is_dynamo_compiling():
         return True
@@ -104,14 +105,14 @@ def is_recorded(x: torch.Tensor | None = None) -> bool:
 
 
 def has_modes() -> bool:
-    """A dispatch mode is at work that may record or replace operations."""
+    """Return whether a dispatch mode is active that may record or replace operations."""
     if _count_modes() > 0 and _count_modes() > _thread.watching_modes:
         return True
     return _count_early_modes() > 0
 
 
 class Watching(TorchDispatchMode):
-    """A mode that counts torch's operations as they are eagerly, and records none of them."""
+    """Dispatch mode that observes operations during eager execution without recording them."""
 
     def __enter__(self) -> Any:
         _thread.watching_modes += 1
@@ -123,13 +124,13 @@ class Watching(TorchDispatchMode):
 
 
 def is_compiled() -> bool:
-    """torch.compile traces, or has what it traces bound, which it does not trace."""
+    """Return whether torch.compile is tracing, or running untraced code that binds for it."""
     return is_dynamo_compiling() or _thread.binds_for_compiler
 
 
 @contextmanager
 def binding_for_compiler() -> Generator[None, None, None]:
-    """In the body what is bound is for a graph of torch.compile."""
+    """Mark that movements bound in the body are for a graph of torch.compile."""
     _thread.binds_for_compiler = True
     try:
         yield
@@ -138,7 +139,7 @@ def binding_for_compiler() -> Generator[None, None, None]:
 
 
 def is_traced() -> bool:
-    """A graph is being made, for torch.compile or by a proxy."""
+    """Return whether a graph is being traced, by torch.compile or with proxy tensors."""
     if is_dynamo_compiling() or _private._get_dispatch_mode(_PROXY) is not None:
         return True
     return _early_mode(_PROXY) is not None
@@ -149,10 +150,10 @@ def _transforms() -> list[Any]:
 
 
 def refuse_vmap() -> None:
-    """Refuse ``torch.func.vmap``, under which a call is not one call of every worker.
+    """Raise under ``torch.func.vmap``, which would not call every worker the same number of times.
 
     Raises:
-        ShapeError: it is at work, around whatever other transforms.
+        ShapeError: vmap is active, at any level of the transforms.
     """
     if any(kind == _functorch.TransformType.Vmap for kind in _transforms()):
         raise ShapeError(
@@ -163,13 +164,13 @@ def refuse_vmap() -> None:
 
 @contextmanager
 def outside_torch() -> Generator[None, None, None]:
-    """In the body no transform and no mode is at work: tensors made there are memory."""
+    """Disable all transforms and modes in the body: tensors created there own real memory."""
     with temporarily_clear_interpreter_stack(), _disable_current_modes():
         yield
 
 
 def handle_of(thing: object) -> int:
-    """The number by which a graph knows ``thing``; its last two bits are free."""
+    """Return the number by which graphs refer to ``thing``; its last two bits are zero."""
     handle = vars(thing).get("_handle")
     if handle is None or _things.get(handle) is not thing:
         handle = secrets.randbits(60) << 2
@@ -180,11 +181,11 @@ def handle_of(thing: object) -> int:
 
 
 def constant_when_traced(function: F) -> F:
-    """``torch.compiler.assume_constant_result``, for any arguments, without loading the compiler.
+    """Decorate a function like ``torch.compiler.assume_constant_result``, for any arguments.
 
-    Not every Dynamo passes objects to such a function (torch 2.11 does not), but every one knows
-    ``id``, and guards the graph by it. So an object is passed by its address, and found there while
-    Dynamo, which holds it, waits.
+    Does not load the compiler. Some versions of Dynamo (torch 2.11) do not pass objects to such a
+    function, but all support ``id`` and guard the graph by it. Objects are therefore passed by
+    address; Dynamo keeps them alive during the call.
     """
 
     def found(*args: Any, **kwargs: Any) -> Any:
@@ -204,7 +205,6 @@ def constant_when_traced(function: F) -> F:
 
 
 def _address_or_value(value: object) -> tuple[bool, object]:
-    """Whether it is passed by its address, and what is passed."""
     return (False, value) if isinstance(value, _CONSTANTS) else (True, id(value))
 
 
@@ -214,12 +214,12 @@ def _object_of(is_address: bool, value: Any) -> Any:
 
 @constant_when_traced
 def handles_of(*things: object) -> tuple[int, ...]:
-    """Their handles; while torch.compile traces, a constant of the graph."""
+    """Return the handles of ``things``; a constant of the graph while torch.compile traces."""
     return tuple(handle_of(thing) for thing in things)
 
 
 def thing_of(handle: int) -> Any:
-    """What ``handle`` was given to."""
+    """Return the object that ``handle`` refers to."""
     thing = _things.get(handle)
     if thing is None:
         raise RuntimeError(
@@ -230,14 +230,14 @@ def thing_of(handle: int) -> Any:
 
 
 def movement_of(handle: int) -> Movement:
-    """The movement of a handle, or the adjoint that the last two bits of the handle ask for."""
+    """Return the movement of a handle, or its adjoint, as selected by the last two bits."""
     movement: Movement = thing_of(handle & ~3)
     which = handle & 3
     return movement if which == _ITSELF else movement.T if which == _ADJOINT else movement.T.T
 
 
 def adjoint_of(handle: int) -> int:
-    """The handle of the adjoint movement."""
+    """Return the handle of the adjoint movement."""
     return (handle & ~3) | (_ADJOINT_OF_ADJOINT if handle & 3 == _ADJOINT else _ADJOINT)
 
 
@@ -249,16 +249,16 @@ def define(
     backward: Callable[..., Any] | None = None,
     setup_context: Callable[..., None] | None = None,
 ) -> None:
-    """Make an operation ``gpudist::NAME(ARGUMENTS, Tensor? after) -> Tensor[]`` that communicates.
+    """Define a communicating operation ``gpudist::NAME(ARGUMENTS, Tensor? after) -> Tensor[]``.
 
     Args:
-        name, arguments: as in a schema; the second argument is a tensor or a list of some. Nothing
-            is modified and no output is an input.
-        kernel: makes the outputs, from the arguments without ``after``. A token follows them: a
-            tensor without cells, which a later operation takes as ``after``.
-        fake: makes outputs without cells.
-        backward, setup_context: as of ``torch.library.register_autograd``; without them the outputs
-            do not depend on the inputs, for autograd.
+        name, arguments: name and arguments of the schema; the second argument is a tensor or a list
+            of tensors. Inputs are neither modified nor returned.
+        kernel: computes the outputs from the arguments without ``after``. A token is appended to
+            them: a tensor without cells that the next operation takes as ``after``.
+        fake: creates outputs without cells.
+        backward, setup_context: see ``torch.library.register_autograd``; without them, the outputs
+            are constants for autograd.
     """
 
     def with_token(make: Callable[..., Sequence[torch.Tensor]]) -> Callable[..., Any]:
@@ -294,7 +294,7 @@ def _constant(operation: Any) -> Callable[..., list[torch.Tensor]]:
 
 
 def _refusing_tangents(kernel: Callable[..., list[torch.Tensor]], name: str) -> Callable[..., Any]:
-    """``kernel``, but it drops no tangent in silence: graphs know reverse mode only."""
+    """Wrap ``kernel`` to raise instead of dropping tangents: graphs support reverse mode only."""
 
     def call(keyset: object, *args: Any) -> list[torch.Tensor]:
         inputs = [args[1]] if isinstance(args[1], torch.Tensor) else args[1]
@@ -309,18 +309,18 @@ def _refusing_tangents(kernel: Callable[..., list[torch.Tensor]], name: str) -> 
 
 
 def _in_order(kernel: Callable[..., list[torch.Tensor]]) -> Callable[..., list[torch.Tensor]]:
-    """``kernel``, but in a graph it comes after the one before, and is never repeated.
+    """Wrap ``kernel`` to keep its order in a graph and never be recomputed.
 
-    Torch has tokens of its own for effects, but Inductor forgets them (torch 2.13). In a region to
-    checkpoint results are kept: repeated in backward, the operation would run only on ranks whose
-    backward needs its result.
+    Torch has its own tokens for effects, but Inductor drops them (torch 2.13). In checkpointed
+    regions the results are saved: recomputed in backward, the operation would run only on ranks
+    whose backward needs its result.
     """
 
     def call(keyset: object, *args: Any) -> list[torch.Tensor]:
         mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)
         if mode is None:
             return kernel(keyset, *args)
-        # Here the compiler is loaded already; to load it takes a second.
+        # The compiler is already loaded here; importing it at the top would take a second.
         from torch._higher_order_ops.effects import with_effects
         from torch.utils.checkpoint import CheckpointPolicy
 
@@ -355,8 +355,8 @@ def _fake_move(handles: Sequence[int], inputs: Sequence[torch.Tensor]) -> Sequen
 
 def _remember_move(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
     ctx.handles, tensors, _ = inputs
-    # The adjoint comes after, so every rank saves a tensor: checkpointing recomputes when saved
-    # tensors are read, on all ranks or on none.
+    # The adjoint takes this token. Saving it on every rank also makes checkpointing, which
+    # recomputes when saved tensors are read, do so on all ranks or on none.
     ctx.save_for_backward(output[-1])
     constant = [y for x, y in zip(tensors, output, strict=False) if not x.requires_grad]
     ctx.mark_non_differentiable(*constant, output[-1])

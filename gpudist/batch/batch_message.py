@@ -1,0 +1,112 @@
+"""Encode what precedes the payload of a batch, and decode it on the receivers.
+
+Nothing here communicates: functions map bytes to values, and raise ``TransportError`` for bytes
+that are not a message.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from gpudist.batch.header import BATCH, END, ERROR, BatchHeader, pack_error
+from gpudist.batch.payload import payload_bytes
+from gpudist.batch.prepared import PreparedBatch
+from gpudist.batch.reading import malformed
+from gpudist.batch.schema import Schema, schema_of
+
+_REMEMBERED = 256
+
+
+class KnownSchemas:
+    """Schemas that the root has sent.
+
+    Root and receivers add and clear schemas in the same order, so that their sets never differ.
+    """
+
+    def __init__(self) -> None:
+        self._schemas: dict[bytes, Schema] = {}
+
+    def __contains__(self, digest: bytes) -> bool:
+        return digest in self._schemas
+
+    def __getitem__(self, digest: bytes) -> Schema:
+        found = self._schemas.get(digest)
+        if found is None:
+            raise malformed("its schema has not been sent before")
+        return found
+
+    def add(self, schema: Schema) -> None:
+        if len(self._schemas) >= _REMEMBERED:
+            self._schemas.clear()
+        self._schemas[schema.digest] = schema
+
+
+class BatchMessage(NamedTuple):
+    """Header, and the bytes of the schema and the values that belong to it."""
+
+    header: BatchHeader
+    facts: bytes
+
+
+def batch_message(prepared: PreparedBatch, known: KnownSchemas, step: int) -> BatchMessage:
+    """Make the message of a batch; it includes the schema if the receivers lack it."""
+    schema = prepared.schema
+    data = b""
+    if schema.digest not in known:
+        known.add(schema)
+        data = schema.data
+    header = BatchHeader.of(
+        BATCH, step, prepared.values, schema.digest, data, prepared.payload_bytes,
+        prepared.is_on_host,
+    )  # fmt: skip
+    return BatchMessage(header, data + prepared.values)
+
+
+def end_message(step: int) -> BatchMessage:
+    """Make the message that ends the batches."""
+    return BatchMessage(BatchHeader.of(END, step, b""), b"")
+
+
+def error_message(error: BaseException, step: int) -> BatchMessage:
+    """Make the message of an exception that the root raised in place of a batch."""
+    values = pack_error(error)
+    return BatchMessage(BatchHeader.of(ERROR, step, values), values)
+
+
+def understand(
+    message: BatchMessage, known: KnownSchemas, differentiable: bool = False
+) -> tuple[Schema, list[Any]]:
+    """Decode the schema and the leaves of a batch, with a ``TensorSpec`` in place of each tensor.
+
+    ``differentiable``: whether tensors may require grad.
+
+    Raises:
+        TransportError: if the bytes are not the message of a batch, or name a class that this
+            process lacks.
+    """
+    header, facts = message.header, message.facts
+    values = values_of(message)
+    if header.schema_bytes:
+        schema = schema_of(facts[: header.schema_bytes])
+        if schema.digest != header.digest:
+            raise malformed("the digest of its schema is wrong")
+        known.add(schema)
+    schema = known[header.digest]
+    if schema.has_gradients and not differentiable:
+        raise malformed("a tensor requires grad, but the batch is not differentiable")
+    parts = schema.values.read(values)
+    expected = payload_bytes(schema.constants(parts))
+    if expected != header.payload_bytes:
+        raise malformed(f"its tensors have {expected} bytes, not {header.payload_bytes}")
+    return schema, parts
+
+
+def values_of(message: BatchMessage) -> bytes:
+    """Return the values after checking that they arrived as they were sent.
+
+    Raises:
+        TransportError: if their checksum is wrong.
+    """
+    values = message.facts[message.header.schema_bytes :]
+    message.header.check_values(values)
+    return values

@@ -1,0 +1,98 @@
+"""Distributed PReLU: a learned slope for negative cells, one for all channels or one for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from gpudist.errors import PartitionError, ShapeError
+from gpudist.exchange import Movement
+from gpudist.nn.layer_table import Sample, layer
+from gpudist.nn.parameters.parameter_layer import ParameterLayer, move_those
+from gpudist.nn.parameters.parameter_placement import ParameterPlacement
+from gpudist.nn.partitions import plane, regrid
+from gpudist.ops.bound import Bound
+from gpudist.ops.shape_agreement import ShapeAgreement, ShapeMode
+from gpudist.world.partition import CartesianPartition
+
+
+@layer(F.prelu, Sample((2, 4, 9, 8)), num_parameters=4)
+class DistributedPReLU(ParameterLayer):
+    """``max(0, x) + weight * min(0, x)`` of ``[B, C, *features]`` split over ``P_x`` in any dims.
+
+    Args:
+        P_x: partition of the input and the output, one axis per dim; axis 1 splits the channels.
+        num_parameters: 1, or the global number of channels.
+        init, device, dtype: as in :class:`torch.nn.PReLU`.
+        global_shape: global shape of the input if its blocks are balanced; saves an agreement.
+        shape: ``"dynamic"`` agrees on the input's blocks at every call.
+        replicate_parameters: every worker that uses a block of the weight holds it, so forward
+            sends nothing; otherwise the first worker of each block of channels holds it.
+
+    Cost:
+        A broadcast of each block of the weight over the workers that share its channels; backward
+        sum-reduces its gradient.
+
+    Raises:
+        PartitionError: at construction, if ``P_x`` has fewer than two axes.
+        ShapeError: on every rank alike, if the input has another number of channels than
+            parameters, or unevenly split channels.
+
+    Source:
+        He et al. 2015, arXiv:1502.01852.
+    """
+
+    _names = ("weight",)
+
+    def __init__(
+        self,
+        P_x: CartesianPartition,
+        num_parameters: int = 1,
+        init: float = 0.25,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        global_shape: Sequence[int] | None = None,
+        shape: ShapeMode = "static",
+        replicate_parameters: bool = False,
+    ) -> None:
+        super().__init__()
+        self._name = type(self).__name__
+        if P_x.dim < 2:
+            raise PartitionError(
+                f"{self._name}: P_x has shape {list(P_x.shape)} but needs an axis for the batch "
+                "and one for the channels"
+            )
+        self.P_x, self.num_parameters, self.init = P_x, num_parameters, init
+        P_use = P_x if num_parameters > 1 else regrid(P_x, (P_x.size, 1))
+        P_owner = P_use if replicate_parameters else plane(P_use, (1,))
+        self._placed = ParameterPlacement.balanced((num_parameters,), P_owner, (1,))
+        box = self._placed.own_box
+        cells = torch.full((0,) if box is None else box.shape, init, device=device, dtype=dtype)
+        self.weight = torch.nn.Parameter(cells)
+        self._place(replicate_parameters, self._placements(), {"weight": P_use}, P_x)
+        self._agreement = ShapeAgreement(self._name, P_x, P_x, P_x.dim, global_shape, shape)
+        self._bound = Bound[tuple[Movement | None, ...]](shape, self._agreement)
+
+    def _placements(self) -> dict[str, ParameterPlacement]:
+        return {"weight": self._placed}
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Return the block of the output for the block ``input``, of the same shape."""
+        if not self.P_x.active:
+            return input.clone()
+        movements = self._bound(input, self._bind, self.uses_copies)
+        (weight,) = move_those(movements, self.own_parameters())
+        return F.prelu(input, weight)
+
+    def _bind(self, x: torch.Tensor, uses_copies: int) -> tuple[Movement | None, ...]:
+        channels = self._agreement(x).decomposition.dims[1]
+        if self.num_parameters > 1 and channels != self._placed.cut.dims[0]:
+            raise ShapeError(
+                f"{self._name}, dim 1: the input has {channels.extent} channels in blocks of "
+                f"{[channels.length(i) for i in range(channels.parts)]}, but the weight has "
+                f"{self.num_parameters} cells in balanced blocks; repartition the input"
+            )
+        return self.bind_parameters()

@@ -1,0 +1,90 @@
+"""Specs of global tensors: one object for all tensors of one placement, layout and dtype."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+
+from gpudist.ops.bound import Recent
+from gpudist.sbp.attributes import NdSbp, broadcast
+from gpudist.sbp.layout import Layout
+from gpudist.sbp.placement import Placement
+
+_REMEMBERED = 8192
+
+_Wrapper = TypeVar("_Wrapper", bound=torch.Tensor)
+
+
+class GlobalSpec:
+    """Placement, attributes, global shape and dtype of global tensors.
+
+    Tensors with the same spec share one object, so that specs compare quickly.
+
+    Attributes:
+        placement: ranks that hold the tensor.
+        sbp: attribute along each axis of the placement.
+        shape: global shape.
+        dtype: dtype.
+        layout: cells of each rank.
+        calls: cached calls whose first tensor has this spec.
+    """
+
+    __slots__ = ("calls", "dtype", "layout", "placement", "sbp", "shape")
+
+    def __init__(
+        self, placement: Placement, sbp: NdSbp, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> None:
+        self.placement, self.sbp, self.shape, self.dtype = placement, sbp, shape, dtype
+        self.layout: Layout = placement.layout(sbp, shape)
+        self.calls: dict[Any, Any] = {}
+
+
+def global_spec(
+    placement: Placement, sbp: NdSbp, shape: tuple[int, ...], dtype: torch.dtype
+) -> GlobalSpec:
+    """Return the one object for this spec."""
+    remembered: Any = placement.partition.wire.remembered
+    found: Recent[GlobalSpec] = remembered.get("global_specs")
+    if found is None:  # pyright: ignore[reportUnnecessaryComparison]
+        found = remembered.setdefault("global_specs", Recent(_REMEMBERED))
+    key = (placement, sbp, shape, dtype)
+    return found(key, lambda: GlobalSpec(placement, sbp, shape, dtype))
+
+
+_make: Any = torch.Tensor._make_wrapper_subclass  # pyright: ignore
+
+
+def wrapped(kind: type[_Wrapper], local: torch.Tensor, how: GlobalSpec) -> _Wrapper:
+    """Return a global tensor with this rank's part and spec."""
+    wrapper: Any = _make(kind, how.shape, dtype=how.dtype, device=local.device)
+    wrapper._local = local
+    wrapper._global_spec = how
+    return wrapper
+
+
+def spec_of(x: Any) -> GlobalSpec:
+    """Return the spec of the global tensor ``x``."""
+    return x._global_spec
+
+
+def local_of(x: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a global tensor, not a view of it; a plain tensor unchanged."""
+    return getattr(x, "_local", x)
+
+
+def on_axes_of(x: _Wrapper, placement: Placement) -> _Wrapper | None:
+    """Return the tensor on a placement of the same ranks that differs only in axes of length 1.
+
+    Returns ``None`` for any other ``placement``.
+    """
+    how = spec_of(x)
+    if placement == how.placement:
+        return x
+    several = [[n for n in one.shape if n > 1] for one in (placement, how.placement)]
+    if several[0] != several[1] or placement.partition.ranks != how.placement.partition.ranks:
+        return None
+    pairs = zip(how.placement.shape, how.sbp, strict=True)
+    own = iter([one for n, one in pairs if n > 1])
+    sbp = tuple(next(own) if n > 1 else broadcast for n in placement.shape)
+    return wrapped(type(x), local_of(x), global_spec(placement, sbp, how.shape, how.dtype))
