@@ -1,7 +1,7 @@
-"""The suite on other versions of torch: ``make compatibility``.
+"""Run the suite on other versions of torch: ``make compatibility``.
 
-Each torch is PyPI's, with its CUDA libraries, in a virtual environment of its own, which is kept
-under build/compatibility. gpudist is this checkout, with the native core that is built in place.
+Each torch comes from PyPI, with its CUDA libraries, and has its own virtual environment, kept under
+build/compatibility. Gpudist is this checkout, with the native core built in place.
 """
 
 from __future__ import annotations

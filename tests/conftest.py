@@ -1,10 +1,14 @@
-"""One thread a rank, set before torch is imported anywhere; one pool for the whole run."""
+"""One thread per rank, set before torch is imported anywhere; one pool for the whole run."""
 
+# ruff: noqa: E402
 from __future__ import annotations
 
 import gc
 import os
+from typing import Any
 
+# What is imported and collected stays: searches for garbage in it find nothing.
+gc.disable()
 os.environ["OMP_NUM_THREADS"] = "1"
 # Whenever a store is connected to, torch asks a name server who 127.0.0.1 is, which may take
 # its time, and warns when there is no answer. No test needs to know.
@@ -31,23 +35,62 @@ if torch.version.cuda and not torch.cuda.is_available():
 LONG = (
     "benchmarks/",
     "checkpoint/test_killed",
-    "chaos/",
     "docs/",
     "examples/",
-    "nodes/",
+    "faults/",
     "ptx/",
-    "soak/",
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+# Of the cases of a body, those that a transport after the first runs: one in so many.
+ONE_IN = 3
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--every-transport",
+        action="store_true",
+        help="run every case of a test body on all of its transports",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.removeprefix("tests/").startswith(LONG))
+    if not config.getoption("--every-transport"):
+        left_out = _left_to_other_transports(items)
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+def _left_to_other_transports(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Return the cases that only run with ``--every-transport``.
+
+    The first transport of a body runs all of its cases; each of the others runs one in ``ONE_IN``,
+    or fewer where there are fewer cases, so that every transport runs every body.
+    """
+    cases: dict[Any, dict[Any, list[pytest.Function]]] = {}
+    for item in items:
+        body = getattr(getattr(item, "function", None), "body", None)
+        if body is not None and isinstance(item, pytest.Function):
+            parameters = dict(item.callspec.params)
+            transport = parameters.pop("transport")
+            of_body = cases.setdefault(item.function, {})
+            of_body.setdefault(transport, []).append(item)
+    left_out: set[pytest.Item] = set()
+    for of_body in cases.values():
+        for number, of_transport in enumerate(of_body.values()):
+            one_in = min(ONE_IN, len(of_transport)) if number else 1
+            for i, item in enumerate(of_transport):
+                if i % one_in != number % one_in:
+                    left_out.add(item)
+    return left_out
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Leave the thousands of collected tests out of every later search for garbage."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -1,4 +1,4 @@
-"""What ranks compute in the tests of determinism, by digests of the bytes."""
+"""Computations of the ranks in the tests of determinism, as digests of the bytes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def in_rank_order(P_world: Partition, name: str) -> Any:
 
 
 def values(shape: Iterable[int], rank: int, dtype: torch.dtype) -> torch.Tensor:
-    """Of very different sizes, so that another order of additions gives another sum."""
+    """Return values of very different sizes, so that another order of additions changes the sum."""
     generator = torch.Generator().manual_seed(rank)
     x = torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
     spread = torch.randint(-6, 7, x.shape, generator=generator)

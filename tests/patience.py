@@ -1,4 +1,4 @@
-"""Limits of time that hold on a busy machine too."""
+"""Time limits that also hold on a busy machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ def allowed_s(idle_s: float) -> float:
 
 
 def _wall_for_cpu() -> float:
-    """Seconds that pass for one of this thread's on a processor, just now."""
     start_s, start_cpu_s = time.perf_counter(), time.thread_time()
     while time.thread_time() - start_cpu_s < _SPIN_S:
         pass

@@ -1,4 +1,4 @@
-"""The decorator that runs a test body on every rank: on threads, and on a pool of processes."""
+"""Decorator that runs a test body on every rank: on threads, and on a pool of processes."""
 
 from __future__ import annotations
 

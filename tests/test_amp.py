@@ -1,4 +1,4 @@
-"""Workers that scale their losses skip a step together or take it together."""
+"""Workers that scale their losses either all skip a step or all take it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpudist.amp import GradScaler
 from gpudist.errors import PartitionError
 from gpudist.world.partition import Partition
 from tests.nn.compare import assert_equal_to, grid, own_block, random_like_all
-from tests.nn.replicated_cases import network, sequential_network
+from tests.nn.parameters.replicated_cases import network, sequential_network
 from tests.pool import distributed
 
 SGD, ADAM = "sgd", "fused adam"
@@ -100,7 +100,7 @@ def test_one_message_each_step(P_world: Partition) -> None:
 def test_worker_outside_is_refused(P_world: Partition) -> None:
     P_0 = P_world.create_partition_inclusive([0])
     if P_world.rank == 1:
-        with pytest.raises(PartitionError, match="with which it would skip steps"):
+        with pytest.raises(PartitionError, match="pass a partition that has it"):
             GradScaler(P_0)
     else:
         assert GradScaler(P_0).is_enabled()

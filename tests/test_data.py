@@ -1,4 +1,4 @@
-"""Every worker loads its own blocks of its own samples: together, what one process loads."""
+"""Every worker loads its own blocks of its own samples: together, those that one process loads."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_what_does_not_fit_is_refused(P_world: Partition) -> None:
     P_x = grid(P_world, [2, 1, 1, 1])
     with pytest.raises(PartitionError, match=r"\[2\] needs an axis for the batch"):
         block_of(Images(2), grid(P_world, [2]))
-    with pytest.raises(PartitionError, match="one array each, and have one partition, not None"):
+    with pytest.raises(PartitionError, match="one array each; give one partition, not None"):
         block_of(Regions(Images(2)), None)
     with pytest.raises(ShapeError, match=r"\[7, 5\] .* or None for one that stays whole"):
         block_of(Labelled(2), P_x)[0]

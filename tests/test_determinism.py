@@ -36,7 +36,7 @@ every_body = pytest.mark.parametrize("body", list(BODIES))
 
 @cache
 def over_threads(body: str) -> list[Results]:
-    """What each rank computes, which every other transport and run must find too."""
+    """Return each rank's results, which every other transport and run must reproduce."""
     return run_distributed(BODIES[body], RANKS)
 
 

@@ -1,4 +1,4 @@
-"""Imports point down, geometry is integers only, and one module reads the environment."""
+"""Imports point down, rooms read no private names of others, and one module the environment."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def imported_modules(tree: ast.AST, module: str, is_package: bool) -> Iterator[s
 
 
 def violations(source: str, module: str, is_package: bool = False) -> list[str]:
-    """What ``source``, as the module ``gpudist.ROOM...``, does that its room may not."""
+    """List the rules that ``source``, as the module ``gpudist.ROOM...``, breaks."""
     tree = ast.parse(source)
     room = module.split(".")[1]
     if module == "gpudist.__main__":
@@ -129,7 +129,7 @@ def imports_at_run_time(tree: ast.AST) -> ast.AST:
 
 
 def graph_of_modules(sources: dict[str, tuple[str, bool]]) -> dict[str, set[str]]:
-    """What each module imports, by sources and whether they are of packages."""
+    """Return the imports of each module, given its source and whether it is a package."""
     graph: dict[str, set[str]] = {}
     for module, (source, is_package) in sources.items():
         names = imported_modules(imports_at_run_time(ast.parse(source)), module, is_package)
@@ -164,3 +164,117 @@ def test_nn_shows_its_public_names_alone() -> None:
 def test_relative_import_in_a_package() -> None:
     assert violations("from . import halo\nfrom .. import errors", "gpudist.geometry", True) == []
     assert len(violations("from .. import nn", "gpudist.geometry", True)) == 1
+
+
+# What reads an attribute by its name, as a string.
+BY_NAME = {"getattr", "hasattr", "setattr", "delattr"}
+
+
+def is_private(name: object) -> bool:
+    return isinstance(name, str) and name.startswith("_") and not name.endswith("__")
+
+
+def private_attributes(tree: ast.AST) -> set[str]:
+    """Private names of methods and attributes of the classes in ``tree``."""
+    found: set[str] = set()
+    for kind in ast.walk(tree):
+        if not isinstance(kind, ast.ClassDef):
+            continue
+        found |= {node.name for node in kind.body if isinstance(node, ast.FunctionDef)}
+        for node in kind.body:
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
+            found |= {name.id for name in targets if isinstance(name, ast.Name)}
+        found |= {
+            node.attr
+            for node in ast.walk(kind)
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+            if ast.unparse(node.value) in ("self", "cls")
+        }
+    return {name for name in found if is_private(name)}
+
+
+def private_reads(tree: ast.AST, room: str, attributes: dict[str, set[str]]) -> list[str]:
+    """Private names of other rooms in a module of ``room``.
+
+    Args:
+        tree: the module.
+        room: which may name its own, and those that its classes inherit, by ``self``.
+        attributes: the private ones of the classes of each room.
+    """
+    others = {name for one in attributes for name in attributes[one]} - attributes.get(room, set())
+    imported: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imported |= {a.asname or a.name.partition(".")[0]: a.name for a in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+
+    def is_of_other_room(origin: str) -> bool:
+        package, _, rest = origin.partition(".")
+        return package == "gpudist" and rest.partition(".")[0] not in ("_native", room)
+
+    found = [
+        origin
+        for origin in imported.values()
+        if is_of_other_room(origin) and is_private(origin.rpartition(".")[2])
+    ]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in BY_NAME:
+            names = [a.value for a in node.args if isinstance(a, ast.Constant)]
+            found += [name for name in names if isinstance(name, str) and name in others]
+        if not isinstance(node, ast.Attribute) or not is_private(node.attr):
+            continue
+        base = ast.unparse(node.value)
+        origin = imported.get(base.partition(".")[0], "")
+        if origin and not origin.startswith("gpudist."):
+            # A private name of another package.
+            continue
+        if is_of_other_room(origin) or (
+            node.attr in others and base not in ("self", "cls", "super()")
+        ):
+            found.append(f"{base}.{node.attr}")
+    return found
+
+
+def test_rooms_keep_their_private_names() -> None:
+    trees = {module_name(path): ast.parse(path.read_text()) for path in FILES}
+    attributes: dict[str, set[str]] = {}
+    for module, tree in trees.items():
+        attributes.setdefault(module.split(".")[1], set()).update(private_attributes(tree))
+    found = {m: private_reads(tree, m.split(".")[1], attributes) for m, tree in trees.items()}
+    assert {module: reads for module, reads in found.items() if reads} == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ("x._local", 1),
+        ("x._wrap(1)", 1),
+        ("x._lies", 1),
+        ("self.x._lies", 1),
+        ("getattr(x, '_lies', None)", 1),
+        ("from gpudist.sbp.global_spec import _make", 1),
+        ("from gpudist.sbp import lies\nlies._make", 1),
+        ("from gpudist.sbp.global_spec import GlobalSpec\nGlobalSpec._of", 1),
+        ("self._lies", 0),
+        ("super()._wrap()", 0),
+        ("x._own", 0),
+        ("import torch\ntorch._local", 0),
+        ("from torch import nn\nnn._local", 0),
+        ("getattr(x, 'local', None)", 0),
+        ("from gpudist.convert.plan import _rows", 0),
+        ("import gpudist._native as _native", 0),
+    ],
+)
+def test_private_names_of_other_rooms_are_found(source: str, count: int) -> None:
+    kinds = """
+class Tensor:
+    _lies: int
+    _names = 1
+    def __init__(self): self._local = self._own = 1
+    def _wrap(self): ...
+"""
+    attributes = {"sbp": private_attributes(ast.parse(kinds)), "convert": {"_own"}}
+    assert attributes["sbp"] == {"_lies", "_names", "_local", "_own", "_wrap"}
+    assert len(private_reads(ast.parse(source), "convert", attributes)) == count

@@ -1,4 +1,4 @@
-"""Recycled memory: what is reused and when, what is bounded, and what outlives what."""
+"""Recycled memory: what is reused and when, what is bounded, and how long it lives."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_nothing_is_kept_without_a_limit(limit: int) -> None:
     taken()
     taken()
     assert recycling.statistics().hits == hits + 1
-    with pytest.raises(ValueError, match="0 bytes or more, not -1"):
+    with pytest.raises(ValueError, match="limit_bytes is -1; it must be at least 0"):
         recycling.set_limit(-1)
 
 

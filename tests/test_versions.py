@@ -1,4 +1,4 @@
-"""The versions of torch that gpudist states: the same ones everywhere."""
+"""The versions of torch that gpudist supports are the same everywhere."""
 
 from __future__ import annotations
 

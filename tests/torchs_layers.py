@@ -1,4 +1,4 @@
-"""Torch's layers, as those of the newest torch compute."""
+"""Torch's layers, with the results of the newest torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ def torchs_layer(name: str, **options: Any) -> torch.nn.Module:
 
 
 def _takes_bias(make: Any) -> bool:
-    """Torch 2.11's batch, instance and group normalizations do not."""
     return any("bias" in inspect.signature(each.__init__).parameters for each in make.__mro__)
 
 

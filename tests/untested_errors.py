@@ -1,4 +1,4 @@
-"""The ``raise`` statements of gpudist that no test executes, from the data of ``make coverage``."""
+"""List the ``raise`` statements of gpudist that no test executes, from ``make coverage``'s data."""
 
 from __future__ import annotations
 

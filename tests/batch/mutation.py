@@ -1,4 +1,4 @@
-"""Messages with random damage, and what a receiver may do with them: refuse, or take values.
+"""Randomly damaged messages, and the two reactions allowed to a receiver: refuse, or take values.
 
 ``python -m tests.batch.mutation --count 100000 --seed 1``
 """
@@ -14,20 +14,20 @@ from typing import Any
 
 import torch
 
-from gpudist.batch.header import BATCH, ERROR, HEADER_BYTES, Header, unpack_error
-from gpudist.batch.message import (
+from gpudist.batch.batch_message import (
+    BatchMessage,
     KnownSchemas,
-    Message,
     batch_message,
     end_message,
     error_message,
     understand,
     values_of,
 )
+from gpudist.batch.header import BATCH, ERROR, HEADER_BYTES, BatchHeader, unpack_error
+from gpudist.batch.leaves import PLAIN, TensorSpec
 from gpudist.batch.payload import payload_bytes
 from gpudist.batch.prepared import prepare
 from gpudist.batch.schema import schema_of
-from gpudist.batch.values import PLAIN, TensorSpec
 from gpudist.checks.digest import digest_of
 from gpudist.errors import TransportError
 from tests.batch.nests import nest
@@ -36,7 +36,7 @@ from tests.batch.nests import nest
 RESEALED_SHARE = 0.8
 
 
-def message_of(draw: random.Random) -> Message:
+def message_of(draw: random.Random) -> BatchMessage:
     kind = draw.randrange(20)
     if kind == 0:
         return end_message(0)
@@ -75,7 +75,7 @@ def damaged_message(draw: random.Random) -> tuple[bytes, bytes]:
     cut = message.header.schema_bytes
     schema, values = damaged(draw, message.facts[:cut]), damaged(draw, message.facts[cut:])
     digest = digest_of(schema)
-    header = Header.of(message.header.kind, 0, values, digest, schema)
+    header = BatchHeader.of(message.header.kind, 0, values, digest, schema)
     if draw.random() < 0.1:
         field = draw.choice(["payload_bytes", "schema_bytes", "values_bytes", "step", "kind"])
         most = {"payload_bytes": 2**64, "step": 2**64, "kind": 256}.get(field, 2**32)
@@ -92,10 +92,10 @@ def damaged_message(draw: random.Random) -> tuple[bytes, bytes]:
 
 
 def receive(header_bytes: bytes, facts: bytes) -> str:
-    """What a receiver does with it, in a word; raises whatever a receiver must not raise."""
+    """Receive a message and name the reaction; raise anything that a receiver must not raise."""
     try:
-        header = Header.unpack(header_bytes)
-        message = Message(header, facts[: header.facts_bytes])
+        header = BatchHeader.unpack(header_bytes)
+        message = BatchMessage(header, facts[: header.facts_bytes])
         if header.kind == ERROR:
             unpack_error(values_of(message))
             return "error"
@@ -129,7 +129,7 @@ def assert_harmless(batch: Any, nbytes: int) -> None:
 
 
 def run(count: int, seed: int) -> Counter[str]:
-    """How many of ``count`` damaged messages were refused, taken, ...; fails where one crashes."""
+    """Count the damaged messages that were refused, taken, ...; fail if one crashes."""
     outcomes: Counter[str] = Counter()
     for number in range(count):
         draw = random.Random(f"{seed}/{number}")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gpudist.batch.values import DTYPES
+from gpudist.batch.leaves import DTYPES
 
 # Torch knows few operations on them.
 _BITS_ONLY = {dtype for dtype in DTYPES if "float8" in str(dtype) or "float4" in str(dtype)}
@@ -19,7 +19,7 @@ _BITS_ONLY = {dtype for dtype in DTYPES if "float8" in str(dtype) or "float4" in
 
 @dataclasses.dataclass
 class Sample:
-    """What a user's collate function returns."""
+    """Return type of a user's collate function."""
 
     x: Any
     y: Any = None
@@ -40,7 +40,7 @@ class Point(NamedTuple):
 
 
 def frozen(first: Any, second: Any) -> Frozen:
-    """One made without its ``__post_init__``."""
+    """Return an object made without its ``__post_init__``."""
     made = object.__new__(Frozen)
     object.__setattr__(made, "first", first)
     object.__setattr__(made, "second", second)

@@ -272,7 +272,7 @@ def test_batch_out_of_turn_is_refused(P_world: Partition) -> None:
         assert broadcast_batch(number, P_world) == number
     if P_world.rank == 0:
         P_world.wire.remembered.clear()
-    with pytest.raises(TransportError, match="it is number 0, where 3 was due"):
+    with pytest.raises(TransportError, match="it is message 0, expected message 3"):
         broadcast_batch(3, P_world)
         P_world.barrier()  # where the root learns of it
 

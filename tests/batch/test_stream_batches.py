@@ -1,4 +1,4 @@
-"""A loader on one rank, its batches on all: order, ends, errors, and what is loaded ahead."""
+"""A loader on one rank, its batches on all: order, ends, errors, and prefetching."""
 
 # In a test body every rank is a member, so that ranks and indices are not None.
 # pyright: reportArgumentType=false

@@ -1,4 +1,4 @@
-"""A world without torch or MPI, whose sides do as their parameters say."""
+"""A world without torch or MPI, whose sides behave as their parameters say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two runs are compared: what changed is found, and what did not is left alone."""
+"""Comparing two runs finds what changed, and leaves alone what did not."""
 
 from __future__ import annotations
 

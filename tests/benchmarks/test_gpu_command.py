@@ -1,4 +1,4 @@
-"""The command: without a GPU it says so; over the doubles it writes what it measures."""
+"""The command for GPUs: refuses to run without a GPU; over the doubles it writes its rows."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ import torch.distributed as dist
 import gpudist
 from benchmarks.case import Case
 from benchmarks.files import write
-from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import files
+from benchmarks.gpu import __main__ as command, files
 from benchmarks.gpu.machine import HostMachine
 from benchmarks.measure import Series, rows_of
 from gpudist.world import runtime
@@ -37,7 +36,7 @@ def test_without_a_gpu_nothing_is_measured(tmp_path: Path, arguments: list[str])
         cwd=ROOT, check=False, timeout=120, capture_output=True, text=True,
     )  # fmt: skip
     assert ended.returncode == command.NO_GPU
-    assert "nothing is measured: there is no GPU" in ended.stderr
+    assert f"nothing is measured: torch {torch.__version__} does not see a GPU" in ended.stderr
     assert not path.exists()
 
 
@@ -108,7 +107,7 @@ def files_row(subject: str) -> command.GpuRow:
         (2, None, 2, ""),
         (3, "halo", 4, ""),
         (2, "copy", 2, "copy is one rank's work; on 2 ranks there are halo, repartition"),
-        (3, "enqueue", 4, "to be even"),
+        (3, "enqueue", 4, "must be even, but is 3"),
         (2, "enqueue", 2, ""),
         (2, "enqueue", 1, "2 ranks share 1 GPUs, which needs NCCL 2.30; NCCL is 2.28.9"),
     ],

@@ -1,4 +1,4 @@
-"""Rows of a GPU's cases, by clocks that say what they are told."""
+"""Rows of a GPU's cases, with clocks that return given times."""
 
 from __future__ import annotations
 

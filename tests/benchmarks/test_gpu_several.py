@@ -1,4 +1,4 @@
-"""What is measured between GPUs, over the doubles: every side is right, what is wrong is seen."""
+"""Benchmarks between GPUs, over the doubles: every side is right, and errors are detected."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _spoilt(result: object, case: GpuCase, name: str, rank: int) -> bool:
 
 
 def test_the_whole_run_over_the_doubles(tmp_path: Path) -> None:
-    """As torchrun starts it: one file, and every row of it right."""
+    """Run as torchrun starts it: one file, and every row of it right."""
     use_doubles()
     path = tmp_path / "rows.jsonl"
     ended = subprocess.run(

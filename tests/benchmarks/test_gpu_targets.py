@@ -1,4 +1,4 @@
-"""What is to be reached on a GPU, and whether the committed results do."""
+"""Targets on a GPU, and whether the committed results meet them."""
 
 from __future__ import annotations
 

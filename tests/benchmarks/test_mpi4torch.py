@@ -1,4 +1,4 @@
-"""The adapter of mpi4torch, over a stand-in for one rank: it builds with no torch of today."""
+"""The adapter of mpi4torch, over a stand-in for one rank: no current torch can build mpi4torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of the placements finds results right, and wrong ones wrong; traffic is counted."""
+"""The benchmark of the placements finds results right, wrong ones wrong, and counts traffic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of rows: which ones, what is in them, and that the docs' are those of the results."""
+"""Pictures of rows: which ones, their contents, and that those in the docs match the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is to be reached, and whether the committed results do."""
+"""Targets, and whether the committed results meet them."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import gpudist.nn as gnn
-from gpudist.nn.parameters.placement import placements
+from gpudist.nn.parameters.parameter_placement import placements
 from gpudist.world.partition import CartesianPartition, Partition
 from tests.nn.compare import grid
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from gpudist.nn.parameters.placement import placements
+from gpudist.nn.parameters.parameter_placement import placements
 
 Kind = str
 MAKERS: dict[Kind, Any] = {
@@ -37,7 +37,7 @@ def stepped(kind: Kind, model: torch.nn.Module, whole: torch.nn.Module) -> torch
 
 
 def new_optimizer(kind: Kind, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """One without state, of the same groups."""
+    """Return an optimizer with the same groups and without state."""
     return MAKERS[kind]([{"params": group["params"]} for group in optimizer.param_groups])
 
 

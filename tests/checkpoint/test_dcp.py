@@ -1,4 +1,4 @@
-"""A checkpoint of one layout is read by others, by plain torch, and never half there."""
+"""A checkpoint of one layout loads into others and into plain torch, and is never incomplete."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpudist.checkpoint.block_tensor import BlockTensor
 from gpudist.checkpoint.identity import new_identity
 from gpudist.checkpoint.reader import METADATA, read_pickled
 from gpudist.errors import CheckpointError
-from gpudist.nn.parameters.placement import placements
+from gpudist.nn.parameters.parameter_placement import placements
 from gpudist.testing import run_distributed
 from gpudist.world.partition import Partition
 from tests.checkpoint.models import (
@@ -63,7 +63,7 @@ def save(P_world: Partition, path: Path, setup: Setup, seed: int = 11) -> None:
 
 
 def assert_loads(P_world: Partition, path: Path, setup: Setup, seed: int = 11) -> None:
-    """What was saved with ``seed`` fills another model as the sequential one's state does."""
+    """Check that a save with ``seed`` fills another model as the sequential state does."""
     expected, expected_optimizer, _, _ = make(P_world, setup, seed)
     model, optimizer, _, _ = make(P_world, setup, seed + 1)
     optimizer = new_optimizer("adam", optimizer)
@@ -169,8 +169,10 @@ def test_other_models_are_refused_on_every_rank(P_world: Partition, shared_path:
 def test_other_optimizers_are_refused_on_every_rank(
     P_world: Partition, shared_path: str, sizes: list[int], words: str
 ) -> None:
-    """The one that was saved has a group of 2 parameters and one of 10. A file is
-    missing from which rank 0 would read tensors: it is refused before."""
+    """Refuse an optimizer with other groups before rank 0 reads a missing file.
+
+    The saved optimizer has a group of 2 parameters and one of 10.
+    """
     save(P_world, Path(shared_path), (2, "channels"))
     if P_world.rank == 1:
         (Path(shared_path) / "__1_0.distcp").unlink()
@@ -335,5 +337,5 @@ def test_metadata_names_files_of_its_folder_only(tmp_path: Path) -> None:
 
 
 def test_missing_checkpoint_is_named(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="there is no checkpoint at"):
+    with pytest.raises(Exception, match="does not hold a checkpoint"):
         run_distributed(assert_loads, 2, tmp_path / "none", (2, "features"))

@@ -1,4 +1,4 @@
-"""All files of a checkpoint are of one save: a file of another is refused by its name."""
+"""All files of a checkpoint belong to one save: a file of another save is refused by name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.pool import distributed
 
 @distributed(ranks=3, transports=("loopback", "host", "gloo"))
 def test_file_of_another_save_is_named_on_every_rank(P_world: Partition, tmp_path: Path) -> None:
-    """Of the same model, so that all but the values is alike; nothing changes."""
+    """The files come from the same model, so that only values differ; nothing changes."""
     path, other = tmp_path / "checkpoint", tmp_path / "of another job"
     save(P_world, path, (2, "features"), seed=1)
     save(P_world, other, (2, "features"), seed=2)
@@ -57,7 +57,7 @@ def test_file_of_another_save_is_not_put_in_place(tmp_path: Path) -> None:
 
 
 def test_checkpoint_without_identity_loads(tmp_path: Path) -> None:
-    """As saves wrote it before they had one."""
+    """Load a checkpoint from before saves had an identity."""
     target = tmp_path / "checkpoint"
     with (
         mock.patch("gpudist.checkpoint.dcp.first_bytes", lambda _: b""),

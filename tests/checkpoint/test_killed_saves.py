@@ -1,4 +1,4 @@
-"""Saves that are killed at random moments: the checkpoint before always loads, as a whole."""
+"""Saves that are killed at random moments: the previous checkpoint always loads, as a whole."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpudist import checkpoint
 from gpudist.nn import DistributedLinear
 from gpudist.testing import run_distributed
 from gpudist.world.partition import Partition
-from tests.chaos.ranks import Ranks
+from tests.faults.ranks import Ranks
 
 KILLS = 20
 
@@ -44,7 +44,7 @@ def save_for_ever(P_world: Partition, path: Path, done: Path, first: int) -> Non
 
 
 def assert_whole(P_world: Partition, path: Path, done: int) -> None:
-    """What loads is the last save that returned, or the one after it."""
+    """Check that the last save that returned loads, or the one after it."""
     net = network(P_world)
     checkpoint.load(net, path)
     found = {value for x in net.parameters() if x.numel() for value in x.unique().tolist()}
@@ -75,7 +75,6 @@ def test_a_save_killed_at_any_moment_leaves_one_that_loads(tmp_path: Path) -> No
 
 
 def _wait_for_a_save(ranks: Ranks, done: Path, reached: int) -> None:
-    """Until one of this run's saves has returned."""
     deadline_s = time.monotonic() + 30
     while not done.exists() or int(done.read_text()) <= reached:
         assert not ranks.ends[0].poll(), ranks.answers()

@@ -1,4 +1,4 @@
-"""A rank of a save that is over wakes and writes on: no other save has its values."""
+"""A rank of an abandoned save wakes up and continues to write: no other save gets its values."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
 from gpudist import checkpoint
 from gpudist.testing import run_distributed
 from gpudist.world.partition import Partition
-from tests.chaos.ranks import Ranks
 from tests.checkpoint.test_killed_saves import network
+from tests.faults.ranks import Ranks
 
 # Before a rank looks for its folder, and before it opens its file there.
 MOMENTS: dict[str, tuple[Any, str]] = {

@@ -1,4 +1,4 @@
-"""A checkpoint at a symbolic link is saved where the link leads, and the link stays."""
+"""A checkpoint at a symbolic link is saved to the link's target, and the link stays."""
 
 from __future__ import annotations
 

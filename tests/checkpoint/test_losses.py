@@ -1,4 +1,4 @@
-"""Weights of losses are in state dicts as torch's are, wherever every worker has them whole."""
+"""State dicts hold the weights of losses as torch's do, if every worker has them whole."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from gpudist import nn
 from gpudist.checkpoint import full_state_dict, load_full_state_dict
-from gpudist.nn.parameters.placement import placements
+from gpudist.nn.parameters.parameter_placement import placements
 from gpudist.world.partition import Partition
 from tests.nn.compare import grid
 from tests.pool import distributed

@@ -158,7 +158,7 @@ def test_dtype_that_one_rank_does_not_know_is_refused_on_every_rank(P_world: Par
     for module, of_module in ((model, optimizer), (sequential, given)):
         for parameter in module.parameters() if P_world.rank != 0 else ():
             of_module.state[parameter]["odd"] = torch.zeros_like(parameter, dtype=torch.int16)
-    words = f"rank 0: 'int16' is no dtype of torch {re.escape(torch.__version__)}"
+    words = f"rank 0: torch {re.escape(torch.__version__)} has no dtype 'int16'"
     before = dict(optimizer.state)
     with pytest.MonkeyPatch.context() as patch:
         if P_world.rank == 0:

@@ -1,6 +1,6 @@
 """State of optimizers goes to the parameter of the same name, in whatever order they are listed.
 
-Parameters of a kind have one shape here, so that none that is mixed up is refused for it.
+Parameters of a kind have equal shapes here, so that a mix-up is not refused for its shape.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpudist.checkpoint import (
     save,
 )
 from gpudist.errors import CheckpointError
-from gpudist.nn.parameters.placement import placements
+from gpudist.nn.parameters.parameter_placement import placements
 from gpudist.world.partition import Partition
 from tests.checkpoint.models import fill
 from tests.checkpoint.optimizers import assert_same_optimizer
@@ -153,7 +153,7 @@ def test_names_in_the_state_dict_go_before_its_order(P_world: Partition, named: 
 
 @distributed(ranks=2, transports=("loopback", "host"))
 def test_names_as_the_optimizer_was_made_with(P_world: Partition) -> None:
-    """Those of a part of the network; here in another order than the state dict's."""
+    """Names of the parameters within the network's part, in another order than the state dict's."""
     net, optimizer, expected = both(P_world, "one group", True)
     given = shuffled(expected.state_dict())
     (own,), (other,) = optimizer.param_groups, given["param_groups"]

@@ -1,4 +1,4 @@
-"""The sequential state dict comes out of the blocks, and goes into them, bit for bit."""
+"""The sequential state dict is assembled from blocks and loaded into blocks, bit for bit."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from gpudist.checkpoint import full_state_dict, load_full_state_dict
 from gpudist.errors import CheckpointError
 from gpudist.nn import DistributedConv1d
+from gpudist.transport import TRANSPORTS
 from gpudist.world.partition import Partition
 from tests.checkpoint.models import (
     Layout,
@@ -20,12 +21,10 @@ from tests.checkpoint.models import (
 from tests.nn.compare import grid
 from tests.pool import distributed
 
-TRANSPORTS = ("loopback", "host", "gloo", "nccl")
-
 
 @pytest.mark.parametrize("layout", ["features", "channels"])
 @pytest.mark.parametrize("to_all", [False, True])
-@distributed(ranks=5, transports=TRANSPORTS)
+@distributed(ranks=5, transports=tuple(TRANSPORTS))
 def test_full_state_dict_is_the_sequential_one(
     P_world: Partition, layout: Layout, to_all: bool
 ) -> None:
@@ -45,7 +44,7 @@ def test_full_state_dict_is_the_sequential_one(
 
 @pytest.mark.parametrize("layout", ["features", "channels"])
 @pytest.mark.parametrize("root", [0, 3])
-@distributed(ranks=5, transports=TRANSPORTS)
+@distributed(ranks=5, transports=tuple(TRANSPORTS))
 def test_blocks_are_filled_from_one_rank(P_world: Partition, layout: Layout, root: int) -> None:
     sequential = sequential_model()
     fill(sequential)

@@ -1,4 +1,4 @@
-"""Tensor-parallel layers go to the sequential state dict and to checkpoints, and come back."""
+"""Tensor-parallel layers round-trip through the sequential state dict and through checkpoints."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from gpudist import checkpoint
 from gpudist.nn import ParallelAttention, VocabParallelEmbedding
 from gpudist.world.partition import Partition
 from tests.nn.compare import SEED
-from tests.nn.parallel_attention_cases import EMBED, HEAD, Attention
-from tests.nn.parallel_cases import F64, drawn_alike
+from tests.nn.tensor_parallel.parallel_attention_cases import EMBED, HEAD, Attention
+from tests.nn.tensor_parallel.parallel_cases import F64, drawn_alike
 from tests.pool import distributed
 
 

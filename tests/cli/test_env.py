@@ -18,7 +18,7 @@ from gpudist.cli import env, main
 from gpudist.transport.host.transport import is_built
 from gpudist.transport.nccl.library import wheel_libraries
 from gpudist.world.environment import Cuda, Device, Environment, Nccl, TransportState
-from gpudist.world.links import Link
+from gpudist.world.links import GpuLink
 
 ROOT = Path(__file__).resolve().parents[2]
 DOUBLES = ("GPUDIST_NCCL_LIBRARY", "GPUDIST_DEVICE_LIBRARY")
@@ -47,7 +47,7 @@ FOUND = Environment(
         TransportState("nccl", True, "between GPUs"),
         TransportState("host", False, "no compiler"),
     ),
-    links=(Link(0, 1, "NV18", "18 NVLinks"),),
+    links=(GpuLink(0, 1, "NV18", "18 NVLinks"),),
     warnings=("two wheels",),
 )
 TEXT = """\

@@ -1,4 +1,7 @@
-"""A user's mistake is a line and an exit status, never a traceback; so are interrupts and pipes."""
+"""A user's mistake gives one line and an exit status, never a traceback.
+
+So do interrupts and pipes.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from gpudist.cli import main, plan
 from tests import warm
@@ -40,7 +42,7 @@ def status_of(arguments: list[str]) -> int:
         ([*PLAN, *SMALL, "--best", "0"], "the best 0 partitions"),
         ([*PLAN, *SMALL, "--profile", "v100"], "neither built in"),
         ([*PLAN, *SMALL, "--profile", str(ROOT)], "neither built in"),
-        ([*PLAN, *SMALL, "--optimizer-slots", "-1"], "0 or more tensors of each parameter, not -1"),
+        ([*PLAN, *SMALL, "--optimizer-slots", "-1"], "optimizer_slots is -1; it must be"),
         ([*PLAN, *SMALL, "-o", "plan.jpg"], "plan.jpg: a picture is"),
         ([*PLAN, *SMALL, "-o", "/nowhere/plan.png"], "/nowhere/plan.png"),
         (["plan", "--network", "nowhere.at_all:make", *SMALL], "No module named 'nowhere'"),

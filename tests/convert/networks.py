@@ -1,4 +1,4 @@
-"""Networks as their authors write them, in torch alone."""
+"""Networks as their authors write them, in plain torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a converted network takes and gives: blocks and whole tensors, global ones out of them."""
+"""Inputs and outputs of a converted network: blocks and whole tensors in, global tensors out."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_second_block_of_one_cell_may_be_anything(P_world: Partition) -> None:
 
 @distributed(ranks=4)
 def test_wrong_block_is_told_to_all(P_world: Partition) -> None:
-    """Of a given global shape: the whole one on every rank, or on one."""
+    """A block of the wrong shape raises on all ranks: the whole tensor on every rank, or on one."""
     P_x = grid(P_world, [1, 1, 2, 2])
     whole = random_like_all(SHAPE, 1)
     for is_wrong in (True, P_world.rank == 1):
@@ -171,7 +171,10 @@ def test_wrong_block_is_told_to_all(P_world: Partition) -> None:
         ({"inputs": {"input": "part"}}, r"inputs\['input'\] is 'part'"),
         ({"methods": ("encode",)}, "Conv2d has no method 'encode'"),
         ({"unknown": "guess"}, "unknown is 'guess'"),
-        ({"global_shape": (2, 2, 4, 4)}, r"no option of distribute.*inputs=\{'input': \(...\)\}"),
+        (
+            {"global_shape": (2, 2, 4, 4)},
+            r"does not take global_shape=.*inputs=\{'input': \(...\)\}",
+        ),
     ],
 )
 @distributed(ranks=2, transports=["loopback"])
@@ -225,7 +228,7 @@ def test_parts_are_refused_outside_of_entries(P_world: Partition) -> None:
 
 
 class _Facts(nn.Module):
-    """A tensor, with what is the same on every worker beside it."""
+    """A tensor beside values that are the same on every worker."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -272,7 +275,7 @@ CRITERIA: dict[str, tuple[Callable[[], nn.Module], str]] = {
 @pytest.mark.parametrize("name", CRITERIA)
 @distributed(ranks=3, transports=["loopback"])
 def test_criteria_of_torch(P_world: Partition, name: str) -> None:
-    """Of a global target they are those of the whole; a block as the target is refused."""
+    """With a global target, criteria return the whole loss; a block as the target is refused."""
     make, kind = CRITERIA[name]
     alone, net, whole, block = weighted(P_world)
     criterion = make()
@@ -301,7 +304,7 @@ def test_criteria_of_torch(P_world: Partition, name: str) -> None:
 
 @distributed(ranks=2, transports=["loopback"])
 def test_sizes_that_do_not_fit(P_world: Partition) -> None:
-    """As torch, but on every rank."""
+    """Raise as torch does, but on every rank."""
 
     class Sum(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Networks as their authors write them are, over blocks of their input, the same networks."""
+"""Networks as their authors write them compute the same over blocks of their input."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_original_is_not_changed(P_world: Partition) -> None:
 
 @distributed(ranks=2, transports=["loopback"])
 def test_is_the_network(P_world: Partition) -> None:
-    """Of its class, with its modules, attributes and settings."""
+    """The converted network keeps its class, modules, attributes and settings."""
     alone = NETWORKS["unet"][0]()
     alone.threshold = 0.5
     net: Any = distribute(alone, grid(P_world, [1, 1, 2, 1, 1]))
@@ -120,7 +120,7 @@ def test_is_the_network(P_world: Partition) -> None:
 @pytest.mark.parametrize("replicate", [True, False], ids=["replicated", "owned"])
 @distributed(ranks=2, transports=["loopback", "host"])
 def test_copies_work_apart(P_world: Partition, replicate: bool) -> None:
-    """As a moving average of the weights does."""
+    """Train a copy beside the network, as a moving average of the weights does."""
     make, shape, _ = NETWORKS["aspp"]
     torch.manual_seed(3)
     alone = make().double().eval()

@@ -1,4 +1,4 @@
-"""Gradients of parameters are those of the network alone, summed once, however they are taken."""
+"""Gradients of parameters equal those of the network alone, summed once, by every method."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_accumulated_backwards(P_world: Partition, replicate: bool, is_global: b
 @LOSSES
 @distributed(ranks=2, transports=["loopback", "host"])
 def test_gradients_by_function(P_world: Partition, is_global: bool) -> None:
-    """Of ``torch.autograd.grad``, twice over one graph, and with ``backward`` after it."""
+    """Call ``torch.autograd.grad`` twice over one graph, and ``backward`` after it."""
     alone, net, whole, block = both(P_world)
     names = ["conv.weight", "length", "direction"]
     expected_loss = alone(whole).square().sum()

@@ -1,4 +1,4 @@
-"""What a converted network does not import: torch's compiler takes a second and 30 MB."""
+"""Modules that a converted network does not import: torch's compiler takes a second and 30 MB."""
 
 from __future__ import annotations
 

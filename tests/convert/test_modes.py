@@ -1,4 +1,4 @@
-"""Torch's modes and tools around a converted network, and random numbers within."""
+"""Torch's modes and tools around a converted network, and random numbers inside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan says what is done without a world, and what it says is done; its edits are followed."""
+"""A plan predicts without a world what the network does; its edits are followed."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch import nn
 import gpudist
 from benchmarks.resnet import ResNet18
 from gpudist import ConversionError, Plan, distribute, plan_of
+from gpudist.sbp.call_cache import nothing_remembered
 from gpudist.sbp.methods import METHODS
-from gpudist.sbp.remembered import nothing_remembered
-from gpudist.sbp.scope import Record, Row
+from gpudist.sbp.scope import PlanRow, Record
 from gpudist.world.partition import Partition
 from tests.convert.networks import NETWORKS, Classifier, LeNet5, UNet3d
 from tests.convert.training import assert_as_alone
@@ -54,16 +54,18 @@ def test_plan_prints_by_rich() -> None:
     rich_console = pytest.importorskip("rich.console")
     written = io.StringIO()
     layouts = "(split(0), broadcast)", "(partial_sum,)"
-    row = Row("fc", "torch.nn.functional.linear", *layouts, 9, 1234, False, True)
+    row = PlanRow("fc", "torch.nn.functional.linear", *layouts, 9, 1234, False, True)
     rich_console.Console(file=written, width=100).print(Plan([row]))
     text = written.getvalue()
     assert all(word in text for word in ("linear", "0,copy", "sum", "1,234", "everywhere"))
 
 
 def test_plan_takes_shapes() -> None:
-    with pytest.raises(ConversionError, match=r"plan_of takes the shapes .* plan_of\(network, P_x"):
+    with pytest.raises(
+        ConversionError, match=r"plan_of needs the global shapes .* plan_of\(network, P_x"
+    ):
         plan_of(LeNet5(), (1, 1, 2, 1))
-    with pytest.raises(ConversionError, match=r"ranks \[2\] are none of the 2"):
+    with pytest.raises(ConversionError, match=r"ranks \[2\] are not among the 2 ranks"):
         plan_of(LeNet5(), (1, 1, 2, 1), (4, 1, 28, 28), ranks=2)
     with pytest.raises(ConversionError, match="cannot be planned for these inputs"):
         plan_of(LeNet5(), (1, 1, 2, 1), (4, 2, 28, 28))
@@ -156,12 +158,21 @@ def test_cut_weights(P_world: Partition, case: str, replicate: bool) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[Plan], None], str]] = {
-    "unknown": (lambda p: p.repartition("head", (2, 1)), r"names \['head'\], which the network"),
+    "unknown": (
+        lambda p: p.repartition("head", (2, 1)),
+        r"names \['head'\], which are not modules",
+    ),
     "unknown weight": (lambda p: p.split_weight("head", (1, 2, 1)), r"names \['head'\]"),
-    "no linear layer": (lambda p: p.split_weight("conv2", (1, 2, 1)), "conv2: a Conv2d and a grid"),
-    "too few axes": (lambda p: p.split_weight("fc2", (2, 1)), r"fc2: a Linear and a grid \[2, 1\]"),
-    "too many workers": (lambda p: p.repartition("fc1", (3, 1)), "fc1: .* takes 3 workers"),
-    "weight on too many": (lambda p: p.split_weight("fc2", (2, 2, 1)), "fc2: .* takes 4 workers"),
+    "no linear layer": (
+        lambda p: p.split_weight("conv2", (1, 2, 1)),
+        "conv2: .* a Conv2d and a grid",
+    ),
+    "too few axes": (
+        lambda p: p.split_weight("fc2", (2, 1)),
+        r"fc2: .* Linear and a grid \[2, 1\]",
+    ),
+    "too many workers": (lambda p: p.repartition("fc1", (3, 1)), "fc1: .* needs 3 workers"),
+    "weight on too many": (lambda p: p.split_weight("fc2", (2, 2, 1)), "fc2: .* needs 4 workers"),
 }
 
 
@@ -182,7 +193,7 @@ def test_edits_that_do_not_fit_the_input(P_world: Partition) -> None:
     plan = Plan()
     plan.repartition("conv2", (2, 1))
     net: Any = distribute(LeNet5(), grid(P_world, [1, 1, 2, 1]), plan)
-    with pytest.raises(ConversionError, match=r"conv2: .* \[2, 1\], but it has shape"):
+    with pytest.raises(ConversionError, match=r"conv2: .* \[2, 1\], but the input has shape"):
         net(torch.ones(4, 1, 14, 28))
 
 

@@ -1,4 +1,4 @@
-"""Recorded graphs of converted networks give what the networks give, for the calls they are of."""
+"""Recorded graphs of converted networks return the networks' results for the recorded calls."""
 
 from __future__ import annotations
 

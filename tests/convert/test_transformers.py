@@ -1,4 +1,4 @@
-"""Converted transformers are the networks alone, with a sequence that is split."""
+"""Converted transformers over a split sequence compute the same as the networks alone."""
 
 from __future__ import annotations
 

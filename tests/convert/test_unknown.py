@@ -1,4 +1,4 @@
-"""Functions without a rule: gathered aloud, refused above a limit, or refused."""
+"""Functions without a rule: gathered with a warning, refused above a limit, or refused."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_gathered_with_one_warning_a_place(P_world: Partition) -> None:
     assert str(one.message) == (
         f"head ({__file__}, line {line}): torch.histc: it has no rule for blocks; its inputs of "
         f"{cells} bytes are gathered, {cells} bytes between 2 workers, each of which computes the "
-        "whole"
+        "whole result"
     )
 
 

@@ -1,4 +1,4 @@
-"""A converted network beside the one it was made of, step by step."""
+"""A converted network beside the original, step by step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 import gpudist
 from gpudist import Plan, distribute, sequential
-from gpudist.nn.parameters.placement import placements
+from gpudist.nn.parameters.parameter_placement import placements
 from gpudist.sbp.attributes import broadcast, partial_sum
 from gpudist.world.partition import CartesianPartition
 from tests.nn.compare import (
@@ -125,7 +125,7 @@ def assert_whole(y: Any, whole: torch.Tensor, what: str, tolerance: float = TOLE
 def assert_gradients(
     net: torch.nn.Module, alone: torch.nn.Module, active: bool, tolerance: float = TOLERANCE
 ) -> None:
-    """Of every parameter, the block of that of the network alone."""
+    """Compare the gradient of every parameter with its block of the original's gradient."""
     placed, blocks = placements(net), dict(net.named_parameters())
     for key, whole in alone.named_parameters():
         what = f"gradient of {key}"

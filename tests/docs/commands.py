@@ -1,4 +1,4 @@
-"""Commands of the pages, understood by the parsers of the programs that they would start."""
+"""Commands on the pages, checked by the argument parsers of the programs they start."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def understand(command: str, files: Collection[str]) -> None:
         while words and re.fullmatch(r"\w+=.*", words[0]):
             words.pop(0)
         name = words[0].rpartition("/")[2]
-        assert name in PROGRAMS, f"{part}: {name} is none of {sorted(PROGRAMS)}"
+        assert name in PROGRAMS, f"{part}: {name} is not one of {sorted(PROGRAMS)}"
         try:
             PROGRAMS[name](words[1:], files)
         except SystemExit as refusal:
@@ -68,7 +68,7 @@ def _python(arguments: Arguments, files: Collection[str]) -> None:
 
 
 def _start(program: str, run: Callable[..., object], arguments: Arguments) -> None:
-    """As far as it has read its arguments; a program that reads none is to be given none."""
+    """Start the program until it has parsed its arguments; one without a parser takes none."""
     parse = argparse.ArgumentParser.parse_args
 
     def parse_alone(self: argparse.ArgumentParser, args: Arguments | None = None) -> None:
@@ -95,7 +95,6 @@ def _reads_arguments(program: str) -> bool:
 
 
 def _make(arguments: Arguments, files: Collection[str]) -> None:
-    """Every target is one of the Makefile, and every variable is used there."""
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
     for word in arguments:
         variable, is_set, _ = word.partition("=")
@@ -123,7 +122,6 @@ def _shell(arguments: Arguments, files: Collection[str]) -> None:
 
 
 def _launcher(arguments: Arguments, files: Collection[str]) -> None:
-    """Its own options are not known here; the program that it starts is."""
     starts = [at for at, word in enumerate(arguments) if Path(word).name in PROGRAMS]
     assert starts, f"{arguments}: no program in them is known"
     PROGRAMS[Path(arguments[starts[0]]).name](arguments[starts[0] + 1 :], files)

@@ -1,15 +1,15 @@
-"""The pages, and the blocks of code in them, with what the comments around them say of their tests.
+"""The pages and their blocks of code, with the comments that say how to test them.
 
-In a page, not shown to its readers:
+Comments in a page, hidden from its readers:
 
 ``<!-- test ranks=4 -->``
     the Python blocks of this page run in order, in one namespace, on 4 threads that have
-    ``P_world``; ``launcher=torchrun`` after it: in 4 processes that torchrun starts.
+    ``P_world``; with ``launcher=torchrun``, in 4 processes that torchrun starts.
 ``<!-- test hidden``, code, ``-->``
     Python that runs at this place.
 ``<!-- test run -->``
-    the commands of the next block are run, and their output compared where the block has some.
-    Other commands are parsed by the program that they would start.
+    runs the commands of the next block, and compares the output that the block shows. Other
+    commands are only parsed by the program they start.
 ``<!-- test skip: REASON -->``
     the next block does not run here.
 
@@ -51,7 +51,7 @@ class Block:
 
     @property
     def skipped(self) -> str:
-        """Why it is; empty where it is not."""
+        """Reason to skip the block; empty if it runs."""
         return self.said.removeprefix("skip:").strip() if self.said.startswith("skip:") else ""
 
     @property
@@ -66,12 +66,12 @@ class Block:
 
     @property
     def is_snippet(self) -> bool:
-        """Python that is no file."""
+        """Whether this is Python but not a file."""
         return self.language == "python" and not self.file
 
     @cached_property
     def commands(self) -> list[tuple[str, str]]:
-        """Of a console block: each command, without its comment, and the output shown of it."""
+        """Return a console block's commands, without comments, each with its output as shown."""
         if self.language != "console":
             return []
         parts = re.split(r"^\$ ", self.text, flags=re.MULTILINE)[1:]

@@ -1,4 +1,4 @@
-"""A page's files and commands as one session of a shell, as its reader would type them."""
+"""A page's files and commands as one shell session, as its reader would type them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands of every page: those that say so are run, all others parsed by what they start."""
+"""The commands of every page: marked ones run, all others are parsed by the program they start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A newcomer follows docs/tutorial.md to the letter, with nothing but the system and a checkout."""
+"""Follow docs/tutorial.md to the letter, with nothing but the system and a checkout."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_tutorial_in_a_new_environment(tmp_path: Path) -> None:
 
 
 def copy_repository(folder: Path) -> None:
-    """As it is now, with what git knows alone: nothing that was built."""
+    """Copy the files that git tracks, as they are now, without anything built."""
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
     )

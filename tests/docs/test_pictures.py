@@ -1,4 +1,4 @@
-"""The script that makes the pictures of the docs makes those that are there, and all are shown."""
+"""The script for the pictures of the docs makes all committed pictures, and all are shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Python blocks of every page run as they stand there; those that cannot here are compiled."""
+"""The Python blocks of every page run as written; those that cannot run here are compiled."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_blocks_are_told_apart(page: Page) -> None:
         if block.language == "python":
             assert block.code()
         if block.language == "bash":
-            assert is_script(block.text), f"{block} is no script"
+            assert is_script(block.text), f"{block} is not a script"
         if block.file and not block.skipped:
             others = (other for other in page.blocks if other.runs or other.file)
             uses = (other.text for other in others if other is not block)
@@ -47,7 +47,7 @@ def test_snippets_run(page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def run_snippets(P_world: Partition, blocks: list[Block]) -> None:
-    """On a rank that is a thread: the world is there, and not to be joined."""
+    """Run the blocks on a rank that is a thread: its world exists already."""
     names: dict[str, Any] = {"P_world": P_world, "__name__": "__docs__"}
     for block in blocks:
         exec(block.code("P_world"), names)

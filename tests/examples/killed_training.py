@@ -1,8 +1,8 @@
-"""The example of training that is resumed, with workers killed at random.
+"""The example of resumed training, with workers killed at random.
 
     python -m tests.examples.killed_training --kills 10 --seed 1
 
-Exits with 1 unless the training ends, with every loss and the network as if nobody had been killed.
+Exits with 1 unless the training ends with every loss and the network as without kills.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _POLL_S = 0.002
 
 @dataclass
 class Outcome:
-    """What a training came to.
+    """Result of a training.
 
     Attributes:
-        digest: of the network.
-        losses: of each step, as often as it was done.
-        kills: where each was: a step, or ``"while starting"``.
+        digest: digest of the network.
+        losses: losses of each step, one for each time it ran.
+        kills: place of each kill: a step, or ``"while starting"``.
     """
 
     digest: str
@@ -58,7 +58,7 @@ class Outcome:
 
 
 def differences(found: Outcome, expected: Outcome) -> list[str]:
-    """What is not bitwise equal, in words."""
+    """Describe everything that is not bitwise equal."""
     texts = []
     if found.digest != expected.digest:
         texts.append(f"the network is {found.digest}, not {expected.digest}")
@@ -71,7 +71,7 @@ def differences(found: Outcome, expected: Outcome) -> list[str]:
 
 
 def on_threads(folder: Path, ranks: int, steps: int, every: int) -> Outcome:
-    """The training of which nobody is killed, on threads of this process."""
+    """Train on threads of this process, without kills."""
     spec = importlib.util.spec_from_file_location("resume", EXAMPLE)
     assert spec is not None and spec.loader is not None
     module: Any = importlib.util.module_from_spec(spec)
@@ -131,7 +131,7 @@ def _kill_workers(
     kills: int,
     chance: random.Random,
 ) -> list[str]:
-    """Where they were killed: fewer than ``kills`` if the training has ended."""
+    """Return the places of the kills: fewer than ``kills`` if the training ends first."""
     at = sorted(chance.sample(range(1, int(_KILLED_PART * steps)), kills))
     done: list[str] = []
     before: set[int] = set()

@@ -47,7 +47,7 @@ def lenet5(*arguments: object, ranks: int = 4) -> subprocess.CompletedProcess[st
 
 
 def compared(tmp_path: Path, data: object, steps: int) -> dict[str, Any]:
-    """What a comparison in float64 wrote; it must have found the networks equal."""
+    """Return the record of a comparison in float64, which must have found the networks equal."""
     file = tmp_path / "results.json"
     options = ("--compare", "--dtype", "float64", "--steps", steps, "--json", file)
     done = lenet5("--data", data, *options)

@@ -1,4 +1,4 @@
-"""Training whose workers are killed goes on as if they had not been.
+"""Training whose workers are killed continues as if they had not been.
 
 Ten kills: ``python -m tests.examples.killed_training --kills 10``.
 """

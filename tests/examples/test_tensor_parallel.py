@@ -30,7 +30,7 @@ NEEDED = ("tensor_parallel", "gpt", "texts", "comparison")
 
 
 def started(*arguments: object, ranks: int | None = None) -> subprocess.CompletedProcess[str]:
-    """By torchrun, or without a launcher."""
+    """Start the example by torchrun, or without a launcher."""
     launch = [] if ranks is None else [*LAUNCH, ranks]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.run(
@@ -53,7 +53,7 @@ def run(P_world: Partition, *arguments: object) -> int:
 
 
 def assert_sequential(file: Path, grid: list[int], steps: int) -> None:
-    """Of what a comparison in float64 wrote."""
+    """Check the record of a comparison in float64."""
     record = json.loads(file.read_text())
     assert record["grid"] == grid
     assert len(record["loss"]) == len(record["sequential_loss"]) == steps

@@ -1,9 +1,9 @@
-"""Compare the behaviour of two checkouts, before and after a change of rooms and names.
+"""Compare the behaviour of two checkouts, before and after rooms and names change.
 
-``python -m tests.frozen record build/frozen`` in one checkout, and then in another one
-``python -m tests.frozen compare build/frozen``, with the same torch on the same machine: what
-differs is printed, and the exit status is 1. Everything is asked for by public names, so that a
-checkout with other rooms can be asked.
+Run ``python -m tests.frozen record build/frozen`` in one checkout, then ``python -m tests.frozen
+compare build/frozen`` in another, with the same torch on the same machine. Differences are printed,
+and the exit status is then 1. Only public names are used, so that the two checkouts may have
+different rooms.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Random configurations of every layer: how each ends, its outputs, its state and what it sends."""
+"""Random configurations of every layer: how each ends, its outputs, its state and its messages."""
 
 from __future__ import annotations
 
@@ -61,7 +61,6 @@ def _of_rank(P_world: Partition, case: Case) -> list[Any]:
 
 
 def _watch(module: torch.nn.Module, args: Any, outputs: Any) -> None:
-    """Note a call of a distributed layer, in the thread of its rank."""
     if type(module).__module__.startswith("gpudist."):
         tensors = [y for y in tree_leaves(outputs) if isinstance(y, torch.Tensor)]
         names = list(module.state_dict())

@@ -1,4 +1,4 @@
-"""Random calls of every operator: what comes out, forward and backward, and what is sent for it."""
+"""Random calls of every operator: results, forward and backward, and the messages sent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 import gpudist
 from gpudist.testing import run_distributed
 from gpudist.world.partition import Partition
-from tests.soak import functions
+from tests.faults.operators import drawn
 
 RANKS = (2, 3, 4, 6)
 CHUNK = 25
@@ -35,7 +35,7 @@ def _calls(P_world: Partition, numbers: range) -> list[tuple[Any, ...]]:
 
 def _call(P_world: Partition, number: int) -> tuple[Any, ...]:
     """The name, and for forward and backward the tensor, the messages and the bytes."""
-    call = functions.draw(random.Random(f"frozen {number}"), P_world)
+    call = drawn(random.Random(f"frozen {number}"), P_world)
     rank = P_world.rank
     assert rank is not None
     x = call.inputs[rank].clone()

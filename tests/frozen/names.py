@@ -1,4 +1,4 @@
-"""Every public name, and the arguments that it takes."""
+"""Every public name with its arguments."""
 
 from __future__ import annotations
 
@@ -46,10 +46,15 @@ def _arguments(each: Any) -> Any:
     ]
 
 
+# Arguments renamed on purpose: programs get partitions from gpudist.init(), not by a constructor.
+RENAMED = {"wire": "transport"}
+
+
 def accepts(before: Any, now: Any) -> bool:
-    """Whether what is called so still can be called as before."""
+    """Whether every call that was accepted still is, up to ``RENAMED``."""
     if before is None or now is None:
         return before == now
+    now = [each if each in before else RENAMED.get(each, each) for each in now]
     names = [each.partition("=")[0] for each in before if not each.startswith("*")]
     left = [each.partition("=")[0] for each in now]
     takes_any = any(each.startswith("**") for each in now)

@@ -2,8 +2,8 @@
 
 ``python -m tests.fuzz --count 2000 --seed 1``
 
-What fails is printed with its seed, and as small as it can be made: a line of JSON that ``--case``
-carries out again.
+Each failure is printed with its seed and in the smallest form found: a line of JSON that ``--case``
+runs again.
 """
 
 from __future__ import annotations

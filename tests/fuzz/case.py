@@ -81,7 +81,7 @@ def torch_refuses(sequential: Callable[[], Any]) -> bool:
 
 
 def observed_refusal_of_torch() -> str | None:
-    """What `torch_refuses` saw on this rank since the last question, or None."""
+    """Return what `torch_refuses` saw on this rank since the last call, or None."""
     refusal = getattr(_observed, "refusal", None)
     _observed.refusal = None
     return refusal

@@ -1,4 +1,4 @@
-"""What the families draw alike: a grid, uneven blocks, a dtype; and where a grid lies."""
+"""Random choices that the families share: a grid, its workers, uneven blocks, a dtype."""
 
 from __future__ import annotations
 

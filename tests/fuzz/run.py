@@ -1,4 +1,4 @@
-"""Carry out a configuration on a world of ranks, and judge how its ranks ended."""
+"""Run a configuration on a world of ranks, and judge how its ranks ended."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Configuration:
 
     @classmethod
     def from_json(cls, text: str) -> Configuration:
-        """What `to_json` wrote; without ranks, as many as the grid has."""
+        """Read what `to_json` wrote; without ranks, take as many as the grid has."""
         case, more = from_json(text)
         return cls(case, **{"ranks": prod(case.grid), **more})
 
@@ -50,12 +50,12 @@ class Ended:
     """How one rank ended.
 
     Attributes:
-        how: it found both layers equal, or the distributed one refused, or torch's did; ``"wrong"``
-            is everything else.
+        how: both layers were equal, the distributed one refused, or torch's refused; ``"wrong"`` is
+            everything else.
         text: type and message of the error.
-        trace: of a wrong one.
-        at_construction: it was the constructor that refused.
-        is_echo: the error only says that another rank failed, or did not come.
+        trace: traceback, if the outcome is wrong.
+        at_construction: whether the constructor refused.
+        is_echo: whether the error only says that another rank failed or did not arrive.
     """
 
     how: Literal["right", "refused", "refused by torch", "wrong"] = "right"
@@ -67,7 +67,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a configuration; as in `Ended`, for all ranks together."""
+    """Verdict on a configuration; as in `Ended`, for all ranks together."""
 
     how: Literal["right", "refused", "refused by torch", "wrong"]
     text: str = ""
@@ -75,7 +75,7 @@ class Verdict:
 
     @property
     def kind(self) -> str:
-        """What failures with one cause have in common: the first line, without the numbers."""
+        """Identify failures with one cause: the first line, without the numbers."""
         return f"{self.how}: {without_numbers(self.text.partition(chr(10))[0])}"
 
 
@@ -158,7 +158,7 @@ def _rank_of_pool(P_world: Partition, case: Case) -> Ended:
 
 
 def end_of(P_world: Partition, case: Case) -> tuple[Ended, Exception | None]:
-    """How this rank ends, and the error to raise so that the other ranks do not wait for it."""
+    """Return how this rank ends, and the error to raise so that other ranks do not wait for it."""
     observed_refusal_of_torch()
     torch.manual_seed(case.seed)
     try:

@@ -1,4 +1,4 @@
-"""Make a failing case smaller, whatever it is of, as long as it fails in the same way."""
+"""Make any failing case smaller, as long as it fails in the same way."""
 
 from __future__ import annotations
 
@@ -102,7 +102,6 @@ def _smaller_values(value: Any) -> Iterator[Any]:
 
 
 def _smaller_numbers(number: int, least: int) -> list[int]:
-    """From the least on: far smaller, half, one less."""
     found = [least, number // 2, number - 1]
     return [less for less in dict.fromkeys(found) if least <= less < number]
 

@@ -2,7 +2,7 @@
 
 ``python -m tests.fuzz.table > docs/layers.md``
 
-Every cell is carried out: the layer is compared with torch's, or refuses.
+Every cell is run: the layer is compared with torch's, or refuses.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ Cells = dict[Key, str]
 INTRODUCTION = """\
 # Layers, features and partitions
 
-What each layer of `gpudist.nn` can do, by the kind of partition: `batch` splits the batch (or the
-leading dims) alone, `channels` the channels, `features` the spatial dims (of a linear layer or a
-normalization, its features), `mixed` several of these at once.
+Which features of each layer of `gpudist.nn` work under which partition. The columns say what the
+partition splits: `batch` (or other leading dims), `channels`, `features` (spatial dims; of a linear
+layer or a normalization, its features), or `mixed`, several of these at once.
 
-`tested`: the cell was carried out when this file was written, on up to 8 ranks, and output, input
-gradient and parameter gradients equal those of torch's layer. A number: the layer refuses, on
-every rank alike, with the error of that number below. `-`: there is no such case. `make fuzz`
-carries out random configurations of all of these layers.
+- `tested`: on up to 8 ranks, output, input gradient and parameter gradients equal those of torch's
+  layer.
+- `[1]`: the layer raises on every rank, with error 1 of the list below the table.
+- `-`: the layer has no such case.
 
-This file is generated: `python -m tests.fuzz.table > docs/layers.md`.
+`python -m tests.fuzz.table > docs/layers.md` runs every cell and writes this file. `make fuzz` runs
+random configurations of all of these layers.
 """
 
 
@@ -66,7 +67,7 @@ def cases() -> dict[Key, Case]:
 
 
 def carried_out(cases: Mapping[Key, Case], runner: Runner) -> Cells:
-    """What becomes of these cells.
+    """Run these cells and return their results.
 
     Raises:
         AssertionError: some of them are wrong.

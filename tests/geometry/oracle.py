@@ -1,7 +1,7 @@
 """Carry out the plans of all ranks on NumPy arrays, trusting none of them.
 
-Arrays may have further dims behind those of the boxes: they are carried along, which pushes many
-vectors through an operator at once.
+Arrays may have further dims after those of the boxes; they are carried along, which applies an
+operator to many vectors at once.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from gpudist.errors import ShapeError
 from gpudist.geometry import Blocks, Box, Decomposition, balanced_block

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from gpudist.errors import PartitionError
 from gpudist.geometry import Pairing, Plan, plan_all_sum_reduce, plan_broadcast
@@ -128,7 +127,7 @@ def test_who_talks_to_whom(pairing: Pairing, sources: list[int]):
     ],
 )
 def test_grids_that_do_not_broadcast_are_refused(source, target, transposes):
-    with pytest.raises(PartitionError, match="each axis must be 1 or equal") as error:
+    with pytest.raises(PartitionError, match=r"each axis .*must be 1 or equal") as error:
         Pairing(source, target, *transposes)
     assert str(list(source)) in str(error.value)
     assert str(list(target)) in str(error.value)

@@ -4,8 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from gpudist.geometry import Box, Decomposition, HaloWidths, Message, Move, Stage, plan_halo
 from gpudist.geometry.blocks import Blocks

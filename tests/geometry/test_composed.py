@@ -1,9 +1,8 @@
-"""Windows one after the other: every tap of every window lies in what the one before computes."""
+"""Windows in sequence: every tap of a window lies in the cells that the previous one computes."""
 
 from __future__ import annotations
 
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
 from gpudist.geometry import (
     Blocks,

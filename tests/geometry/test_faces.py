@@ -5,8 +5,7 @@ from math import prod
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from gpudist.geometry import (
     Blocks,
@@ -274,6 +273,6 @@ def test_own_paddings_of_common_windows():
 
 
 def test_own_paddings_where_there_is_no_block():
-    """That of a worker without outputs is nobody's, and the others have theirs."""
+    """The padding of a worker without outputs belongs to nobody, and the others have theirs."""
     assert axis_paddings(Blocks(2, 3), SlidingWindow(1)) == (0, 0, 0)
     assert axis_paddings(Blocks(2, 3), SlidingWindow(3, padding=(1, 1))) == (1, 1, 0)

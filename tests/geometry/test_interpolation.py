@@ -4,8 +4,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from gpudist.geometry import (
     AdaptiveWindow,
@@ -149,7 +148,7 @@ def test_cells(window: InterpolationWindow, extent: int, cells: list[list[int]])
 
 
 def test_a_float32_position_may_be_rounded_to_another_cell():
-    """54 * 7 / 6 is 63, but 7 / 6 is no float32."""
+    """54 * 7 / 6 is 63, but float32 cannot represent 7 / 6."""
     outputs = np.arange(66)
     single, double = (
         InterpolationWindow("nearest", 66, None, False, single).cells(outputs, 77)[0]

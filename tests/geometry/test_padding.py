@@ -1,4 +1,4 @@
-"""Windows over padding whose cells are copies: against NumPy's padding of the cells' numbers."""
+"""Windows over padding that copies cells, against NumPy's padding of the cells' numbers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
 from gpudist.errors import ShapeError
 from gpudist.geometry import Blocks, Decomposition, FoldedWindow, PaddingWindow, SlidingWindow

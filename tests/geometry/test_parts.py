@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from gpudist.geometry import AdaptiveWindow, Blocks, PartsWindow
 from gpudist.geometry.halo import needed_range

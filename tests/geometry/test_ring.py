@@ -1,10 +1,9 @@
-"""Hops round a ring bring every block to every worker once, and home again."""
+"""Hops round a ring pass every block to every worker once, and back to its owner."""
 
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from gpudist.geometry.blocks import Blocks
 from gpudist.geometry.boxes import Plan

@@ -1,4 +1,4 @@
-"""The worlds, each for all tests that run on it one after another."""
+"""The worlds, each shared by all tests that run on it one after another."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a world that is asked for, keep the tests that run on it."""
+    """Keep only the tests that run on the world given by ``--world``."""
     asked = config.getoption("--world", None)
     if asked is None:
         return
@@ -26,7 +26,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _worlds_of(item: pytest.Item) -> list[str]:
-    """Those that a test makes or is given; one rank if it names none."""
     call = getattr(item, "callspec", None)
     given = call.params.values() if call is not None else ()
     return [value for value in given if value in WORLDS] or [ONE_RANK]

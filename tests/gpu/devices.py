@@ -1,4 +1,4 @@
-"""What this machine has for the tests of this folder, or why it has not."""
+"""Devices of this machine for the tests of this folder, or the reason that they are missing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ON_DOUBLES = SETTINGS.device_library != ""
 
 @cache
 def what_is_missing() -> str:
-    """Why nothing here can run; empty if it can."""
+    """Explain why nothing here can run; empty if it can."""
     if ON_DOUBLES:
         return ""
     if not torch.cuda.is_available():
@@ -27,7 +27,7 @@ def what_is_missing() -> str:
 
 
 def require_gpu() -> None:
-    """Skip the test module that calls it, with the reason, where there is no GPU to use."""
+    """Skip the calling test module, with the reason, if no GPU can be used."""
     if what_is_missing():
         pytest.skip(f"needs a GPU: {what_is_missing()}", allow_module_level=True)
 
@@ -38,12 +38,12 @@ def gpus() -> int:
 
 @cache
 def why_no_gpu_is_shared() -> str:
-    """Why NCCL would refuse several ranks on one GPU; empty if it would not."""
+    """Explain why NCCL would refuse several ranks on one GPU; empty if it would not."""
     if ON_DOUBLES:
         return ""
     found = describe(SETTINGS)
     if found.nccl is None:
-        return f"there is no NCCL: {found.nccl_missing}"
+        return f"NCCL is missing: {found.nccl_missing}"
     if "several ranks on one GPU" not in found.nccl.features:
         return f"NCCL {found.nccl.version} refuses several ranks on one GPU, which takes 2.30"
     if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":

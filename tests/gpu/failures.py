@@ -1,4 +1,4 @@
-"""Bodies in which a rank dies, raises or disagrees, and the others learn of it."""
+"""Bodies in which a rank dies, raises or disagrees, and the others detect it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _ring(P_world: Partition) -> torch.nn.Module:
 
 
 def _seconds_until_failure(P_world: Partition, ring: torch.nn.Module, victim: int) -> float:
-    """Of calls one after another: the first that learns of it raises."""
+    """Measure repeated calls until one of them detects the failure and raises."""
     x = torch.ones(8, device=P_world.device)
     start_s = time.monotonic()
     with pytest.raises(PeerFailure) as caught:
@@ -69,8 +69,9 @@ def _die() -> None:
 def _read_until_failure(
     P_world: Partition, call: Callable[[], torch.Tensor], victim: int, deadline_s: float
 ) -> None:
-    """Read the sum of what ``call`` returns, over and over: at last the victim's death is raised,
-    and none of the numbers read before it is of cells that have not arrived.
+    """Read the sum of what ``call`` returns until the victim's death raises.
+
+    All sums read before must be of cells that have arrived.
     """
     start_s = time.monotonic()
     with pytest.raises(PeerFailure) as caught:

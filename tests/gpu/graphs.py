@@ -1,4 +1,4 @@
-"""Bodies that run operators and layers as graphs of torch.compile, and as they are."""
+"""Bodies that run operators and layers as graphs of torch.compile, and eagerly."""
 
 from __future__ import annotations
 

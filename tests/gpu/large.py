@@ -118,14 +118,15 @@ def compared(P_world: Partition, case: str, extent: int, captured: bool) -> list
 
 
 def _whole(shape: tuple[int, ...], seed: int, device: torch.device) -> torch.Tensor:
-    """Whole numbers so small that their sums are exact in float32."""
     cells = torch.arange(torch.Size(shape).numel(), dtype=torch.int64, device=device)
     return (cells * 31 + seed * 17).remainder_(251).float().view(shape)
 
 
 def table_beside_others(P_world: Partition) -> list[int]:
-    """Graphs whose boxes fill more than the 16 KiB of a launch's arguments still replay when the
-    operator is gone and others like it have come and gone.
+    """Replay graphs whose operators no longer exist, after others like them came and went.
+
+    Their boxes take more than the 16 KiB of a launch's arguments.
+
 
     Returns:
         The replays with a wrong cell.
@@ -152,7 +153,6 @@ def table_beside_others(P_world: Partition) -> list[int]:
 
 
 def _recorded_halo(P_world: Partition, x: torch.Tensor, width: int) -> Callable:
-    """A graph, which is all that is left of its operator."""
     P_x = P_world.create_cartesian_topology_partition([1] * x.dim())
     operator = HaloExchange(P_x, halo=((0, 0), *((width, width),) * (x.dim() - 1)), periodic=True)
     return recorded(lambda: operator(x), x.device, rehearsed=True)

@@ -1,4 +1,4 @@
-"""Bodies for tensors of every dtype, however they lie in memory."""
+"""Bodies for tensors of every dtype in any memory layout."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ BETWEEN = 5
 
 @dataclass(frozen=True)
 class Layout:
-    """How a tensor lies in memory.
+    """Memory layout of a tensor.
 
     Attributes:
-        order: of its dims, the slowest first.
-        steps: between neighbours, in cells of a dim.
-        offset: of the first cell, in items.
+        order: order of its dims, the slowest first.
+        steps: distance of neighbours, in cells of a dim.
+        offset: offset of the first cell, in items.
     """
 
     order: tuple[int, ...]
@@ -56,7 +56,7 @@ class Layout:
         return cls(order, steps, grain * draw.randrange(8))
 
     def of(self, values: torch.Tensor) -> torch.Tensor:
-        """The same values, as they are to lie in memory."""
+        """Return the same values in this layout."""
         strides, stride = [0] * values.dim(), 1
         for dim in reversed(self.order):
             strides[dim] = stride * self.steps[dim]
@@ -87,7 +87,10 @@ def laid_out(x: torch.Tensor, layout: str) -> torch.Tensor:
 
 
 def of_layout(P_world: Partition, layout: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """What moves and what adds, and their gradients: of ones, which are an expanded scalar."""
+    """Run operators that move and that add, with gradients.
+
+    Those of ones are an expanded scalar.
+    """
     results: dict[str, torch.Tensor] = {}
     rank = P_world.rank or 0
     for name, operator, x in _operators(P_world, dtype):

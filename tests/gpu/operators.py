@@ -1,6 +1,6 @@
 """Bodies that carry out operators on the device of their world, whichever it is.
 
-Data is whole numbers so small that their sums are exact: the order of additions does not matter.
+Data is whole numbers small enough for exact sums: the order of additions does not matter.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def integers(
 
 
 def grid_of(size: int) -> tuple[int, int]:
-    """As square as it can be, no fewer columns than rows."""
+    """Return the squarest grid with at least as many columns as rows."""
     rows = next(n for n in range(int(size**0.5), 0, -1) if size % n == 0)
     return rows, size // rows
 

@@ -1,4 +1,4 @@
-"""A world of one with a communicator of its own, as one GPU allows with every NCCL."""
+"""A world of one with its own communicator, which one GPU allows with every NCCL."""
 
 from __future__ import annotations
 

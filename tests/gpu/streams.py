@@ -1,4 +1,4 @@
-"""Bodies that use a stream of their own, late streams above all. On a CPU they just run."""
+"""Bodies that use their own stream, mostly late ones. On a CPU they just run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One graph of torch.compile, without a break: the numbers of the same without one."""
+"""One graph of torch.compile without a break gives the eager numbers."""
 
 from __future__ import annotations
 

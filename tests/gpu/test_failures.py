@@ -1,4 +1,4 @@
-"""What ranks on GPUs learn when one of them dies, raises or disagrees."""
+"""Errors of ranks on GPUs when one of them dies, raises or disagrees."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def ranks(
 
 @dataclass(frozen=True)
 class Death:
-    """What the others are at when a rank dies.
+    """Activity of the other ranks when one dies.
 
     Attributes:
-        body: of all ranks.
-        params: its own, beside the victim and the deadline.
-        more: variables of the environment of all ranks.
+        body: function that all ranks run.
+        params: the body's parameters, besides the victim and the deadline.
+        more: additional environment variables of all ranks.
     """
 
     body: Callable[..., None]

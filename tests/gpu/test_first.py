@@ -1,4 +1,4 @@
-"""The runner of the first minutes, and its steps as far as a machine without a GPU has them."""
+"""The runner of the first minutes, and its steps as far as a machine without a GPU can run them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tests.doubles.build import NoCompiler, library
 from tests.gpu.first.__main__ import main
 from tests.gpu.first.runner import ROOT, Place, read, run_all, why_skipped
 from tests.gpu.first.steps import Step, steps
+from tests.patience import allowed_s
 
 # Each of three steps imports torch in a process of its own.
 LIMIT_S = 250.0
@@ -53,18 +54,18 @@ def test_whatever_becomes_of_a_step_the_others_run(tmp_path: Path) -> None:
     chosen = [
         python("wrong", "import sys; print('a word'); sys.exit('error: no such thing')"),
         python("dead", "import os; os.abort()"),
-        python("late", "import time\ndef wait(): time.sleep(60)\nwait()", limit_s=1.0),
+        python("late", "import time\ndef wait(): time.sleep(60)\nwait()", limit_s=5.0),
         Step("absent", "", (str(tmp_path / "no-such-program"),), 10),
         python("right", "print('2 passed in 1 s'); print('bye')", telling="passed"),
     ]
     start_s = time.monotonic()
     found = {outcome.step: outcome for outcome in run_all(chosen, Place(tmp_path))}
-    assert time.monotonic() - start_s < 40
+    assert time.monotonic() - start_s < allowed_s(44)
     assert [found[step.name].status for step in chosen] == [
         "failed", "failed", "timeout", "failed", "ok"
     ]  # fmt: skip
     assert found["wrong"].line == "error: no such thing"
-    assert "not done after 1 s" in found["late"].line and 'File "<string>", line' in (
+    assert "not done after 5 s" in found["late"].line and 'File "<string>", line' in (
         found["late"].line
     )
     assert "No such file" in found["absent"].line
@@ -100,7 +101,7 @@ def test_no_step_begins_without_time(tmp_path: Path) -> None:
 
 
 def test_logs_are_packed(tmp_path: Path) -> None:
-    """As soon as a step has ended: whatever ends the runner, little is left loose."""
+    """Pack logs as soon as a step has ended: however the runner ends, few loose files remain."""
     code = "import os; open(os.environ['NCCL_DEBUG_FILE'].replace('%', ''), 'w').write('NCCL')"
     chosen = [python("one step", code), python("another", "print('here')")]
     run_all(chosen, Place(tmp_path, packed=True))
@@ -135,7 +136,7 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     assert why_skipped(two, Place(tmp_path, gpus=1)) == "needs 2 GPUs, and there are 1"
     assert why_skipped(two, Place(tmp_path, gpus=2)) == ""
     tool = Step("tool", "", ("no-such-tool",), 1, tools=("no-such-tool",))
-    assert why_skipped(tool, Place(tmp_path)) == "there is no no-such-tool"
+    assert why_skipped(tool, Place(tmp_path)) == "not found: no-such-tool"
     alone = Step("alone", "", ("true",), 1, rehearsed=False)
     assert why_skipped(alone, Place(tmp_path, rehearsal=True)) == "not over the doubles"
 

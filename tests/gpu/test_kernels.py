@@ -1,7 +1,7 @@
 """Random launches of the kernel that packs, unpacks, adds and fills, against torch's indexing.
 
-A launch has up to 120 boxes of a tensor, and for each of them its cells as runs of a flat one. What
-is compared is all memory around, so that a cell beyond a box is seen too.
+A launch has up to 120 boxes of a tensor; the cells of each are runs of a flat tensor. All memory
+around is compared too, so that a write beyond a box is noticed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ import torch
 
 from benchmarks.gpu.kernel import bound
 from gpudist.geometry.boxes import Box
-from gpudist.transport.nccl.program import BufferName, Job, Lowered, View, contiguous_strides
+from gpudist.transport.nccl.program import (
+    BufferName,
+    BufferView,
+    CombineJob,
+    Lowered,
+    contiguous_strides,
+)
 from gpudist.world.partition import Partition
 from tests.gpu.devices import require_gpu
 from tests.gpu.layouts import DTYPES, Layout, all_memory
@@ -31,14 +37,14 @@ FILL = 3.0
 
 @dataclass(frozen=True)
 class Launch:
-    """What is drawn.
+    """Randomly drawn launch.
 
     Attributes:
-        kind: runs become boxes' cells, boxes those of runs, or the sums of their own and of runs,
-            or of runs alone, or a constant.
-        boxes: of a tensor of ``shape``, none of which overlap.
+        kind: direction of the launch: runs are copied into boxes, boxes into runs, runs are added
+            to boxes or summed into them, or boxes are filled with a constant.
+        boxes: boxes of a tensor of ``shape``, which do not overlap.
         runs: where each box's cells begin in a flat tensor, once for each summand.
-        flat_items: of the flat tensor, from ``flat_offset`` on.
+        flat_items: length of the flat tensor, from ``flat_offset`` on.
     """
 
     kind: str
@@ -72,7 +78,7 @@ class Launch:
     def flat(self, values: torch.Tensor) -> torch.Tensor:
         return Layout((0,), (1,), self.flat_offset).of(values)
 
-    def jobs(self, strides: tuple[int, ...]) -> list[Job]:
+    def jobs(self, strides: tuple[int, ...]) -> list[CombineJob]:
         """For the kernel; ``strides`` are those of the tensor."""
         return [self._job(box, starts, strides) for box, starts in self._each()]
 
@@ -94,16 +100,16 @@ class Launch:
     def _each(self) -> list[tuple[Box, list[int]]]:
         return list(zip(self.boxes, self.runs, strict=True))
 
-    def _job(self, box: Box, starts: list[int], strides: tuple[int, ...]) -> Job:
+    def _job(self, box: Box, starts: list[int], strides: tuple[int, ...]) -> CombineJob:
         names: tuple[BufferName, BufferName] = ("output", "input")
         of_tensor, of_flat = reversed(names) if self.kind == "pack" else names
         first = sum(start * stride for start, stride in zip(box.start, strides, strict=True))
-        cells = View(of_tensor, first, strides)
-        runs = [View(of_flat, start, contiguous_strides(box.shape)) for start in starts]
+        cells = BufferView(of_tensor, first, strides)
+        runs = [BufferView(of_flat, start, contiguous_strides(box.shape)) for start in starts]
         if self.kind == "pack":
-            return Job(box.shape, runs[0], (cells,))
+            return CombineJob(box.shape, runs[0], (cells,))
         summands = {"unpack": runs[:1], "add": [cells, *runs], "sum": runs, "fill": []}
-        return Job(box.shape, cells, tuple(summands[self.kind]))
+        return CombineJob(box.shape, cells, tuple(summands[self.kind]))
 
 
 def _disjoint(draw: random.Random, whole: Box, grain: int) -> list[Box]:

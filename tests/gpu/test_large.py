@@ -1,4 +1,4 @@
-"""Messages of the sizes that networks have, to which NCCL has other ways than to small ones."""
+"""Messages of the sizes that networks have, which NCCL sends by other protocols than small ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers on GPUs do what they do on CPUs, but for the rounding of torch's own kernels."""
+"""Layers on GPUs compute the same as on CPUs, up to the rounding of torch's own kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a world of one shows of a GPU: the kernel that copies and adds, and who may call it."""
+"""Tests of a GPU that a world of one allows: the kernel that copies and adds, and its callers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_more_than_four_gigabytes(one_rank: OneRank) -> None:
 def with_a_tensor_elsewhere(P_world: Partition) -> None:
     P_x = P_world.create_cartesian_topology_partition([1])
     elsewhere = "cpu" if P_world.device.type == "cuda" else "meta"
-    text = f"on (another device|{elsewhere}) but the partition's is {P_world.device}"
+    text = f"on (another device|{elsewhere}) but the partition's device is {P_world.device}"
     with pytest.raises(ShapeError, match=text):
         halo_exchange(torch.ones(3, device=elsewhere), P_x, halo=((1, 1),))
 

@@ -1,4 +1,4 @@
-"""Operators on GPUs do what they do on CPUs, to the bit: forward, backward, and over again."""
+"""Operators on GPUs match those on CPUs bit by bit: forward, backward, and repeatedly."""
 
 from __future__ import annotations
 

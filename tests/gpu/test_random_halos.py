@@ -1,7 +1,7 @@
 """Random halo exchanges of a world of one with itself, against torch's indexing.
 
-All of them are one launch of the kernel that copies and adds: of any number of boxes, strides,
-alignments and dtypes.
+Each is one launch of the kernel that copies and adds, with any number of boxes, strides, alignments
+and dtypes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 @dataclass(frozen=True)
 class Exchange:
-    """What is drawn: a tensor, how it lies in memory, and how wide its halo is."""
+    """Randomly drawn tensor, its memory layout, and the width of its halo."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -64,14 +64,12 @@ class Exchange:
 
 
 def _widths(draw: random.Random, extent: int) -> tuple[int, int]:
-    """None, usual, cut off, or beyond what there is."""
     widest = draw.choice((0, 2, 2, min(2 * extent + 1, 20)))
     lowest = -1 if extent > 2 else 0
     return draw.randint(lowest, widest), draw.randint(lowest, widest)
 
 
 def _kept_form(x: torch.Tensor) -> torch.memory_format:
-    """What an output of ``x`` lies in."""
     form = CHANNELS_LAST.get(x.dim(), torch.contiguous_format)
     is_kept = not x.is_contiguous() and x.is_contiguous(memory_format=form)
     return form if is_kept else torch.contiguous_format

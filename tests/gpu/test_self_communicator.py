@@ -1,7 +1,7 @@
-"""NCCL's own calls, from its configuration to its abort, by one rank that talks to itself.
+"""NCCL's own calls, from its configuration to its abort, by one rank that sends to itself.
 
 A world of one needs no communicator, and several ranks on one GPU need NCCL 2.30: with an older
-NCCL and one GPU these tests alone run it.
+NCCL and one GPU only these tests run it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What only several GPUs show: whose memory a process uses, torch's own messages beside ours."""
+"""Tests that need several GPUs: the memory a process uses, and torch's messages beside ours."""
 
 from __future__ import annotations
 

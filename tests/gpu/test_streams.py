@@ -1,4 +1,4 @@
-"""Everything is in the order of torch's current stream, and none of it waits for the host."""
+"""Everything follows the order of torch's current stream, and nothing waits for the host."""
 
 from __future__ import annotations
 

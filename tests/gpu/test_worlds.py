@@ -1,4 +1,4 @@
-"""What the other tests of this folder stand on; needs no GPU."""
+"""Foundations of the other tests of this folder; needs no GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worlds that a test of this folder runs on, and the same world on CPUs to compare with."""
+"""The worlds for the tests of this folder, and the same world on CPUs for comparison."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ class World(Protocol):
     size: int
 
     def run(self, body: Callable[..., Any], **params: Any) -> list[Any]:
-        """What ``body(P_world, **params)``, at the top level of a module, returns on each rank."""
+        """Return the results of ``body(P_world, **params)`` on each rank.
+
+        ``body`` is at module level.
+        """
         ...
 
 
@@ -107,7 +110,7 @@ class SeveralRanks:
             return self.pool.run(self.size, body, kwargs=params, limit_s=LIMIT_S, transport="nccl")
 
     def processes(self) -> list[Any]:
-        """Those of the ranks, for a test of how they end."""
+        """Return the processes of the ranks, for a test of how they end."""
         return [worker.process for worker in self.pool._workers]
 
     def close(self) -> None:
@@ -115,7 +118,7 @@ class SeveralRanks:
 
 
 def why_there_is_no(kind: str) -> str:
-    """Why a world cannot be had here; empty if it can."""
+    """Explain why a world cannot be made here; empty if it can."""
     if kind in SHARED:
         return why_no_gpu_is_shared()
     if kind == A_RANK_A_GPU and gpus() < 2:
@@ -130,14 +133,14 @@ def assert_as_on_cpus(
     reference: Mapping[str, Any] | None = None,
     **params: Any,
 ) -> None:
-    """What ``body`` returns on each rank is what it returns on the CPU ranks of a loopback world.
+    """Check that ``body`` returns the same on each rank as on the CPU ranks of a loopback world.
 
     Args:
-        world: where it runs.
+        world: the world to test.
         body: called with the partition of the world; returns tensors on the CPU.
-        tolerance: relative and absolute; equal in every bit if it is zero.
+        tolerance: relative and absolute tolerance; results must be bitwise equal if it is zero.
         reference: parameters that differ on the CPUs.
-        params: its other parameters.
+        params: the other parameters of ``body``.
     """
     actual = world.run(body, **params)
     expected = run_distributed(body, world.size, **{**params, **(reference or {})})
@@ -170,7 +173,6 @@ def _set(variables: Mapping[str, str]) -> None:
 
 
 def _sharing() -> dict[str, str]:
-    """For ranks that share the first GPU; what the user has set stays."""
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
     kept = {name: os.environ.get(name, value) for name, value in _SHARING.items()}
     return {**kept, "CUDA_VISIBLE_DEVICES": first}

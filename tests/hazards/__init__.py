@@ -1,1 +1,1 @@
-"""Small forwards as people write them, and random ones, converted and judged against one worker."""
+"""Small forwards as people write them, and random ones, converted and compared with one worker."""

@@ -2,8 +2,8 @@
 
 ``python -m tests.hazards --count 2000 --seed 1``
 
-What is wrong is printed with its seed and its source, with as few operations as can be; exit status
-1 if anything is wrong, or failed otherwise than by a clear refusal.
+Each wrong result is printed with its seed and its source, reduced to few operations. The exit
+status is 1 if anything is wrong, or fails other than by a clear refusal.
 """
 
 from __future__ import annotations

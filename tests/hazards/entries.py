@@ -1,4 +1,4 @@
-"""What an entry is: a module, its inputs by letters, and the grids it is tried on."""
+"""Entries: a module, its inputs by letters, and the grids to try it on."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Input:
     """One argument of a forward.
 
     Attributes:
-        name: of the argument.
-        letters: a dim each; a digit is that size.
-        whole: given whole to every worker, not as a block.
+        name: name of the argument.
+        letters: one letter per dim; a digit is a fixed size.
+        whole: whether every worker gets the whole tensor, not a block.
         kind: ``"float"``, ``"int"`` below ``high``, or ``"bool"``.
-        keyword: passed by name.
-        leaf: requires grad; those of floats do unless said otherwise.
+        keyword: whether it is passed by name.
+        leaf: whether it requires grad; floats do unless specified otherwise.
     """
 
     name: str

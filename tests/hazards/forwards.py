@@ -1,4 +1,4 @@
-"""All entries, by name: importing the files of forwards enters them."""
+"""All entries, by name: importing the files of forwards registers them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What speaks to autograd: own functions, checkpoints, islands without a graph, hooks."""
+"""Forwards that use autograd: custom functions, checkpoints, parts without a graph, hooks."""
 
 # Forwards are typed as people type them: not at all.
 # pyright: reportOperatorIssue=false, reportCallIssue=false, reportArgumentType=false
@@ -66,7 +66,7 @@ class NormalizedRows(torch.autograd.Function):
 
 
 class Conv(nn.Module):
-    """A convolution first, so that what follows is no leaf."""
+    """A convolution first, so that its output is not a leaf."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -20,7 +20,7 @@ IMAGE, TOKENS = "x: B C H W", "x: B T D"
 
 
 class Conv(nn.Module):
-    """A convolution first, so that what follows is no leaf."""
+    """A convolution first, so that its output is not a leaf."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class CachedMask(nn.Module):
 
 @forward(IMAGE)
 class CachedByActivation(Conv):
-    """What is cached is made of an activation, of which the next call sees the values."""
+    """Caches an activation whose values the next call reads."""
 
     def __init__(self) -> None:
         super().__init__()

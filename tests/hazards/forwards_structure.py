@@ -1,4 +1,4 @@
-"""How forwards are put together: arguments, outputs, containers, control flow, type tests."""
+"""Structure of forwards: arguments, outputs, containers, control flow, type tests."""
 
 # Forwards are typed as people type them: not at all.
 # pyright: reportOperatorIssue=false, reportCallIssue=false, reportArgumentType=false
@@ -22,7 +22,7 @@ IMAGE = "x: B C H W"
 
 
 class Conv(nn.Module):
-    """A convolution first, so that what follows is no leaf."""
+    """A convolution first, so that its output is not a leaf."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class AdaptiveNorm(nn.Module):
 
 @forward(IMAGE, "kernel: whole C 1 3 3")
 class WholeOfTheSameDims(nn.Module):
-    """A second input with as many dims, which is no image: a kernel."""
+    """A second input with as many dims that is not an image but a kernel."""
 
     def forward(self, x, kernel):
         return F.conv2d(x, kernel, padding=1, groups=x.shape[1])
@@ -284,7 +284,7 @@ class RecursiveUNet(nn.Module):
 
 @forward(IMAGE)
 class LoopToAFixedPoint(Conv):
-    """As many steps as the values want, with a limit, and a break."""
+    """Iterates until the values converge, with a limit and a break."""
 
     def forward(self, x):
         z = torch.zeros_like(x)

@@ -1,4 +1,4 @@
-"""Views, slices, windows and changes in place."""
+"""Views, slices, windows and in-place changes."""
 
 # Forwards are typed as people type them: not at all.
 # pyright: reportOperatorIssue=false, reportCallIssue=false, reportArgumentType=false
@@ -16,7 +16,7 @@ IMAGE = "x: B C H W"
 
 
 class Conv(nn.Module):
-    """A convolution first, so that what follows is no leaf."""
+    """A convolution first, so that its output is not a leaf."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,14 +1,15 @@
-"""The judge: a network alone, and converted on several workers, in all that a user can see.
+"""The judge: a network alone, and converted on several workers, in everything that users can see.
 
-Compared, for two sizes of the input, in training and in evaluation, with and without a graph:
+Compared are, for two sizes of the input, in training and in evaluation, with and without a graph:
 the structure of the output, every tensor in it, whether it requires grad, gradients of inputs and
-of all parameters by name, and buffers. Everything is computed in float64; two numbers are alike if
-they differ by at most ``TOLERANCE`` of the largest in their group, which is a tensor for outputs
-and buffers, and all inputs or all parameters for gradients, some of which are sums to zero.
+of all parameters by name, and buffers. Everything is computed in float64. Two numbers are equal if
+they differ by at most ``TOLERANCE`` of the largest number in their group. A group is a tensor for
+outputs and buffers. For gradients it is all inputs or all parameters, since some gradients are sums
+to zero.
 
-Ranks are threads of one process, which share torch's default dtype (set here, for all), module
-globals and caches of functions, but no generator: each has its own state of torch's. Entries that
-keep state in the process are run in processes.
+Ranks are threads of one process. They share torch's default dtype (set here, for all), module
+globals and caches of functions, but not the generator: each has its own state of torch's. Entries
+that keep state in the process run in processes.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ How = Literal["right", "wrong", "refused", "failed"]
 
 @dataclass
 class Record:
-    """What a user sees of one call: outputs by path, and groups of tensors by name."""
+    """Observable result of one call: outputs by path, and groups of tensors by name."""
 
     outputs: dict[str, Any] = field(default_factory=dict)
     needs_grad: dict[str, bool] = field(default_factory=dict)
@@ -53,7 +54,7 @@ class Record:
 class Verdict:
     """``wrong``: a number, name or structure differs. ``refused``: by an error of gpudist's own.
 
-    ``failed``: by any other error, which is no silent mistake, but no clear refusal either.
+    ``failed``: by any other error, which is neither a silent mistake nor a clear refusal.
     """
 
     how: How
@@ -102,7 +103,6 @@ def _records_on(
 def _differences(
     P_world: Partition, entry: Entry, grid: Grid, subject: type[Subject], expected: list[Record]
 ) -> list[str]:
-    """All that differs on this rank; processes call this by its name."""
     found = _records_on(P_world, entry, grid, subject)
     pairs = zip(expected, found, strict=True)
     return [text for pair in pairs for text in compared(*pair, entry.tolerance)]
@@ -138,7 +138,7 @@ def in_float64() -> Iterator[None]:
 
 
 def records(entry: Entry, subject: Subject) -> list[Record]:
-    """What ``subject`` shows in each phase."""
+    """Return the observable result of ``subject`` in each phase."""
     return [
         _record(entry, subject, mode, second, with_graph, number)
         for number, (mode, second, with_graph) in enumerate(PHASES)

@@ -64,7 +64,7 @@ class Program:
         return names["Random"]()
 
     def without(self, number: int) -> Program | None:
-        """Without one step, whose main input takes its place; ``None`` if nothing were left."""
+        """Remove one step, which its main input replaces; ``None`` if nothing would remain."""
         gone = self.steps[number]
         main = next(iter(gone.uses))
         if len(self.steps) == 1:
@@ -88,7 +88,6 @@ def _renamed(step: Step, old: str, new: str) -> Step:
 
 
 def _words(line: str) -> list[str]:
-    """Names, and what is between them."""
     return re.split(r"(\W+)", line)
 
 

@@ -25,7 +25,7 @@ class Subject(Protocol):
 
     def __init__(self, entry: Entry, P_x: CartesianPartition | None) -> None: ...
     def leaves(self, values: Values, with_graph: bool) -> Values:
-        """What is passed in, made of the whole inputs."""
+        """Return the arguments of the network, made of the whole inputs."""
         ...
 
     def call(self, values: Values) -> Any: ...
@@ -64,7 +64,7 @@ def leaf(x: torch.Tensor, needs_grad: bool) -> torch.Tensor:
 
 
 class Alone:
-    """The network itself, of which every worker computes all."""
+    """The network itself, computed whole by every worker."""
 
     def __init__(self, entry: Entry, P_x: CartesianPartition | None) -> None:
         self.entry = entry
@@ -91,7 +91,7 @@ class Alone:
 
 
 class Converted:
-    """What ``gpudist.distribute`` gives, called with blocks."""
+    """A network converted by ``gpudist.distribute`` and called with blocks."""
 
     def __init__(self, entry: Entry, P_x: CartesianPartition | None) -> None:
         assert P_x is not None, "converted for no workers"
@@ -110,7 +110,7 @@ class Converted:
         self.network: nn.Module = entry.after(distribute(made(entry), P_x, inputs=said))
 
     def _said(self, each: Input) -> str | tuple[int, ...] | None:
-        """What ``distribute`` is told of an input that has a dim for each axis."""
+        """Return the argument of ``distribute`` for an input that has a dim for each axis."""
         if not self.is_block[each.name]:
             return "whole"
         if self.entry.step:
@@ -143,9 +143,10 @@ class Converted:
         return _weighted(y, gpudist.to_global(weights, y.placement, copies))
 
     def input_gradients(self, values: Values) -> Values:
-        """Of a block, a block of the gradient.
+        """Return the whole gradients of the inputs.
 
-        Of what is whole each worker has the whole gradient, if those are all alike, else a term.
+        A block has a block of the gradient. For a whole input each worker has the whole gradient if
+        all are equal, else a term of it.
         """
         found: Values = {}
         for n, x in values.items():
@@ -159,7 +160,6 @@ class Converted:
         return found
 
     def _sum(self, mine: torch.Tensor) -> torch.Tensor:
-        """The sum of all workers' tensors."""
         terms = (sbp.partial_sum,) * len(self.cut)
         return gpudist.to_global(mine, self.placement, terms).full_tensor()
 

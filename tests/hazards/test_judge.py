@@ -12,7 +12,6 @@ from gpudist.errors import ShapeError
 from gpudist.transport.host.transport import is_built, what_is_missing
 from tests.hazards.forwards import ENTRIES
 from tests.hazards.judge import judge
-from tests.hazards.random_modules import Case, draw, is_steady, shrunk
 from tests.hazards.subjects import Alone, Subject, Values
 from tests.hazards.trees import leaves
 
@@ -23,7 +22,7 @@ SAMPLE = (
 
 
 class ScaledGradient(Alone):
-    """As where a term is summed twice, in one parameter."""
+    """Simulate a term that is summed twice, in one parameter."""
 
     def parameter_gradient(self, p: nn.Parameter) -> torch.Tensor:
         found = super().parameter_gradient(p)
@@ -31,14 +30,14 @@ class ScaledGradient(Alone):
 
 
 class WrongInputGradient(Alone):
-    """As where a halo's adjoint adds to a wrong cell."""
+    """Simulate a halo's adjoint that adds to a wrong cell."""
 
     def input_gradients(self, values: Values) -> Values:
         return {n: g.roll(1, 0) for n, g in super().input_gradients(values).items()}
 
 
 class StaleBuffers(Alone):
-    """As where a copy of the network is trained."""
+    """Simulate training a copy of the network."""
 
     def call(self, values: Values) -> Any:
         before = {name: b.clone() for name, b in self.network.named_buffers()}
@@ -59,7 +58,7 @@ class OneCell(Alone):
 
 
 class CutGraph(Alone):
-    """As where a function is not dispatched."""
+    """Simulate a function that is not dispatched."""
 
     def call(self, values: Values) -> Any:
         return super().call({n: x.detach() for n, x in values.items()})
@@ -71,7 +70,7 @@ class DetachedOutput(Alone):
 
 
 class StaleCache(Alone):
-    """What the first call made is used by all."""
+    """Simulate a cache that all calls take from the first."""
 
     def call(self, values: Values) -> Any:
         found = super().call(values)
@@ -147,22 +146,6 @@ def test_errors_are_told_apart() -> None:
     refused = judge(entry, (1, 1, 2, 1), Refuses)
     assert refused.how == "refused" and "4 were expected" in refused.text
     assert judge(entry, (1, 1, 2, 1), Fails).how == "failed"
-
-
-def test_random_modules_are_right_alone_and_repeated() -> None:
-    first = [draw(3, number) for number in range(4)]
-    assert [str(case.judge(Alone)) for case in first] == ["right"] * 4
-    assert [str(case) for case in first] == [str(draw(3, number)) for number in range(4)]
-
-
-def test_shrinking_keeps_what_fails() -> None:
-    def fails(case: Case) -> bool:
-        return any(".softmax(" in line for step in case.program.steps for line in step.lines)
-
-    case = next(case for case in (draw(5, number) for number in range(200)) if fails(case))
-    small = shrunk(case, fails)
-    assert fails(small) and is_steady(small)
-    assert len(small.program.steps) <= max(2, len(case.program.steps) // 2)
 
 
 def test_paths_tell_containers_apart() -> None:

@@ -1,4 +1,4 @@
-"""What an output holds, by path: tensors, numbers and whatever else."""
+"""Leaves of an output by path: tensors, numbers and everything else."""
 
 from __future__ import annotations
 

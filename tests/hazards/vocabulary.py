@@ -1,7 +1,8 @@
-"""The words of random programs: one function draws one operation in one of its spellings.
+"""The vocabulary of random programs: each function draws one operation in one of its spellings.
 
-Each takes the drawing, a variable and its shape, and returns an expression, or lines that set
-``OUT``, or ``None`` where it does not fit. What torch refuses is drawn again, so they may be bold.
+A function gets the drawing, a variable and its shape, and returns an expression, or lines that set
+``OUT``, or ``None`` if it does not fit. What torch refuses is drawn again, so functions may be
+bold.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def word(weight: int = 1) -> Callable[[Operation], Operation]:
 
 
 def spatial(s: Shape) -> int:
-    """Number of spatial dims of ``[B, C, *spatial]``; 0: it is no such tensor."""
+    """Number of spatial dims of ``[B, C, *spatial]``; 0 for other shapes."""
     return len(s) - 2 if 3 <= len(s) <= 5 else 0
 
 

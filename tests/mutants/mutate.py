@@ -69,7 +69,6 @@ def _changed_line(source: str, after: str) -> str:
 
 
 def _changes(tree: ast.Module) -> Iterator[tuple[int, Any, Callable[[], None]]]:
-    """The line, the code, and what to call to change it, of every place with a mutant."""
     for node in _code(tree):
         line = getattr(node, "lineno", 0)
         for change in _changes_of(node):
@@ -77,7 +76,7 @@ def _changes(tree: ast.Module) -> Iterator[tuple[int, Any, Callable[[], None]]]:
 
 
 def _code(node: ast.AST) -> Iterator[ast.AST]:
-    """What is executed: no annotations, docstrings, decorators, texts of errors."""
+    """Yield the executed code: no annotations, docstrings, decorators, texts of errors."""
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list"):
             continue
@@ -121,7 +120,6 @@ def _changes_of(node: ast.AST) -> Iterator[Callable[[], None]]:
 
 
 def _replace(node: ast.AST, other: ast.AST) -> None:
-    """Make ``node`` another in place: its parent need not be known."""
     fields = vars(other).copy()
     node.__class__ = type(other)
     vars(node).clear()

@@ -1,4 +1,4 @@
-"""Tests run against a mutant, in a fork of a process that has torch and pytest loaded already."""
+"""Run tests against a mutant, in a fork of a process that has loaded torch and pytest."""
 
 from __future__ import annotations
 
@@ -97,7 +97,6 @@ def _test(
 
 
 def _fork_ranks() -> None:
-    """Let ranks that are processes have the mutant: those of a server would import the module."""
     from tests import pool
 
     pool.start_method = "fork"

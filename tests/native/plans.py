@@ -1,4 +1,4 @@
-"""Random plans of every operator, for all ranks at once, and what plain loops make of them."""
+"""Random plans of every operator, for all ranks at once, and their results by plain loops."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Operation:
         ]
 
     def outputs(self, inputs: PerRank) -> PerRank:
-        """What the plans make of them, every sum in the order in which gpudist adds."""
+        """Return the results of the plans, with every sum in the order in which gpudist adds."""
         blocks = inputs
         for stages in zip(*(plan.stages for plan in self.plans), strict=True):
             blocks = [
@@ -314,6 +314,5 @@ def _output(
 
 
 def _same_cells(arrivals: list[tuple[int, Box, Box]]) -> bool:
-    """Every giver adds to one box, the same for all: then the order is that of the ranks."""
     givers = [giver for giver, _, _ in arrivals]
     return len(set(givers)) == len(givers) and len({to for _, _, to in arrivals}) == 1

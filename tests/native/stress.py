@@ -31,7 +31,7 @@ def carry_out_random(
     count: int,
     sizes: Sequence[int] = (1, 1, 2, 3),
 ) -> Counter[str]:
-    """Groups of so many random operators; how often each was met. Collective."""
+    """Carry out groups of random operators; return how often each occurred. Collective."""
     met: Counter[str] = Counter()
     for number in range(first, first + count):
         rng = random.Random(f"{seed}/{number}")

@@ -1,4 +1,4 @@
-"""Ranks that disagree: ``PlanMismatch`` on all of them, with both views in the text."""
+"""Ranks that disagree: ``PlanMismatch`` on all of them, with both versions in the message."""
 
 from __future__ import annotations
 

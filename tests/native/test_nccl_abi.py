@@ -1,4 +1,4 @@
-"""Our declarations of NCCL agree with the nccl.h of the wheel, where there is one."""
+"""Our declarations of NCCL agree with the nccl.h of the wheel, if it is installed."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def nccl_include() -> Path:
     for library in wheel_libraries():
         if (library.parents[1] / "include/nccl.h").exists():
             return library.parents[1] / "include"
-    pytest.skip("there is no nccl.h: the nvidia-nccl wheel is not installed")
+    pytest.skip("needs nccl.h: the nvidia-nccl wheel is not installed")
 
 
 def compile_check(include: Path, csrc: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     compiler = shutil.which("c++") or shutil.which("g++")
     if compiler is None:
-        pytest.skip("there is no C++ compiler")
+        pytest.skip("needs a C++ compiler")
     (folder / "cuda_runtime.h").write_text(CUDA_RUNTIME)
     (folder / "cuda_fp16.h").write_text("")
     return subprocess.run(

@@ -1,4 +1,4 @@
-"""Which NCCL is opened: tiny libraries with NCCL's names in its place, each in a process."""
+"""Which NCCL is opened: tiny libraries in NCCL's place, each test in its own process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from gpudist.transport.host.transport import is_built
 
-pytestmark = pytest.mark.skipif(not is_built(), reason="there is no native core")
+pytestmark = pytest.mark.skipif(not is_built(), reason="needs the native core")
 
 ROOT = Path(__file__).resolve().parents[2]
 CALLS = re.findall(r'"(nccl[A-Z]\w+)"\);', (ROOT / "csrc/nccl/nccl_api.cpp").read_text())
@@ -47,7 +47,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
     """Make a library of a version, without some of NCCL's calls and with others."""
     compiler = shutil.which("cc") or shutil.which("c++")
     if compiler is None:
-        pytest.skip("there is no C compiler")
+        pytest.skip("needs a C compiler")
     assert len(CALLS) >= 20
 
     def make(
@@ -71,7 +71,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
 
 
 def run(script: str, search: str = "") -> list[dict[str, object]]:
-    """What each ``report()`` of a process found, with one more folder where libraries are."""
+    """Return what each ``report()`` of a process found, with one more library folder."""
     ended = subprocess.run(
         [sys.executable, "-c", BEGIN + script],
         env={**os.environ, "LD_LIBRARY_PATH": search},

@@ -39,7 +39,7 @@ def cut_of(shape: Sequence[int], P: Partition, sizes: Cut | None = None) -> Deco
 
 
 def own_slices(shape: Sequence[int], P: Partition, sizes: Cut | None = None) -> Slices | None:
-    """Where this rank's block of the global tensor lies; ``None`` off ``P``."""
+    """Return the slices of this rank's block in the global tensor; ``None`` off ``P``."""
     if P.index is None:
         return None
     return cut_of(shape, P, sizes).block(left_padded(P.index, len(shape), 0)).slices

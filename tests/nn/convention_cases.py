@@ -21,13 +21,13 @@ from gpudist.nn import (
     invariant_share,
     invariant_sum,
 )
-from gpudist.nn.parameters.placement import placements
+from gpudist.nn.parameters.parameter_placement import placements
 from gpudist.nn.tensor_parallel.conventions import Expectation
 from gpudist.nn.tensor_parallel.region import TensorRegion
 from gpudist.sbp import Placement, broadcast, to_global
 from gpudist.world.partition import Partition
 from tests.nn.compare import gradient_of, random_like_all
-from tests.nn.parallel_cases import F64, gradient_of_copies, leaf
+from tests.nn.tensor_parallel.parallel_cases import F64, gradient_of_copies, leaf
 
 TOKENS, FEATURES, INNER, CLASSES = 7, 3, 5, 4
 Outcome = Literal["right", "refused", "wrong, unseen"]
@@ -71,7 +71,7 @@ def summed(y: torch.Tensor, t: torch.Tensor, P: Partition, gives: Any) -> torch.
 
 
 def distributed_loss(y: torch.Tensor, t: torch.Tensor, P: Partition, gives: Any) -> torch.Tensor:
-    """Of copies, whose mean is that of the whole."""
+    """Loss of copies, whose mean is the mean of the whole."""
     return gives(DistributedMSELoss(P))(y, t)
 
 
@@ -128,7 +128,7 @@ def tokens_of_loss(y: torch.Tensor, t: torch.Tensor, P: Partition, gives: Any) -
 
 
 def global_loss(y: torch.Tensor, t: torch.Tensor, P: Partition, gives: Any) -> torch.Tensor:
-    """Of a global tensor made of the copies."""
+    """Loss of a global tensor made of the copies."""
     placement = Placement.of(P.create_cartesian_topology_partition([P.size]))
     y, t = (to_global(each, placement, [broadcast]) for each in (y, t))
     return F.mse_loss(y, t)

@@ -1,4 +1,4 @@
-"""Layers that use their block in place however small it is, and whether they did."""
+"""Layers that use their block in place however small it is, and a check that they did."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
-from gpudist.nn.windowed import in_place
+from gpudist.nn.windowed import block_in_place
 
 _lock = threading.Lock()
 _inside = 0
-_smallest_block_bytes = in_place.SMALLEST_BLOCK_BYTES
+_smallest_block_bytes = block_in_place.SMALLEST_BLOCK_BYTES
 
 
 @contextmanager
 def blocks_of_any_size() -> Generator[None]:
-    """Within, no block is too small; ranks that are threads enter and leave when they like."""
+    """Accept blocks of any size inside; ranks that are threads may enter and leave at any time."""
     global _inside
     with _lock:
         _inside += 1
-        in_place.SMALLEST_BLOCK_BYTES = 0
+        block_in_place.SMALLEST_BLOCK_BYTES = 0
     try:
         yield
     finally:
         with _lock:
             _inside -= 1
             if not _inside:
-                in_place.SMALLEST_BLOCK_BYTES = _smallest_block_bytes
+                block_in_place.SMALLEST_BLOCK_BYTES = _smallest_block_bytes
 
 
 def has_faces(layer: Any) -> bool:

@@ -1,4 +1,4 @@
-"""A layer of any name against torch's, for the tests of what other libraries get wrong."""
+"""A layer of any name against torch's, for tests of cases that other libraries get wrong."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def same_loss(
 
 
 def received_bytes(P_world: Partition, call: Callable[[], Any]) -> int:
-    """What this rank of a loopback world receives while ``call`` runs."""
+    """Count the bytes that this rank of a loopback world receives while ``call`` runs."""
     wire: Any = P_world.wire
     original, received = wire._post_recv, [0]
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from gpudist.nn import fuse_parameter_movements
-from gpudist.nn.parameters.placement import placements
+from gpudist.nn.parameters.parameter_placement import placements
 from tests.nn.compare import Slices
 
 Owned = Callable[[str, torch.Size], Slices | None]
@@ -26,10 +26,10 @@ def draw_placing(rng: random.Random) -> dict[str, Any]:
 
 
 class Placing:
-    """How the parameters of one layer are placed and moved.
+    """Placement and movement of one layer's parameters.
 
     Attributes:
-        options: for the layer's constructor.
+        options: arguments for the layer's constructor.
     """
 
     def __init__(self, drawn: Mapping[str, Any], owned: Owned) -> None:

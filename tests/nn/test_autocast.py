@@ -1,4 +1,4 @@
-"""Under autocast, layers give the sequential layer's dtype, and its values to that precision."""
+"""Under autocast, layers return the sequential layer's dtype, and its values to that precision."""
 
 from __future__ import annotations
 

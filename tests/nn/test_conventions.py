@@ -1,4 +1,4 @@
-"""Which layers, operators and losses go together: what is refused is wrong, the rest is right."""
+"""Combinations of layers, operators and losses: refused ones are wrong, all others are right."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gpudist.errors import ConventionError
 from gpudist.nn import ColumnParallelLinear, DistributedMSELoss, invariant_copy, invariant_sum
-from gpudist.nn.parameters.placement import placements
+from gpudist.nn.parameters.parameter_placement import placements
 from gpudist.nn.tensor_parallel import conventions
 from gpudist.nn.tensor_parallel.conventions import Expectation
 from gpudist.ops import all_sum_reduce
@@ -30,8 +30,8 @@ from tests.nn.convention_cases import (
     sequential_network,
     vocab_parallel,
 )
-from tests.nn.parallel_cases import leaf
-from tests.nn.test_data_parallel import store_path, torchs_group
+from tests.nn.parameters.test_data_parallel import store_path, torchs_group
+from tests.nn.tensor_parallel.parallel_cases import leaf
 from tests.pool import distributed
 
 __all__ = ["store_path"]
@@ -51,7 +51,7 @@ def test_what_is_refused_is_wrong_and_the_rest_is_right(P_world: Partition, name
 
 @distributed(ranks=2)
 def test_refused_on_all_workers(P_world: Partition) -> None:
-    with pytest.raises(ConventionError, match=r"DistributedMSELoss takes .* from RowPar"):
+    with pytest.raises(ConventionError, match=r"DistributedMSELoss expects .* from RowPar"):
         is_right(P_world, ROWS["whole, distributed"], checked=True)
 
 
@@ -174,7 +174,7 @@ def test_a_long_way_is_followed_once_for_each_structure(
 
 @distributed(ranks=2)
 def test_structures_that_end_alike_are_told_apart(P_world: Partition) -> None:
-    """What was right of one value says nothing of another, made by other operators before."""
+    """A check of one value does not carry over to another, made by other operators before."""
     P = P_world.create_cartesian_topology_partition([P_world.size])
     layer = ColumnParallelLinear(P, 4, 4)
 

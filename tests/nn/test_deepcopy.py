@@ -1,4 +1,4 @@
-"""Copies of layers have weights of their own, and share the partitions."""
+"""Copies of layers have their own weights, and share the partitions."""
 
 from __future__ import annotations
 

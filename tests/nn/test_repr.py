@@ -1,4 +1,4 @@
-"""The text of a layer says all that the text of torch's layer says, and the partitions."""
+"""The text of a layer shows everything that torch's text shows, and the partitions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from tests.fuzz.families import families
 
 # Torch has none of these.
 OWN = {
-    "CausalConv1d", "ColumnParallelLinear", "HaloRegion", "ParallelAttention", "RowParallelLinear",
+    "BatchNorm", "CausalConv1d", "ColumnParallelLinear", "HaloRegion", "ParallelAttention",
+    "RowParallelLinear",
 }  # fmt: skip
 FEATURES = [
     feature for family in families() for feature in family.FEATURES if feature.layer not in OWN
@@ -26,7 +27,7 @@ FEATURES = [
 
 
 def arguments_of(feature: Feature) -> dict[str, Any]:
-    """Those that torch's layer takes; of a feature's stand-ins for tensors, none."""
+    """Return the arguments that torch's layer takes, without a feature's stand-ins for tensors."""
     sizes = {"in_channels": feature.shape[1], "in_features": feature.shape[-1]}
     taken = inspect.signature(getattr(torch.nn, feature.layer)).parameters
     stand_ins = ("weight", "pos_weight")
@@ -35,7 +36,7 @@ def arguments_of(feature: Feature) -> dict[str, Any]:
 
 
 def parts_of(layer: torch.nn.Module) -> list[str]:
-    """What is said of a layer, cut at the commas outside of parentheses."""
+    """Split a layer's text at the commas outside of parentheses."""
     return re.split(r", (?![^(\[]*[)\]])", layer.extra_repr())
 
 

@@ -10,11 +10,11 @@ import torch
 
 from gpudist.errors import ShapeError
 from gpudist.nn import DistributedConv2d, DistributedLinear, utils
-from gpudist.nn.parameters.placement import placements
+from gpudist.nn.parameters.parameter_placement import placements
 from gpudist.world.partition import Partition
-from tests.nn import replicated_cases
 from tests.nn.compare import assert_equal_to, grid, random_like_all
-from tests.nn.replicated_cases import batches, loss_of, network, sequential_network
+from tests.nn.parameters import replicated_cases
+from tests.nn.parameters.replicated_cases import batches, loss_of, network, sequential_network
 from tests.pool import distributed
 
 F64 = torch.float64
@@ -125,7 +125,7 @@ def test_sequential_modules_too(P_world: Partition) -> None:
 @distributed(ranks=1, transports=["loopback"])
 def test_what_is_refused(P_world: Partition) -> None:
     layer = DistributedLinear(grid(P_world, [1, 1]), 3, 2)
-    with pytest.raises(ShapeError, match="give the module instead"):
+    with pytest.raises(ShapeError, match="pass the module instead"):
         utils.clip_grad_norm_(layer.parameters(), 1.0)  # pyright: ignore
     for norm_type in (0.0, -1.0, math.nan):
         with pytest.raises(ShapeError, match="norm_type"):

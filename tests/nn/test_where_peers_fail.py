@@ -1,7 +1,7 @@
 """Convolutions that other libraries compute wrongly, or refuse.
 
-DTensor is torch 2.13's; ShardTensor is PhysicsNeMo 2.3's; DistDL is the last commit of January
-2022, and its fork is Microsoft's of February 2025.
+Versions: DTensor of torch 2.13; ShardTensor of PhysicsNeMo 2.3; DistDL's last commit, of January
+2022, and Microsoft's fork of it, of February 2025.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from gpudist import nn
 from gpudist.errors import PartitionError
 from gpudist.world.partition import Partition
-from tests.nn import conv_cases
+from tests.nn.affine import conv_cases
 from tests.nn.compare import (
     assert_block_of,
     assert_equal_to,

@@ -1,7 +1,7 @@
 """Transposed convolutions, padding, pools, normalization, upsampling and losses where peers fail.
 
-DTensor is torch 2.13's; ShardTensor is PhysicsNeMo 2.3's; DistDL is the last commit of January
-2022, and its fork is Microsoft's of February 2025.
+Versions: DTensor of torch 2.13; ShardTensor of PhysicsNeMo 2.3; DistDL's last commit, of January
+2022, and Microsoft's fork of it, of February 2025.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What operators do to the tensors of all ranks at once, without gpudist; and the comparison.
+"""Dense operators: their effect on the tensors of all ranks at once, without gpudist.
 
 A dense operator maps the list of every rank's input to the list of every rank's output. Autograd
 through it gives the gradients of the sequential program, on any one rank.
@@ -115,7 +115,6 @@ def assert_matches_dense(
 
 
 def _derivatives(outputs: Tensors, inputs: Tensors) -> tuple[Tensors, Tensors]:
-    """Gradient of a cubic loss, and gradient of that gradient's squared norm."""
     loss = torch.stack([(y**3 / 3 + y).sum() for y in outputs]).sum()
     first = torch.autograd.grad(loss, inputs, create_graph=True, materialize_grads=True)
     penalty = torch.stack([g.pow(2).sum() for g in first]).sum()

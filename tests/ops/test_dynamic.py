@@ -1,4 +1,4 @@
-"""Broadcasts and sum-reduces whose tensors are known only at run time, and static ones beside them.
+"""Broadcasts and sum-reduces of shapes known only at run time, beside static ones.
 
 The examples are the eight by which DistDL documents its rules, and their mirrors.
 """

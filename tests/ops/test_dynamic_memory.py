@@ -1,4 +1,4 @@
-"""Thousands of shapes leave nothing behind: what is remembered of them is bounded."""
+"""Thousands of shapes leave nothing behind: the cached operators are bounded."""
 
 # In a test body every rank is a member, so that ranks and indices are not None.
 # pyright: reportArgumentType=false
@@ -70,7 +70,7 @@ def small_caches(P_world: Partition) -> Generator[None, None, None]:
 
 
 def bytes_in_use(P_world: Partition) -> int:
-    """Of the heap: what is resident depends on the order in which blocks were freed."""
+    """Return the bytes in use on the heap; resident memory depends on the order of frees."""
     if P_world.transport == "nccl":
         # The doubles keep a log.
         assert not misuses_of_nccl()

@@ -44,7 +44,7 @@ MISUSES: dict[str, tuple[Callable[[Partition], object], type[GpudistError], str]
         lambda P: ops.SumReduce(grid(P, 2, 2), P.create_partition_inclusive([0, 1, 2])),
         PartitionError,
         r"^SumReduce: P_x of shape \[2, 2\] does not reduce to P_y of shape \[3\]: axis 1 of P_y "
-        r"is 3 and of P_x 2, counted in \[1, 3\] and \[2, 2\]; of P_y, each axis must be 1 ",
+        r"is 3 and of P_x 2, counted in \[1, 3\] and \[2, 2\]; each axis of P_y must be 1 ",
     ),
     "sum does not fit transposed": (
         lambda P: ops.SumReduce(grid(P, 4, 1), grid(P, 4, 1), transpose_dest=True),
@@ -102,7 +102,7 @@ MISUSES: dict[str, tuple[Callable[[Partition], object], type[GpudistError], str]
         ShapeError,
         "at most 8",
     ),
-    "batch that is no cut": (
+    "batch that is not cut": (
         lambda P: ops.all_gather(torch.ones(2 + (P.rank == 1), 3), grid(P, 2, 2), [0]),
         ShapeError,
         r"not a cut .*\[3, 3\]",
@@ -143,9 +143,9 @@ def test_a_dtype_without_a_wire_ends_the_world(
     if not is_first:
         OPERATORS[name](torch.ones(2), P_world)
     x = torch.ones(2).to(torch.float8_e4m3fn)
-    with pytest.raises(GpudistError, match=r"the dtype cannot be moved: \S+ is none of float32"):
+    with pytest.raises(GpudistError, match=r"dtype .*cannot be moved, only float32"):
         OPERATORS[name](x, P_world)
-    with pytest.raises(GpudistError, match="the dtype cannot be moved"):
+    with pytest.raises(GpudistError, match=r"dtype .*cannot be moved"):
         P_world.barrier()
 
 
@@ -224,7 +224,7 @@ def test_different_parameters(P_world: Partition) -> None:
 
 @distributed(ranks=2)
 def test_a_failure_is_told_to_who_waits(P_world: Partition) -> None:
-    """What one rank alone knows to be wrong ends the other's wait with the same words."""
+    """An error that one rank alone detects ends the other's wait with the same message."""
     layer = ops.SendRecv(grid(P_world, 2), P_world.create_partition_inclusive([1, 0]))
     layer(torch.ones(3))
     with pytest.raises(PlanMismatch, match=r"rank 0 .*\[3\].*\[4\]"):

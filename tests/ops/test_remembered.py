@@ -1,4 +1,4 @@
-"""Functions remember what they made, and not for ever where their arguments change."""
+"""Functions cache the operators they make, but not for ever if their arguments change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Repartition: every cell lands where the new cut puts it, and gradients go back."""
+"""Repartition: every cell goes where the new cut puts it, and gradients return."""
 
 # In a test body every rank is a member, so that ranks and indices are not None.
 # pyright: reportArgumentType=false

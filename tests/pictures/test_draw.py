@@ -1,4 +1,4 @@
-"""Every label can be read: none overlaps another, lies outside the page, or is tiny."""
+"""Every label can be read: labels do not overlap, leave the page, or get tiny."""
 
 from __future__ import annotations
 
@@ -60,7 +60,6 @@ def labels(figure: Figure) -> list[tuple[Text, Bbox]]:
 
 
 def _shows(axes: Any, text: Any) -> bool:
-    """Ticks of axes that are off do not."""
     return axes.axison or text in axes.texts
 
 

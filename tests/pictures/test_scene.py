@@ -1,4 +1,4 @@
-"""What the pictures show, counted by hand."""
+"""Contents of the pictures, counted by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the planner advises, and how long it takes."""
+"""The planner's advice, and how long it takes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from gpudist.planning import ConvolutionRate, Link, Profile, plan, profile_of
 from gpudist.planning.clock import Clock, Kernel
 from gpudist.planning.grids import grids, imbalance
 from gpudist.planning.measuring import measured_profile
-from gpudist.planning.rehearsal import Stage, without_cells
+from gpudist.planning.rehearsal import DryNetwork, without_cells
 from gpudist.testing import run_distributed
 from gpudist.transport.dry import Posted, Shared, Traffic
 from gpudist.transport.host.transport import is_built, what_is_missing
 from gpudist.world.partition import Partition
 from tests import warm
 from tests.convert.networks import Classifier
+from tests.patience import allowed_s
 from tests.pool import distributed
 
 # Of processor time, on one core; the machine that a test runs on may be busy with others.
@@ -49,7 +50,7 @@ def test_grids_are_all_products_on_the_axes_given():
 def test_unet_on_4096_ranks_is_planned_in_time():
     start_s = time.process_time()
     advice = plan(UNet3d(1, 3, 8), (1, 1, 512, 512, 512), 4096, "h100")
-    assert time.process_time() - start_s < PLANNING_LIMIT_S
+    assert time.process_time() - start_s < allowed_s(PLANNING_LIMIT_S)
     assert len(advice) == 8
     assert all(prod(one.grid) == 4096 for one in advice)
     assert [one.seconds for one in advice] == sorted(one.seconds for one in advice)
@@ -69,9 +70,9 @@ def test_a_batch_is_cut_where_no_message_is_needed():
 
 
 def test_uneven_blocks_show_as_imbalance():
-    stage = Stage(two_convolutions(), (1, 1, 9, 8), profile_of("h100"))
-    assert imbalance(stage, (1, 1, 2, 1)) == pytest.approx(5 / 4.5)
-    assert imbalance(stage, (1, 1, 1, 2)) == 1
+    dry = DryNetwork(two_convolutions(), (1, 1, 9, 8), profile_of("h100"))
+    assert imbalance(dry, (1, 1, 2, 1)) == pytest.approx(5 / 4.5)
+    assert imbalance(dry, (1, 1, 1, 2)) == 1
 
 
 def test_channels_may_be_cut():
@@ -132,7 +133,7 @@ class Calls(nn.Module):
 
 
 def added_in_place(x: torch.Tensor) -> torch.Tensor:
-    """What torch refuses where there are gradients."""
+    """Add in place in a way that torch refuses if there are gradients."""
     left, right = x.chunk(2, 1)
     return left.add_(right)
 
@@ -236,14 +237,14 @@ def test_a_convolution_is_as_fast_as_those_of_the_channels_it_makes(
 ):
     machine = replace(PROFILE, convolutions=RATES, kernel_us=0.0, memory_gbps=1e9)
     channels = int(layer.in_channels)  # pyright: ignore[reportArgumentType]
-    stage = Stage(layer, (1, channels, 32, 32), machine)
-    assert stage.sequential.compute_s == pytest.approx(forward_s)
+    dry = DryNetwork(layer, (1, channels, 32, 32), machine)
+    assert dry.sequential.compute_s == pytest.approx(forward_s)
 
 
 def test_layers_take_time_of_python_forward_and_backward():
     slow = replace(PROFILE, layer_us=1e6)
     quick, late = (
-        Stage(two_convolutions(), (1, 1, 16, 16), machine).rehearse((1, 1, 2, 1), 0)
+        DryNetwork(two_convolutions(), (1, 1, 16, 16), machine).rehearse((1, 1, 2, 1), 0)
         for machine in (PROFILE, slow)
     )
     for one, other in ((quick.forward, late.forward), (quick.backward, late.backward)):

@@ -1,4 +1,4 @@
-"""Messages and bytes of a rehearsal are those that every rank sends in a step."""
+"""Messages and bytes of a rehearsal equal those that every rank sends in a step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import gpudist
 from benchmarks.resnet import ResNet18
 from gpudist.geometry.messages import as_messages
 from gpudist.planning.hardware import profile_of
-from gpudist.planning.rehearsal import Stage
+from gpudist.planning.rehearsal import DryNetwork
 from gpudist.world.partition import Partition
 from tests.convert.networks import Classifier, LeNet5, OneCell
 from tests.pool import distributed
@@ -76,7 +76,7 @@ GRIDS = {
 
 
 class Sent:
-    """What one rank sends from now on."""
+    """Counter of what one rank sends from now on."""
 
     def __init__(self, wire: Any) -> None:
         self.messages = self.size_bytes = 0
@@ -139,7 +139,7 @@ def counted_step(
     P_world: Partition, sent: Sent, network: nn.Module, shape: tuple[int, ...],
     grid: tuple[int, ...], replicates: bool,
 ) -> tuple[Counts, Counts]:  # fmt: skip
-    """Of the second step: in the first one ranks agree on shapes."""
+    """Count the second step; in the first one ranks agree on shapes."""
     P_x = P_world.create_cartesian_topology_partition(grid)
     converted = gpudist.distribute(network, P_x, replicate_parameters=replicates)
     x = gpudist.scatter(torch.randn(shape) if P_world.rank == 0 else torch.empty(0), P_x)
@@ -162,7 +162,7 @@ def check(
     make, shape = NETWORKS[name]
     network = make()
     profile = replace(profile_of("h100"), wire=wire)
-    stage = Stage(network, shape, profile, replicates)
+    stage = DryNetwork(network, shape, profile, replicates)
     moved = 0
     sent = Sent(P_world.wire)
     for grid in grids or GRIDS[P_world.size]:

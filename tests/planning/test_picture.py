@@ -1,4 +1,4 @@
-"""The picture of advice shows every partition, and all that is written can be read."""
+"""The picture of advice shows every partition, and all its text is readable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/profiling.md and docs/debugging.md: what they say to run runs, and shows what they show."""
+"""The commands in docs/profiling.md and docs/debugging.md run and print what the pages show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``gpudist.stats`` counts what is sent, and what a rehearsal says will be."""
+"""``gpudist.stats`` counts what is sent, and a rehearsal predicts it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import gpudist
 from gpudist.exchange import add_into, carry_out
 from gpudist.ops import AllSumReduce, HaloExchange
 from gpudist.planning.hardware import profile_of
-from gpudist.planning.rehearsal import Stage
+from gpudist.planning.rehearsal import DryNetwork
 from gpudist.profiling import Stat, Stats
-from gpudist.transport.recording import FlightRecorder, Post
+from gpudist.transport.flight_recorder import FlightRecorder, Post
 from gpudist.world import runtime
 from gpudist.world.partition import Partition
 from tests.pool import distributed
@@ -30,7 +30,7 @@ def row(found: Stats, operator: str) -> Stat:
 
 @distributed(ranks=3)
 def test_counts_of_a_halo(P_world: Partition) -> None:
-    """Of 3 blocks of 4 cells in a line, the middle one sends two messages, the others one."""
+    """Three blocks of 4 cells in a line: the middle one sends two messages, the others one."""
     P_x = P_world.create_cartesian_topology_partition([1, 3])
     x = torch.ones(5, 4, dtype=torch.float64, requires_grad=True)
     gpudist.halo_exchange(x, P_x, halo=((0, 0), (1, 1)))
@@ -81,7 +81,7 @@ def test_a_step_counts_what_its_rehearsal_says(P_world: Partition) -> None:
     converted(x).sum().backward()
     total = gpudist.stats(P_world=P_world).total
     wire = "host" if P_world.transport == "host" else "gloo"
-    stage = Stage(network, shape, replace(profile_of("h100"), wire=wire), True)
+    stage = DryNetwork(network, shape, replace(profile_of("h100"), wire=wire), True)
     rehearsed = stage.rehearse(grid, P_world.rank or 0)
     phases = (rehearsed.forward, rehearsed.backward)
     assert total.messages == sum(phase.messages for phase in phases) > 0

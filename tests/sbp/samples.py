@@ -38,7 +38,7 @@ _lock = threading.Lock()
 
 @dataclass
 class Report:
-    """What became of the calls."""
+    """Outcomes of the calls."""
 
     calls: int = 0
     compared: set[str] = field(default_factory=set)
@@ -115,7 +115,6 @@ def _drawn_sbp(x: torch.Tensor, chosen: python_random.Random, is_first: bool) ->
 
 
 def _draws(sample: Any) -> bool:
-    """Whether the call is one of chance."""
     named = sample.kwargs.get("dropout_p", 0)
     at = sample.args[9:10]
     return bool(named) or any(isinstance(one, float) and one > 0 for one in at)
@@ -210,5 +209,4 @@ def _compare(found: Any, expected: Any, parts: list[Any], whole: list[torch.Tens
 
 
 def _weights(y: torch.Tensor) -> torch.Tensor:
-    """A gradient of ``y``, other in each cell."""
     return torch.linspace(0.5, 1.5, y.numel()).to(y.dtype).view(y.shape)

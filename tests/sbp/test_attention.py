@@ -1,4 +1,4 @@
-"""Attention against torch, with gradients, and what of it boxes."""
+"""Attention against torch, with gradients and the boxing it needs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_groups_of_heads(P_world: Partition) -> None:
 @pytest.mark.parametrize("need_weights", [False, True])
 @distributed(ranks=4, transports=("loopback",))
 def test_layers_of_torch(P_world: Partition, need_weights: bool) -> None:
-    """As ``torch.nn.MultiheadAttention`` calls it, with masks; parameters are plain."""
+    """Call it as ``torch.nn.MultiheadAttention`` does, with masks; parameters are plain."""
     placement = Placement("cpu", [[0, 1], [2, 3]], P_world)
     torch.manual_seed(0)
     layer = torch.nn.MultiheadAttention(6, 2, batch_first=True).double()

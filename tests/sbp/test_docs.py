@@ -1,4 +1,4 @@
-"""The numbers of docs/global_tensors.md are those of now."""
+"""The numbers of docs/global_tensors.md are current."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from tests.torchs_group import torchs_group
 @distributed(ranks=4, transports=("loopback",))
 def test_partitions_and_placements(P_world: Partition) -> None:
     P_x = P_world.create_partition_inclusive([3, 1]).create_cartesian_topology_partition([2, 1])
-    placement = P_x.to_placement()
+    placement = Placement.of(P_x)
     assert isinstance(placement, Placement)
     assert placement.ranks.tolist() == [[3], [1]] and placement.type == "cpu"
     assert placement.to_partition() == P_x
@@ -148,7 +148,7 @@ def test_what_does_not_fit(P_world: Partition, tmp_path: Path) -> None:
             to_dtensor(global_of(random((6,)), Placement("cpu", [1, 0], P_world), (B,)), mesh)
         means: Any = to_dtensor(global_of(random((4,)), placement, (P,)), mesh)
         means._spec.placements = (Partial("avg"),)
-        with pytest.raises(PartitionError, match="neither Shard"):
+        with pytest.raises(PartitionError, match="is not Shard"):
             from_dtensor(means, P_world)
 
 

@@ -74,7 +74,7 @@ def test_one_partition(P_world: Partition) -> None:
         assert_layer(layer.double(), sequential.double(), x, placement, (S(2), S(3)), lies)
     # Other words for the same blocks.
     layer, sequential = pairs[1]
-    own = P_x.to_placement()
+    own = Placement.of(P_x)
     for sbp in ((S(0), S(1), S(2), S(3)), (B, P, S(2), S(3))):
         assert_layer(layer, sequential, x, own, sbp, (own, sbp))
 
@@ -88,7 +88,7 @@ def test_two_partitions(P_world: Partition) -> None:
     torch.manual_seed(0)
     P_w = grid(P_world, [2, 2])
     layer = nn.DistributedLinear(P_x, grid(P_world, [1, 2]), P_w, 5, 7).double()
-    placement = P_x.to_placement()
+    placement = Placement.of(P_x)
     lies = placement, (B, S(1))
     assert_layer(layer, sequential, random((3, 5)), placement, (B, S(1)), lies)
     flat = Placement("cpu", [0, 1, 2, 3], P_world)
@@ -101,13 +101,13 @@ def test_two_partitions(P_world: Partition) -> None:
     P_i = grid(P_world, [2, 1])
     layer = nn.DistributedEmbedding(P_i, 9, 4).double()
     indices = torch.arange(15).reshape(5, 3) % 9
-    lies = P_i.to_placement(), (S(0), S(1))
+    lies = Placement.of(P_i), (S(0), S(1))
     assert_layer(layer, table, indices, *lies, lies)
     P_c = grid(P_world, [1, 2])
     torch.manual_seed(0)
     layer = nn.DistributedEmbedding(grid(P_world, [1]), P_c, grid(P_world, [2, 2]), 9, 4).double()
     alone = Placement("cpu", [0], P_world)
-    lies = P_c.to_placement(), (S(1), S(2))
+    lies = Placement.of(P_c), (S(1), S(2))
     assert_layer(layer, table, indices, alone, (B,), lies)
 
 
@@ -186,7 +186,7 @@ def test_what_does_not_fit_is_named(P_world: Partition) -> None:
             conv(global_of(x, placement, sbp))
     with pytest.raises(PartitionError, match=needed):
         conv(x=global_of(x, Placement("cpu", [[1, 0], [2, 3]], P_world), (S(2), S(3))))
-    with pytest.raises(PartitionError, match="fewer dims"):
+    with pytest.raises(PartitionError, match="give at least one dim for each axis"):
         conv(global_of(random((2, 6, 6)), placement, (S(1), S(2))))
     with pytest.raises(PartitionError, match="plain tensor"):
         conv(global_of(x, placement, (S(2), S(3))), x)

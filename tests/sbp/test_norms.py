@@ -122,7 +122,7 @@ def test_running_moments(P_world: Partition) -> None:
 
 @distributed(ranks=4, transports=("loopback", "host"))
 def test_plain_running_moments(P_world: Partition) -> None:
-    """Of a converted network they are whole, and stay equal on all workers."""
+    """Running moments of a converted network are whole, and stay equal on all workers."""
     placement = Placement("cpu", [[0, 1], [2, 3]], P_world)
     for layer, expected in (
         (torch.nn.BatchNorm1d(6, momentum=None), torch.nn.BatchNorm1d(6, momentum=None)),

@@ -104,7 +104,7 @@ def test_product_on_two_axes(P_world: Partition) -> None:
 
 @distributed(ranks=4, transports=("loopback",))
 def test_cheapest_boxing(P_world: Partition) -> None:
-    """Of the ways to multiply by columns, the one that leaves the larger matrix alone."""
+    """A product by columns leaves the larger matrix in place and boxes the smaller one."""
     placement = Placement("cpu", range(4), P_world)
     large = global_of(random((64, 32)), placement, (S(1),))
     small = global_of(random((32, 2)), placement, (S(1),))

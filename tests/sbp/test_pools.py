@@ -8,6 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from gpudist import placement, to_global
+from gpudist.sbp import Sbp, split
 from gpudist.world.partition import Partition
 from tests.pool import distributed
 from tests.sbp.parts import B, P, S, random
@@ -66,3 +68,14 @@ def test_without_boxing(P_world: Partition) -> None:
         assert_table(P_world, function, [x], splits, cuts=False)
     means = [([S(0)], S(0)), ([S(1)], S(1)), ([S(2)], P), ([S(3)], P), ([P], P), ([B], B)]
     assert_table(P_world, lambda t: F.adaptive_avg_pool2d(t, 1), [x], means)
+
+
+@pytest.mark.parametrize("outer", [S(4), split(4, sizes=[1, 3])], ids=["balanced", "uneven"])
+@distributed(ranks=8, transports=("loopback",))
+def test_a_block_as_long_as_the_kernel_is_no_mean(P_world: Partition, outer: Sbp) -> None:
+    """Two axes split a dim, so that blocks of the outer one have as many cells as the kernel."""
+    grid = P_world.create_cartesian_topology_partition([2, 2, 2])
+    x = random((1, 2, 6, 5, 4))
+    lying = to_global(x, placement.of(grid), (B, B, B)).to_global(sbp=(outer, S(2), S(4)))
+    found: Any = F.avg_pool3d(lying, 2, 1)
+    torch.testing.assert_close(found.full_tensor(), F.avg_pool3d(x, 2, 1))

@@ -15,11 +15,11 @@ from gpudist.sbp import Placement, explain
 from gpudist.sbp.attributes import split
 from gpudist.sbp.derive import key_of
 from gpudist.sbp.registry import (
+    AxisPart,
     Call,
     Composite,
-    Part,
     Rule,
-    Signature,
+    SbpSignature,
     Where,
     forms,
     name_of,
@@ -44,10 +44,10 @@ def run_shares(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> tor
     return x / all_sum_reduce(x.sum(call.args[1], keepdim=True), where.P, range(where.P.dim))
 
 
-def derive_shares(call: Call, parts: int) -> list[Signature]:
+def derive_shares(call: Call, parts: int) -> list[SbpSignature]:
     dim = call.args[1]
     return [
-        Signature((split(d),), (split(d),), run=run_shares if d == dim else None)
+        SbpSignature((split(d),), (split(d),), run=run_shares if d == dim else None)
         for d in range(call.tensors[0].dims)
     ]
 
@@ -59,14 +59,14 @@ def padded(x: Any, rows: int) -> Any:
     return torch.cat([x[:rows], x[:rows]], 1)
 
 
-def derive_padded(call: Call, parts: int) -> list[Signature]:
-    def localize(call: Call, part: Part) -> Call:
+def derive_padded(call: Call, parts: int) -> list[SbpSignature]:
+    def localize(call: Call, part: AxisPart) -> Call:
         rows = call.args[1]
         return call.replaced(1, "rows", rows // part.parts + (part.index < rows % part.parts))
 
     # Only where all rows are kept is a block of the result made from one block.
     whole = call.args[1] == call.tensors[0].shape[0]
-    return [Signature((split(0),), (split(0),), localize)] if whole else []
+    return [SbpSignature((split(0),), (split(0),), localize)] if whole else []
 
 
 @contextmanager
@@ -116,7 +116,7 @@ def test_rules_that_do_not_say_any_cuts(P_world: Partition) -> None:
 def test_wrong_signature_is_found(P_world: Partition) -> None:
     """A result of another shape than its signature says is an error, not a wrong number."""
     placement = Placement("cpu", [0, 1], P_world)
-    signatures[_wrong] = Rule(lambda call, parts: [Signature((split(0),), (split(1),))])
+    signatures[_wrong] = Rule(lambda call, parts: [SbpSignature((split(0),), (split(1),))])
     with pytest.raises(RuntimeError, match="the signature is wrong"):
         _wrong(global_of(random((4, 3)), placement, (S(0),)))
 

@@ -1,7 +1,7 @@
-"""Routes move as few cells as a search of every sequence of messages finds, and what they should.
+"""Routes move as few cells as an exhaustive search over sequences of messages finds.
 
-Each cell travels on its own, so that the fewest messages of a cell, summed over the cells, is the
-fewest of the tensor.
+Each cell travels on its own, so the fewest messages per cell, summed over the cells, is the fewest
+of the tensor.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ def closed(masks: Held) -> Held:
 
 
 def is_complete(state: State, copies: Groups, full: int) -> bool:
-    """Whether positions can choose one sum each, or nothing, that all copies have there, and that
-    make up all terms once."""
+    """Whether one sum or none per position, held by all its copies, can cover each term once."""
     reached = {0}
     for ranks in zip(*copies, strict=True):
         common = frozenset.intersection(*(state[rank] for rank in ranks))
@@ -83,7 +82,7 @@ def fewest_messages(terms: Groups, copies: Groups, ranks: int) -> int:
 
 
 def fewest_cells(source: Layout, target: Layout, ranks: int) -> int:
-    """Of a map, and of its adjoint, which is the boxing of gradients and takes as many."""
+    """Return the minimum for a map and its adjoint, which boxes gradients and moves as many."""
     adjoint = (gradient_layout(target), gradient_layout(source))
     return sum(
         max(
@@ -149,7 +148,7 @@ def test_fewest_cells_between_explicit_cuts() -> None:
 
 
 def stages_of(a: Sbp, b: Sbp) -> list[Stage]:
-    """Of the rank 1 of 3."""
+    """Return the stages of rank 1 of 3."""
     members = (0, 1, 2)
     source, target = (Layout(members, (3,), (one,), (7, 6)) for one in (a, b))
     return list(plan(source, target, 1, members).stages)

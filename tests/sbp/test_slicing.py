@@ -67,7 +67,7 @@ def test_two_and_three_axes(P_world: Partition) -> None:
 
 @distributed(ranks=2, transports=("loopback",))
 def test_views_share_memory_or_refuse(P_world: Partition) -> None:
-    """What is changed in a view is changed in the tensor, and never silently not."""
+    """A change of a view changes the tensor, or is refused."""
     placement = Placement("cpu", [0, 1], P_world)
     x = random((4, 3))
     y = global_of(x, placement, (S(1),))

@@ -1,6 +1,6 @@
 """Global tensors where OneFlow and DTensor fail, stop the process, or compute something else.
 
-OneFlow is 0.9 and the reports of its users; DTensor is torch 2.13's.
+Versions: OneFlow 0.9 and the reports of its users; DTensor of torch 2.13.
 """
 
 # Operators of global tensors are typed as torch types them: their results are Tensors.
@@ -89,8 +89,11 @@ def test_balanced_blocks_leave_nobody_without_work(P_world: Partition) -> None:
 
 @distributed(ranks=3, transports=("loopback",))
 def test_terms_to_local_and_back_keep_their_gradient(P_world: Partition) -> None:
-    """DTensor (pytorch issue 172932): ``to_local`` and ``from_local`` of partial sums, which change
-    nothing, change the gradient. From copies it is taken as if each rank had all of it."""
+    """DTensor (pytorch issue 172932): ``to_local`` and ``from_local`` change the gradient.
+
+    They should not, since they only wrap partial sums. A gradient from copies is treated as if each
+    rank had all of it.
+    """
     placement = Placement("cpu", [0, 1, 2], P_world)
     x, w = random((4, 3)), random((3, 2), 1)
     whole = [t.clone().requires_grad_() for t in (x, w)]
@@ -131,8 +134,8 @@ def test_other_arrays_of_ranks_have_a_backward(P_world: Partition) -> None:
 
 @distributed(ranks=2, transports=("loopback",))
 def test_blocks_are_joined_and_copies_are_cut(P_world: Partition) -> None:
-    """OneFlow (issue 9704): users take ``to_global`` of a local batch for a way to split it. It
-    joins what the ranks have; a copy on each is split without a message."""
+    """OneFlow (issue 9704): users call ``to_global`` on a local batch to split it. It
+    joins the ranks' blocks; copies on each rank are split without a message."""
     placement = Placement("cpu", [0, 1], P_world)
     batch = random((4, 3))
     assert tuple(to_global(batch, placement, S(0)).shape) == (8, 3)

@@ -10,7 +10,7 @@ import torch
 from gpudist import Partition
 from gpudist.cli.self_check import LinkSpeed, Report, Result, cases, check, verdict
 from gpudist.cli.self_check.cases import Case
-from gpudist.cli.self_check.check import SLOW_SHARE
+from gpudist.cli.self_check.run_cases import SLOW_SHARE
 from tests.pool import distributed
 
 OPERATORS = {

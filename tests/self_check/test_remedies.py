@@ -1,21 +1,27 @@
-"""What the check says is to be done, of what it finds."""
+"""Remedies that the check suggests for the problems it finds."""
 
 from __future__ import annotations
 
 import pytest
 
 from gpudist.cli.self_check.link_speeds import LinkSpeed, link_speeds, pairs
-from gpudist.cli.self_check.remedies import Place, kind_of, of_failure, places, remedies_of
-from gpudist.world.links import Link
+from gpudist.cli.self_check.remedies import (
+    RankEnvironment,
+    kind_of,
+    of_failure,
+    rank_environments,
+    remedies_of,
+)
+from gpudist.world.links import GpuLink
 from gpudist.world.partition import Partition
 from tests.pool import distributed
 
 NCCL = 22809
-LINKS = (Link(0, 1, "NV18", "18 NVLinks"), Link(0, 2, "SYS", "between sockets"))
+LINKS = (GpuLink(0, 1, "NV18", "18 NVLinks"), GpuLink(0, 2, "SYS", "between sockets"))
 
 
-def node(*gpus: int, number: int = 1) -> list[Place]:
-    return [Place(number, 100 * number + gpu, NCCL, gpu) for gpu in gpus]
+def node(*gpus: int, number: int = 1) -> list[RankEnvironment]:
+    return [RankEnvironment(number, 100 * number + gpu, NCCL, gpu) for gpu in gpus]
 
 
 def speed(first: int, second: int, gbps: float = 100.0, right: bool = True) -> LinkSpeed:
@@ -33,21 +39,25 @@ OLD, P2P_OFF, IB_OFF = 22705, 1, 4
     [
         (node(0, 1, 2), FAST, []),
         (node(0, 0), [], ["Ranks 0, 1 share one GPU"]),
-        ([*node(0), Place(2, 200, OLD)], [],
+        ([*node(0), RankEnvironment(2, 200, OLD)], [],
          ["NCCL is 2.28.9 on ranks 0; 2.27.5 on ranks 1: install one version"]),
         (node(0, 1), WRONG, ["Bytes were wrong between ranks 0-1: try NCCL_P2P_DISABLE=1"]),
         (node(0, 1, 2), SLOW,
          ["Ranks 0 and 2 exchange 10.0 GB/s, where 100.0 are usual, over SYS: cut tensors"]),
-        ([Place(1, 100, NCCL, 0, P2P_OFF), Place(1, 101, NCCL, 1, P2P_OFF)], [],
+        ([RankEnvironment(1, 100, NCCL, 0, P2P_OFF), RankEnvironment(1, 101, NCCL, 1, P2P_OFF)], [],
          ["NCCL_P2P_DISABLE is set on ranks 0, 1, so that GPUs of one node send through"]),
-        ([Place(1, 100, NCCL, 0, P2P_OFF), Place(2, 200, NCCL, 0, P2P_OFF)], [], []),
-        ([Place(1, 100, NCCL, 0, IB_OFF), Place(2, 200, NCCL)], [], ["NCCL_IB_DISABLE is set on"]),
-        ([Place(1, 100, NCCL, 0, IB_OFF), Place(1, 101, NCCL, 1)], [], []),
-        ([Place(1, 100, NCCL, 0, 0, 0b110), Place(1, 101, NCCL, 1)], [],
+        ([RankEnvironment(1, 100, NCCL, 0, P2P_OFF), RankEnvironment(2, 200, NCCL, 0, P2P_OFF)],
+         [], []),
+        ([RankEnvironment(1, 100, NCCL, 0, IB_OFF), RankEnvironment(2, 200, NCCL)], [],
+         ["NCCL_IB_DISABLE is set on"]),
+        ([RankEnvironment(1, 100, NCCL, 0, IB_OFF), RankEnvironment(1, 101, NCCL, 1)], [], []),
+        ([RankEnvironment(1, 100, NCCL, 0, 0, 0b110), RankEnvironment(1, 101, NCCL, 1)], [],
          ["GPU 0 of rank 0 cannot reach the memory of GPUs 1, so that"]),
     ],
 )  # fmt: skip
-def test_what_is_to_be_done(found: list[Place], speeds: list[LinkSpeed], words: list[str]) -> None:
+def test_what_is_to_be_done(
+    found: list[RankEnvironment], speeds: list[LinkSpeed], words: list[str]
+) -> None:
     remedies = remedies_of(found, speeds, LINKS)
     assert len(remedies) == len(words)
     for remedy, word in zip(remedies, words, strict=True):
@@ -63,7 +73,7 @@ def test_links_between_nodes_are_compared_with_each_other_alone() -> None:
 
 
 def test_links_of_processors_are_not_told_of() -> None:
-    found = [Place(1, gpu) for gpu in range(3)]
+    found = [RankEnvironment(1, gpu) for gpu in range(3)]
     assert remedies_of(found, SLOW, ()) == []
 
 
@@ -101,6 +111,6 @@ def test_every_link_is_measured(P_world: Partition) -> None:
 
 @distributed(ranks=2)
 def test_every_rank_has_its_place(P_world: Partition) -> None:
-    first, second = places(P_world)
+    first, second = rank_environments(P_world)
     assert first.node == second.node and first.gpu != second.gpu
     assert (first.nccl > 0) == (P_world.transport == "nccl") and first.nccl == second.nccl

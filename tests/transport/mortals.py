@@ -1,4 +1,4 @@
-"""Processes for tests in which ranks end or hang, and what worlds leave in a process."""
+"""Processes for tests in which ranks end or hang, and the leftovers of worlds in a process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Mortals:
         kind: str = "nccl",
         dead: int | None = None,
     ) -> list[Any]:
-        """What ``body(transport, *args)`` returned on every rank but ``dead``."""
+        """Return the results of ``body(transport, *args)`` on every rank but ``dead``."""
         ended = self._ranks.run(size, body, *args, timeout_s=timeout_s, kind=kind)
         self._replace(ended)
         for rank, outcome in enumerate(ended):

@@ -1,4 +1,4 @@
-"""What ranks do together while something goes wrong, and what becomes of each of them."""
+"""Joint actions of ranks while something goes wrong, and the outcome on each rank."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def line(P_world: Partition) -> CartesianPartition:
 
 
 def halo_of(P_world: Partition, cells: int = 6, rows: int = 4) -> ops.HaloExchange:
-    """Of columns, which have to be packed; made once for a world."""
+    """Return a halo exchange of columns, which must be packed; made once per world."""
     return remembered(
         ops.HaloExchange, line(P_world), None,
         halo=((1, 2),), periodic=True, global_shape=(rows, cells * P_world.size),
@@ -98,14 +98,14 @@ ACTIONS: dict[str, Action] = {
 
 @dataclass
 class Fate:
-    """What became of a rank.
+    """Outcome on one rank.
 
     Attributes:
-        error: what it raised first; ``None`` if everything went well.
-        after_s: when, since it began.
-        later: what it raised when it went on.
-        closing_s: how long it took to close the transport.
-        misuses: of NCCL and of the device, as the doubles saw them.
+        error: first error that it raised; ``None`` if everything went well.
+        after_s: seconds from its start to the error.
+        later: error that it raised when it continued.
+        closing_s: seconds it took to close the transport.
+        misuses: misuses of NCCL and of the device that the doubles saw.
     """
 
     error: BaseException | None = None

@@ -1,4 +1,4 @@
-"""What every transport does, whatever its wire."""
+"""Behaviour common to all transports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks learn when one of them disagrees, raises, dies, stops, or never comes."""
+"""Errors of ranks when one of them disagrees, raises, dies, stops, or never arrives."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ import torch
 from gpudist.errors import CollectiveTimeout, PeerFailure, PlanMismatch, ShapeError, TransportError
 from gpudist.geometry.boxes import Stage
 from gpudist.transport.base import Signature, Transport
+from gpudist.transport.flight_recorder import Activity, OperatorTotals
 from gpudist.transport.gloo import GlooTransport
 from gpudist.transport.loopback import LoopbackTransport, LoopbackWorld
-from gpudist.transport.recording import Activity, Row
 from tests.patience import allowed_s
 from tests.transport.worlds import Outcome, ProcessRanks, outcomes
 
@@ -266,12 +266,14 @@ def test_what_belongs_in_a_group_or_in_a_transport_that_packs() -> None:
     with pytest.raises(TransportError, match=r"inside `with transport\.group"):
         alone.queue_send(torch.zeros(1, dtype=torch.uint8), 0)
     assert not alone.packs
-    activity = Activity("a test", Row("a test", "a partition"))
+    activity = Activity("a test", OperatorTotals("a test", "a partition"))
     bound: list[Callable[[], object]] = [
         lambda: alone.bind_stage(Stage(None, None), [0], 0, [], torch.float32, 0.0, False),
         lambda: alone.bind_round(None, []),
         lambda: alone.start_stages(Signature("a test", bytes(16)), [], activity),
     ]
+    with pytest.raises(NotImplementedError, match="the loopback transport does not carry pieces"):
+        alone.start_pieces(Signature("a test", bytes(16)), True, [], [])
     for bind in bound:
         with pytest.raises(NotImplementedError, match="the loopback transport does not pack"):
             bind()

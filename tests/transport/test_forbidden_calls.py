@@ -1,4 +1,4 @@
-"""Where the system forbids a rank what shared memory needs, as seccomp does in a container."""
+"""The system forbids a rank the calls that shared memory needs, as seccomp does in a container."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def main(transport: str, call: str, error: str, others: str) -> None:
 
 
 def run(transport: str, call: str, error: int, others: str, asked: str) -> tuple[list[str], str]:
-    """What each rank says, by rank, and what they log."""
+    """Return the output of each rank, by rank, and their log."""
     if transport == "nccl":
         use_doubles()
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "GPUDIST_TRANSPORT": asked}
@@ -119,7 +119,7 @@ def test_all_ranks_take_gloo_or_refuse(call: str, error: int, others: str) -> No
 def test_nccl_goes_on_and_says_what_is_lost(others: str) -> None:
     said, logged = run("nccl", "pidfd_open", errno.EPERM, others, "nccl")
     assert said == ["joined over nccl and gloo"] * RANKS
-    lost = "cannot watch the processes of this node, whose deaths end waits at the deadline only"
+    lost = "this node, so waits for a dead process end only at the deadline"
     assert logged.count(lost) == (RANKS if others == "all" else 1)
     assert logged.count("using gloo beside nccl: the system forbids rank") == RANKS
 

@@ -1,4 +1,4 @@
-"""What a rank learns that cannot join a world."""
+"""Errors of a rank that cannot join a world."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_host_of_a_store_that_is_gone_is_named(kind: str) -> None:
 def test_an_interface_that_is_not_there() -> None:
     store = new_store()
     store.set(f"{PREFIX}/arrived/1", "127.0.0.1")
-    with pytest.raises(TransportError, match="GLOO_SOCKET_IFNAME is 'nowhere0', which is no"):
+    with pytest.raises(TransportError, match="GLOO_SOCKET_IFNAME is 'nowhere0'"):
         GlooTransport(store, 0, 2, 5.0, prefix=PREFIX, same_node=False, interface="nowhere0")
     failure = StoreFailureChannel(store, PREFIX).peek()
     assert failure is not None and "'nowhere0'" in failure.message

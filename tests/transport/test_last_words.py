@@ -1,4 +1,4 @@
-"""Ranks that are ended by one mistake print one traceback, and a line each of the others."""
+"""Ranks that one mistake ends print one traceback, and one line for each other rank."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ TEXTS = {
 
 
 def outputs(tmp_path: Path, transport: str, program: str, **variables: str) -> list[str]:
-    """What each rank prints, of which none is ended by a launcher."""
+    """Return the output of each rank; no launcher ends any of them."""
     if transport == "nccl":
         use_doubles()
     store = new_store()
@@ -151,6 +151,8 @@ P_world.barrier()
 def test_a_rank_that_keeps_its_mistake_to_itself(tmp_path: Path) -> None:
     """Nobody prints the cause, and so the first of the others does what it can."""
     program = """
+from gpudist.transport.failure import last_words
+last_words._PATIENCE_S = 2.0
 try:
     x = torch.ones(2, 4 + (P_world.rank == 1))
     gpudist.halo_exchange(x, P_x, halo=((0, 0), (1, 1)))
@@ -176,5 +178,5 @@ def test_a_store_that_is_gone_keeps_no_traceback_back() -> None:
     endings = Endings(Silent(), "world")
     mine = Ending(0, "ValueError", "no shard", "", False)
     assert endings.first(mine) is None
-    assert not endings.are_told()
+    assert not endings.are_announced()
     assert Endings(None, "world").first(mine) is None

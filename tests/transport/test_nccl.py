@@ -1,4 +1,4 @@
-"""What is NCCL's alone, over the doubles of CUDA and NCCL."""
+"""Behaviour specific to NCCL, over the doubles of CUDA and NCCL."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_complex_numbers_are_reduced_as_pairs() -> None:
 def test_what_a_collective_makes_is_all_there_is() -> None:
     half = Box((0, 0), (2, 6))
     stage = Stage((4, 6), (4, 6), moves=(Move(half, half),), collectives=(SUM,))
-    with pytest.raises(TransportError, match="makes the output copies nothing else"):
+    with pytest.raises(TransportError, match="filled by a collective also copies boxes"):
         lower(stage, [5, 6, 7], 0, (6, 1), torch.float32, accumulates=False)
 
 
@@ -94,7 +94,7 @@ def test_complex_numbers_have_a_sum_alone(P_world: Partition, in_rank_order: boo
     output = torch.empty_like(z)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(P_world.wire, "in_rank_order", in_rank_order)
-        with pytest.raises(TransportError, match="complex numbers have a sum, no prod"):
+        with pytest.raises(TransportError, match="complex numbers support sum over NCCL, not prod"):
             P_world.communicator.all_reduce(z, output, "prod")
         P_world.communicator.all_reduce(z, output)
     assert output.tolist() == [2 + 4j] * 2

@@ -1,4 +1,4 @@
-"""Operators on a current stream that does everything later, over the doubles of CUDA and NCCL."""
+"""Operators on a current stream that executes later, over the doubles of CUDA and NCCL."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RANKS = 3
 
 
 def act(transport: Transport, name: str) -> list[str]:
-    """What reaches the stream early and is read late has the same cells."""
+    """Cells that reach the stream early and are read late are the same."""
     P_world, action = runtime.world_of(transport), ACTIONS[name]
     clear()
     expected = action(P_world)

@@ -1,4 +1,4 @@
-"""Worlds on another GPU than the first, over the doubles of CUDA and NCCL."""
+"""Worlds on a GPU other than the first, over the doubles of CUDA and NCCL."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch.distributed as dist
 from gpudist import ops
 from gpudist.errors import NotBuiltError, ShapeError, TransportError
 from gpudist.exchange import carry
-from gpudist.exchange.rounds import Part
+from gpudist.exchange.rounds import MovementPart
 from gpudist.transport.base import Transport
 from gpudist.transport.failure.channel import Failure
 from gpudist.transport.nccl.transport import NcclTransport
@@ -185,13 +185,13 @@ def test_tensor_on_another_gpu() -> None:
     P_x = runtime.world_of(wire).create_cartesian_topology_partition([1])
     x = torch.ones(4)
     movement = ops.HaloExchange(P_x, halo=((1, 1),)).movement(x)
-    part = Part(movement, 0, 0)
+    part = MovementPart(movement, 0, 0)
     wire.device = torch.device("cuda", 1)
     run = wire.bind_round(None, [part])
     blocks: list[Any] = [OnGpu(x, 0)]
-    with pytest.raises(ShapeError, match="the tensor is on cuda:0, its partition's are on cuda:1"):
+    with pytest.raises(ShapeError, match="the tensor is on cuda:0, its partition is on cuda:1"):
         run(blocks)
-    with pytest.raises(ShapeError, match="the tensor is on cpu, its partition's are on cuda:1"):
+    with pytest.raises(ShapeError, match="the tensor is on cpu, its partition is on cuda:1"):
         run([x])
     wire.device = torch.device("cpu")
     wire.close()
@@ -211,7 +211,7 @@ def without_code(transport: Transport) -> str:
 
 
 def test_gpu_for_which_there_is_no_code() -> None:
-    """That is known when a world is made, not at its first launch."""
+    """Raise when the world is made, not at its first launch."""
     for text in results("nccl", RANKS, without_code):
         assert "capability 9.0" in text, text
 

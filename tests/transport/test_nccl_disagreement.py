@@ -1,4 +1,4 @@
-"""Ranks that mean different things learn so, over the doubles of NCCL, and get no wrong numbers."""
+"""Ranks that disagree raise, over the doubles of NCCL, and get no wrong numbers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def started() -> None:
 
 
 def other_shape(P_world: Partition) -> torch.Tensor:
-    """Of more rows, and so of longer messages."""
+    """Exchange more rows, and therefore longer messages."""
     return halo_of(P_world, rows=5)(torch.ones(5, 6))
 
 
@@ -133,7 +133,7 @@ def check_mismatch(fates: list[Fate], rank: int) -> None:
 
 @pytest.mark.parametrize("name", [*PAIRS, *SUMS])
 def test_later_calls_of_other_sizes_end_without_wrong_numbers(name: str) -> None:
-    """What NCCL would hang on, its double refuses. Equal sizes nobody can tell apart."""
+    """Refuse in the double what would hang in NCCL; equal sizes cannot be told apart."""
     fates = results("nccl", RANKS, disagree, name, 1, False, True, timeout_s=DEADLINE_S)
     for fate in fates:
         assert isinstance(fate.error, (CollectiveTimeout, TransportError)), fate

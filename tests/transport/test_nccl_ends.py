@@ -15,6 +15,7 @@ from gpudist.errors import PeerFailure, TransportError
 from gpudist.exchange import InFlight, start
 from gpudist.transport.base import Transport
 from gpudist.transport.failure.channel import Failure
+from gpudist.transport.nccl import transport as nccl_transport
 from gpudist.transport.nccl.transport import NcclTransport
 from gpudist.world import runtime
 from gpudist.world.partition import Partition
@@ -28,7 +29,8 @@ RANKS = 2
 GRID = 4
 LONG_S = 20.0
 # What close() waits for peers and graphs.
-CLOSING_S = 5.0
+# In which a transport gives up on NCCL, shorter here.
+CLOSING_S = 1.0
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +64,7 @@ def close(transport: Transport) -> float:
 
 def fail_with_a_graph(transport: Transport) -> Fate:
     P_world = runtime.world_of(transport)
+    nccl_transport._CLOSING_S = CLOSING_S
     forget_rounds()
     clear()
     expected = halo(P_world)
@@ -95,6 +98,7 @@ def test_failure_while_a_graph_is_alive(mortals: Mortals) -> None:
 
 def close_with_a_graph(transport: Transport) -> tuple[float, list[str]]:
     P_world = runtime.world_of(transport)
+    nccl_transport._CLOSING_S = CLOSING_S
     clear()
     halo(P_world)
     with Graph() as graph:

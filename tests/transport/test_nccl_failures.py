@@ -86,8 +86,11 @@ def test_delay(name: str) -> None:
 
 @pytest.mark.parametrize(("rank", "members"), [(0, "[0, 1, 2]"), (3, "[1, 2, 3]")])
 def test_communicator_that_is_never_made(rank: int, members: str) -> None:
-    """That is known to all who make it; the fourth may be the first to tell, of what it waits for:
-    its partners, whose last operations the text has too."""
+    """All ranks that make the communicator notice.
+
+    The fourth may be the first to raise, and names what it waits for: its partners, whose last
+    operations are in the message too.
+    """
     ended = fates("triples", "stall_init", rank, 0, is_bound=False)
     texts = check_all_failed(ended, DEADLINE_S, CollectiveTimeout)
     assert f"making the communicator of ranks {members}" in texts[0]

@@ -1,4 +1,4 @@
-"""Operators on streams that end, and waited for on others, over the doubles of CUDA and NCCL."""
+"""Operators on streams that end, or are waited for on others, over the doubles of CUDA and NCCL."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def stream_with_the_same_handle(transport: Transport) -> list[str]:
 
 
 def test_a_stream_may_have_the_handle_of_another_that_has_ended() -> None:
-    """What it does comes after that one's operator, whose messages lie in the same memory."""
+    """Its work follows the ended stream's operator, whose messages use the same memory."""
     assert results("nccl", RANKS, stream_with_the_same_handle) == [[]] * RANKS
 
 

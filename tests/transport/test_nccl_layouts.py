@@ -1,4 +1,4 @@
-"""Layouts in memory, which NCCL's transport keeps: channels last stays channels last."""
+"""Memory layouts, which NCCL's transport keeps: channels last stays channels last."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_channels_last_stays(P_world: Partition, spatial: tuple[int, ...]) -> No
 
 @distributed(ranks=4, transports=["nccl", "loopback"])
 def test_form_of_an_output(P_world: Partition) -> None:
-    """What is told of it before it is made is what it has, over every stage."""
+    """The predicted form of an output is the form it has, over every stage."""
     P_x = P_world.create_cartesian_topology_partition([1, 1, 2, 2])
     whole = P_world.create_partition_inclusive([0]).create_cartesian_topology_partition([1] * 4)
     widths = ((0, 0), (0, 0), (1, 1), (2, 0))

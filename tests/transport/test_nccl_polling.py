@@ -1,4 +1,4 @@
-"""How often a world launches kernels and asks for events, over the doubles of CUDA and NCCL."""
+"""How often a world launches kernels and queries events, over the doubles of CUDA and NCCL."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ ACTIONS: dict[str, Callable[[Partition], torch.Tensor]] = {
 
 
 def launches(transport: Transport, name: str) -> dict[str, int]:
-    """What one call of an action counts, when all is bound."""
+    """Return the counts of one call of an action after everything is bound."""
     P_world, action = runtime.world_of(transport), ACTIONS[name]
     clear()
     expected = action(P_world)

@@ -134,7 +134,7 @@ def test_memory_that_torch_has_cached_is_asked_for(failures: int) -> None:
 
 
 def come_and_go(transport: Transport) -> dict[str, int]:
-    """What another world has made and not ended, when it is gone."""
+    """Return what another world made and did not free by its end."""
     assert isinstance(transport, NcclTransport)
     _forget_rounds()
     clear()

@@ -67,7 +67,7 @@ def test_started_operators_overlap_and_keep_their_order() -> None:
 
 
 def fail_between(transport: Transport, aborts: bool) -> tuple[BaseException | None, bool]:
-    """What wait() raised, and whether the output became not-a-number."""
+    """Return the error of wait(), and whether the output became NaN."""
     P_world = runtime.world_of(transport)
     clear()
     halo(P_world)
@@ -119,7 +119,7 @@ def test_an_operator_that_nobody_waits_for_ends_the_world() -> None:
 
 
 def in_capture(transport: Transport) -> list[str]:
-    """What is bound may be captured, with staging memory of the graph's own."""
+    """Capture bound operators, with staging memory of the graph's own."""
     assert isinstance(transport, NcclTransport)
     P_world = runtime.world_of(transport)
     clear()

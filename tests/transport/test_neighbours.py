@@ -1,4 +1,4 @@
-"""Who is on one node with a rank, at which address the others reach it, and a silent store."""
+"""Ranks on one node, the address at which others reach a rank, and a store that is silent."""
 
 from __future__ import annotations
 

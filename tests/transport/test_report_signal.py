@@ -1,4 +1,4 @@
-"""A process that hangs says by SIGUSR1 what it does, also under torchrun and in native waits."""
+"""A hanging process reports its state on SIGUSR1, also under torchrun and in native waits."""
 
 from __future__ import annotations
 

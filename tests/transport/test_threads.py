@@ -25,7 +25,7 @@ CALLS = 200
 
 
 def _in_thread(run: Callable[[], Any]) -> Any:
-    """What ``run()`` gives, or raises, in another thread."""
+    """Return the result of ``run()`` in another thread, or raise its error."""
     outcome: list[Any] = []
 
     def body() -> None:

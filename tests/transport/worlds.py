@@ -36,7 +36,7 @@ def new_store() -> dist.TCPStore:
 
 @dataclass
 class Outcome:
-    """What became of one rank: a value, an error, or, if neither, no answer."""
+    """Outcome of one rank: a value, an error, or, if neither, no answer."""
 
     value: Any = None
     error: BaseException | None = None
@@ -84,7 +84,7 @@ class ProcessRanks:
         self.run(len(self.processes), Transport.check, timeout_s=60.0, kind="nccl")
 
     def answer(self, rank: int) -> Outcome:
-        """That of a rank which was stopped, and goes on."""
+        """Return the answer of a rank that was stopped and has been resumed."""
         return _answer(self._ends[rank], time.monotonic() + _ANSWER_S)
 
     def run(
@@ -96,7 +96,7 @@ class ProcessRanks:
         stops: int | None = None,
         kind: str = "gloo",
     ) -> list[Outcome]:
-        """What became of each rank; nothing is expected of rank ``stops``."""
+        """Return the outcome of each rank; nothing is expected of rank ``stops``."""
         prefix = next(_prefixes)
         for end in self._ends[:size]:
             end.send((kind, size, prefix, timeout_s, body, args))
@@ -135,7 +135,7 @@ def outcomes(
 def results(
     kind: str, size: int, body: Callable[..., Any], *args: Any, timeout_s: float = 20.0
 ) -> list[Any]:
-    """What ``body(transport, *args)`` returned on every rank."""
+    """Return the results of ``body(transport, *args)`` on every rank."""
     ended = outcomes(kind, size, body, *args, timeout_s=timeout_s)
     for rank, outcome in enumerate(ended):
         assert outcome.answered, f"rank {rank} gave no answer"

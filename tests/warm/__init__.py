@@ -1,9 +1,9 @@
-"""Python that has imported torch and gpudist already, for tests that start many processes.
+"""Python that has already imported torch and gpudist, for tests that start many processes.
 
-``python()`` is the path of a command that takes a script, ``-m`` or ``-c``, as the interpreter
-does, and runs it in a fork of one process that has done the imports, which otherwise take most of
+``python()`` returns the path of a command that takes a script, ``-m`` or ``-c``, as the interpreter
+does. It runs them in a fork of one process that has done the imports, which otherwise take most of
 the time of a short program. Its arguments, environment, folder, files, signals and exit are its
-own. Tests of how the interpreter starts, or is taken down, use ``sys.executable``.
+own. Tests of how the interpreter starts or shuts down use ``sys.executable``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NAMES = {
 
 @functools.cache
 def folder() -> Path:
-    """Of the commands ``python``, ``python3``, ``torchrun`` and ``gpudist``."""
+    """Return a folder with the commands ``python``, ``python3``, ``torchrun`` and ``gpudist``."""
     made = Path(tempfile.mkdtemp(prefix="warm-"))
     address = made / "socket"
     server = subprocess.Popen(

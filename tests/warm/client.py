@@ -1,6 +1,6 @@
-"""Stands for a process of the server: gives it files, passes signals on, ends as it does.
+"""Represents a process of the server: sends it files, forwards signals, and ends as it does.
 
-Started for every process, so it imports as little as it can.
+One is started for every process, so it imports as little as possible.
 """
 
 import array

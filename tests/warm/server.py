@@ -1,4 +1,4 @@
-"""The process that is forked: imports, then one fork to watch each program, and one to run it."""
+"""The server: imports once, then forks a process to watch each program and one to run it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _INTERPRETER = sys.executable
 
 
 class Program(NamedTuple):
-    """What a client wants to be run."""
+    """A program that a client wants to run."""
 
     arguments: list[str]
     folder: str
@@ -131,7 +131,7 @@ def _become(program: Program) -> None:
 
 
 def _run(arguments: list[str]) -> None:
-    """What ``python ARGUMENTS`` would; with other options than these, by the interpreter itself."""
+    """Run like ``python ARGUMENTS``; for options not handled here, start the interpreter itself."""
     rest = list(arguments)
     while rest and rest[0] == "-u":
         del rest[0]
@@ -160,9 +160,9 @@ def _run(arguments: list[str]) -> None:
 
 
 def _end(status: int) -> NoReturn:
-    """As an interpreter ends, but that it does not take down what this process shares with others.
+    """End like an interpreter, but without freeing memory that is shared with other processes.
 
-    That would write to all of it, and takes most of a second.
+    Freeing would write to all of it, and takes most of a second.
     """
     threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
     atexit._run_exitfuncs()

@@ -1,7 +1,7 @@
 """Judge the networks of the zoo: ``make zoo``.
 
-Each network has a process of its own, whose verdicts are kept in build/zoo: what has one of the
-same code is not judged again. Ends with 1 if any is wrong or more than four are not right.
+Each network has its own process. Verdicts are kept in build/zoo; a network that has a verdict for
+the same code is not judged again. Exits with 1 if any is wrong or more than four are not right.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fnmatch import fnmatch
 
 import torch
 
-from tests.chaos.progress import shown
+from tests.progress import shown
 from tests.zoo.judge import GRIDS, Mode, Verdict, judge
 from tests.zoo.networks import all_networks, missing_packages
 from tests.zoo.results import ROOT, code_version, described, keep, kept, passes, table

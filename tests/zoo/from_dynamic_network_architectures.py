@@ -1,4 +1,4 @@
-"""nnU-Net's networks, of dynamic-network-architectures."""
+"""Networks of nnU-Net, from dynamic-network-architectures."""
 
 # The packages may be missing, and what their annotations allow is theirs.
 # pyright: reportMissingImports=false, reportCallIssue=false, reportArgumentType=false
@@ -18,7 +18,7 @@ from tests.zoo.network import Network, image
 
 
 def _stages(dims: int) -> dict[str, Any]:
-    """As nnU-Net's planner has them, but narrow."""
+    """Return the stages that nnU-Net's planner chooses, but narrow."""
     return {
         "n_stages": 4,
         "features_per_stage": (8, 16, 24, 24),

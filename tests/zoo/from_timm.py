@@ -23,8 +23,6 @@ def _network(
     random: bool = False,
     **options: Any,
 ) -> Network:
-    """A model of timm's registry, made narrow and shallow by its own options."""
-
     def make(size: Size) -> nn.Module:
         known = {"img_size": size} if sized else {}
         return timm.create_model(model, num_classes=10, **known, **options)

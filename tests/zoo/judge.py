@@ -1,4 +1,4 @@
-"""One network of the zoo, converted on a grid of workers, against itself alone."""
+"""One network of the zoo, converted on a grid of workers, compared with itself alone."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ LIMIT_S = 300.0
 
 @dataclass
 class Verdict:
-    """What became of a network on a grid.
+    """Verdict on a network on a grid.
 
     Attributes:
-        name, grid, mode: which.
-        verdict: ``"right"``; ``"wrong"``; ``"refused"``, by an error of gpudist that says so; or
-            ``"failed"``, by any other.
-        error: the largest, relative to the largest number, over all ranks.
+        name, grid, mode: identify the case.
+        verdict: ``"right"``; ``"wrong"``; ``"refused"`` by an error of gpudist that says so; or
+            ``"failed"`` by any other error.
+        error: largest error over all ranks, relative to the largest number.
         what: the tensor with that error.
         text: the error that was raised.
-        seconds: of two steps on all ranks, which share the processor.
-        alone_seconds: of two steps of the network alone.
-        sent_bytes: by all ranks together, in the one step of the converted network.
-        forward_bytes: by all ranks together, in a forward of its first entry.
-        planned_bytes: the same by ``plan_of``; ``None`` if it says that values decide.
+        seconds: time of two steps on all ranks, which share the processor.
+        alone_seconds: time of two steps of the network alone.
+        sent_bytes: bytes sent by all ranks together in the one step of the converted network.
+        forward_bytes: bytes sent by all ranks together in a forward of its first entry.
+        planned_bytes: prediction of ``forward_bytes`` by ``plan_of``; ``None`` if values decide it.
         warned: warnings of gpudist, each once.
     """
 
@@ -154,7 +154,7 @@ def _judge_rank(
 
 
 def _record_of_rank(P_world: Partition, name: str, grid: str, mode: Mode) -> tuple[Record, Sent]:
-    """What this rank finds; of a mode without conversion, what it finds alone."""
+    """Return this rank's results; in a mode without conversion, those of the network alone."""
     network = network_named(name)
     inputs = inputs_of(name, _size(network, grid))
     given = whole = {key: each.tensor for key, each in inputs.items()}
@@ -257,7 +257,6 @@ def _size(network: Network, grid: str) -> tuple[int, ...]:
 
 
 def _fresh(network: Network, grid: str) -> nn.Module:
-    """A sequential network of other weights, to be loaded."""
     fresh = copy.deepcopy(prepared(network.name, _size(network, grid)))
     with torch.no_grad():
         for parameter in fresh.parameters():
@@ -266,7 +265,6 @@ def _fresh(network: Network, grid: str) -> nn.Module:
 
 
 def _learned(network: Network, inputs: Mapping[str, Input]) -> set[str]:
-    """Names of the inputs whose gradient is compared."""
     if not network.learned_input:
         return set()
     return {n for n, each in inputs.items() if each.dims and each.tensor.is_floating_point()}
@@ -278,7 +276,6 @@ def _enlarge_a_gradient(net: nn.Module) -> None:
 
 
 def _why(error: Exception) -> tuple[Literal["refused", "failed"], str]:
-    """Whether gpudist refused, and what was said; with the traceback where it did not."""
     broken = isinstance(error, TransportError | PlanMismatch | RemoteError)
     if isinstance(error, GpudistError | NotImplementedError) and not broken:
         return "refused", f"{type(error).__name__}: {error}"

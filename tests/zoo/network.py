@@ -1,4 +1,4 @@
-"""What the zoo says about one network: how to make it, what to give it, what to expect of it."""
+"""Entry of the zoo: how to make one network, its inputs, and the expected result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list of the zoo: 80 networks of eight packages, a file for each package."""
+"""The list of the zoo: 80 networks of eight packages, one file per package."""
 
 from __future__ import annotations
 

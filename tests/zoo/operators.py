@@ -1,4 +1,4 @@
-"""What torchvision misses without the libraries of CUDA that its wheel is linked with."""
+"""Operators that torchvision lacks without the CUDA libraries that its wheel is linked with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a network of the zoo computes in two steps of training, by names, to be compared."""
+"""Results of two training steps of a network of the zoo, by name, for comparison."""
 
 from __future__ import annotations
 
@@ -139,7 +139,6 @@ def _loss(network: Network, outputs: Mapping[str, torch.Tensor]) -> torch.Tensor
 
 
 def _like(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """The whole ``x``, global where ``y`` is."""
     if not isinstance(y, GlobalTensor):
         return x
     return to_global(x, y.placement, [broadcast] * y.placement.partition.dim)

@@ -1,4 +1,4 @@
-"""A dozen small networks of the zoo, and what becomes of a gradient that is wrong."""
+"""A dozen small networks of the zoo, and the detection of a wrong gradient."""
 
 from __future__ import annotations
 
@@ -93,5 +93,4 @@ def test_four_networks_may_be_refused_and_none_wrong() -> None:
 
 
 def _grid_of(name: str) -> str:
-    """Another one for each third of the dozen."""
     return list(GRIDS)[DOZEN.index(name) % len(GRIDS)]

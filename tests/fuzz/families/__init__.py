@@ -13,7 +13,7 @@ from tests.fuzz.case import Case, Feature
 
 
 class Family(Protocol):
-    """What a module of this folder has.
+    """Interface of a module in this folder.
 
     Attributes:
         LAYERS: the names of its layers, without "Distributed".

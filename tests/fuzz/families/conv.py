@@ -11,8 +11,8 @@ from gpudist import nn
 from gpudist.world.partition import CartesianPartition, Partition
 from tests.fuzz.case import TOLERANCE, Case, Feature, torch_refuses
 from tests.fuzz.drawing import draw_dtype, draw_grid, draw_sizes, scattered
+from tests.nn.affine.conv_cases import CausalConv1d, owner
 from tests.nn.compare import assert_same_as_sequential, own_block, random_like_all
-from tests.nn.conv_cases import CausalConv1d, owner
 from tests.nn.placing import Placing, draw_placing
 
 LAYERS = ("CausalConv1d", "Conv1d", "Conv2d", "Conv3d")

@@ -1,4 +1,4 @@
-"""Transposed convolutions, also with the size of their output given, and with channels cut."""
+"""Transposed convolutions, also with a given output size, and with channels cut."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from gpudist import nn
 from gpudist.world.partition import CartesianPartition, Partition
 from tests.fuzz.case import TOLERANCE, Case, Feature, torch_refuses
 from tests.fuzz.drawing import draw_dtype, draw_grid, draw_sizes, scattered
+from tests.nn.affine.conv_transpose_cases import Sized, owner
 from tests.nn.compare import assert_same_as_sequential, own_block, random_like_all
-from tests.nn.conv_transpose_cases import Sized, owner
 from tests.nn.placing import Placing, draw_placing
 
 LAYERS = ("ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d")
@@ -62,7 +62,6 @@ def draw(random: random.Random, layer: str, ranks: int) -> Case:
 def _output_size(
     random: random.Random, shape: tuple[int, ...], options: dict[str, Any]
 ) -> tuple[int, ...]:
-    """A size that the layer can give, most often."""
     names = "stride", "padding", "dilation", "kernel_size"
     size = tuple(
         (extent - 1) * s - 2 * p + d * (k - 1) + 1 + random.randrange(s + (random.random() < 0.02))

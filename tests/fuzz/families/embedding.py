@@ -11,7 +11,7 @@ import torch
 from gpudist.world.partition import Partition
 from tests.fuzz.case import TOLERANCE, Case, Feature
 from tests.fuzz.drawing import draw_dtype, draw_grid, draw_sizes, scattered
-from tests.nn.embedding_cases import Partitions, check_embedding, indices_of, owned_by
+from tests.nn.affine.embedding_cases import Partitions, check_embedding, indices_of, owned_by
 from tests.nn.placing import Placing, draw_placing
 
 LAYERS = ("Embedding",)

@@ -11,9 +11,16 @@ from gpudist.world.partition import Partition
 from tests.fuzz.case import TOLERANCE, Case, Feature, torch_refuses
 from tests.fuzz.drawing import draw_dtype, draw_grid, draw_sizes, scattered
 from tests.nn.compare import own_block, random_like_all
-from tests.nn.halo_region_cases import CHAINS_2D, LOCAL, Chain, owner, region, sequential
-from tests.nn.halo_region_cases import check as check_chain
 from tests.nn.placing import Placing, draw_placing
+from tests.nn.windowed.halo_region_cases import (
+    CHAINS_2D,
+    LOCAL,
+    Chain,
+    check as check_chain,
+    owner,
+    region,
+    sequential,
+)
 
 LAYERS = ("HaloRegion",)
 WITH_PARAMETERS = ("Conv", "Conv", "ConvTranspose", "CausalConv")
@@ -96,7 +103,6 @@ def check(case: Case, P_world: Partition) -> None:
 
 
 def _chain(case: Case) -> Chain:
-    """The layers, each power-average pool behind a sigmoid."""
     chain: list[tuple[str, dict[str, Any]]] = []
     for name, options in case.options["layers"]:
         if name.startswith(ROOTS):

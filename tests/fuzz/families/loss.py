@@ -12,8 +12,7 @@ from gpudist.world.partition import CartesianPartition, Partition
 from tests.fuzz.case import TOLERANCE, Case, Feature, torch_refuses
 from tests.fuzz.drawing import draw_dtype, draw_grid, draw_sizes, scattered
 from tests.nn.compare import own_slices, random_like_all
-from tests.nn.loss_cases import Kind, own_part, sequential_of, values
-from tests.nn.loss_cases import check as check_loss
+from tests.nn.loss.loss_cases import Kind, check as check_loss, own_part, sequential_of, values
 
 # What the tensors of a loss are, and how many of them have gradients.
 ELEMENTS: dict[str, tuple[tuple[Kind, ...], int]] = {

@@ -12,8 +12,7 @@ from gpudist.world.partition import CartesianPartition, Partition
 from tests.fuzz.case import Case, Feature, torch_refuses
 from tests.fuzz.drawing import draw_grid, draw_sizes, scattered
 from tests.nn.compare import own_block, random_like_all
-from tests.nn.norm_cases import check as check_made
-from tests.nn.norm_cases import make_both, owner
+from tests.nn.norm.norm_cases import check as check_made, make_both, owner
 from tests.nn.placing import Placing, draw_placing
 from tests.torchs_layers import torchs_layer
 
@@ -57,7 +56,7 @@ def draw(random: random.Random, layer: str, ranks: int) -> Case:
 
 
 def check(case: Case, P_world: Partition) -> None:
-    """In training, and perhaps once more in evaluation, after it."""
+    """Check in training, and perhaps afterwards in evaluation."""
     P_x = scattered(P_world, case.grid, case.seed)
     x = random_like_all(case.shape, case.seed)
     placing = Placing(case.extra, owner(P_x, _parameter_axes(case, P_x)))
@@ -81,7 +80,6 @@ def check(case: Case, P_world: Partition) -> None:
 
 
 def _parameter_axes(case: Case, P_x: CartesianPartition) -> range:
-    """The axes that cut the parameters."""
     normalized = case.options.get("normalized_shape", ())
     count = 1 if isinstance(normalized, int) else len(normalized)
     return range(P_x.dim - count, P_x.dim) if count else range(1, 2)

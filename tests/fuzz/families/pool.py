@@ -13,7 +13,7 @@ from gpudist import nn
 from gpudist.world.partition import CartesianPartition, Partition
 from tests.fuzz.case import Case, Feature, torch_refuses
 from tests.nn.compare import assert_same_as_sequential, grid, own_block, random_like_all
-from tests.nn.test_pool_indices import check_with_indices
+from tests.nn.pool.test_pool_indices import check_with_indices
 from tests.torchs_layers import torchs_layer
 
 KINDS = ("MaxPool", "AvgPool", "LPPool", "AdaptiveMaxPool", "AdaptiveAvgPool")

@@ -8,9 +8,9 @@ from typing import Any
 from gpudist.world.partition import Partition
 from tests.fuzz.case import Case, Feature
 from tests.fuzz.drawing import scattered
-from tests.nn.parallel_attention_cases import EMBED, check_attention
-from tests.nn.parallel_cases import CONVENTIONS
-from tests.nn.parallel_linear_cases import check_column, check_row
+from tests.nn.tensor_parallel.parallel_attention_cases import EMBED, check_attention
+from tests.nn.tensor_parallel.parallel_cases import CONVENTIONS
+from tests.nn.tensor_parallel.parallel_linear_cases import check_column, check_row
 
 LAYERS = ("ColumnParallelLinear", "ParallelAttention", "RowParallelLinear")
 # The table has columns for other kinds of partitions.
@@ -57,6 +57,5 @@ def grids(feature: Feature) -> dict[str, tuple[int, ...]]:
 
 
 def _blocks(random: random.Random, extent: int, size: int) -> tuple[int, ...]:
-    """Blocks of any lengths."""
     cuts = sorted(random.randint(0, extent) for _ in range(size - 1))
     return tuple(b - a for a, b in zip([0, *cuts], [*cuts, extent], strict=True))

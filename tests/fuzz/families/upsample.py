@@ -85,7 +85,6 @@ class Adjoint(torch.nn.Upsample):
 
 
 def _has_another_gradient(case: Case) -> bool:
-    """Torch's backward kernels may read other cells, or skip what the scale factor moves."""
     mode = case.options.get("mode", "")
     return (
         case.layer == "UpsamplingNearest2d"

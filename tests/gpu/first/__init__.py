@@ -1,1 +1,1 @@
-"""The first minutes on a GPU: what to find out, in which order, and what runs it."""
+"""The first minutes on a GPU: what to find out, in which order, and the runner."""

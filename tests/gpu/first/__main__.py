@@ -1,8 +1,8 @@
 """Find out in ten minutes what works on a GPU: ``python -m tests.gpu.first --out FOLDER``.
 
-Every step runs for itself, within its own limit, and the others run whatever became of it. The
-folder gets a log of each step, NCCL's own words in ``nccl/``, and ``summary.json``. Over the
-doubles, where GPUDIST_DEVICE_LIBRARY names them, it is a rehearsal.
+Every step runs separately, within its own limit, whatever happened to the others. The folder gets a
+log of each step, NCCL's own log in ``nccl/``, and ``summary.json``. Over the doubles, if
+GPUDIST_DEVICE_LIBRARY names them, it is a rehearsal.
 """
 
 from __future__ import annotations
@@ -62,7 +62,6 @@ def _chosen(options: argparse.Namespace) -> list[Step]:
 
 
 def _gpus() -> int:
-    """How many torch sees; asked in another process, so that this one keeps nothing of CUDA."""
     code = "import torch; print(torch.cuda.device_count())"
     ended = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False

@@ -1,4 +1,4 @@
-"""Periodic halos of a world of one, of the dtypes whose interiors cost most: for a profiler."""
+"""Periodic halos in a world of one, for the dtypes with the slowest interiors: for a profiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run steps, each in processes of its own and no longer than it may, whatever became of others."""
+"""Run steps, each in its own processes and within its limit, whatever happened to the others."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _FRAME = re.compile(r'^  File "')
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a step; ``line`` is the one of its output that tells most."""
+    """Outcome of a step; ``line`` is the most informative line of its output."""
 
     step: str
     shows: str
@@ -57,11 +57,11 @@ class Place:
 
     Attributes:
         out: folder of the logs and of ``summary.json``.
-        rehearsal: over the doubles of CUDA and NCCL.
-        gpus: how many GPUs there are.
-        budget_s: of all steps together; no step begins after it.
-        nccl: the libnccl of ranks that share a GPU; the one there is, if empty.
-        packed: what a step leaves goes into one archive, ``logs.zip``, as soon as it has ended.
+        rehearsal: whether the doubles replace CUDA and NCCL.
+        gpus: number of GPUs.
+        budget_s: time for all steps together; no step begins after it.
+        nccl: libnccl for ranks that share a GPU; the default one if empty.
+        packed: whether a step's files go into one archive, ``logs.zip``, as soon as it has ended.
     """
 
     out: Path
@@ -97,10 +97,10 @@ def run_all(
 
 
 def why_skipped(step: Step, place: Place) -> str:
-    """What is missing for it; empty if nothing is."""
+    """Explain what a step lacks here; empty if it can run."""
     missing = [tool for tool in step.tools if not _which(tool)]
     if missing:
-        return f"there is no {', '.join(missing)}"
+        return f"not found: {', '.join(missing)}"
     if place.rehearsal and not step.rehearsed:
         return "not over the doubles"
     if not place.rehearsal and place.gpus < step.gpus:
@@ -143,10 +143,10 @@ def run(step: Step, place: Place, limit_s: float) -> Outcome:
 
 
 def read(text: str, code: int | None, telling: str) -> tuple[Status, str]:
-    """What an output and an exit status, ``None`` of a step that was killed, say.
+    """Interpret an output and an exit status, which is ``None`` if the step was killed.
 
     Returns:
-        The status, and the line that tells most.
+        The status, and the most informative line.
     """
     lines = [line.rstrip() for line in text.splitlines()[1:] if line.strip()]
     last = lines[-1].strip() if lines else "it printed nothing"
@@ -188,7 +188,6 @@ def _variables(step: Step, place: Place, file_name: str) -> Mapping[str, str]:
 
 
 def _which(tool: str) -> str | None:
-    """Where a program is: on the path, or where CUDA's own are."""
     cuda = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin")
     return shutil.which(tool) or shutil.which(tool, path=str(cuda))
 
@@ -237,7 +236,6 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _pack(out: Path) -> None:
-    """Move what a step has left into the archive."""
     kept = {out / "summary.json", out / ARCHIVE}
     left = sorted(path for path in out.rglob("*") if path.is_file() and path not in kept)
     with zipfile.ZipFile(out / ARCHIVE, "a", zipfile.ZIP_DEFLATED) as archive:

@@ -1,4 +1,4 @@
-"""What to find out in the first minutes on a GPU, most telling first."""
+"""Steps for the first minutes on a GPU, the most informative first."""
 
 from __future__ import annotations
 
@@ -147,6 +147,5 @@ def _several_gpus() -> tuple[Step, ...]:
 
 
 def _tests(name: str, shows: str, limit_s: float, *arguments: str, **more: object) -> Step:
-    """Tests of this folder; those that need what is not there skip, and say why."""
     paths = tuple(f"tests/gpu/{a}" if a.endswith(".py") or not a else a for a in arguments)
     return Step(name, shows, (*PYTEST, *paths), limit_s, r"\d+ passed", **more)  # pyright: ignore

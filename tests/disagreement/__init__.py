@@ -1,1 +1,0 @@
-"""Ranks that disagree about what they do together: an error on all, and never a wrong number."""

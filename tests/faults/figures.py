@@ -1,0 +1,83 @@
+"""Figures of a long run: counts and growth, with their limits."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from benchmarks.environment import commit, cpu
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "reliability"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number of a run.
+
+    Attributes:
+        name: measured quantity.
+        value: number in ``unit``.
+        limit: largest allowed value; ``None`` if the figure is only reported.
+    """
+
+    name: str
+    value: float
+    unit: str
+    limit: float | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.limit is not None and self.value > self.limit
+
+    def __str__(self) -> str:
+        allowed = "" if self.limit is None else f", of at most {self.limit:g}"
+        return f"{self.name}: {self.value:g} {self.unit}{allowed}" + " OVER" * self.is_over
+
+
+def growth(values: Sequence[float]) -> float:
+    """Return the growth from the median of the first quarter to that of the last.
+
+    Medians are used because single peaks of memory say little.
+
+    Raises:
+        ValueError: there are fewer than four values.
+    """
+    if len(values) < 4:
+        raise ValueError(f"{len(values)} samples show no growth; take at least four")
+    quarter = len(values) // 4
+    return statistics.median(values[-quarter:]) - statistics.median(values[:quarter])
+
+
+def spread(values: Sequence[float]) -> float:
+    """Return the range from the smallest to the largest, for values that must not change at all."""
+    return max(values) - min(values)
+
+
+def worst(of_rank: Callable[[Sequence[float]], float], series: Sequence[Sequence[float]]) -> float:
+    """The largest over the ranks."""
+    return max(of_rank(values) for values in series)
+
+
+def environment(command: str) -> dict[str, str]:
+    """Describe the environment of the figures."""
+    return {
+        "command": command,
+        "machine": f"{cpu()}, {os.cpu_count()} cores",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "commit": commit() or "unknown",
+    }
+
+
+def write(path: Path, environment: Mapping[str, str], figures: Sequence[Figure]) -> None:
+    """Write JSON: ``{"environment": ..., "figures": [{"name", "value", "unit", "limit"}]}``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {"environment": dict(environment), "figures": [asdict(each) for each in figures]}
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,230 @@
+"""A damaged checkpoint is refused or loads what was saved; nothing in it is executed."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import random
+import struct
+import warnings
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
+    ChunkStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from gpudist import checkpoint
+from gpudist.checkpoint.reader import METADATA, SafeReader, read_pickled
+from gpudist.errors import CheckpointError
+from gpudist.transport.loopback import LoopbackTransport
+from gpudist.world.partition import Partition
+from tests.checkpoint.optimizers import assert_same_optimizer
+from tests.faults.hostile.anything import EXAMPLES
+
+
+def model() -> torch.nn.Module:
+    return torch.nn.Linear(5, 3)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "checkpoint"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save({"model": model().state_dict()}, checkpoint_id=path)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    P_world = Partition(LoopbackTransport.single(), [0])
+    monkeypatch.setattr("gpudist.checkpoint.dcp.world_of", lambda module: P_world)
+
+
+def damaged(draw: random.Random, data: bytes) -> bytes:
+    changed = bytearray(data)
+    for _ in range(draw.randint(1, 3)):
+        at, how = draw.randrange(len(changed)), draw.randrange(5)
+        if how < 2:
+            changed[at] ^= 1 << draw.randrange(8)
+        elif how == 2:
+            changed[at] = draw.choice(b"rqpjhJBXTG\x8d\x8e\x95\x94.(Rcb0\xff")
+        elif how == 3:
+            del changed[at : at + draw.randint(1, 9)]
+        else:
+            del changed[max(at, 1) :]
+    return bytes(changed)
+
+
+def loads(path: Path) -> bool:
+    """Whether it is taken; raises what a reader must not raise."""
+    try:
+        checkpoint.load(model(), path)
+    except CheckpointError:
+        return False
+    return True
+
+
+def test_random_damage_to_the_index(saved: Path) -> None:
+    """Some bytes of it say nothing; the shapes and names of tensors are not among them."""
+    index = saved / METADATA
+    whole = index.read_bytes()
+    refused = 0
+    for number in range(EXAMPLES):
+        index.write_bytes(damaged(random.Random(number), whole))
+        refused += not loads(saved)
+    assert refused > EXAMPLES // 2
+
+
+def test_random_damage_to_the_values(saved: Path) -> None:
+    (values,) = saved.glob("*.distcp")
+    whole = values.read_bytes()
+    expected: Any = model()
+    index = (saved / METADATA).read_bytes()
+    checkpoint.load(expected, saved)
+    for number in range(EXAMPLES):
+        values.write_bytes(damaged(random.Random(number), whole))
+        read: Any = model()
+        try:
+            checkpoint.load(read, saved)
+        except CheckpointError:
+            continue
+        for name, value in read.state_dict().items():
+            assert torch.equal(value, expected.state_dict()[name]), f"damage {number} to {name}"
+    assert (saved / METADATA).read_bytes() == index
+
+
+def test_one_bit_of_the_values(saved: Path) -> None:
+    """Torch's own reader takes a number for another."""
+    (values,) = saved.glob("*.distcp")
+    whole = values.read_bytes()
+    read: Any = model()
+    checkpoint.load(read, saved)
+    at = whole.index(read.weight.detach().numpy().tobytes())
+    values.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    with pytest.raises(CheckpointError, match=r"is damaged: .+data/0"):
+        checkpoint.load(model(), saved)
+    options = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        checkpoint.load(model(), saved)  # as torch does
+    finally:
+        torch.serialization.set_crc32_options(options)
+
+
+def test_damage_to_the_model_leaves_the_optimizer_as_it_was(tmp_path: Path) -> None:
+    module: Any = model()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    checkpoint.save(module, tmp_path / "checkpoint", optimizer)
+    (values,) = (tmp_path / "checkpoint").glob("*.distcp")
+    whole = values.read_bytes()
+    at = whole.index(module.weight.detach().numpy().tobytes())
+    values.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.param_groups[0]["lr"] = 0.3
+    optimizer.step()
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(CheckpointError, match=r"is damaged: .+data/0"):
+        checkpoint.load(module, tmp_path / "checkpoint", optimizer)
+    assert_same_optimizer(optimizer.state_dict(), before)
+
+
+def test_state_of_another_shape_than_the_parameter(tmp_path: Path) -> None:
+    module: Any = model()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    before = module.weight.detach().clone()
+    state = {"weight": {"momentum_buffer": torch.zeros(5, 3)}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save(
+            {"model": model().state_dict(), "optimizer": {"state": state}},
+            checkpoint_id=tmp_path / "checkpoint",
+        )
+    with pytest.raises(CheckpointError, match=r"weight.momentum_buffer has shape \[5, 3\], not"):
+        checkpoint.load(module, tmp_path / "checkpoint", optimizer)
+    assert torch.equal(module.weight, before)
+
+
+class Attack:
+    def __init__(self, path: Path) -> None:
+        self._path = str(path)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (self._path,)
+
+
+def test_code_in_the_index_is_not_run(saved: Path, tmp_path: Path) -> None:
+    (saved / METADATA).write_bytes(pickle.dumps(Attack(tmp_path / "ran")))
+    with pytest.raises(CheckpointError, match="may come from an attack"):
+        checkpoint.load(model(), saved)
+    assert not (tmp_path / "ran").exists()
+
+
+class Taken:
+    """Pickled as Python 3.11.0 to 3.11.3 pickles a member of an enumeration."""
+
+    def __init__(self, of: Any, name: str) -> None:
+        self._taken = of, name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, self._taken
+
+
+def test_what_the_index_takes_of_classes() -> None:
+    """Members of enumerations, and nothing else."""
+    member = _MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT
+    assert read_pickled(pickle.dumps(Taken(_MEM_FORMAT_ENCODING, member.name))) is member
+    for of, name in ((PurePosixPath, "home"), (_MEM_FORMAT_ENCODING, "__doc__")):
+        with pytest.raises(CheckpointError):
+            read_pickled(pickle.dumps(Taken(of, name)))
+
+
+def test_code_in_a_value_is_not_run(saved: Path, tmp_path: Path) -> None:
+    (values,) = saved.glob("*.distcp")
+    torch.save(Attack(tmp_path / "ran"), values)
+    metadata = read_pickled((saved / METADATA).read_bytes())
+    for info in metadata.storage_data.values():
+        info.offset, info.length = 0, values.stat().st_size
+    (saved / METADATA).write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointError):
+        checkpoint.load(model(), saved)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_an_index_makes_no_room_for_numbers_in_it() -> None:
+    """One bit away from what is there: the pickler in C would make room for 2**31 objects."""
+    data = b"\x80\x02N" + b"r" + struct.pack("<I", 2**31) + b"."
+    assert read_pickled(data) is None
+
+
+def chunks(*ranges: tuple[int, int]) -> Metadata:
+    about = TensorStorageMetadata(
+        TensorProperties(torch.float32),
+        torch.Size([4]),
+        [ChunkStorageMetadata(torch.Size([a]), torch.Size([b - a])) for a, b in ranges],
+    )
+    return Metadata({"x": about})
+
+
+@pytest.mark.parametrize(
+    "ranges",
+    [[(0, 3)], [], [(0, 2), (0, 2)], [(0, 2), (2, 5)], [(1, 5)], [(0, 4), (4, 5)]],
+)
+def test_parts_that_do_not_make_up_a_tensor_are_refused(
+    ranges: list[tuple[int, int]], tmp_path: Path
+) -> None:
+    (tmp_path / METADATA).write_bytes(pickle.dumps(chunks(*ranges)))
+    with pytest.raises(CheckpointError, match=r"parts of x do not make up its shape \[4\]"):
+        SafeReader(tmp_path).read_metadata()
+    (tmp_path / METADATA).write_bytes(pickle.dumps(chunks((0, 2), (2, 2), (2, 4))))
+    SafeReader(tmp_path).read_metadata()

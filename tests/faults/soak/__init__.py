@@ -1,0 +1,1 @@
+"""Long runs: nothing grows, no result is wrong, and no process ends badly."""

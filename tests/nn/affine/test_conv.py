@@ -1,0 +1,290 @@
+"""The distributed convolution is the sequential one, however tensor and weight are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from gpudist.errors import PartitionError, ShapeError
+from gpudist.nn import DistributedConv1d, DistributedConv2d
+from gpudist.world.partition import Partition
+from tests.nn.affine.conv_cases import CHANNELS, F64, check, owner, placed
+from tests.nn.compare import (
+    grid,
+    own_block,
+    random_like_all,
+)
+from tests.pool import distributed
+
+PADDINGS: list[Any] = [0, 1, 2, "same"]
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("kernel", [1, 2, 3, 5])
+@distributed(ranks=4, transports=["loopback"])
+def test_every_window_1d(P_world: Partition, kernel: int, stride: int, padding: Any) -> None:
+    if padding == "same" and stride > 1:
+        stride, dilations = 1, (3,)
+    else:
+        dilations = (1, 2)
+    for dilation in dilations:
+        for parts, extent in ((3, 11), (2, 10), (3, 16)):
+            P_x = grid(P_world, [1, 1, parts], [3, 1, 0][:parts])
+            check(P_x, 2, 3, kernel, stride, padding, dilation, shape=(2, 2, extent))
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+@pytest.mark.parametrize("padding", [*PADDINGS, (0, 2), (2, 1)])
+@pytest.mark.parametrize("kernel", [1, (2, 3), 3, (5, 2)])
+@distributed(ranks=5, transports=["loopback"])
+def test_every_window_2d(P_world: Partition, kernel: Any, padding: Any) -> None:
+    P_x = grid(P_world, [1, 1, 2, 2], [4, 2, 1, 0])
+    for stride, dilation in ((1, 1), (1, 2), (2, 1), ((3, 2), (1, 2))):
+        if padding != "same" or stride == 1:
+            check(P_x, 3, 2, kernel, stride, padding, dilation, shape=(2, 3, 11, 10))
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+@pytest.mark.parametrize("padding", [0, 1, "same"])
+@pytest.mark.parametrize("kernel", [1, 2, 3])
+@distributed(ranks=8, transports=["loopback"])
+def test_every_window_3d(P_world: Partition, kernel: int, padding: Any) -> None:
+    P_x = grid(P_world, [1, 1, 2, 2, 2])
+    for stride in (1, 2) if padding != "same" else (1,):
+        check(P_x, 2, 3, kernel, stride, padding, shape=(1, 2, 5, 6, 7))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@distributed(ranks=5)
+def test_features_on_every_transport(P_world: Partition, bias: bool) -> None:
+    P_x = grid(P_world, [1, 1, 2, 2], [4, 2, 1, 0])
+    check(P_x, 3, 4, 3, padding=1, bias=bias, shape=(2, 3, 7, 6), batches=[1, 2])
+
+
+@pytest.mark.parametrize(
+    "shape", [(2, 1, 1, 1), (3, 1, 1, 2), (2, 1, 2, 1), (2, 1, 2, 2), (4, 1, 2, 1)]
+)
+@pytest.mark.parametrize("groups", [1, 2])
+@distributed(ranks=9, transports=["loopback"])
+def test_batch_and_features(P_world: Partition, shape: Sequence[int], groups: int) -> None:
+    P_x = grid(P_world, shape, range(9)[-torch.Size(shape).numel() :])
+    check(P_x, 4, 2, 3, 1, 1, groups=groups, shape=(3, 4, 6, 5))
+
+
+@pytest.mark.parametrize("case", CHANNELS)
+@distributed(ranks=9, transports=["loopback"])
+def test_split_channels(P_world: Partition, case: str) -> None:
+    P_x, P_y, P_w = placed(P_world, case)
+    variants: list[dict[str, Any]] = [
+        {"padding": 1},
+        {"stride": 2, "bias": False},
+        {"padding": "same", "dilation": 2},
+    ]
+    for options in variants:
+        check(P_x, 5, 4, 3, others=(P_y, P_w), shape=(2, 5, 6, 7), batches=[1], **options)
+
+
+@pytest.mark.parametrize("case", ["disjoint", "all"])
+@distributed(ranks=9)
+def test_split_channels_on_every_transport(P_world: Partition, case: str) -> None:
+    P_x, P_y, P_w = placed(P_world, case)
+    check(P_x, 5, 4, 3, padding=1, others=(P_y, P_w), shape=(2, 5, 6, 7), batches=[1])
+
+
+@distributed(ranks=5, transports=["loopback"])
+def test_split_channels_1d_and_3d(P_world: Partition) -> None:
+    for dims in (1, 3):
+        ones = [1] * (dims - 1)
+        P_x, P_y = grid(P_world, [1, 2, 1, *ones]), grid(P_world, [1, 1, 1, *ones], [4])
+        P_w = grid(P_world, [1, 2, 1, *ones], [2, 3])
+        check(P_x, 3, 2, 2, others=(P_y, P_w), shape=(2, 3, *(4, 3, 5)[:dims]))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("channels", [(4, 4, 4), (4, 8, 2), (6, 3, 3), (8, 4, 4)])
+@distributed(ranks=5, transports=["loopback"])
+def test_groups_in_diagonal_blocks(
+    P_world: Partition, channels: tuple[int, int, int], bias: bool
+) -> None:
+    inputs, outputs, groups = channels
+    parts = 3 if groups == 3 else 2
+    for spatial in (1, 5 // parts):
+        ranks = [4, 1, 0, 3, 2][: parts * spatial]
+        P_x = grid(P_world, [1, parts, spatial], ranks)
+        P_w = grid(P_world, [parts, 1, spatial], ranks)
+        options = {"groups": groups, "bias": bias, "shape": (2, inputs, 7)}
+        check(P_x, inputs, outputs, 3, others=(P_x, P_w), **options)
+        check(P_x, inputs, outputs, 3, owned=owner(P_w, (parts, 1)), **options)
+        P_y = grid(P_world, [1, parts, spatial], ranks[::-1])
+        check(P_x, inputs, outputs, 3, others=(P_y, P_w), **options)
+
+
+@distributed(ranks=9)
+def test_groups_on_apart_workers(P_world: Partition) -> None:
+    P_x, P_y = grid(P_world, [1, 2, 2, 1], [0, 1, 2, 3]), grid(P_world, [1, 2, 2, 1], [8, 7, 3, 2])
+    P_w = grid(P_world, [2, 1, 2, 1], [4, 5, 6, 0])
+    check(P_x, 4, 6, 3, padding=1, groups=2, others=(P_y, P_w), shape=(2, 4, 5, 4))
+
+
+@pytest.mark.parametrize("sizes", [[6, 2], [1, 7], [8, 0], [0, 8]])
+@pytest.mark.parametrize(
+    "window", [(1, 1, 0), (3, 1, 1), (3, 2, 0), (5, 1, 2), (2, 2, 0), (1, 3, 0)]
+)
+@distributed(ranks=3, transports=["loopback"])
+def test_uneven_blocks(P_world: Partition, sizes: list[int], window: tuple[int, int, int]) -> None:
+    check(grid(P_world, [1, 1, 2]), 2, 3, *window, shape=(2, 2, 8), sizes={2: sizes})
+
+
+@distributed(ranks=9)
+def test_uneven_blocks_in_every_dim(P_world: Partition) -> None:
+    cut = {0: [0, 3], 2: [1, 6], 3: [5, 2]}
+    P_x = grid(P_world, [2, 1, 2, 2], [8, 7, 6, 5, 4, 3, 2, 1])
+    check(P_x, 2, 3, 3, padding=1, shape=(3, 2, 7, 7), sizes=cut, output_sizes={0: [0, 3]})
+    P_x, P_y, P_w = placed(P_world, "all")
+    check(P_x, 5, 4, 3, others=(P_y, P_w), shape=(2, 5, 6, 7), sizes={2: [5, 1]})
+
+
+@pytest.mark.parametrize(
+    "extent, arguments",
+    [
+        (5, (5, 1, 2)),  # a halo wider than the neighbour's block
+        (8, (7, 1, 3)),
+        (5, (5, 1, 0)),  # one output for four workers
+        (6, (3, 3, 0)),
+        (8, (1, 3, 0)),  # cells nobody reads
+        (2, (3, 1, 1)),  # fewer cells than workers, in and out
+        (1, (3, 1, 1)),
+        (1, (1, 1, 3)),  # blocks that read padding only
+        (2, (3, 1, 5)),
+        (3, (2, 2, 6)),
+        (4, (3, 1, 1, 3)),
+    ],
+)
+@distributed(ranks=5, transports=["loopback"])
+def test_extreme_windows(P_world: Partition, extent: int, arguments: tuple[int, ...]) -> None:
+    kernel, stride, padding, *dilation = arguments
+    if extent + 2 * padding <= (dilation or [1])[0] * (kernel - 1):
+        padding += 1
+    options: dict[str, Any] = {"padding": padding, "dilation": (dilation or [1])[0]}
+    check(grid(P_world, [1, 1, 4]), 2, 3, kernel, stride, shape=(2, 2, extent), **options)
+    P_x, P_w = grid(P_world, [1, 1, 4]), grid(P_world, [1, 1, 4], [4, 3, 2, 1])
+    check(P_x, 2, 3, kernel, stride, others=(P_x, P_w), shape=(2, 2, extent), **options)
+
+
+@pytest.mark.parametrize("window", [(5, 1, 2), (5, 1, 0), (1, 1, 3)])
+@distributed(ranks=4)
+def test_extreme_windows_on_every_transport(
+    P_world: Partition, window: tuple[int, int, int]
+) -> None:
+    check(grid(P_world, [1, 1, 4]), 2, 3, *window, shape=(2, 2, 5))
+
+
+@pytest.mark.parametrize(
+    "kernel, padding", [(3, 1), (3, 2), (5, 2), (2, "same"), (4, "same"), (1, 0)]
+)
+@distributed(ranks=5, transports=["loopback"])
+def test_circular_padding(P_world: Partition, kernel: int, padding: Any) -> None:
+    options = {"padding": padding, "padding_mode": "circular"}
+    for shape, ranks in (([1, 1, 2, 2], [4, 3, 2, 1]), ([1, 1, 1, 4], None), ([2, 1, 2, 1], None)):
+        check(grid(P_world, shape, ranks), 2, 3, kernel, shape=(2, 2, 5, 6), **options)
+    P_x, P_y = grid(P_world, [1, 2, 2, 1]), grid(P_world, [1, 1, 2, 1], [4, 1])
+    P_w = grid(P_world, [1, 2, 2, 1])
+    check(P_x, 2, 3, kernel, others=(P_y, P_w), shape=(2, 2, 5, 6), **options)
+
+
+@pytest.mark.parametrize("agreement", [{"shape": "dynamic"}, {"global_shape": (2, 5, 6, 7)}])
+@distributed(ranks=9, transports=["loopback"])
+def test_other_agreements(P_world: Partition, agreement: dict[str, Any]) -> None:
+    P_x, P_y, P_w = placed(P_world, "all")
+    check(P_x, 5, 4, 3, others=(P_y, P_w), shape=(2, 5, 6, 7), agreement=agreement)
+    check(grid(P_world, [2, 1, 2, 2]), 5, 4, 3, shape=(2, 5, 6, 7), agreement=agreement)
+
+
+@distributed(ranks=4, transports=["loopback"])
+def test_partitions_that_do_not_fit_are_refused(P_world: Partition) -> None:
+    P_1, P_channels, P_column = (
+        grid(P_world, shape) for shape in ([1, 1, 1], [1, 2, 1], [2, 1, 1])
+    )
+    P_features, P_w = grid(P_world, [1, 1, 2]), grid(P_world, [2, 2, 1])
+    with pytest.raises(PartitionError, match="splits the channels; give P_y and P_w"):
+        DistributedConv1d(P_channels, 4, 4, 3)
+    with pytest.raises(PartitionError, match="splits the channels"):
+        DistributedConv1d(grid(P_world, [2, 2, 1]), 4, 4, 3, groups=2)
+    with pytest.raises(PartitionError, match="needs 3 axes"):
+        DistributedConv1d(grid(P_world, [1, 1, 2, 2]), 4, 4, 3)
+    with pytest.raises(PartitionError, match=r"P_w has shape \[2, 1, 1\] but must be \[2, 2, 1\]"):
+        DistributedConv1d(P_channels, P_channels, P_column, 4, 4, 3)
+    with pytest.raises(PartitionError, match=r"P_y has shape \[1, 1, 2\]"):
+        DistributedConv1d(P_channels, P_features, P_w, 4, 4, 3)
+    with pytest.raises(
+        PartitionError, match=r"P_x has shape \[2, 1, 1\] but must be \[1, 'any', 1\]"
+    ):
+        DistributedConv1d(P_column, P_1, P_column, 4, 4, 3)
+    with pytest.raises(PartitionError, match="P_y"):
+        DistributedConv1d(P_1, grid(P_world, [1, 1]), P_1, 4, 4, 3)
+    with pytest.raises(PartitionError, match="got 2 partitions"):
+        DistributedConv1d(P_channels, P_channels, 4, 4, 3)
+    with pytest.raises(PartitionError, match="give both or neither"):
+        DistributedConv1d(P_channels, 4, 4, 3, P_w=P_w)
+    with pytest.raises(PartitionError, match="block-diagonal"):
+        DistributedConv1d(P_channels, P_channels, P_w, 4, 4, 3, groups=2)
+    with pytest.raises(PartitionError, match="block-diagonal"):
+        DistributedConv1d(P_channels, P_1, grid(P_world, [1, 2, 1]), 4, 4, 3, groups=2)
+    with pytest.raises(PartitionError, match="block-diagonal"):
+        DistributedConv1d(P_channels, P_channels, P_column, 3, 3, 3, groups=3)
+    with pytest.raises(ShapeError, match="2 blocks but only 1 input channels"):
+        DistributedConv1d(P_channels, P_channels, P_w, 1, 4, 3)
+    with pytest.raises(ShapeError, match="2 blocks but only 1 output channels"):
+        DistributedConv1d(P_channels, P_channels, P_w, 4, 1, 3)
+
+
+@distributed(ranks=2, transports=["loopback"])
+def test_arguments_that_do_not_fit_are_refused(P_world: Partition) -> None:
+    P_x = grid(P_world, [1, 1, 2])
+    with pytest.raises(
+        ShapeError, match="padding_mode 'mirror' is not supported; use 'zeros', 'reflect'"
+    ):
+        DistributedConv1d(P_x, 4, 4, 3, padding=1, padding_mode="mirror")
+    with pytest.raises(ShapeError, match="padding 'same' needs stride 1"):
+        DistributedConv1d(P_x, 4, 4, 3, stride=2, padding="same")
+    with pytest.raises(ShapeError, match="padding is 'full'"):
+        DistributedConv1d(P_x, 4, 4, 3, padding="full")
+    with pytest.raises(ShapeError, match="kernel_size has 2 entries but the layer has 1 dims"):
+        DistributedConv1d(P_x, 4, 4, (3, 3))
+    with pytest.raises(ShapeError, match="in_channels 3 must be divisible by groups 2"):
+        DistributedConv1d(P_x, 3, 4, 3, groups=2)
+    with pytest.raises(ShapeError, match="out_channels 3 must be divisible by groups 2"):
+        DistributedConv1d(P_x, 4, 3, 3, groups=2)
+    with pytest.raises(ShapeError, match="stride 0"):
+        DistributedConv1d(P_x, 4, 4, 3, stride=0)
+
+
+@pytest.mark.parametrize("case", ["features", "features, moved", "both", "disjoint"])
+@distributed(ranks=9, transports=["loopback"])
+def test_inputs_that_do_not_fit_are_refused_on_every_rank(P_world: Partition, case: str) -> None:
+    P_x, P_y, P_w = placed(P_world, case)
+    P_all = P_x.create_partition_union(P_w).create_partition_union(P_y)
+    whole = random_like_all((2, 4, 4, 4), 0)
+    if not P_all.active:
+        return
+    with pytest.raises(ShapeError, match="4 channels, not 5"):
+        DistributedConv2d(P_x, P_y, P_w, 5, 4, 3, dtype=F64)(own_block(whole, P_x))
+    with pytest.raises(ShapeError, match="needs 7 cells but the padded global extent is 6"):
+        layer = DistributedConv2d(P_x, P_y, P_w, 4, 4, 7, padding=1, dtype=F64)
+        layer(own_block(whole, P_x))
+    if P_x.shape[1] == 2:
+        with pytest.raises(ShapeError, match=r"\[3, 1\] channels"):
+            layer = DistributedConv2d(P_x, P_y, P_w, 4, 4, 3, dtype=F64)
+            layer(own_block(whole, P_x, {1: [3, 1]}))
+
+
+@distributed(ranks=3, transports=["loopback"])
+def test_batch_dims_missing_is_refused_on_every_rank(P_world: Partition) -> None:
+    layer = DistributedConv2d(grid(P_world, [1, 1, 3, 1]), 4, 4, 3)
+    with pytest.raises(ShapeError, match="has 3 dims, not 4"):
+        layer(torch.randn(4, 5, 5))

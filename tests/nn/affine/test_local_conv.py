@@ -1,0 +1,122 @@
+"""Convolution by oneDNN where torch's own kernel is slower; the results are torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+
+from gpudist.nn import DistributedConv3d
+from gpudist.nn.affine.local_conv import SMALLEST_INPUT, LocalConvolution
+from gpudist.world.partition import Partition
+from tests.pool import distributed
+
+ARGUMENTS = [
+    LocalConvolution((1, 1, 1), (1, 1, 1), (1, 1, 1), 1),
+    LocalConvolution((2, 1, 1), (0, 2, 1), (1, 1, 1), 1),
+    LocalConvolution((1, 1, 2), (2, 0, 1), (2, 1, 1), 1),
+    LocalConvolution((1, 1, 1), (0, 0, 0), (1, 2, 2), 1),
+]
+
+
+def of_torch(c: LocalConvolution, *tensors: torch.Tensor | None) -> torch.Tensor:
+    x, weight, bias = tensors
+    assert x is not None and weight is not None
+    return torch.nn.functional.conv3d(x, weight, bias, c.stride, c.padding, c.dilation, c.groups)
+
+
+def tensors(*shape: int, kernel: int = 3, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    channels, dims = shape[1], len(shape) - 2
+    shapes = [shape, (4, channels, *(kernel,) * dims), (4,)]
+    made = [torch.randn(each, generator=generator, dtype=dtype) for each in shapes]
+    return [x.requires_grad_() for x in made]
+
+
+def sum_of_squares(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.stack([t.square().sum() for t in tensors]).sum()
+
+
+def is_replaced(convolution: LocalConvolution, x: torch.Tensor, weight: torch.Tensor) -> bool:
+    name = type(convolution(x, weight).grad_fn).__name__
+    assert name in ("_ConvolveBackward", "ConvolutionBackward0")
+    return name == "_ConvolveBackward"
+
+
+@pytest.mark.parametrize("convolution", ARGUMENTS)
+def test_output_and_gradients_are_those_of_torch(convolution: LocalConvolution) -> None:
+    mine = tensors(1, 4, 12, 11, 13)
+    wide = [t.detach().double().requires_grad_() for t in mine]
+    assert is_replaced(convolution, *mine[:2])
+    ours, theirs = convolution(*mine), of_torch(convolution, *wide)
+    torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        assert torch.equal(convolution(*mine), ours)
+    first = torch.autograd.grad(ours.square().sum(), mine, create_graph=True)
+    expected = torch.autograd.grad(theirs.square().sum(), wide, create_graph=True)
+    for a, b in zip(first, expected, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4 * b.abs().max().item())
+    # Without create_graph, oneDNN's kernel gives them.
+    plain = torch.autograd.grad(convolution(*mine).square().sum(), mine)
+    for a, b in zip(plain, expected, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4 * b.abs().max().item())
+    second = torch.autograd.grad(sum_of_squares(first), mine)
+    expected = torch.autograd.grad(sum_of_squares(expected), wide)
+    for a, b in zip(second, expected, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-3, atol=1e-4 * b.abs().max().item())
+
+
+@pytest.mark.parametrize("wanted", [0, 1, 2])
+def test_only_what_is_needed(wanted: int) -> None:
+    convolution = ARGUMENTS[0]
+    mine = [t.detach().requires_grad_(i == wanted) for i, t in enumerate(tensors(1, 4, 12, 12, 12))]
+    convolution(*mine).sum().backward()
+    assert [t.grad is not None for t in mine] == [i == wanted for i in range(3)]
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration", "ignore:.torch.jit.script. is")
+def test_what_is_left_to_torch() -> None:
+    convolution = ARGUMENTS[0]
+    x, weight, _ = tensors(1, 4, 12, 12, 12)
+    assert x.numel() > SMALLEST_INPUT and is_replaced(convolution, x, weight)
+    assert not is_replaced(convolution, *tensors(1, 4, 10, 10, 10)[:2])
+    assert not is_replaced(convolution, *tensors(1, 4, 12, 12, 12, dtype=torch.float64)[:2])
+    assert not is_replaced(convolution, *tensors(1, 4, 12, 12, 12, kernel=1)[:2])
+    assert not is_replaced(convolution, *tensors(2, 4, 12, 12, 12)[:2])
+    assert not is_replaced(convolution, x.to(memory_format=torch.channels_last_3d), weight)
+    flat = LocalConvolution((1, 1), (1, 1), (1, 1), 1)
+    assert not is_replaced(flat, *tensors(1, 4, 48, 48)[:2])
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert not is_replaced(convolution, x, weight)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert convolution(x, weight).dtype == of_torch(convolution, x, weight, None).dtype
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x.detach(), torch.ones_like(x))
+        tangent = forward_ad.unpack_dual(convolution(dual, weight)).tangent
+    assert tangent is not None
+    expected = of_torch(convolution, torch.ones_like(x), weight, None)
+    torch.testing.assert_close(tangent, expected, rtol=1e-4, atol=1e-4)
+
+
+@distributed(ranks=[2], transports=("loopback",))
+@pytest.mark.parametrize("extent", [16, 48])
+def test_layer(P_world: Partition, extent: int) -> None:
+    """Convolve a small block beside its ghosts, and a large one in place."""
+    P_x = P_world.create_cartesian_topology_partition((1, 1, 2, 1, 1))
+    torch.manual_seed(0)
+    layer = DistributedConv3d(P_x, 8, 8, 3, padding=1)
+    torch.manual_seed(0)
+    sequential = torch.nn.Conv3d(8, 8, 3, padding=1).double()
+    whole = torch.randn(1, 8, *(extent,) * 3)
+    x = whole.chunk(2, 2)[P_world.rank or 0].clone().requires_grad_()
+    whole = whole.double().requires_grad_()
+    y, expected = layer(x), sequential(whole)
+    gx, gw = torch.autograd.grad(y.square().sum(), [x, layer.weight])
+    of_whole, of_weight = torch.autograd.grad(expected.square().sum(), [whole, sequential.weight])
+    own = [t.chunk(2, 2)[P_world.rank or 0] for t in (expected, of_whole)]
+    for a, b in zip((y, gx), own, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4)
+    if P_world.rank == 0:
+        torch.testing.assert_close(gw.double(), of_weight, rtol=1e-4, atol=1e-1)

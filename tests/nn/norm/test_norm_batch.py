@@ -1,0 +1,299 @@
+"""Distributed batch normalization is the sequential one, running statistics included."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from gpudist import nn
+from gpudist.errors import PartitionError, ShapeError
+from gpudist.world.partition import CartesianPartition, Partition
+from tests.nn.compare import (
+    Cut,
+    assert_block_of,
+    assert_parameter_gradients,
+    gradient_of,
+    grid,
+    own_block,
+    own_slices,
+    random_like_all,
+)
+from tests.nn.norm.norm_cases import (
+    F64,
+    Made,
+    assert_same_buffers,
+    check,
+    check_penalty,
+    make_both,
+    operations,
+    owner,
+)
+from tests.pool import distributed
+from tests.torchs_layers import torchs_layer
+
+SHAPE = (5, 7, 6, 4)
+GRIDS: dict[str, tuple[list[int], list[int] | None]] = {
+    "one": ([1, 1, 1, 1], [2]),
+    "batch": ([3, 1, 1, 1], None),
+    "channels": ([1, 3, 1, 1], None),
+    "features": ([1, 1, 2, 2], [4, 0, 3, 1]),
+    "mixed": ([2, 2, 1, 2], None),
+    "all": ([2, 2, 2, 1], [7, 6, 5, 4, 3, 2, 1, 0]),
+}
+
+
+def both(P_x: CartesianPartition, channels: int = 7, **options: Any) -> Made:
+    dims = {2: 1, 3: 1, 4: 2, 5: 3}[P_x.dim]
+    sequential, layer = f"BatchNorm{dims}d", f"DistributedBatchNorm{dims}d"
+    return make_both(
+        lambda: torchs_layer(sequential, num_features=channels, dtype=F64, **options),
+        lambda: getattr(nn, layer)(P_x, channels, dtype=F64, **options),
+        owner(P_x, [1]),
+    )
+
+
+@pytest.mark.parametrize("case", GRIDS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"affine": False},
+        {"bias": False, "eps": 0.1},
+        {"momentum": None},
+        {"momentum": 0.7, "track_running_stats": True},
+        {"track_running_stats": False},
+    ],
+    ids=str,
+)
+@distributed(ranks=9, transports=["loopback"])
+def test_options(P_world: Partition, case: str, options: dict[str, Any]) -> None:
+    """Rank 8 has no part. Several batches in training, then one in evaluation."""
+    P_x = grid(P_world, *GRIDS[case])
+    made, owned = both(P_x, **options), owner(P_x, [1])
+    batches = [] if P_x.shape[0] > 1 else [2, 3]
+    check(made, P_x, SHAPE, owned, batches=batches)
+    for module in made:
+        module.eval()
+    check(made, P_x, SHAPE, owned)
+
+
+@distributed(ranks=9)
+def test_every_transport(P_world: Partition) -> None:
+    P_x = grid(P_world, *GRIDS["mixed"])
+    made, owned = both(P_x), owner(P_x, [1])
+    check(made, P_x, SHAPE, owned)
+    check_penalty(made, P_x, SHAPE, owned, "input")
+
+
+@pytest.mark.parametrize(
+    ("shape", "P", "sizes"),
+    [
+        ((5, 7), [2, 2], {0: [4, 1]}),
+        ((6, 3), [2, 4], None),
+        ((5, 3, 8), [1, 1, 4], {2: [5, 0, 2, 1]}),
+        ((4, 3, 9), [3, 1, 2], {0: [0, 4, 0], 2: [2, 7]}),
+        ((2, 3, 3, 4, 5), [1, 1, 2, 1, 2], {4: [1, 4]}),
+        ((2, 5, 2, 2, 2), [2, 1, 1, 4, 1], None),
+        ((4, 6, 5), [1, 3, 2], {1: [1, 2, 3]}),
+    ],
+    ids=str,
+)
+@distributed(ranks=9, transports=["loopback"])
+def test_blocks(
+    P_world: Partition, shape: Sequence[int], P: Sequence[int], sizes: Cut | None
+) -> None:
+    """Uneven and empty blocks in every dim, channels included."""
+    P_x = grid(P_world, P, range(9)[-torch.Size(P).numel() :])
+    tracks = sizes is None or 1 not in sizes
+    made = both(P_x, shape[1], track_running_stats=tracks)
+    for mode in (True, False):
+        for module in made:
+            module.train(mode)
+        check(made, P_x, shape, owner(P_x, [1]), sizes)
+
+
+@distributed(ranks=4, transports=["loopback"])
+def test_any_number_of_dims(P_world: Partition) -> None:
+    """More dims than any torch layer supports, against torch's three-dimensional one."""
+    P_x, shape = grid(P_world, [1, 1, 1, 2, 1, 2]), (2, 3, 2, 3, 2, 4)
+    x = random_like_all(shape, 1)
+    layer = nn.DistributedBatchNorm(P_x, 3, dtype=F64)
+    y_whole = torch.nn.BatchNorm3d(3, dtype=F64)(x.flatten(-2)).view(shape)
+    assert_block_of(layer(own_block(x, P_x)), y_whole, own_slices(shape, P_x), "output")
+
+
+@pytest.mark.parametrize("of", ["input", "parameters"])
+@pytest.mark.parametrize("case", ["one", "batch", "channels", "features", "all"])
+@distributed(ranks=9, transports=["loopback"])
+def test_double_backward(P_world: Partition, case: str, of: str) -> None:
+    P_x = grid(P_world, *GRIDS[case])
+    shape = (2, *SHAPE[1:]) if case == "batch" else SHAPE
+    check_penalty(both(P_x), P_x, shape, owner(P_x, [1]), of)
+
+
+@pytest.mark.parametrize("frozen", ["weight", "bias", "weight and bias", "input"])
+@distributed(ranks=9, transports=["loopback"])
+def test_frozen(P_world: Partition, frozen: str) -> None:
+    P_x = grid(P_world, *GRIDS["mixed"])
+    made, owned = both(P_x), owner(P_x, [1])
+    learns = frozen != "input"
+    whole = random_like_all(SHAPE, 1).requires_grad_(learns)
+    block = own_block(whole, P_x, requires_grad=learns)
+    for model, x in zip(made, (whole, block), strict=True):
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name not in frozen)
+        y = model(x)
+        if y.requires_grad:
+            y.pow(3).sum().backward()
+    sequential, layer = made
+    if learns:
+        where = own_slices(SHAPE, P_x)
+        if where is not None:
+            assert_block_of(block.grad, gradient_of(whole), where, "input gradient")
+    for name, parameter in layer.named_parameters():
+        reference, where = sequential.get_parameter(name), owned(name, torch.Size([7]))
+        if reference.grad is None:
+            assert parameter.grad is None
+        elif where is not None:
+            assert_block_of(parameter.grad, reference.grad, where, f"gradient of {name}")
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@distributed(ranks=9, transports=["loopback"])
+def test_checkpoint(P_world: Partition, reentrant: bool) -> None:
+    """Blocks in channels-last memory too, which is kept."""
+    P_x = grid(P_world, *GRIDS["mixed"])
+    (sequential, layer), owned = both(P_x), owner(P_x, [1])
+    whole = random_like_all(SHAPE, 1).requires_grad_()
+    block = own_block(whole, P_x, requires_grad=False)
+    if P_x.active:
+        block = block.to(memory_format=torch.channels_last)
+    block.requires_grad_()
+    sequential(whole).pow(3).sum().backward()
+    y = checkpoint(layer, block, use_reentrant=reentrant)
+    assert isinstance(y, torch.Tensor)
+    y.pow(3).sum().backward()
+    if P_x.active:
+        assert y.is_contiguous(memory_format=torch.channels_last)
+        assert_block_of(block.grad, gradient_of(whole), own_slices(SHAPE, P_x), "input gradient")
+    assert_parameter_gradients(sequential, layer, owned)
+
+
+@distributed(ranks=4)
+def test_messages(P_world: Partition) -> None:
+    """One group forward and one backward; in evaluation parameters alone, or nothing."""
+    P_x = grid(P_world, [2, 1, 1, 2])
+    x = torch.randn(3, 4, 5, 6, requires_grad=True)
+    for affine in (True, False):
+        layer = nn.DistributedBatchNorm2d(P_x, 4, affine=affine, global_shape=(6, 4, 5, 12))
+        before = operations(P_world)
+        y = layer(x)
+        assert operations(P_world) == before + 1
+        y.square().sum().backward()
+        assert operations(P_world) == before + 2
+        layer.eval()
+        before = operations(P_world)
+        layer(x)
+        assert operations(P_world) == before + int(affine)
+    channels = grid(P_world, [1, 4])
+    layer = nn.DistributedBatchNorm1d(channels, 8, global_shape=(3, 8))
+    before = operations(P_world)
+    layer(torch.randn(3, 2, requires_grad=True)).sum().backward()
+    assert operations(P_world) == before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@distributed(ranks=4, transports=["loopback"])
+def test_large_mean(P_world: Partition, dtype: torch.dtype) -> None:
+    """A mean of 1e4 (of 1e2 in 16 bits) standard deviations; squares in float32 would be lost."""
+    P_x, shape = grid(P_world, [2, 1, 2]), (8, 3, 500)
+    mean = 1e4 if dtype == torch.float32 else 1e2
+    whole = (random_like_all(shape, 1) + mean).to(dtype)
+    reference = torch.nn.BatchNorm1d(3, dtype=F64)
+    x_reference = whole.double().requires_grad_()
+    y_reference = reference(x_reference)
+    layer = nn.DistributedBatchNorm1d(P_x, 3)
+    x = own_block(whole, P_x)
+    y = layer(x)
+    assert y.dtype == dtype
+    where = own_slices(shape, P_x)
+    tolerance = 2e-6 if dtype == torch.float32 else 2e-2
+    assert_block_of(y.double(), y_reference, where, "output", tolerance)
+    weights = random_like_all(shape, 2)
+    y_reference.backward(weights)
+    y.backward(weights[where].to(dtype))
+    assert x.grad is not None and x_reference.grad is not None and where is not None
+    assert_block_of(x.grad.double(), x_reference.grad, where, "input gradient", 2 * tolerance)
+    for name in ("running_mean", "running_var"):
+        expected = reference.get_buffer(name)
+        torch.testing.assert_close(
+            layer.get_buffer(name).double(), expected, rtol=1e-6, atol=1e-6, msg=name
+        )
+
+
+@distributed(ranks=4, transports=["loopback"])
+def test_equal_values_have_no_variance(P_world: Partition) -> None:
+    """Far off zero the variance is a difference of large numbers, and never less than zero."""
+    P_x = grid(P_world, [2, 1, 2])
+    layer = nn.DistributedBatchNorm1d(P_x, 2, track_running_stats=False)
+    y = layer(torch.full((3, 2, 5), 123456.7))
+    assert torch.equal(y, torch.zeros_like(y))
+
+
+@distributed(ranks=4, transports=["loopback"])
+def test_no_values(P_world: Partition) -> None:
+    """An empty batch leaves the running statistics as they were."""
+    P_x = grid(P_world, [1, 1, 4])
+    made = both(P_x, 3)
+    sequential, layer = made
+    whole, block = torch.zeros(0, 3, 8, dtype=F64), torch.zeros(0, 3, 2, dtype=F64)
+    assert layer(block.requires_grad_()).shape == block.shape
+    sequential(whole)
+    assert_same_buffers(sequential, layer, P_x)
+
+
+@distributed(ranks=3, transports=["loopback"])
+def test_state_dict(P_world: Partition) -> None:
+    P_x = grid(P_world, [1, 2, 1], [2, 0])
+    layer, other = (nn.DistributedBatchNorm1d(P_x, 3, dtype=F64) for _ in range(2))
+    layer(own_block(random_like_all((2, 3, 4), 1), P_x))
+    other.load_state_dict(layer.state_dict())
+    assert other.num_batches_tracked is not None and other.num_batches_tracked.item() == 1
+    for name, buffer in layer.named_buffers():
+        assert torch.equal(other.get_buffer(name), buffer)
+    layer.reset_running_stats()
+    assert layer.num_batches_tracked is not None and layer.num_batches_tracked.item() == 0
+    assert layer.running_var is not None and (layer.running_var == 1).all()
+
+
+@distributed(ranks=4, transports=["loopback"])
+def test_refused(P_world: Partition) -> None:
+    P_4, P_c = grid(P_world, [2, 1, 2, 1]), grid(P_world, [1, 2, 1], [0, 3])
+    with pytest.raises(PartitionError, match=r"BatchNorm1d: P_x has .* needs 2 or 3 axes"):
+        nn.DistributedBatchNorm1d(P_4, 3)
+    with pytest.raises(PartitionError, match="needs an axis for the batch"):
+        nn.DistributedBatchNorm(grid(P_world, [4]), 3)
+    layer = nn.DistributedBatchNorm2d(P_4, 3)
+    with pytest.raises(ShapeError, match="has 4 channels, not 3"):
+        layer(torch.randn(1, 4, 2, 2))
+    layer = nn.DistributedBatchNorm2d(P_4, 3)
+    with pytest.raises(ShapeError, match="int64; convert it to floating"):
+        layer(torch.zeros(1, 3, 2, 2, dtype=torch.int64))
+    layer = nn.DistributedBatchNorm1d(P_c, 4)
+    if P_c.active:
+        with pytest.raises(ShapeError, match=r"\[3, 1\] channels.* repartition"):
+            layer(torch.randn(2, 3 if P_c.rank == 0 else 1, 5))
+
+
+@distributed(ranks=4, transports=["loopback"])
+def test_one_value_per_channel_is_refused_in_training(P_world: Partition) -> None:
+    P_x = grid(P_world, [4, 1, 1])
+    layer = nn.DistributedBatchNorm1d(P_x, 3)
+    x = torch.randn(1 if P_x.rank == 2 else 0, 3, 1)
+    with pytest.raises(ShapeError, match="expected more than 1 value per channel"):
+        layer(x)
+    assert layer.eval()(x).shape == x.shape

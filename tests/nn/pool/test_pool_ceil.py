@@ -1,0 +1,97 @@
+"""Pools whose last windows are cut, or that move ghosts dim by dim, are the sequential ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gpudist import nn
+from gpudist.world.partition import Partition
+from tests.nn.compare import assert_block_of, grid, own_block, own_slices, random_like_all
+from tests.nn.in_place import blocks_of_any_size, has_faces
+from tests.nn.pool.test_pool import DISTRIBUTED, check
+from tests.pool import distributed
+
+MEANS: list[dict[str, Any]] = [{}, {"count_include_pad": False}]
+
+
+@pytest.mark.parametrize(
+    "window", [(2, 2, 0), (3, 2, 0), (3, 2, 1), (3, 3, 1), (5, 3, 2), (2, 5, 0)]
+)
+@pytest.mark.parametrize("kind", DISTRIBUTED)
+@distributed(ranks=3, transports=["loopback"])
+def test_windows_1d(P_world: Partition, kind: str, window: tuple[int, ...]) -> None:
+    P_x = grid(P_world, [1, 1, 3], [2, 0, 1])
+    for extent in (3, 5, 8, 9, 10, 11):
+        for options in MEANS if kind == "average" else [{}]:
+            check(kind, P_x, *window, ceil_mode=True, shape=(2, 2, extent), **options)
+        if kind == "max" and extent > 7:
+            check(kind, P_x, *window, 2, ceil_mode=True, shape=(2, 2, extent))
+
+
+@pytest.mark.parametrize("shape", [[1, 1, 2, 2], [2, 2, 1, 1], [1, 1, 1, 4]])
+@pytest.mark.parametrize("kind", DISTRIBUTED)
+@distributed(ranks=4, transports=["loopback"])
+def test_windows_2d(P_world: Partition, kind: str, shape: list[int]) -> None:
+    P_x = grid(P_world, shape)
+    for window in ((2,), (3, 2, 1), ((3, 2), (2, 3), (1, 0))):
+        variants = [*MEANS, {"divisor_override": 5}] if kind == "average" else [{}]
+        for options in variants:
+            check(kind, P_x, *window, ceil_mode=True, shape=(2, 3, 10, 7), **options)
+
+
+@pytest.mark.parametrize("kind", DISTRIBUTED)
+@distributed(ranks=4, transports=["loopback"])
+def test_uneven_blocks(P_world: Partition, kind: str) -> None:
+    P_x = grid(P_world, [1, 1, 4])
+    for sizes in ([9, 0, 1, 1], [0, 0, 0, 11], [1, 2, 3, 5]):
+        for window in ((2,), (3, 2, 1), (4, 3, 2)):
+            check(kind, P_x, *window, ceil_mode=True, shape=(2, 2, 11), sizes={2: sizes})
+
+
+@pytest.mark.parametrize("kind", DISTRIBUTED)
+@distributed(ranks=5)
+def test_on_every_transport_3d(P_world: Partition, kind: str) -> None:
+    P_x = grid(P_world, [1, 1, 1, 2, 2], [4, 2, 1, 0])
+    check(kind, P_x, 3, 2, 1, ceil_mode=True, shape=(1, 2, 4, 6, 5), nested=True)
+
+
+@pytest.mark.parametrize("kind", DISTRIBUTED)
+@distributed(ranks=2, transports=["loopback"])
+def test_a_block_in_place(P_world: Partition, kind: str) -> None:
+    """With faces, and without any where a window is cut on one worker alone."""
+    with blocks_of_any_size():
+        for window, extent, faces in (((3, 1, 1), 12, True), ((2, 2, 0), 8, False)):
+            layer = DISTRIBUTED[kind][1](grid(P_world, [1, 1, 2]), *window, ceil_mode=True)
+            layer(own_block(random_like_all((2, 2, extent), 1), grid(P_world, [1, 1, 2])))
+            assert has_faces(layer) == faces
+            check(kind, grid(P_world, [1, 1, 2]), *window, ceil_mode=True, shape=(2, 2, extent))
+        check(kind, grid(P_world, [2, 1, 1]), 3, 2, ceil_mode=True, shape=(2, 2, 8))
+
+
+@pytest.mark.parametrize("kind", DISTRIBUTED)
+@distributed(ranks=4, transports=["loopback"])
+def test_nested(P_world: Partition, kind: str) -> None:
+    P_x = grid(P_world, [1, 1, 2, 2])
+    with blocks_of_any_size():
+        layer = DISTRIBUTED[kind][2](P_x, 3, 2, 1, nested=True)
+        assert len(layer.halo_exchange.movement(torch.zeros(1, 1, 4, 4)).steps) == 2
+        layer(torch.zeros(1, 1, 4, 4))
+        assert not has_faces(layer)
+    check(kind, P_x, 3, 2, 1, nested=True, shape=(2, 2, 9, 8))
+
+
+@distributed(ranks=3, transports=["loopback"])
+def test_a_divisor_is_exact_and_none_overflows(P_world: Partition) -> None:
+    P_x = grid(P_world, [1, 1, 3])
+    whole = random_like_all((2, 2, 8), 1)
+    layer = nn.DistributedAvgPool1d(P_x, 3, 2, 1, True, divisor_override=7)
+    expected = F.avg_pool2d(whole.unsqueeze(2), (1, 3), (1, 2), (0, 1), True, True, 7).squeeze(2)
+    where = own_slices(expected.shape, P_x)
+    assert_block_of(layer(own_block(whole, P_x)).detach(), expected, where, "output")
+    large = torch.full((1, 1, 9), 6e4, dtype=torch.float16)
+    y = nn.DistributedAvgPool1d(P_x, 3)(own_block(large, P_x))
+    assert torch.equal(y, torch.full_like(y, 6e4))

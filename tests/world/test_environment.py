@@ -1,0 +1,218 @@
+"""The report on an installation, with made-up wheels, core and torch."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+from gpudist.errors import NotBuiltError
+from gpudist.transport.nccl import library as nccl_library
+from gpudist.transport.nccl.library import (
+    installed_wheels,
+    keep_memory_unregistered,
+    registration,
+    wheel_libraries,
+    wheel_warnings,
+)
+from gpudist.world import environment
+from gpudist.world.environment import Cuda, Device, Nccl, describe
+from gpudist.world.launch import Settings
+
+ASKED = Settings("host", "2 processes on one node", "", "", False)
+
+
+class Core:
+    """A native core that finds what it is told to."""
+
+    def __init__(self, cuda: dict[str, object] | None = None, missing: str = "") -> None:
+        self._cuda = cuda
+        self._missing = missing
+        self.asked: tuple[str, list[str]] | None = None
+
+    def cuda_information(self) -> dict[str, object] | None:
+        return self._cuda
+
+    def nccl_information(self, path: str, wheel_paths: list[str]) -> dict[str, object]:
+        self.asked = path, wheel_paths
+        if self._missing:
+            raise NotBuiltError(self._missing)
+        return {
+            "path": "/x/libnccl.so.2",
+            "found": "system",
+            "version": 22705,
+            "has_windows": True,
+            "has_shared_gpus": False,
+        }
+
+
+def install_wheel(folder: Path, name: str, version: str) -> None:
+    information = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
+    library = folder / "nvidia/nccl/lib/libnccl.so.2"
+    library.parent.mkdir(parents=True, exist_ok=True)
+    (folder / "nvidia/nccl/__init__.py").touch()
+    library.touch()
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of packages, the only one."""
+
+    def of_nvidia() -> dict[str, ModuleType]:
+        return {name: sys.modules[name] for name in sys.modules if name.split(".")[0] == "nvidia"}
+
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    before = of_nvidia()
+    for name in before:
+        del sys.modules[name]
+    yield tmp_path
+    for name in of_nvidia():
+        del sys.modules[name]
+    sys.modules.update(before)
+
+
+def test_no_wheel(site: Path) -> None:
+    assert wheel_libraries() == []
+    assert installed_wheels() == {}
+
+
+def test_a_wheel(site: Path) -> None:
+    install_wheel(site, "nvidia-nccl-cu13", "2.30.7")
+    assert wheel_libraries() == [site / "nvidia/nccl/lib/libnccl.so.2"]
+    assert installed_wheels() == {13: "2.30.7"}
+
+
+def test_a_wheel_whose_library_is_gone(site: Path) -> None:
+    install_wheel(site, "nvidia-nccl-cu13", "2.30.7")
+    (site / "nvidia/nccl/lib/libnccl.so.2").unlink()
+    assert wheel_libraries() == []
+
+
+def test_other_packages_of_nvidia(site: Path) -> None:
+    (site / "nvidia/cublas").mkdir(parents=True)
+    assert wheel_libraries() == []
+
+
+def test_both_wheels(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_wheel(site, "nvidia-nccl-cu12", "2.27.5")
+    install_wheel(site, "nvidia-nccl-cu13", "2.30.7")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(environment, "_native", Core())
+    assert describe(ASKED).warnings == (
+        "nvidia-nccl-cu12 2.27.5 and nvidia-nccl-cu13 2.30.7 are both installed and overwrite each "
+        "other's files: pip uninstall nvidia-nccl-cu12 nvidia-nccl-cu13, then pip install "
+        "nvidia-nccl-cu13",
+    )
+
+
+@pytest.mark.parametrize(
+    ("installed", "torch_cuda", "warning"),
+    [
+        ({}, "12.8", None),
+        ({12: "2.27.5"}, "12.8", None),
+        ({13: "2.30.7"}, "13.0", None),
+        ({12: "2.27.5"}, None, None),
+        (
+            {12: "2.27.5"},
+            "13.0",
+            "torch is built for CUDA 13.0, but nvidia-nccl-cu12 2.27.5 is installed: "
+            "pip uninstall nvidia-nccl-cu12, then pip install nvidia-nccl-cu13",
+        ),
+        (
+            {13: "2.30.7"},
+            "12.8",
+            "torch is built for CUDA 12.8, but nvidia-nccl-cu13 2.30.7 is installed: "
+            "pip uninstall nvidia-nccl-cu13, then pip install nvidia-nccl-cu12",
+        ),
+    ],
+)
+def test_a_wheel_and_a_torch(
+    installed: dict[int, str], torch_cuda: str | None, warning: str | None
+) -> None:
+    assert wheel_warnings(installed, torch_cuda) == ([warning] if warning else [])
+
+
+def test_both_wheels_and_a_torch_without_cuda() -> None:
+    (warning,) = wheel_warnings({12: "2.27.5", 13: "2.30.7"}, None)
+    assert warning.endswith("then pip install the one of your CUDA")
+
+
+def test_without_a_native_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "_native", None)
+    monkeypatch.setattr(environment, "is_built", lambda: False)
+    found = describe(ASKED)
+    assert not found.native_core and "no native core" in found.native_core_missing
+    assert found.cuda is None
+    assert found.nccl is None and found.nccl_missing == "only the native core can open it"
+
+
+def test_without_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "_native", Core(missing="there is no NCCL"))
+    found = describe(ASKED)
+    assert (found.nccl, found.nccl_missing) == (None, "there is no NCCL")
+
+
+def test_nccl(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_wheel(site, "nvidia-nccl-cu12", "2.27.5")
+    core = Core()
+    monkeypatch.setattr(environment, "_native", core)
+    found = describe(Settings("host", "why", "/given", "", False))
+    assert core.asked == ("/given", [str(site / "nvidia/nccl/lib/libnccl.so.2")])
+    assert found.nccl == Nccl(
+        "2.27.5", "/x/libnccl.so.2", "system", ("windows",), registration(os.environ)
+    )
+    assert (found.transport, found.transport_reason) == ("host", "why")
+
+
+def test_what_nccl_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A choice of the user's stands; NCCL that is in use has read its variables."""
+    monkeypatch.setattr(nccl_library, "_chosen", set[str]())
+    monkeypatch.setenv("NCCL_LOCAL_REGISTER", "1")
+    monkeypatch.setenv("NCCL_GRAPH_REGISTER", "to be deleted")
+    monkeypatch.delenv("NCCL_GRAPH_REGISTER")
+    with monkeypatch.context() as patch:
+        patch.setattr(nccl_library, "_nccl_is_in_use", lambda: True)
+        keep_memory_unregistered(os.environ)
+        assert "NCCL_GRAPH_REGISTER" not in os.environ
+        assert "torch uses NCCL already" in registration(os.environ)["NCCL_GRAPH_REGISTER"]
+    assert "from init() on" in registration(os.environ)["NCCL_GRAPH_REGISTER"]
+    keep_memory_unregistered(os.environ)
+    assert os.environ["NCCL_GRAPH_REGISTER"] == "0"
+    assert registration(os.environ) == {
+        "NCCL_LOCAL_REGISTER": "1 (set before)",
+        "NCCL_GRAPH_REGISTER": "0 (gpudist's choice)",
+    }
+
+
+@pytest.mark.parametrize(
+    ("driver", "error", "expected"),
+    [
+        (13010, "", Cuda("13.0", "13.1", 4, "")),
+        (0, "insufficient driver", Cuda("13.0", None, 4, "insufficient driver")),
+    ],
+)
+def test_cuda(driver: int, error: str, expected: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda: dict[str, object] = {
+        "runtime_version": 13000, "driver_version": driver, "device_count": 4, "error": error,
+    }  # fmt: skip
+    monkeypatch.setattr(environment, "_native", Core(cuda))
+    assert describe(ASKED).cuda == expected
+
+
+def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "_native", Core())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda i: SimpleNamespace(name=f"GPU {i}", total_memory=2**30),
+    )
+    assert describe(ASKED).devices == (Device("GPU 0", 2**30), Device("GPU 1", 2**30))
