@@ -1,1 +1,1 @@
-"""Benchmarks: each subject is one file; numbers are ratios to a peer measured in the same run."""
+"""Benchmarks: one subject per file; each result is a ratio to a peer measured in the same run."""

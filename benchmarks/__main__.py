@@ -1,4 +1,4 @@
-"""Measure gpudist beside its peers; docs/benchmarks.md says how, and what the columns are."""
+"""Measure gpudist beside its peers; docs/benchmarks.md explains the method and the columns."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def run(
     peers: Path,
     console: Console,
 ) -> tuple[list[Row], dict[str, str]]:
-    """The rows of the cases, by subject and number of ranks, and the versions of what was run."""
+    """Return the rows of the cases, by subject and number of ranks, and the software versions."""
     rows: list[Row] = []
     versions: dict[str, str] = {}
     batches = [

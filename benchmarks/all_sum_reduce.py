@@ -1,4 +1,4 @@
-"""All-sum-reduce: the sum of a block of every rank, on every rank."""
+"""All-sum-reduce: the sum of every rank's block, on every rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpudist.world.partition import Partition
 
 
 def cases(ranks: int) -> list[Case]:
-    """Bytes are those of the block."""
+    """Return the cases; bytes are the size of the block."""
     return round_sizes("all_sum_reduce", ranks)
 
 

@@ -1,4 +1,4 @@
-"""Attention over a split sequence, forward and backward, beside the same without messages."""
+"""Attention over a split sequence, forward and backward, beside attention without messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ FUNCTIONS = {"ring": ring_attention, "all-to-all": all_to_all_attention}
 
 
 def cases(ranks: int) -> list[Case]:
-    """Shapes are global, cut along the sequence. Bytes are those of a rank's block of queries."""
+    """Return the cases.
+
+    Shapes are global, cut along the sequence; bytes are a rank's block of queries.
+    """
     found: list[Case] = []
     for name, shape in (*((name, SHAPE) for name in FUNCTIONS), ("multi-head layer", TOKENS)):
         words = ",".join(map(str, shape))
@@ -32,7 +35,7 @@ def cases(ranks: int) -> list[Case]:
 
 
 def sides(case: Case, P_world: Partition) -> dict[str, Side]:
-    """The peer has all keys and values on every rank, and its own queries: the same products."""
+    """Return the sides. The peer has all keys and values on every rank but only its own queries."""
     what, shape = case.parameters["what"], case.parameters["shape"]
     torch.manual_seed(0)
     if what in FUNCTIONS:
@@ -79,7 +82,7 @@ def _all_close(results: Results, expected: Results | list[torch.Tensor]) -> bool
 
 
 class _SelfAttention(torch.nn.Module):
-    """A multi-head layer of one input, which is query, key and value."""
+    """Multi-head self-attention: one input is query, key and value."""
 
     def __init__(self, layer: torch.nn.Module) -> None:
         super().__init__()

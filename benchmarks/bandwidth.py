@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-# Of so many ranks, the bus bandwidth over the algorithm bandwidth; of operators that have one.
+# Bus bandwidth divided by algorithm bandwidth, by number of ranks, for operators that define it.
 BUS_FACTORS: dict[str, Callable[[int], float]] = {
     **dict.fromkeys(("messages", "dynamic", "halo", "broadcast", "sum_reduce"), lambda ranks: 1.0),
     "all_sum_reduce": lambda ranks: 2 * (ranks - 1) / ranks,
@@ -17,19 +17,19 @@ BUS_FACTORS: dict[str, Callable[[int], float]] = {
 
 
 class Bandwidth(NamedTuple):
-    """In 10^9 bytes a second; ``None`` where the bytes of a case are not what is moved."""
+    """Bandwidths in 10^9 bytes a second; ``None`` if a case's bytes are not the bytes moved."""
 
     algorithm_gbps: float | None
     bus_gbps: float | None
 
 
 def operator_of(subject: str, case: str) -> str:
-    """The operator that a case measures: the subject, or the first word of the case."""
+    """Return the operator that a case measures: the subject, or the first word of the case."""
     return case.partition(",")[0] if subject == "operators" else subject
 
 
 def bandwidth(subject: str, case: str, ranks: int, nbytes: int, us: float) -> Bandwidth:
-    """Of one call that moves ``nbytes`` in ``us`` microseconds."""
+    """Return the bandwidths of one call that moves ``nbytes`` in ``us`` microseconds."""
     factor = BUS_FACTORS.get(operator_of(subject, case))
     if factor is None or nbytes == 0:
         return Bandwidth(None, None)

@@ -28,7 +28,7 @@ _made: list[str] = []
 
 
 def cases(ranks: int) -> list[Case]:
-    """Bytes are those of the tensors, about: lengths differ by up to 1/8 between steps."""
+    """Return the cases. Bytes are approximate: lengths differ by up to 1/8 between steps."""
     return [
         Case(
             "batch", f"{name} over {wire}, messages: {messages}", ranks, nbytes,
@@ -40,7 +40,10 @@ def cases(ranks: int) -> list[Case]:
 
 
 def sides(case: Case, P_world: Partition) -> dict[str, Side]:
-    """Ours, beside the same batches pickled, and sent tensor by tensor after their shapes."""
+    """Return our side.
+
+    The peers pickle the same batches, or send them tensor by tensor with shapes.
+    """
     gloo.start(P_world)
     batches = [_batch(case.parameters["nbytes"], step) for step in range(STEPS)]
     names = [(name, x.dtype, x.dim()) for name, x in batches[0].items()]
@@ -61,7 +64,7 @@ def sides(case: Case, P_world: Partition) -> dict[str, Side]:
             return fits and (P_counted is None or messages_of(P_counted) == expected)
 
         def messages_of(P: Partition) -> int:
-            """Of one more call: to count takes longer the more a world has done."""
+            """Count the messages of one extra call: counting slows down as a world records more."""
             before = P.wire.recorder.count
             call()
             return P.wire.recorder.count - before
@@ -83,7 +86,7 @@ def sides(case: Case, P_world: Partition) -> dict[str, Side]:
 
 
 def _gloo_partition(P_world: Partition) -> Partition:
-    """The ranks of ``P_world`` over our own transport of gloo."""
+    """Return the ranks of ``P_world`` as a partition over our own gloo transport."""
     rank, size = P_world.rank, P_world.size
     assert rank is not None
     store = dist.distributed_c10d._get_default_store()
@@ -94,7 +97,7 @@ def _gloo_partition(P_world: Partition) -> Partition:
 
 
 def _batch(nbytes: int, step: int) -> Batch:
-    """``TENSORS`` tensors, each a 12th of the bytes; some rows more at each step."""
+    """Return ``TENSORS`` tensors, each a 12th of the bytes, with row counts that vary by step."""
     generator = torch.Generator().manual_seed(step)
     batch: Batch = {}
     for i in range(TENSORS):
@@ -111,7 +114,7 @@ def _tensor_by_tensor(
     names: list[tuple[str, torch.dtype, int]],
     broadcast: Callable[[torch.Tensor], object],
 ) -> Batch:
-    """The shapes, then every tensor; names, dtypes and numbers of dims are known to all."""
+    """Send the shapes, then every tensor; all ranks know the names, dtypes and numbers of dims."""
     shapes = torch.empty(sum(dims for _, _, dims in names), dtype=torch.int64)
     if batch is not None:
         shapes = torch.tensor([extent for x in batch.values() for extent in x.shape])

@@ -1,4 +1,4 @@
-"""A movement's one call into the transport, without the operator around it."""
+"""The single transport call of a bound movement, without the operator around it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def one_call(movement: Movement, x: torch.Tensor, y: torch.Tensor) -> Callable[[
 
 
 def local_part(movement: Movement, x: torch.Tensor, y: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """What that call does beside its messages: it fills what they leave out, and copies its own."""
+    """Do the local part of that call: fill cells no message writes, and copy the rank's own."""
     assert _native is not None
     stage, partition = movement.steps[0]
     own = replace(stage, sends=(), receives=())

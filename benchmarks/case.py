@@ -1,4 +1,4 @@
-"""What is measured, and one way to do it. Ranks without torch read this file too."""
+"""Cases and sides: work to measure, and one way to do it. Ranks without torch import this file."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ ROUND_SIZES = {
 
 @dataclass(frozen=True)
 class Case:
-    """One line of a subject: the same work for ours and for every peer.
+    """One line of a subject: the same work for gpudist and for every peer.
 
     Attributes:
-        subject, name: the file it is from, and what tells it from the subject's other cases.
+        subject: name of the benchmark's file.
+        name: description that is unique within the subject.
         ranks: size of the world.
-        bytes: moved; which ones, docs/benchmarks.md says for each subject.
-        parameters: what the sides are made from.
-        output_bytes: largest new result of a rank; 0 for a case into existing memory.
+        bytes: bytes moved; docs/benchmarks.md defines them for each subject.
+        parameters: arguments from which the sides are built.
+        output_bytes: size of a rank's largest new result; 0 if results go into existing memory.
     """
 
     subject: str
@@ -37,7 +38,7 @@ class Case:
 
     @property
     def has_large_output(self) -> bool:
-        """Whether what new pages cost shows, so that it is measured with them too."""
+        """Whether the output is large enough to measure the case with the cost of new pages too."""
         return self.output_bytes >= MIB
 
 
@@ -47,12 +48,12 @@ def _nothing() -> None:
 
 @dataclass(frozen=True)
 class Side:
-    """One rank's way to do a case: ours, or a peer's.
+    """One rank's way to do a case: gpudist's, or a peer's.
 
     Attributes:
-        call: what is timed; returns the result.
-        is_right: whether a result equals what was computed in another way.
-        clear: wipes existing memory that the result goes to, so that an old one is not found right.
+        call: the timed function; returns the result.
+        is_right: whether a result equals a value computed in another way.
+        clear: wipes the memory that results go into, so that a stale result is not accepted.
     """
 
     call: Callable[[], Any]
@@ -61,7 +62,7 @@ class Side:
 
 
 def round_sizes(subject: str, ranks: int) -> list[Case]:
-    """Blocks of float32 from 16 B to 64 MiB."""
+    """Return cases with float32 blocks from 16 B to 64 MiB."""
     return [
         Case(subject, name, ranks, nbytes, {"count": nbytes // 4}, nbytes)
         for name, nbytes in ROUND_SIZES.items()
@@ -69,22 +70,22 @@ def round_sizes(subject: str, ranks: int) -> list[Case]:
 
 
 def pattern(count: int, seed: int) -> np.ndarray:
-    """Whole numbers below 251 as float32, so that a sum over ranks is exact in any order."""
+    """Return whole numbers below 251 as float32, whose sum over ranks is exact in any order."""
     return ((np.arange(count, dtype=np.int64) * 31 + seed * 17) % 251).astype(np.float32)
 
 
 def pattern_sum(count: int, ranks: int) -> np.ndarray:
-    """The sum over ranks of the patterns that have their ranks as seeds."""
+    """Return the sum over ranks of the patterns seeded by rank."""
     return reduce(np.add, (pattern(count, rank) for rank in range(ranks)))
 
 
 def equals(expected: np.ndarray) -> Callable[[Any], bool]:
-    """Whether an array, or a tensor, has exactly these cells."""
+    """Return a check that an array or a tensor has exactly these cells."""
     return lambda result: bool(np.array_equal(np.asarray(result), expected))
 
 
 def memory_copy(nbytes: int) -> Side:
-    """A plain copy of so many bytes into existing memory, by all ranks at once: the ceiling."""
+    """Return the ceiling: a plain copy of ``nbytes`` into existing memory, by all ranks at once."""
     x = pattern(nbytes // 4, 3)
     y = np.empty_like(x)
 
@@ -96,10 +97,10 @@ def memory_copy(nbytes: int) -> Side:
 
 
 def is_empty(result: Any) -> bool:
-    """Whether a rank that gets no block got none."""
+    """Whether a rank that should receive no block received none."""
     return np.asarray(result).size == 0
 
 
 def partner(rank: int) -> int:
-    """The other rank of a pair exchange."""
+    """Return the other rank of a pair exchange."""
     return rank ^ 1

@@ -1,6 +1,6 @@
-"""Compare two runs: how much slower or faster each case of ours became, and whether it did.
+"""Compare two runs: how much slower or faster each case became, and whether that is significant.
 
-``python -m benchmarks.compare A B``, of result files or of folders of them.
+``python -m benchmarks.compare A B``, where A and B are result files or folders of them.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Key = tuple[str, int, str]
 
 @dataclass(frozen=True)
 class Comparison:
-    """One case in both runs; ``ratio`` is the time of B over that of A.
+    """One case measured in both runs; ``ratio`` is the time of B over the time of A.
 
     Attributes:
-        low, high: bounds of ``ratio``; ``None`` where a run has no samples.
-        peers_ratio: the median of the same ratio over the peers, which did not change: what the
-            machine did. ``None`` where the runs have no peer in common.
-        verdict: faster or slower where the bounds leave out 1.
+        low, high: bounds of ``ratio``; ``None`` if a run has no samples.
+        peers_ratio: median of the same ratio over the peers, whose code did not change: the effect
+            of the machine. ``None`` if the runs have no peer in common.
+        verdict: faster or slower if the bounds exclude 1.
     """
 
     subject: str
@@ -47,18 +47,21 @@ class Comparison:
     verdict: str
 
     def is_above(self, limit: float) -> bool:
-        """Whether it is slower by more than ``limit``; without samples, its ratio alone."""
+        """Whether B is significantly slower, by more than ``limit``.
+
+        Without samples the ratio alone decides.
+        """
         return self.verdict in (SLOWER, NO_SAMPLES) and self.ratio > limit
 
 
 def compare(a: Sequence[Row], b: Sequence[Row]) -> list[Comparison]:
-    """Of every case that is in both."""
+    """Compare every case that both runs have."""
     cases_a, cases_b = by_case(a), by_case(b)
     return [_compare(cases_a[key], cases_b[key]) for key in cases_a if key in cases_b]
 
 
 def by_case(rows: Sequence[Row]) -> dict[Key, dict[str, Row]]:
-    """The rows of each case by their peers; of a case measured again, the later ones."""
+    """Group rows by case and peer; if a case was measured again, the later rows win."""
     found: dict[Key, dict[str, Row]] = {}
     for row in rows:
         found.setdefault((row.subject, row.ranks, row.case), {})[row.peer] = row

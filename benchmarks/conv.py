@@ -1,4 +1,4 @@
-"""Convolution layer, forward and backward, beside torch's own convolution of the same block."""
+"""Convolution layer, forward and backward, beside torch's convolution of the same block."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ Results = tuple[torch.Tensor, ...]
 
 
 def cases(ranks: int) -> list[Case]:
-    """Shapes are global; as many channels out as in. Bytes are those of a rank's block."""
+    """Return the cases.
+
+    Shapes are global, with equal channels in and out; bytes are a rank's block.
+    """
     found: list[Case] = []
     for shape in SHAPES:
         grid, block = grid_of(ranks, 4), prod(shape) * 4 // ranks
@@ -28,7 +31,7 @@ def cases(ranks: int) -> list[Case]:
 
 
 def sides(case: Case, P_world: Partition) -> dict[str, Side]:
-    """Results are the output and the gradients of input, weight and bias."""
+    """Return the sides; results are the output and the gradients of input, weight and bias."""
     shape, grid = case.parameters["shape"], case.parameters["grid"]
     channels = shape[1]
     P_x = P_world.create_cartesian_topology_partition(grid)
@@ -44,7 +47,7 @@ def sides(case: Case, P_world: Partition) -> dict[str, Side]:
     expected_y, expected_gx, *expected_parameters = _both_ways(sequential, x, gy)
     expected_y, expected_gx = expected_y[block], expected_gx[block]
     x, gy = x[block].clone(), gy[block].clone()
-    # Away from the cuts, and only there, a convolution of the block alone has the same output.
+    # A convolution of the block alone has the same output only away from the cuts.
     inside = tuple(
         slice(int(p > 1 and i > 0), n // p - int(p > 1 and i < p - 1))
         for i, n, p in zip(P_x.index, shape, grid, strict=True)
@@ -80,5 +83,5 @@ def _both_ways(layer: torch.nn.Module, x: torch.Tensor, gy: torch.Tensor) -> Res
 
 
 def close(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Equal but for rounding, of the size of the largest cell."""
+    """Whether two tensors are equal up to rounding, relative to the largest cell."""
     return a.shape == b.shape and bool((a - b).abs().max() <= TOLERANCE * b.abs().max())

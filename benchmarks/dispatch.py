@@ -1,4 +1,4 @@
-"""Functions of torch on global tensors as a converted network calls them, and on the blocks."""
+"""Torch functions on global tensors, as converted networks call them, beside plain blocks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from gpudist.sbp.placement import Placement
 from gpudist.sbp.scope import Scope
 from gpudist.world.partition import Partition
 
-SHAPE = (1, 4, 8, 8)  # small, so that the call counts and not the numbers
+SHAPE = (1, 4, 8, 8)  # small, so that the call dominates rather than the arithmetic
 CALLS = 100
 
 _weight, _bias = torch.ones(4, 4, 1, 1), torch.ones(4)
-# None of them moves anything where rows are split.
+# None of them moves data when rows are split.
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "torch.relu": torch.relu,
     "F.relu": F.relu,
@@ -36,7 +36,7 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 
 
 def cases(ranks: int) -> list[Case]:
-    """Each call is made a hundred times. Bytes are those of a rank's block."""
+    """Return the cases, of a hundred calls each; bytes are a rank's block."""
     if ranks != 2:
         return []
     words = ",".join(map(str, SHAPE))
@@ -50,7 +50,7 @@ def cases(ranks: int) -> list[Case]:
 
 
 def sides(case: Case, P_world: Partition) -> dict[str, Side]:
-    """The peer is the same function of an ordinary tensor, this rank's block."""
+    """Return the sides; the peer is the same function of an ordinary tensor, this rank's block."""
     function, shape = FUNCTIONS[case.parameters["what"]], case.parameters["shape"]
     placement = Placement("cpu", list(range(P_world.size)), P_world)
     torch.manual_seed(0)

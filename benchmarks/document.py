@@ -1,6 +1,6 @@
-"""Rows on the terminal, and as the document benchmarks/results/README.md.
+"""Rows on the terminal, and as the page benchmarks/results/README.md.
 
-``python -m benchmarks.document`` makes the document of the files that are there.
+``python -m benchmarks.document`` writes the page from the existing result files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _INTRODUCTION = (
 
 def show(rows: Sequence[Row]) -> None:
     """Print the rows as a table."""
-    # Whoever only makes rows, a machine with a GPU above all, need not have rich.
+    # Imported here so that machines that only measure, such as GPU nodes, do not need rich.
     from rich.console import Console
     from rich.table import Table
 
@@ -45,18 +45,18 @@ def show(rows: Sequence[Row]) -> None:
         numbers += ["" if r.ratio is None else f"{r.ratio:.3f}"]
         behind = "[yellow]behind" if r.is_behind else ""
         table.add_row(r.subject, str(r.ranks), r.case, r.peer, mark, *numbers, behind)
-    # A file has no width: give the table all that it needs.
+    # A file has no width: give the table as many columns as it needs.
     Console(width=None if sys.stdout.isatty() else FILE_WIDTH).print(table)
 
 
 def document(runs: Sequence[Run]) -> str:
-    """The rows in markdown: a table for each subject and number of ranks, a line for each case."""
+    """Return the rows as Markdown: a table per subject and number of ranks, a line per case."""
     sections = [section for run in runs for section in _sections(run)]
     return "\n\n".join([*_INTRODUCTION, _summary(runs), _environments(runs), *sections]) + "\n"
 
 
 def behind(rows: Sequence[Row]) -> list[str]:
-    """The peers that are faster in one case; of two MPIs, that the better one is."""
+    """Return the peers that are faster in one case; of two MPIs, only the better one."""
     found = [row.peer for row in rows if row.is_behind]
     for kind in (" bare", ""):
         if f"mpi{kind} (best)" in found:
@@ -97,7 +97,6 @@ def _sections(run: Run) -> list[str]:
 
 
 def _groups(run: Run) -> list[tuple[str, list[Row]]]:
-    """Rows of one subject and number of ranks, with their title."""
     found: list[tuple[str, list[Row]]] = []
     for (subject, ranks), rows in groupby(run.rows, key=lambda r: (r.subject, r.ranks)):
         again = "" if run.source == f"{subject}-{ranks}" else f" ({run.source})"

@@ -1,4 +1,4 @@
-"""Operators that learn their shape at every call, beside the same with a shape agreed on once."""
+"""Operators that learn their shape at every call, beside those that agree on a shape once."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from gpudist.ops import Broadcast, SendRecv, zero_volume_tensor
 from gpudist.world.partition import Partition
 
 COUNT = KIB  # float32, so 4 KiB
-# Of the blocks of the calls, one after the other, where shapes change.
+# Shapes of the blocks in consecutive calls, for the cases with changing shapes.
 SHAPES = ((COUNT,), (2, COUNT // 2), (4, 4, COUNT // 16), (COUNT, 1))
 OPERATORS = {"send_recv": SendRecv, "broadcast": Broadcast}
 
 
 def cases(ranks: int) -> list[Case]:
-    """From rank 0, to rank 1 or to all; bytes are those of the block."""
+    """Return the cases: from rank 0 to rank 1 or to all ranks; bytes are the size of the block."""
     return [
         Case(
             "dynamic", f"{operator}, 4 KiB" + (", four shapes in turn" if changes else ""),
@@ -32,7 +32,7 @@ def cases(ranks: int) -> list[Case]:
 
 
 def sides(case: Case, P_world: Partition) -> dict[str, Side]:
-    """Peer: one operator with ``shape="static"`` for each of the shapes."""
+    """Return the sides; the peer has one operator with ``shape="static"`` for each shape."""
     is_broadcast = case.parameters["operator"] == "broadcast"
     P_x = P_world.create_partition_inclusive([0])
     P_y = P_world if is_broadcast else P_world.create_partition_inclusive([1])

@@ -1,4 +1,4 @@
-"""What rows were measured in."""
+"""The environment in which rows were measured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def environment(command: str, iterations: int) -> dict[str, Any]:
-    """The machine and the commit, as JSON; versions are added when ranks have told theirs."""
+    """Describe the machine and the commit as JSON; versions follow once the ranks report them."""
     return {
         "cpu": cpu(),
         "cores": os.cpu_count(),
@@ -30,7 +30,7 @@ def environment(command: str, iterations: int) -> dict[str, Any]:
 
 
 def cpu() -> str:
-    """The processor's own name."""
+    """Return the processor's name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -40,7 +40,7 @@ def cpu() -> str:
 
 
 def commit() -> str | None:
-    """The commit of the checkout, ``-dirty`` if files differ from it; ``None`` without git."""
+    """Return the checkout's commit, ``-dirty`` if files differ from it; ``None`` without git."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40"]
     try:
         ended = subprocess.run(
@@ -52,7 +52,7 @@ def commit() -> str | None:
 
 
 def words(environment: Mapping[str, Any]) -> str:
-    """An environment on one line; what was not recorded is left out."""
+    """Return an environment on one line; anything not recorded is left out."""
     versions = environment.get("versions") or {}
     parts = {
         "": environment.get("cpu"),

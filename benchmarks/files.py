@@ -1,6 +1,6 @@
-"""Result files: JSON lines. An environment, then the rows that were measured in it, a line each.
+"""Result files in JSON lines: an environment, then the rows measured in it, one per line.
 
-Files can be joined by ``cat``: a line with an environment is that of the rows after it.
+Files can be joined by ``cat``: an environment line applies to the rows after it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _KEYS = tuple(field.name for field in fields(Row))
 
 
 class BadFile(Exception):
-    """A file is missing, or is no result file; the text says where."""
+    """The file is missing or is not a result file; the message says where."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """Rows, the environment that they were measured in, and the name of their file."""
+    """Rows, the environment they were measured in, and the name of their file."""
 
     source: str
     environment: dict[str, Any]
@@ -31,7 +31,7 @@ class Run:
 
 
 def write(rows: Sequence[Row], environment: Mapping[str, Any], path: Path) -> None:
-    """The environment, then the rows."""
+    """Write the environment, then the rows."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [{ENVIRONMENT: dict(environment)}, *(asdict(row) for row in rows)]
     text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
@@ -39,15 +39,15 @@ def write(rows: Sequence[Row], environment: Mapping[str, Any], path: Path) -> No
 
 
 def read(path: Path) -> list[Run]:
-    """The runs of a file, or of all ``.jsonl`` files of a folder.
+    """Read the runs of a file, or of all ``.jsonl`` files in a folder.
 
     Raises:
-        BadFile: there is none, or a line is neither an environment nor a row.
+        BadFile: there are no such files, or a line is neither an environment nor a row.
     """
     if path.is_dir():
         found = sorted(path.glob("*.jsonl"))
         if not found:
-            raise BadFile(f"{path}: there is no .jsonl file in this folder")
+            raise BadFile(f"{path}: no .jsonl file in this folder")
         return [run for file in found for run in read(file)]
     runs: list[Run] = []
     for place, line in lines_of(path):
@@ -63,12 +63,12 @@ def read(path: Path) -> list[Run]:
 
 
 def rows_of(path: Path) -> list[Row]:
-    """The rows of a file or of a folder, whatever they were measured in."""
+    """Return the rows of a file or folder, whatever environment they were measured in."""
     return [row for run in read(path) for row in run.rows]
 
 
 def lines_of(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """The place and the content of each line."""
+    """Return the place and the content of each line."""
     try:
         texts = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

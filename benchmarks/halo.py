@@ -17,7 +17,7 @@ SHAPES = ((1, 8, 256, 256), (1, 16, 1024, 1024), (1, 4, 64, 64, 64))
 
 
 def cases(ranks: int) -> list[Case]:
-    """Shapes are global. Bytes are those that rank 0 sends, as many as any other."""
+    """Return the cases. Shapes are global; bytes are those rank 0 sends, the most of any rank."""
     found: list[Case] = []
     for shape in SHAPES:
         grid = grid_of(ranks, len(shape))
@@ -34,7 +34,7 @@ def cases(ranks: int) -> list[Case]:
 
 
 def grid_of(ranks: int, dims: int) -> tuple[int, ...]:
-    """The process grid: the first spatial axis has two ranks, the second the others."""
+    """Return the grid: two ranks along the first spatial axis, the others along the second."""
     return (1, 1, 2, ranks // 2) + (1,) * (dims - 4)
 
 
@@ -43,7 +43,10 @@ def _shape(stencil: Stencil, cells: tuple[slice, ...]) -> list[int]:
 
 
 def sides(case: Case, P_world: Partition) -> dict[str, Side]:
-    """Peers: gloo's isend and irecv with packing and unpacking; a copy of the block; its clone."""
+    """Return the sides.
+
+    Peers: gloo's isend and irecv with packing; a copy of the block; its clone.
+    """
     gloo.start(P_world)
     shape, grid = case.parameters["shape"], case.parameters["grid"]
     stencil = Stencil(shape, grid, P_world.rank or 0)

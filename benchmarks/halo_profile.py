@@ -1,8 +1,8 @@
-"""Where the time of one small halo exchange goes: ``python -m benchmarks.halo_profile``.
+"""Break down the time of one small halo exchange: ``python -m benchmarks.halo_profile``.
 
 Two ranks exchange the halo of a float32 tensor of shape [1,8,32,16], cut in two, for a 3x3 kernel
-with padding 1, without gradients. Each layer of the call is timed alone, in turn with the others;
-a line is what its layer adds to the one below.
+with padding 1, without gradients. Each software layer of the call is timed alone, in turn with the
+others; a line shows what its layer adds to the line below.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ LAYERS = 4
 
 
 def cases(ranks: int) -> list[Case]:
-    """Shapes are global; as many channels out as in."""
+    """Return the cases; shapes are global, with equal channels in and out."""
     found: list[Case] = []
     for shape in SHAPES:
         grid, block = grid_of(ranks, 4), prod(shape) * 4 // ranks
@@ -31,7 +31,7 @@ def cases(ranks: int) -> list[Case]:
 
 
 def sides(case: Case, P_world: Partition) -> dict[str, Side]:
-    """Results are the output and the gradients of input and parameters."""
+    """Return the sides; results are the output and the gradients of input and parameters."""
     shape, channels = case.parameters["shape"], case.parameters["shape"][1]
     P_x = P_world.create_cartesian_topology_partition(case.parameters["grid"])
     torch.manual_seed(0)

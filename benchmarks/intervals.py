@@ -13,10 +13,10 @@ LEVEL = 0.95
 
 
 def ratio_interval(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
-    """Bounds of ``median(b) / median(a)``, at a confidence of ``LEVEL``; the same in every run.
+    """Return bounds of ``median(b) / median(a)`` at confidence ``LEVEL``; the same in every run.
 
-    Iterations of one turn resemble one another, since what disturbs one lasts longer than it. So
-    whole turns are drawn, with replacement, and not iterations.
+    Iterations of one turn are correlated, since a disturbance outlasts an iteration. Whole turns
+    are therefore resampled with replacement, not single iterations.
     """
     generator = np.random.default_rng(0)
     ratios = _medians(b, generator) / _medians(a, generator)
@@ -25,7 +25,6 @@ def ratio_interval(a: Sequence[float], b: Sequence[float]) -> tuple[float, float
 
 
 def _medians(us: Sequence[float], generator: np.random.Generator) -> np.ndarray:
-    """Medians of as many turns as there are, drawn ``RESAMPLES`` times."""
     turns = np.array_split(np.asarray(us), min(ROUNDS, len(us)))
     table = np.full((len(turns), max(turn.size for turn in turns)), np.nan)
     for row, turn in zip(table, turns, strict=True):

@@ -1,26 +1,27 @@
-"""Layers, forward and backward, beside torch's own layer on the same block and no messages."""
+"""Layers, forward and backward, beside torch's own layer on the same block without messages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import deepcopy
 from math import prod, sqrt
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from benchmarks.case import Case, Side
 from benchmarks.conv import Results, close
 from benchmarks.halo import grid_of
 from gpudist import nn
 from gpudist.geometry.blocks import Decomposition
+from gpudist.nn.layer_table import sequential_of
 from gpudist.world.partition import CartesianPartition, Partition
 
 IMAGE, ROWS, TOKENS = (4, 32, 128, 128), (256, 1024), (64, 256)
 SERIES = (8, 32, 4096)
+# Families with subjects of their own.
+OTHER_SUBJECTS = ("attention", "loss")
 Layers = tuple[tuple[str, tuple[Any, ...]], ...]
-# The layer, and its arguments: of each file of gpudist.nn one at least, here or in the subjects
+# Layers and their arguments: at least one from each file of gpudist.nn, here or in the subjects
 # attention, halo_region, linear, losses and tensor_parallel.
 ON_IMAGES: Layers = (
     ("Conv2d", (32, 32, 3, 1, 1)),
@@ -47,17 +48,36 @@ ON_SERIES: Layers = (("CausalConv1d", (32, 32, 3)),)
 
 
 def cases(ranks: int) -> list[Case]:
-    """Shapes are global: images and series are cut along their spatial dims, rows by rows."""
+    """Return the cases.
+
+    Shapes are global: images and series are cut along spatial dims, else rows.
+    """
     cuts = (
         *((ON_IMAGES, IMAGE, grid_of(ranks, 4)), (ON_ROWS, ROWS, (ranks, 1))),
         *((ON_TOKENS, TOKENS, (ranks, 1)), (ON_SERIES, SERIES, (1, 1, ranks))),
     )
-    return [
+    found = [
         _case(ranks, layer, arguments, shape, grid)
         for layers, shape, grid in cuts
         for layer, arguments in layers
         if hasattr(nn, f"Distributed{layer}")
     ]
+    return found + _samples(ranks, {case.parameters["layer"] for case in found})
+
+
+def _samples(ranks: int, measured: set[str]) -> list[Case]:
+    """Sample calls, on blocks 16 times as long, from files of which no layer is measured."""
+    files = {row.kind.__module__ for row in nn.LAYERS if row.name[len("Distributed") :] in measured}
+    found: list[Case] = []
+    for row in nn.LAYERS:
+        if row.family in OTHER_SUBJECTS or row.kind.__module__ in files:
+            continue
+        files.add(row.kind.__module__)
+        batch, channels, *extents = row.inputs[0].shape
+        shape = (batch, channels, *(16 * n for n in extents))
+        layer = row.name.removeprefix("Distributed")
+        found.append(_case(ranks, layer, (), shape, grid_of(ranks, len(shape)), row.arguments))
+    return found
 
 
 def _case(
@@ -66,32 +86,38 @@ def _case(
     arguments: tuple[Any, ...],
     shape: tuple[int, ...],
     grid: tuple[int, ...],
+    options: dict[str, Any] | None = None,
 ) -> Case:
     block = prod(shape) * 4 // ranks
-    words = [",".join(map(str, numbers)) for numbers in (arguments, shape, grid)]
+    options = options or {}
+    shown = (*arguments, *(f"{name}={value}" for name, value in options.items()))
+    words = [",".join(map(str, numbers)) for numbers in (shown, shape, grid)]
     name = f"{layer}({words[0]}), global [{words[1]}] on [{words[2]}]"
     parameters = {"layer": layer, "arguments": arguments, "shape": shape, "grid": grid}
+    if options:
+        parameters["options"] = options
     return Case("layers", name, ranks, block, parameters, block)
 
 
 def sides(case: Case, P_world: Partition) -> dict[str, Side]:
-    """Results are the output and the gradients of input and parameters."""
+    """Return the sides; results are the output and the gradients of input and parameters."""
     layer, arguments = case.parameters["layer"], case.parameters["arguments"]
-    shape = case.parameters["shape"]
+    shape, options = case.parameters["shape"], case.parameters.get("options", {})
     P_x = P_world.create_cartesian_topology_partition(case.parameters["grid"])
     torch.manual_seed(0)
-    distributed = getattr(nn, f"Distributed{layer}")(P_x, *arguments)
+    kind = getattr(nn, f"Distributed{layer}")
+    distributed = kind(P_x, *arguments, **options)
     torch.manual_seed(0)
-    sequential = sequential_of(layer)(*arguments)
+    sequential = sequential_of(kind)(*arguments, **options)
     x = torch.randint(arguments[0], shape) if layer == "Embedding" else torch.rand(shape) - 0.5
     gy = torch.rand(sequential(x).shape) - 0.5
-    # What the output has more dims than the input is whole on every rank.
+    # Dims that only the output has are whole on every rank.
     more = [1] * (gy.dim() - x.dim())
     P_y = P_world.create_cartesian_topology_partition([*P_x.shape, *more])
     y, gx, *parameters = in_double(sequential, x, gy)
     expected = (block_of(y, P_y), block_of(gx, P_x), *parameters)
     x, gy = block_of(x, P_x), block_of(gy, P_y)
-    # The output of a block alone may have another shape: it is padded on all sides.
+    # The output of a block alone may have another shape, since it is padded on all sides.
     gy_alone = torch.rand(sequential(x).shape) - 0.5
     alone = in_double(sequential, x, gy_alone)
 
@@ -108,19 +134,8 @@ def sides(case: Case, P_world: Partition) -> dict[str, Side]:
     }
 
 
-def sequential_of(layer: str) -> Callable[..., torch.nn.Module]:
-    return _CausalConv1d if layer == "CausalConv1d" else getattr(torch.nn, layer)
-
-
-class _CausalConv1d(torch.nn.Conv1d):
-    """torch's convolution behind padding in front; torch has none of its own."""
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return super().forward(F.pad(input, (self.kernel_size[0] - 1, 0)))
-
-
 def is_dropped(results: Results, x: torch.Tensor, gy: torch.Tensor, p: float) -> bool:
-    """Whether the same cells of output and gradient are 0, about as many as asked for."""
+    """Whether the same cells of output and gradient are 0, and about as many as requested."""
     y, gx = results
     kept = (y != 0) / (1 - p)
     share = (y == 0).float().mean().item()
@@ -130,8 +145,8 @@ def is_dropped(results: Results, x: torch.Tensor, gy: torch.Tensor, p: float) ->
 
 @torch.enable_grad()
 def both_ways(layer: torch.nn.Module, x: torch.Tensor, gy: torch.Tensor) -> Results:
-    """The output and the gradients of a forward and a backward."""
-    if not x.is_floating_point():  # it stands for its own gradient
+    """Return the output and the gradients of a forward and a backward pass."""
+    if not x.is_floating_point():  # compared as its own gradient
         y = layer(x)
         return (y.detach(), x, *torch.autograd.grad(y, [*layer.parameters()], gy))
     x = x.detach().requires_grad_()
@@ -146,13 +161,13 @@ def in_double(layer: torch.nn.Module, x: torch.Tensor, gy: torch.Tensor) -> Resu
 
 
 def block_of(whole: torch.Tensor, P_x: CartesianPartition) -> torch.Tensor:
-    """This rank's block."""
+    """Return this rank's block."""
     assert P_x.index is not None
     return whole[Decomposition.balanced(whole.shape, P_x.shape).block(P_x.index).slices].clone()
 
 
 def are_close(results: Results, expected: Results) -> bool:
-    """A parameter's gradient may be on another rank."""
+    """Whether results agree up to rounding; a parameter's gradient may be on another rank."""
     y, gx, *parameters = results
     return (
         close(y, expected[0])

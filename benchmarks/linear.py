@@ -1,4 +1,4 @@
-"""Linear layer, forward and backward, its weight cut by columns or by rows, beside DTensor's."""
+"""Linear layer, forward and backward, its weight cut by columns or rows, beside DTensor's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BATCH, FEATURES = 256, 1024
 
 
 def cases(ranks: int) -> list[Case]:
-    """Bytes are those of the whole input, which has the size of the whole output."""
+    """Return the cases; bytes are the whole input, which is as large as the whole output."""
     whole = BATCH * FEATURES * 4
     block = max(whole, FEATURES * FEATURES * 4 // ranks)
     return [
@@ -29,9 +29,9 @@ def cases(ranks: int) -> list[Case]:
 
 
 def sides(case: Case, P_world: Partition) -> dict[str, Side]:
-    """Results are the output and the gradients of input and weight; no bias.
+    """Return the sides; results are the output and the gradients of input and weight; no bias.
 
-    Ours keeps what is not cut on rank 0, DTensor on every rank.
+    Gpudist keeps uncut tensors on rank 0, DTensor on every rank.
     """
     by_columns = case.parameters["cut"] == "column"
     torch.manual_seed(0)
@@ -62,7 +62,7 @@ def _ours(
     layer = DistributedLinear(P_x, P_y, P_w, FEATURES, FEATURES, bias=False)
 
     def on(P: Partition, whole: torch.Tensor) -> torch.Tensor:
-        """This rank's block of a tensor whose columns lie on ``P``."""
+        """Return this rank's block of a tensor whose columns are split over ``P``."""
         return whole.chunk(P.size, 1)[rank].contiguous() if P.active else torch.empty(BATCH, 0)
 
     x_own, gy_own = on(P_x, x), on(P_y, gy)
@@ -111,7 +111,7 @@ def _dtensor(
         y = product.redistribute(placements=[y_cut])
         gx, gw = torch.autograd.grad(y, [x_placed, w], gy_placed)
         assert isinstance(gx, DTensor) and isinstance(gw, DTensor)
-        # By columns each rank has a part of the sum that is the input's gradient.
+        # When cut by columns, each rank has a partial sum of the input's gradient.
         gx = gx.redistribute(placements=[x_cut])
         return y.to_local().detach(), gx.to_local(), gw.to_local()
 

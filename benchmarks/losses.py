@@ -1,4 +1,4 @@
-"""Losses, forward and backward, beside torch's own on the same block and no messages."""
+"""Losses, forward and backward, beside torch's own on the same block without messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpudist.geometry.blocks import Decomposition
 from gpudist.world.partition import Partition
 
 IMAGE, ROWS = (4, 16, 128, 128), (4096, 256)
-# Of each file of gpudist.nn's losses, one at least.
+# At least one loss from each file of gpudist.nn's losses.
 LOSSES = (
     *("CrossEntropyLoss", "NLLLoss", "MSELoss", "SmoothL1Loss", "BCEWithLogitsLoss"),
     *("HingeEmbeddingLoss", "KLDivLoss", "PoissonNLLLoss", "CosineEmbeddingLoss"),
@@ -25,7 +25,10 @@ OPTIONS = {"KLDivLoss": {"reduction": "batchmean"}}
 
 
 def cases(ranks: int) -> list[Case]:
-    """Shapes are global, images cut along their spatial dims. Bytes are those of a rank's block."""
+    """Return the cases.
+
+    Shapes are global, images cut along spatial dims; bytes are a rank's block.
+    """
     found: list[Case] = []
     for loss in LOSSES:
         is_image = loss != "CosineEmbeddingLoss"
@@ -39,7 +42,7 @@ def cases(ranks: int) -> list[Case]:
 
 
 def sides(case: Case, P_world: Partition) -> dict[str, Side]:
-    """Results are the loss and the gradient of the first input."""
+    """Return the sides; results are the loss and the gradient of the first input."""
     name, shape = case.parameters["loss"], case.parameters["shape"]
     P_x = P_world.create_cartesian_topology_partition(case.parameters["grid"])
     torch.manual_seed(0)
@@ -49,7 +52,7 @@ def sides(case: Case, P_world: Partition) -> dict[str, Side]:
     loss, gx = both_ways(sequential, *whole)
     assert P_x.index is not None
     rows = Decomposition.balanced(shape, P_x.shape).block(P_x.index).slices
-    # What has one number for all channels has no dim for them.
+    # Tensors with one number for all channels have no channel dim.
     without = (rows[0], *rows[2:])
     own = [each[rows if each.dim() == len(shape) else without].clone() for each in whole]
     alone = both_ways(sequential, *own)
@@ -65,7 +68,7 @@ def sides(case: Case, P_world: Partition) -> dict[str, Side]:
 
 
 def arguments_of(name: str, shape: tuple[int, ...]) -> list[torch.Tensor]:
-    """The input and the targets of a loss."""
+    """Return the input and the targets of a loss."""
     x, y = torch.rand(shape), torch.rand(shape)
     labels = torch.randint(shape[1], (shape[0], *shape[2:]))
     signs = torch.randint(2, shape) * 2.0 - 1

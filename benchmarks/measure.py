@@ -1,4 +1,4 @@
-"""Measure a case: its sides take turns, whatever world they are in."""
+"""Measure a case: its sides take turns, whichever world they belong to."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LONG_US, LEAST_ITERATIONS = 3e5, 20
 
 @dataclass
 class Series:
-    """What was measured of one side: microseconds a call, one number an iteration."""
+    """Measurements of one side: microseconds a call, one number per iteration."""
 
     name: str
     us: list[float] = field(default_factory=list)
@@ -34,12 +34,12 @@ class Series:
 
     @property
     def is_bare(self) -> bool:
-        """Whether it goes into existing memory."""
+        """Whether results go into existing memory."""
         return self.name.endswith(" bare") or self.name == MEMORY_COPY
 
 
 def measure(case: Case, worlds: Sequence[World], iterations: int, pages: Pages) -> list[Series]:
-    """The series of all sides, ours first; results are checked before and after."""
+    """Return the series of all sides, ours first; results are checked before and after."""
     turns = [
         (world, Series(name))
         for world in worlds
@@ -65,7 +65,7 @@ def measure(case: Case, worlds: Sequence[World], iterations: int, pages: Pages) 
 
 
 def _warm_up(world: World, name: str, until_recycled: bool) -> float:
-    """Call the side until it gets no new pages, if it ever will; returns microseconds a call."""
+    """Call the side until it gets no new pages, if it ever stops; return microseconds a call."""
     us, turns_without = 0.0, 0
     for _ in range(WARM_UP_TURNS):
         turn = world.time(name, 1, 1)
@@ -73,17 +73,17 @@ def _warm_up(world: World, name: str, until_recycled: bool) -> float:
         turns_without = turns_without + 1 if turn.new_pages < FEW_PAGES else 0
         if not until_recycled or turns_without == TURNS_WITHOUT_NEW_PAGES:
             break
-    # Of one short call alone, most is the skew with which ranks leave a barrier.
+    # The time of a single short call is mostly the skew with which ranks leave a barrier.
     return min(world.time(name, 16, 3).us) if us < SHORT_US else us
 
 
 def calls_for(us: Sequence[float]) -> int:
-    """Calls an iteration, equal for all sides, which take ``us`` microseconds a call each."""
+    """Return the calls per iteration, equal for all sides, whose calls take ``us`` microseconds."""
     return int(max(1, min(MAX_CALLS, max(ALL_US / sum(us), FASTEST_US / min(us)))))
 
 
 def rows_of(case: Case, series: Sequence[Series], suffix: str = "") -> list[Row]:
-    """The rows of a case: ours beside each peer, and beside the better MPI of each kind."""
+    """Return the rows of a case: ours beside each peer, and beside the better MPI of each kind."""
     mine, *peers = series
     if not peers:
         return [row(case, suffix, mine.us, mine.correct)]

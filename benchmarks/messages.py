@@ -15,7 +15,7 @@ SIZES = {"4 KiB": 4 * KIB, "64 KiB": 64 * KIB, "1 MiB": MIB, "16 MiB": 16 * MIB}
 
 
 def cases(ranks: int) -> list[Case]:
-    """Bytes are those of one message."""
+    """Return the cases; bytes are the size of one message."""
     return [
         Case(
             "messages", name + (", bare" if bare else ""), ranks, nbytes,
@@ -27,7 +27,10 @@ def cases(ranks: int) -> list[Case]:
 
 
 def sides(case: Case, P_world: Partition) -> dict[str, Side]:
-    """Ours: the bound plan's one call, or the operator. Peer: gloo's isend and irecv."""
+    """Return the sides.
+
+    Ours: the bound plan's one call, or the operator. Peer: gloo's isend and irecv.
+    """
     gloo.start(P_world)
     rank, count = P_world.rank or 0, case.parameters["count"]
     partners = [partner(rank) for rank in range(P_world.size)]

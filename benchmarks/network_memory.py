@@ -1,9 +1,9 @@
 """Peak memory of one training step of a U-Net: the sequential network beside every rank's part.
 
-``python -m benchmarks.network_memory --size 128 --ranks 4 --json FILE``. Each side is measured in
-new processes, which give freed blocks from 64 KiB on back to the system, so that what is measured
-is what tensors hold; with ``--system-malloc`` by glibc's own settings. What is resident after the
-imports is subtracted.
+``python -m benchmarks.network_memory --size 128 --ranks 4 --json FILE``. Each side runs in new
+processes. Freed blocks of 64 KiB and more go back to the system, so that the peak shows what
+tensors hold; ``--system-malloc`` keeps glibc's own settings. The memory resident after the imports
+is subtracted.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Peak:
-    """Of one rank, in MiB.
+    """Peak memory of one rank, in MiB.
 
     Attributes:
-        before_mib: resident after the imports.
-        peak_mib: more at the highest, over one step, the network included.
+        before_mib: resident memory after the imports.
+        peak_mib: largest increase over ``before_mib`` during one step, the network included.
     """
 
     before_mib: float
@@ -47,7 +47,7 @@ class Peak:
 
 
 def step(P_world: Partition, size: int, width: int) -> Peak:
-    """Forward, backward and an update, of the sequential network if the world has one rank."""
+    """Run forward, backward and an update; the network is sequential if the world has one rank."""
     torch.set_num_threads(1)
     before_mib = status_mib("VmRSS")
     grid = grid_of(P_world.size, 5) if P_world.size > 1 else (1,) * 5
@@ -60,7 +60,7 @@ def step(P_world: Partition, size: int, width: int) -> Peak:
         criterion = DistributedCrossEntropyLoss(P_x)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
     cells = [size // n for n in P_x.shape[2:]]
-    # The peak so far is forgotten.
+    # Reset the peak.
     Path("/proc/self/clear_refs").write_text("5")
     x, target = torch.randn(1, 1, *cells), torch.randint(CLASSES, (1, *cells))
     y: Any = network(x)
@@ -71,14 +71,14 @@ def step(P_world: Partition, size: int, width: int) -> Peak:
 
 
 def status_mib(name: str) -> float:
-    """A number of the kernel's about this process."""
+    """Return a number of /proc/self/status, in MiB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     (line,) = [line for line in lines if line.startswith(f"{name}:")]
     return int(line.split()[1]) * 1024 / MIB
 
 
 def measured(ranks: int, size: int, width: int, system_malloc: bool) -> list[Peak]:
-    """Of every rank of a new world in new processes."""
+    """Measure every rank of a new world, in new processes."""
     command = [sys.executable, "-m", "benchmarks.network_memory"]
     command += ["--size", str(size), "--width", str(width), "--world", str(ranks)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

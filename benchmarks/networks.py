@@ -1,4 +1,4 @@
-"""Training steps of whole networks, converted, beside the sequential network on one rank alone."""
+"""Training steps of whole converted networks, beside the sequential network on one rank alone."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from examples.networks import UNet3d
 from gpudist.world.partition import Partition
 
 LR = 0.01
-# What rounding in float32 leaves of the gradients.
+# Bound of rounding errors of float32 gradients.
 TOLERANCE = 0.01
-# The network, its arguments, the shape of its input, the number of classes.
+# Network, its arguments, shape of its input, number of classes.
 NETWORKS: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...], tuple[int, ...], int]] = {
     "U-Net 64^3": (UNet3d, (1, 3, 8), (1, 1, 64, 64, 64), 3),
     "U-Net 96^3": (UNet3d, (1, 3, 8), (1, 1, 96, 96, 96), 3),
@@ -32,7 +32,7 @@ ON_TWO_RANKS = ("U-Net 96^3",)
 
 
 def cases(ranks: int) -> list[Case]:
-    """Shapes are global. Bytes are those of a rank's block of the input."""
+    """Return the cases. Shapes are global; bytes are a rank's block of the input."""
     found: list[Case] = []
     for name, (_, _, shape, _) in NETWORKS.items():
         if name in ON_TWO_RANKS and ranks > 2:
@@ -54,7 +54,7 @@ class Step:
 
 
 class Training:
-    """A network, what it is trained on, and the optimizer."""
+    """A network, its training data, and the optimizer."""
 
     def __init__(
         self, network: nn.Module, criterion: nn.Module, x: torch.Tensor, target: torch.Tensor
@@ -75,13 +75,16 @@ class Training:
 
     @torch.no_grad()
     def start_again(self) -> None:
-        """From the first weights."""
+        """Restore the initial weights."""
         for name, t in self._network.state_dict().items():
             t.copy_(self._initial[name])
 
 
 def sides(case: Case, P_world: Partition) -> dict[str, Side]:
-    """Results are the loss and the gradients. Other ranks sleep while the first is alone."""
+    """Return the sides; results are the loss and the gradients.
+
+    Only rank 0 runs the sequential one.
+    """
     make, arguments, _, classes = NETWORKS[case.parameters["network"]]
     shape, grid = case.parameters["shape"], case.parameters["grid"]
     P_x = P_world.create_cartesian_topology_partition(grid)
@@ -92,7 +95,7 @@ def sides(case: Case, P_world: Partition) -> dict[str, Side]:
     target = torch.randint(classes, scores)
     expected = Training(deepcopy(network), nn.CrossEntropyLoss(), x, target).step()
     converted = gpudist.distribute(network, P_x)
-    placement = P_x.to_placement()
+    placement = gpudist.placement.of(P_x)
     whole = gpudist.to_global(target, placement, (gpudist.sbp.broadcast,) * placement.axes)
     ours = Training(converted, nn.CrossEntropyLoss(), block_of(x, P_x), whole)
     found = {"gpudist": Side(ours.step, lambda r: is_right(r, expected), ours.start_again)}
@@ -105,7 +108,7 @@ def sides(case: Case, P_world: Partition) -> dict[str, Side]:
 
 
 def is_right(result: Step, expected: Step) -> bool:
-    """A parameter's gradient may be on another rank."""
+    """Whether the losses and gradients agree; a parameter's gradient may be on another rank."""
     return abs(result.loss - expected.loss) <= TOLERANCE * expected.loss and all(
         gradient.numel() == 0 or is_close(gradient, expected.gradients[name])
         for name, gradient in result.gradients.items()
@@ -113,6 +116,6 @@ def is_right(result: Step, expected: Step) -> bool:
 
 
 def is_close(gradient: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Different by little, of the norm."""
+    """Whether the norm of the difference is small relative to the norm."""
     error = torch.linalg.vector_norm(gradient - expected)
     return bool(error <= TOLERANCE * torch.linalg.vector_norm(expected))

@@ -1,4 +1,4 @@
-"""The operators that have no file of their own: scatter, gather, all-gather, sum-scatter."""
+"""The operators without a file of their own: scatter, gather, all-gather, sum-scatter, shift."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 from benchmarks.case import KIB, MIB, Case, Side, equals, is_empty, memory_copy, pattern
 from benchmarks.peers import dtensor, gloo
 from benchmarks.rows import MEMORY_COPY
-from gpudist.ops import AllGather, Gather, Scatter, SumScatter, zero_volume_tensor
+from gpudist.ops import AllGather, Gather, Scatter, Shift, SumScatter, zero_volume_tensor
 from gpudist.world.partition import Partition
 
-OPERATORS = ("scatter", "gather", "all_gather", "sum_scatter")
+OPERATORS = ("scatter", "gather", "all_gather", "sum_scatter", "shift")
 SIZES = {"4 KiB": 4 * KIB, "64 KiB": 64 * KIB, "1 MiB": MIB, "16 MiB": 16 * MIB}
 
 
 def cases(ranks: int) -> list[Case]:
-    """Bytes are those of the whole: all ranks' blocks together."""
+    """Return the cases; bytes are the whole tensor, all ranks' blocks together."""
     return [
         Case(
             "operators", f"{operator}, {name}", ranks, nbytes,
@@ -32,7 +32,10 @@ def cases(ranks: int) -> list[Case]:
 
 
 def sides(case: Case, P_world: Partition) -> dict[str, Side]:
-    """Peers: gloo's collective of the same name; DTensor, where every rank takes part alike."""
+    """Return the sides.
+
+    Peers: gloo's collective of the same name; DTensor for symmetric operators.
+    """
     gloo.start(P_world)
     found = _SIDES[case.parameters["operator"]](case.parameters["count"], P_world)
     return {**found, MEMORY_COPY: memory_copy(case.bytes)}
@@ -106,6 +109,24 @@ def _sum_scatter(count: int, P_world: Partition) -> dict[str, Side]:
     }
 
 
+def _shift(count: int, P_world: Partition) -> dict[str, Side]:
+    size, rank = P_world.size, P_world.rank or 0
+    blocks = [torch.from_numpy(pattern(count // size, seed)) for seed in range(size)]
+    x = blocks[rank]
+    shift = Shift(P_world.grid(size), [1])
+    sender, receiver = (rank - 1) % size, (rank + 1) % size
+
+    def by_gloo() -> torch.Tensor:
+        y = torch.empty_like(x)
+        messages = [dist.P2POp(dist.isend, x, receiver), dist.P2POp(dist.irecv, y, sender)]
+        for work in dist.batch_isend_irecv(messages):
+            work.wait()
+        return y
+
+    is_right = equals(blocks[sender].numpy())
+    return {"gpudist": Side(lambda: shift(x), is_right), "gloo": Side(by_gloo, is_right)}
+
+
 def _by_dtensor(
     x: torch.Tensor, P_world: Partition, source: Placement, target: Placement
 ) -> Callable[[], torch.Tensor]:
@@ -118,4 +139,5 @@ _SIDES: dict[str, Callable[[int, Partition], dict[str, Side]]] = {
     "gather": _gather,
     "all_gather": _all_gather,
     "sum_scatter": _sum_scatter,
+    "shift": _shift,
 }

@@ -1,9 +1,9 @@
-"""What the networks of the subject ``parameters`` send in a step, and what a rank holds.
+"""Messages and bytes that the networks of the subject ``parameters`` send in one step.
 
-``python -m benchmarks.parameter_traffic --ranks 2`` prints a table in markdown. Counted are all
-groups of messages, and those alone, between forward and backward of one step; messages and bytes
-are those of all ranks together. A broadcast or a sum among ``n`` ranks counts as ``n - 1`` messages
-of its block, an all-reduce as twice as many.
+``python -m benchmarks.parameter_traffic --ranks 2`` prints a table in Markdown, with the memory
+that a rank holds. Only groups of messages between forward and backward of one step are counted;
+messages and bytes are sums over all ranks. A broadcast or a sum among ``n`` ranks counts as ``n -
+1`` messages of its block, an all-reduce as twice as many.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ import torch
 from benchmarks.layers import block_of
 from benchmarks.parameters import NETWORKS, SIDES
 from gpudist.exchange import Movement, carry
-from gpudist.exchange.rounds import Part, Round
+from gpudist.exchange.rounds import MovementPart, Round
 from gpudist.testing import run_distributed
 from gpudist.world.partition import Partition
 
 
 @dataclass
 class Traffic:
-    """What one rank has sent; of a collective, its root counts all messages."""
+    """Traffic that one rank has sent; the root of a collective counts all its messages."""
 
     groups: int = 0
     messages: int = 0
     nbytes: int = 0
 
-    def add(self, part: Part) -> None:
-        """One stage of one movement."""
+    def add(self, part: MovementPart) -> None:
+        """Add one stage of one movement."""
         itemsize, rank = part.movement.dtype.itemsize, part.partition.rank
         for message in part.stage.sends:
             self.messages += 1
@@ -49,7 +49,7 @@ class Traffic:
 
 @contextmanager
 def counted(P_world: Partition) -> Generator[Traffic]:
-    """Counts what this rank sends inside; one world of one rank at a time."""
+    """Count what this rank sends inside the block; one world of one rank at a time."""
     traffic, rounds_of = Traffic(), carry._rounds
 
     def counting(movements: tuple[Movement, ...]) -> tuple[Round, ...]:
@@ -68,7 +68,7 @@ def counted(P_world: Partition) -> Generator[Traffic]:
 
 
 def measure(P_world: Partition) -> None:
-    """The rows of all networks, printed by rank 0."""
+    """Measure all networks; rank 0 prints the rows."""
     for name, network in NETWORKS.items():
         P_x = P_world.create_cartesian_topology_partition(network.grid(P_world.size))
         x = block_of(torch.rand(network.shape), P_x)

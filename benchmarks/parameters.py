@@ -1,4 +1,4 @@
-"""A forward and a backward of networks in either placement of their parameters, fused or not."""
+"""Forward and backward of networks in either placement of their parameters, fused or not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.layers import are_close, block_of, both_ways, in_double
 from gpudist import nn
 from gpudist.world.partition import CartesianPartition, Partition
 
-# "gpudist" is what the others are compared with.
+# The others are compared with "gpudist".
 SIDES: dict[str, tuple[bool, bool]] = {
     "gpudist": (False, True),
     "one owner, each layer": (False, False),
@@ -26,7 +26,6 @@ Layer = tuple[str, tuple[Any, ...], dict[str, Any]]
 
 
 def _conv(inputs: int, outputs: int, stride: int = 1) -> list[Layer]:
-    """A convolution, a normalization and what is between layers of a network."""
     options = {"stride": stride, "padding": 1, "bias": False}
     return [
         ("Conv2d", (inputs, outputs, 3), options),
@@ -41,13 +40,13 @@ def _up(inputs: int, outputs: int) -> list[Layer]:
 
 @dataclass(frozen=True)
 class Network:
-    """Layers, by torch's names, on an input of a global shape."""
+    """Layers by torch's names, and the global shape of their input."""
 
     layers: list[Layer]
     shape: tuple[int, ...]
 
     def grid(self, ranks: int) -> tuple[int, ...]:
-        """Images are cut along their spatial dims, rows among the ranks."""
+        """Return the grid: images are cut along spatial dims, rows among the ranks."""
         return grid_of(ranks, 4) if len(self.shape) == 4 else (ranks, 1)
 
     def sequential(self) -> torch.nn.Sequential:
@@ -101,7 +100,7 @@ NETWORKS = {
 
 
 def cases(ranks: int) -> list[Case]:
-    """Bytes are those of all parameters; shapes are global."""
+    """Return the cases. Bytes are the size of all parameters; shapes are global."""
     found: list[Case] = []
     for name, network in NETWORKS.items():
         nbytes = sum(parameter.nbytes for parameter in network.sequential().parameters())
@@ -113,7 +112,7 @@ def cases(ranks: int) -> list[Case]:
 
 
 def sides(case: Case, P_world: Partition) -> dict[str, Side]:
-    """Results are the output and the gradients of input and parameters."""
+    """Return the sides; results are the output and the gradients of input and parameters."""
     network = NETWORKS[case.parameters["network"]]
     shape = case.parameters.get("shape", network.shape)
     P_x = P_world.create_cartesian_topology_partition(network.grid(P_world.size))

@@ -1,11 +1,12 @@
-"""Is the partition that the planner finds best the one that is measured to be?
+"""Check whether the partition that the planner ranks best is the fastest one measured.
 
     python -m benchmarks.plan --ranks 4 --size 64 --json benchmarks/results/plan/unet-4.json
 
-Measures a profile of this machine, a training step of the U-Net example on every partition of its
-volume over local processes, and prints both, with the regret: by how much the partition predicted
-to be best is slower than the one measured to be. Also how long it takes to plan for 4096 ranks.
-Exit status 1 where either is more than it may be. Of a machine with other work it says nothing.
+Measures a profile of this machine and a training step of the U-Net example on every partition of
+its volume over local processes. Prints both, with the regret: by how much the partition predicted
+to be best is slower than the fastest one. Also measures how long it takes to plan for 4096 ranks.
+The exit status is 1 if either exceeds its limit. Results of a machine with other load are
+meaningless.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def network() -> torch.nn.Module:
 def measure(
     P_world: Partition, shape: tuple[int, ...], grids: list[tuple[int, ...]], rounds: int
 ) -> list[float]:
-    """Seconds of a step on each grid: medians of the slowest rank's, the grids taking turns."""
+    """Return the median seconds of a step on each grid, of the slowest rank; grids take turns."""
     torch.set_num_threads(1)
     steps: list[tuple[torch.nn.Module, torch.Tensor]] = []
     for grid in grids:
@@ -71,14 +72,14 @@ def profile_here(P_world: Partition) -> Profile:
 
 
 def planning_s() -> float:
-    """Seconds to plan the network for 4096 ranks."""
+    """Return the seconds to plan the network for 4096 ranks."""
     start_s = time.perf_counter()
     plan(network(), MANY_CELLS, MANY_RANKS, "h100")
     return time.perf_counter() - start_s
 
 
 def missed(facts: dict[str, Any]) -> list[str]:
-    """What of the facts of a run is not as it has to be, in words."""
+    """Describe the limits that a run exceeds."""
     found: list[str] = []
     measured = facts["measured_seconds"]
     if measured[0] > (1 + LARGEST_REGRET) * min(measured):
@@ -90,7 +91,7 @@ def missed(facts: dict[str, Any]) -> list[str]:
 
 
 def run(ranks: int, size: int, rounds: int) -> dict[str, Any]:
-    """Predict, measure and print; returns the facts, in seconds and bytes."""
+    """Predict, measure and print; return the facts, in seconds and bytes."""
     shape = (1, 1, *(size,) * 3)
     options = {"transport": "host", "timeout": LIMIT_S}
     profile = run_distributed(profile_here, ranks, **options)[0]
@@ -119,7 +120,7 @@ def main() -> int:
     options = _options()
     command = " ".join(["python -m benchmarks.plan", *sys.argv[1:]])
     here = environment(command, options.rounds)
-    # First, while no other process of this run is there.
+    # First, before this run starts other processes.
     many_s = planning_s()
     print(f"{MANY_RANKS} ranks: planned in {many_s:.1f} s")
     facts = {"environment": here, **run(options.ranks, options.size, options.rounds)}

@@ -22,7 +22,7 @@ EXTENT = 64  # cells of a block, in each spatial dim
 
 
 def cases(ranks: int) -> list[Case]:
-    """Nothing moves: 0 bytes."""
+    """Return the cases; nothing moves, so bytes are 0."""
     return [
         Case("planning", name, ranks, 0, {"number": number}) for number, name in enumerate(_SIDES)
     ]
@@ -33,7 +33,6 @@ def sides(case: Case, P_world: Partition) -> dict[str, Side]:
 
 
 def _halo_of(grid_extent: int) -> Callable[[tuple[int, ...]], Plan]:
-    """Planner of a 3x3x3 kernel with padding 1 on a cube of ranks, for the rank at an index."""
     grid = (1, 1, grid_extent, grid_extent, grid_extent)
     inputs = Decomposition.balanced((1, 1, *(n * EXTENT for n in grid[2:])), grid)
     windows = [HaloWidths(), HaloWidths(), *[SlidingWindow(3, padding=(1, 1))] * 3]
@@ -41,7 +40,7 @@ def _halo_of(grid_extent: int) -> Callable[[tuple[int, ...]], Plan]:
 
 
 def _halo_one(grid_extent: int) -> Side:
-    """A rank in the middle: 26 neighbours, whose messages are all the cells around its block."""
+    """Plan a rank in the middle: 26 neighbours, whose messages are the cells around its block."""
     plan_for = _halo_of(grid_extent)
     index = (0, 0, *[grid_extent // 2] * 3)
     around = (EXTENT + 2) ** 3 - EXTENT**3
@@ -56,7 +55,7 @@ def _halo_one(grid_extent: int) -> Side:
 
 
 def _halo_all(P_world: Partition) -> Side:
-    """Every rank of 16^3, shared out over the processes; each sends what it receives."""
+    """Plan every rank of 16^3, divided among the processes; each sends what it receives."""
     plan_for = _halo_of(16)
     grid = (1, 1, 16, 16, 16)
     indices = [index_of(rank, grid) for rank in range(P_world.rank or 0, prod(grid), P_world.size)]
@@ -75,7 +74,7 @@ def _halo_all(P_world: Partition) -> Side:
 
 
 def _repartition_one() -> Side:
-    """A rank of [64, 64] to [4096, 1]: its 64 rows of blocks go to 64 ranks, and one stays."""
+    """Plan a rank of [64, 64] to [4096, 1]: its 64 blocks of rows go to 64 ranks, one to itself."""
     shape, source_grid, target_grid = (8192, 8192), (64, 64), (4096, 1)
     source = Decomposition.balanced(shape, source_grid)
     target = Decomposition.balanced(shape, target_grid)

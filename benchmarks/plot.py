@@ -1,6 +1,6 @@
-"""Pictures of result files: bandwidth against size, scaling, ours beside its peers.
+"""Pictures of result files: bandwidth against size, scaling, gpudist beside its peers.
 
-``python -m benchmarks.plot FILES --output FOLDER``, of files or folders.
+``python -m benchmarks.plot FILES --output FOLDER``, where FILES are files or folders.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmarks.plots.style import save
 
 
 def pictures(runs: Sequence[Run]) -> dict[str, Figure]:
-    """All that the rows suffice for, by the names of their files."""
+    """Return every figure the rows have data for, by file name."""
     rows = [row for run in runs for row in run.rows]
     ranks = sorted({row.ranks for row in rows})
     found: dict[str, Figure | None] = {f"bandwidth-{n}": bandwidth(rows, n) for n in ranks}

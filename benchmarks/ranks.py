@@ -1,4 +1,7 @@
-"""Our world: ``python -m benchmarks.ranks RANKS ADDRESS``, started by :mod:`benchmarks.worlds`."""
+"""A world of gpudist, started by :mod:`benchmarks.worlds`.
+
+``python -m benchmarks.ranks RANKS ADDRESS``.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def serve_rank(P_world: Partition, address: str, new_pages: bool) -> None:
 
 
 class _Binding:
-    """A core for each rank where there are enough, as mpirun's; gloo has threads and is free."""
+    """Binds each rank to a core if there are enough, as mpirun does; gloo's threads stay free."""
 
     def __init__(self, P_world: Partition) -> None:
         self._all = os.sched_getaffinity(0)

@@ -15,7 +15,7 @@ EXTENTS = {"64 KiB": 128, "4 MiB": 1024, "64 MiB": 4096}
 
 
 def cases(ranks: int) -> list[Case]:
-    """Bytes are those of a rank's block."""
+    """Return the cases; bytes are a rank's block."""
     return [
         Case(
             "repartition", f"{name} global, {_size(n * n * 4 // ranks)} a rank", ranks,
@@ -30,7 +30,7 @@ def _size(nbytes: int) -> str:
 
 
 def sides(case: Case, P_world: Partition) -> dict[str, Side]:
-    """Peers: gloo's isend and irecv with packing and unpacking, and DTensor over gloo."""
+    """Return the sides. Peers: gloo's isend and irecv with packing, and DTensor over gloo."""
     mesh = dtensor.mesh(P_world)
     n, size, rank = case.parameters["n"], P_world.size, P_world.rank or 0
     width = n // size
@@ -45,7 +45,7 @@ def sides(case: Case, P_world: Partition) -> dict[str, Side]:
         y = torch.empty(n, width)
         rows, columns = y.split(width), x.split(width, dim=1)
         others = [peer for peer in range(size) if peer != rank]
-        # A block of rows of y is contiguous: it is received in place.
+        # A block of rows of y is contiguous and is received in place.
         gloo.exchange(
             [(peer, columns[peer].contiguous()) for peer in others],
             [(peer, rows[peer]) for peer in others],

@@ -7,7 +7,7 @@ from torch import nn
 
 
 class BasicBlock(nn.Module):
-    """Two convolutions, and a way around them."""
+    """Two convolutions with a shortcut around them."""
 
     def __init__(self, channels_in: int, channels: int, stride: int = 1) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class BasicBlock(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """Scores ``[B, classes]`` of images ``[B, 3, height, width]``.
+    """ResNet-18: scores ``[B, classes]`` of images ``[B, 3, height, width]``.
 
     Source:
         He et al. 2016, arXiv:1512.03385; initial values are torch's own.

@@ -1,4 +1,4 @@
-"""A row: what was measured of ours beside one peer, in one case."""
+"""A row: the measurement of gpudist beside one peer, in one case."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from benchmarks.case import Case
 
 NO_PEER = "none"
 MEMORY_COPY, NO_COMMUNICATION = "memory copy", "no communication"
-# Of scaling: the whole work on one rank, and one rank's part of it.
+# Peers of scaling: the whole work on one rank, and one rank's part of it.
 ONE_RANK, ONE_BLOCK = "1 rank", "1 block alone"
-# What does less than ours, or no communication: a bound and not a rival.
+# Peers that do less than gpudist, or do not communicate: bounds, not rivals.
 CEILINGS = (MEMORY_COPY, NO_COMMUNICATION, ONE_BLOCK, "local copy", "clone", "local torch")
 
 
@@ -21,7 +21,7 @@ CEILINGS = (MEMORY_COPY, NO_COMMUNICATION, ONE_BLOCK, "local copy", "clone", "lo
 class Row:
     """One line of a result file; times in microseconds, ``ratio`` ours over the peer's.
 
-    ``us`` and ``peer_us`` are the iterations in the order in which they were measured.
+    ``us`` and ``peer_us`` list the iterations in the order of measurement.
     """
 
     subject: str
@@ -42,7 +42,7 @@ class Row:
 
     @property
     def is_behind(self) -> bool:
-        """Whether a rival, not a bound, is faster."""
+        """Whether a rival, rather than a bound, is faster."""
         return self.ratio is not None and self.ratio > 1 and self.peer not in CEILINGS
 
 
@@ -54,7 +54,7 @@ def row(
     peer: str = NO_PEER,
     peer_us: Sequence[float] | None = None,
 ) -> Row:
-    """The row of our series, and of a peer's if there is one."""
+    """Return the row of our series, beside a peer's if there is one."""
     deciles = statistics.quantiles(us, n=10)
     median = statistics.median(us)
     peer_median = statistics.median(peer_us) if peer_us is not None else None

@@ -1,6 +1,6 @@
 """Strong and weak scaling: the same work on one rank, and on all of them.
 
-Strong: the global shape stays. Weak: every rank's block stays, and the global shape grows.
+Strong: the global shape is fixed. Weak: every rank's block is fixed, and the global shape grows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gpudist.world.partition import CartesianPartition, Partition
 
 STRONG, WEAK = "strong", "weak"
 CHANNELS, CLASSES = 16, 3
-# The global shape of strong scaling, and the block of a rank in weak scaling.
+# Global shape for strong scaling, and block of a rank for weak scaling.
 SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
     "halo exchange": {STRONG: (1, 8, 1024, 1024), WEAK: (1, 8, 512, 512)},
     "all-sum-reduce": {WEAK: (1, 1, 512, 512)},
@@ -38,7 +38,7 @@ SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
 
 
 def cases(ranks: int) -> list[Case]:
-    """Bytes are those of a rank's block."""
+    """Return the cases; bytes are a rank's block."""
     found: list[Case] = []
     for work, shapes in SHAPES.items():
         for kind, shape in shapes.items():
@@ -52,7 +52,10 @@ def cases(ranks: int) -> list[Case]:
 
 
 def sides(case: Case, P_world: Partition) -> dict[str, Side]:
-    """Peers: plain torch on one rank, the others asleep; and on every rank's block at once."""
+    """Return the sides.
+
+    Peers: plain torch on one rank, the others asleep; and on every rank at once.
+    """
     ours, plain = _WORKS[case.parameters["work"]]
     shape, grid = case.parameters["shape"], case.parameters["grid"]
     P_x = P_world.create_cartesian_topology_partition(grid)
@@ -92,7 +95,6 @@ def _padded(shape: tuple[int, ...]) -> Side:
 
 
 def _sum(P_x: CartesianPartition, shape: tuple[int, ...]) -> Side:
-    """Of blocks that differ by rank; the global shape says only how large they are."""
     count = prod(shape) // P_x.size
     x = torch.from_numpy(pattern(count, P_x.rank or 0)).view([1] * (len(shape) - 1) + [count])
     all_sum_reduce = AllSumReduce(P_x, range(P_x.dim))

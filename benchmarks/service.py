@@ -1,6 +1,6 @@
-"""What every rank of every world does: wait for an order, carry it out, answer.
+"""The loop of every rank of every world: wait for an order, carry it out, answer.
 
-A rank whose turn it is not sleeps in a read from a socket. Ranks without torch run this file too.
+A rank that is not taking its turn sleeps in a read from a socket. Ranks without torch import this.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Prepare = Callable[[Case], Mapping[str, Side]]
 
 @dataclass(frozen=True)
 class Hello:
-    """The first thing a rank says: who it is, its process, and the versions of what it runs."""
+    """A rank's first message: its number, its process, and the versions of its software."""
 
     rank: int
     pid: int
@@ -30,14 +30,14 @@ class Hello:
 
 @dataclass(frozen=True)
 class Turn:
-    """One rank's part of a turn: microseconds a call, by iteration, and the pages it was given."""
+    """One rank's part of a turn: microseconds a call, by iteration, and the new pages it took."""
 
     us: list[float]
     new_pages: int
 
 
 class _Rank:
-    """Carries out orders; each method is one."""
+    """Carries out orders; each method is one order."""
 
     def __init__(
         self, barrier: Callable[[], object], prepare: Prepare, begin: Callable[[str], object]
@@ -48,7 +48,7 @@ class _Rank:
         self._sides: Mapping[str, Side] = {}
 
     def prepare(self, case: Case) -> list[str]:
-        """The names of this world's sides of ``case``; those of the case before are let go."""
+        """Build this world's sides of ``case`` in place of the last one's; return their names."""
         self._sides = {}
         self._sides = self._prepare(case)
         return list(self._sides)
@@ -60,7 +60,7 @@ class _Rank:
         return bool(side.is_right(side.call()))
 
     def time(self, name: str, calls: int, iterations: int) -> Turn:
-        """Each iteration begins together; a first call, untimed, finds the caches another left."""
+        """Time ``iterations``, each starting together; a first call, untimed, warms the caches."""
         call = self._sides[name].call
         self._begin(name)
         us: list[float] = []
@@ -87,7 +87,7 @@ def serve(
     prepare: Prepare,
     begin: Callable[[str], object] = lambda name: None,
 ) -> None:
-    """Serve the controller at ``address`` until it says that it was the last order, or is gone.
+    """Serve the controller at ``address`` until it sends the last order or disconnects.
 
     ``begin`` is called with the name of a side before its turn.
     """
@@ -106,5 +106,4 @@ def serve(
 
 
 def _pages() -> int:
-    """Page faults of this process so far; each is a page of new memory."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -1,4 +1,4 @@
-"""The halo of a kernel of 3 cells with padding 1, in plain integers, for peers and for checks."""
+"""The halo of a kernel of 3 cells with padding 1, in plain integers, for peers and checks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ class Stencil:
 
     Attributes:
         block: the rank's cells of the global array.
-        needed_shape: of the block with the cells around it.
+        needed_shape: shape of the block with the cells around it.
         inner: the block inside the needed cells.
-        neighbours: rank, what it gets of the block, where its cells lie in the needed ones.
+        neighbours: for each neighbour its rank, the cells of the block it receives, and where its
+            own cells go in the needed ones.
         padding: the needed cells beyond the global edge.
     """
 
@@ -57,17 +58,15 @@ class Stencil:
         return slabs
 
     def needed(self, whole: np.ndarray) -> np.ndarray:
-        """The cells this rank's kernel reads, zero beyond the edge of the ``whole`` tensor."""
+        """Return the cells this rank's kernel reads, zero beyond the edge of ``whole``."""
         padded = np.pad(whole, [(w, w) for w in self.width])
         ranges = zip(self.block, self.width, strict=True)
         return padded[tuple(slice(b.start, b.stop + 2 * w) for b, w in ranges)].copy()
 
 
 def _edge(offset: int, start: int, stop: int) -> slice:
-    """Of the cells ``[start, stop)``, those that the neighbour at ``offset`` reads."""
     return {-1: slice(start, start + 1), 0: slice(start, stop), 1: slice(stop - 1, stop)}[offset]
 
 
 def _beyond(offset: int, start: int, stop: int) -> slice:
-    """The cells beside ``[start, stop)`` that the neighbour at ``offset`` owns."""
     return {-1: slice(start - 1, start), 0: slice(start, stop), 1: slice(stop, stop + 1)}[offset]

@@ -22,7 +22,7 @@ from gpudist.world.partition import Partition
 
 
 def cases(ranks: int) -> list[Case]:
-    """Bytes are those of the block."""
+    """Return the cases; bytes are the size of the block."""
     return round_sizes("sum_reduce", ranks)
 
 

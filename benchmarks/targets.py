@@ -1,4 +1,4 @@
-"""What two ranks are to reach beside their peers, and whether the committed results do.
+"""Targets for two ranks beside their peers, and whether the committed results meet them.
 
 ``python -m benchmarks.targets`` prints the table of docs/results.md from ``benchmarks/results``.
 """
@@ -18,7 +18,7 @@ _BARE, _SAME = "mpi bare (best)", "mpi (best)"
 
 @dataclass(frozen=True)
 class Target:
-    """Ours takes at most ``ratio`` times the peer, and ``more_us`` microseconds."""
+    """Limit: at most ``ratio`` times the peer's time plus ``more_us`` microseconds."""
 
     what: str
     subject: str
@@ -36,7 +36,7 @@ class Target:
 
 
 def targets() -> Iterator[Target]:
-    """All of them, in the order of the table."""
+    """Yield all targets, in the order of the table."""
     for size in ("4 KiB", "64 KiB", "1 MiB"):
         yield Target(f"messages, {size} each way", "messages", f"{size}, bare", _BARE, 1.0)
     block = "[1,8,256,256] on [1,1,2,1]"
@@ -54,7 +54,7 @@ def targets() -> Iterator[Target]:
 
 
 def table(results: Path = RESULTS) -> str:
-    """The table, in Markdown."""
+    """Return the table in Markdown."""
     lines = [
         "| what | gpudist | peer | ratio | at most | reached |",
         "|---|---:|---:|---:|---|---|",
@@ -76,7 +76,7 @@ def table(results: Path = RESULTS) -> str:
 def _find(rows: list[Row], target: Target) -> Row:
     found = [row for row in rows if (row.case, row.peer) == (target.case, target.peer)]
     if len(found) != 1 or not found[0].correct:
-        raise ValueError(f"{target.what}: not one correct row of {target.case} and {target.peer}")
+        raise ValueError(f"{target.what}: no correct row of {target.case} and {target.peer}")
     return found[0]
 
 

@@ -16,7 +16,10 @@ LAYERS = {"column": ColumnParallelLinear, "row": RowParallelLinear}
 
 
 def cases(ranks: int) -> list[Case]:
-    """Tokens are those of all ranks; of linear layers, as many features out as in."""
+    """Return the cases.
+
+    Tokens are summed over ranks; linear layers have equal features in and out.
+    """
     found = transformer.cases(ranks)
     for tokens, features in SIZES:
         block = tokens * features * 4 // ranks
@@ -28,7 +31,10 @@ def cases(ranks: int) -> list[Case]:
 
 
 def sides(case: Case, P_world: Partition) -> dict[str, Side]:
-    """Of a linear layer, the output and the gradients of input and weight; no bias."""
+    """Return the sides; a linear layer has no bias.
+
+    Its results are the output and the gradients of input and weight.
+    """
     if "network" in case.parameters:
         return transformer.sides(case, P_world)
     features, size, rank = case.parameters["features"], P_world.size, P_world.rank or 0
@@ -37,7 +43,7 @@ def sides(case: Case, P_world: Partition) -> dict[str, Side]:
     sequential = torch.nn.Linear(features, features, bias=False)
     x, gy = (torch.rand(case.parameters["tokens"], features) - 0.5 for _ in range(2))
     y, gx, gw = in_double(sequential, x, gy)
-    # Of columns the input is cut by tokens and the output by features; of rows the other way.
+    # Column-parallel: input cut by tokens, output by features; row-parallel: the other way round.
     x_dim, y_dim, w_dim = (0, 1, 0) if by_columns else (1, 0, 1)
 
     def own(whole: torch.Tensor, dim: int) -> torch.Tensor:

@@ -18,7 +18,7 @@ from benchmarks.networks import Step, Training, is_right
 from benchmarks.peers import dtensor as dtensor_peer
 from examples.gpt import GPT, Cut, ParallelGPT, Sizes
 from gpudist.nn import VocabParallelCrossEntropyLoss
-from gpudist.nn.parameters.placement import placements
+from gpudist.nn.parameters.parameter_placement import placements
 from gpudist.world.partition import Partition
 
 SIZES = {"GPT": Sizes(4096, 256, 256, 8, 2)}
@@ -26,7 +26,7 @@ SAMPLES = 4
 
 
 def cases(ranks: int) -> list[Case]:
-    """Bytes are those of a layer's output, which is whole on every worker."""
+    """Return the cases; bytes are a layer's output, which is whole on every worker."""
     found: list[Case] = []
     for name, sizes in SIZES.items():
         words = f"{sizes.layers} layers, {sizes.width} features, {SAMPLES} x {sizes.longest} tokens"
@@ -37,7 +37,7 @@ def cases(ranks: int) -> list[Case]:
 
 
 def tokens_of(sizes: Sizes) -> tuple[torch.Tensor, torch.Tensor]:
-    """A batch and its targets."""
+    """Return a batch and its targets."""
     generator = torch.Generator().manual_seed(1)
     shape = SAMPLES, sizes.longest + 1
     tokens = torch.randint(sizes.vocabulary, shape, generator=generator)
@@ -45,7 +45,7 @@ def tokens_of(sizes: Sizes) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class CrossEntropy(torch.nn.Module):
-    """Of logits ``[B, L, vocabulary]``."""
+    """Cross-entropy of logits ``[B, L, vocabulary]``."""
 
     def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
@@ -64,7 +64,7 @@ def parallel(sizes: Sizes, P_world: Partition) -> tuple[ParallelGPT, Training]:
 
 
 class DTensorTraining(Training):
-    """Logits stay cut along the vocabulary."""
+    """Training by DTensor; logits stay cut along the vocabulary."""
 
     def step(self) -> Step:
         with loss_parallel():
@@ -72,7 +72,7 @@ class DTensorTraining(Training):
 
 
 def dtensor(sizes: Sizes, mesh: DeviceMesh) -> DTensorTraining:
-    """Cut as ours: heads, inner features and vocabulary."""
+    """Build the DTensor network, cut as ours: along heads, inner features and vocabulary."""
     torch.manual_seed(0)
     network = GPT(sizes)
     plan = {
@@ -88,7 +88,10 @@ def dtensor(sizes: Sizes, mesh: DeviceMesh) -> DTensorTraining:
 
 
 def sides(case: Case, P_world: Partition) -> dict[str, Side]:
-    """Results are the loss and the gradients. Other ranks sleep while the first is alone."""
+    """Return the sides; results are the loss and the gradients.
+
+    Only rank 0 runs the sequential one.
+    """
     sizes = SIZES[case.parameters["network"]]
     expected = sequential(sizes).step()
     network, ours = parallel(sizes, P_world)
@@ -113,8 +116,7 @@ def sides(case: Case, P_world: Partition) -> dict[str, Side]:
 
 
 def _is_right(result: Step, expected: Step) -> bool:
-    """Collective: DTensor's gradients are put together."""
-    # That of a key's bias is nothing but rounding: all scores of a query shift alike.
+    # A key's bias shifts all scores of a query alike, so its gradient is only rounding error.
     names = [name for name in expected.gradients if not name.endswith("k_proj.bias")]
     gradients = {name: _whole(result.gradients[name]) for name in names}
     return is_right(Step(result.loss, gradients), expected)

@@ -1,9 +1,9 @@
-"""Peak memory of a training step of a GPT: the sequential network, ours and DTensor's ranks.
+"""Peak memory of a training step of a GPT: the sequential network, our ranks and DTensor's.
 
-``python -m benchmarks.transformer_memory --json FILE``. Each side is measured in new processes, as
-by :mod:`benchmarks.network_memory`, whose words hold here: what is resident after the network is
-made is subtracted from the peak, and given beside it. A step of a small network comes first, so
-that what libraries keep is there before.
+``python -m benchmarks.transformer_memory --json FILE``. Each side runs in new processes, as in
+:mod:`benchmarks.network_memory`. The memory resident once the network exists is subtracted from the
+peak and reported beside it. A step of a small network runs first, so that what libraries keep is
+already allocated.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ def make(side: str, sizes: Sizes, P_world: Partition) -> Training:
 
 
 def step(P_world: Partition, side: str) -> Peak:
-    """Forward, backward and an update."""
+    """Run forward, backward and an update."""
     torch.set_num_threads(1)
     make(side, SMALL, P_world).step()
     training = make(side, LARGE, P_world)
     P_world.barrier()
     before_mib = status_mib("VmRSS")
-    # The peak so far is forgotten.
+    # Reset the peak.
     Path("/proc/self/clear_refs").write_text("5")
     training.step()
     return Peak(before_mib, status_mib("VmHWM") - before_mib)
 
 
 def measured(side: str, ranks: int) -> list[Peak]:
-    """Of every rank of a new world in new processes."""
+    """Measure every rank of a new world, in new processes."""
     command = [sys.executable, "-m", "benchmarks.transformer_memory"]
     command += ["--ranks", str(ranks), "--side", side]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **NEW.environment}

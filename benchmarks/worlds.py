@@ -1,4 +1,4 @@
-"""Worlds of ranks: started by their own launchers, ordered about over sockets, ended."""
+"""Worlds of ranks: started by their own launchers, controlled over sockets, and ended."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ MPI4TORCH = "mpi4torch"
 
 
 class WorldFailed(Exception):
-    """A world died, hung, or never came up; the text ends with what it last printed."""
+    """A world died, hung, or never started; the message ends with its last output."""
 
 
 @dataclass(frozen=True)
 class Pages:
-    """How malloc treats large blocks, in every world alike.
+    """Malloc's treatment of large blocks, the same in every world.
 
     Attributes:
-        suffix: what it adds to the name of a case.
+        suffix: text added to the name of a case.
         environment: glibc's settings.
-        recycled: freed blocks are used again; else every one is new from the system.
+        recycled: whether freed blocks are reused; otherwise every block is new from the system.
     """
 
     suffix: str
@@ -52,7 +52,7 @@ RECYCLED = Pages(
         "MALLOC_MMAP_MAX_": "0",
         "MALLOC_TRIM_THRESHOLD_": str(1 << 62),
         "MALLOC_TOP_PAD_": str(64 << 20),
-        "MALLOC_ARENA_MAX": "1",  # gloo's threads would have heaps that give their pages back
+        "MALLOC_ARENA_MAX": "1",  # gloo's threads would use heaps that return their pages
     },
     True,
 )
@@ -65,7 +65,7 @@ NEW = Pages(
 
 @dataclass(frozen=True)
 class Launch:
-    """How a world is started: its name, its command but for the address, its environment."""
+    """How to start a world: its name, its command except the address, its environment."""
 
     name: str
     command: list[str]
@@ -73,14 +73,14 @@ class Launch:
 
 
 def ours(ranks: int, pages: Pages) -> Launch:
-    """Gpudist over shared memory, with gloo, DTensor and torch itself in the same processes."""
+    """Return gpudist over shared memory; gloo, DTensor and torch run in the same processes."""
     command = [sys.executable, "-m", "benchmarks.ranks", str(ranks)]
     options = [] if pages.recycled else ["--new-pages"]
     return Launch("gpudist", [*command, *options], pages.environment)
 
 
 def mpi(name: str, peers: Path, ranks: int, pages: Pages) -> Launch:
-    """What is in the venv ``name`` under ``peers``, with its own mpirun and default settings."""
+    """Return the MPI in the venv ``name`` under ``peers``, with its mpirun and default settings."""
     folder = peers.absolute() / name / "bin"
     command = [str(folder / "mpirun"), "-n", str(ranks)]
     environment = dict(pages.environment)
@@ -94,12 +94,12 @@ def mpi(name: str, peers: Path, ranks: int, pages: Pages) -> Launch:
 
 
 def installed(peers: Path) -> list[str]:
-    """The MPIs that have a venv under ``peers``, and mpi4torch if it has one."""
+    """Return the MPIs that have a venv under ``peers``, and mpi4torch if it has one."""
     return [name for name in (*MPI_NAMES, MPI4TORCH) if (peers / name / "bin" / "mpirun").exists()]
 
 
 class World:
-    """The controller's end of a world: every order goes to all its ranks, which all answer."""
+    """The controller's end of a world: every order goes to all its ranks, and all answer."""
 
     def __init__(self, launch: Launch, ranks: int, folder: Path) -> None:
         self.name = launch.name
@@ -124,7 +124,7 @@ class World:
             )
 
     def connect(self) -> None:
-        """Wait until every rank has said hello."""
+        """Wait until every rank has sent its hello."""
         deadline_s = time.monotonic() + START_S
         hellos: dict[int, tuple[Hello, Connection]] = {}
         self._listener.settimeout(0.2)
@@ -142,7 +142,7 @@ class World:
         self.versions = hellos[0][0].versions
 
     def prepare(self, case: Case) -> list[str]:
-        """Make this world's sides of ``case``; their names."""
+        """Build this world's sides of ``case``; return their names."""
         names = self._ask("prepare", case)
         if any(other != names[0] for other in names):
             raise self._failed(f"the ranks disagree on the sides of {case.subject}: {names}")
@@ -153,7 +153,7 @@ class World:
         return all(self._ask("check", name))
 
     def time(self, name: str, calls: int, iterations: int) -> Turn:
-        """Microseconds a call and new pages a call, the maximum over ranks."""
+        """Return microseconds and new pages per call, the maximum over ranks."""
         turns: list[Turn] = self._ask("time", name, calls, iterations)
         us = [max(times) for times in zip(*[turn.us for turn in turns], strict=True)]
         return Turn(us, max(turn.new_pages for turn in turns) // (calls * iterations))
@@ -180,7 +180,7 @@ class World:
 
     def _failed(self, what: str) -> WorldFailed:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(1.0)  # its launcher tells why a rank ended
+            self._process.wait(1.0)  # its launcher prints why a rank ended
         text = self._log.read_text(errors="replace")[-4000:].strip()
         return WorldFailed(f"world {self.name!r} of {self.ranks} ranks: {what}\n{text}")
 
@@ -197,7 +197,7 @@ class World:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(END_S)
                 break
-        # Some launchers put ranks in other groups; a file descriptor never names another process.
+        # Some launchers put ranks in other groups; a pidfd never refers to another process.
         for pid in self._pids:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(pid, signal.SIGKILL)
@@ -206,7 +206,7 @@ class World:
 
 @contextlib.contextmanager
 def started(launches: Sequence[Launch], ranks: int) -> Iterator[list[World]]:
-    """Worlds of ``ranks`` ranks each, all up; ended on the way out, whatever happened."""
+    """Start worlds of ``ranks`` ranks each and yield them; end them on exit, whatever happened."""
     worlds: list[World] = []
     with tempfile.TemporaryDirectory(prefix="gpudist-bench-") as folder:
         try:

@@ -1,5 +1,5 @@
-"""What gpudist does on a GPU, beside the GPU's own copy and torch; docs/benchmarks.md says how."""
+"""Gpudist on a GPU, beside the GPU's own copy and torch; docs/benchmarks.md explains the method."""
 
 SUBJECTS = ("copy", "packing", "latency", "enqueue", "self_halo", "adjoint", "overlap")
-# With messages, where there are several ranks; the others have one rank's work alone.
+# Subjects with messages, for several ranks; the others measure the work of one rank.
 SEVERAL_RANKS = ("enqueue", "overlap")

@@ -1,8 +1,8 @@
-"""Measure gpudist on GPUs; docs/benchmarks.md says how, and what the columns are.
+"""Measure gpudist on GPUs; docs/benchmarks.md explains the method and the columns.
 
-On one GPU every subject is measured in a process of its own: what breaks the GPU's context breaks
-one subject. A subject alone is measured in this process. Where torchrun has started several ranks,
-they measure what goes between GPUs, all of it in one run; over the doubles that is a rehearsal.
+On one GPU every subject runs in its own process, so that a broken GPU context spoils one subject
+only. A single subject runs in this process. If torchrun started several ranks, they measure the
+traffic between GPUs, all in one run; over the test doubles that is a rehearsal.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from gpudist.world.runtime import built, settings
 
 LEAST_ITERATIONS = 20
 WAIT_S = 60.0
-# The first of them makes the volume's expected step alone.
+# The first one computes the volume's expected step on its own.
 SEVERAL_WAIT_S = 300.0
-# All subjects together, and one of them.
+# Limits for all subjects together, and for one.
 ALL_S, SUBJECT_S = 240.0, 90.0
-# Long enough for every side's calls of an iteration to be enqueued by all of several ranks.
+# Long enough for all ranks to enqueue every side's calls of an iteration.
 SEVERAL_HOLD_US = 3000.0
 WRONG, FAILED, NO_GPU = 1, 2, 3
 
@@ -68,7 +68,6 @@ def main() -> int:
 def _write(
     subject: str, found: list[GpuRow], rows: list[GpuRow], ranks: int, options: argparse.Namespace
 ) -> None:
-    """The rows of a subject, and all so far: whatever ends the run leaves those."""
     measured_with = machine(options.commit, ranks)
     if options.json is not None:
         write(rows, measured_with, options.json)
@@ -77,16 +76,16 @@ def _write(
 
 
 def is_rehearsal(ranks: int) -> bool:
-    """Whether these are several ranks over the doubles: nothing of it is a result."""
+    """Whether several ranks run over the test doubles, so that nothing they measure is a result."""
     return ranks > 1 and settings().device_library != ""
 
 
 def what_is_missing(ranks: int, subject: str | None) -> str:
-    """Why nothing can be measured here; empty if it can."""
+    """Explain why nothing can be measured here; empty if it can."""
     if is_rehearsal(ranks):
         return ""
     if not torch.cuda.is_available():
-        return f"there is no GPU that torch {torch.__version__} sees"
+        return f"torch {torch.__version__} does not see a GPU"
     if built().nccl_missing:
         return built().nccl_missing
     if ranks == 1:
@@ -95,7 +94,7 @@ def what_is_missing(ranks: int, subject: str | None) -> str:
         known = (*several.SUBJECTS, *SEVERAL_RANKS)
         return f"{subject} is one rank's work; on {ranks} ranks there are {', '.join(known)}"
     if ranks % 2 and subject in SEVERAL_RANKS:
-        return f"the ranks are to be even, and are {ranks}"
+        return f"the number of ranks must be even, but is {ranks}"
     return _why_not_shared(ranks)
 
 
@@ -115,7 +114,7 @@ def _why_not_shared(ranks: int) -> str:
 
 @torch.no_grad()
 def run(subject: str, P_world: Partition, iterations: int) -> list[GpuRow]:
-    """The rows of all cases of a subject; rank 0 prints them as they come."""
+    """Return the rows of all cases of a subject; rank 0 prints them as they arrive."""
     room = "benchmarks.gpu.several" if subject in several.SUBJECTS else "benchmarks.gpu"
     module = importlib.import_module(f"{room}.{subject}")
     rehearsal = is_rehearsal(P_world.size)
@@ -138,14 +137,17 @@ def run(subject: str, P_world: Partition, iterations: int) -> list[GpuRow]:
 
 
 def _run_all(options: argparse.Namespace) -> int:
-    """Every subject in a process of its own; the worst exit status of them."""
+    """Run every subject in its own process; return the worst exit status."""
     deadline_s = time.monotonic() + ALL_S
     worst, rows, measured_with = 0, [], {}
     with tempfile.TemporaryDirectory() as scratch:
         for subject in SUBJECTS:
             left_s = min(SUBJECT_S, deadline_s - time.monotonic())
             if left_s <= 0:
-                print(f"error: {subject}: no time is left of {ALL_S:g} s", file=sys.stderr)
+                print(
+                    f"error: {subject}: the limit of {ALL_S:g} s for all subjects has passed",
+                    file=sys.stderr,
+                )
                 worst = max(worst, FAILED)
                 continue
             path = Path(scratch) / "rows.jsonl"
@@ -191,7 +193,7 @@ def _options() -> argparse.Namespace:
     if options.iterations < LEAST_ITERATIONS:
         parser.error(f"--iterations must be at least {LEAST_ITERATIONS}")
     if options.json is None and options.results is None:
-        parser.error("say where the rows are to go: --json FILE or --results [FOLDER]")
+        parser.error("say where to write the rows: --json FILE or --results [FOLDER]")
     return options
 
 

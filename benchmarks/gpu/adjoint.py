@@ -1,7 +1,7 @@
 """The adjoint of a periodic halo exchange beside its forward.
 
-Target: at most 1.15 times the forward. Both move the same cells; the adjoint adds what belongs to
-one cell, in a fixed order.
+Target: at most 1.15 times the forward. Both move the same cells; the adjoint adds the contributions
+to each cell in a fixed order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TINY = ((1, 2, 6, 5, 4), (1, 2, 5, 6))
 
 
 def cases(ranks: int, tiny: bool = False) -> list[GpuCase]:
-    """Bytes are those of the padded block and of the block."""
+    """Return the cases; bytes are the padded block and the block."""
     return [
         GpuCase("adjoint", name_of(shape), ranks, moved_bytes(shape), {"shape": shape})
         for shape in (TINY if tiny else SHAPES)
@@ -29,7 +29,7 @@ def cases(ranks: int, tiny: bool = False) -> list[GpuCase]:
 
 
 def sides(case: GpuCase, P_world: Partition, machine: Machine) -> dict[str, Side]:
-    """torch's side is the backward of its circular padding."""
+    """Return the sides; torch's side is the backward of its circular padding."""
     x = random(case.parameters["shape"], torch.float32, P_world.device)
     movement = exchange_of(case.parameters["shape"], P_world).movement(x)
     y = padded(x)

@@ -6,14 +6,14 @@ from itertools import product
 from math import prod
 
 from gpudist.geometry.boxes import Box, Move
-from gpudist.transport.nccl.program import BufferName, View, contiguous_strides
+from gpudist.transport.nccl.program import BufferName, BufferView, contiguous_strides
 
 
 def neighbours(block: tuple[int, ...], faces_only: bool = False) -> list[Move]:
-    """What a block gives to each neighbour, and where in its own padded block the like arrives.
+    """Return the boxes a block sends to its neighbours, and where each arrives in its padded block.
 
-    Numbered alike on all ranks: number i of a rank's neighbour arrives as number i. Large ones come
-    first, so that all of them begin at a multiple of 16 bytes in a buffer.
+    All ranks number the boxes alike: box i of a neighbour arrives as box i. Large boxes come first,
+    so that all of them begin at a multiple of 16 bytes in a buffer.
     """
     found: list[Move] = []
     for direction in product((-1, 0, 1), repeat=len(block)):
@@ -28,15 +28,15 @@ def neighbours(block: tuple[int, ...], faces_only: bool = False) -> list[Move]:
     return sorted(found, key=lambda move: -move.source.volume)
 
 
-def view(buffer: BufferName, shape: tuple[int, ...], box: Box) -> View:
-    """The cells of a box in a contiguous tensor of ``shape``."""
+def view(buffer: BufferName, shape: tuple[int, ...], box: Box) -> BufferView:
+    """Return a view of the cells of a box in a contiguous tensor of ``shape``."""
     strides = contiguous_strides(shape)
     offset = sum(start * stride for start, stride in zip(box.start, strides, strict=True))
-    return View(buffer, offset, strides)
+    return BufferView(buffer, offset, strides)
 
 
 def starts(moves: list[Move]) -> list[int]:
-    """Where each box begins when they lie one behind the other, and where the last ends."""
+    """Return where each box begins when boxes are stored consecutively, and where the last ends."""
     volumes = [prod(move.source.shape) for move in moves]
     return [sum(volumes[:i]) for i in range(len(volumes) + 1)]
 

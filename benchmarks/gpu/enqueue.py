@@ -1,12 +1,12 @@
-"""How long a whole halo exchange keeps the host: pack, messages, unpack, a new output.
+"""Host time of a whole halo exchange: pack, messages, unpack, a new output.
 
 Targets: at most half of torch's ``batch_isend_irecv`` of the same messages, for 6 and for 26
-neighbours; as a graph at most 10 us.
+neighbours; at most 10 us as a graph.
 
-``bound`` is a stage of our own making in which every neighbour is the same rank: rank 2i+1 of rank
-2i and the other way round, a message each; in a world of one this rank itself, of which no message
-is needed, but copies in one launch. ``HaloExchange`` is the operator, cut over the ranks in the
-first dim; neighbours that are one rank share a message.
+``bound`` is a hand-made stage in which every neighbour is the same rank: ranks 2i and 2i+1 exchange
+one message per neighbour. In a world of one the neighbour is the rank itself, and one launch copies
+everything without messages. ``HaloExchange`` is the operator, cut over the ranks in the first dim;
+neighbours on the same rank share a message.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.measure import GpuCase
 from benchmarks.gpu.self_halo import exchange_of
 from gpudist.geometry.boxes import Box, Move
-from gpudist.transport.nccl.program import Job, Lowered, Step, View, contiguous_strides
+from gpudist.transport.nccl.program import (
+    BufferView,
+    CombineJob,
+    Lowered,
+    NcclStep,
+    contiguous_strides,
+)
 from gpudist.world.partition import Partition
 
 EXTENT, TINY = 32, 6
@@ -29,7 +35,7 @@ F32 = torch.float32
 
 
 def cases(ranks: int, tiny: bool = False) -> list[GpuCase]:
-    """Bytes are those of the ghost cells."""
+    """Return the cases; bytes are the ghost cells."""
     extent = TINY if tiny else EXTENT
     found: list[GpuCase] = []
     for count, how in ((6, "bound"), (26, "bound"), (26, "HaloExchange"), (26, "graph")):
@@ -53,7 +59,6 @@ def sides(case: GpuCase, P_world: Partition, machine: Machine) -> dict[str, Side
 
 
 def _block(block: tuple[int, ...], rank: int) -> torch.Tensor:
-    """What a rank has: other cells than every other."""
     generator = torch.Generator().manual_seed(rank)
     return torch.randint(0, 251, block, generator=generator).float()
 
@@ -82,33 +87,35 @@ def _bound(P_world: Partition, block: tuple[int, ...], moves: list[Move]) -> Sid
     return Side(bound(P_world, lowered, x, make, label), is_right)
 
 
-def _copied(move: Move, block: tuple[int, ...]) -> Job:
+def _copied(move: Move, block: tuple[int, ...]) -> CombineJob:
     padded = tuple(n + 2 for n in block)
     to, source = view("output", padded, move.destination), view("input", block, move.source)
-    return Job(move.source.shape, to, (source,))
+    return CombineJob(move.source.shape, to, (source,))
 
 
 def _by_messages(block: tuple[int, ...], moves: list[Move], peer: int) -> Lowered:
-    """A message for each box, all of them to and from ``peer``."""
+    """Lower the boxes to one message each, all of them to and from ``peer``."""
     padded = tuple(n + 2 for n in block)
     lowered = Lowered(F32)
-    receives: list[Step] = []
+    receives: list[NcclStep] = []
     for move in moves:
         shape, nbytes = move.source.shape, move.source.volume * 4
         strides = contiguous_strides(shape)
         at, to = lowered.room("sent", nbytes), lowered.room("received", nbytes)
         source = view("input", block, move.source)
-        lowered.before.append(Job(shape, View("sent", at // 4, strides), (source,)))
-        lowered.steps.append(Step("send", None, peer, "sent", at, "sent", 0, nbytes, "uint8"))
-        receives.append(Step("receive", None, peer, "input", 0, "received", to, nbytes, "uint8"))
+        lowered.before.append(CombineJob(shape, BufferView("sent", at // 4, strides), (source,)))
+        lowered.steps.append(NcclStep("send", None, peer, "sent", at, "sent", 0, nbytes, "uint8"))
+        receives.append(
+            NcclStep("receive", None, peer, "input", 0, "received", to, nbytes, "uint8")
+        )
         ghosts = view("output", padded, move.destination)
-        lowered.after.append(Job(shape, ghosts, (View("received", to // 4, strides),)))
+        lowered.after.append(CombineJob(shape, ghosts, (BufferView("received", to // 4, strides),)))
     lowered.steps += receives
     return lowered
 
 
 def _operator(P_world: Partition, block: tuple[int, ...], machine: Machine | None) -> Side:
-    """The operator on a block, or what a ``machine`` captures of it."""
+    """Return the operator on a block, or the graph that a ``machine`` captures of it."""
     rank, extent = P_world.rank or 0, block[0]
     whole = torch.cat([_block(block, r) for r in range(P_world.size)])[None, None]
     near = torch.arange(rank * extent - 1, (rank + 1) * extent + 1) % whole.shape[2]

@@ -22,12 +22,12 @@ UNKNOWN = "unknown"
 
 
 def path_of(subject: str, ranks: int, folder: Path = RESULTS) -> Path:
-    """Where the rows of a subject are."""
+    """Return the path of a subject's rows."""
     return folder / f"gpu-{subject}{f'-{ranks}ranks' if ranks > 1 else ''}.jsonl"
 
 
 def machine(commit: str, ranks: int = 1) -> dict[str, str]:
-    """What the rows were measured with."""
+    """Describe the machine and software of a measurement."""
     found = describe()
     here = os.environ.get("LOCAL_WORLD_SIZE", str(ranks))
     return {
@@ -52,15 +52,15 @@ def _gpu() -> str:
 
 
 def read(path: Path) -> tuple[dict[str, str], list[dict[str, Any]]]:
-    """The machine and the rows."""
+    """Read the machine and the rows."""
     (_, first), *lines = lines_of(path)
     return first[ENVIRONMENT], [line for _, line in lines]
 
 
 def line_of(row: GpuRow) -> str:
-    """A row in words of fixed widths."""
+    """Return a row as text in columns of fixed width."""
     mark = "" if row.correct else "  WRONG"
-    # Between GPUs what counts is the links' part.
+    # Between GPUs the bandwidth of the links counts.
     moved_gbps = row.busbw_gbps if row.ranks > 1 and row.busbw_gbps is not None else row.gbps
     gbps = "" if moved_gbps is None else f"{moved_gbps:.0f} GB/s"
     peer_us = "" if row.peer_us_median is None else f"{row.peer_us_median:.1f}"
@@ -72,7 +72,7 @@ def line_of(row: GpuRow) -> str:
 
 
 def _said_by(*command: str) -> str:
-    """The first line a program prints, if there is such a program and it succeeds."""
+    """Return the first line a program prints, if the program exists and succeeds."""
     if shutil.which(command[0]) is None:
         return UNKNOWN
     try:

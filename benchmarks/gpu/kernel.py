@@ -1,4 +1,4 @@
-"""The kernel alone, and a stage of our own making: jobs and messages without an operator."""
+"""The kernel alone, and hand-made stages: jobs and messages without an operator."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def bound(
     label: str = "",
     fill: float = 0.0,
 ) -> Callable[[], torch.Tensor]:
-    """What carries out a stage on ``x`` in one native call.
+    """Return a function that carries out a stage on ``x`` in one native call.
 
     Args:
-        P_world: over the nccl transport.
+        P_world: partition over the nccl transport.
         lowered: the jobs, and the messages if there are any.
         x: the input.
-        make_output: the output, new or existing.
-        label: of the messages; empty if there are none.
+        make_output: returns the output, new or existing.
+        label: name of the messages; empty if there are none.
         fill: value of cells without a summand.
     """
     wire = P_world.wire
@@ -48,19 +48,19 @@ def bound(
 
 
 def copy_of(nbytes: int, device: torch.device) -> Side:
-    """The device's own copy, which reads and writes ``nbytes`` together: what can be had."""
+    """Return the ceiling: the device's own copy, which reads and writes ``nbytes`` in total."""
     source = random((max(1, nbytes // 2),), torch.uint8, device)
     target = torch.empty_like(source)
     return Side(lambda: target.copy_(source), equal_to(source), target.zero_)
 
 
 def random(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Whole numbers below 8, whose small sums are exact in every dtype."""
+    """Return whole numbers below 8, whose small sums are exact in every dtype."""
     return torch.empty(shape, dtype=torch.uint8, device=device).random_(0, 8).to(dtype)
 
 
 def equal_to(expected: torch.Tensor) -> Callable[[torch.Tensor], bool]:
-    """Whether a tensor has exactly these cells."""
+    """Return a check that a tensor has exactly these cells."""
     return lambda result: torch.equal(result, expected)
 
 

@@ -1,4 +1,4 @@
-"""The 26 boxes of a 3-D halo, at most 256 KiB together, by one launch: on the GPU and to enqueue.
+"""The 26 boxes of a 3-D halo, at most 256 KiB together, in one launch: GPU time and enqueue time.
 
 Targets: at most 4 us on the GPU to pack, and 4 us to unpack.
 """
@@ -12,7 +12,13 @@ from benchmarks.gpu.boxes import neighbours, starts, view
 from benchmarks.gpu.kernel import bound, equal_to, random
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.measure import GpuCase
-from gpudist.transport.nccl.program import BufferName, Job, Lowered, View, contiguous_strides
+from gpudist.transport.nccl.program import (
+    BufferName,
+    BufferView,
+    CombineJob,
+    Lowered,
+    contiguous_strides,
+)
 from gpudist.world.partition import Partition
 
 EXTENT, TINY = 96, 8
@@ -20,7 +26,7 @@ F32 = torch.float32
 
 
 def cases(ranks: int, tiny: bool = False) -> list[GpuCase]:
-    """Bytes are those of the cells, read and written."""
+    """Return the cases; bytes are the cells, read and written."""
     block = (TINY if tiny else EXTENT,) * 3
     nbytes = 4 * starts(neighbours(block))[-1]
     return [
@@ -34,7 +40,7 @@ def cases(ranks: int, tiny: bool = False) -> list[GpuCase]:
 
 
 def sides(case: GpuCase, P_world: Partition, machine: Machine) -> dict[str, Side]:
-    """torch packs by one ``cat``, and unpacks by a ``copy_`` for each box or one for all."""
+    """Return the sides. Torch packs by one ``cat``, and unpacks by one or several ``copy_``."""
     block = case.parameters["block"]
     padded = tuple(n + 2 for n in block)
     moves, at = neighbours(block), starts(neighbours(block))
@@ -42,7 +48,7 @@ def sides(case: GpuCase, P_world: Partition, machine: Machine) -> dict[str, Side
     packed = random((at[-1],), F32, P_world.device)
     if case.parameters["kind"] == "pack":
         jobs = [
-            Job(move.source.shape, _of_packed("output", at[i], move.source.shape),
+            CombineJob(move.source.shape, _of_packed("output", at[i], move.source.shape),
                 (view("input", block, move.source),))
             for i, move in enumerate(moves)
         ]  # fmt: skip
@@ -58,7 +64,7 @@ def sides(case: GpuCase, P_world: Partition, machine: Machine) -> dict[str, Side
             "torch cat": Side(by_cat, is_right, lambda: packed.fill_(9)),
         }
     jobs = [
-        Job(move.source.shape, view("output", padded, move.destination),
+        CombineJob(move.source.shape, view("output", padded, move.destination),
             (_of_packed("input", at[i], move.source.shape),))
         for i, move in enumerate(moves)
     ]  # fmt: skip
@@ -86,5 +92,5 @@ def sides(case: GpuCase, P_world: Partition, machine: Machine) -> dict[str, Side
     }
 
 
-def _of_packed(buffer: BufferName, start: int, shape: tuple[int, ...]) -> View:
-    return View(buffer, start, contiguous_strides(shape))
+def _of_packed(buffer: BufferName, start: int, shape: tuple[int, ...]) -> BufferView:
+    return BufferView(buffer, start, contiguous_strides(shape))

@@ -1,4 +1,4 @@
-"""The clocks of a GPU, and what else a subject asks of it."""
+"""The clocks of a GPU, and the other operations that subjects need of it."""
 
 from __future__ import annotations
 
@@ -10,44 +10,47 @@ import torch
 
 Call = Callable[[], Any]
 
-# No GPU's clock is faster, so that it is held at least so long.
+# No GPU's clock is faster, so the stream is held at least this long.
 CYCLES_PER_US = 2500
 LEAST_HOLD_US, MOST_HOLD_US = 50.0, 50_000.0
 ATTEMPTS = 4
 
 
 class Machine(Protocol):
-    """Where calls are timed: a GPU; in tests, the host."""
+    """Device on which calls are timed: a GPU, or the host in tests."""
 
     def device_us(self, call: Call, calls: int) -> float:
-        """Microseconds a call takes on the device, of so many one after the other."""
+        """Return the microseconds per call on the device, over ``calls`` consecutive calls."""
         ...
 
     def enqueue_us(self, call: Call, calls: int) -> float:
-        """Microseconds until a call is back, of so many one after the other."""
+        """Return the microseconds until a call returns, over ``calls`` consecutive calls."""
         ...
 
     def finish(self) -> None:
-        """Return when everything that was put on the device is complete."""
+        """Wait until everything enqueued on the device is complete."""
         ...
 
     def capture(self, call: Call) -> Call:
-        """A call that repeats, as a graph, what ``call`` puts on the current stream."""
+        """Capture what ``call`` enqueues on the current stream; return a call that replays it."""
         ...
 
     def beside(self, call: Call) -> Callable[[], None]:
-        """Put ``call`` on a stream beside the current one; returns what joins the two."""
+        """Enqueue ``call`` on a stream beside the current one.
+
+        Return a function that joins the two.
+        """
         ...
 
 
 class CudaMachine:
-    """torch's current GPU.
+    """Torch's current GPU.
 
     Args:
-        cuda: ``torch.cuda``, or what stands for it in a test.
+        cuda: ``torch.cuda``, or its substitute in a test.
         clock_s: the host's clock.
-        hold_us: how long the GPU is held back while calls are enqueued, at first. For several ranks
-            whose calls are to match: at all times.
+        hold_us: fixed time that the GPU is held back while calls are enqueued, for several ranks
+            whose calls must match; by default it adapts.
     """
 
     def __init__(
@@ -63,10 +66,11 @@ class CudaMachine:
         self._beside: Any = None
 
     def device_us(self, call: Call, calls: int) -> float:
-        """Between two events of the current stream.
+        """Measure between two events of the current stream.
 
-        The stream is held by a kernel that spins until all calls are enqueued: else the GPU would
-        wait for the host between short ones. Where it was not held long enough it is done again.
+        A kernel that spins holds the stream until all calls are enqueued; otherwise the GPU would
+        wait for the host between short calls. If the hold was too short, the measurement is
+        repeated.
         """
         us = 0.0
         for _ in range(ATTEMPTS):
@@ -94,7 +98,7 @@ class CudaMachine:
         call()
         self.finish()
         graph = self._cuda.CUDAGraph()
-        # Threads that watch communicators ask about events meanwhile.
+        # Threads that watch communicators query events meanwhile.
         with self._cuda.graph(graph, capture_error_mode="thread_local"):
             result = call()
 
@@ -114,7 +118,7 @@ class CudaMachine:
         return lambda: current.wait_stream(self._beside)
 
     def _between_events(self, call: Call, calls: int) -> tuple[float, float]:
-        """Microseconds on the device, and those until all calls were enqueued."""
+        """Return the microseconds on the device, and those until all calls were enqueued."""
         start = self._cuda.Event(enable_timing=True)
         end = self._cuda.Event(enable_timing=True)
         self.finish()
@@ -130,9 +134,9 @@ class CudaMachine:
 
 
 class HostMachine:
-    """The host in place of a GPU, over the doubles: no time of it says anything about a GPU.
+    """The host in place of a GPU, over the doubles; its times say nothing about a GPU.
 
-    Everything is complete when it returns, as on the null stream of the double.
+    Everything is complete when it returns, as on the double's null stream.
     """
 
     def device_us(self, call: Call, calls: int) -> float:

@@ -31,10 +31,10 @@ Clock = Callable[[Call, int], float]
 
 @dataclass(frozen=True)
 class GpuCase(Case):
-    """A case on a GPU; its bytes are those that a call must read and write in the GPU's memory.
+    """Case on a GPU; its bytes are those that a call must read and write in the GPU's memory.
 
     Attributes:
-        clock: ``"device"``, the time on the GPU, or ``"enqueue"``, the time until the call is back.
+        clock: ``"device"``, the time on the GPU, or ``"enqueue"``, the time until the call returns.
     """
 
     clock: Literal["device", "enqueue"] = "device"
@@ -42,7 +42,7 @@ class GpuCase(Case):
 
 @dataclass(frozen=True)
 class GpuRow(Row):
-    """A line of a result file; ``gbps`` is ours, null where the bytes are not what takes time."""
+    """Line of a result file; ``gbps`` is ours, null if the time does not depend on the bytes."""
 
     gbps: float | None
 
@@ -54,7 +54,10 @@ def measure(
     P_world: Partition,
     iterations: int,
 ) -> list[GpuRow]:
-    """The rows of a case. Collective over ``P_world``; times are the maximum over its ranks."""
+    """Return the rows of a case.
+
+    Collective over ``P_world``; times are the maximum over its ranks.
+    """
     clock = machine.device_us if case.clock == "device" else machine.enqueue_us
     found = {name: Series(name) for name in sides}
     _check(sides, found, machine)
@@ -74,7 +77,7 @@ def measure(
 
 
 def maxima(values: Sequence[float], P_world: Partition) -> list[float]:
-    """The largest over the ranks of each value."""
+    """Return the largest of each value over the ranks."""
     if P_world.size == 1:
         return list(values)
     mine = torch.tensor(values, dtype=torch.float64, device=P_world.device)
@@ -84,12 +87,11 @@ def maxima(values: Sequence[float], P_world: Partition) -> list[float]:
 
 
 def calls_for(us: Sequence[float]) -> int:
-    """Calls an iteration, equal for all sides, which take ``us`` microseconds a call each."""
+    """Return the calls per iteration, equal for all sides, whose calls take ``us`` microseconds."""
     return max(1, min(MAX_CALLS, ceil(FASTEST_US / max(min(us), 1e-3))))
 
 
 def _calls(us: Sequence[float], P_world: Partition) -> int:
-    """The same on all ranks, whose calls belong together."""
     return calls_for(maxima(us, P_world))
 
 
@@ -108,7 +110,7 @@ def _warm_up(side: Side, clock: Clock) -> float:
 
 
 def _turn(side: Side, clock: Clock, calls: int, iterations: int, P_world: Partition) -> list[float]:
-    """Microseconds a call, a number an iteration; a first call is not timed."""
+    """Return microseconds per call, one number per iteration; a first call is not timed."""
     gc.disable()
     try:
         side.call()

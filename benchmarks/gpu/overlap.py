@@ -1,11 +1,10 @@
 """Convolution layers with overlap beside those without, and beside torch's own on the same block.
 
-``forward`` and ``both ways``: ours convolves the block in place and its ghosts apart, beside the
-messages where there are several ranks; ``overlap=False`` copies the block beside its ghosts first,
-and so does torch's circular layer in a world of one. In a world of one there are no messages, so
-that only the copy is saved. ``beside a halo``: torch's convolution of the block while a halo
-exchange of the same block runs on another stream. Target of the last: at most 1.05 times the
-convolution alone.
+``forward`` and ``both ways``: with overlap, the layer convolves the block in place and its ghosts
+separately, during the messages if there are several ranks; ``overlap=False`` first copies the block
+beside its ghosts, and so does torch's circular layer. A world of one has no messages, so that only
+the copy is saved. ``beside a halo``: torch's convolution of the block while a halo exchange of the
+same block runs on another stream. Target of the last: at most 1.05 times the convolution alone.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from gpudist.world.partition import Partition
 SHAPES = ((1, 64, 1024, 1024), (1, 32, 128, 128, 128))
 TINY = ((1, 2, 512, 512), (1, 2, 64, 64, 33))
 WAYS = ("forward", "both ways", "beside a halo")
-# Of results whose products are rounded to tf32 on the way, by their Euclidean norms.
+# Relative bound, in Euclidean norm, for results whose products are rounded to tf32.
 TOLERANCE = 2e-3
 OURS = {4: DistributedConv2d, 5: DistributedConv3d}
 TORCHS = {4: torch.nn.Conv2d, 5: torch.nn.Conv3d}
@@ -33,7 +32,10 @@ Results = tuple[torch.Tensor, ...]
 
 
 def cases(ranks: int, tiny: bool = False) -> list[GpuCase]:
-    """Shapes are those of a rank's block. No bytes: it is the arithmetic that takes time."""
+    """Return the cases.
+
+    Shapes are a rank's block; bytes are left out, since arithmetic dominates.
+    """
     return [
         GpuCase("overlap", f"{name_of(shape)}, {way}", ranks, 0, {"shape": shape, "way": way})
         for shape in (TINY if tiny else SHAPES)
@@ -42,7 +44,7 @@ def cases(ranks: int, tiny: bool = False) -> list[GpuCase]:
 
 
 def sides(case: GpuCase, P_world: Partition, machine: Machine) -> dict[str, Side]:
-    """A peer whose block is cut from its neighbours' is right only away from the cuts."""
+    """Return the sides; a peer whose block has neighbours is right only away from the cuts."""
     shape, way = case.parameters["shape"], case.parameters["way"]
     torch.backends.cudnn.benchmark = True
     whole = (shape[0], shape[1], shape[2] * P_world.size, *shape[3:])
@@ -127,7 +129,7 @@ def _beside(
 
 
 def _is_right(expected: Results, inside: slice | None) -> Callable[[Results], bool]:
-    """All results, or, of a block that was cut, what is ``inside``."""
+    """Compare all results or, for a block that was cut, only the cells ``inside``."""
 
     def is_right(results: Results) -> bool:
         if inside is None or inside == slice(None):
@@ -142,5 +144,5 @@ def _is_right(expected: Results, inside: slice | None) -> Callable[[Results], bo
 
 
 def close(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Equal but for rounding."""
+    """Whether two tensors are equal up to rounding."""
     return a.shape == b.shape and bool((a - b).norm() <= TOLERANCE * b.norm())

@@ -1,9 +1,9 @@
-"""Packing two faces of a tensor by one launch, unpacking them, and adding them where they belong.
+"""Pack two faces of a tensor in one launch, unpack them, and add them into place.
 
 Rows lie in a wider tensor four rows apart, the two faces in different columns. Targets: for rows of
 128 bytes and more at least 85 % of the bandwidth of the device's own copy. Memory is read and
-written in sectors of 32 bytes; the peer ``copy_`` moves as many bytes as the touched sectors have,
-and for shorter rows 80 % of its bandwidth is to be reached.
+written in sectors of 32 bytes. The peer ``copy_`` moves as many bytes as the touched sectors have;
+for shorter rows the target is 80 % of its bandwidth.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from benchmarks.case import KIB, MIB, Side
 from benchmarks.gpu.kernel import bound, copy_of, equal_to, random
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.measure import GpuCase
-from gpudist.transport.nccl.program import Job, Lowered, View
+from gpudist.transport.nccl.program import BufferView, CombineJob, Lowered
 from gpudist.world.partition import Partition
 
 KINDS = ("pack", "unpack", "add")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "uint8": torch.uint8}
 ROWS = {"4 B": 4, "32 B": 32, "128 B": 128, "1 KiB": KIB, "8 KiB": 8 * KIB, "64 KiB": 64 * KIB}
 SECTOR = 32
-# The cells of both faces: beyond every cache, with shorter rows because of the sectors around.
+# Cells of both faces: too many for any cache; fewer for short rows, whose sectors are larger.
 CELLS, CELLS_IN_SHORT_ROWS, TINY = 256 * MIB, 64 * MIB, 256 * KIB
 
 
 def cases(ranks: int, tiny: bool = False) -> list[GpuCase]:
-    """Bytes are read and written: the cells twice, or three times where they are added."""
+    """Return the cases. Bytes are read and written: the cells twice, or three times if added."""
     found: list[GpuCase] = []
     for kind in KINDS:
         for dtype in DTYPES:
@@ -44,7 +44,7 @@ def cases(ranks: int, tiny: bool = False) -> list[GpuCase]:
 
 
 def sides(case: GpuCase, P_world: Partition, machine: Machine) -> dict[str, Side]:
-    """torch's sides are slices: ``cat`` of two, or ``copy_`` and ``add_`` into two."""
+    """Return the sides; torch's use slices: ``cat`` of two, or ``copy_`` and ``add_`` into two."""
     kind, row_bytes = case.parameters["kind"], case.parameters["row"]
     dtype = DTYPES[case.parameters["dtype"]]
     width = row_bytes // dtype.itemsize
@@ -90,16 +90,21 @@ def sides(case: GpuCase, P_world: Partition, machine: Machine) -> dict[str, Side
     }
 
 
-def _job(kind: str, face: int, half: int, width: int, pitch: int, column: int) -> Job:
+def _job(kind: str, face: int, half: int, width: int, pitch: int, column: int) -> CombineJob:
     in_wide, in_narrow = face * half * pitch + column, face * half * width
     if kind == "pack":
-        wide, narrow = View("input", in_wide, (pitch, 1)), View("output", in_narrow, (width, 1))
-        return Job((half, width), narrow, (wide,))
-    wide, narrow = View("output", in_wide, (pitch, 1)), View("input", in_narrow, (width, 1))
-    return Job((half, width), wide, (wide, narrow) if kind == "add" else (narrow,))
+        wide, narrow = (
+            BufferView("input", in_wide, (pitch, 1)),
+            BufferView("output", in_narrow, (width, 1)),
+        )
+        return CombineJob((half, width), narrow, (wide,))
+    wide, narrow = (
+        BufferView("output", in_wide, (pitch, 1)),
+        BufferView("input", in_narrow, (width, 1)),
+    )
+    return CombineJob((half, width), wide, (wide, narrow) if kind == "add" else (narrow,))
 
 
 def _touched(kind: str, rows: int, row_bytes: int) -> int:
-    """Bytes of the sectors that are read and written."""
     in_wide = rows * ceil(row_bytes / SECTOR) * SECTOR
     return rows * row_bytes + in_wide * (2 if kind == "add" else 1)

@@ -1,7 +1,7 @@
-"""A periodic halo of one cell in a world of one, eagerly and as a graph: copies, no messages.
+"""A periodic halo of one cell in a world of one, eager and as a graph: copies, no messages.
 
-Targets: at most 1.1 times the device's own copy of as many bytes, and 5 us; as a graph, 6 us on the
-GPU for the smallest.
+Targets: at most 1.1 times the device's own copy of as many bytes, plus 5 us; as a graph, 6 us on
+the GPU for the smallest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TINY = ((1, 2, 6, 5, 4), (1, 2, 5, 6))
 
 
 def cases(ranks: int, tiny: bool = False) -> list[GpuCase]:
-    """Bytes are those of the block and of the padded block."""
+    """Return the cases; bytes are the block and the padded block."""
     return [
         GpuCase(
             "self_halo", f"{name_of(shape)}, {how}", ranks, moved_bytes(shape),
@@ -39,18 +39,18 @@ def name_of(shape: tuple[int, ...]) -> str:
 
 
 def moved_bytes(shape: tuple[int, ...]) -> int:
-    """Of a float32 block that is read and of the padded one that is written."""
+    """Return the bytes of a float32 block that is read plus those of the padded one written."""
     return 4 * (prod(shape) + prod(shape[:2]) * prod(n + 2 for n in shape[2:]))
 
 
 def exchange_of(shape: tuple[int, ...], P_world: Partition) -> HaloExchange:
-    """One cell from both sides of every spatial dim, cut over the ranks in the first of them."""
+    """Return one cell from both sides of every spatial dim, cut over the ranks in the first dim."""
     P_x = P_world.create_cartesian_topology_partition([1, 1, P_world.size] + [1] * (len(shape) - 3))
     return HaloExchange(P_x, halo=((1, 1),) * (len(shape) - 2), periodic=True)
 
 
 def padded(x: torch.Tensor) -> torch.Tensor:
-    """The same by torch."""
+    """Pad by torch."""
     return F.pad(x, (1, 1) * (x.dim() - 2), mode="circular")
 
 

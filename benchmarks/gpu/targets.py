@@ -1,4 +1,4 @@
-"""What is to be reached on a GPU, and whether the committed results do.
+"""Targets on a GPU, and whether the committed results meet them.
 
 ``python -m benchmarks.gpu.targets`` prints the table from ``benchmarks/results/gpu-*.jsonl``.
 """
@@ -15,14 +15,17 @@ from benchmarks.gpu.files import RESULTS, path_of, read
 from benchmarks.rows import NO_PEER
 
 NOTHING = "Nothing has been measured on a GPU yet."
-# Of the bandwidth of the device's own copy: in time, one over it.
+# Shares of the bandwidth of the device's own copy; as times, their reciprocals.
 SHARE, SHARE_OF_SHORT_ROWS = 0.85, 0.80
 CARRYING_NOTHING = "batch_isend_irecv, fake"
 
 
 @dataclass(frozen=True)
 class Target:
-    """Ours takes at most ``ratio`` times the peer, and ``more_us``; without a peer, the latter."""
+    """Limit: ``ratio`` times the peer's time plus ``more_us``.
+
+    Without a peer, ``more_us`` alone.
+    """
 
     subject: str
     case: str
@@ -40,7 +43,7 @@ class Target:
 
 
 def targets() -> Iterator[Target]:
-    """All of them on one GPU, in the order of the table."""
+    """Yield all targets on one GPU, in the order of the table."""
     for case in copy.cases(1):
         if case.parameters["bytes"] >= copy.SIZES["64 MiB"]:
             yield Target("copy", case.name, "copy_", 1 / SHARE)
@@ -68,7 +71,7 @@ def targets() -> Iterator[Target]:
 
 
 def table(results: Path = RESULTS) -> str:
-    """The table in Markdown, or that there is nothing to make it of."""
+    """Return the table in Markdown, or say that there are no results."""
     files = {subject: path_of(subject, 1, results) for subject in SUBJECTS}
     rows = {subject: read(path)[1] for subject, path in files.items() if path.exists()}
     if not rows:
@@ -98,7 +101,6 @@ def _line(target: Target, rows: list[dict[str, Any]] | None) -> str:
 
 
 def _find(rows: list[dict[str, Any]], target: Target) -> dict[str, Any]:
-    """The row beside the target's peer, or beside what stands for it where it could not be."""
     of_case = [row for row in rows if row["case"] == target.case]
     for peer in (target.peer, target.fallback):
         found = [row for row in of_case if peer in (NO_PEER, row["peer"])]

@@ -17,11 +17,11 @@ from gpudist.world.partition import Partition
 def sides(
     P_world: Partition, sizes: Sequence[int], seed_of_rank: Callable[[int], int]
 ) -> dict[str, Side]:
-    """``batch_isend_irecv`` of so many float32 cells to and from one peer, and its waits.
+    """Return ``batch_isend_irecv`` of ``sizes`` float32 cells to and from one peer, with its waits.
 
-    Between two ranks, the real one. On one rank, to itself over NCCL, and over torch's ``fake``
-    process group, which carries nothing: its time is that of Python and of torch's dispatcher
-    alone, and its result is not looked at.
+    With several ranks the peer is a real one. A single rank sends to itself over NCCL, and over
+    torch's ``fake`` process group, which carries nothing: that time is Python and torch's
+    dispatcher alone, and the result is not checked.
     """
     backend = start(P_world)
     if P_world.size > 1:
@@ -38,32 +38,31 @@ def sides(
 
 
 def start(P_world: Partition) -> str:
-    """Make torch's process group of all ranks, unless there is one; returns its backend."""
+    """Make torch's process group of all ranks, unless one exists; return its backend."""
     on_gpu = P_world.device.type == "cuda"
     if not dist.is_initialized():
         wire = P_world.wire
         assert isinstance(wire, NcclTransport)
         shared = dist.PrefixStore(f"{wire.prefix}/torch", wire.store)
-        # A group after another one does not read what the first has left there.
+        # A separate store prefix, so that a second group does not read the first one's keys.
         number = shared.add(f"starts of rank {P_world.rank}", 1)
         store = dist.PrefixStore(str(number), shared)
         dist.init_process_group(
             "nccl" if on_gpu else "gloo", store=store, rank=P_world.rank or 0,
             world_size=P_world.size, device_id=P_world.device if on_gpu else None,
         )  # fmt: skip
-        # A rank that has its connections and leaves would end those that others still make.
+        # A rank that left early would break connections that others are still making.
         dist.barrier()
     return dist.get_backend()
 
 
 def end() -> None:
-    """Give up torch's process groups, if there are any."""
+    """Destroy torch's process groups, if there are any."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def _refusal(side: Side) -> str:
-    """The error of a first call, if it has one; a torch may refuse messages to oneself."""
     try:
         side.call()
     except (RuntimeError, ValueError) as error:
@@ -72,7 +71,6 @@ def _refusal(side: Side) -> str:
 
 
 def _fake() -> dist.ProcessGroup:
-    """A group of this rank alone that carries nothing; importing the module makes it known."""
     importlib.import_module("torch.testing._internal.distributed.fake_pg")
     group = dist.new_group([0], backend="fake")
     assert isinstance(group, dist.ProcessGroup)

@@ -1,1 +1,1 @@
-"""What ours is measured against."""
+"""Peers that gpudist is measured against."""

@@ -11,7 +11,7 @@ from gpudist.world.partition import Partition
 
 
 def mesh(P_world: Partition) -> DeviceMesh:
-    """Of all ranks."""
+    """Return a mesh of all ranks."""
     gloo.start(P_world)
     return init_device_mesh("cpu", (P_world.size,))
 
@@ -19,6 +19,6 @@ def mesh(P_world: Partition) -> DeviceMesh:
 def redistribute(
     x: torch.Tensor, mesh: DeviceMesh, source: Placement, target: Placement
 ) -> torch.Tensor:
-    """This rank's part after a change of placement; ``x`` is its part before."""
+    """Return this rank's part after a change of placement; ``x`` is its part before."""
     placed = DTensor.from_local(x, mesh, [source], run_check=False)
     return placed.redistribute(placements=[target]).to_local()

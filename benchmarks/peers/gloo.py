@@ -28,7 +28,7 @@ def start(P_world: Partition) -> None:
 def exchange(
     sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
 ) -> None:
-    """Contiguous tensors to peers, and from peers, all in flight at once."""
+    """Send and receive contiguous tensors, all in flight at once."""
     works = [dist.irecv(buffer, peer) for peer, buffer in receives]
     works += [dist.isend(buffer, peer) for peer, buffer in sends]
     for work in works:

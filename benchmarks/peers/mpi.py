@@ -1,6 +1,6 @@
 """A rank of an MPI world: ``mpirun python -m benchmarks.peers.mpi NAME ADDRESS``, without torch.
 
-The sides of each subject are two: bare, into existing memory, and with a new result as ours.
+Each subject has two sides: bare, into existing memory, and with a new result, as gpudist returns.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Communicator = Any  # mpi4py has no types here: it is not installed beside gpudi
 
 
 class Both(NamedTuple):
-    """What MPI does, into existing memory and with a new result; ``None`` where it is not asked."""
+    """MPI calls into existing memory and with a new result; ``None`` if the case lacks one."""
 
     bare: Side | None
     new: Side | None
@@ -94,7 +94,7 @@ def all_sum_reduce(case: Case, world: Communicator) -> Both:
 
 
 def repartition(case: Case, world: Communicator) -> Both:
-    """``MPI_Alltoall`` of packed data; blocks of rows arrive where they belong."""
+    """Repartition by ``MPI_Alltoall`` of packed data; blocks of rows arrive in place."""
     n, size, rank = case.parameters["n"], world.size, world.rank
     width = n // size
     whole = pattern(n * n, 0).reshape(n, n)
@@ -168,7 +168,6 @@ def _sum_scatter(count: int, world: Communicator) -> Both:
 
 
 def _both(into: Callable[[np.ndarray], np.ndarray], count: int, expected: np.ndarray) -> Both:
-    """A call into an array of ``count`` cells: one array for all calls, and a new one for each."""
     y = np.empty(count, np.float32)
     is_right = equals(expected)
     return Both(
@@ -186,7 +185,10 @@ _OPERATORS: dict[str, Callable[[int, Communicator], Both]] = {
 
 
 def halo(case: Case, world: Communicator) -> Both:
-    """Bare: the messages alone, packed before. New: copy, pack, exchange, unpack."""
+    """Halo exchange.
+
+    Bare: the messages alone, already packed. New: copy, pack, exchange, unpack.
+    """
     shape = case.parameters["shape"]
     stencil = Stencil(shape, case.parameters["grid"], world.rank)
     whole = pattern(prod(shape), 0).reshape(shape)
@@ -195,7 +197,7 @@ def halo(case: Case, world: Communicator) -> Both:
     ghosts = [(peer, needed[cells]) for peer, _, cells in stencil.neighbours]
     buffers = [np.empty(cells.shape, np.float32) for _, cells in ghosts]
     packed = [x[sent].copy() for _, sent, _ in stencil.neighbours]
-    # Persistent requests are to MPI what a bound plan is to ours, and faster than new ones.
+    # Persistent requests are MPI's counterpart of a bound plan, and faster than new ones.
     requests = [world.Recv_init(b, peer) for (peer, _), b in zip(ghosts, buffers, strict=True)]
     requests += [world.Send_init(p, peer) for (peer, _), p in zip(ghosts, packed, strict=True)]
 

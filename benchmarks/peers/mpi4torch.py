@@ -1,6 +1,6 @@
-"""mpi4torch in an MPI world: ``mpirun python -m benchmarks.peers.mpi4torch NAME ADDRESS``.
+"""Mpi4torch in an MPI world: ``mpirun python -m benchmarks.peers.mpi4torch NAME ADDRESS``.
 
-Its venv has torch and mpi4torch, and no gpudist.
+Its venv has torch and mpi4torch, but not gpudist.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ SUBJECTS: dict[str, Callable[[Case, Any], Side]] = {
 
 
 def main() -> None:
-    # Here, since the controller reads SUBJECTS without it.
+    # Imported here, since the controller reads SUBJECTS without it.
     import torch
 
     mpi4torch = import_module("mpi4torch")

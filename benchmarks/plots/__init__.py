@@ -1,1 +1,1 @@
-"""Pictures of result files, one kind a file."""
+"""Pictures of result files, one kind per file."""

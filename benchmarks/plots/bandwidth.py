@@ -1,4 +1,4 @@
-"""Bus bandwidth against size, a panel for each operator, below the ceilings of the same run."""
+"""Bus bandwidth against size, one panel per operator, below the ceilings of the same run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Points = list[tuple[int, float]]
 
 
 def bandwidth(rows: Sequence[Row], ranks: int) -> Figure | None:
-    """Of the operators that were measured at three sizes or more; ``None`` if there are none."""
+    """Plot operators measured at three sizes or more; return ``None`` if there are none."""
     recycled = [r for r in rows if r.ranks == ranks and not r.case.endswith(", new pages")]
     operators: dict[str, list[Row]] = {}
     for row in recycled:
@@ -89,7 +89,6 @@ def _ours(rows: Sequence[Row], factor: float = 1.0) -> Points:
 
 
 def _points(us: Mapping[int, float | None], factor: float) -> Points:
-    """Bytes, and 10^9 bytes a second."""
     return [
         (nbytes, nbytes / one / 1e3 * factor)
         for nbytes, one in sorted(us.items())

@@ -1,4 +1,4 @@
-"""Ours beside its peers: the ratio of times in each case of a subject, left of 1 where faster."""
+"""Gpudist beside its peers: the ratio of times in each case of a subject, below 1 if faster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FINE = (
 
 
 def beside(rows: Sequence[Row], subject: str, ranks: int) -> Figure | None:
-    """Of one subject; bars are 95 % intervals, of rows that have samples."""
+    """Plot one subject; bars are 95 % intervals of rows that have samples."""
     of = [r for r in rows if (r.subject, r.ranks) == (subject, ranks) and r.peer != NO_PEER]
     if not of:
         return None

@@ -1,4 +1,4 @@
-"""Speedup over one rank, a panel for each work: strong above, weak below."""
+"""Speedup over one rank, one panel per kind of work: strong above, weak below."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.rows import NO_COMMUNICATION, ONE_BLOCK, ONE_RANK, Row
 
 
 def scaling(rows: Sequence[Row], cores: int | None = None) -> Figure | None:
-    """Of the subject ``scaling`` on all numbers of ranks; ``cores`` of the machine bound it."""
+    """Plot the subject ``scaling`` on all numbers of ranks, bounded by the machine's ``cores``."""
     works: dict[str, list[Row]] = {}
     for row in rows:
         if row.subject == "scaling":

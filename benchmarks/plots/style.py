@@ -1,4 +1,4 @@
-"""What all pictures have in common: colours by peer, one legend, files."""
+"""Shared style of all pictures: colours by peer, one legend, files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MARKERS = {OURS: "o", "mpi (best)": "s", "mpi bare (best)": "D", "gloo": "^", "
 
 
 def hidden(names: Collection[str]) -> set[str]:
-    """Of two MPIs, both, where the better one of each case is shown."""
+    """Return both MPIs if the better one of each case is shown."""
     return {
         f"{mpi}{kind}"
         for kind in (" bare", "")
@@ -43,7 +43,7 @@ class Look(NamedTuple):
 
 
 def looks(names: Sequence[str]) -> dict[str, Look]:
-    """A colour and a marker for each side; well-known ones always have their own."""
+    """Return a colour and a marker for each side; well-known sides always have their own."""
     free = [name for name in dict.fromkeys(names) if name not in _COLOURS]
     found = {name: _OTHERS[number % len(_OTHERS)] for number, name in enumerate(free)}
     return {
@@ -53,7 +53,7 @@ def looks(names: Sequence[str]) -> dict[str, Look]:
 
 
 def panels(count: int, most_columns: int, width: float, height: float) -> tuple[Figure, list[Any]]:
-    """A figure with so many axes, each ``width`` by ``height`` inches, row by row."""
+    """Return a figure with ``count`` axes, each ``width`` by ``height`` inches, row by row."""
     columns = min(count, most_columns)
     rows = -(-count // columns)
     figure = Figure(figsize=(columns * width, rows * height + 0.9), layout="constrained")
@@ -66,7 +66,7 @@ def panels(count: int, most_columns: int, width: float, height: float) -> tuple[
 
 
 def legend(figure: Figure, axes: Sequence[Any], columns: int = 4) -> None:
-    """One legend for all axes, above them."""
+    """Draw one legend for all axes, above them."""
     handles: dict[str, Any] = {}
     for each in axes:
         for handle, name in zip(*each.get_legend_handles_labels(), strict=True):
@@ -78,7 +78,7 @@ def legend(figure: Figure, axes: Sequence[Any], columns: int = 4) -> None:
 
 
 def save(figure: Figure, name: str, folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Write the picture in each format; the same bytes from the same rows."""
+    """Write the picture in each format; equal rows give equal bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.{ending}" for ending in formats]
     for path in paths:

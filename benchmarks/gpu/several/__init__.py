@@ -1,4 +1,4 @@
-"""What gpudist does between GPUs, beside torch's messages, collectives and DTensor."""
+"""Gpudist between GPUs, beside torch's messages, collectives and DTensor."""
 
 SUBJECTS = (
     *("halo", "repartition", "broadcast", "sum_reduce", "all_sum_reduce"),

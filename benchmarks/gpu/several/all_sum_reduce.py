@@ -19,7 +19,7 @@ from gpudist.world.partition import Partition
 
 
 def cases(ranks: int, tiny: bool = False) -> list[GpuCase]:
-    """Bytes are those of the block."""
+    """Return the cases; bytes are the size of the block."""
     return sizes("all_sum_reduce", ranks, tiny)
 
 

@@ -19,12 +19,12 @@ TINY = {"16 B": 16, "4 KiB": 4 * KIB}
 
 
 def cases(ranks: int, tiny: bool = False) -> list[GpuCase]:
-    """Bytes are those of the block."""
+    """Return the cases; bytes are the size of the block."""
     return sizes("broadcast", ranks, tiny)
 
 
 def sizes(subject: str, ranks: int, tiny: bool) -> list[GpuCase]:
-    """Blocks of float32."""
+    """Return cases with blocks of float32."""
     return [
         GpuCase(subject, name, ranks, nbytes, {"count": nbytes // 4})
         for name, nbytes in (TINY if tiny else SIZES).items()

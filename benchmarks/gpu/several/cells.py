@@ -1,4 +1,4 @@
-"""Tensors whose cells are known by their place, so that no rank needs the whole of one."""
+"""Tensors whose cells follow from their positions, so that no rank needs a whole tensor."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.boxes import Box
 from gpudist.world.partition import CartesianPartition
 
-# Whole numbers, so small that sums over a million ranks are exact in float32.
+# Whole numbers small enough that sums over a million ranks are exact in float32.
 NUMBERS = 13
 
 
 def grid_of(ranks: int, dims: int) -> tuple[int, ...]:
-    """Ranks over the spatial dims, behind a batch and channels, as equally as they divide."""
+    """Divide the ranks over the spatial dims, after batch and channels, as evenly as possible."""
     grid = [1] * (dims - 2)
     for factor in sorted(_primes(ranks), reverse=True):
         grid[grid.index(min(grid))] *= factor
@@ -36,14 +36,14 @@ def _primes(n: int) -> list[int]:
 def cells(
     shape: Sequence[int], box: Box, device: torch.device, seed: int = 0, width: int = 0
 ) -> torch.Tensor:
-    """The cells of ``box`` of the tensor of this global shape, zeros beyond its edges.
+    """Return the cells of ``box`` in the tensor of global shape ``shape``, zeros beyond its edges.
 
     Args:
-        shape: global.
-        box: of cells.
-        device: of the result.
-        seed: tells tensors apart.
-        width: by which the box is wider in each spatial dim, on both sides.
+        shape: global shape of the tensor.
+        box: range of cells.
+        device: device of the result.
+        seed: number that distinguishes tensors.
+        width: cells added to the box on both sides of each spatial dim.
     """
     widths = [width if dim >= 2 else 0 for dim in range(len(shape))]
     lines: list[torch.Tensor] = []
@@ -51,7 +51,7 @@ def cells(
     for dim, extent in enumerate(shape):
         places = torch.arange(box.start[dim] - widths[dim], box.stop[dim] + widths[dim])
         line = [-1 if d == dim else 1 for d in range(len(shape))]
-        # Remainders of each dim's part of the number, which add up to that of the whole.
+        # Each dim contributes a remainder; their sum gives the remainder of the cell's number.
         part = places * prod(shape[dim + 1 :]) % NUMBERS
         lines.append(part.view(line).to(device, torch.float32))
         inside.append(((places >= 0) & (places < extent)).view(line).to(device))
@@ -60,16 +60,16 @@ def cells(
 
 
 def box_of(shape: Sequence[int], P: CartesianPartition) -> Box:
-    """The cells of this rank."""
+    """Return the box of this rank."""
     assert P.index is not None
     return Decomposition.balanced(tuple(shape), P.shape).block(P.index)
 
 
 def own(shape: Sequence[int], P: CartesianPartition, seed: int = 0, width: int = 0) -> torch.Tensor:
-    """This rank's cells on the world's device."""
+    """Return this rank's cells on the world's device."""
     return cells(shape, box_of(shape, P), P.device, seed, width)
 
 
 def line(count: int, device: torch.device, seed: int = 0) -> torch.Tensor:
-    """A flat tensor."""
+    """Return a flat tensor of ``count`` cells."""
     return cells((count,), Box.whole((count,)), device, seed)

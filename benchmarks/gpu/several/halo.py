@@ -1,4 +1,4 @@
-"""Halo exchange for a kernel of 3 cells with padding 1, a block of one size on each GPU."""
+"""Halo exchange for a kernel of 3 cells with padding 1, with equal blocks on all GPUs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TINY = ((1, 2, 6, 4), (1, 2, 4, 3, 2))
 
 
 def cases(ranks: int, tiny: bool = False) -> list[GpuCase]:
-    """Bytes are those that the rank which sends most sends."""
+    """Return the cases; bytes are those that the busiest rank sends."""
     found: list[GpuCase] = []
     for block in TINY if tiny else BLOCKS:
         grid = grid_of(ranks, len(block))
@@ -42,7 +42,10 @@ def _shape(cells: Slices) -> list[int]:
 
 
 def sides(case: GpuCase, P_world: Partition, machine: Machine) -> dict[str, Side]:
-    """torch packs, exchanges and unpacks; its messages alone, packed before, are a bound."""
+    """Return the sides.
+
+    Torch packs, exchanges and unpacks; its packed messages alone are a bound.
+    """
     shape, grid = case.parameters["shape"], case.parameters["grid"]
     stencil = Stencil(shape, grid, P_world.rank or 0)
     P_x = P_world.create_cartesian_topology_partition(grid)

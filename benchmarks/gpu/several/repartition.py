@@ -15,12 +15,12 @@ from benchmarks.gpu.several.cells import own
 from gpudist.ops import Repartition
 from gpudist.world.partition import Partition
 
-# Of a rank's block, about.
+# Approximate bytes of a rank's block.
 SIZES, TINY = {"1 MiB": MIB, "16 MiB": 16 * MIB, "256 MiB": 256 * MIB}, {"1 KiB": KIB}
 
 
 def cases(ranks: int, tiny: bool = False) -> list[GpuCase]:
-    """Bytes are those of a rank's block."""
+    """Return the cases; bytes are a rank's block."""
     found: list[GpuCase] = []
     for name, nbytes in (TINY if tiny else SIZES).items():
         extent = max(1, round((nbytes / 4 / ranks) ** 0.5)) * ranks
@@ -30,7 +30,7 @@ def cases(ranks: int, tiny: bool = False) -> list[GpuCase]:
 
 
 def sides(case: GpuCase, P_world: Partition, machine: Machine) -> dict[str, Side]:
-    """torch's all-to-all and messages pack and unpack; DTensor does so by itself."""
+    """Return the sides; torch's all-to-all and messages pack and unpack; DTensor does so itself."""
     extent, n, rank = case.parameters["extent"], P_world.size, P_world.rank or 0
     width = extent // n
     P_x = P_world.create_cartesian_topology_partition([n, 1])

@@ -1,7 +1,7 @@
 """Strong and weak scaling: the same work on one GPU, and on all of them.
 
-Strong: the global shape stays, and the peer is all of it on the first rank. Weak: every rank's
-block stays, and the peer is one block on the first rank. The other ranks sleep meanwhile.
+Strong: the global shape is fixed, and the peer does all the work on the first rank. Weak: every
+rank's block is fixed, and the peer is one block on the first rank. The other ranks sleep meanwhile.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gpudist.world.partition import CartesianPartition, Partition
 STRONG, WEAK = "strong", "weak"
 CHANNELS = 32
 Shape = tuple[int, ...]
-# The global shape of strong scaling, and a rank's block of weak scaling.
+# Global shape for strong scaling, and a rank's block for weak scaling.
 SHAPES: dict[str, dict[str, Shape]] = {
     "halo exchange": {STRONG: (1, 8, 8192, 8192), WEAK: (1, 8, 4096, 4096)},
     "conv layer": {STRONG: (1, CHANNELS, 2048, 2048), WEAK: (1, CHANNELS, 1024, 1024)},
@@ -43,7 +43,7 @@ TINY: dict[str, dict[str, Shape]] = {
 
 
 def cases(ranks: int, tiny: bool = False) -> list[GpuCase]:
-    """No bytes: what counts is the time beside that of one rank."""
+    """Return the cases, without bytes: the result is the time relative to one rank."""
     found: list[GpuCase] = []
     for work, shapes in (TINY if tiny else SHAPES).items():
         for kind, shape in shapes.items():
@@ -63,7 +63,6 @@ def _times(shape: Shape, grid: Shape) -> Shape:
 
 
 def _fitting(shape: Shape, grid: Shape) -> Shape:
-    """Blocks whose sides are multiples of 8, or of what a small one is."""
     grains = [parts * (8 if n >= 8 * parts else 1) for n, parts in zip(shape, grid, strict=True)]
     return tuple(-(-n // grain) * grain for n, grain in zip(shape, grains, strict=True))
 
@@ -91,7 +90,6 @@ def _padded(P_x: CartesianPartition, shape: Shape, case: GpuCase) -> Side:
 
 
 def _conv(P_x: CartesianPartition, shape: Shape, case: GpuCase) -> Side:
-    """Compared with the sequential layer on the whole tensor, in full precision."""
     sequential, x, gy = _layer(shape, P_x.device)
     expected = tuple(block_of(t, P_x) for t in _exact(sequential, x, gy)[:2])
     torch.manual_seed(0)
@@ -120,7 +118,6 @@ def _exact(layer: torch.nn.Module, x: torch.Tensor, gy: torch.Tensor) -> tuple[t
 
 
 def _close_to(expected: tuple[torch.Tensor, ...]) -> Callable[[tuple[torch.Tensor, ...]], bool]:
-    """Output and gradient of the input; parameters have one owner."""
     return lambda results: all(close(a, b) for a, b in zip(results, expected, strict=False))
 
 

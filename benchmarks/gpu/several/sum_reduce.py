@@ -19,12 +19,12 @@ from gpudist.world.partition import Partition
 
 
 def cases(ranks: int, tiny: bool = False) -> list[GpuCase]:
-    """Bytes are those of the block."""
+    """Return the cases; bytes are the size of the block."""
     return sizes("sum_reduce", ranks, tiny)
 
 
 def total(count: int, P_world: Partition) -> torch.Tensor:
-    """Of the blocks of all ranks, each of which has its rank as its seed."""
+    """Return the sum of all ranks' blocks, each of which has its rank as seed."""
     blocks = (line(count, P_world.device, rank) for rank in range(P_world.size))
     return reduce(torch.Tensor.add_, blocks)
 
@@ -33,7 +33,7 @@ def sides(case: GpuCase, P_world: Partition, machine: Machine) -> dict[str, Side
     count, is_root = case.parameters["count"], P_world.rank == 0
     x = line(count, P_world.device, P_world.rank or 0)
     sum_reduce = SumReduce(P_world, P_world.create_partition_inclusive([0]))
-    # What torch leaves on the other ranks is not said.
+    # Torch does not define the result on the other ranks.
     expected = equal_to(total(count, P_world))
 
     def by_torch() -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""torch.distributed between all ranks, as a peer: over NCCL on GPUs, over gloo on CPUs."""
+"""Torch.distributed between all ranks, as a peer: over NCCL on GPUs, over gloo on CPUs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Pieces = Sequence[tuple[int, torch.Tensor]]
 
 
 def named(name: str, P_world: Partition) -> str:
-    """The name of a peer, with the backend that carries it."""
+    """Return the name of a peer with the backend that carries it."""
     return f"{name}, {start(P_world)}"
 
 
 def exchange(sends: Pieces, receives: Pieces) -> None:
-    """Contiguous tensors to and from peers by ``batch_isend_irecv``, all in flight at once."""
+    """Send and receive contiguous tensors by ``batch_isend_irecv``, all in flight at once."""
     operations = [dist.P2POp(dist.irecv, x, peer) for peer, x in receives]
     operations += [dist.P2POp(dist.isend, x, peer) for peer, x in sends]
     if operations:
@@ -30,7 +30,7 @@ def exchange(sends: Pieces, receives: Pieces) -> None:
 
 
 def mesh(P_world: Partition) -> DeviceMesh:
-    """Of all ranks, for DTensor."""
+    """Return a mesh of all ranks, for DTensor."""
     start(P_world)
     return init_device_mesh(P_world.device.type, (P_world.size,))
 
@@ -38,6 +38,6 @@ def mesh(P_world: Partition) -> DeviceMesh:
 def redistribute(
     x: torch.Tensor, mesh: DeviceMesh, source: Placement, target: Placement
 ) -> torch.Tensor:
-    """This rank's part after a change of placement by DTensor; ``x`` is its part before."""
+    """Return this rank's part after DTensor changed the placement; ``x`` is its part before."""
     placed = DTensor.from_local(x, mesh, [source], run_check=False)
     return placed.redistribute(placements=[target]).to_local()

@@ -1,6 +1,6 @@
 """Training steps of a 3-D U-Net on all GPUs, beside the sequential network on one of them.
 
-Every result is compared with the sequential network's, so that volumes are such as one GPU holds.
+Every result is compared with the sequential network's, so volumes must fit on one GPU.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from gpudist.nn import DistributedCrossEntropyLoss
 from gpudist.world.partition import CartesianPartition, Partition
 
 CLASSES, WIDTH, TINY_WIDTH = 3, 16, 4
-# Of a side of the global volume; a multiple of 8 on every rank.
+# Cells per side of the global volume; a multiple of 8 on every rank.
 SIDES, TINY = (128, 192), (32,)
 
 
 def cases(ranks: int, tiny: bool = False) -> list[GpuCase]:
-    """Shapes are global. No bytes: it is the arithmetic that takes time."""
+    """Return the cases. Shapes are global; bytes are left out, since arithmetic dominates."""
     return [case("unet", side, ranks, tiny) for side in (TINY if tiny else SIDES)]
 
 
 def case(subject: str, side: int, ranks: int, tiny: bool) -> GpuCase:
-    """A step of the volume whose sides are ``side``, longer where the grid asks for it."""
+    """Return a step on a volume of ``side`` cells per side, longer where the grid requires it."""
     grid = grid_of(ranks, 5)
     shape = (1, 1, *(-(-side // (8 * parts)) * 8 * parts for parts in grid[2:]))
     name = f"U-Net step, global [{','.join(map(str, shape))}] on [{','.join(map(str, grid))}]"
@@ -42,7 +42,10 @@ def case(subject: str, side: int, ranks: int, tiny: bool) -> GpuCase:
 
 
 def sides(case: GpuCase, P_world: Partition, machine: Machine) -> dict[str, Side]:
-    """Results are the loss and the gradients; the other ranks sleep while the first is alone."""
+    """Return the sides; results are the loss and the gradients.
+
+    Only rank 0 runs the sequential one.
+    """
     shape, width = case.parameters["shape"], case.parameters["width"]
     P_x = P_world.create_cartesian_topology_partition(case.parameters["grid"])
     return {"gpudist": ours(P_x, shape, width), ONE_RANK: alone(P_world, shape, width)}
@@ -60,7 +63,7 @@ def ours(P_x: CartesianPartition, shape: tuple[int, ...], width: int) -> Side:
 
 
 def alone(P_world: Partition, shape: tuple[int, ...], width: int) -> Side:
-    """The same on the first rank."""
+    """Return the sequential step, on the first rank."""
     if P_world.rank != 0:
         return Side(lambda: None, lambda nothing: nothing is None)
     network, x, target = _sequential(shape, width, P_world.device)
@@ -76,7 +79,6 @@ def _step(network: nn.Module, x: torch.Tensor, target: torch.Tensor) -> Step:
 def _sequential(
     shape: tuple[int, ...], width: int, device: torch.device
 ) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    """The same on every rank."""
     torch.manual_seed(0)
     network = UNet3d(1, CLASSES, width)
     x, target = torch.randn(shape), torch.randint(CLASSES, (shape[0], *shape[2:]))
