@@ -1,6 +1,6 @@
-"""Files outside docs/ that a page links to become part of the site, so that it is whole offline.
+"""Add files outside docs/ that a page links to, so that the site is complete offline.
 
-Links in the pages are those of the repository: they lead to the same file on a code host.
+The pages link to paths in the repository, so the same links work on a code host.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"(\]\()([^)#\s:]+)((?:#[^)\s]*)?\))")
-# Where what is outside docs/ lies on the site.
+# Placeholder for all layers of the gpudist.nn modules with these prefixes.
+LAYERS_OF = re.compile(r"<!-- layers: (.+) -->")
+# Folder on the site for files outside docs/.
 OUTSIDE = "repository"
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add what is linked to, and what that links to."""
+    """Add the files that pages link to, and the files those link to."""
     from mkdocs.structure.files import File, InclusionLevel
 
     added: set[str] = set()
@@ -41,7 +43,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Let its links lead to where the files are on the site."""
+    """Rewrite the page's links to the files' places on the site."""
     here = page.file.src_uri
     path = repository_path(here)
 
@@ -52,11 +54,52 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         there = posixpath.relpath(site_path(target), posixpath.dirname(here) or ".")
         return found[1] + there + found[3]
 
-    return LINK.sub(lead, markdown)
+    return LINK.sub(lead, with_operators(with_layers(markdown)))
+
+
+def with_layers(markdown: str) -> str:
+    """Insert a reference entry for every layer of the modules that ``markdown`` asks for."""
+    from gpudist.nn import LAYERS
+
+    def entries(found: re.Match[str]) -> str:
+        words = found[1].split()
+        wanted = tuple(f"gpudist.nn.{word}" for word in words if word[0] != "!")
+        others = tuple(f"gpudist.nn.{word[1:]}" for word in words if word[0] == "!")
+        modules = {row.name: row.kind.__module__ for row in LAYERS}
+        names = [n for n, m in modules.items() if m.startswith(wanted) and not m.startswith(others)]
+        return "\n\n".join(f"::: gpudist.nn.{name}" for name in names)
+
+    return LAYERS_OF.sub(entries, markdown)
+
+
+def with_operators(markdown: str) -> str:
+    """Insert the table of operators, or reference entries for all, where ``markdown`` asks so."""
+    import gpudist
+    from gpudist.ops import OPERATORS
+
+    rows = [f"| `{r.name}` | `{r.kind.__name__}` | `{r.adjoint}` |" for r in OPERATORS]
+    table = "\n".join(["| function | module | adjoint |", "|---|---|---|", *rows])
+    functions: list[str] = []
+    modules: list[str] = []
+    for row in OPERATORS:
+        room = "gpudist" if hasattr(gpudist, row.name) else "gpudist.ops"
+        functions.append(
+            f"::: {row.kind.__module__}.{row.name}\n    options: {{heading: {room}.{row.name}}}"
+            # A module has the name of its only function, which hides it.
+            if row.kind.__module__.endswith(f".{row.name}")
+            else f"::: {room}.{row.name}"
+        )
+        name = row.kind.__name__
+        modules.append(f"::: gpudist.{'nn' if hasattr(gpudist.nn, name) else 'ops'}.{name}")
+    for of, text in {
+        "": table, ": functions": "\n\n".join(functions), ": modules": "\n\n".join(modules)
+    }.items():  # fmt: skip
+        markdown = markdown.replace(f"<!-- operators{of} -->", text)
+    return markdown
 
 
 def linked(path: str) -> list[str]:
-    """The files of the repository that the page at ``path`` links to."""
+    """Return the files of the repository that the page at ``path`` links to."""
     page = ROOT / path
     if not page.is_file():
         return []
@@ -65,17 +108,17 @@ def linked(path: str) -> list[str]:
 
 
 def resolve(path: str, link: str) -> str:
-    """The path in the repository that ``link`` on the page at ``path`` means."""
+    """Return the path in the repository that ``link`` on the page at ``path`` refers to."""
     return posixpath.normpath(posixpath.join(posixpath.dirname(path), link))
 
 
 def site_path(path: str) -> str:
-    """The path on the site of the file at ``path`` in the repository."""
+    """Return the path on the site of the file at ``path`` in the repository."""
     parts = PurePosixPath(path).parts
     return "/".join(parts[1:] if parts[0] == "docs" else (OUTSIDE, *parts))
 
 
 def repository_path(path: str) -> str:
-    """The reverse of :func:`site_path`."""
+    """Invert :func:`site_path`."""
     parts = PurePosixPath(path).parts
     return "/".join(parts[1:] if parts[0] == OUTSIDE else ("docs", *parts))

@@ -60,7 +60,7 @@ PICTURES: dict[str, Callable[[Path], None]] = {
 
 
 def main() -> None:
-    """Make all of them."""
+    """Make all pictures."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     for name, make in PICTURES.items():

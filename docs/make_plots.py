@@ -1,4 +1,4 @@
-"""Draw the committed results: docs/plots.md and its pictures. ``python docs/make_plots.py``."""
+"""Draw the committed results as docs/plots.md and its pictures: ``python docs/make_plots.py``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
-# The pictures of the page, where there are results for them, and what they show.
+# Pictures of the page and their titles; a picture without results is left out.
 CAPTIONS = {
     "bandwidth-2": "Bus bandwidth on 2 ranks",
     "bandwidth-4": "Bus bandwidth on 4 ranks",
@@ -35,7 +35,7 @@ is faster. Open circles are bounds and no rivals: what does less, or no communic
 
 
 def page(names: list[str]) -> str:
-    """The page that shows these pictures."""
+    """Return the page that shows these pictures."""
     shown = [f"## {CAPTIONS[name]}\n\n![{CAPTIONS[name]}](plots/{name}.svg)\n" for name in names]
     return "\n".join([INTRODUCTION, *shown])
 
