@@ -17,8 +17,10 @@ EPOCHS ?= 20
 # After which a test fails with the stacks of its threads, in seconds.
 TEST_S ?= 300
 
-# Test files that run at a time, each with up to 16 ranks of its own.
-JOBS ?= 2
+# Test files that run at a time, each with up to 16 ranks of its own. Tests wait most of the time.
+JOBS ?= 4
+# Not empty: every case of a test on every transport, and all drawn layouts of global tensors.
+EVERY ?=
 
 # Of `make fuzz`: how many configurations, and which.
 N ?= 200
@@ -28,10 +30,11 @@ COUNT ?= 200
 # Of `make fuzz-input`: how many inputs of each kind, and for how long libFuzzer.
 FUZZ_EXAMPLES ?= 3000
 FUZZ_SECONDS ?= 300
-# Of `make mutants`: which rooms, a sample of so many of each (all if empty), and how many may survive.
+# Of `make mutants`: which rooms, a sample of so many of each (all if empty), and how many may survive
+# (those known to change nothing if empty).
 ROOMS ?= geometry exchange
 MUTANTS ?=
-SURVIVORS ?= 0
+SURVIVORS ?=
 # Of `make coverage`: which tests; all if empty.
 COVERAGE_TESTS ?=
 
@@ -76,7 +79,8 @@ demo: $(INSTALLED)
 		examples/lenet5.py --data digits --compare --epochs $(EPOCHS)
 
 test: $(INSTALLED)
-	$(PYTHON) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --timeout $(TEST_S)
+	$(if $(EVERY),DRAWS=1) $(PYTHON) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
+		--timeout $(TEST_S) --durations 30 $(if $(EVERY),--every-transport)
 
 # The suite on the oldest torch that pyproject.toml allows and on the newest on PyPI, each with its
 # CUDA libraries: 6 GB a version in build/compatibility, on the first run.
@@ -95,8 +99,10 @@ fuzz: $(INSTALLED)
 	$(PYTHON) -m tests.fuzz --count $(N) --seed $(SEED)
 
 # Random modules, and small forwards on all their grids, converted and against themselves alone;
-# COUNT=2000 SEED=1 takes about half an hour.
+# COUNT=2000 SEED=1 takes about half an hour. First the rules of global tensors, on twice the layouts
+# that the tests draw.
 hazards: $(INSTALLED)
+	DRAWS=1 $(PYTHON) -m pytest -q tests/sbp
 	$(PYTHON) -m tests.hazards --forwards
 	$(PYTHON) -m tests.hazards --count $(COUNT) --seed $(SEED)
 
@@ -107,14 +113,14 @@ fuzz-batch: $(INSTALLED)
 # Whatever may come from outside, at length: files, variables, keys, arguments, messages. The last part
 # needs clang.
 fuzz-input: $(INSTALLED)
-	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(PYTHON) -m pytest tests/hostile -q \
+	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(PYTHON) -m pytest tests/faults/hostile -q \
 		--hypothesis-profile=default --hypothesis-seed=$(SEED)
 	sh tests/csrc/fuzz.sh $(abspath $(PYTHON)) $(FUZZ_SECONDS)
 
 # Small errors put into the code, one at a time: which does no test notice? MUTANTS=120 is a sample.
 mutants: $(INSTALLED)
 	for room in $(ROOMS); do $(PYTHON) -m tests.mutants --room $$room \
-		$(if $(MUTANTS),--count $(MUTANTS)) --seed $(SEED) --most $(SURVIVORS) || exit 1; done
+		$(if $(MUTANTS),--count $(MUTANTS)) --seed $(SEED) $(if $(SURVIVORS),--most $(SURVIVORS)) || exit 1; done
 
 # Which lines no test executes, worker processes included, and which errors no test raises.
 coverage: $(ANALYSIS)
@@ -132,19 +138,19 @@ tidy: $(ANALYSIS)
 # Ranks that die, stop, raise or are slow, at every point of every operator, within 15 minutes; ten
 # workers killed while they train; then docs/reliability.md. N=200 tries as many.
 chaos: $(INSTALLED)
-	$(PYTHON) -m tests.chaos --seed $(SEED) --results $(RELIABILITY)/chaos.jsonl \
+	$(PYTHON) -m tests.faults.chaos --seed $(SEED) --results $(RELIABILITY)/chaos.jsonl \
 		$(if $(filter command environment,$(firstword $(origin N))),--count $(N))
 	$(PYTHON) -m tests.examples.killed_training --kills 10 --json $(RELIABILITY)/resume.json
-	$(PYTHON) -m tests.chaos.report
+	$(PYTHON) -m tests.faults.report
 
 # At least N random operators and MINUTES on 4 ranks; then worlds, and layers, made and dropped; and
 # every disagreement. Fails where anything grows or is wrong; what was measured goes to RELIABILITY.
 soak: N = 100000
 soak: $(INSTALLED)
-	$(PYTHON) -m tests.soak --operators $(N) --minutes $(MINUTES) --seed $(SEED) \
+	$(PYTHON) -m tests.faults.soak --operators $(N) --minutes $(MINUTES) --seed $(SEED) \
 		--results $(RELIABILITY)
-	$(PYTHON) -m tests.disagreement --results $(RELIABILITY)
-	$(PYTHON) -m tests.chaos.report
+	$(PYTHON) -m tests.faults.disagreement --results $(RELIABILITY)
+	$(PYTHON) -m tests.faults.report
 
 # The native core with its CUDA half, in place. Installs nothing and needs no network.
 gpu-build:
@@ -191,6 +197,7 @@ ptx: $(ANALYSIS)
 lint: $(TOOLS)
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m tests.language
 	$(VENV)/bin/clang-format --dry-run --Werror $(CPP)
 
 types: $(TOOLS)
