@@ -1,16 +1,18 @@
-"""Boxes, and plans made of them: what one rank copies, sends and receives, and its transpose.
+"""Boxes, and plans made of them: what one rank copies, sends and receives.
 
-A plan is the rank's part of a linear operator: every output cell is the sum of the input cells
-that move there. Whether that sum may be carried out by overwriting is a fact about the boxes, not
-another kind of plan.
+A plan is one rank's part of a linear operator: every output cell is the sum of the input cells
+that move to it. The boxes decide whether overwriting suffices to compute that sum.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product
 from math import prod
+from operator import itemgetter, lt, sub
 from typing import Literal
 
 from gpudist.checks.digest import digest_of
@@ -28,11 +30,11 @@ class Box:
         """All cells of a tensor of ``shape``."""
         return cls((0,) * len(shape), tuple(shape))
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
-        return tuple(stop - start for start, stop in zip(self.start, self.stop, strict=True))
+        return tuple(map(sub, self.stop, self.start))
 
-    @property
+    @cached_property
     def volume(self) -> int:
         """Number of cells."""
         return prod(max(0, n) for n in self.shape)
@@ -52,7 +54,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Move:
-    """A box of this rank's input that lands in a box of this rank's own output."""
+    """Copy of a box of this rank's input to a box of its own output."""
 
     source: Box
     destination: Box
@@ -64,9 +66,9 @@ class Move:
 
 @dataclass(frozen=True)
 class Message:
-    """Boxes packed one after the other, in an order both sides share, exchanged with ``peer``.
+    """Boxes exchanged with ``peer``, packed one after the other in an order both sides share.
 
-    To send, they are in coordinates of the input; to receive, in those of the output.
+    Boxes to send are in coordinates of the input, boxes to receive in coordinates of the output.
     """
 
     peer: int
@@ -88,13 +90,14 @@ _ADJOINT: dict[CollectiveKind, CollectiveKind] = {
 
 @dataclass(frozen=True)
 class Collective:
-    """A whole block that goes from a root to its group, or is summed from the group into the root.
+    """Broadcast of a whole block from a root to a group, or reduction from the group to the root.
 
     Attributes:
-        kind: the verb. ``broadcast`` and ``reduce`` are each other's adjoint.
-        members: ranks of the group, ascending, the root among them.
+        kind: verb of the collective; ``broadcast`` and ``reduce`` are adjoint to each other.
+        members: ranks of the group, ascending, including the root.
         root: rank that has the block (``broadcast``) or gets the sum (``reduce``).
-        includes_root: the root takes a copy (``broadcast``) or adds its own input (``reduce``) too.
+        includes_root: whether the root also gets a copy (``broadcast``) or adds its own input
+            (``reduce``).
     """
 
     kind: CollectiveKind
@@ -109,16 +112,16 @@ class Collective:
 
 @dataclass(frozen=True)
 class Stage:
-    """One set of messages that are in flight together.
+    """Set of messages that are in flight together.
 
     Attributes:
-        input_shape: this rank's block before the stage, ``None`` if it has none.
-        output_shape: this rank's block after it, ``None`` if it has none.
-        moves: what stays on this rank.
+        input_shape: shape of this rank's block before the stage, ``None`` if it has none.
+        output_shape: shape of this rank's block after the stage, ``None`` if it has none.
+        moves: copies that stay on this rank.
         sends, receives: at most one message per peer, by ascending peer.
-        collectives: whole blocks shared with or summed over a group.
-        sources_overlap: a cell of the input may go to several places, so that the adjoint adds.
-        destinations_overlap: a cell of the output may come from several places and is their sum.
+        collectives: whole blocks that are broadcast to or summed over a group.
+        sources_overlap: whether an input cell may go to several places; the adjoint then adds.
+        destinations_overlap: whether an output cell may be the sum of several input cells.
     """
 
     input_shape: tuple[int, ...] | None
@@ -132,7 +135,7 @@ class Stage:
 
     @cached_property
     def T(self) -> Stage:
-        """The adjoint stage: everything goes back to its source and adds where it was copied."""
+        """Adjoint stage: every cell returns to its source, and copies of a cell are summed."""
         return Stage(
             self.output_shape,
             self.input_shape,
@@ -146,12 +149,12 @@ class Stage:
 
     @cached_property
     def communicates(self) -> bool:
-        """Whether this rank exchanges anything with another one."""
+        """Whether this rank exchanges anything with another rank."""
         return bool(self.sends or self.receives or self.collectives)
 
     @cached_property
     def covers_output(self) -> bool:
-        """Every cell of the output is written exactly once, so that it needs no clearing."""
+        """Whether every output cell is written exactly once, so that no clearing is needed."""
         if self.output_shape is None or self.destinations_overlap:
             return False
         written = sum(move.destination.volume for move in self.moves)
@@ -164,9 +167,10 @@ class Plan:
     """One rank's part of a linear operator between distributed tensors.
 
     Attributes:
-        key: what all ranks know of the operator: its name and every number the plan follows from.
-        rank: the rank it is for, in the partition whose ranks the messages name.
-        stages: carried out one after the other.
+        key: what all ranks know about the operator: its name and all numbers that determine the
+            plan.
+        rank: rank that carries out this plan, in the partition the messages refer to.
+        stages: stages of messages, carried out one after the other.
     """
 
     key: tuple[object, ...]
@@ -193,7 +197,7 @@ class Plan:
 
     @property
     def is_identity(self) -> bool:
-        """Nothing moves and nothing changes shape on this rank."""
+        """Whether nothing moves and no shape changes on this rank."""
         return all(
             not stage.communicates
             and stage.input_shape == stage.output_shape
@@ -204,12 +208,12 @@ class Plan:
 
     @cached_property
     def identity(self) -> bytes:
-        """16 bytes, the same on every rank of the operator and different for any other operator."""
+        """Digest of 16 bytes: equal on all ranks of an operator, different for other operators."""
         return digest_of(repr((self.key, self.transposed)).encode())
 
 
 def uncovered(shape: Sequence[int], boxes: Iterable[Box]) -> tuple[Box, ...]:
-    """Disjoint boxes that make up the cells of a tensor of ``shape`` outside all of ``boxes``."""
+    """Disjoint boxes that cover the cells of a tensor of ``shape`` outside all ``boxes``."""
     rest = [Box.whole(shape)] if prod(shape) else []
     for box in boxes:
         rest = [piece for part in rest for piece in without(part, box)]
@@ -217,16 +221,42 @@ def uncovered(shape: Sequence[int], boxes: Iterable[Box]) -> tuple[Box, ...]:
 
 
 def intersection(a: Box, b: Box) -> Box | None:
-    """The cells of both, ``None`` if there are none."""
+    """Cells in both boxes, ``None`` if there are none."""
     start = tuple(map(max, a.start, b.start))
     stop = tuple(map(min, a.stop, b.stop))
-    if any(low >= high for low, high in zip(start, stop, strict=True)):
-        return None
-    return Box(start, stop)
+    return Box(start, stop) if all(map(lt, start, stop)) else None
+
+
+class Overlaps:
+    """Find which of many boxes have cells in common with another.
+
+    Args:
+        boxes: the blocks of a tensor that have cells: all products of ranges that divide its dims.
+    """
+
+    def __init__(self, boxes: Iterable[Box]) -> None:
+        self._numbers = {box.start: (i, box) for i, box in enumerate(boxes)}
+        self._starts = [sorted(set(of_dim)) for of_dim in zip(*self._numbers, strict=True)]
+
+    def __call__(self, box: Box) -> list[tuple[int, Box]]:
+        """Return number and common cells of each box that overlaps ``box``, by number."""
+        if not self._numbers:
+            return []
+        near: list[list[int]] = []
+        for low, high, starts in zip(box.start, box.stop, self._starts, strict=True):
+            near.append(starts[max(0, bisect_right(starts, low) - 1) : bisect_left(starts, high)])
+        found: list[tuple[int, Box]] = []
+        for number, other in sorted(
+            map(self._numbers.__getitem__, product(*near)), key=itemgetter(0)
+        ):
+            cells = intersection(other, box)
+            if cells is not None:
+                found.append((number, cells))
+        return found
 
 
 def without(part: Box, hole: Box) -> Iterator[Box]:
-    """Disjoint boxes that make up ``part`` outside ``hole``."""
+    """Disjoint boxes that cover ``part`` outside ``hole``."""
     common = intersection(part, hole)
     if common is None:
         yield part
@@ -241,9 +271,9 @@ def without(part: Box, hole: Box) -> Iterator[Box]:
 
 
 def messages_by_peer(parts: Iterable[tuple[int, Box]]) -> tuple[Message, ...]:
-    """Pack ``(peer, box)`` into one message per peer, its boxes in the order given.
+    """Pack ``(peer, box)`` pairs into one message per peer; boxes keep their order.
 
-    For any two workers that order must be the same on both sides.
+    Both workers of a pair must list their common boxes in the same order.
     """
     grouped: dict[int, list[Box]] = {}
     for peer, box in parts:

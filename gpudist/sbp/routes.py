@@ -1,10 +1,10 @@
-"""The cheapest way from one layout of a global tensor to another, and its plan on a rank.
+"""Find the cheapest route from one layout of a global tensor to another, and a rank's plan for it.
 
-A step is one set of messages: each term of the source goes, for each copy of the target, from one
-of the ranks that have it to one of the ranks that share the copy, and stays where it is if a rank
-is both. That is the fewest bytes if there is one term or one copy. Sums of several terms that are
-wanted several times are added up first, each cell on one rank: through a layout between the two, or
-by an all-reduce.
+A step is one set of messages. For each copy of the target, each term of the source is sent from one
+of the ranks that have it to one of the ranks that share the copy; it stays where it is if a rank
+is both. That moves the fewest bytes if there is one term or one copy. Sums of several terms needed
+in several copies are added up first, each cell on one rank: through a layout between the two, or by
+an all-reduce.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from gpudist.geometry.boxes import (
     Box,
     Collective,
     Move,
+    Overlaps,
     Plan,
     Stage,
     intersection,
@@ -32,19 +33,21 @@ from gpudist.sbp.layout import Layout
 
 
 class Transfer(NamedTuple):
-    """Cells that ``holder`` gives to ``receiver``, which may be itself."""
+    """Cells that ``holder`` sends to ``receiver``, which may be itself."""
 
     holder: int
     receiver: int
     cells: Box
 
 
-class Step(NamedTuple):
+class RouteStep(NamedTuple):
     """One set of messages.
 
     Attributes:
-        summed: the axes of an all-reduce, ``None`` if the step is made of transfers.
-        volume: cells that travel, over all ranks.
+        source: layout before the step.
+        target: layout after the step.
+        summed: axes of an all-reduce, ``None`` if the step consists of transfers.
+        volume: number of cells sent, over all ranks.
     """
 
     source: Layout
@@ -55,16 +58,14 @@ class Step(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def transfers(source: Layout, target: Layout) -> tuple[Transfer, ...]:
-    """What each rank gives to each other in one step, in an order that all ranks share."""
+    """Return the transfers of one step between all ranks, in an order that all ranks share."""
     load: defaultdict[int, int] = defaultdict(int)
     found: list[Transfer] = []
-    terms = source.groups("broadcast")
+    blocks = source.groups("broadcast")
+    terms, overlapping = list(blocks.values()), Overlaps(blocks)
     for wanted, copies in target.groups("partial_sum").items():
-        for owned, holders_of_terms in terms.items():
-            cells = intersection(owned, wanted)
-            if cells is None:
-                continue
-            for holder, receiver in _pairs(holders_of_terms, copies, load):
+        for number, cells in overlapping(wanted):
+            for holder, receiver in _pairs(terms[number], copies, load):
                 if holder != receiver:
                     load[holder] += cells.volume
                     load[receiver] += cells.volume
@@ -75,15 +76,16 @@ def transfers(source: Layout, target: Layout) -> tuple[Transfer, ...]:
 def _pairs(
     terms: list[list[int]], copies: list[list[int]], load: dict[int, int]
 ) -> list[tuple[int, int]]:
-    """Who gives each term to whom, for each copy.
+    """Choose the holder and the receiver of each term, for each copy.
 
     A copy takes all its terms from one position among the ranks that have them, and a term goes to
-    one position in all copies: so copies are alike, and in the adjoint those of gradients are.
-    Among all such choices, one with few messages, then one that shares them out.
+    one position in all copies. So copies are equal, and in the adjoint copies of gradients are.
+    Among all such choices, prefer few messages, then a balanced load.
 
     Args:
-        terms: for each term, the ranks that have it.
-        copies: for each copy, the ranks whose values add up to it.
+        terms: ranks that have each term.
+        copies: ranks whose values add up to each copy.
+        load: cells sent and received by each rank so far.
     """
     position_of_term = [
         min(
@@ -102,9 +104,9 @@ def _pairs(
 def _improved(
     terms: list[list[int]], copies: list[list[int]], positions: list[int], load: dict[int, int]
 ) -> list[tuple[int, int]]:
-    """The pairs, from where each term goes first: the best of one choice for the other, in turns.
+    """Return pairs improved by choosing sources and positions in turns.
 
-    Exact if there is one position to choose from on either side.
+    Exact if there is only one position to choose from on either side.
     """
 
     def price(pairs: list[tuple[int, int]]) -> tuple[int, int]:
@@ -139,30 +141,34 @@ def _improved(
 
 
 @lru_cache(maxsize=4096)
-def route(source: Layout, target: Layout) -> tuple[Step, ...]:
-    """The steps that move the fewest cells, fewer steps before more.
+def route(source: Layout, target: Layout) -> tuple[RouteStep, ...]:
+    """Return the steps that move the fewest cells; of equal ones, the fewest steps.
 
     Raises:
         ShapeError: on every rank alike, if the global shapes differ.
     """
     if source.shape != target.shape:
         raise ShapeError(
-            f"a tensor of global shape {list(source.shape)} cannot become one of shape "
-            f"{list(target.shape)}"
+            f"boxing: a tensor of global shape {list(source.shape)} cannot become one of shape "
+            f"{list(target.shape)}; the shapes must be equal"
         )
-    best = (_step(source, target),)
+    direct = (_step(source, target),)
     if source.count("partial_sum") == 1 or target.count("broadcast") == 1:
-        return best
-    for between in _between(source, target):
-        first = _step(source, between)
-        if first.volume < volume(best):
-            steps = (first, _step(between, target))
-            best = min(best, steps, key=volume)
+        return direct
+    between = list(dict.fromkeys(_between(source, target)))
+    bounds = [_least(source, one) + _least(one, target) for one in between]
+    best, least = direct, (volume(direct), -1)
+    for bound, i in sorted(zip(bounds, range(len(between)), strict=True)):
+        if (bound, i) > least:
+            break
+        steps = (_step(source, between[i]), _step(between[i], target))
+        if (volume(steps), i) < least:
+            best, least = steps, (volume(steps), i)
     return best
 
 
 def least_volume(source: Layout, target: Layout) -> int:
-    """A number of cells below which no route is, found without a search."""
+    """Return a lower bound of the cells that a route moves, found without a search."""
     terms, copies = source.count("partial_sum"), target.count("broadcast")
     if terms == 1 or copies == 1:
         return volume(route(source, target))
@@ -171,27 +177,55 @@ def least_volume(source: Layout, target: Layout) -> int:
     return prod(source.shape) * (terms + copies - 2)
 
 
-def volume(steps: tuple[Step, ...]) -> int:
-    """Cells that travel, over all ranks and steps."""
+def volume(steps: tuple[RouteStep, ...]) -> int:
+    """Return the number of cells sent, over all ranks and steps."""
     return sum(step.volume for step in steps)
 
 
-def _step(source: Layout, target: Layout) -> Step:
-    """By transfers, or by an all-reduce if that moves no more."""
-    given = transfers(source, target)
-    direct = sum(t.cells.volume for t in given if t.holder != t.receiver)
+def _step(source: Layout, target: Layout) -> RouteStep:
+    """Return the step by transfers, or by an all-reduce if it moves no more cells."""
+    if source.count("broadcast") > 1 and target.count("partial_sum") > 1:
+        found = transfers(source, target)
+        sent = sum(t.cells.volume for t in found if t.holder != t.receiver)
+    else:  # every rank keeps what it can
+        sent = _needed(source, target) - _kept(source, target)
     axes = _summed_axes(source, target)
-    if axes:
-        size = prod(source.grid[axis] for axis in axes)
-        cells = sum(box.volume for box in source.boxes.values())
-        reduced = 2 * (size - 1) * cells // size
-        if reduced <= direct:
-            return Step(source, target, axes, reduced)
-    return Step(source, target, None, direct)
+    if axes and (reduced := _reduced(source, axes)) <= sent:
+        return RouteStep(source, target, axes, reduced)
+    return RouteStep(source, target, None, sent)
+
+
+def _least(source: Layout, target: Layout) -> int:
+    """Return a lower bound of the volume of a step, from the numbers of cells alone."""
+    sent = _needed(source, target) - min(_held(source), _held(target))
+    axes = _summed_axes(source, target)
+    return min(sent, _reduced(source, axes)) if axes else sent
+
+
+def _needed(source: Layout, target: Layout) -> int:
+    """Return the number of cells that all copies of the target need, sent or not."""
+    return source.count("partial_sum") * target.count("broadcast") * prod(source.shape)
+
+
+def _held(layout: Layout) -> int:
+    """Return the number of cells of all ranks."""
+    return layout.count("partial_sum") * layout.count("broadcast") * prod(layout.shape)
+
+
+def _kept(source: Layout, target: Layout) -> int:
+    """Return the number of cells that ranks have before and after the step."""
+    pairs = ((box, target.boxes.get(rank)) for rank, box in source.boxes.items())
+    common = (intersection(box, other) for box, other in pairs if other is not None)
+    return sum(cells.volume for cells in common if cells is not None)
+
+
+def _reduced(source: Layout, axes: tuple[int, ...]) -> int:
+    """Return the cells that all-reduces along ``axes`` send."""
+    size = prod(source.grid[axis] for axis in axes)
+    return 2 * (size - 1) * _held(source) // size
 
 
 def _summed_axes(source: Layout, target: Layout) -> tuple[int, ...]:
-    """The axes of the all-reduce from source to target, none if there is no such."""
     if not source.same_workers(target):
         return ()
     pairs = list(zip(source.sbp, target.sbp, source.grid, strict=True))
@@ -201,14 +235,14 @@ def _summed_axes(source: Layout, target: Layout) -> tuple[int, ...]:
 
 
 def _between(source: Layout, target: Layout) -> Iterator[Layout]:
-    """Layouts in which sums may be complete: every mixture, then each block on one rank."""
+    """Return layouts in which sums may be complete: every mixture, then each block on one rank."""
     shape = source.shape
     dims = {one.dim for one in (*source.sbp, *target.sbp) if one.is_split}
     if shape:
         dims.add(shape.index(max(shape)))
     kinds: list[Sbp] = [*(split(d) for d in sorted(dims)), broadcast, partial_sum]
     for end in (source, target):
-        # An axis has its own explicit cuts besides.
+        # An axis may also keep its own explicit cuts.
         own = [[*kinds, one] if one.sizes is not None else kinds for one in end.sbp]
         for sbp in product(*own):
             if not misfit(sbp, end.grid, shape):
@@ -218,8 +252,7 @@ def _between(source: Layout, target: Layout) -> Iterator[Layout]:
 
 
 def _gathered(layout: Layout, other: Layout) -> Layout:
-    """Each block of ``layout`` on one of its ranks: that which has most of its cells in ``other``
-    too."""
+    """Return ``layout`` with each block on one rank: that with most of its cells in ``other``."""
     axes = [axis for axis, one in enumerate(layout.sbp) if one.is_split]
     chosen: dict[tuple[int, ...], tuple[int, int]] = {}
     for position, rank in enumerate(layout.ranks):
@@ -236,17 +269,19 @@ def _gathered(layout: Layout, other: Layout) -> Layout:
 
 
 def plan(source: Layout, target: Layout, rank: int, members: tuple[int, ...]) -> Plan:
-    """The part of the rank of the world ``rank`` in the cheapest way.
+    """Return the plan of ``rank``, a rank of the world, for the cheapest route.
 
     Args:
-        members: ranks of the world of source and target; messages name positions in it.
+        source, target: layouts.
+        rank: rank of the world.
+        members: ranks of the world in source and target; messages name positions in it.
     """
     position = {member: i for i, member in enumerate(members)}
     stages = [_stage(step, rank, position) for step in route(source, target)]
     return Plan(("boxing", source, target), position[rank], tuple(stages))
 
 
-def _stage(step: Step, rank: int, position: dict[int, int]) -> Stage:
+def _stage(step: RouteStep, rank: int, position: dict[int, int]) -> Stage:
     owned, wanted = step.source.boxes.get(rank), step.target.boxes.get(rank)
     input_shape = owned.shape if owned is not None else None
     output_shape = wanted.shape if wanted is not None else None
@@ -277,8 +312,8 @@ def _stage(step: Step, rank: int, position: dict[int, int]) -> Stage:
     )
 
 
-def _summed_with(step: Step, rank: int) -> list[int]:
-    """The ranks whose blocks are summed with that of ``rank``."""
+def _summed_with(step: RouteStep, rank: int) -> list[int]:
+    """Return the ranks whose blocks are summed with the block of ``rank``."""
     grid, summed = step.source.grid, step.summed or ()
     mine = index_of(step.source.ranks.index(rank), grid)
     return [
