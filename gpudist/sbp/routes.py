@@ -156,7 +156,7 @@ def route(source: Layout, target: Layout) -> tuple[RouteStep, ...]:
     if source.count("partial_sum") == 1 or target.count("broadcast") == 1:
         return direct
     between = list(dict.fromkeys(_between(source, target)))
-    bounds = [_least(source, one) + _least(one, target) for one in between]
+    bounds = [_fewest_sent(source, one) + _fewest_sent(one, target) for one in between]
     best, least = direct, (volume(direct), -1)
     for bound, i in sorted(zip(bounds, range(len(between)), strict=True)):
         if (bound, i) > least:
@@ -188,41 +188,37 @@ def _step(source: Layout, target: Layout) -> RouteStep:
         found = transfers(source, target)
         sent = sum(t.cells.volume for t in found if t.holder != t.receiver)
     else:  # every rank keeps what it can
-        sent = _needed(source, target) - _kept(source, target)
+        sent = _cells_needed(source, target) - _cells_kept(source, target)
     axes = _summed_axes(source, target)
-    if axes and (reduced := _reduced(source, axes)) <= sent:
+    if axes and (reduced := _cells_all_reduced(source, axes)) <= sent:
         return RouteStep(source, target, axes, reduced)
     return RouteStep(source, target, None, sent)
 
 
-def _least(source: Layout, target: Layout) -> int:
-    """Return a lower bound of the volume of a step, from the numbers of cells alone."""
-    sent = _needed(source, target) - min(_held(source), _held(target))
+def _fewest_sent(source: Layout, target: Layout) -> int:
+    # Counts alone: a rank keeps no more than it holds before or after.
+    sent = _cells_needed(source, target) - min(_cells_held(source), _cells_held(target))
     axes = _summed_axes(source, target)
-    return min(sent, _reduced(source, axes)) if axes else sent
+    return min(sent, _cells_all_reduced(source, axes)) if axes else sent
 
 
-def _needed(source: Layout, target: Layout) -> int:
-    """Return the number of cells that all copies of the target need, sent or not."""
+def _cells_needed(source: Layout, target: Layout) -> int:
     return source.count("partial_sum") * target.count("broadcast") * prod(source.shape)
 
 
-def _held(layout: Layout) -> int:
-    """Return the number of cells of all ranks."""
+def _cells_held(layout: Layout) -> int:
     return layout.count("partial_sum") * layout.count("broadcast") * prod(layout.shape)
 
 
-def _kept(source: Layout, target: Layout) -> int:
-    """Return the number of cells that ranks have before and after the step."""
+def _cells_kept(source: Layout, target: Layout) -> int:
     pairs = ((box, target.boxes.get(rank)) for rank, box in source.boxes.items())
     common = (intersection(box, other) for box, other in pairs if other is not None)
     return sum(cells.volume for cells in common if cells is not None)
 
 
-def _reduced(source: Layout, axes: tuple[int, ...]) -> int:
-    """Return the cells that all-reduces along ``axes`` send."""
+def _cells_all_reduced(source: Layout, axes: tuple[int, ...]) -> int:
     size = prod(source.grid[axis] for axis in axes)
-    return 2 * (size - 1) * _held(source) // size
+    return 2 * (size - 1) * _cells_held(source) // size
 
 
 def _summed_axes(source: Layout, target: Layout) -> tuple[int, ...]:
