@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
@@ -118,6 +118,52 @@ def all_reduce_constant(x: torch.Tensor, partition: Partition, op: ReduceOp) -> 
         refuse_vmap()
     (handle,) = handles_of(partition)
     return torch.ops.gpudist.all_reduce(handle, x, op, None)[0]
+
+
+class Declared(NamedTuple):
+    """A linear map of one tensor that is declared, with another, to be adjoint to each other.
+
+    The declaration may differ from the adjoint of the map itself. It then says which gradients the
+    values have: see :mod:`gpudist.nn.parameters.gradient_graph`.
+
+    Attributes:
+        name: name of the operator.
+        takes, gives: conventions of the gradients of input and output, ``"dual"`` or
+            ``"invariant"``.
+        P: workers that hold copies or parts of the value.
+        map: computes a new tensor, without an autograd node.
+    """
+
+    name: str
+    takes: Literal["dual", "invariant"]
+    gives: Literal["dual", "invariant"]
+    P: Partition
+    map: Callable[[torch.Tensor], torch.Tensor]
+
+
+def declared(x: torch.Tensor, forward: Declared, backward: Declared) -> torch.Tensor:
+    """Apply ``forward`` to ``x``, and ``backward`` to its gradient; double backward as forward."""
+    return apply(_ApplyDeclared, x, forward, backward)
+
+
+class _ApplyDeclared(torch.autograd.Function):
+    @staticmethod
+    def forward(x: torch.Tensor, forward: Declared, backward: Declared) -> torch.Tensor:
+        return forward.map(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        x, ctx.declared, ctx.adjoint = inputs
+        ctx.save_for_backward(x.new_empty(0))
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: torch.Tensor) -> torch.Tensor:
+        return declared(tangents[0], ctx.declared, ctx.adjoint)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        _ = ctx.saved_tensors
+        return declared(gradients[0], ctx.adjoint, ctx.declared), None, None
 
 
 class _Move(torch.autograd.Function):

@@ -2,8 +2,9 @@
 
 A value that is the same on several workers has a gradient on each of them. In the *dual* convention
 these add up to the gradient; in the *invariant* convention each is the whole gradient. An operator
-that declares a convention is a *border*: an autograd function class with the attributes ``takes``
-and ``gives``, the conventions of its input and of its output. Plain torch functions change neither.
+that declares a convention is a *border*: its autograd function, or the map that this applies
+(:class:`~gpudist.exchange.autograd.Declared`), has the attributes ``takes`` and ``gives``, the
+conventions of its input and of its output. Plain torch functions change neither.
 
 This module relies on ``next_functions``, ``_forward_cls`` and ``_sequence_nr`` of torch's nodes,
 and on the names of opaque nodes.
@@ -75,7 +76,7 @@ def end_record() -> list[Made]:
 
 def border_of(node: Node) -> Border | None:
     """Return the border that a node declares, ``None`` if it declares no convention."""
-    function = getattr(node, "_forward_cls", None)
+    function = getattr(node, "declared", None) or getattr(node, "_forward_cls", None)
     takes = getattr(function, "takes", None)
     if function is not None and takes is not None:
         name, gives, movements = function.name, function.gives, ()
@@ -85,7 +86,7 @@ def border_of(node: Node) -> Border | None:
         if not movements:
             return None
         name, takes, gives = movements[0].label, "dual", "dual"
-    P = getattr(node, "made_on", None) or getattr(node, "P", None)
+    P = getattr(node, "made_on", None) or getattr(function, "P", None)
     ranks = frozenset(P.ranks) if P is not None else _met(movements)
     return Border(getattr(node, "made_by", name), takes, gives, ranks)
 
@@ -133,7 +134,9 @@ def outline(node: Node, nodes: int) -> tuple[str | int, ...]:
     number = first = node._sequence_nr()
     found: list[str | int] = []
     for _ in range(nodes):
-        found += [type(node).__name__, first - number]
+        declared = getattr(node, "declared", None)
+        name = type(node).__name__ if declared is None else f"{declared.name}, {declared.takes}"
+        found += [name, first - number]
         newest = None
         for source, _ in inputs_of(node):
             made = source._sequence_nr()

@@ -14,54 +14,10 @@ import torch
 from gpudist.checks.arguments import checked
 from gpudist.errors import PartitionError
 from gpudist.exchange import all_reduce
-from gpudist.exchange.autograd import all_reduce_constant, apply
+from gpudist.exchange.autograd import Declared, all_reduce_constant, declared
 from gpudist.exchange.torch_library import define, handles_of, is_recorded, thing_of
 from gpudist.nn.tensor_parallel.conventions import expect, marked
 from gpudist.world.partition import Partition
-
-
-class _InvariantSum(torch.autograd.Function):
-    name, takes, gives = "invariant_sum", "dual", "invariant"
-
-    @staticmethod
-    def forward(x: torch.Tensor, P: Partition) -> torch.Tensor:
-        return all_reduce_constant(x, P, "sum")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        x, ctx.P = inputs
-        ctx.save_for_backward(x.new_empty(0))
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: torch.Tensor) -> torch.Tensor:
-        return apply(_InvariantSum, tangents[0], ctx.P)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        _ = ctx.saved_tensors
-        return apply(_Identity, gradients[0], ctx.P), None
-
-
-class _Identity(torch.autograd.Function):
-    name, takes, gives = "invariant_copy", "invariant", "dual"
-
-    @staticmethod
-    def forward(x: torch.Tensor, P: Partition) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        x, ctx.P = inputs
-        ctx.save_for_backward(x.new_empty(0))
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: torch.Tensor) -> torch.Tensor:
-        return apply(_Identity, tangents[0], ctx.P)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        _ = ctx.saved_tensors
-        return apply(_InvariantSum, gradients[0], ctx.P), None
 
 
 def _remember_partition(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
@@ -138,7 +94,7 @@ def sum_once(x: torch.Tensor, P: Partition) -> torch.Tensor:
     if is_recorded():
         (partition,) = handles_of(P)
         return torch.ops.gpudist.invariant_sum(partition, x, None)[0]
-    return apply(_InvariantSum, x, P)
+    return declared(x, _sum_over(P), _copy_on(P))
 
 
 @checked()
@@ -175,7 +131,17 @@ def copy_once(x: torch.Tensor, P: Partition) -> torch.Tensor:
     if is_recorded():
         (partition,) = handles_of(P)
         return torch.ops.gpudist.invariant_copy(partition, x, None)[0]
-    return apply(_Identity, x, P)
+    return declared(x, _copy_on(P), _sum_over(P))
+
+
+def _sum_over(P: Partition) -> Declared:
+    return Declared(
+        "invariant_sum", "dual", "invariant", P, lambda x: all_reduce_constant(x, P, "sum")
+    )
+
+
+def _copy_on(P: Partition) -> Declared:
+    return Declared("invariant_copy", "invariant", "dual", P, torch.clone)
 
 
 def require_active(name: str, P: Partition) -> None:

@@ -6,13 +6,12 @@ See :mod:`gpudist.nn.tensor_parallel.invariant`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from gpudist.checks.arguments import checked
 from gpudist.exchange import Movement
-from gpudist.exchange.autograd import apply, move, moved
+from gpudist.exchange.autograd import Declared, declared, move, moved
 from gpudist.exchange.torch_library import is_recorded
 from gpudist.nn.norm.line_blocks import LineBlocks
 from gpudist.nn.tensor_parallel.conventions import expect, marked
@@ -126,7 +125,7 @@ def invariant_share(x: torch.Tensor, P: Partition) -> torch.Tensor:
     expect("invariant_share", "dual", x, P)
     if is_recorded():
         return _with_share_of_gradient(x, P.size)
-    return marked(apply(_Share, x, P), "invariant_share", P)
+    return marked(declared(x, *_shared_and_divided(P)), "invariant_share", P)
 
 
 def gather_once(
@@ -135,7 +134,8 @@ def gather_once(
     """Compute :func:`invariant_gather` without checks; ``own`` is this block's start and length."""
     if is_recorded():
         return _with_share_of_gradient(move((movement,), (x,))[0], movement.steps[0].partition.size)
-    return apply(_Gather, x, movement, dim, own)
+    gathered, cut = _gathered_and_cut(movement, dim, own)
+    return declared(x, gathered, cut)
 
 
 def _with_share_of_gradient(x: torch.Tensor, size: int) -> torch.Tensor:
@@ -148,7 +148,8 @@ def cut_once(x: torch.Tensor, blocks: LineBlocks, dim: int, lengths: Sequence[in
     movement, own = _movement_and_own(blocks, x, dim, lengths)
     if is_recorded():
         return copy_once(x, blocks.P).narrow(dim, *own)
-    return apply(_Cut, x, movement, dim, own)
+    gathered, cut = _gathered_and_cut(movement, dim, own)
+    return declared(x, cut, gathered)
 
 
 def _movement_and_own(
@@ -158,91 +159,23 @@ def _movement_and_own(
     return blocks.gather(x, dim, lengths), (sum(lengths[:rank]), lengths[rank])
 
 
-class _Gather(torch.autograd.Function):
-    name, takes, gives = "invariant_gather", "dual", "invariant"
-
-    @staticmethod
-    def forward(
-        x: torch.Tensor, movement: Movement, dim: int, own: tuple[int, int]
-    ) -> torch.Tensor:
-        return moved((movement,), (x,))[0]
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        x, *ctx.given = inputs
-        ctx.P = inputs[1].steps[0].partition
-        ctx.save_for_backward(x.new_empty(0))
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: torch.Tensor) -> torch.Tensor:
-        return apply(_Gather, tangents[0], *ctx.given)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        _ = ctx.saved_tensors
-        return apply(_Cut, gradients[0], *ctx.given), None, None, None
+def _gathered_and_cut(
+    movement: Movement, dim: int, own: tuple[int, int]
+) -> tuple[Declared, Declared]:
+    P = movement.steps[0].partition
+    return (
+        Declared(
+            "invariant_gather", "dual", "invariant", P, lambda x: moved((movement,), (x,))[0]
+        ),
+        Declared(
+            "invariant_scatter", "invariant", "dual", P,
+            lambda x: x.narrow(dim, *own).clone(memory_format=torch.contiguous_format),
+        ),
+    )  # fmt: skip
 
 
-class _Cut(torch.autograd.Function):
-    name, takes, gives = "invariant_scatter", "invariant", "dual"
-
-    @staticmethod
-    def forward(
-        x: torch.Tensor, movement: Movement, dim: int, own: tuple[int, int]
-    ) -> torch.Tensor:
-        return x.narrow(dim, *own).clone(memory_format=torch.contiguous_format)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        x, *ctx.given = inputs
-        ctx.P = inputs[1].steps[0].partition
-        ctx.save_for_backward(x.new_empty(0))
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: torch.Tensor) -> torch.Tensor:
-        return apply(_Cut, tangents[0], *ctx.given)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        _ = ctx.saved_tensors
-        return apply(_Gather, gradients[0], *ctx.given), None, None, None
-
-
-class _Share(torch.autograd.Function):
-    name, takes, gives = "invariant_share", "dual", "invariant"
-
-    @staticmethod
-    def forward(x: torch.Tensor, P: Partition) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        ctx.P = inputs[1]
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: torch.Tensor) -> torch.Tensor:
-        return tangents[0].clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return apply(_Divide, gradients[0], ctx.P), None
-
-
-class _Divide(torch.autograd.Function):
-    name, takes, gives = "invariant_share", "invariant", "dual"
-
-    @staticmethod
-    def forward(x: torch.Tensor, P: Partition) -> torch.Tensor:
-        return x / P.size
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        ctx.P = inputs[1]
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: torch.Tensor) -> torch.Tensor:
-        return tangents[0] / ctx.P.size
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return apply(_Share, gradients[0], ctx.P), None
+def _shared_and_divided(P: Partition) -> tuple[Declared, Declared]:
+    return (
+        Declared("invariant_share", "dual", "invariant", P, torch.clone),
+        Declared("invariant_share", "invariant", "dual", P, lambda x: x / P.size),
+    )
