@@ -24,7 +24,7 @@ FLOORS = [
     ["world"],
     ["transport"],
     ["geometry"],
-    ["checks", "recycling"],
+    ["cache", "checks", "recycling"],
     ["errors", "version"],
 ]
 HEIGHT = {room: -floor for floor, rooms in enumerate(FLOORS) for room in rooms}

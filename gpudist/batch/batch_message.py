@@ -13,18 +13,17 @@ from gpudist.batch.payload import payload_bytes
 from gpudist.batch.prepared import PreparedBatch
 from gpudist.batch.reading import malformed
 from gpudist.batch.schema import Schema, schema_of
-
-_REMEMBERED = 256
+from gpudist.cache import Cache
 
 
 class KnownSchemas:
     """Schemas that the root has sent.
 
-    Root and receivers add and clear schemas in the same order, so that their sets never differ.
+    Root and receivers add schemas in the same order, so that their sets never differ.
     """
 
     def __init__(self) -> None:
-        self._schemas: dict[bytes, Schema] = {}
+        self._schemas = Cache[bytes, Schema]()
 
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._schemas
@@ -36,8 +35,6 @@ class KnownSchemas:
         return found
 
     def add(self, schema: Schema) -> None:
-        if len(self._schemas) >= _REMEMBERED:
-            self._schemas.clear()
         self._schemas[schema.digest] = schema
 
 

@@ -13,6 +13,7 @@ from gpudist.batch.leaves import TensorSpec
 from gpudist.batch.payload import message_bytes, new_payload, pack
 from gpudist.batch.places import tensors_in
 from gpudist.batch.prepared import PreparedBatch
+from gpudist.cache import Cache
 from gpudist.errors import GpudistError, PeerFailure
 from gpudist.exchange import Movement, bind, carry_out
 from gpudist.geometry.broadcasting import Pairing
@@ -21,8 +22,6 @@ from gpudist.transport.base import Signature
 from gpudist.transport.failure.channel import Failure
 from gpudist.world.host_channel import host_partition
 from gpudist.world.partition import Partition
-
-_REMEMBERED = 256
 
 
 class Carrier:
@@ -43,7 +42,7 @@ class Carrier:
         self._root = root
         self._name = name
         self._packet = torch.empty(0, dtype=torch.uint8)
-        self._movements: dict[tuple[Partition, int], Movement] = {}
+        self._movements = Cache[tuple[Partition, int], Movement]()
         self._host = host_partition(P)
 
     def send(self, message: BatchMessage, prepared: PreparedBatch) -> list[torch.Tensor]:
@@ -133,10 +132,9 @@ class Carrier:
         return payload
 
     def _movement(self, P: Partition, nbytes: int) -> Movement:
-        """Movement that broadcasts ``nbytes`` bytes from the root to all others."""
-        found = self._movements.get((P, nbytes))
-        if found is not None:
-            return found
+        return self._movements.made((P, nbytes), lambda: self._bind_broadcast(P, nbytes))
+
+    def _bind_broadcast(self, P: Partition, nbytes: int) -> Movement:
         P_root = P.create_partition_inclusive([self._root])
         P_others = P.create_partition_inclusive([r for r in range(P.size) if r != self._root])
         P_all = P.create_partition_inclusive(range(P.size))
@@ -144,11 +142,7 @@ class Carrier:
             P_root, P_others, P_all, Pairing((1,), P_others.shape), lambda _: (nbytes,),
             (self._name, nbytes),
         )  # fmt: skip
-        if len(self._movements) >= _REMEMBERED:
-            self._movements.clear()
-        made = bind(plan, P_all, self._name, torch.uint8, (0,), torch.uint8)
-        self._movements[P, nbytes] = made
-        return made
+        return bind(plan, P_all, self._name, torch.uint8, (0,), torch.uint8)
 
     def _signature(self, P: Partition, what: str) -> Signature:
         return Signature.of(f"{self._name}: {what}", P.digest)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import operator
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -14,6 +13,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from gpudist.cache import Cache
 from gpudist.checks.storage import storage_problem
 from gpudist.errors import ShapeError
 from gpudist.exchange.torch_library import (
@@ -27,34 +27,7 @@ from gpudist.exchange.torch_library import (
 )
 from gpudist.ops.shape_agreement import ShapeAgreement, ShapeMode
 
-# A layer sees few shapes: full batches, a last one, perhaps another for evaluation.
-_REMEMBERED_SHAPES = 256
-
-# Run-time shapes that may soon occur again.
-_RECENT_SHAPES = 64
-
 T = TypeVar("T")
-
-
-class Recent(Generic[T]):
-    """Cache that drops the least recently used key."""
-
-    def __init__(self, limit: int = _RECENT_SHAPES) -> None:
-        self._limit = limit
-        self._found: OrderedDict[object, T] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._found)
-
-    def __call__(self, key: object, make: Callable[[], T]) -> T:
-        found = self._found.get(key)
-        if found is None:
-            found = self._found[key] = make()
-            if len(self._found) > self._limit:
-                self._found.popitem(last=False)
-        else:
-            self._found.move_to_end(key)
-        return found
 
 
 class Bound(Generic[T]):
@@ -68,7 +41,7 @@ class Bound(Generic[T]):
     def __init__(self, shape: ShapeMode, agreement: ShapeAgreement | None = None) -> None:
         self._remembers = shape != "dynamic"
         self._agreement = agreement
-        self._found: dict[tuple[object, ...], T] = {}
+        self._found = Cache[tuple[object, ...], T]()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Bound[T]:
         # Bound objects belong to the original: the copy binds again, with the same agreement.
@@ -88,8 +61,6 @@ class Bound(Generic[T]):
             raise ShapeError(storage_problem(x) or f"a tensor without a shape: {error}") from error
         if found is None:
             found = _made(make, x, *numbers)
-            if len(self._found) >= _REMEMBERED_SHAPES:
-                self._found.clear()
             self._found[key] = found
         return found
 

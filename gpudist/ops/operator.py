@@ -10,13 +10,14 @@ from typing import Any, TypeVar
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from gpudist.cache import Cache
 from gpudist.checks.arguments import Checked, as_plain, check, checked, refusal_of
 from gpudist.checks.storage import TORCH_ERRORS, explain
 from gpudist.errors import PartitionError
 from gpudist.exchange import Movement
 from gpudist.exchange.autograd import is_eager, move
 from gpudist.exchange.torch_library import constant_when_traced, handle_of
-from gpudist.ops.bound import Bound, Recent
+from gpudist.ops.bound import Bound
 from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, ShapeMode
 from gpudist.world.partition import CartesianPartition, Partition, require_one_world
 
@@ -104,7 +105,7 @@ class Operator(Checked, torch.nn.Module):
         )
         self._is_dynamic = shape == "dynamic"
         self._bound = Bound[tuple[BlockLayout, Movement]](shape, self.agreement)
-        self._recent = Recent[Movement]()
+        self._recent = Cache[object, Movement](64)
 
     def agree_by(self, agreement: ShapeAgreement) -> None:
         """Replace the agreement of all ranks by another one."""
@@ -146,7 +147,7 @@ class Operator(Checked, torch.nn.Module):
 
     def _bind_recent(self, layout: BlockLayout, x: torch.Tensor) -> Movement:
         key = (layout.identity, x.shape, x.dtype)
-        return self._recent(key, lambda: self._bind(layout, x).passing())
+        return self._recent.made(key, lambda: self._bind(layout, x).passing())
 
     def empty_shape(self, x: torch.Tensor) -> tuple[int, ...]:
         """Return the shape of this rank's output if it receives no block."""

@@ -8,17 +8,15 @@ from typing import Any
 
 import torch
 
+from gpudist.cache import cache_of
 from gpudist.errors import ShapeError
 from gpudist.exchange import Movement, bind
 from gpudist.exchange.autograd import apply, move
 from gpudist.exchange.torch_library import is_recorded
-from gpudist.ops.bound import Recent
 from gpudist.sbp.attributes import dual
 from gpudist.sbp.layout import Layout
 from gpudist.sbp.routes import least_volume, plan, route, volume
 from gpudist.world.partition import Partition
-
-_REMEMBERED_BOXINGS = 4096
 
 
 def box(x: torch.Tensor, source: Layout, target: Layout, P_world: Partition) -> torch.Tensor:
@@ -54,8 +52,9 @@ def movement_of(
     if source == target or P_world.rank not in (*source.ranks, *target.ranks):
         return None
     remembered: Any = P_world.wire.remembered
-    recent: Recent[Movement] = remembered.setdefault("boxings", Recent(_REMEMBERED_BOXINGS))
-    return recent((source, target, dtype), lambda: _bound(dtype, source, target, P_world))
+    boxings = cache_of(remembered, "boxings", 4096)
+    key = (source, target, dtype)
+    return boxings.made(key, lambda: _bound(dtype, source, target, P_world))
 
 
 def _bound(dtype: torch.dtype, source: Layout, target: Layout, P_world: Partition) -> Movement:

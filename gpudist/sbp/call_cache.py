@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from gpudist.sbp.global_tensor import GlobalTensor
 
 _transforms_active: Any = torch._C._are_functorch_transforms_active  # pyright: ignore
-_REMEMBERED_CALLS = 1024
 # Values that are distinguished by their type and value.
 _FACTS = frozenset(
     {int, bool, str, NoneType, EllipsisType, torch.dtype, torch.device, torch.memory_format}
@@ -274,8 +273,6 @@ def _derived(
     compute = noted.prepared.compute
     if compute is None and (function is not noted.function or len(given) < len(noted.inputs)):
         compute = noted.prepared.derivation.with_arguments(noted.call).local.ready
-    if len(first.calls) >= _REMEMBERED_CALLS:
-        first.calls.clear()
     specs = tuple([y._global_spec for y in noted.results])
     is_one = is_one and bool(specs)
     alone = noted._replace(inputs=(), results=())

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from gpudist.cache import cache_of
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.exchange import Movement
 from gpudist.exchange.autograd import move
@@ -39,9 +40,6 @@ from gpudist.sbp.unknown import gathered, place_of_call
 
 if TYPE_CHECKING:
     from gpudist.sbp.global_tensor import GlobalTensor
-
-
-_REMEMBERED_CALLS = 4096
 
 
 class Noted(NamedTuple):
@@ -306,19 +304,14 @@ def _prepared(
     rule: Rule, call: Call, layouts: tuple[Layout, ...], placement: Placement
 ) -> PreparedCall:
     remembered: Any = placement.partition.wire.remembered
-    found: dict[Any, PreparedCall] = remembered.setdefault("derivations", {})
+    found = cache_of(remembered, "derivations", 4096)
     try:
         arguments = key_of((call.args, call.kwargs), rule.any_float)
         autocast = torch._C._is_any_autocast_enabled()  # pyright: ignore
         key = (call.function, arguments, call.tensors, layouts, rule.in_place, autocast)
     except TypeError:
         return _prepare(rule, call, layouts, placement)
-    if key not in found:
-        # Arguments may differ at every call.
-        if len(found) >= _REMEMBERED_CALLS:
-            found.clear()
-        found[key] = _prepare(rule, call, layouts, placement)
-    return found[key]
+    return found.made(key, lambda: _prepare(rule, call, layouts, placement))
 
 
 def _prepare(

@@ -6,12 +6,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from gpudist.ops.bound import Recent
+from gpudist.cache import Cache, cache_of
 from gpudist.sbp.attributes import NdSbp, broadcast
 from gpudist.sbp.layout import Layout
 from gpudist.sbp.placement import Placement
-
-_REMEMBERED = 8192
 
 _Wrapper = TypeVar("_Wrapper", bound=torch.Tensor)
 
@@ -37,7 +35,7 @@ class GlobalSpec:
     ) -> None:
         self.placement, self.sbp, self.shape, self.dtype = placement, sbp, shape, dtype
         self.layout: Layout = placement.layout(sbp, shape)
-        self.calls: dict[Any, Any] = {}
+        self.calls = Cache[Any, Any](1024)
 
 
 def global_spec(
@@ -45,11 +43,9 @@ def global_spec(
 ) -> GlobalSpec:
     """Return the one object for this spec."""
     remembered: Any = placement.partition.wire.remembered
-    found: Recent[GlobalSpec] = remembered.get("global_specs")
-    if found is None:  # pyright: ignore[reportUnnecessaryComparison]
-        found = remembered.setdefault("global_specs", Recent(_REMEMBERED))
+    found = cache_of(remembered, "global_specs", 8192)
     key = (placement, sbp, shape, dtype)
-    return found(key, lambda: GlobalSpec(placement, sbp, shape, dtype))
+    return found.made(key, lambda: GlobalSpec(placement, sbp, shape, dtype))
 
 
 _make: Any = torch.Tensor._make_wrapper_subclass  # pyright: ignore

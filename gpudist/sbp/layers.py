@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from gpudist.cache import cache_of
 from gpudist.checks.arguments import checked
 from gpudist.errors import PartitionError
 from gpudist.nn.distributed_module import DistributedModule
@@ -21,8 +22,6 @@ from gpudist.sbp.placement import Placement
 from gpudist.sbp.registry import mapped, tensors_in
 from gpudist.sbp.to_global import agreed
 from gpudist.world.partition import Partition
-
-_REMEMBERED_SHAPES = 256
 
 
 class _OutputSpec(NamedTuple):
@@ -131,15 +130,11 @@ def _output_specs(
     tensors: Sequence[Any],
     outputs: Sequence[torch.Tensor],
 ) -> list[_OutputSpec]:
-    """Return the specs of the outputs; ranks agree on them once for each shape of the inputs."""
-    remembered: dict[Any, list[_OutputSpec]] = vars(layer).setdefault("_output_specs", {})
+    # Ranks agree once for each shape of the inputs.
+    remembered = cache_of(vars(layer), "_output_specs")
     others = mapped([args, kwargs], lambda x: None if isinstance(x, torch.Tensor) else x)
     key = tuple(x.global_layout for x in tensors), key_of(others), len(outputs)
-    if key not in remembered:
-        if len(remembered) >= _REMEMBERED_SHAPES:
-            remembered.clear()
-        remembered[key] = [_agreed(layer, tensors[0], y) for y in outputs]
-    return remembered[key]
+    return remembered.made(key, lambda: [_agreed(layer, tensors[0], y) for y in outputs])
 
 
 def _agreed(layer: Any, x: GlobalTensor, y: torch.Tensor) -> _OutputSpec:

@@ -10,13 +10,13 @@ from weakref import WeakSet
 
 import torch
 
+from gpudist.cache import Cache
 from gpudist.geometry.messages import MessageStage
 from gpudist.transport.labels import operator_and_partition
 
 Phase = Literal["run", "start", "wait"]
 
 _KEPT = 64
-_REMEMBERED_LABELS = 4096
 
 
 class Post(NamedTuple):
@@ -134,7 +134,7 @@ class FlightRecorder:
     def __init__(self, capacity: int = _KEPT) -> None:
         self.observers: tuple[Observer, ...] = ()
         self.number_of: Callable[[bool, int], int] | None = None
-        self._labelled: dict[str, Activity] = {}
+        self._labelled = Cache[str, Activity](4096)
         self._operations: deque[Operation] = deque(maxlen=capacity)
         self.remember = self._operations.append
         self._rows: dict[tuple[str, str], OperatorTotals] = {}
@@ -152,12 +152,7 @@ class FlightRecorder:
 
     def activity(self, label: str) -> Activity:
         """Return the cached activity of a label, whose messages are counted by :meth:`posted`."""
-        found = self._labelled.get(label)
-        if found is None:
-            if len(self._labelled) >= _REMEMBERED_LABELS:
-                self._labelled.clear()
-            found = self._labelled[label] = self.new_activity(label)
-        return found
+        return self._labelled.made(label, lambda: self.new_activity(label))
 
     @property
     def count(self) -> int:

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from gpudist import all_sum_reduce, broadcast, send_recv
+from gpudist.cache import Cache
 from gpudist.ops import operator
-from gpudist.sbp import Placement, boxing, to_global
+from gpudist.sbp import Placement, to_global
 from gpudist.world.partition import Partition
 from tests.ops.dense import assert_same, operations, partition_of
 from tests.pool import distributed
@@ -19,7 +20,6 @@ LIMIT = 8
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operator, "_REMEMBERED_OPERATORS", LIMIT)
-    monkeypatch.setattr(boxing, "_REMEMBERED_BOXINGS", LIMIT)
 
 
 def _sum(P_world: Partition, n: int) -> None:
@@ -77,10 +77,11 @@ def _boxings(P_world: Partition) -> int:
     return len(remembered["boxings"])
 
 
-@pytest.mark.usefixtures("few")
 @distributed(2, transports=("loopback",))
 def test_boxings_of_many_shapes_are_forgotten(P_world: Partition) -> None:
     placement = Placement("cpu", [0, 1], P_world)
+    remembered: dict[str, object] = P_world.wire.remembered
+    remembered["boxings"] = Cache(LIMIT)
     for n in range(1, 3 * LIMIT):
         x = to_global(torch.arange(float(n)), placement, (B,))
         y = x.to_global(sbp=(S(0),))

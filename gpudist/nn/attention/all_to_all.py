@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from gpudist.cache import Cache
 from gpudist.checks.arguments import checked
 from gpudist.exchange import Movement, bind
 from gpudist.exchange.autograd import move
@@ -18,8 +19,6 @@ from gpudist.nn.attention.sequence_attention import Cuts, SequenceAttention, att
 from gpudist.ops.operator import remembered
 from gpudist.ops.shape_agreement import ShapeMode
 from gpudist.world.partition import CartesianPartition
-
-_REMEMBERED_EXCHANGES = 64
 
 
 class AllToAllAttention(SequenceAttention):
@@ -63,7 +62,7 @@ class AllToAllAttention(SequenceAttention):
         shape: ShapeMode = "static",
     ) -> None:
         super().__init__(P_x, is_causal, scale, dropout_p, seed=seed, shape=shape)
-        self._exchanges: dict[object, _Exchange] = {}
+        self._exchanges = Cache[object, _Exchange](64)
 
     def _attend(
         self,
@@ -88,11 +87,9 @@ class AllToAllAttention(SequenceAttention):
 
     def _exchange(self, cuts: Cuts, given: tuple[torch.Tensor, ...], groups: int) -> _Exchange:
         signature = cuts, groups, tuple((x.shape, x.dtype) for x in given)
-        if signature not in self._exchanges:
-            if len(self._exchanges) >= _REMEMBERED_EXCHANGES:
-                self._exchanges.clear()
-            self._exchanges[signature] = _Exchange.bind(self._P_line, cuts, given, groups)
-        return self._exchanges[signature]
+        return self._exchanges.made(
+            signature, lambda: _Exchange.bind(self._P_line, cuts, given, groups)
+        )
 
 
 @checked()

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from gpudist.cache import Cache
 from gpudist.checks.arguments import checked
 from gpudist.exchange import InFlight, Movement, bind, start
 from gpudist.exchange.autograd import is_eager, move
@@ -21,7 +22,6 @@ from gpudist.world.partition import CartesianPartition
 
 # Key, value and, if there is one, padding that a worker holds at one step.
 Held = tuple[torch.Tensor, ...]
-_REMEMBERED_RINGS = 64
 
 
 class RingAttention(SequenceAttention):
@@ -65,7 +65,7 @@ class RingAttention(SequenceAttention):
         shape: ShapeMode = "static",
     ) -> None:
         super().__init__(P_x, is_causal, scale, dropout_p, seed=seed, shape=shape)
-        self._hops: dict[object, tuple[tuple[Movement, ...], ...]] = {}
+        self._hops = Cache[object, tuple[tuple[Movement, ...], ...]](64)
 
     def _attend(
         self,
@@ -91,17 +91,16 @@ class RingAttention(SequenceAttention):
     def _hops_of(self, keys: Blocks, held: Held) -> tuple[tuple[Movement, ...], ...]:
         """Return the movements of every hop for tensors like ``held``, from a cache."""
         signature = keys, tuple((x.shape, x.dtype) for x in held)
-        if signature not in self._hops:
-            if len(self._hops) >= _REMEMBERED_RINGS:
-                self._hops.clear()
-            self._hops[signature] = tuple(
+        return self._hops.made(
+            signature,
+            lambda: tuple(
                 tuple(
                     self._bind_hop(keys, x, dim, step)
                     for x, dim in zip(held, (2, 2, 1), strict=False)
                 )
                 for step in range(self._P_line.size)
-            )
-        return self._hops[signature]
+            ),
+        )
 
     def _bind_hop(self, keys: Blocks, x: torch.Tensor, dim: int, step: int) -> Movement:
         line = self._P_line

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from gpudist.cache import Cache
 from gpudist.errors import ConventionError
 from gpudist.nn.parameters.gradient_graph import Convention, Made, Node
 from gpudist.nn.parameters.replication import ReplicatedParameter
@@ -15,7 +16,6 @@ from gpudist.nn.tensor_parallel.region import TensorRegion
 from gpudist.ops.shape_agreement import refuse
 from gpudist.world.partition import CartesianPartition, Partition
 
-_REMEMBERED_GRAPHS = 64
 _NAME = "fuse_parameter_movements"
 
 
@@ -41,7 +41,7 @@ class PlainSums:
 
     def __init__(self, P: Partition, convention: Convention | None) -> None:
         self._P, self._convention = P, convention
-        self._known: dict[tuple[object, ...], _Sums] = {}
+        self._known = Cache[tuple[object, ...], _Sums](64)
 
     def follows(self, network: torch.nn.Module, copies_node: Node) -> bool:
         """Return whether the graph shows how the parameters copied by ``copies_node`` are used.
@@ -88,8 +88,6 @@ class PlainSums:
                 sums = self._found(network, used, names)
             except ConventionError as error:
                 refuse(self._P, error)
-            if len(self._known) == _REMEMBERED_GRAPHS:
-                self._known.clear()
             self._known[key] = sums
         sums = self._known[key]
         copies_node.unknown = sums.unknown

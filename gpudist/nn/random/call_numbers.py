@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
+from gpudist.cache import Cache
 from gpudist.errors import GpudistError
-
-_REMEMBERED_CALLS = 4096
 
 
 @dataclass
@@ -29,7 +27,7 @@ class CallNumbers:
     """
 
     def __init__(self) -> None:
-        self._calls: OrderedDict[int, _NumberedCall] = OrderedDict()
+        self._calls = Cache[int, _NumberedCall](4096)
 
     def __call__(self, counter: torch.Tensor, name: str) -> torch.Tensor:
         """Return the number of this call; for a new call the ``counter``, which is then increased.
@@ -58,7 +56,4 @@ class CallNumbers:
         # Seeding before each step repeats the tokens of finished steps.
         unclear = call is not None and not call.repeated
         self._calls[token] = _NumberedCall(number, ambiguous=unclear)
-        self._calls.move_to_end(token)
-        if len(self._calls) > _REMEMBERED_CALLS:
-            self._calls.popitem(last=False)
         return number

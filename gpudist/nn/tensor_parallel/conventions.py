@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from gpudist.cache import Cache
 from gpudist.errors import ConventionError
 from gpudist.exchange.autograd import is_eager
 from gpudist.nn.parameters.gradient_graph import (
@@ -22,7 +23,6 @@ from gpudist.nn.parameters.gradient_graph import (
 from gpudist.ops.shape_agreement import refuse
 from gpudist.world.partition import Partition
 
-_REMEMBERED_OUTLINES = 64
 # Up to this many nodes, the graph is followed at every call, which takes microseconds.
 _FOLLOWED_NODES = 64
 
@@ -45,7 +45,7 @@ class Expectation:
     def __init__(self, name: str, convention: Convention, nodes: int = 8) -> None:
         self._name, self._nodes = name, nodes
         self._convention: Convention = convention
-        self._seen: set[tuple[object, ...]] = set()
+        self._seen = Cache[tuple[object, ...], bool](64)
 
     def __call__(self, x: torch.Tensor, P: Partition) -> None:
         """Check a value of which the workers of ``P`` hold copies or parts.
@@ -63,9 +63,7 @@ class Expectation:
             refuse(P, ConventionError(self._text(found)))
         if visited <= _FOLLOWED_NODES:
             return
-        if len(self._seen) == _REMEMBERED_OUTLINES:
-            self._seen.clear()
-        self._seen.add(key)
+        self._seen[key] = True
 
     def _text(self, found: Border) -> str:
         if self._convention == "dual":

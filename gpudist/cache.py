@@ -1,0 +1,51 @@
+"""Cache of made objects: the one policy of all caches that are not of a function's results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import RLock
+from typing import Any, TypeVar
+
+Key = TypeVar("Key")
+Made = TypeVar("Made")
+
+# Items are rarely added, and threads of one process may share a cache.
+_adding = RLock()
+
+
+class Cache(dict[Key, Made]):
+    """Dict of at most ``limit`` items, which drops the oldest to add another.
+
+    A look-up costs what it costs in a dict, which matters in calls of a few microseconds. Ranks
+    that add the same keys in the same order drop the same. A key that is set again is new.
+
+    Args:
+        limit: most items. A layer sees few shapes: full batches, a last one, perhaps another for
+            evaluation.
+    """
+
+    def __init__(self, limit: int = 256) -> None:
+        super().__init__()
+        self.limit = limit
+
+    def __setitem__(self, key: Key, value: Made) -> None:
+        with _adding:
+            self.pop(key, None)
+            while len(self) >= self.limit:
+                del self[next(iter(self))]
+            super().__setitem__(key, value)
+
+    def made(self, key: Key, make: Callable[[], Made]) -> Made:
+        """Return the item of ``key``, made at first."""
+        found = self.get(key)
+        if found is None:
+            found = self[key] = make()
+        return found
+
+
+def cache_of(owner: dict[Any, Any], name: str, limit: int = 256) -> Cache[Any, Any]:
+    """Return the cache ``owner[name]``, made at first."""
+    found = owner.get(name)
+    if found is None:
+        found = owner.setdefault(name, Cache(limit))
+    return found
