@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
+from threading import RLock
 from typing import Any, NamedTuple
 
 import torch
 
+from gpudist.cache import Cache
 from gpudist.errors import ShapeError
 from gpudist.sbp.attributes import NdSbp, Sbp, broadcast, partial_sum, split
 from gpudist.sbp.boxing import boxed_bytes, least_bytes
@@ -77,8 +79,17 @@ class _Choice(NamedTuple):
     price: int
 
 
+# Threads that are ranks of one world, and plans of several ranks, make the same choices.
+_choices = Cache[object, _Choice](4096)
+_choosing = RLock()
+
+
 def derive(
-    rule: Rule, call: Call, layouts: Sequence[Layout], index: tuple[int, ...] | None
+    rule: Rule,
+    call: Call,
+    layouts: Sequence[Layout],
+    index: tuple[int, ...] | None,
+    key: object = None,
 ) -> Derivation:
     """Return the cheapest way to carry out ``call`` on tensors of these layouts.
 
@@ -87,18 +98,17 @@ def derive(
         call: the call, with global shapes.
         layouts: layouts of the tensors, all on one grid of the same ranks.
         index: index of this rank on the grid, ``None`` if it is outside.
+        key: identifies rule, call and layouts, for which the choice is then made once.
 
     Raises:
         ShapeError: on every rank alike, if no signature is legal.
     """
     first = layouts[0]
-    choice = _fitting(rule, call, layouts) or _cheapest(rule, call, layouts)
-    if choice is None:
-        given = ", ".join(f"{layout.sbp}" for layout in layouts)
-        raise ShapeError(
-            f"{name_of(call.function)}: no signature is legal for inputs {given} of shapes "
-            f"{list(map(list, call.shapes))}"
-        )
+    if key is None:
+        choice = _choose(rule, call, layouts)
+    else:
+        with _choosing:
+            choice = _choices.made(key, lambda: _choose(rule, call, layouts))
     inputs = zip(*(signature.inputs for signature in choice.signatures), strict=True)
     outputs = zip(*(signature.outputs for signature in choice.signatures), strict=True)
     local, bind, axes = _followed(rule, call, choice, first.grid, index or (0,) * len(first.grid))
@@ -118,6 +128,17 @@ def derive(
         axes,
         _moved(call, layouts, choice.signatures),
     )
+
+
+def _choose(rule: Rule, call: Call, layouts: Sequence[Layout]) -> _Choice:
+    choice = _fitting(rule, call, layouts) or _cheapest(rule, call, layouts)
+    if choice is None:
+        given = ", ".join(f"{layout.sbp}" for layout in layouts)
+        raise ShapeError(
+            f"{name_of(call.function)}: no signature is legal for inputs {given} of shapes "
+            f"{list(map(list, call.shapes))}"
+        )
+    return choice
 
 
 def legal(

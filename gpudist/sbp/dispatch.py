@@ -308,16 +308,20 @@ def _prepared(
     try:
         arguments = key_of((call.args, call.kwargs), rule.any_float)
         autocast = torch._C._is_any_autocast_enabled()  # pyright: ignore
-        key = (call.function, arguments, call.tensors, layouts, rule.in_place, autocast)
+        key = (call.function, arguments, call.tensors, layouts, rule, autocast)
     except TypeError:
         return _prepare(rule, call, layouts, placement)
-    return found.made(key, lambda: _prepare(rule, call, layouts, placement))
+    return found.made(key, lambda: _prepare(rule, call, layouts, placement, key))
 
 
 def _prepare(
-    rule: Rule, call: Call, layouts: tuple[Layout, ...], placement: Placement
+    rule: Rule,
+    call: Call,
+    layouts: tuple[Layout, ...],
+    placement: Placement,
+    key: object = None,
 ) -> PreparedCall:
-    derivation = derive(rule, call, layouts, placement.index)
+    derivation = derive(rule, call, layouts, placement.index, key)
     world = placement.partition.world
     ends = zip(call.tensors, layouts, derivation.inputs, strict=True)
     movements = {
