@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import product
-from math import prod
+from math import inf, prod
 from typing import NamedTuple
 
 from gpudist.errors import ShapeError
@@ -152,16 +152,16 @@ def route(source: Layout, target: Layout) -> tuple[RouteStep, ...]:
             f"boxing: a tensor of global shape {list(source.shape)} cannot become one of shape "
             f"{list(target.shape)}; the shapes must be equal"
         )
-    direct = (_step(source, target),)
-    if source.count("partial_sum") == 1 or target.count("broadcast") == 1:
-        return direct
-    between = list(dict.fromkeys(_between(source, target)))
-    bounds = [_fewest_sent(source, one) + _fewest_sent(one, target) for one in between]
-    best, least = direct, (volume(direct), -1)
-    for bound, i in sorted(zip(bounds, range(len(between)), strict=True)):
+    ways: list[tuple[Layout, ...]] = [(source, target)]
+    if source.count("partial_sum") > 1 and target.count("broadcast") > 1:
+        ways += [(source, between, target) for between in dict.fromkeys(_between(source, target))]
+    bounds = [sum(map(_fewest_sent, way, way[1:])) for way in ways]
+    best: tuple[RouteStep, ...] = ()
+    least: tuple[float, int] = inf, 0
+    for bound, i in sorted(zip(bounds, range(len(ways)), strict=True)):
         if (bound, i) > least:
             break
-        steps = (_step(source, between[i]), _step(between[i], target))
+        steps = tuple(map(_step, ways[i], ways[i][1:]))
         if (volume(steps), i) < least:
             best, least = steps, (volume(steps), i)
     return best
