@@ -25,7 +25,16 @@ from benchmarks.worlds import Pages, WorldFailed, started
 SUBJECTS = (
     *("messages", "halo", "broadcast", "sum_reduce", "all_sum_reduce", "operators"),
     *("dynamic", "repartition", "conv", "linear", "tensor_parallel", "layers", "losses"),
-    *("attention", "halo_region", "parameters", "networks", "scaling", "planning", "batch"),
+    *(
+        "attention",
+        "halo_region",
+        "parameters",
+        "networks",
+        "kernels",
+        "scaling",
+        "planning",
+        "batch",
+    ),
     "dispatch",
 )
 RANKS = (2, 4)

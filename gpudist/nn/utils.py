@@ -9,8 +9,11 @@ import torch
 from gpudist.checks.arguments import check
 from gpudist.errors import ShapeError
 from gpudist.exchange import all_reduce
+from gpudist.nn.affine.local_conv import use_onednn
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement, placements
 from gpudist.world.partition import Partition
+
+__all__ = ["clip_grad_norm_", "use_onednn"]
 
 
 @torch.no_grad()

@@ -22,7 +22,7 @@ except ImportError:
 
 _DTYPES = (torch.float32, torch.float64)
 # The native core uses one thread: with more of them, torch's kernels catch up.
-_MOST_THREADS = 4
+MOST_THREADS = 4
 # For shorter lines of channels, the work per line takes longer than the work per cell.
 _FEWEST_CELLS = 8
 
@@ -39,7 +39,7 @@ def fits(normalization: Normalization, x: torch.Tensor, parameters: Sequence[tor
         and x.is_contiguous()
         and all([parameter.dtype == x.dtype for parameter in parameters])
         and (not normalization.per_channel or prod(x.shape[2:]) >= _FEWEST_CELLS)
-        and torch.get_num_threads() <= _MOST_THREADS
+        and torch.get_num_threads() <= MOST_THREADS
     )
 
 

@@ -10,6 +10,7 @@ from torch.autograd import forward_ad
 
 from gpudist.nn import DistributedConv3d
 from gpudist.nn.affine.local_conv import SMALLEST_INPUT, LocalConvolution
+from gpudist.nn.utils import use_onednn
 from gpudist.world.partition import Partition
 from tests.pool import distributed
 
@@ -98,6 +99,17 @@ def test_what_is_left_to_torch() -> None:
     assert tangent is not None
     expected = of_torch(convolution, torch.ones_like(x), weight, None)
     torch.testing.assert_close(tangent, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_can_be_turned_off() -> None:
+    convolution, inputs = ARGUMENTS[0], tensors(1, 4, 12, 11, 13)
+    use_onednn(False)
+    try:
+        assert not is_replaced(convolution, *inputs[:2])
+        assert torch.equal(convolution(*inputs), of_torch(convolution, *inputs))
+    finally:
+        use_onednn(True)
+    assert is_replaced(convolution, *inputs[:2])
 
 
 @distributed(ranks=[2], transports=("loopback",))
