@@ -80,7 +80,7 @@ def _boxings(P_world: Partition) -> int:
 @distributed(2, transports=("loopback",))
 def test_boxings_of_many_shapes_are_forgotten(P_world: Partition) -> None:
     placement = Placement("cpu", [0, 1], P_world)
-    remembered: dict[str, object] = P_world.wire.remembered
+    remembered: dict = P_world.wire.remembered
     remembered["boxings"] = Cache(LIMIT)
     for n in range(1, 3 * LIMIT):
         x = to_global(torch.arange(float(n)), placement, (B,))
