@@ -36,4 +36,4 @@ def has_faces(layer: Any) -> bool:
 
 
 def has_ghosts(layer: Any) -> bool:
-    return list(layer._bound._found.values())[-1].has_ghosts
+    return list(layer._bound._found.values())[-1].halo is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, overload
@@ -10,13 +10,13 @@ from typing import Literal, overload
 import torch
 
 from gpudist.errors import ShapeError
-from gpudist.exchange import Movement
 from gpudist.exchange.autograd import is_eager
 from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.composed import Read
 from gpudist.geometry.faces import have_faces
 from gpudist.geometry.padding import FoldedWindow
 from gpudist.geometry.windows import Window
+from gpudist.nn.affine.affine_layer import BoundAffine
 from gpudist.nn.affine.conv_arguments import (
     PADDING_MODES,
     Paddings,
@@ -35,11 +35,9 @@ from gpudist.nn.affine.conv_layer import ConvLayer
 from gpudist.nn.affine.conv_overlap import ConvolutionInPlace
 from gpudist.nn.affine.conv_parameters import ConvParameters, require_groups
 from gpudist.nn.affine.conv_placement import place
-from gpudist.nn.autocast import autocast_is_on, sum_of_products
+from gpudist.nn.autocast import autocast_is_on
 from gpudist.nn.channels_last import channels_last_form, in_form
 from gpudist.nn.layer_table import Sample, layer
-from gpudist.nn.parameters.parameter import tied_empty, zero_bias
-from gpudist.nn.parameters.parameter_layer import move_those
 from gpudist.nn.partitions import partitions_lead
 from gpudist.nn.windowed.block_in_place import use_in_place
 from gpudist.nn.windowed.edge_padding import (
@@ -201,32 +199,22 @@ class _DistributedConv(ConvLayer):
     def convolve(
         self, bound: _BoundConv, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return the output block for local parameters, with what :meth:`bind` returned."""
         if bound.in_place is not None and is_eager(x) and not autocast_is_on(x.device):
             return bound.in_place(x, weight, bias)
-        return self._compose(bound, x, weight, bias)
+        return self.affine(bound, x, weight, bias)
 
-    def _compose(
+    def _compute(
         self,
         bound: _BoundConv,
         x: torch.Tensor,
+        block: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Move, then convolve, as a composition of differentiable operators."""
-        parameters = [weight] if bias is None else [weight, bias]
-        halo = bound.halo if bound.has_ghosts else None
-        block, weight, *biases = move_those((halo, *bound.parameters), [x, *parameters])
-        bias = biases[0] if biases else None
-        if bound.block is None:
-            y = tied_empty(block.shape, x.dtype, block, weight, bias)
-        else:
-            if bound.edge_padding is not None:
-                block = bound.edge_padding(block)
-            if bias is not None and not self._placement.P_bias_used.active:
-                bias = zero_bias(bias, weight.shape[0])
-            y = bound.block(in_form(block, channels_last_form(x)), weight, bias)
-        return y if bound.reduction is None else sum_of_products(bound.reduction, y)
+        if bound.edge_padding is not None:
+            block = bound.edge_padding(block)
+        assert bound.block is not None
+        return bound.block(in_form(block, channels_last_form(x)), weight, bias)
 
     def _agree_and_bind(self, x: torch.Tensor, uses_copies: int) -> _BoundConv:
         return self.bind(self._agreement(x), x)
@@ -250,7 +238,8 @@ class _DistributedConv(ConvLayer):
             reduction = bind_sum(self._placement, layout, key, shape_of, movement, x)
         index = self._placement.P_c.index
         block = self._block(shape_of(index)) if index is not None else None
-        bound = _BoundConv(movement, self.bind_parameters(), block, reduction)
+        features = block.shape[1] if block is not None else None
+        bound = _BoundConv(movement, self.bind_parameters(), reduction, features, block)
         if any(isinstance(window, FoldedWindow) for window in windows):
             return self._with_edge_padding(bound, inputs, x)
         return self._with_block_in_place(bound, layout, x)
@@ -263,11 +252,12 @@ class _DistributedConv(ConvLayer):
         has_ghosts = self._placement.P_source is not None or have_faces(
             inputs, halo.windows, halo.periodic
         )
+        bound = bound if has_ghosts else replace(bound, halo=None)
         if index is None or bound.block is None or 0 in bound.block.shape:
-            return replace(bound, has_ghosts=has_ghosts)
+            return bound
         features = (inputs.dims[2:], halo.windows[2:], index[2:])
         edge_padding = bind_edge_padding(*features, x.device, of_own_block=not has_ghosts)
-        return replace(bound, has_ghosts=has_ghosts, edge_padding=edge_padding)
+        return replace(bound, edge_padding=edge_padding)
 
     def _with_block_in_place(
         self, bound: _BoundConv, layout: BlockLayout, x: torch.Tensor
@@ -280,7 +270,7 @@ class _DistributedConv(ConvLayer):
             return bound
         if not use.faces:
             block = replace(bound.block, padding=use.padding)
-            return replace(bound, block=block, has_ghosts=False)
+            return replace(bound, block=block, halo=None)
         return replace(
             bound,
             in_place=ConvolutionInPlace(
@@ -291,7 +281,7 @@ class _DistributedConv(ConvLayer):
                 self.stride,
                 self.dilation,
                 self.groups,
-                partial(self._compose, bound),
+                partial(self.affine, bound),
             ),
         )
 
@@ -325,27 +315,26 @@ class _DistributedConv(ConvLayer):
 
 
 @dataclass(frozen=True)
-class _BoundConv:
+class _BoundConv(BoundAffine):
     """Movements and local convolution of a layer, bound to one input shape.
 
     Attributes:
-        halo: movement of the input.
-        parameters: movements of the weight and the bias; ``None`` for a parameter that is already
-            local.
         block: local convolution; ``None`` on workers that do not convolve.
-        reduction: movement that sums the outputs; ``None`` if they are not summed.
-        has_ghosts: whether some worker reads cells of others, so that the input moves.
         in_place: convolution without a copy of the block; ``None`` if the block is copied.
         edge_padding: padding of the block and its ghosts before the convolution.
     """
 
-    halo: Movement
-    parameters: tuple[Movement | None, ...]
-    block: BlockConvolution | None
-    reduction: Movement | None
-    has_ghosts: bool = True
+    block: BlockConvolution | None = None
     in_place: ConvolutionInPlace | None = None
     edge_padding: EdgePadding | None = None
+
+    @property
+    def alone(self) -> Callable[..., torch.Tensor] | None:
+        """Function of input, weight and bias, if it is all there is to do."""
+        block = self.block
+        if block is None or 0 in block.shape or self.edge_padding is not None or self.moves:
+            return None
+        return block.convolution
 
 
 @layer(torch.conv1d, Sample((2, 4, 9)), in_channels=4, out_channels=6, kernel_size=3, padding=1)

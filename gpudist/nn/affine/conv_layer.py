@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from gpudist.errors import PartitionError
 from gpudist.geometry.blocks import Blocks, Decomposition
+from gpudist.nn.affine.affine_layer import AffineLayer, BoundAffine
 from gpudist.nn.affine.conv_parameters import ConvParameters
 from gpudist.nn.affine.conv_placement import ConvPlacement
-from gpudist.nn.parameters.parameter_layer import ParameterLayer
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.nn.windowed.region_layer import RegionLayer
+from gpudist.ops.shape_agreement import BlockLayout
 from gpudist.world.partition import CartesianPartition
 
 
-class ConvLayer(ParameterLayer, RegionLayer):
+class ConvLayer(AffineLayer, RegionLayer):
     """Layer that maps blocks of input channels to blocks of output channels."""
 
     _name: str
@@ -27,6 +30,16 @@ class ConvLayer(ParameterLayer, RegionLayer):
     stride: tuple[int, ...]
     weight: torch.nn.Parameter
     bias: torch.nn.Parameter | None
+
+    def bind(self, layout: BlockLayout, x: torch.Tensor) -> BoundAffine:
+        """Bind movements and local computation to an input layout that all ranks agreed on."""
+        raise NotImplementedError
+
+    def convolve(
+        self, bound: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return the output block for own parameters, with what :meth:`bind` returned."""
+        return self.affine(bound, x, weight, bias)
 
     def require_region(self) -> None:
         if self._placement.P_source is not None or self._placement.P_sum is not None:

@@ -9,11 +9,11 @@ from typing import overload
 import torch
 
 from gpudist.errors import ShapeError
-from gpudist.exchange import Movement
 from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.composed import Read
 from gpudist.geometry.halo import needed_range, reads_own_cells
 from gpudist.geometry.windows import HaloWidths, TransposedWindow, Window
+from gpudist.nn.affine.affine_layer import BoundAffine
 from gpudist.nn.affine.conv_arguments import require_padding_mode
 from gpudist.nn.affine.conv_channels import (
     bind_broadcast,
@@ -25,10 +25,7 @@ from gpudist.nn.affine.conv_layer import ConvLayer
 from gpudist.nn.affine.conv_parameters import ConvParameters, require_groups
 from gpudist.nn.affine.conv_placement import place
 from gpudist.nn.affine.conv_transpose_block import TransposedBlock, transposed_block
-from gpudist.nn.autocast import sum_of_products
 from gpudist.nn.layer_table import Sample, layer
-from gpudist.nn.parameters.parameter import tied_empty, zero_bias
-from gpudist.nn.parameters.parameter_layer import move_those
 from gpudist.nn.partitions import partitions_lead
 from gpudist.nn.windowed.region_layer import BlockOperation
 from gpudist.nn.windowed.window import per_dim
@@ -186,16 +183,19 @@ class _DistributedConvTranspose(ConvLayer):
             return x.clone()
         output_size = self._features_of(output_size)
         bound = self._bound(x, self._agree_and_bind, self.uses_copies, *output_size)
-        halo = bound.halo if bound.has_ghosts else None
-        x, weight, *biases = move_those((halo, *bound.parameters), [x, *self.own_parameters()])
-        bias = biases[0] if biases else None
-        if bound.block is None:
-            y = tied_empty(x.shape, x.dtype, x, weight, bias)
-        else:
-            if bias is not None and not placed.P_bias_used.active:
-                bias = zero_bias(bias, bound.block.shape[1])
-            y = bound.block(x, weight, bias)
-        return y if bound.reduction is None else sum_of_products(bound.reduction, y)
+        weight, bias = [*self.own_parameters(), None][:2]
+        return self.convolve(bound, x, weight, bias)
+
+    def _compute(
+        self,
+        bound: _BoundConvTranspose,
+        x: torch.Tensor,
+        block: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        assert bound.block is not None
+        return bound.block(block, weight, bias)
 
     def _features_of(self, output_size: Sequence[int] | None) -> tuple[int, ...]:
         """Return the feature extents in ``output_size``, empty if it is ``None``."""
@@ -265,7 +265,9 @@ class _DistributedConvTranspose(ConvLayer):
         block = None
         if placed.P_c.index is not None:
             block = self._block_at(placed.P_c.index, inputs, features, shape_of)
-        return _BoundConvTranspose(halo, self.bind_parameters(), block, reduction, has_ghosts)
+        outputs = block.shape[1] if block is not None else None
+        moved = halo if has_ghosts else None
+        return _BoundConvTranspose(moved, self.bind_parameters(), reduction, outputs, block)
 
     def _block_at(
         self,
@@ -303,24 +305,19 @@ class _DistributedConvTranspose(ConvLayer):
 
 
 @dataclass(frozen=True)
-class _BoundConvTranspose:
+class _BoundConvTranspose(BoundAffine):
     """Movements and local computation of a layer, bound to one input shape and output size.
 
     Attributes:
-        halo: movement of the input.
-        parameters: movements of the weight and the bias; ``None`` for a parameter that is already
-            local.
         block: local transposed convolution; ``None`` on workers that do not convolve.
-        reduction: movement that sums the outputs; ``None`` if they are not summed.
-        has_ghosts: whether some worker does not need exactly its own cells, so that the input
-            moves.
     """
 
-    halo: Movement
-    parameters: tuple[Movement | None, ...]
-    block: TransposedBlock | None
-    reduction: Movement | None
-    has_ghosts: bool
+    block: TransposedBlock | None = None
+
+    @property
+    def alone(self) -> Callable[..., torch.Tensor] | None:
+        """Function of input, weight and bias, if it is all there is to do."""
+        return None if self.moves else self.block
 
 
 @layer(

@@ -13,9 +13,10 @@ from gpudist.errors import ShapeError
 from gpudist.exchange import Movement
 from gpudist.exchange.torch_library import handles_of, is_recorded
 from gpudist.geometry.blocks import Decomposition
+from gpudist.nn.affine.affine_layer import AffineLayer, BoundAffine
 from gpudist.nn.affine.weight_grid import WeightGrid
 from gpudist.nn.layer_table import Sample, layer
-from gpudist.nn.parameters.parameter import normal_parameter, tied_empty
+from gpudist.nn.parameters.parameter import normal_parameter
 from gpudist.nn.parameters.parameter_layer import ParameterLayer, move_those
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.nn.partitions import partitions_lead, plane, regrid, require_cells
@@ -71,7 +72,7 @@ class TableLayer(ParameterLayer):
 
 
 @layer(F.embedding, Sample((6, 7), "classes", 11), num_embeddings=11, embedding_dim=4)
-class DistributedEmbedding(TableLayer):
+class DistributedEmbedding(AffineLayer, TableLayer):
     """Look up rows of a table ``[num_embeddings, embedding_dim]`` for a tensor of indices.
 
     With ``P_x`` alone, it partitions the indices in any dims, and the output
@@ -178,7 +179,7 @@ class DistributedEmbedding(TableLayer):
         users = {"weight": self._grid.P_c if self._grid is not None else P_x}
         self._place(replicate_parameters, self._placements(), users, self._P_all)
         self._agreement = ShapeAgreement(name, P_x, self._P_all, None, global_shape, shape)
-        self._bound = Bound[tuple[Movement | None, ...]](
+        self._bound = Bound[BoundAffine](
             shape if self._grid is not None else "static", self._agreement
         )
 
@@ -194,21 +195,29 @@ class DistributedEmbedding(TableLayer):
         if self.P_x.active:
             self._require_indices(input)
         if self._grid is None:
-            movements = self._bound(self.weight, self._bind_whole, self.uses_copies)
-            (weight,) = move_those(movements, self.own_parameters())
-            return F.embedding(input, weight, self.padding_idx)
-        return self._forward_split(input, self._grid)
-
-    def _bind_whole(self, weight: torch.Tensor, uses_copies: int) -> tuple[Movement | None, ...]:
-        return self.bind_parameters()
-
-    def _forward_split(self, x: torch.Tensor, grid: WeightGrid) -> torch.Tensor:
-        broadcast, reduction, parameter = self._bound(x, self._agree_and_bind, self.uses_copies)
-        block, weight = move_those((broadcast, parameter), [x, *self.own_parameters()])
-        if grid.P_c.active:
-            y = self._look_up(block, weight, grid)
+            bound = self._bound(self.weight, self._bind_whole, self.uses_copies)
         else:
-            y = tied_empty(block.shape, weight.dtype, block, weight)
+            bound = self._bound(input, self._agree_and_bind, self.uses_copies)
+        (weight,) = self.own_parameters()
+        return self.affine(bound, input, weight, None)
+
+    def _bind_whole(self, weight: torch.Tensor, uses_copies: int) -> BoundAffine:
+        return BoundAffine(None, self.bind_parameters(), None, self.embedding_dim)
+
+    def _compute(
+        self,
+        bound: BoundAffine,
+        x: torch.Tensor,
+        block: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        if self._grid is None:
+            return F.embedding(block, weight, self.padding_idx)
+        return self._look_up(block, weight, self._grid)
+
+    def _sum(self, reduction: Movement, y: torch.Tensor) -> torch.Tensor:
+        # Autocast leaves embeddings in the dtype of the table.
         return move_those((reduction,), [y])[0]
 
     def _look_up(self, x: torch.Tensor, weight: torch.Tensor, grid: WeightGrid) -> torch.Tensor:
@@ -216,7 +225,7 @@ class DistributedEmbedding(TableLayer):
         assert index is not None
         return self._rows(x, weight, *self._cut.dims[0].block(index[-2]))
 
-    def _agree_and_bind(self, x: torch.Tensor, uses_copies: int) -> tuple[Movement | None, ...]:
+    def _agree_and_bind(self, x: torch.Tensor, uses_copies: int) -> BoundAffine:
         grid, layout = self._grid, self._agreement(x)
         assert grid is not None
         if layout.dims < self.P_x.dim:
@@ -228,7 +237,9 @@ class DistributedEmbedding(TableLayer):
         leading, features = layout.decomposition.dims, self._cut.dims[1]
         dtype = self.weight.dtype
         reduction = grid.bind_sum(leading, features, dtype, broadcast.output_shape, dtype, x)
-        return broadcast, reduction, *self.bind_parameters()
+        index = grid.P_c.index
+        own = features.length(index[-1]) if index is not None else None
+        return BoundAffine(broadcast, self.bind_parameters(), reduction, own)
 
     def _refuse(self, error: ShapeError) -> NoReturn:
         self._agreement.refuse(error)

@@ -9,19 +9,15 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.errors import PartitionError, ShapeError
-from gpudist.exchange import Movement
 from gpudist.geometry.blocks import Decomposition
+from gpudist.nn.affine.affine_layer import AffineLayer, BoundAffine
 from gpudist.nn.affine.weight_grid import WeightGrid
-from gpudist.nn.autocast import sum_of_products
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.parameters.parameter import (
     bias_bound,
     kaiming_bound,
-    tied_empty,
     uniform_parameter,
-    zero_bias,
 )
-from gpudist.nn.parameters.parameter_layer import ParameterLayer, move_those
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.nn.partitions import partitions_lead, plane, regrid, require_cells
 from gpudist.ops.bound import Bound
@@ -30,7 +26,7 @@ from gpudist.world.partition import CartesianPartition
 
 
 @layer(F.linear, Sample((6, 7, 4)), in_features=4, out_features=5)
-class DistributedLinear(ParameterLayer):
+class DistributedLinear(AffineLayer):
     """``y = x W^T + b`` for a tensor ``[..., features]`` and a weight partitioned over a grid.
 
     With ``P_x, P_y, P_w`` of shapes ``[*leading, fi]``, ``[*leading, fo]`` and
@@ -128,7 +124,7 @@ class DistributedLinear(ParameterLayer):
             users = {"weight": self._grid.P_c, "bias": self._P_bias_used}
         self._place(replicate_parameters, self._placements(), users, self._P_all)
         self._agreement = ShapeAgreement(name, P_x, self._P_all, None, global_shape, shape)
-        self._bound = Bound[tuple[Movement | None, ...]](
+        self._bound = Bound[BoundAffine](
             shape if self._grid is not None else "static", self._agreement
         )
 
@@ -171,33 +167,29 @@ class DistributedLinear(ParameterLayer):
         if not self._P_all.active:
             return x.clone()
         if self._grid is None:
-            return self._forward_whole(x)
-        return self._forward_split(x, self._grid)
+            self._require_whole_features(x)
+            bound = self._bound(self.weight, self._bind_whole, self.uses_copies)
+        else:
+            bound = self._bound(x, self._agree_and_bind, self.uses_copies)
+        weight, bias = [*self.own_parameters(), None][:2]
+        return self.affine(bound, x, weight, bias)
 
-    def _forward_whole(self, x: torch.Tensor) -> torch.Tensor:
-        """Broadcast the parameters to the blocks of ``x``, whose features are whole."""
+    def _compute(
+        self,
+        bound: BoundAffine,
+        x: torch.Tensor,
+        block: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        return F.linear(block, weight, bias)
+
+    def _require_whole_features(self, x: torch.Tensor) -> None:
         if x.shape[-1:] != (self.in_features,):
             raise ShapeError(
                 f"{self._name}, dim -1: the input of shape {list(x.shape)} has "
                 f"{x.shape[-1] if x.dim() else 0} features, not {self.in_features}"
             )
-        movements = self._bound(self.weight, self._bind_whole, self.uses_copies)
-        weight, *biases = move_those(movements, self.own_parameters())
-        return F.linear(x, weight, biases[0] if biases else None)
-
-    def _forward_split(self, x: torch.Tensor, grid: WeightGrid) -> torch.Tensor:
-        """Broadcast the blocks of ``x`` to the workers of the weight's grid; features are split."""
-        broadcast, reduction, *shared = self._bound(x, self._agree_and_bind, self.uses_copies)
-        assert reduction is not None
-        block, weight, *biases = move_those((broadcast, *shared), [x, *self.own_parameters()])
-        bias = biases[0] if biases else None
-        if not grid.P_c.active:
-            y = tied_empty(block.shape, block.dtype, block, weight, bias)
-        else:
-            if bias is not None and bias.numel() == 0:
-                bias = zero_bias(bias, weight.shape[0])
-            y = F.linear(block, weight, bias)
-        return sum_of_products(reduction, y)
 
     def _placements(self) -> dict[str, ParameterPlacement]:
         P_weight, P_bias = self._P_weight, self._P_bias
@@ -208,10 +200,10 @@ class DistributedLinear(ParameterLayer):
             placed["bias"] = ParameterPlacement(P_bias, self._bias_cut, (row,))
         return placed
 
-    def _bind_whole(self, weight: torch.Tensor, uses_copies: int) -> tuple[Movement | None, ...]:
-        return self.bind_parameters()
+    def _bind_whole(self, weight: torch.Tensor, uses_copies: int) -> BoundAffine:
+        return BoundAffine(None, self.bind_parameters(), None, self.out_features)
 
-    def _agree_and_bind(self, x: torch.Tensor, uses_copies: int) -> tuple[Movement | None, ...]:
+    def _agree_and_bind(self, x: torch.Tensor, uses_copies: int) -> BoundAffine:
         grid, layout = self._grid, self._agreement(x)
         assert grid is not None
         self._check(layout)
@@ -220,7 +212,9 @@ class DistributedLinear(ParameterLayer):
         broadcast = grid.bind_broadcast(layout, x)
         placeholder, dtype = broadcast.output_shape, broadcast.output_dtype
         reduction = grid.bind_sum(tuple(leading), features, layout.dtype, placeholder, dtype, x)
-        return broadcast, reduction, *self.bind_parameters()
+        index = grid.P_c.index
+        own = features.length(index[-2]) if index is not None else None
+        return BoundAffine(broadcast, self.bind_parameters(), reduction, own)
 
     def _check(self, layout: BlockLayout) -> None:
         if layout.dims < self.P_x.dim:

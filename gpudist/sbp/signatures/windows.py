@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from gpudist.exchange.autograd import move
 from gpudist.nn.affine.conv import DistributedConv1d, DistributedConv2d, DistributedConv3d
+from gpudist.nn.affine.conv_layer import ConvLayer
 from gpudist.nn.affine.conv_transpose import (
     DistributedConvTranspose1d,
     DistributedConvTranspose2d,
@@ -164,7 +164,7 @@ def _bind_convolution(call: Call, where: Where) -> Compute:
         device="meta",
         replicate_parameters=True,
     )
-    return LayerOfShape(layer, layout).convolve
+    return LayerOfShape(layer, layout)
 
 
 @register(
@@ -200,23 +200,7 @@ def _bind_transposed(call: Call, where: Where) -> Compute:
         device="meta",
         replicate_parameters=True,
     )
-    return TransposedOfShape(layer, layout)
-
-
-class TransposedOfShape:
-    """A transposed convolution for one layout of its input; calls pass the parameters."""
-
-    def __init__(self, layer: Any, layout: BlockLayout) -> None:
-        self.layer, self.layout = layer, layout
-        self.bound: Any = None
-
-    def __call__(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        x, *parameters = tensors
-        if self.bound is None:
-            self.bound = self.layer.bind(self.layout, x)
-        if self.bound.has_ghosts:
-            (x,) = move((self.bound.halo,), (x,))
-        return self.bound.block(x, *parameters)
+    return LayerOfShape(layer, layout)
 
 
 @compose(torch.convolution)
@@ -245,21 +229,17 @@ def any_convolution(
 class LayerOfShape:
     """A layer of ``gpudist.nn`` for one layout of its input; calls pass the parameters."""
 
-    def __init__(self, layer: Any, layout: BlockLayout) -> None:
+    def __init__(self, layer: ConvLayer, layout: BlockLayout) -> None:
         self.layer, self.layout = layer, layout
         self.bound: Any = None
         # Convolution of the block, if nothing else is to be done.
         self.alone: Any = None
 
-    def convolve(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         if self.alone is not None:
             return self.alone(*tensors)
         x, weight, *biases = tensors
-        bias = biases[0] if biases else None
         if self.bound is None:
-            self.bound = bound = self.layer.bind(self.layout, x)
-            moves = bound.has_ghosts or bound.reduction is not None or any(bound.parameters)
-            block = bound.block if bound.edge_padding is None and not moves else None
-            if block is not None and 0 not in block.shape:
-                self.alone = block.convolution
-        return self.layer.convolve(self.bound, x, weight, bias)
+            self.bound = self.layer.bind(self.layout, x)
+            self.alone = self.bound.alone
+        return self.layer.convolve(self.bound, x, weight, biases[0] if biases else None)

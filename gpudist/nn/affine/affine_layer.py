@@ -1,0 +1,78 @@
+"""Base class of affine layers: broadcast input and parameters, compute locally, sum the outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gpudist.exchange import Movement
+from gpudist.nn.autocast import sum_of_products
+from gpudist.nn.parameters.parameter import tied_empty, zero_bias
+from gpudist.nn.parameters.parameter_layer import ParameterLayer, move_those
+
+
+@dataclass(frozen=True)
+class BoundAffine:
+    """Movements of an affine layer, bound to one input shape.
+
+    Attributes:
+        halo: movement of the input to the workers that compute, with the cells that they read;
+            ``None`` if each has what it reads.
+        parameters: movements of the weight and the bias; ``None`` for a parameter that is already
+            local.
+        reduction: movement that sums the outputs; ``None`` if they are not summed.
+        features: output channels or features of this worker; ``None`` if it does not compute.
+    """
+
+    halo: Movement | None
+    parameters: tuple[Movement | None, ...]
+    reduction: Movement | None
+    features: int | None
+
+    @property
+    def moves(self) -> bool:
+        """Whether anything is moved."""
+        return any(m is not None for m in (self.halo, self.reduction, *self.parameters))
+
+
+class AffineLayer(ParameterLayer):
+    """Layer that is linear in its weight and bias, which are moved together with its input."""
+
+    def affine(
+        self, bound: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return the output block, as a composition of differentiable operators.
+
+        Args:
+            bound: a :class:`BoundAffine`.
+            x: block of the input, or its placeholder.
+            weight, bias: own parameters.
+        """
+        given = [x, weight] if bias is None else [x, weight, bias]
+        block, weight, *biases = move_those((bound.halo, *bound.parameters), given)
+        bias = biases[0] if biases else None
+        if bound.features is None:
+            dtype = x.dtype if x.is_floating_point() or x.is_complex() else weight.dtype
+            y = tied_empty(block.shape, dtype, block, weight, bias)
+        else:
+            if bias is not None and not bias.numel():
+                bias = zero_bias(bias, bound.features)
+            y = self._compute(bound, x, block, weight, bias)
+        return y if bound.reduction is None else self._sum(bound.reduction, y)
+
+    def _compute(
+        self,
+        bound: Any,
+        x: torch.Tensor,
+        block: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        # This worker's outputs, of the cells ``block`` that it reads; ``x`` is the block before it
+        # was moved.
+        raise NotImplementedError
+
+    def _sum(self, reduction: Movement, y: torch.Tensor) -> torch.Tensor:
+        return sum_of_products(reduction, y)
