@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from gpudist.exchange import Movement
 from gpudist.sbp import views
-from gpudist.sbp.dispatch import Noted, PreparedCall, boxed, dispatch
+from gpudist.sbp.dispatch import Noted, boxed, dispatch
 from gpudist.sbp.explain import is_explaining
 from gpudist.sbp.global_spec import GlobalSpec, global_spec, wrapped
 from gpudist.sbp.registry import Compute, Rule, signatures
@@ -32,18 +33,18 @@ class _CachedCall(NamedTuple):
     """How a call of one function on tensors of certain specs is carried out.
 
     Attributes:
-        prepared: the prepared call.
+        movements: boxings of the inputs, by position.
         compute: maps local tensors to local results; ``None`` if the function itself does, with the
             arguments of each call.
-        results: spec of each result; empty if the function changes its first tensor.
-        is_one: whether the result is a single tensor.
+        result: spec of the result, if it is a single tensor.
+        results: specs of several results; empty if the function changes its first tensor.
         noted: the operator, without tensors.
     """
 
-    prepared: PreparedCall
+    movements: dict[int, Movement]
     compute: Compute | None
+    result: GlobalSpec | None
     results: tuple[GlobalSpec, ...]
-    is_one: bool
     noted: Noted
 
 
@@ -84,42 +85,43 @@ def recalled(
     call: _CachedCall | None = first.calls.get(key)
     if call is None or _notes.anew or is_explaining() or _transforms_active():
         return _derived(kind, function, args, kwargs, first, key)
-    prepared, compute, results, is_one, noted = call
-    if not results and type(args[0]) is kind and views.concerns(args[0]):
+    movements, compute, spec, specs, noted = call
+    if spec is None and not specs and type(args[0]) is kind and views.concerns(args[0]):
         return _derived(kind, function, args, kwargs, first, key)
-    if prepared.movements:
-        local = boxed(prepared.movements, local)
+    if movements:
+        local = boxed(movements, local)
     if compute is not None:
         result = compute(local)
     elif len(local) == len(args):
         result = function(*local, **kwargs)
+    elif len(local) == 1 and isinstance(args[0], torch.Tensor):
+        result = function(local[0], *args[1:], **kwargs)
     else:
         parts = iter(local)
         own = [next(parts) if isinstance(x, torch.Tensor) else x for x in args]
         named = {k: next(parts) if isinstance(x, torch.Tensor) else x for k, x in kwargs.items()}
         result = function(*own, **named)
-    if not results:
-        if _notes.open:
-            _notes.open[-1].append(noted._replace(inputs=_tensors(args, kwargs)))
-        return args[0]
-    if is_one:
+    if spec is not None:
         if type(result) is list or type(result) is tuple:
             (result,) = result
-        spec = results[0]
         if result.dtype != spec.dtype:
             spec = _of_dtype(spec, result.dtype)
-        found: Any = [wrapped(kind, result, spec)]
-    else:
-        ways = zip(result, results, strict=True)
-        found = [wrapped(kind, y, _of_dtype(spec, y.dtype)) for y, spec in ways]
+        y = wrapped(kind, result, spec)
+        if noted.is_view:
+            views.note(y, function, args, kwargs, noted.call, noted.is_copy, None)
+        if _notes.open:
+            _notes.open[-1].append(noted._replace(inputs=_tensors(args, kwargs), results=[y]))
+        return y
+    found = [
+        wrapped(kind, y, _of_dtype(spec, y.dtype))
+        for y, spec in zip(result if specs else (), specs, strict=True)
+    ]
     if noted.is_view:
         for place, y in enumerate(found):
-            at = None if is_one else place
-            views.note(y, function, args, kwargs, noted.call, noted.is_copy, at)
+            views.note(y, function, args, kwargs, noted.call, noted.is_copy, place)
     if _notes.open:
-        of = _tensors(args, kwargs)
-        _notes.open[-1].append(noted._replace(inputs=of, results=found))
-    return found[0] if is_one else type(result)(found)
+        _notes.open[-1].append(noted._replace(inputs=_tensors(args, kwargs), results=found))
+    return type(result)(found) if specs else args[0]
 
 
 def _of_dtype(spec: GlobalSpec, dtype: torch.dtype) -> GlobalSpec:
@@ -138,6 +140,7 @@ def _key_of(
     key: list[Any] = [function]
     local: list[torch.Tensor] = []
     first: GlobalSpec | None = None
+    is_in_network = False
     for x in args:
         type_of = type(x)
         if type_of is kind:
@@ -159,8 +162,10 @@ def _key_of(
                 first = next((y._global_spec for y in x if type(y) is kind), None)
         elif type_of in _PLAIN:
             shape = x.shape
-            if shape and current_scope() is None:
-                return None
+            if shape and not is_in_network:
+                is_in_network = current_scope() is not None
+                if not is_in_network:
+                    return None
             key += (shape, x.dtype)
             local.append(x)
         else:
@@ -178,7 +183,7 @@ def _key_of(
             local.append(x._local)
         elif type_of in _PLAIN:
             shape = x.shape
-            if shape and current_scope() is None:
+            if shape and not is_in_network and current_scope() is None:
                 return None
             key += (name, shape, x.dtype)
             local.append(x)
@@ -274,9 +279,9 @@ def _derived(
     if compute is None and (function is not noted.function or len(given) < len(noted.inputs)):
         compute = noted.prepared.derivation.with_arguments(noted.call).local.ready
     specs = tuple([y._global_spec for y in noted.results])
-    is_one = is_one and bool(specs)
+    spec = specs[0] if is_one and specs else None
     alone = noted._replace(inputs=(), results=())
-    first.calls[key] = _CachedCall(noted.prepared, compute, specs, is_one, alone)
+    first.calls[key] = _CachedCall(noted.prepared.movements, compute, spec, specs, alone)
     return result
 
 

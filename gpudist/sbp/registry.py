@@ -191,6 +191,9 @@ class Call:
             return self
         if len(places) == len(args) and not kwargs:
             return lambda tensors: function(*tensors)
+        if places == [0] and not names:
+            _, *options = args
+            return lambda tensors: function(tensors[0], *options, **kwargs)
         own = list(args)
 
         def call(tensors: Sequence[torch.Tensor]) -> Any:
