@@ -53,4 +53,18 @@ NETWORKS = [
     _network("deeplabv3_plus", smp.DeepLabV3Plus, **_EFFICIENT, decoder_channels=32),
     _network("upernet", smp.UPerNet, **_RESNET, decoder_channels=32),
     _network("segformer", smp.Segformer, **_MIT, decoder_segmentation_channels=32),
+    _network("unet_plus_plus", smp.UnetPlusPlus, **_RESNET, **_NARROW),
+    _network("deeplabv3", smp.DeepLabV3, **_RESNET, decoder_channels=32),
+    _network(
+        "dpt",
+        smp.DPT,
+        (64, 64),
+        encoder_name="tu-vit_tiny_patch16_224",
+        encoder_weights=None,
+        encoder_depth=4,
+        dynamic_img_size=True,
+        decoder_intermediate_channels=(16, 16, 32, 32),
+        decoder_fusion_channels=16,
+        classes=2,
+    ),
 ]

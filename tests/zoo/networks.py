@@ -1,4 +1,4 @@
-"""The list of the zoo: 80 networks of eight packages, one file per package."""
+"""The list of the zoo: 118 networks of ten packages, one file per package."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ PACKAGES = (
     "diffusers",
     "transformers",
     "neuraloperator",
+    "torch-harmonics",
+    "x-transformers",
 )
 _IMPORTED = {"neuraloperator": "neuralop"}
 

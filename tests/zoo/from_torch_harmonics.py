@@ -1,0 +1,26 @@
+"""Networks of torch-harmonics."""
+
+# The packages may be missing, and what their annotations allow is theirs.
+# pyright: reportMissingImports=false, reportCallIssue=false, reportArgumentType=false
+# pyright: reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+from torch import nn
+from torch_harmonics import ResampleS2, SpectralConvS2
+
+from tests.zoo.network import Network, Size, image
+
+
+def _spectral(size: Size) -> nn.Module:
+    return SpectralConvS2(size, size, 2, 3, bias=True)
+
+
+def _resample(size: Size) -> nn.Module:
+    return ResampleS2(*size, 2 * size[0], 2 * size[1])
+
+
+NETWORKS = [
+    Network("torch-harmonics/spectral_conv", _spectral, (16, 32), (17, 34), image(2)),
+    Network("torch-harmonics/resample", _resample, (16, 32), (17, 34), image(2)),
+]
