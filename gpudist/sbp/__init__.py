@@ -1,4 +1,4 @@
-"""Global tensors: tensors that know their placement and their layout on it."""
+"""Global tensors: tensors with a placement and a layout on it."""
 
 from gpudist.sbp import signatures
 from gpudist.sbp.attributes import Sbp, broadcast, partial_sum, split

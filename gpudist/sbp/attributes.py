@@ -30,20 +30,23 @@ class Sbp:
     sizes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        # A quick test first: operators on global tensors create many attributes.
+        # Skip the detailed checks for the common case: operators on global tensors create many
+        # attributes.
         if type(self.dim) is not int or type(self.kind) is not str or self.sizes is not None:
             check(Sbp.__init__, "Sbp", (None, self.kind, self.dim, self.sizes), {})
         if self.kind not in _KINDS:
-            raise PartitionError(f"Sbp: kind is {self.kind!r}; it must be one of {_KINDS}")
+            raise PartitionError(f"Sbp: kind is {self.kind!r}; expected one of {_KINDS}")
         if self.sizes is None:
             return
         if self.kind != "split" or not self.sizes or min(self.sizes) < 0:
-            raise PartitionError(f"{self!r}: sizes belong to a split, at least one, each 0 or more")
-        # Equal cuts are equal attributes.
+            raise PartitionError(
+                f"{self!r}: only a split takes sizes, and needs at least one, each 0 or more"
+            )
+        # Attributes that cut at the same cells compare equal.
         object.__setattr__(self, "sizes", Blocks.of_sizes(self.sizes).sizes)
 
     def __call__(self) -> Sbp:
-        """Return ``self``, so that ``broadcast()`` and ``broadcast`` mean the same."""
+        """Return ``self``, so that ``broadcast()`` is equivalent to ``broadcast``."""
         return self
 
     def __repr__(self) -> str:
@@ -55,7 +58,7 @@ class Sbp:
         return self.kind == "split"
 
     def cells(self, extent: int, parts: int, index: int) -> tuple[int, int]:
-        """Return start and stop of block ``index`` of ``parts``, for a dim of ``extent`` cells."""
+        """Return start and stop of block ``index`` of ``parts`` blocks of ``extent`` cells."""
         if self.sizes is None:
             return balanced_block(extent, parts, index)
         start = sum(self.sizes[:index])
@@ -63,7 +66,7 @@ class Sbp:
 
     @property
     def dual(self) -> Sbp:
-        """Attribute of the gradient of such a tensor: sums and copies change places."""
+        """Attribute of the gradient: ``partial_sum`` for ``broadcast``, and the reverse."""
         return _DUAL.get(self, self)
 
 
@@ -73,11 +76,11 @@ def split(dim: int, sizes: Sequence[int] | None = None) -> Sbp:
     Args:
         dim: split dim, counted from the front.
         sizes: cells of each block, one for each worker along the axis; 0 for an empty block. They
-            add up to the dim, or to the cells of each block if an outer axis splits the dim too.
-            By default blocks are balanced, ``n // p`` cells and one more in the first ``n % p``;
-            an attribute with these sizes equals the one without. Operators that cannot work on the
-            blocks box the tensor. Sizes that do not fit a tensor raise ``ShapeError`` where they
-            are applied to it, on every rank alike.
+            add up to the extent of the dim, or of each outer block if an outer axis also splits the
+            dim. By default, blocks are balanced, ``n // p`` cells and one more in the first
+            ``n % p``; an attribute with these sizes equals the one without. Operators that need
+            other blocks box the tensor first. If the sizes do not fit a tensor, every rank raises
+            ``ShapeError`` when they are applied to it.
 
     Returns:
         Attribute for one axis of a placement.
@@ -88,15 +91,17 @@ def split(dim: int, sizes: Sequence[int] | None = None) -> Sbp:
     if type(dim) is not int or sizes is not None:
         check(split, "split", (dim, sizes), {})
     if dim < 0:
-        raise PartitionError(f"split({dim}): count the dim from the front, from 0 on")
+        raise PartitionError(
+            f"split({dim}): dim is negative; count it from the front, starting at 0"
+        )
     return Sbp("split", int(dim), None if sizes is None else tuple(int(size) for size in sizes))
 
 
 def misfit(sbp: NdSbp, grid: tuple[int, ...], shape: tuple[int, ...]) -> str:
-    """Return why explicit sizes do not fit this grid, ``""`` if they do."""
+    """Return why explicit sizes do not fit this grid and shape; ``""`` if they fit."""
     if all(one.sizes is None for one in sbp):
         return ""
-    # The cells of the blocks of each dim after the outer axes have split it.
+    # Cells of the blocks of each dim, after the outer axes have split it.
     blocks = [{extent} for extent in shape]
     for axis, (one, parts) in enumerate(zip(sbp, grid, strict=True)):
         if not one.is_split:
@@ -105,9 +110,9 @@ def misfit(sbp: NdSbp, grid: tuple[int, ...], shape: tuple[int, ...]) -> str:
         if one.sizes is not None and (len(one.sizes) != parts or cut != {sum(one.sizes)}):
             cells = " or ".join(str(extent) for extent in sorted(cut))
             return (
-                f"{one!r}: there are {len(one.sizes)} sizes, {sum(one.sizes)} cells in all, but "
-                f"axis {axis} has {parts} workers and cuts {cells} cells of dim {one.dim}; give a "
-                "size for each worker, which add up to the cells, or leave sizes out"
+                f"{one!r}: {len(one.sizes)} sizes add up to {sum(one.sizes)} cells, but axis "
+                f"{axis} has {parts} workers and splits {cells} cells of dim {one.dim}; give one "
+                f"size per worker, {cells} cells in total, or omit sizes"
             )
         ends = [one.cells(extent, parts, i) for extent in cut for i in range(parts)]
         blocks[one.dim] = {stop - start for start, stop in ends}
@@ -115,24 +120,25 @@ def misfit(sbp: NdSbp, grid: tuple[int, ...], shape: tuple[int, ...]) -> str:
 
 
 broadcast = Sbp("broadcast")
-"""The attribute of a tensor that every worker along the axis holds whole."""
+"""Attribute of a tensor of which every worker along the axis holds a full copy."""
 partial_sum = Sbp("partial_sum")
-"""The attribute of a tensor that is the sum of the workers' parts along the axis."""
+"""Attribute of a tensor that is the sum of the parts of all workers along the axis."""
 _DUAL = {broadcast: partial_sum, partial_sum: broadcast}
 
 NdSbp = tuple[Sbp, ...]
 
 
 def nd_sbp(sbp: Sbp | Sequence[Sbp], axes: int, dims: int | None = None) -> NdSbp:
-    """Return ``sbp`` as one attribute per axis.
+    """Return ``sbp`` as a tuple with one attribute per axis.
 
     Args:
-        sbp: attributes, outer axis first, or one for the only axis.
+        sbp: attributes, outer axis first, or a single attribute for the only axis.
         axes: number of axes of the placement.
         dims: number of dims of the tensor, if known.
 
     Raises:
-        PartitionError: the number of attributes is not the number of axes, or a dim does not exist.
+        PartitionError: the number of attributes differs from the number of axes, or a dim does not
+            exist.
     """
     given = (sbp,) if isinstance(sbp, Sbp) else tuple(sbp)
     if len(given) != axes or not all(isinstance(one, Sbp) for one in given):
@@ -142,7 +148,9 @@ def nd_sbp(sbp: Sbp | Sequence[Sbp], axes: int, dims: int | None = None) -> NdSb
         )
     for one in given:
         if dims is not None and one.dim >= dims:
-            raise PartitionError(f"{one!r}: the tensor has {dims} dims, numbered from 0")
+            raise PartitionError(
+                f"{one!r}: the tensor has {dims} dims, numbered from 0; give one of them"
+            )
     return given
 
 

@@ -1,4 +1,4 @@
-"""Boxing: convert a global tensor from one layout to another by one movement with its adjoint."""
+"""Boxing: convert a global tensor to another layout by one differentiable movement."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ def boxed_bytes(source: Layout, target: Layout, dtype: torch.dtype) -> int:
 
 
 def least_bytes(source: Layout, target: Layout, dtype: torch.dtype) -> int:
-    """Return a lower bound of ``boxed_bytes`` without a search."""
+    """Return a lower bound of ``boxed_bytes``, computed without searching for a route."""
     return 0 if source == target else least_volume(source, target) * dtype.itemsize
 
 
 class _DeclaredBackward(torch.autograd.Function):
-    """Movements, or none, whose backward is a declared sequence of other movements."""
+    """Autograd function whose backward runs declared movements rather than the adjoint."""
 
     ends_search = True
 
@@ -100,7 +100,7 @@ class _DeclaredBackward(torch.autograd.Function):
 
 def _moved(x: torch.Tensor, movements: Sequence[Movement]) -> torch.Tensor:
     for movement in movements:
-        # A rank with a block that takes no part passes a placeholder.
+        # A rank that has a block but takes no part in this movement passes a placeholder.
         given = x if tuple(x.shape) == movement.input_shape else x.reshape(-1)[:0]
         (x,) = move((movement,), (given,))
     return x
@@ -111,15 +111,16 @@ def declared(
 ) -> torch.Tensor:
     """Box ``x`` along the layouts of ``there``, and its gradient along the layouts of ``back``.
 
-    The second need not be the adjoint of the first: the caller declares it.
+    The caller is responsible for the gradient: ``back`` may differ from the adjoint of ``there``.
 
     Raises:
-        ShapeError: while a graph is recorded, since it would differentiate the recorded movements.
+        ShapeError: called while a graph is recorded, which would use the adjoint of the recorded
+            movements.
     """
     if is_recorded():
         raise ShapeError(
-            "a gradient declared to have another layout than the adjoint's cannot be recorded in a "
-            "graph; call the network itself"
+            "this gradient is declared in another layout than the adjoint's, which a recorded "
+            "graph cannot express; call the network outside torch.compile"
         )
     ways = [
         [m for ends in pairwise(way) if (m := movement_of(x.dtype, *ends, P_world)) is not None]

@@ -1,4 +1,4 @@
-"""Repeat operators carried out before on tensors of the same layouts, without deriving anything."""
+"""Repeat operators called before on the same layouts, without deriving signatures again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gpudist.sbp.global_tensor import GlobalTensor
 
 _transforms_active: Any = torch._C._are_functorch_transforms_active  # pyright: ignore
-# Values that are distinguished by their type and value.
+# Types whose values are part of the cache key, together with the type.
 _FACTS = frozenset(
     {int, bool, str, NoneType, EllipsisType, torch.dtype, torch.device, torch.memory_format}
 )
@@ -30,14 +30,14 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 class _CachedCall(NamedTuple):
-    """How a call of one function on tensors of certain specs is carried out.
+    """Cached execution of one function on tensors of given specs.
 
     Attributes:
         movements: boxings of the inputs, by position.
-        compute: maps local tensors to local results; ``None`` if the function itself does, with the
+        compute: maps local tensors to local results; ``None`` if the function is called with the
             arguments of each call.
         result: spec of the result, if it is a single tensor.
-        results: specs of several results; empty if the function changes its first tensor.
+        results: specs of several results; empty if the function modifies its first tensor in place.
         noted: the operator, without tensors.
     """
 
@@ -49,11 +49,11 @@ class _CachedCall(NamedTuple):
 
 
 class _Notes(threading.local):
-    """State of each thread.
+    """Per-thread state.
 
     Attributes:
-        open: operators that make up the calls being derived, the innermost call last.
-        anew: number of open contexts that derive every call.
+        open: one list of operators for each call being derived, innermost last.
+        anew: number of active contexts that disable the cache.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ _notes = _Notes()
 
 @contextmanager
 def nothing_remembered() -> Iterator[None]:
-    """Derive every call within, even if it was made before."""
+    """Disable the cache within the context: derive every call."""
     _notes.anew += 1
     try:
         yield
@@ -77,7 +77,7 @@ def nothing_remembered() -> Iterator[None]:
 def recalled(
     kind: type[GlobalTensor], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Carry out ``function``: as before if this call was made before, else as derived."""
+    """Call ``function``, from the cache if the same call was made before."""
     matched = _key_of(kind, function, args, kwargs)
     if matched is None:
         return _noted(kind, function, args, kwargs)[0]
@@ -135,7 +135,7 @@ def _key_of(
 ) -> tuple[GlobalSpec, Any, list[torch.Tensor]] | None:
     """Return the first tensor's spec, the key of the call, and the local parts of the tensors.
 
-    Returns ``None`` for calls that are not cached.
+    Returns ``None`` if the call cannot be cached.
     """
     key: list[Any] = [function]
     local: list[torch.Tensor] = []
@@ -201,7 +201,7 @@ def _key_of_float(function: Any, x: float) -> float | str | None:
     entry = signatures.get(function)
     if isinstance(entry, Rule) and entry.any_float:
         return None
-    # Zeros of both signs are equal.
+    # 0.0 and -0.0 compare equal, but may give different results.
     return x or repr(x)
 
 
@@ -231,7 +231,7 @@ def _key_of_parts(
 def _noted(
     kind: type[GlobalTensor], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, list[Noted]]:
-    """Return the result of a new call, and the operators that it consists of."""
+    """Derive a new call, and return its result and the operators it consists of."""
     notes: list[Noted] = []
     _notes.open.append(notes)
     try:
@@ -251,9 +251,9 @@ def _derived(
     first: GlobalSpec,
     key: Any,
 ) -> Any:
-    """Return the result of a new call, and cache it if it is one operator on its tensors.
+    """Derive a new call, and cache it if it is a single operator on its own tensors.
 
-    Calls that draw random numbers are not cached, since each draw of a network differs.
+    Calls that draw random numbers are not cached, because each draw differs.
     """
     result, notes = _noted(kind, function, args, kwargs)
     if len(notes) != 1 or not first.placement.active:

@@ -29,23 +29,23 @@ from gpudist.sbp.registry import (
 )
 
 Views = tuple[Call, ...]
-# Sizes of the blocks that inputs have along one axis.
+# Sizes of the blocks along one axis, for each input.
 Cuts = frozenset[tuple[int, ...]]
 _NO_CUTS: Cuts = frozenset()
 
 
 @dataclass(frozen=True)
 class Derivation:
-    """How an operator is carried out on a grid.
+    """How to execute an operator on a grid.
 
     Attributes:
-        inputs: layouts of the inputs as the operator needs them.
+        inputs: layouts that the operator requires of its inputs.
         outputs: layouts of the outputs.
         results: shapes and dtypes of the global outputs.
         tree: the results, with a ``Slot`` for each output.
         local: the call on this rank's block.
-        bind: creates the function called in place of the operator, if any.
-        bind_axes: axes whose signatures have that ``bind``.
+        bind: creates the function that replaces the operator, if any.
+        bind_axes: axes whose signatures have this ``bind``.
         bytes: number of bytes that boxings move, over all ranks.
     """
 
@@ -59,27 +59,27 @@ class Derivation:
     bytes: int
 
     def is_copy_of(self, layouts: Sequence[Layout]) -> bool:
-        """Return whether the results share no memory with inputs of these layouts."""
+        """Return whether the results cannot share memory with inputs of these layouts."""
         return self.bind is not None or self.inputs != tuple(layouts)
 
     def with_arguments(self, call: Call) -> Derivation:
-        """Return the derivation for a call with other floats; no signature may localize."""
+        """Return the derivation for different floats; signatures must not have ``localize``."""
         return replace(self, local=replace(self.local, args=call.args, kwargs=call.kwargs))
 
 
 class _Choice(NamedTuple):
-    """One signature per axis, the outer axis first.
+    """One signature per axis, outer axis first.
 
     Attributes:
         signatures: signature of each axis.
-        price: bytes that boxings move, plus those of sums that they leave to do.
+        price: bytes moved by boxings, plus bytes of the sums that are left for later.
     """
 
     signatures: tuple[SbpSignature, ...]
     price: int
 
 
-# Threads that are ranks of one world, and plans of several ranks, make the same choices.
+# Shared by threads that are ranks of one world, so that each choice is computed once.
 _choices = Cache[object, _Choice](4096)
 _choosing = RLock()
 
@@ -98,7 +98,7 @@ def derive(
         call: the call, with global shapes.
         layouts: layouts of the tensors, all on one grid of the same ranks.
         index: index of this rank on the grid, ``None`` if it is outside.
-        key: identifies rule, call and layouts, for which the choice is then made once.
+        key: identifies rule, call and layouts; a choice is computed once per key.
 
     Raises:
         ShapeError: on every rank alike, if no signature is legal.
@@ -135,8 +135,9 @@ def _choose(rule: Rule, call: Call, layouts: Sequence[Layout]) -> _Choice:
     if choice is None:
         given = ", ".join(f"{layout.sbp}" for layout in layouts)
         raise ShapeError(
-            f"{name_of(call.function)}: no signature is legal for inputs {given} of shapes "
-            f"{list(map(list, call.shapes))}"
+            f"{name_of(call.function)}: no signature fits inputs {given} of shapes "
+            f"{list(map(list, call.shapes))}; convert them with to_global, or compute on blocks: "
+            "x.to_local()"
         )
     return choice
 
@@ -149,11 +150,11 @@ def legal(
     cuts: Cuts = _NO_CUTS,
     outer: Sequence[SbpSignature] = (),
 ) -> list[SbpSignature]:
-    """Return the signatures of one axis that are legal for every one of the calls it sees.
+    """Return the signatures of one axis that are legal for all of its calls.
 
     Args:
         rule: rule of the operator.
-        views: calls that the axis sees, one for each distinct block.
+        views: calls on this axis, one for each distinct block.
         parts: number of workers along the axis.
         own: only attributes allowed for inputs[0] and outputs[0], if the rule is in place.
         cuts: explicit sizes of blocks that inputs have.
@@ -188,7 +189,7 @@ def _all(rule: Rule, call: Call, parts: int, cuts: Cuts = _NO_CUTS) -> list[SbpS
         return call.memo[parts]
     found = call.memo[parts] = list(rule.derive(call, parts))
     if rule.replicable:
-        # torch raises for some functions of empty blocks.
+        # Some functions of torch raise on empty blocks.
         results = len(found[0].outputs) if found else len(call.outputs)
         copies = (broadcast,) * len(call.tensors), (broadcast,) * results
         if copies not in _keys(found):
@@ -197,7 +198,7 @@ def _all(rule: Rule, call: Call, parts: int, cuts: Cuts = _NO_CUTS) -> list[SbpS
 
 
 def _as_cut(signature: SbpSignature, call: Call, cuts: Cuts) -> Iterator[SbpSignature]:
-    """Return the signature with explicit sizes, where these fit the dims that it splits."""
+    """Return the signature with explicit sizes, if they fit the dims that it splits."""
     extents = _split_extents(signature.inputs, call.tensors)
     for sizes in sorted(cuts):
         if extents != {sum(sizes)}:
@@ -232,7 +233,7 @@ def _own(rule: Rule, layouts: Sequence[Layout], axis: int) -> NdSbp | None:
 
 
 def _fitting(rule: Rule, call: Call, layouts: Sequence[Layout]) -> _Choice | None:
-    """Return the first signatures that fit the tensors without boxing, if every axis has one."""
+    """Return the first signatures that need no boxing, if there is one for every axis."""
     views: Views = (call,)
     chosen: list[SbpSignature] = []
     for axis, parts in enumerate(layouts[0].grid):
@@ -247,7 +248,7 @@ def _fitting(rule: Rule, call: Call, layouts: Sequence[Layout]) -> _Choice | Non
 
 
 def _cheapest(rule: Rule, call: Call, layouts: Sequence[Layout]) -> _Choice | None:
-    """Return the choice that moves the fewest bytes, including sums that it leaves to do."""
+    """Return the choice that moves the fewest bytes, counting sums that it leaves for later."""
     best: _Choice | None = None
     paths = list(_paths(rule, (call,), layouts, ()))
     left = [_left_to_sum(call, layouts, path) for path in paths]
@@ -278,7 +279,7 @@ def _moved(
 
 
 def _left_to_sum(call: Call, layouts: Sequence[Layout], path: tuple[SbpSignature, ...]) -> int:
-    """Return the bytes of the sums of inputs that become terms: they are moved later, not here."""
+    """Return the bytes of sums over partial results, which this choice leaves for later."""
     wanted = zip(*(signature.inputs for signature in path), strict=True)
     found = 0
     for layout, spec, sbp in zip(layouts, call.tensors, wanted, strict=True):
@@ -291,7 +292,7 @@ def _left_to_sum(call: Call, layouts: Sequence[Layout], path: tuple[SbpSignature
 def _paths(
     rule: Rule, views: Views, layouts: Sequence[Layout], outer: tuple[SbpSignature, ...]
 ) -> Iterator[tuple[SbpSignature, ...]]:
-    """Return all choices of one signature per axis that begin with ``outer``."""
+    """Return every choice of one signature per axis that starts with ``outer``."""
     axis = len(outer)
     if axis == len(layouts[0].grid):
         yield outer
@@ -319,7 +320,7 @@ def same(signature: SbpSignature, rule: Rule, call: Call, parts: int) -> SbpSign
 
 
 def block_call(call: Call, signature: SbpSignature, part: AxisPart) -> Call:
-    """Return the call of one block of an axis."""
+    """Return the call that one block of an axis makes."""
     key = (signature.inputs, signature.outputs, part)
     if key in call.memo:
         return call.memo[key]
@@ -340,7 +341,7 @@ def block_call(call: Call, signature: SbpSignature, part: AxisPart) -> Call:
 def _followed(
     rule: Rule, call: Call, choice: _Choice, grid: tuple[int, ...], index: tuple[int, ...]
 ) -> tuple[Call, Bind | None, tuple[int, ...]]:
-    """Return the call of the block at ``index``, and the replacement of the function, if any."""
+    """Return the call of the block at ``index``, and the replacement of its function, if any."""
     bind: Bind | None = None
     axes: list[int] = []
     for axis, (signature, parts) in enumerate(zip(choice.signatures, grid, strict=True)):
@@ -353,11 +354,11 @@ def _followed(
 
 
 def key_of(tree: Any, any_float: bool = False) -> Any:
-    """Return arguments as a hashable value; equal exactly for equal arguments.
+    """Return a hashable key of the arguments; keys are equal if and only if the arguments are.
 
     Args:
         tree: arguments.
-        any_float: whether all floats count as equal.
+        any_float: whether to treat all floats as equal.
 
     Raises:
         TypeError: an argument cannot be hashed.

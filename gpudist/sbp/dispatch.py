@@ -1,4 +1,4 @@
-"""Carry out an operator on global tensors: derive, box, compute on the local blocks, wrap."""
+"""Execute an operator on global tensors: derive, box, compute on local blocks, wrap."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 
 
 class Noted(NamedTuple):
-    """An operator that was carried out.
+    """Record of an executed operator.
 
     Attributes:
         function: function of torch.
         call: its call.
         inputs: its tensors.
-        prepared: how it was carried out.
+        prepared: its prepared execution.
         results: its results; empty if it is in place.
         is_view: whether the results would share memory with the first tensor if it were not boxed.
         is_copy: whether the results have memory of their own.
@@ -71,7 +71,7 @@ def dispatch(
     kwargs: dict[str, Any],
     noted: list[Noted] | None = None,
 ) -> Any:
-    """Carry out ``function`` by its entry of the table.
+    """Execute ``function`` by its entry in the table.
 
     Within a converted network, a function without an entry, or whose entry does not support these
     arguments, is computed on whole tensors.
@@ -81,7 +81,7 @@ def dispatch(
         function: function of torch.
         args: positional arguments.
         kwargs: keyword arguments.
-        noted: list that receives the operator, if it was carried out by one rule.
+        noted: list to which the operator is appended, if one rule handled it.
 
     Raises:
         NotImplementedError: the function has no entry.
@@ -97,7 +97,7 @@ def dispatch(
         if scope is not None:
             return gathered(kind, scope, function, args, kwargs)
         raise NotImplementedError(
-            f"{name_of(function)} has no signatures for global tensors; register them by "
+            f"{name_of(function)} has no signatures for global tensors; register them with "
             "gpudist.sbp.registry.register, or compute on blocks: x.to_local(), then "
             "gpudist.to_global"
         )
@@ -117,7 +117,8 @@ def _into(function: Any, args: tuple[Any, ...], out: Any, **kwargs: Any) -> Any:
     result = function(*args, **kwargs)
     if not isinstance(result, torch.Tensor) or result.shape != out.shape:
         raise NotImplementedError(
-            f"{name_of(function)}: out= of a global tensor must have the result's shape"
+            f"{name_of(function)}: out= is a global tensor of another shape than the result; pass "
+            "one of the result's shape"
         )
     return out.copy_(result)
 
@@ -151,7 +152,7 @@ def _carry_out(
     except ShapeError:
         if not rule.in_place or function is torch.Tensor.copy_:
             raise
-        # The first tensor cannot be boxed, but a clone of it can.
+        # In-place functions cannot box their first tensor, but can box a clone of it.
         own = filled(slots, [tensors[0].clone(), *tensors[1:]])
         return tensors[0].copy_(_carry_out(kind, rule, function, own, kwargs, is_clone=True))
     if is_explaining():
@@ -189,9 +190,9 @@ def _carry_out(
 def _on_one_placement(
     kind: type[GlobalTensor], scope: Scope | None, tensors: list[Any]
 ) -> list[Any]:
-    """Move tensors to axes of the first one's placement, if they lie on the same ranks.
+    """Convert tensors to the first one's placement, if it has the same ranks on other axes.
 
-    Within a network whose plan moves tensors, all are moved to the placement of the first.
+    Within a network whose plan moves tensors, move all of them to the first one's placement.
     """
     first = next(x for x in tensors if isinstance(x, kind))
     found: list[Any] = []
@@ -207,12 +208,12 @@ def _on_one_placement(
     return found
 
 
-# A whole tensor is split if each worker gets at least this many cells of each dim.
+# Split a full tensor only if each worker gets at least this many cells of each dim.
 _FEWEST_CELLS = 4
 
 
 def _cut(kind: type[GlobalTensor], scope: Scope, x: torch.Tensor) -> torch.Tensor:
-    """Split ``x`` like the inputs of the network if it is whole and large; without messages."""
+    """Split a large, fully replicated ``x`` like the inputs of the network, without messages."""
     if not isinstance(x, kind) or x.dim() != scope.dims or not x.is_copy_everywhere:
         return x
     pairs = list(zip(scope.home, x.placement.shape, strict=False))
@@ -230,10 +231,10 @@ def _plain(x: torch.Tensor, placement: Placement) -> torch.Tensor:
 def _common_placement(
     kind: type[GlobalTensor], function: Any, tensors: Sequence[torch.Tensor]
 ) -> Placement:
-    """Return the one placement of all global tensors.
+    """Return the placement that all global tensors share.
 
-    Plain tensors are whole within a converted network; elsewhere they must have no dims and the
-    same value on all ranks.
+    Within a converted network, plain tensors count as replicated. Elsewhere they must have no dims
+    and the same value on all ranks.
     """
     placements = [x.placement for x in tensors if isinstance(x, kind)]
     if any(other != placements[0] for other in placements[1:]):
@@ -252,11 +253,11 @@ def _common_placement(
             )
             if x.dim() and list(x.shape) != whole:
                 raise ShapeError(
-                    f"{what}, from this worker's block, or take y.to_local() of the global one"
+                    f"{what}, from this worker's block, or use y.to_local() of the global tensor"
                 )
             raise PartitionError(
-                f"{what}. Only a tensor without dims that needs no gradient and is equal on all "
-                "ranks may stay plain"
+                f"{what}. Only a tensor without dims that does not require grad and is equal on "
+                "all ranks may stay plain"
             )
     return placements[0]
 
@@ -267,14 +268,14 @@ def _layout(kind: type[GlobalTensor], placement: Placement, x: torch.Tensor) -> 
 
 @dataclass
 class PreparedCall:
-    """An operator on tensors of certain layouts, ready to be carried out.
+    """An operator prepared for tensors of given layouts.
 
     Attributes:
-        derivation: how the operator is carried out.
+        derivation: how to execute the operator.
         movements: movements of the boxed inputs, by slot.
         placement: placement of the tensors.
-        compute: maps local tensors to local results; ``None`` if it depends on each call's
-            arguments.
+        compute: maps local tensors to local results; ``None`` if it depends on the arguments of
+            each call.
     """
 
     derivation: Derivation
@@ -283,7 +284,7 @@ class PreparedCall:
     compute: Compute | None
 
     def __call__(self, call: Call, local: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the local results of ``call``, whose floats may differ from the prepared one's."""
+        """Return the local results of ``call``; its floats may differ from the prepared ones."""
         derivation = self.derivation
         if not self.placement.active:
             return [_placeholder(local, spec) for spec in derivation.results]
@@ -294,8 +295,9 @@ class PreparedCall:
             expected = layout.box(self.placement.index).shape
             if tuple(y.shape) != expected:
                 raise RuntimeError(
-                    f"{name_of(call.function)}: by its signature, the block of {layout.sbp} has "
-                    f"shape {list(expected)}, but it has {list(y.shape)}: the signature is wrong"
+                    f"{name_of(call.function)}: the block of {layout.sbp} has shape "
+                    f"{list(y.shape)}, but its signature implies {list(expected)}; correct the "
+                    "rule of this function"
                 )
         return results
 
@@ -336,7 +338,7 @@ def _prepare(
 
 
 def boxed(movements: dict[int, Movement], local: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the inputs as the operator needs them, with all boxings in flight together."""
+    """Box all inputs as the operator requires, with all movements in flight together."""
     if not movements:
         return local
     moved = move(list(movements.values()), [local[i] for i in movements])
@@ -366,7 +368,7 @@ def _place_of_inplace(function: Any) -> int | None:
 
 
 def changes_first(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Return whether the arguments ask for work in place, like ``F.relu(x, inplace=True)``."""
+    """Return whether the arguments request work in place, like ``F.relu(x, inplace=True)``."""
     if "inplace" in kwargs:
         return bool(kwargs["inplace"])
     place = _place_of_inplace(function) if len(args) > 1 else None
@@ -374,7 +376,7 @@ def changes_first(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) ->
 
 
 def _placeholder(local: Sequence[torch.Tensor], spec: Spec) -> torch.Tensor:
-    """Return the output on a rank outside the placement: no cells, but the graph of all inputs."""
+    """Return an empty output with the graph of all inputs, for ranks outside the placement."""
     output = local[0].new_empty(0, dtype=spec.dtype)
     if not (spec.dtype.is_floating_point or spec.dtype.is_complex):
         return output

@@ -19,7 +19,7 @@ from gpudist.sbp.layout import Layout
 from gpudist.sbp.placement import Placement
 from gpudist.world.partition import Partition
 
-# Importing torch.distributed.tensor takes most of a second: do so only if there is a DTensor.
+# Importing torch.distributed.tensor takes most of a second, so it is imported only for a DTensor.
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor, placement_types as words
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def from_dtensor(x: DTensor, P_world: Partition | None = None) -> GlobalTensor:
     """Convert ``x`` to a global tensor on the ranks of its mesh.
 
-    Every rank of the world calls it. ``Shard(d)`` becomes ``split(d)``, with the ``sizes`` of
+    Collective over the world. ``Shard(d)`` becomes ``split(d)``, with the ``sizes`` of
     ``torch.chunk`` if these are not balanced; ``Replicate()`` becomes ``broadcast``, and
     ``Partial("sum")`` becomes ``partial_sum``.
 
@@ -41,16 +41,17 @@ def from_dtensor(x: DTensor, P_world: Partition | None = None) -> GlobalTensor:
         ``redistribute(async_op=True)``.
 
     Adjoint:
-        The gradient that DTensor expects: copies, for copies and for terms. It is summed over the
-        axes of copies, where the gradient of a global tensor consists of terms.
+        Return the gradient in DTensor's convention, in which gradients of copies and of terms are
+        copies. It is summed over axes of copies, where the gradient of a global tensor consists of
+        terms.
 
     Cost:
         No message; in backward an all-reduce if there are copies.
 
     Raises:
         PartitionError: a placement is not one of the three.
-        ShapeError: on every rank alike, if several axes split a dim in blocks that ``sizes`` cannot
-            express: DTensor cuts like ``torch.chunk``.
+        ShapeError: on every rank alike, if several axes split one dim in blocks of ``torch.chunk``
+            that ``sizes`` cannot express.
     """
     if not hasattr(x, "device_mesh"):
         raise ShapeError(f"from_dtensor: x is {described(x)}; it takes a DTensor")
@@ -72,8 +73,8 @@ def to_dtensor(x: GlobalTensor, mesh: DeviceMesh | None = None) -> DTensor:
 
     Args:
         x: global tensor.
-        mesh: mesh of the ranks of its placement, in its shape; by default a new one, which is
-            collective over torch's world.
+        mesh: mesh of the ranks of the tensor's placement, in its shape; by default a new mesh is
+            created, which is collective over torch's world.
 
     Returns:
         A DTensor whose local tensor shares memory with that of ``x``. Its backward does not reach
@@ -81,8 +82,8 @@ def to_dtensor(x: GlobalTensor, mesh: DeviceMesh | None = None) -> DTensor:
 
     Raises:
         PartitionError: the mesh has other ranks.
-        ShapeError: on every rank alike, if ``torch.chunk`` cuts other blocks; the message names
-            attributes that fit.
+        ShapeError: on every rank alike, if the blocks differ from those of ``torch.chunk``; the
+            message names attributes that fit.
     """
     from torch.distributed.tensor import DTensor
 
@@ -105,7 +106,7 @@ def to_dtensor(x: GlobalTensor, mesh: DeviceMesh | None = None) -> DTensor:
 
 
 def _attributes(placements: Sequence[words.Placement]) -> NdSbp:
-    """Return attributes for DTensor's placements, one per mesh dim."""
+    """Return the attributes for DTensor's placements, one per mesh dim."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     found: list[Sbp] = []
@@ -118,8 +119,8 @@ def _attributes(placements: Sequence[words.Placement]) -> NdSbp:
             found.append(partial_sum)
         else:
             raise PartitionError(
-                f"from_dtensor: {one} is not Shard(dim), Replicate() or Partial('sum'), the only "
-                "placements that global tensors support; use x.redistribute first"
+                f"from_dtensor: {one} is not supported; the placements must be Shard(dim), "
+                "Replicate() or Partial('sum'): use x.redistribute first"
             )
     return tuple(found)
 
@@ -137,7 +138,7 @@ def _gradient_of_dtensor(layout: Layout) -> Layout:
 
 
 def _in_chunks(layout: Layout) -> Layout:
-    """Return the same splits with the blocks of ``torch.chunk``, as far as ``sizes`` allow."""
+    """Return the layout with the blocks of ``torch.chunk``, as far as ``sizes`` express them."""
     found: list[Sbp] = []
     blocks = [{extent} for extent in layout.shape]
     for one, parts in zip(layout.sbp, layout.grid, strict=True):
@@ -160,22 +161,22 @@ def _first_unlike(layout: Layout) -> int | None:
 
 
 def _require_alike(layout: Layout, whose: str, remedy: str) -> None:
-    """Refuse a layout whose blocks differ from those of ``torch.chunk``."""
+    """Raise if the blocks of the layout differ from those of ``torch.chunk``."""
     unlike = _first_unlike(layout)
     if unlike is None:
         return
     index = index_of(unlike, layout.grid)
     raise ShapeError(
         f"{whose} blocks of shape {list(layout.shape)} by {layout.sbp} on a grid of "
-        f"{list(layout.grid)} differ: rank {layout.ranks[unlike]} has "
+        f"{list(layout.grid)} differ from DTensor's: rank {layout.ranks[unlike]} holds "
         f"{list(layout.box(index).shape)} of a global tensor, but "
-        f"{list(_chunk(layout, index).shape)} of a DTensor, cut like torch.chunk in blocks of "
-        f"ceil(n / p) cells and what is left; {remedy}"
+        f"{list(_chunk(layout, index).shape)} of a DTensor, which torch.chunk cuts into blocks of "
+        f"ceil(n / p) cells and a remainder; {remedy}"
     )
 
 
 def _chunk(layout: Layout, index: tuple[int, ...]) -> Box:
-    """Return the cells of the rank at ``index`` of a DTensor: ``layout.box`` with torch.chunk."""
+    """Return the cells that the rank at ``index`` of a DTensor holds, as cut by torch.chunk."""
     start, stop = [0] * len(layout.shape), list(layout.shape)
     for one, parts, i in zip(layout.sbp, layout.grid, index, strict=True):
         if one.is_split:
@@ -205,5 +206,5 @@ def _strides(shape: tuple[int, ...], local: torch.Tensor) -> tuple[int, ...]:
 def _waited(local: torch.Tensor) -> torch.Tensor:
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
-    # DTensor's own way of waiting would cut the graph.
+    # DTensor's own wait would detach the result from the graph.
     return local.clone() if isinstance(local, AsyncCollectiveTensor) else local

@@ -1,4 +1,4 @@
-"""Explain the framework's decisions: the signatures it chose, and what it boxed for them."""
+"""Explain the framework's decisions: which signatures it chose, and what it boxed for them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ _open: ContextVar[tuple[list[str], ...]] = ContextVar("explained", default=())
 
 @contextmanager
 def explain() -> Iterator[list[str]]:
-    """Collect a line for each operator on global tensors carried out within, on this rank.
+    """Collect one line for each operator on global tensors that this rank executes in the context.
 
-    A line has the attributes of inputs and outputs, the inputs that were boxed, and the bytes that
-    boxing moves between all ranks. The logger ``gpudist.sbp`` has the same lines at level DEBUG.
+    A line states the attributes of inputs and outputs, the inputs that were boxed, and the bytes
+    that boxing moves between all ranks. The logger ``gpudist.sbp`` logs the same lines at level
+    DEBUG.
     """
     lines: list[str] = []
     token = _open.set((*_open.get(), lines))
@@ -27,12 +28,12 @@ def explain() -> Iterator[list[str]]:
 
 
 def is_explaining() -> bool:
-    """Return whether any reader collects the lines."""
+    """Return whether any context or logger collects the lines."""
     return bool(_open.get()) or logger.isEnabledFor(logging.DEBUG)
 
 
 def say(line: str) -> None:
-    """Pass a line to all readers."""
+    """Append a line to every open collection, and log it."""
     logger.debug(line)
     for lines in _open.get():
         lines.append(line)

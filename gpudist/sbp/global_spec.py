@@ -1,4 +1,4 @@
-"""Specs of global tensors: one object for all tensors of one placement, layout and dtype."""
+"""Specs of global tensors: one shared object per placement, layout, shape and dtype."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class GlobalSpec:
 def global_spec(
     placement: Placement, sbp: NdSbp, shape: tuple[int, ...], dtype: torch.dtype
 ) -> GlobalSpec:
-    """Return the one object for this spec."""
+    """Return the shared object for this spec."""
     remembered: Any = placement.partition.wire.remembered
     found = cache_of(remembered, "global_specs", 8192)
     key = (placement, sbp, shape, dtype)
@@ -52,7 +52,7 @@ _make: Any = torch.Tensor._make_wrapper_subclass  # pyright: ignore
 
 
 def wrapped(kind: type[_Wrapper], local: torch.Tensor, how: GlobalSpec) -> _Wrapper:
-    """Return a global tensor with this rank's part and spec."""
+    """Wrap this rank's part as a global tensor with the given spec."""
     wrapper: Any = _make(kind, how.shape, dtype=how.dtype, device=local.device)
     wrapper._local = local
     wrapper._global_spec = how
@@ -65,12 +65,12 @@ def spec_of(x: Any) -> GlobalSpec:
 
 
 def local_of(x: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a global tensor, not a view of it; a plain tensor unchanged."""
+    """Return this rank's part of a global tensor; return a plain tensor unchanged."""
     return getattr(x, "_local", x)
 
 
 def on_axes_of(x: _Wrapper, placement: Placement) -> _Wrapper | None:
-    """Return the tensor on a placement of the same ranks that differs only in axes of length 1.
+    """Return the tensor on a placement that differs from its own only in axes of length 1.
 
     Returns ``None`` for any other ``placement``.
     """

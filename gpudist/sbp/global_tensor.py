@@ -25,11 +25,11 @@ from gpudist.world.partition import require_one_world
 class GlobalTensor(torch.Tensor):
     """A tensor on a placement, with one attribute for each axis of the placement.
 
-    ``shape``, ``dtype`` and operators are those of the whole tensor. :func:`gpudist.to_global`
-    creates it. Operators are collective over the placement; every rank of the world calls them, and
-    ranks outside the placement hold no cells.
+    Created by :func:`gpudist.to_global`. ``shape`` and ``dtype`` describe the global tensor, and
+    operators compute on it. Operators are collective: every rank of the world calls them, and ranks
+    outside the placement hold no cells.
 
-    Its parts are ordinary tensors, which carry the autograd graph; see the README in
+    Each rank's part is an ordinary tensor, which carries the autograd graph; see the README in
     ``gpudist/sbp``.
 
     Attributes:
@@ -93,12 +93,12 @@ class GlobalTensor(torch.Tensor):
 
     @property
     def is_copy_everywhere(self) -> bool:
-        """Whether each rank of the placement has the whole tensor."""
+        """Whether each rank of the placement holds the full tensor."""
         return all(one == broadcast for one in self._global_spec.sbp)
 
     @checked()
     def like(self, local: torch.Tensor) -> GlobalTensor:
-        """Return a global tensor with this one's layout and the part ``local`` on this rank."""
+        """Return a global tensor with this one's layout whose part on this rank is ``local``."""
         return self._wrap(local, self.placement, self.sbp, tuple(self.shape))
 
     @checked()
@@ -109,7 +109,7 @@ class GlobalTensor(torch.Tensor):
         *,
         grad_sbp: Sbp | Sequence[Sbp] | None = None,
     ) -> GlobalTensor:
-        """Return this tensor with other attributes, or on another placement.
+        """Convert this tensor to other attributes, or to another placement.
 
         Args:
             placement, sbp, grad_sbp: see :func:`~gpudist.to_global`.
@@ -145,14 +145,14 @@ class GlobalTensor(torch.Tensor):
 
     @checked()
     def to_local(self, *, grad_sbp: Sbp | Sequence[Sbp] | None = None) -> torch.Tensor:
-        """Return this rank's part: a block, a copy or a term; ``(0,)`` outside the placement.
+        """Return this rank's part: a block, copy or term; empty outside the placement.
 
         Args:
             grad_sbp: attributes of the gradient whose parts are the ranks' gradients; by default
                 the dual of ``sbp``, so that the gradient of a copy is a term.
 
         Returns:
-            An ordinary tensor with the autograd graph, which shares memory with this one.
+            An ordinary tensor on the autograd graph, which shares memory with this one.
         """
         if grad_sbp is None:
             return self._local.view_as(self._local)
@@ -164,7 +164,7 @@ class GlobalTensor(torch.Tensor):
 
     @checked()
     def full_tensor(self, *, grad_sbp: Sbp | Sequence[Sbp] | None = None) -> torch.Tensor:
-        """Gather the whole tensor on each rank of the placement. Collective over it.
+        """Gather the full tensor on each rank of the placement. Collective over the placement.
 
         Args:
             grad_sbp: attributes of the gradient; see :meth:`to_local`.
@@ -177,7 +177,7 @@ class GlobalTensor(torch.Tensor):
 
     @checked()
     def numpy(self, *, force: bool = False) -> np.ndarray[Any, Any]:
-        """Gather the whole tensor as an array on each rank of the placement. Collective over it.
+        """Gather the full tensor on each rank as a NumPy array. Collective over the placement.
 
         Args:
             force: also convert a tensor that requires grad, like ``torch.Tensor.numpy``.
@@ -191,5 +191,5 @@ class GlobalTensor(torch.Tensor):
         return self.full_tensor().numpy(force=force)
 
 
-# Libraries select a backend by the module of a tensor's class, as opt_einsum does.
+# Some libraries, such as opt_einsum, select a backend by the module of a tensor's class.
 GlobalTensor.__module__ = "torch"

@@ -1,8 +1,8 @@
-"""Intercept what a converted network's code does besides operators on global tensors.
+"""Intercept calls in a converted network that are not operators on global tensors.
 
-Applies within a scope, on its thread, until it ends. Random numbers are drawn alike on all workers,
-parameters are replaced by the call's copies of them, and an ``autograd.Function``, in which torch
-does not let tensor subclasses intervene, is computed on whole tensors.
+The interception is limited to a scope and its thread. All workers draw the same random numbers,
+parameters are replaced by the copies made for this call, and an ``autograd.Function``, which torch
+does not dispatch to tensor subclasses, is computed on full tensors.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DROPOUTS = {
     F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout,
     torch.dropout, torch.dropout_, torch.feature_dropout, torch.alpha_dropout,
 }  # fmt: skip
-# Functions that draw internally, from torch's default generator.
+# Functions that draw from torch's default generator internally.
 _COMPOSED = {F.gumbel_softmax, F.rrelu, torch.rrelu, torch.poisson, torch.randint_like}
 
 
@@ -90,14 +90,14 @@ _checkpoint: Any = torch.utils.checkpoint._checkpoint_without_reentrant_generato
 _modules: Any = torch.nn.modules.module
 _lock = threading.Lock()
 _open_count = 0
-# Functions that read only what they save.
+# Functions that only read the tensors they have saved.
 _KEEPING = {"_NoopSaveInputs"}
-# Functions that return their last arguments: those of full backward hooks, and of FSDP2.
+# Functions that return their last arguments: those of full backward hooks and of FSDP2.
 _IDENTITIES = {"BackwardHookFunction", "RegisterPostBackwardFunction"}
 
 
 def _applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """Replace ``Function.apply``; arguments may be global tensors."""
+    """Replacement of ``Function.apply`` that accepts global tensors."""
     scope = current_scope()
     name = cls.__name__
     if scope is None or name in _KEEPING:
@@ -123,7 +123,7 @@ def _identity(cls: Any, args: Sequence[Any]) -> Any:
 
 
 class _BackwardHook(torch.utils.hooks.BackwardHook):
-    """Calls the full backward hooks of a module with global gradients."""
+    """Adapter that calls the full backward hooks of a module with global gradients."""
 
     def __init__(self, module: Any, hooks: Any, pre_hooks: Any) -> None:
         self.given: Sequence[Any] = ()
@@ -164,7 +164,7 @@ def _global_gradients(gradients: Any, tensors: Sequence[Any]) -> Any:
 
 
 def _local_gradients(gradients: Any, tensors: Sequence[Any]) -> Any:
-    """Return gradients from a hook as parts with the layout that the gradients have."""
+    """Return the parts of the gradients that a hook returned, in the original layout."""
     if gradients is None:
         return None
     gradients = gradients if isinstance(gradients, tuple) else (gradients,)
@@ -177,7 +177,7 @@ def _local_gradients(gradients: Any, tensors: Sequence[Any]) -> Any:
 
 
 def _on_whole(scope: Scope, cls: Any, args: Any, kwargs: Any) -> Any:
-    """Apply the network's own function to whole tensors; its backward gets whole gradients."""
+    """Apply the network's own function to full tensors; its backward receives full gradients."""
     given: list[Any] = list(dict.fromkeys(tensors_in([args, kwargs])))
     own = [x for x in given if isinstance(x, GlobalTensor)]
     split = [x for x in own if not x.is_copy_everywhere]
@@ -185,7 +185,7 @@ def _on_whole(scope: Scope, cls: Any, args: Any, kwargs: Any) -> Any:
     world = scope.placement.partition.world
 
     def once(x: torch.Tensor) -> torch.Tensor:
-        """Return ``x`` whole; every worker has its whole gradient."""
+        """Return the full ``x``; every worker has its full gradient."""
         if isinstance(x, GlobalTensor):
             copies = (broadcast,) * x.placement.axes
             return x.to_global(sbp=copies).to_local(grad_sbp=copies)
@@ -232,14 +232,14 @@ def _resuming(fn: Any, scope: Scope) -> Any:
 
 @contextmanager
 def intercepted(scope: Scope) -> Iterator[Scope]:
-    """Hold ``scope`` on this thread, and intercept its calls."""
+    """Make ``scope`` the current scope of this thread, and intercept its calls."""
     with _installed(), entered(scope), _Intercepted(scope):
         yield scope
 
 
 @contextmanager
 def _installed() -> Iterator[None]:
-    """Replace functions that torch has no hook for while any thread is in a scope."""
+    """Patch functions for which torch has no hook while any thread is in a scope."""
     global _open_count
     with _lock:
         _open_count += 1

@@ -36,30 +36,30 @@ class _OutputSpec(NamedTuple):
 @entry(DistributedModule)
 @checked()
 def call_layer(layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a layer of ``gpudist.nn`` on global tensors; every rank of the world calls it.
+    """Call a layer of ``gpudist.nn`` on global tensors. Collective over the world.
 
     Args:
         layer: layer on the partition ``layer.P_x``.
         args, kwargs: arguments of its ``forward``. Every tensor is global and has the blocks of
-            ``P_x``, one dim per axis, on any placement that gives each rank its block. Nothing is
-            boxed.
+            ``P_x``, one dim per axis, on any placement that assigns each rank its block. No input
+            is boxed.
 
     Returns:
-        Global tensors: placed like the input if each rank's block allows it, else one dim per axis
-        of ``layer.P_y``. A reduced loss is a copy on each rank.
+        Global tensors, on the placement of the input if the blocks of all ranks allow it, else
+        split with one dim per axis of ``layer.P_y``. A reduced loss is a copy on each rank.
 
     Cost:
         The cost of the layer; at the first call with a shape, an all-gather of the output's shape.
 
     Raises:
         PartitionError: on every rank alike, if an input has other blocks; the message names the
-            attributes that are needed.
+            required attributes.
     """
     tensors = list(tensors_in([args, kwargs]))
     name = type(layer).__name__
     is_loss = isinstance(layer, DistributedLoss)
     for number, x in enumerate(tensors):
-        # A plain target is this worker's block, as for the loss itself.
+        # A plain target holds this worker's block, as it does for the loss without global tensors.
         if isinstance(x, GlobalTensor) or not is_loss:
             _require_blocks(name, layer, x, number)
 
@@ -90,13 +90,13 @@ def _require_blocks(name: str, layer: Any, x: torch.Tensor, number: int) -> None
     P, shape, given = layer.P_x, tuple(x.shape), x.global_layout
     is_target = isinstance(layer, DistributedLoss) and number > 0
     if is_target and 0 < x.dim() == P.dim - 1:
-        # A target of class indices lacks the dim of classes.
+        # A target of class indices has no dim of classes.
         sbp = (split(0), broadcast, *(split(axis - 1) for axis in range(2, P.dim)))
         needed = Layout(P.ranks, P.shape, sbp, shape)
     elif x.dim() < P.dim:
         raise PartitionError(
             f"{name}: a tensor of shape {list(shape)} has {x.dim()} dims, but P_x of shape "
-            f"{list(P.shape)} has {P.dim} axes; give at least one dim for each axis"
+            f"{list(P.shape)} has {P.dim} axes; use a tensor with at least {P.dim} dims"
         )
     else:
         needed = _blocks_of(P, shape, x.dim() - P.dim)
@@ -117,7 +117,7 @@ def _wrapped(y: torch.Tensor, spec: _OutputSpec, needs_grad: bool) -> GlobalTens
     placement, sbp, shape, dtype = spec
     if not placement.active:
         y = y.reshape(-1)[:0].to(dtype)
-        # A worker outside the layer gets its input back, which may have no graph.
+        # A worker outside the layer gets its own input back, which may have no graph.
         if needs_grad and dtype.is_floating_point and torch.is_grad_enabled():
             y = y if y.requires_grad else y.requires_grad_()
     return GlobalTensor._wrap(y, placement, sbp, shape)
@@ -130,7 +130,7 @@ def _output_specs(
     tensors: Sequence[Any],
     outputs: Sequence[torch.Tensor],
 ) -> list[_OutputSpec]:
-    # Ranks agree once for each shape of the inputs.
+    # Ranks agree on the output shape once for each shape of the inputs.
     remembered = cache_of(vars(layer), "_output_specs")
     others = mapped([args, kwargs], lambda x: None if isinstance(x, torch.Tensor) else x)
     key = tuple(x.global_layout for x in tensors), key_of(others), len(outputs)
@@ -139,7 +139,7 @@ def _output_specs(
 
 def _agreed(layer: Any, x: GlobalTensor, y: torch.Tensor) -> _OutputSpec:
     P_y = getattr(layer, "P_y", layer.P_x)
-    # Leading dims for which the partitions have no axes; an embedding adds a last one.
+    # The partitions have no axes for these leading dims; an embedding adds a last dim.
     first = x.dim() - layer.P_x.dim
     sbp = tuple(split(first + axis) for axis in range(P_y.dim))
     shape, dtype, _ = agreed(y, Placement.of(P_y), sbp)
@@ -151,7 +151,7 @@ def _agreed(layer: Any, x: GlobalTensor, y: torch.Tensor) -> _OutputSpec:
 
 
 def _loss(layer: DistributedLoss, loss: torch.Tensor, tensors: Sequence[Any]) -> GlobalTensor:
-    """Wrap a loss: like the target if unreduced, else a copy whose gradient is a copy."""
+    """Wrap a loss in the layout of the target if unreduced, else as a copy."""
     last: GlobalTensor = next(x for x in reversed(tensors) if isinstance(x, GlobalTensor))
     placement = last.placement
     if layer.reduction == "none" and last is not tensors[-1]:

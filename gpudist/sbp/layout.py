@@ -1,4 +1,4 @@
-"""The cells of a global tensor that each rank has, in integers."""
+"""Layout of a global tensor: which cells each rank holds, in integers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Layout:
     shape: tuple[int, ...]
 
     def box(self, index: Index) -> Box:
-        """Return the global cells of the rank at ``index``: the outer axis splits first."""
+        """Return the global cells of the rank at ``index``; the outer axis splits first."""
         start, stop = [0] * len(self.shape), list(self.shape)
         for one, parts, i in zip(self.sbp, self.grid, index, strict=True):
             if one.is_split:
@@ -46,7 +46,7 @@ class Layout:
         return {rank: self.box(index_of(i, self.grid)) for i, rank in enumerate(self.ranks)}
 
     def groups(self, inner: str) -> dict[Box, list[list[int]]]:
-        """Return the groups of ranks that have each block, for blocks with cells.
+        """Return, for each block with cells, the groups of ranks that hold it.
 
         Args:
             inner: kind of the axes along which the ranks of a group differ: ``"broadcast"`` for all
@@ -64,9 +64,9 @@ class Layout:
         return {box: list(groups.values()) for box, groups in found.items()}
 
     def count(self, kind: str) -> int:
-        """Return the number of workers along the axes of this kind: terms or copies of a cell."""
+        """Return the number of terms or copies of each cell."""
         return prod(n for one, n in zip(self.sbp, self.grid, strict=True) if one.kind == kind)
 
     def same_workers(self, other: Layout) -> bool:
-        """Return whether both layouts are on the same grid of the same ranks."""
+        """Return whether both layouts use the same ranks on the same grid."""
         return self.ranks == other.ranks and self.grid == other.grid

@@ -1,4 +1,4 @@
-"""Methods of global tensors on their parts, without an operator: autograd, numbers, texts."""
+"""Methods of global tensors that need no operator: autograd, values, texts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _getters(*names: str) -> list[Any]:
     return [getattr(T, name).__get__ for name in names]
 
 
-# The wrapper answers these: it has the shape and dtype of the whole tensor.
+# Questions that the wrapper answers, since it has the global shape and dtype.
 METADATA = {
     *_getters("shape", "dtype", "device", "ndim", "layout", "itemsize", "is_cuda", "is_cpu"),
     *_getters("is_sparse", "is_quantized", "is_meta", "is_nested", "is_mkldnn"),
@@ -36,7 +36,7 @@ METADATA = {
 
 
 def entry(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate the implementation of torch's ``functions``, or of the call of a kind of layer."""
+    """Register an implementation of torch's ``functions``, or of calls of a kind of layer."""
 
     def enter(method: Callable[..., Any]) -> Callable[..., Any]:
         for function in functions:
@@ -84,9 +84,9 @@ def set_requires_grad(x: GlobalTensor, wanted: bool = True) -> GlobalTensor:
 
 
 def watch(x: GlobalTensor) -> None:
-    """Give the gradient of a leaf the leaf's own attributes, once in every backward.
+    """Convert the gradient of a leaf to the leaf's own attributes, once in every backward.
 
-    A leaf's hook runs after the gradients of all its uses have been added up.
+    Torch runs a leaf's hook after adding up the gradients of all its uses.
     """
     local, layout = x._local, x.global_layout
     if not (local.requires_grad and local.is_leaf) or hasattr(local, "_gpudist_watched"):
@@ -99,7 +99,7 @@ def watch(x: GlobalTensor) -> None:
 
 
 def gradient_of(x: GlobalTensor, local: torch.Tensor) -> GlobalTensor:
-    """Return the gradient of ``x`` with part ``local``: dual attributes, or a leaf's own."""
+    """Wrap ``local`` as the gradient of ``x``: dual attributes, or for a leaf its own."""
     layout = x.global_layout if x._local.is_leaf else gradient_layout(x.global_layout)
     return x._wrap(local, x.placement, layout.sbp, layout.shape)
 
@@ -157,9 +157,10 @@ def set_data(x: GlobalTensor, value: GlobalTensor) -> None:
 
 
 def seed(x: GlobalTensor, gradient: torch.Tensor | None) -> torch.Tensor:
-    """Return this rank's part of the gradient with which backward starts at ``x``.
+    """Return this rank's part of the initial gradient of a backward from ``x``.
 
-    The gradient of a single cell counts once: for a copy, the first rank has it and others zero.
+    The initial gradient of a scalar counts once: if ``x`` is a copy, the first rank starts with it
+    and the others with zero.
     """
     target = gradient_layout(x.global_layout)
     world = x.placement.partition.world
@@ -174,8 +175,8 @@ def seed(x: GlobalTensor, gradient: torch.Tensor | None) -> torch.Tensor:
         return box(given._local, given.global_layout, target, world)
     if tuple(gradient.shape) != tuple(x.shape):
         raise RuntimeError(
-            f"backward: the gradient of a tensor of global shape {list(x.shape)} has shape "
-            f"{list(gradient.shape)}; the shapes must be equal"
+            f"backward: the gradient has shape {list(gradient.shape)}, but the tensor has global "
+            f"shape {list(x.shape)}; pass a gradient of that shape"
         )
     copies: Layout = x.placement.copies(tuple(x.shape))
     if not x.placement.active:
@@ -212,8 +213,9 @@ def grad(
 ) -> tuple[torch.Tensor | None, ...]:
     """Compute ``torch.autograd.grad`` of global tensors.
 
-    A gradient has the dual attributes, and that of a leaf the leaf's own. Within a converted
-    network, the gradient of a plain tensor, which is whole, is summed over the workers.
+    A gradient has the dual attributes of its tensor; the gradient of a leaf has the leaf's
+    attributes. Within a converted network, the gradient of a plain tensor is summed over the
+    workers.
     """
     ends = _listed(outputs)
     starts = _listed(inputs)
@@ -248,7 +250,7 @@ def _listed(tensors: Any) -> list[Any]:
 
 @entry(T.item)
 def item(x: GlobalTensor) -> Any:
-    """Return the value of a single cell, on each rank of the placement.
+    """Return the value of a one-cell tensor, on each rank of the placement.
 
     Collective, unless the tensor is a copy on each rank.
     """
@@ -277,7 +279,7 @@ def as_int(x: GlobalTensor) -> int:
 
 @entry(T.__repr__, T.__str__)
 def text(x: GlobalTensor, **_: object) -> str:
-    """Return this rank's part and the global attributes as text, without communication."""
+    """Return a text with this rank's part and the global attributes, without communication."""
     kind = "Parameter" if getattr(x, "_is_param", False) else "GlobalTensor"
     return (
         f"{kind}(shape={list(x.shape)}, placement={x.placement!r}, sbp={x.sbp!r}, "

@@ -20,7 +20,8 @@ from gpudist.world.partition import CartesianPartition, Partition
 class Placement(Checked):
     """An N-d array of ranks of the world.
 
-    Creating one never communicates. Placements are equal if type, ranks and shape are.
+    Creating a placement does not communicate. Placements are equal if their types, ranks and shapes
+    are equal.
 
     Args:
         type: ``"cpu"`` or ``"cuda"``, the device type of the world.
@@ -30,25 +31,25 @@ class Placement(Checked):
     Attributes:
         type: device type.
         ranks: ranks as an array of integers.
-        partition: ranks as a partition, with one axis for each of the array's.
+        partition: the ranks as a partition with the axes of the array.
 
     Raises:
-        PartitionError: a rank is missing from the world or listed twice, or the world is on another
-            device.
+        PartitionError: a rank is not in the world or is listed twice, or the world uses another
+            device type.
     """
 
     def __init__(self, type: str, ranks: Any, P_world: Partition | None = None) -> None:
         P_world = runtime.init() if P_world is None else P_world
         if type != P_world.device.type:
             raise PartitionError(
-                f"placement type {type!r}: this world's tensors are on {P_world.device.type!r}; "
-                "use that type"
+                f"placement type {type!r}: the tensors of this world are on "
+                f"{P_world.device.type!r}; use that type"
             )
         array = np.asarray(ranks)
         if array.ndim == 0 or array.size == 0 or not np.issubdtype(array.dtype, np.integer):
             raise PartitionError(
-                f"placement ranks {ranks!r} are not an array of ranks; give a list such as [0, 1] "
-                "or lists of equal length such as [[0, 1], [2, 3]]"
+                f"placement: ranks {ranks!r} do not form an array of integers; give a list such "
+                "as [0, 1], or lists of equal length such as [[0, 1], [2, 3]]"
             )
         self.type = type
         self.ranks = array
@@ -80,7 +81,7 @@ class Placement(Checked):
         return self.partition
 
     def to_mesh(self, names: Sequence[str] | None = None) -> DeviceMesh:
-        """Return the ranks as torch's mesh, with its process groups. Collective over torch's world.
+        """Create torch's device mesh of these ranks. Collective over torch's world.
 
         Args:
             names: names of the mesh's dims.
@@ -89,13 +90,15 @@ class Placement(Checked):
             A device mesh of torch.
 
         Raises:
-            PartitionError: torch's process group is missing, or its ranks are numbered differently.
+            PartitionError: torch's process group is not initialized, or numbers its ranks
+                differently.
         """
         own = self.partition.world.rank
         if not dist.is_initialized() or dist.get_rank() != own:
             raise PartitionError(
-                "to_mesh: a mesh needs torch.distributed.init_process_group with the ranks of "
-                f"this world, in which this process has rank {own}"
+                "to_mesh: torch's process group is missing or numbers the ranks differently; "
+                "call torch.distributed.init_process_group with the ranks of this world, in "
+                f"which this process has rank {own}"
             )
         return DeviceMesh(self.type, self.ranks, mesh_dim_names=tuple(names) if names else None)
 
@@ -110,12 +113,12 @@ class Placement(Checked):
 
     @property
     def active(self) -> bool:
-        """Whether this worker is one of the ranks."""
+        """Whether this worker belongs to the placement."""
         return self.partition.active
 
     @property
     def index(self) -> tuple[int, ...] | None:
-        """Index of this worker in the array, ``None`` if it is not there."""
+        """Index of this worker in the array; ``None`` outside the placement."""
         return self.partition.index
 
     def along(self, axes: Sequence[int]) -> CartesianPartition:
@@ -134,7 +137,7 @@ class Placement(Checked):
         return Layout(self.partition.ranks, self.shape, sbp, shape)
 
     def copies(self, shape: tuple[int, ...]) -> Layout:
-        """Return the layout of copies of a tensor of ``shape`` on all ranks."""
+        """Return the layout of a tensor of ``shape`` that every rank holds in full."""
         return self.layout((broadcast,) * self.axes, shape)
 
     def __eq__(self, other: object) -> bool:

@@ -5,64 +5,64 @@ The table is ``signatures``: it maps a function, as passed to ``__torch_function
 ``gpudist/sbp/signatures``, which its ``__init__`` imports. An operator without an entry raises
 ``NotImplementedError``.
 
-**A rule** defines how an operator may be carried out on *one* axis of workers. It is a function
-``rule(call, parts)`` that returns the legal one-axis signatures, the preferred ones first. ``call``
-is a :class:`Call`: the function, its arguments with a :class:`Slot` in place of every tensor, and
-shape and dtype of every tensor as the axis sees them. ``parts`` is the number of workers along the
-axis. A signature is legal exactly if::
+**A rule** defines how an operator may be computed on *one* axis of workers. It is a function
+``rule(call, parts)`` that returns the legal signatures for one axis, in order of preference.
+``call`` is a :class:`Call`: the function, its arguments with a :class:`Slot` in place of every
+tensor, and the shape and dtype that every tensor has on this axis. ``parts`` is the number of
+workers along the axis. A signature is legal if and only if::
 
     for every index i of the axis: let x_i be the inputs' blocks by ``signature.inputs``; then
     function(x_i, with the arguments of localize(call, AxisPart(parts, i))) is the i-th block, copy
     or term, by ``signature.outputs``, of function(x)
 
-where blocks are balanced, ``n // parts + (i < n % parts)`` cells, or have the sizes of their
-attributes, and may be empty. A signature with a partial sum among its inputs is legal only if the
-function is linear in all of the inputs that are partial sums together, with the others broadcast or
-split, so that terms never need to be summed first.
+Blocks may be empty. They are balanced, ``n // parts + (i < n % parts)`` cells, or have the sizes of
+their attributes. A signature with partial sums among its inputs is legal only if the function is
+linear in all of these inputs together, while the other inputs are broadcast or split. So terms
+never need to be summed first.
 
-* The signature of broadcast inputs and outputs is legal for every function that computes equal
-  results from equal inputs. The framework adds it last; rules do not list it. ``register(...,
-  replicable=False)`` leaves it out, for functions that draw random numbers.
-* On N axes, each axis is derived on its own, the outer first. The next axis sees the call of a
-  block: block shapes, localized arguments. So a rule never knows of other axes, and is called for
-  every block shape that occurs; a signature counts if it is legal for all of them.
-* Shapes of outputs come from the function itself, run on meta tensors: ``call.outputs``.
-* ``signature.localize``: returns the call with the arguments of a block, where they differ from
-  those of the whole tensor, such as sizes of a reshape. It does not set the tensors' shapes.
-  the whole, such as sizes of a reshape. The tensors' shapes in it are ignored.
-* ``signature.run``: for a function whose blocks cannot be computed from blocks alone, ``run(call,
-  tensors, where)`` is called in place of the function, with the local call, the local tensors by
-  slot, and :class:`Where`, whose partition ``where.P`` has the workers to communicate with, by
-  ``gpudist.ops``. There is one call for all axes whose signature has this ``run``. Its backward
-  must be its adjoint by the library's convention: the gradient of a copy is a term, and of a term a
-  copy. Compositions of ``gpudist.ops`` and torch functions satisfy this.
-* ``signature.bind``: the same in two steps, for functions that take time to plan: ``bind(call,
+* Every function that computes equal results from equal inputs has the signature of broadcast inputs
+  and outputs. The framework appends it; rules do not list it. Functions that draw random numbers
+  are registered with ``register(..., replicable=False)``, which omits it.
+* Axes are derived one by one, outer axis first. The next axis is given the call of a block: block
+  shapes and localized arguments. So a rule never knows of other axes. It is called for every block
+  shape that occurs, and a signature is used only if it is legal for all of them.
+* ``call.outputs`` has the shapes of outputs, computed by the function itself on meta tensors.
+* ``signature.localize`` returns the call with the arguments of a block, where they differ from
+  those of the global tensor, such as the sizes of a reshape. Shapes of tensors in the returned call
+  are ignored.
+* ``signature.run`` is for functions whose blocks cannot be computed from blocks alone.
+  ``run(call, tensors, where)`` replaces the function. It is given the local call, the local tensors
+  by slot, and a :class:`Where`, whose partition ``where.P`` has the workers to communicate with by
+  ``gpudist.ops``. It is called once for all axes whose signature has this ``run``. Its backward
+  must be its adjoint by the library's convention, in which the gradient of a copy is a term and the
+  gradient of a term is a copy. Compositions of ``gpudist.ops`` and torch functions satisfy this.
+* ``signature.bind`` is ``run`` in two steps, for functions that take time to plan: ``bind(call,
   where)`` returns a function of the local tensors, which is cached with the derivation.
-* ``signature.nests=False``: of the axes that split one dim as this signature does, only one may
-  have the signature: blocks of blocks are boxed.
-* ``register(..., in_place=True)``: the function changes its first tensor and returns it. The
+* ``signature.nests=False`` limits the signature to one of the axes that split the same dim, if it
+  does not work on blocks of blocks. The other axes are boxed.
+* ``register(..., in_place=True)``: the function modifies its first tensor and returns it. That
   tensor is never boxed: only signatures whose ``inputs[0]`` and ``outputs[0]`` are the tensor's
   attributes are used.
-* ``register(..., any_float=True)``: the values of floats among the arguments change neither
-  signatures nor results' shapes and dtypes, and no signature has a ``localize``. So a step size
-  that changes at every call is not derived again.
+* ``register(..., any_float=True)``: neither signatures nor the shapes and dtypes of results depend
+  on the values of float arguments, and no signature has a ``localize``. So a step size that changes
+  at every call is not derived again.
 * ``register(..., any_cuts=True)``: blocks may be cut anywhere. If an input has explicit sizes, the
   framework adds every signature with these sizes in all its splits, if all split dims have that
-  many cells. ``localize`` finds the block by ``part.cells``, ``run`` by ``where``. A signature for
-  which that is wrong, or that can be cut differently, defines ``signature.recut``: it takes the
-  sizes of the inputs' blocks and returns the signature with explicit sizes, or None. Without
+  many cells. ``localize`` finds the block by ``part.cells``, ``run`` by ``where``. Signatures for
+  which this is wrong, or which can be cut differently, define ``signature.recut``. It takes the
+  sizes of the inputs' blocks and returns the signature with explicit sizes, or ``None``. Without
   ``any_cuts``, inputs with explicit sizes are boxed.
-* ``register(..., windows=True)``: splitting a whole tensor pays off for this function. Within a
-  converted network, a large tensor that every worker has whole is split like the inputs.
-* ``register(..., view=True)``: the result shares its input's memory. If the input is boxed, or the
-  signature has a ``run``, it does not, and functions in place on it raise.
+* ``register(..., windows=True)``: the function is worth splitting a replicated tensor for. Within a
+  converted network, a large tensor that every worker holds in full is split like the inputs.
+* ``register(..., view=True)``: the result shares memory with its input. If the input is boxed, or
+  the signature has a ``run``, it does not, and in-place functions on the result raise.
 
-**A composite** is a Python function of the same arguments, global tensors among them, that calls
-other operators: ``_foreach_add_`` as a loop of ``add_``.
+**A composite** is a Python function that takes the same arguments, including global tensors, and
+calls other operators: ``_foreach_add_`` is a loop of ``add_``.
 
-The framework uses the first legal signature that fits the inputs as they are; otherwise the one
-whose boxings, over all axes and inputs, move the fewest bytes. Local outputs are checked against
-the shapes that the signature implies.
+The framework uses the first legal signature that needs no boxing. If there is none, it uses the
+signature whose boxings move the fewest bytes over all axes and inputs. It checks the shapes of
+local outputs against those that the signature implies.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class AxisPart:
     Attributes:
         parts: number of workers along the axis.
         index: index of this worker.
-        sizes: cells of each block of the split dims, ``None`` if they are balanced.
+        sizes: cells of each block of a split dim; ``None`` if they are balanced.
     """
 
     parts: int
@@ -120,13 +120,13 @@ class AxisPart:
     sizes: tuple[int, ...] | None = None
 
     def cells(self, extent: int) -> tuple[int, int]:
-        """Return start and stop of this worker's block of a split dim of ``extent`` cells."""
+        """Return start and stop of this worker's block of a dim of ``extent`` cells."""
         return Sbp("split", 0, self.sizes).cells(extent, self.parts, self.index)
 
 
 @dataclass(frozen=True)
 class Call:
-    """A function and its arguments, with tensors represented by shape and dtype.
+    """A function and its arguments, in which shape and dtype represent each tensor.
 
     Attributes:
         function: function of torch.
@@ -145,28 +145,28 @@ class Call:
         return tuple(spec.shape for spec in self.tensors)
 
     def get(self, position: int, name: str, default: Any = None) -> Any:
-        """Return the argument at ``position`` or called ``name``, or the ``default``."""
+        """Return the argument given at ``position`` or as ``name``, or else ``default``."""
         if position < len(self.args):
             return self.args[position]
         return self.kwargs.get(name, default)
 
     def has(self, position: int, name: str) -> bool:
-        """Return whether the argument at ``position`` or called ``name`` is given."""
+        """Return whether an argument is given at ``position`` or as ``name``."""
         return position < len(self.args) or name in self.kwargs
 
     def replaced(self, position: int, name: str, value: Any) -> Call:
-        """Return the call with another value of one argument, which need not be given so far."""
+        """Return the call with one argument set to ``value``, whether it was given or not."""
         if position < len(self.args):
             args = (*self.args[:position], value, *self.args[position + 1 :])
             return replace(self, args=args)
         return replace(self, kwargs={**self.kwargs, name: value})
 
     def with_args(self, *args: Any) -> Call:
-        """Return the call with other positional arguments."""
+        """Return the call with different positional arguments."""
         return replace(self, args=args)
 
     def with_shapes(self, shapes: Sequence[tuple[int, ...]]) -> Call:
-        """Return the call on tensors of other shapes."""
+        """Return the call with different tensor shapes."""
         tensors = zip(shapes, self.tensors, strict=True)
         return replace(self, tensors=tuple(Spec(shape, spec.dtype) for shape, spec in tensors))
 
@@ -177,14 +177,14 @@ class Call:
 
     @property
     def ready(self) -> Compute:
-        """The call as a function of the tensors; fast if each tensor is an argument of its own."""
+        """The call as a function of the tensors; faster if no tensor is within a list or tuple."""
         function, args, kwargs = self.function, self.args, self.kwargs
         places = [i for i, one in enumerate(args) if isinstance(one, Slot)]
         names = [name for name, one in kwargs.items() if isinstance(one, Slot)]
         count = len(self.tensors)
         first: Any = args[0] if args and isinstance(args[0], (list, tuple)) else ()
         if len(first) == count and all(isinstance(one, Slot) for one in first):
-            # Such as cat.
+            # Tensors within a list, as for cat.
             kind, rest = type(first), args[1:]
             return lambda tensors: function(kind(tensors), *rest, **kwargs)
         if len(places) + len(names) != count:
@@ -212,32 +212,32 @@ class Call:
 
     @cached_property
     def memo(self) -> dict[Any, Any]:
-        """Values derived from this call, so that each rule runs once."""
+        """Cache of values derived from this call, so that each rule runs once."""
         return {}
 
     @cached_property
     def _results(self) -> Any:
         dtypes = [spec.dtype for spec in self.tensors]
         if torch._C._is_any_autocast_enabled():  # pyright: ignore
-            # Autocast does not apply to meta tensors: use the widest dtype for all.
+            # Meta tensors ignore autocast: use the widest dtype for all of them.
             floats = [dtype for dtype in dtypes if dtype.is_floating_point]
             widest = max(floats, key=lambda dtype: dtype.itemsize, default=None)
             dtypes = [widest if d.is_floating_point and widest else d for d in dtypes]
         pairs = zip(self.tensors, dtypes, strict=True)
         with outside_torch():
             metas = [torch.empty(spec.shape, dtype=dtype, device="meta") for spec, dtype in pairs]
-        # Modes that count or record must not see this call.
+        # Modes that count or record calls must not see this one.
         with outside_torch(), torch.no_grad():
             return replace(self, function=on_meta.get(self.function, self.function))(metas)
 
     @cached_property
     def outputs(self) -> tuple[Spec, ...]:
-        """Specs of the tensors among the results, from the function run on meta tensors."""
+        """Specs of the tensors among the results, computed on meta tensors."""
         return tuple(Spec(tuple(y.shape), y.dtype) for y in tensors_in(self._results))
 
     @cached_property
     def tree(self) -> Any:
-        """The results, with a ``Slot`` in place of each tensor."""
+        """The results, with each tensor replaced by a ``Slot``."""
         number = count()
         return mapped(
             self._results, lambda y: Slot(next(number)) if isinstance(y, torch.Tensor) else y
@@ -264,10 +264,10 @@ class Where:
     sbps: tuple[NdSbp, ...]
 
     def cut(self, slot: int) -> tuple[CartesianPartition, Decomposition]:
-        """Return the workers of ``P`` on a grid with one axis per dim of a tensor, and its blocks.
+        """Return the workers of ``P`` with one axis per dim of a tensor, and the tensor's blocks.
 
-        Dims that axes outside of ``P`` split have the extent of this worker's block. No two axes
-        of ``P`` split the same dim.
+        A dim that is split by an axis outside ``P`` has the extent of this worker's block. No two
+        axes of ``P`` split the same dim.
         """
         box, shape = self.inputs[slot], self.call.shapes[slot]
         dims = [Blocks(stop - start, 1) for start, stop in zip(box.start, box.stop, strict=True)]
@@ -295,12 +295,12 @@ Bind = Callable[[Call, Where], Compute]
 
 @dataclass(frozen=True)
 class SbpSignature:
-    """One way to carry out a function along one axis.
+    """One way to compute a function along one axis.
 
     Attributes:
         inputs: one ``Sbp`` for each tensor of the call, by slot.
         outputs: one ``Sbp`` for each tensor of the results, in order.
-        localize, run, recut, bind, nests: see the module.
+        localize, run, recut, bind, nests: see the module docstring.
     """
 
     inputs: NdSbp
@@ -313,7 +313,7 @@ class SbpSignature:
 
     @property
     def binding(self) -> Bind | None:
-        """The ``bind`` of this signature, made from ``run`` if needed; ``None`` without either."""
+        """The ``bind`` of this signature, derived from ``run`` if needed, or ``None``."""
         if self.run is None:
             return self.bind
         return partial(_bind_run, self.run)
@@ -328,7 +328,7 @@ Derive = Callable[[Call, int], Sequence[SbpSignature]]
 
 @dataclass(frozen=True)
 class Rule:
-    """Entry of an operator: its one-axis signatures; see the module."""
+    """Entry of an operator with signatures for one axis; see the module docstring."""
 
     derive: Derive
     in_place: bool = False
@@ -347,7 +347,7 @@ class Composite:
 
 
 signatures: dict[Function, Rule | Composite] = {}
-# Functions that return shapes and dtypes of results, where torch's own function would import its
+# Functions that return the shapes and dtypes of results where torch's own function would import its
 # compiler, which takes a second and 30 MB.
 on_meta: dict[Function, Function] = {}
 
@@ -388,7 +388,7 @@ def compose(*functions: Function) -> Callable[[_Function], _Function]:
 
 
 def forms(*names: str) -> list[Function]:
-    """Return the functions of these names in torch, ``torch.Tensor`` and ``torch.nn.functional``.
+    """Return the functions with these names in torch, ``torch.Tensor`` and ``torch.nn.functional``.
 
     Raises:
         AttributeError: torch has no function of that name.
@@ -409,5 +409,5 @@ def name_of(function: Function) -> str:
 
 
 def filled(tree: Any, tensors: Sequence[Any]) -> Any:
-    """Return ``tree`` with tensors in its slots."""
+    """Return ``tree`` with its slots replaced by tensors."""
     return mapped(tree, lambda leaf: tensors[leaf.number] if isinstance(leaf, Slot) else leaf)

@@ -1,10 +1,10 @@
-"""Find the cheapest route from one layout of a global tensor to another, and a rank's plan for it.
+"""Find the cheapest route between two layouts of a global tensor, and each rank's plan for it.
 
-A step is one set of messages. For each copy of the target, each term of the source is sent from one
-of the ranks that have it to one of the ranks that share the copy; it stays where it is if a rank
-is both. That moves the fewest bytes if there is one term or one copy. Sums of several terms needed
-in several copies are added up first, each cell on one rank: through a layout between the two, or by
-an all-reduce.
+A step is one set of messages. For each copy of the target, one of the ranks that hold a term of the
+source sends it to one of the ranks that share the copy; nothing is sent if the two are one rank.
+This moves the fewest bytes if there is one term or one copy. If several terms are needed in several
+copies, they are summed first, each cell on one rank: through an intermediate layout, or by an
+all-reduce.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from gpudist.sbp.layout import Layout
 
 
 class Transfer(NamedTuple):
-    """Cells that ``holder`` sends to ``receiver``, which may be itself."""
+    """Cells that ``holder`` sends to ``receiver``; the two may be the same rank."""
 
     holder: int
     receiver: int
@@ -58,7 +58,7 @@ class RouteStep(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def transfers(source: Layout, target: Layout) -> tuple[Transfer, ...]:
-    """Return the transfers of one step between all ranks, in an order that all ranks share."""
+    """Return the transfers of one step between all ranks, in the same order on every rank."""
     load: defaultdict[int, int] = defaultdict(int)
     found: list[Transfer] = []
     blocks = source.groups("broadcast")
@@ -76,11 +76,11 @@ def transfers(source: Layout, target: Layout) -> tuple[Transfer, ...]:
 def _pairs(
     terms: list[list[int]], copies: list[list[int]], load: dict[int, int]
 ) -> list[tuple[int, int]]:
-    """Choose the holder and the receiver of each term, for each copy.
+    """Choose the holder and the receiver of each term for each copy.
 
-    A copy takes all its terms from one position among the ranks that have them, and a term goes to
-    one position in all copies. So copies are equal, and in the adjoint copies of gradients are.
-    Among all such choices, prefer few messages, then a balanced load.
+    A copy takes all its terms from one position among the ranks that hold them, and a term goes to
+    the same position in all copies. This makes all copies equal, and in the adjoint all copies of
+    gradients. Among these choices, the function prefers few messages, then a balanced load.
 
     Args:
         terms: ranks that have each term.
@@ -104,9 +104,9 @@ def _pairs(
 def _improved(
     terms: list[list[int]], copies: list[list[int]], positions: list[int], load: dict[int, int]
 ) -> list[tuple[int, int]]:
-    """Return pairs improved by choosing sources and positions in turns.
+    """Improve the pairs by choosing sources and positions alternately.
 
-    Exact if there is only one position to choose from on either side.
+    The result is optimal if either side has only one position to choose from.
     """
 
     def price(pairs: list[tuple[int, int]]) -> tuple[int, int]:
@@ -142,7 +142,7 @@ def _improved(
 
 @lru_cache(maxsize=4096)
 def route(source: Layout, target: Layout) -> tuple[RouteStep, ...]:
-    """Return the steps that move the fewest cells; of equal ones, the fewest steps.
+    """Return the steps that move the fewest cells; among equals, the route with the fewest steps.
 
     Raises:
         ShapeError: on every rank alike, if the global shapes differ.
@@ -168,7 +168,7 @@ def route(source: Layout, target: Layout) -> tuple[RouteStep, ...]:
 
 
 def least_volume(source: Layout, target: Layout) -> int:
-    """Return a lower bound of the cells that a route moves, found without a search."""
+    """Return a lower bound of the cells that a route moves, without searching for one."""
     terms, copies = source.count("partial_sum"), target.count("broadcast")
     if terms == 1 or copies == 1:
         return volume(route(source, target))
@@ -183,11 +183,11 @@ def volume(steps: tuple[RouteStep, ...]) -> int:
 
 
 def _step(source: Layout, target: Layout) -> RouteStep:
-    """Return the step by transfers, or by an all-reduce if it moves no more cells."""
+    """Return a step by transfers, or by an all-reduce if that moves no more cells."""
     if source.count("broadcast") > 1 and target.count("partial_sum") > 1:
         found = transfers(source, target)
         sent = sum(t.cells.volume for t in found if t.holder != t.receiver)
-    else:  # every rank keeps what it can
+    else:  # Every rank keeps as many cells as it can.
         sent = _cells_needed(source, target) - _cells_kept(source, target)
     axes = _summed_axes(source, target)
     if axes and (reduced := _cells_all_reduced(source, axes)) <= sent:
@@ -196,7 +196,8 @@ def _step(source: Layout, target: Layout) -> RouteStep:
 
 
 def _fewest_sent(source: Layout, target: Layout) -> int:
-    # Counts alone: a rank keeps no more than it holds before or after.
+    # A lower bound by counts alone: ranks keep at most the cells that they hold before, and at most
+    # those that they hold after.
     sent = _cells_needed(source, target) - min(_cells_held(source), _cells_held(target))
     axes = _summed_axes(source, target)
     return min(sent, _cells_all_reduced(source, axes)) if axes else sent
@@ -231,7 +232,7 @@ def _summed_axes(source: Layout, target: Layout) -> tuple[int, ...]:
 
 
 def _between(source: Layout, target: Layout) -> Iterator[Layout]:
-    """Return layouts in which sums may be complete: every mixture, then each block on one rank."""
+    """Return intermediate layouts without terms: mixtures of both, then each block on one rank."""
     shape = source.shape
     dims = {one.dim for one in (*source.sbp, *target.sbp) if one.is_split}
     if shape:
@@ -248,7 +249,7 @@ def _between(source: Layout, target: Layout) -> Iterator[Layout]:
 
 
 def _gathered(layout: Layout, other: Layout) -> Layout:
-    """Return ``layout`` with each block on one rank: that with most of its cells in ``other``."""
+    """Return ``layout`` with each block on the one rank that holds most of it in ``other``."""
     axes = [axis for axis, one in enumerate(layout.sbp) if one.is_split]
     chosen: dict[tuple[int, ...], tuple[int, int]] = {}
     for position, rank in enumerate(layout.ranks):
@@ -265,12 +266,13 @@ def _gathered(layout: Layout, other: Layout) -> Layout:
 
 
 def plan(source: Layout, target: Layout, rank: int, members: tuple[int, ...]) -> Plan:
-    """Return the plan of ``rank``, a rank of the world, for the cheapest route.
+    """Return the plan of ``rank`` for the cheapest route.
 
     Args:
         source, target: layouts.
         rank: rank of the world.
-        members: ranks of the world in source and target; messages name positions in it.
+        members: ranks of the world in source and target; the plan addresses peers by position in
+            this list.
     """
     position = {member: i for i, member in enumerate(members)}
     stages = [_stage(step, rank, position) for step in route(source, target)]

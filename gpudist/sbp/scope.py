@@ -1,4 +1,4 @@
-"""Scopes of converted networks: calls in which plain tensors are whole."""
+"""Scopes of converted networks, within which plain tensors count as replicated."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Unknown = Literal["gather", "refuse"]
 
 
 class PlanRow(NamedTuple):
-    """A function that was carried out on global tensors.
+    """A function that was executed on global tensors.
 
     Attributes:
         path: path of the module whose forward called it.
         function: name of the function.
         inputs: layouts of its inputs, as text.
         outputs: layouts of its results, as text.
-        cells: number of cells of the whole results.
+        cells: number of cells of the global results.
         sent_bytes: bytes sent by this rank.
         is_gathered: whether its inputs were gathered because it has no rule.
         is_redundant: whether every worker computed the whole result.
@@ -43,7 +43,7 @@ class PlanRow(NamedTuple):
 
 @dataclass
 class Record:
-    """Rows of a call.
+    """Rows recorded for one call of a network.
 
     Attributes:
         sent_bytes: returns the number of bytes that this rank has sent so far.
@@ -59,9 +59,9 @@ class Scope:
     """State of a network that computes on global tensors.
 
     Attributes:
-        placement: placement of tensors created within.
-        home: dims that the axes split, of tensors with ``dims`` dims: a whole tensor passed to a
-            windowed function is split like that.
+        placement: placement of tensors created in the scope.
+        home: dims that the axes split, for tensors with ``dims`` dims; a replicated tensor passed
+            to a windowed function is split this way.
         dims: number of dims of the inputs that are blocks.
         unknown: treatment of functions without a rule.
         gather_limit_bytes: maximum number of bytes gathered for such a function; ``None`` for twice
@@ -71,7 +71,8 @@ class Scope:
         draws: number of draws so far.
         paths: returns the paths of the network's modules by identity.
         substitutes: tensors that replace the network's parameters, by identity.
-        warned: functions without a rule, and the lines that called them, that were warned of.
+        warned: functions without a rule that have been warned about, with the lines that called
+            them.
         record: receives a row for each function, if given.
     """
 
@@ -90,7 +91,7 @@ class Scope:
     record: Record | None = None
 
     def seen(self, layout: Layout, itemsize: int) -> None:
-        """Update the largest block by the first worker's block, which all ranks know."""
+        """Update the largest block by the first worker's block, which every rank can compute."""
         cells = layout.box((0,) * len(layout.grid)).volume * itemsize
         self.largest_block_bytes = max(self.largest_block_bytes, cells)
 
@@ -101,18 +102,18 @@ class Scope:
 
 
 def mixed(seed: int, draw: int) -> int:
-    """Return a number of 63 bits for a draw."""
+    """Mix seed and draw number into a number of 63 bits."""
     digest = blake2b(f"{seed}/{draw}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def resumed(scope: Scope, draws: int) -> Scope:
-    """Return the scope after ``draws`` draws, for a recomputation."""
+    """Return a copy of the scope with ``draws`` draws done, for a recomputation."""
     return replace(scope, draws=draws)
 
 
 class _Scopes(threading.local):
-    """Scopes of each thread, the innermost last."""
+    """Stack of scopes of each thread, innermost last."""
 
     def __init__(self) -> None:
         self.open: list[Scope] = []
@@ -122,13 +123,13 @@ _scopes = _Scopes()
 
 
 def current_scope() -> Scope | None:
-    """Return the scope of the converted network that this thread is in, or ``None``."""
+    """Return the scope of the converted network that this thread is running, or ``None``."""
     return _scopes.open[-1] if _scopes.open else None
 
 
 @contextmanager
 def entered(scope: Scope) -> Iterator[Scope]:
-    """Hold ``scope`` on this thread."""
+    """Make ``scope`` the current scope of this thread."""
     _scopes.open.append(scope)
     try:
         yield scope

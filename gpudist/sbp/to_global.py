@@ -53,39 +53,40 @@ def to_global(
     *,
     grad_sbp: Attributes | None = None,
 ) -> Any:
-    """Make a tensor global, give a global one other attributes, or make a module's tensors global.
+    """Convert a plain tensor or a module to global tensors, or a global tensor to another layout.
 
     Collective: every rank of the world calls it, including those outside the placement.
 
     Args:
         x: plain tensor, global tensor, or module. Each rank of the placement passes its block, copy
-            or term of a plain tensor; tensors of other ranks are ignored. Of copies, the first
-            rank's along the axis is used. The parameters and buffers of a module are converted one
-            by one, in place.
-        placement: placement of the result; by default that of a global tensor.
-        sbp: one attribute for each axis of the placement, outer axis first; by default those of a
+            or term of a plain tensor; tensors of other ranks are ignored. Along an axis of copies,
+            the first rank's tensor is used. The parameters and buffers of a module are converted
+            one by one, in place.
+        placement: placement of the result; may be omitted for a global tensor, which then keeps its
+            own.
+        sbp: one attribute for each axis of the placement, outer axis first; may be omitted for a
             global tensor.
-        grad_sbp: attributes of the gradient that is passed back. For a plain tensor, each rank's
-            gradient is its part of such a global gradient; by default the dual of ``sbp``.
+        grad_sbp: attributes of the gradient that is passed back, by default the dual of ``sbp``.
+            The gradient of a plain tensor is this rank's part of that global gradient.
 
     Returns:
-        The global tensor, or the module. The part of a converted plain tensor shares memory with
-        ``x`` if nothing had to move.
+        The global tensor, or the module. If no data had to move, the part of a converted plain
+        tensor shares memory with ``x``.
 
     Adjoint:
-        That of the movement: the gradient of a copy is a term of the whole gradient. Where the
-        first rank's copy was used, that rank gets the sum and the others zero.
+        The gradient of a copy is a term of the global gradient. Along an axis of copies, the first
+            rank gets the sum and the others zero.
 
     Cost:
-        For a plain tensor one small all-gather, and a broadcast along axes of copies. For a global
-        tensor the fewest bytes, in at most two sets of messages.
+        For a plain tensor, one small all-gather, and a broadcast along axes of copies. For a global
+        tensor, the cheapest boxing, in at most two sets of messages.
 
     Raises:
-        ShapeError: on every rank alike, if the blocks are neither balanced, ``n // p`` cells and
-            one more in the first ``n % p``, nor of a split's ``sizes``, or if their shapes or
-            dtypes do not fit together.
-        ConventionError: each rank has the whole gradient of a plain tensor, as by the invariant
-            convention of tensor-parallel layers; pass the tensor through ``invariant_copy`` first.
+        ShapeError: on every rank alike, if the blocks are neither balanced (``n // p`` cells and
+            one more in the first ``n % p``) nor of the sizes given by ``split``, or if their shapes
+            or dtypes are inconsistent.
+        ConventionError: the plain tensor uses the invariant convention of tensor-parallel layers,
+            in which each rank has the full gradient; pass it through ``invariant_copy`` first.
     """
     if isinstance(x, torch.nn.Module):
         return _module_to_global(x, placement, sbp, grad_sbp)
@@ -121,7 +122,7 @@ def _from_local(
 
 
 def _first_copies(layout: Layout) -> Layout:
-    """Return the layout reduced to the first ranks along the axes of copies."""
+    """Return the layout restricted to the first rank along every axis of copies."""
     grid = tuple(
         1 if one == broadcast else n for one, n in zip(layout.sbp, layout.grid, strict=True)
     )
@@ -142,7 +143,7 @@ def _first_copies(layout: Layout) -> Layout:
 def agreed(
     x: torch.Tensor, placement: Placement, sbp: NdSbp
 ) -> tuple[tuple[int, ...], torch.dtype, bool]:
-    """Agree on the global shape, the dtype and whether a gradient is needed, on all ranks."""
+    """Agree on the global shape, the dtype and ``requires_grad`` on all ranks."""
     fits = x.dim() <= _MAX_DIMS and x.dtype in _DTYPES and x.device.type == placement.type
     dtype = _DTYPES.index(x.dtype) if x.dtype in _DTYPES else 0
     shape = tuple(x.shape)[:_MAX_DIMS]
@@ -152,15 +153,16 @@ def agreed(
     for rank, row in zip(placement.partition.ranks, blocks, strict=True):
         if not row[0]:
             raise ShapeError(
-                f"to_global: the tensor of rank {rank} is not on {placement.type!r}, has more than "
-                f"{_MAX_DIMS} dims, or its dtype is not one of {_DTYPES}"
+                f"to_global: the tensor of rank {rank} is not on {placement.type!r}, has more "
+                f"than {_MAX_DIMS} dims, or has a dtype other than {_DTYPES}; convert it first"
             )
     facts = {tuple(row[1:4]) for row in blocks}
     if len(facts) > 1:
         raise PlanMismatch(
-            "to_global: the ranks' tensors do not make up one: dtype, requires_grad and number of "
-            f"dims are {sorted((str(_DTYPES[a]), bool(b), c) for a, b, c in facts)}; they must be "
-            "equal on all ranks"
+            "to_global: the ranks' tensors do not form one global tensor: dtype, requires_grad "
+            "and number of dims are "
+            f"{sorted(((str(_DTYPES[a]), bool(b), c) for a, b, c in facts))}; make them equal on "
+            "all ranks"
         )
     dtype, needs_grad, dims = facts.pop()
     shapes = [tuple(row[4 : 4 + dims]) for row in blocks]
@@ -171,7 +173,7 @@ def agreed(
 def _global_shape(
     shapes: list[tuple[int, ...]], placement: Placement, sbp: NdSbp
 ) -> tuple[int, ...]:
-    """Return the global shape of a tensor with these blocks; they must match ``sbp``."""
+    """Return the global shape of a tensor with these blocks, which must match ``sbp``."""
     nd_sbp(sbp, placement.axes, len(shapes[0]))
     extents = list(shapes[0])
     indices = [index_of(i, placement.shape) for i in range(len(shapes))]
@@ -189,8 +191,8 @@ def _global_shape(
             raise ShapeError(
                 f"to_global: the block of rank {rank} has shape {list(shape)}, but for sbp {sbp} "
                 f"of a tensor of global shape {extents} it must be {list(expected)}: blocks are "
-                "balanced, n // p cells and one more in the first n % p, unless "
-                "split(dim, sizes=[...]) gives the cells of each"
+                "balanced, n // p cells and one more in the first n % p, unless split(dim, "
+                "sizes=[...]) gives the cells of each"
             )
     return tuple(extents)
 
@@ -223,9 +225,9 @@ def _module_to_global(
 
 
 def install_methods() -> None:
-    """Give ``torch.Tensor`` and ``torch.nn.Module`` a method ``to_global``, as in OneFlow.
+    """Add a method ``to_global`` to ``torch.Tensor`` and ``torch.nn.Module``, as in OneFlow.
 
-    Nothing else calls this function: importing gpudist does not change torch.
+    Importing gpudist does not call this function, and does not change torch.
     """
     for kind in (torch.Tensor, torch.nn.Module):
         kind.to_global = to_global  # type: ignore[attr-defined]

@@ -21,13 +21,13 @@ def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
 
 
 def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
-    """Return ``tree`` with its leaves changed; lists, tuples and dicts keep their types."""
+    """Apply ``change`` to the leaves of ``tree``; lists, tuples and dicts keep their types."""
     if isinstance(tree, (list, tuple)):
         parts = [mapped(part, change) for part in tree]
         if hasattr(tree, "_fields"):
             return type(tree)(*parts)
         if hasattr(tree, "n_fields"):
-            # torch's type for named results.
+            # torch's type for named results, a subclass of tuple.
             return type(tree)(parts)  # pyright: ignore
         return parts if isinstance(tree, list) else tuple(parts)
     if isinstance(tree, dict):

@@ -1,4 +1,4 @@
-"""Parts of global tensors that carry the types of ``spmd_types``, where that is installed."""
+"""Annotate the parts of global tensors with the types of ``spmd_types``, if that is installed."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ def mesh_axes(placement: Placement) -> tuple[Any, ...]:
         distinct = {int(step) for step in steps}
         if len(distinct) > 1 or any(step < 1 for step in distinct):
             raise PartitionError(
-                f"{placement!r}, axis {axis}: spmd_types supports only axes of evenly spaced "
-                f"ascending ranks, but the steps are {sorted(distinct)}"
+                f"{placement!r}, axis {axis}: the steps between ranks are {sorted(distinct)}, but "
+                "spmd_types supports only evenly spaced ascending ranks; order the ranks so, or "
+                "use x.to_local()"
             )
         found.append(MeshAxis.of(size, distinct.pop() if distinct else 1))
     return tuple(found)
 
 
 def exempt_movements() -> None:
-    """Exclude movements and layers from type checking: the checker has no rules for them.
+    """Exclude movements and layers from type checking, because the checker has no rules for them.
 
     Their results have no type until ``spmd_types.assert_type`` gives them one. ``to_typed_local``
     calls this function.
@@ -52,7 +53,7 @@ def exempt_movements() -> None:
 def to_typed_local(x: GlobalTensor) -> torch.Tensor:
     """Return ``x.to_local()``, typed on every axis of the placement with more than one rank.
 
-    A copy has type R: its gradient is a term. Terms have type P, and blocks type V with the split
+    A copy has type R, since its gradient is a term. Terms have type P, blocks type V with the split
     dim.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Compute functions without a rule on whole tensors on every worker, in converted networks."""
+"""In converted networks, compute functions without a rule on full tensors on every worker."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def gathered(
     kwargs: dict[str, Any],
     reason: str = "it has no rule for blocks",
 ) -> Any:
-    """Compute ``function`` on whole tensors on every worker, and split the results again.
+    """Gather the inputs, compute ``function`` on every worker, and split the results again.
 
-    Changes in place are applied to the blocks too.
+    In-place changes of the gathered tensors are also applied to the blocks.
 
     Raises:
-        ConversionError: on every rank alike, if the scope refuses to gather, or its limit is
-            exceeded.
+        ConversionError: on every rank alike, if the scope does not allow gathering, or the inputs
+            exceed its limit.
     """
     given: list[Any] = list(dict.fromkeys(tensors_in([args, kwargs])))
     split = [x for x in given if isinstance(x, kind) and not x.is_copy_everywhere]
@@ -74,7 +74,7 @@ def gathered(
     results = mapped(result, back)
     if record is not None:
         found = list(tensors_in(results))
-        # The row includes the movements made for it.
+        # The row also counts the movements made for this function.
         del record.rows[rows:]
         record.rows.append(
             PlanRow(
@@ -92,7 +92,7 @@ def gathered(
 
 
 def cut_like(y: GlobalTensor, like: GlobalTensor | None) -> GlobalTensor:
-    """Split ``y``, which every worker has whole, like ``like`` if their split dims are as long."""
+    """Split the replicated ``y`` like ``like``, if the dims to split have the same extents."""
     if like is None or y.dim() != like.dim() or like.global_layout.count("partial_sum") > 1:
         return y
     dims = [one.dim for one in like.sbp if one.is_split]
@@ -113,7 +113,7 @@ def _whole(x: GlobalTensor) -> torch.Tensor:
 
 
 def stand_in(part: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """Return zeros of the whole shape, with the graph of this rank's part, which has no cells.
+    """Return zeros of the full shape, connected to the graph of this rank's empty part.
 
     Ranks outside the placement also call the function, to learn the structure and the shapes of its
     results.
@@ -129,7 +129,7 @@ def _copies(kind: type[GlobalTensor], whole: torch.Tensor, scope: Scope) -> Glob
 
 
 def settle(scope: Scope, name: str, split: Sequence[GlobalTensor], reason: str) -> None:
-    """Refuse a function without a rule if the scope does so, otherwise warn once per call site.
+    """Raise for a function without a rule if the scope says so, else warn once per call site.
 
     Raises:
         ConversionError: on every rank alike.
@@ -146,7 +146,7 @@ def settle(scope: Scope, name: str, split: Sequence[GlobalTensor], reason: str) 
     if scope.unknown == "refuse":
         raise ConversionError(
             f"{where}: {reason}, and unknown='refuse'; use functions with a rule, register one "
-            "by gpudist.sbp.registry.register, or pass unknown='gather'"
+            "with gpudist.sbp.registry.register, or pass unknown='gather'"
         )
     limit = scope.gather_limit_bytes
     if limit is None:
@@ -154,18 +154,17 @@ def settle(scope: Scope, name: str, split: Sequence[GlobalTensor], reason: str) 
     largest = max(prod(x.shape) * x.element_size() for x in split)
     if largest > limit:
         raise ConversionError(
-            f"{where}: {reason}, and an input of {largest} bytes is too large to gather on each of "
-            f"{workers} workers: the limit is {limit} bytes; pass "
-            f"gather_limit_bytes={largest} to allow it, or register a rule by "
-            "gpudist.sbp.registry.register"
+            f"{where}: {reason}, and an input of {largest} bytes exceeds the limit of {limit} "
+            f"bytes for gathering on each of {workers} workers; pass gather_limit_bytes={largest} "
+            "to allow it, or register a rule with gpudist.sbp.registry.register"
         )
     key = (name, file, line)
     if key not in scope.warned:
         scope.warned.add(key)
         if scope.placement.partition.rank == 0:
             warnings.warn_explicit(
-                f"{where}: {reason}; its inputs of {held} bytes are gathered, {moved} bytes "
-                f"between {workers} workers, each of which computes the whole result",
+                f"{where}: {reason}; {held} bytes of inputs are gathered by moving {moved} bytes "
+                f"between {workers} workers, and each worker computes the whole result",
                 UserWarning,
                 file or "gpudist",
                 line,
@@ -173,7 +172,7 @@ def settle(scope: Scope, name: str, split: Sequence[GlobalTensor], reason: str) 
 
 
 def place_of_call(scope: Scope) -> tuple[str, str, int]:
-    """Return the path of the calling module, and file and line of the call in its forward."""
+    """Return the path of the calling module, and the file and line of the call in its forward."""
     frame = sys._getframe(1)
     path, file, line = "", "", 0
     while frame is not None and not (path and file):

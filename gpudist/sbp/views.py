@@ -1,7 +1,7 @@
-"""Emulate views: results that are views in torch, but copies here, are kept equal to their base.
+"""Emulate views that had to be copied: keep them equal to their base.
 
-A view that had to be boxed has memory of its own. A change in place of the view is written to its
-base, and a change of the base, through any tensor that shares its memory, is written to the view.
+A view that had to be boxed has memory of its own. In-place changes of the view are written to its
+base. Changes of the base, through any tensor that shares its memory, are written to the view.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class EmulatedView:
 
     Attributes:
         base: tensor that it is a view of.
-        make: computes the view again.
+        make: recomputes the view from its base.
         write: writes the changed view to the base; ``None`` if that is not supported.
         is_copy: whether it has memory of its own; otherwise its base is a view that is a copy.
     """
@@ -45,7 +45,7 @@ def view_of(x: torch.Tensor) -> EmulatedView | None:
 
 
 def is_copy(x: torch.Tensor) -> bool:
-    """Return whether ``x`` has memory of its own where a view of torch shares its base's."""
+    """Return whether ``x`` is a copy of what would be a view in torch."""
     view = view_of(x)
     return view is not None and view.is_copy
 
@@ -79,7 +79,8 @@ def note(
     vars(y)["_view"] = EmulatedView(base, make, _writer(base, call), is_copy)
     if is_copy:
         if _memory(y) == _memory(base):
-            # They share memory on this rank only, such as a term on the rank that has it.
+            # They may share memory on this rank alone, for example on the rank that holds the only
+            # term.
             y._local = y._local.clone()
         _watch(_memory(base), y)
 
@@ -108,12 +109,12 @@ def _memory(x: Any) -> int:
 
 
 def concerns(x: torch.Tensor) -> bool:
-    """Return whether a change in ``x`` affects tensors that do not share its memory."""
+    """Return whether changing ``x`` affects tensors that do not share its memory."""
     return bool(_copies) and (_memory(x) in _copies or view_of(x) is not None)
 
 
 def require_writable(name: str, x: torch.Tensor) -> None:
-    """Refuse to change an emulated view whose base cannot be updated.
+    """Raise if ``x`` is an emulated view whose base cannot be updated.
 
     Raises:
         RuntimeError: on every rank alike.
@@ -122,29 +123,29 @@ def require_writable(name: str, x: torch.Tensor) -> None:
     while view is not None:
         if view.is_copy and view.write is None:
             raise RuntimeError(
-                f"{name}: the tensor is a copy, because the base of the view had to be boxed, so "
-                "the change would not reach the base; box the base first with to_global, or clone "
-                "this tensor"
+                f"{name}: this view is a copy, because its base had to be boxed, so the change "
+                "would not reach the base; box the base first with to_global, or clone this "
+                "tensor"
             )
         view = view_of(view.base)
 
 
 def changed(x: Any) -> None:
-    """Write a change in place of ``x`` to all tensors that emulate shared memory with it."""
+    """Propagate an in-place change of ``x`` to all tensors that should share its memory."""
     _refresh(_memory(x), x)
     view = view_of(x)
     if view is None:
         return
     if view.is_copy:
         assert view.write is not None
-        # Changes the base in place, which updates the base's views in turn.
+        # This writes to the base in place, which updates the base's other views in turn.
         view.write(x.detach() if not x.requires_grad else x)
     else:
         changed(view.base)
 
 
 def _refresh(memory: int, but: Any) -> None:
-    """Compute the emulated views of this memory again."""
+    """Recompute the emulated views of this memory."""
     for one in _copies.pop(memory, []):
         y = one()
         view = None if y is None else view_of(y)

@@ -65,7 +65,7 @@ def test_attributes_of_results(P_world: Partition) -> None:
     for y in ((terms > 0), terms.int(), torch.where(mask, terms, 1.0)):
         assert y.sbp != (P,)
     assert terms.to("cpu") is terms
-    with pytest.raises(NotImplementedError, match="the device of its placement"):
+    with pytest.raises(NotImplementedError, match="the device type of its placement"):
         terms.to("meta")
     assert_global(terms.new_full((3, 2), 1.5), torch.full((3, 2), 1.5, dtype=torch.float64))
 
@@ -90,10 +90,10 @@ def test_random_values_do_not_depend_on_the_layout(P_world: Partition) -> None:
 @distributed(ranks=2, transports=("loopback",))
 def test_limits_of_random_values_are_numbers(P_world: Partition) -> None:
     x = global_of(random((5, 3)), Placement("cpu", [0, 1], P_world), (S(0),))
-    with pytest.raises(NotImplementedError, match=r"torch\.randint_like .* does not take tensors"):
+    with pytest.raises(NotImplementedError, match=r"torch\.randint_like .* is a tensor; pass"):
         torch.randint_like(x, torch.tensor(5))
     with pytest.raises(
-        NotImplementedError, match=r"uniform_ of a global tensor does not take tensors"
+        NotImplementedError, match=r"uniform_ of a global tensor: an argument is a tensor"
     ):
         x.uniform_(torch.tensor(0.0), 1.0)  # pyright: ignore
 

@@ -79,5 +79,5 @@ def test_names() -> None:
         ("2", "1", "b", "j"),
     )
     assert names_of("ij->", (2,)) == ((("i", "j"),), ())
-    with pytest.raises(ShapeError, match="is of 2 tensors, not of 1"):
+    with pytest.raises(ShapeError, match="has 2 operands, but 1 tensors are given"):
         names_of("ij,jk", (2,))

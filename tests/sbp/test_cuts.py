@@ -167,7 +167,7 @@ def test_attributes() -> None:
     for wrong in ([], [-1, 3]):
         with pytest.raises(PartitionError, match="each 0 or more"):
             S(0, wrong)
-    with pytest.raises(PartitionError, match="belong to a split"):
+    with pytest.raises(PartitionError, match="only a split takes sizes"):
         Sbp("broadcast", sizes=(1, 2))
     given: list[Any] = [3, [1.5], "12"]
     for wrong in given:
@@ -188,11 +188,11 @@ def test_sizes_that_do_not_fit(P_world: Partition) -> None:
         (S(1), S(1, [0, 4])),
         (S(0), S(0, [0, 3])),
     ):
-        with pytest.raises(ShapeError, match="give a size for each worker, which add up"):
+        with pytest.raises(ShapeError, match="give one size per worker"):
             y.to_global(sbp=wrong)
-        with pytest.raises(ShapeError, match="give a size for each worker, which add up"):
+        with pytest.raises(ShapeError, match="give one size per worker"):
             y.to_local(grad_sbp=wrong)
-    with pytest.raises(ShapeError, match=r"has 2 workers and cuts 2 or 3 cells of dim 0"):
+    with pytest.raises(ShapeError, match=r"has 2 workers and splits 2 or 3 cells of dim 0"):
         y.to_global(sbp=(S(0), S(0, [0, 3])))
     assert P_world.wire.recorder.count == before
     # Blocks of blocks, where the outer ones are equal.
@@ -201,9 +201,9 @@ def test_sizes_that_do_not_fit(P_world: Partition) -> None:
     rank = P_world.rank or 0
     with pytest.raises(ShapeError, match=r"rank 0 has shape \[2\].*must be \[3\].*sizes=\[...\]"):
         to_global(torch.ones(2 + (rank == 2)), Placement("cpu", [0, 1, 2], P_world), S(0))
-    with pytest.raises(ShapeError, match="3 sizes, 6 cells in all, but axis 0 has 2 workers"):
+    with pytest.raises(ShapeError, match="3 sizes add up to 6 cells, but axis 0 has 2 workers"):
         to_global(torch.ones(3), Placement("cpu", [0, 1], P_world), S(0, [1, 2, 3]))
-    with pytest.raises(ShapeError, match=r"2 sizes, 5 cells in all, but .* cuts 4 cells of dim 0"):
+    with pytest.raises(ShapeError, match=r"2 sizes add up to 5 cells.* splits 4 cells of dim 0"):
         to_global(torch.ones(2), Placement("cpu", [0, 1], P_world), S(0, [1, 4]))
 
 

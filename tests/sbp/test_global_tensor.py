@@ -217,7 +217,7 @@ def test_blocks_that_do_not_fit(P_world: Partition) -> None:
         to_global(torch.ones([1, 4, 9][rank]), placement, S(0))
     with pytest.raises(ShapeError, match=r"rank 1 has shape \[4\]"):
         to_global(torch.ones([1, 4, 9][rank]), placement, B)
-    with pytest.raises(PlanMismatch, match="do not make up one"):
+    with pytest.raises(PlanMismatch, match="do not form one global tensor"):
         to_global(torch.ones(2, dtype=[torch.float32, torch.int64][rank % 2]), placement, S(0))
     with pytest.raises(PartitionError, match="has 1 dims"):
         to_global(torch.ones(2), placement, S(1))
@@ -240,7 +240,7 @@ def test_what_a_global_tensor_cannot_do(P_world: Partition) -> None:
     for start in (torch.Tensor.backward, lambda y: torch.autograd.grad(y, x)):
         with pytest.raises(RuntimeError, match="implicitly created only for scalar outputs"):
             start(x * 2)
-    with pytest.raises(RuntimeError, match=r"of global shape \[3, 2\] has shape \[2, 2\]"):
+    with pytest.raises(RuntimeError, match=r"has shape \[2, 2\], but .* global shape \[3, 2\]"):
         (x * 2).backward(torch.ones(2, 2))
     with pytest.raises(RuntimeError, match="leaves of the graph can be deep-copied"):
         copy.deepcopy(x * 2)
@@ -262,7 +262,7 @@ def test_placements(P_world: Partition) -> None:
         Placement("cpu", [0, 2], P_world)
     with pytest.raises(PartitionError, match="more than once"):
         Placement("cpu", [0, 0], P_world)
-    with pytest.raises(PartitionError, match="not an array of ranks"):
+    with pytest.raises(PartitionError, match="do not form an array"):
         Placement("cpu", 0, P_world)
 
 

@@ -32,7 +32,7 @@ def test_wrong_attributes_are_an_error_and_the_ranks_live_on(P_world: Partition)
         to_global(x, placement, S(2))
     with pytest.raises(PartitionError, match="each of the 1 axes"):
         to_global(x, placement, (S(0), B))
-    with pytest.raises(PartitionError, match="count the dim from the front"):
+    with pytest.raises(PartitionError, match="count it from the front"):
         to_global(x, placement, S(-1))
     y = to_global(x, placement, S(0))
     with pytest.raises(PartitionError, match="has 2 dims"):

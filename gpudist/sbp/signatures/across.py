@@ -1,4 +1,4 @@
-"""Communicate between the blocks of an operator: sums, largest cells, and stacked blocks."""
+"""Communication between the blocks of an operator: sums, maxima, and stacked blocks."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from gpudist.world.partition import CartesianPartition
 
 
 def axes_that_split(where: Where, slot: int, dims: Collection[int]) -> list[int]:
-    """Return the axes of the placement that split one of ``dims`` of a tensor."""
+    """Return the axes of the placement that split one of ``dims`` of the tensor in ``slot``."""
     return [axis for axis, one in enumerate(where.sbps[slot]) if one.is_split and one.dim in dims]
 
 
 def total(x: torch.Tensor, where: Where, axes: Iterable[int]) -> torch.Tensor:
-    """Sum blocks of one shape over ``axes``, on each worker. Its own adjoint."""
+    """All-reduce blocks of equal shape over ``axes``. Self-adjoint."""
     P = _workers(where, axes)
     return _boxed(x, P, x.shape, (partial_sum,)) if P.size > 1 and x.numel() else x
 
 
 def largest(x: torch.Tensor, where: Where, axes: Iterable[int]) -> torch.Tensor:
-    """Return the largest cells of blocks of one shape over ``axes``, as a constant."""
+    """Return the cell-wise maximum of blocks of equal shape over ``axes``, without a gradient."""
     P = _workers(where, axes)
     return all_reduce_constant(x.detach(), P, "max") if P.size > 1 and x.numel() else x.detach()
 
 
 def stacked(x: torch.Tensor, where: Where, axes: Iterable[int]) -> torch.Tensor:
-    """Gather blocks of one shape over ``axes`` along a new first dim, in the order of the blocks.
+    """All-gather blocks of equal shape over ``axes`` along a new first dim, in block order.
 
     Adjoint:
-        Each worker gets the sum of the gradients of its block.
+        Each worker receives the sum of the gradients of its block.
     """
     P = _workers(where, axes)
     if P.size == 1 or not x.numel():
@@ -64,7 +64,7 @@ def _boxed(
 
 
 class _Together(torch.autograd.Function):
-    """Identity of several tensors that passes on their gradients when all of them have arrived."""
+    """Identity of several tensors whose backward waits for all their gradients."""
 
     @staticmethod
     def forward(ctx: Any, *xs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -76,10 +76,10 @@ class _Together(torch.autograd.Function):
 
 
 def together_if(is_needed: bool, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Return ``tensors`` such that their gradients are passed on in one order on all workers.
+    """Return ``tensors`` whose gradients continue in the same order on all workers.
 
-    Needed if workers compute in different ways, such as those without cells: messages of backward
-    follow the order of the graph.
+    Workers need this if they compute in different ways, for example without cells, because messages
+    of backward follow the order of the graph.
     """
     learning = [i for i, x in enumerate(tensors) if x.requires_grad]
     if not is_needed or len(learning) < 2 or not torch.is_grad_enabled():
@@ -91,7 +91,7 @@ def together_if(is_needed: bool, tensors: Sequence[torch.Tensor]) -> Sequence[to
 
 
 def some_are_empty(where: Where) -> bool:
-    """Return whether a worker has no cells of an input, along axes whose signatures bind."""
+    """Return whether some worker of ``where.P`` has an input without cells."""
     ranks, grid = tuple(where.P.ranks), where.P.shape
     layouts = [
         Layout(ranks, grid, sbp, shape)
@@ -101,7 +101,7 @@ def some_are_empty(where: Where) -> bool:
 
 
 def terms(call: Call, *slots: int) -> list[SbpSignature]:
-    """Return the signature of a function that is linear in the tensors in ``slots`` together."""
+    """Return the signature with terms in ``slots``, in which the function is jointly linear."""
     if any(call.tensors[i].dtype == torch.bool for i in slots):
         return []
     inputs = tuple(partial_sum if i in slots else broadcast for i in range(len(call.tensors)))

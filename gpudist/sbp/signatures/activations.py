@@ -1,4 +1,4 @@
-"""Activations that are not functions of single cells."""
+"""Activations that are not elementwise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ enter(point_wise, forms("threshold", "hardshrink", "softshrink"))
 
 @register(*forms("prelu"), any_cuts=True)
 def prelu(call: Call, parts: int) -> list[SbpSignature]:
-    """Split channels together with their slopes, unless one slope serves all channels."""
+    """Split all dims; a split of the channels also splits the slopes, unless there is only one."""
     x, slopes = call.shapes
     of_channels = split(0) if len(slopes) and slopes[0] > 1 else broadcast
     return [
@@ -25,7 +25,7 @@ def prelu(call: Call, parts: int) -> list[SbpSignature]:
 
 @register(F.glu, any_cuts=True)
 def glu(call: Call, parts: int) -> list[SbpSignature]:
-    """Split all dims except the one whose halves are multiplied."""
+    """Split all dims except the one that GLU halves."""
     dims = call.tensors[0].dims
     dim = call.get(1, "dim", -1) % max(dims, 1)
     return [SbpSignature((split(d),), (split(d),)) for d in range(dims) if d != dim]

@@ -1,6 +1,7 @@
 """Functions of whole lines or matrices: sorts, quantiles, decompositions, transforms.
 
-A dim along which they work is not split, since that would be expensive; other dims are.
+These rules split all dims except those along which the function works, which would be expensive to
+split.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Dims = Callable[[Call], Collection[int] | None]
 
 
 def on_cells(call: Call, where: Where) -> Compute:
-    """Apply the function only to blocks that have cells; torch refuses empty ones."""
+    """Apply the function to blocks with cells only, because torch rejects empty ones."""
     shapes, results = [box.shape for box in where.outputs], where.call.outputs
     differ = len(call.tensors) > 1 and some_are_empty(where)
 
@@ -53,7 +54,7 @@ def on_cells(call: Call, where: Where) -> Compute:
 def without_cells(
     shape: Sequence[int], dtype: torch.dtype, tensors: Sequence[torch.Tensor]
 ) -> torch.Tensor:
-    """Return a result without cells that depends on its inputs in the graph."""
+    """Return an empty result that is connected to the graph of its inputs."""
     if not (dtype.is_floating_point or dtype.is_complex):
         return tensors[0].new_empty(shape, dtype=dtype)
     y = tensors[0].new_ones(0, dtype=dtype)
@@ -63,7 +64,7 @@ def without_cells(
 
 
 def of_others(call: Call, dims: Collection[int]) -> list[SbpSignature]:
-    """Return splits of all dims except ``dims``, which the results may keep or lack."""
+    """Return splits of all dims except ``dims``, which the results may keep or drop."""
     found: list[SbpSignature] = []
     count = call.tensors[0].dims
     for d in range(count):
@@ -78,7 +79,7 @@ def of_others(call: Call, dims: Collection[int]) -> list[SbpSignature]:
 
 
 def _along(position: int, default: int | None) -> Dims:
-    """Return a reader of the dim argument at a position; ``None`` means all cells."""
+    """Return a function that reads the dim argument at a position; ``None`` means all cells."""
 
     def dims(call: Call) -> Collection[int] | None:
         given = call.get(position, "dim", call.kwargs.get("axis", default))
@@ -108,7 +109,7 @@ enter_along(forms("median", "nanmedian", "cummax", "cummin"), _along(1, None))
 
 @register(*forms("quantile", "nanquantile"), any_cuts=True)
 def quantile(call: Call, parts: int) -> list[SbpSignature]:
-    """Split dims that are not reduced; several quantiles add a first dim to the result."""
+    """Split dims that are not reduced; a tensor of quantiles adds a first dim to the result."""
     dims, x = _along(2, None)(call), call.tensors[0]
     if dims is None:
         return []
@@ -136,7 +137,7 @@ def aminmax(input: Tensor, *, dim: int | None = None, keepdim: bool = False) -> 
 
 @register(*forms("cumprod", "logcumsumexp"), any_cuts=True)
 def running(call: Call, parts: int) -> list[SbpSignature]:
-    """Split all dims; along the accumulated dim, each block adds the totals of earlier blocks."""
+    """Split all dims; along the accumulated dim, each block adds the totals of preceding blocks."""
     dims = dims_of(call)
     found = [SbpSignature((split(d),), (split(d),), run=_running) for d in dims]
     return [*kept(call, dims, True), *found]
@@ -169,7 +170,7 @@ _OF_TORCH = (
 
 @register(*[getattr(torch.linalg, n) for n in _MATRICES], *forms(*_OF_TORCH), any_cuts=True)
 def of_matrices(call: Call, parts: int) -> list[SbpSignature]:
-    """Split the batch dims: each matrix is computed on its own."""
+    """Split the batch dims only."""
     if len(call.shapes) > 1:
         return []
     return [
@@ -180,7 +181,7 @@ def of_matrices(call: Call, parts: int) -> list[SbpSignature]:
 
 @register(torch.linalg.solve, torch.linalg.solve_triangular, any_cuts=True)
 def solve(call: Call, parts: int) -> list[SbpSignature]:
-    """Split the batch dims if both sides have as many dims: each system is solved on its own."""
+    """Split the batch dims, if both sides have the same number of dims."""
     left, right = call.shapes
     result = call.outputs[0].shape
     if len(left) != len(right) or left[:-2] != right[:-2]:

@@ -1,4 +1,4 @@
-"""Attention, split in samples, heads and queries; keys and values are whole along the sequence."""
+"""Attention, split in samples, heads and queries; the sequence of keys and values is not split."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def attention(
 
 @register(attention, any_cuts=True)
 def attention_of_blocks(call: Call, parts: int) -> list[SbpSignature]:
-    """Split batch dims and heads, queries, and the cells of values; linear in the values."""
+    """Split batch dims, heads, queries, or the last dim of the values, in which it is linear."""
     q, k, v = call.shapes[:3]
     result = call.outputs[0].shape
     rows, dims = len(result) - 2, len(result)
@@ -78,7 +78,7 @@ def _attending(
 
 
 def _bind(call: Call, where: Where) -> Compute:
-    """Bind a block of queries; causal queries attend keys up to their own global position."""
+    """Bind a block of queries; causal queries attend to keys up to their global position."""
     cells = where.inputs[0]
     start, stop = cells.start[-2], cells.stop[-2]
     if not call.args[4] or stop - start == where.call.shapes[0][-2]:
@@ -109,7 +109,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Compute the attention; with dropout, from explicit weights."""
+    """Compute attention; with dropout, by way of explicit attention weights."""
     if dropout_p == 0:
         given = (query, key, value, attn_mask, is_causal, scale, enable_gqa)
         return carried_out(attention, *given)
@@ -131,7 +131,7 @@ def _for_groups(x: Tensor, groups: int) -> Tensor:
 def attention_weights(
     query: Tensor, key: Tensor, mask: Tensor | None, scale: float | None = None
 ) -> Tensor:
-    """Return the attention weights of the keys for each query."""
+    """Return the attention weight of each key for each query."""
     scale = 1 / sqrt(query.shape[-1]) if scale is None else scale
     scores = (query * scale) @ key.transpose(-2, -1)
     if mask is not None:
@@ -168,7 +168,7 @@ def multi_head_attention(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute multi-head attention with heads as a dim, so that splits of other dims remain."""
+    """Compute multi-head attention with a separate dim for heads, so that other splits remain."""
     if static_k is not None or static_v is not None:
         raise NotImplementedError(
             "multi_head_attention_forward of global tensors does not support static_k and "

@@ -1,4 +1,4 @@
-"""Functions along the last dims of a tensor, computed in blocks by layers of ``gpudist.nn``."""
+"""Functions along the last dims of a tensor, computed on blocks by layers of ``gpudist.nn``."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ MakeLayer = Callable[[CartesianPartition], Any]
 
 
 def along_last(call: Call, bind: Bind, dims: int, results: int = 1) -> list[SbpSignature]:
-    """Return signatures that split any dim; those of the last ``dims`` have balanced results.
+    """Return signatures that split any dim; results of the last ``dims`` are balanced.
 
     Args:
         call: call of the function.
-        bind: binds all of these signatures together.
+        bind: shared ``bind`` of all these signatures.
         dims: number of last dims.
         results: number of results.
     """
@@ -51,20 +51,20 @@ def _windowed(
 
 
 def in_parts(dim: int, bind: Bind, sizes: tuple[int, ...] | None = None) -> SbpSignature:
-    """Return the signature that splits ``dim`` and gives terms of the result."""
+    """Return the signature that splits ``dim`` and returns terms of the result."""
     recut = partial(in_parts, dim, bind)
     return SbpSignature((split(dim, sizes),), (partial_sum,), recut=recut, bind=bind)
 
 
 def no_samples(where: Where, dims: int) -> Compute:
-    """Return the computation of a worker without samples, with the graph of the others."""
+    """Return the function for a worker without samples, which builds the graph of the others."""
     last = where.call.shapes[0][-dims:]
 
     (shape,) = {box.shape for box in where.outputs}
 
     def compute(tensors: Sequence[torch.Tensor]) -> Any:
         none = tensors[0].reshape(-1)[:0]
-        # Some functions of torch refuse meta tensors without samples.
+        # Some functions of torch reject meta tensors without samples.
         x = none.sum().expand(1, 1, *last) if none.is_meta else none.view(0, 1, *last)
         return mapped(where.call([x]), lambda y: y[:0].view(shape))
 
@@ -72,7 +72,7 @@ def no_samples(where: Where, dims: int) -> Compute:
 
 
 def split_last(where: Where, dims: int) -> Where:
-    """Return ``where`` with only the workers that differ in their block of the last ``dims``."""
+    """Return ``where`` restricted to workers that differ in their block of the last ``dims``."""
     first = len(where.inputs[0].shape) - dims
     axes = [
         axis

@@ -1,4 +1,4 @@
-"""Batch and instance norm, and their running moments."""
+"""Batch norm and instance norm, including their running moments."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def batch_norm_and_moments(
     eps: float,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the batch norm of a plain tensor, and each channel's mean and unbiased variance."""
+    """Return the batch norm of a plain tensor, and mean and unbiased variance of each channel."""
     on = torch.backends.cudnn.enabled
     mean, variance = (input.new_zeros(input.shape[1], dtype=dtype) for _ in range(2))
     y = torch.batch_norm(input, weight, bias, mean, variance, True, 1.0, eps, on)
@@ -95,7 +95,7 @@ on_meta[instance_norm_and_moments] = partial(_of_shapes, 2)
 
 
 def carried_out(function: Any, *args: Any) -> Any:
-    """Carry out ``function`` by its rule; at least one argument must be a global tensor."""
+    """Execute ``function`` by its rule; at least one argument must be a global tensor."""
     first = next(x for x in args if hasattr(x, "_local"))
     return type(first).__torch_function__(function, (), args)
 
@@ -109,7 +109,7 @@ def _is_normalized(call: Call) -> bool:
     any_cuts=True,
 )  # fmt: skip
 def by_channel(call: Call, parts: int) -> list[SbpSignature]:
-    """Split channels together with their parameters and moments, and all other dims alone."""
+    """Split all dims; a split of the channels also splits parameters and moments."""
     is_instance = call.function in INSTANCES
     computes = _is_normalized(call)
     found: list[SbpSignature] = []
@@ -121,7 +121,7 @@ def by_channel(call: Call, parts: int) -> list[SbpSignature]:
         if len(call.args) == 5:
             moment = split(d if is_instance else 0) if has_statistic else broadcast
             seen = (moment, moment)
-        # torch's functions refuse some blocks without cells.
+        # torch's functions reject some blocks without cells.
         bind = _bind if computes else None
         found.append(SbpSignature(inputs, (split(d), *seen), bind=bind))
     return found
@@ -162,14 +162,14 @@ def _bind(call: Call, where: Where) -> Compute:
 
 
 def remember(running: Moments, seen: Sequence[Any], momentum: float) -> None:
-    """Update running moments, global or whole on each worker, by the moments of this batch."""
+    """Update running moments, global or replicated, with the moments of this batch."""
     for old, new in zip(running, seen, strict=True):
         if old is None:
             continue
         if not hasattr(old, "_local"):
             new = new.full_tensor() if any(one != broadcast for one in new.sbp) else new._local
             if new.shape != old.shape:
-                # This rank has no part in the tensor.
+                # This rank holds no part of the tensor.
                 continue
         old.detach().lerp_(new.to(old.dtype), momentum)
 
@@ -185,7 +185,7 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> torch.Tensor:
-    """Compute the batch norm; running moments keep their layout, and new ones are boxed."""
+    """Compute batch norm; moments of the batch are boxed to the layout of the running ones."""
     running = running_mean, running_var
     on = torch.backends.cudnn.enabled
     if not training:
@@ -210,11 +210,11 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> torch.Tensor:
-    """Compute the instance norm; running moments follow the averages over samples."""
+    """Compute instance norm; running moments are updated by averages over samples."""
     running = running_mean, running_var
     on = torch.backends.cudnn.enabled
     if not use_input_stats:
-        # Known moments are the same for all samples.
+        # Given moments are the same for all samples.
         return carried_out(plain_batch_norm, input, weight, bias, *running, False, 0.0, eps, on)
     F._verify_spatial_size(input.size())  # pyright: ignore
     known = running_mean if running_mean is not None else running_var

@@ -1,6 +1,6 @@
-"""Cells chosen by an index: embedding, ``index_select``, ``gather``, ``scatter_add``, one-hot.
+"""Functions that take an index: embedding, ``index_select``, ``gather``, ``scatter_add``, one-hot.
 
-If the indexed dim is split, each worker chooses among its own cells, and the results are terms.
+If the indexed dim is split, each worker selects among its own cells, and the results are terms.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _ordered(numbers: Sequence[int], sbps: Sequence[Sbp]) -> tuple[Sbp, ...]:
 
 
 def own_index(index: torch.Tensor, where: Where, slot: int, dim: int) -> tuple[torch.Tensor, ...]:
-    """Return local positions along a dim, and which are in this block; others are 0."""
+    """Return local positions along a dim, 0 outside this block, and a mask of those inside."""
     cells = where.inputs[slot]
     extent = where.call.tensors[slot].shape[dim]
     torch._assert_async(((index >= 0) & (index < extent)).all(), "an index is out of range")
@@ -36,13 +36,13 @@ def own_index(index: torch.Tensor, where: Where, slot: int, dim: int) -> tuple[t
 
 
 def with_cells(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """Return ``x``, or a zero if it has no cells along ``dim``."""
+    """Return ``x``, or one zero in its place if it has no cells along ``dim``."""
     return x if x.shape[dim] else x.sum(dim, keepdim=True)
 
 
 @register(F.embedding, any_cuts=True)
 def embedding(call: Call, parts: int) -> list[SbpSignature]:
-    """Split the index, the vectors' cells or the vocabulary; linear in the weight."""
+    """Split the index, the embedding dim or the vocabulary; linear in the weight."""
     for name in ("max_norm", "sparse"):
         if call.kwargs.get(name):
             raise NotImplementedError(
@@ -89,7 +89,7 @@ def index_select(call: Call, parts: int) -> list[SbpSignature]:
 
 @register(*forms("gather"), any_cuts=True)
 def gather(call: Call, parts: int) -> list[SbpSignature]:
-    """Split dims in which index and tensor are equally long, and the index along ``dim``."""
+    """Split dims in which index and tensor have equal extents, and the index along ``dim``."""
     numbers = _number(call, 0, "input"), _number(call, 2, "index")
     x, index = (call.tensors[i].shape for i in numbers)
     dim = call.get(1, "dim") % max(len(x), 1)
@@ -103,7 +103,7 @@ def gather(call: Call, parts: int) -> list[SbpSignature]:
 def _chosen(
     call: Call, numbers: tuple[int, int], rows: Sequence[tuple[tuple[Sbp, Sbp], Sbp]], dim: int
 ) -> list[SbpSignature]:
-    """Return the rows, and signatures for a tensor split along ``dim`` or in terms."""
+    """Return ``rows`` with signatures for a tensor that is split along ``dim`` or is in terms."""
     x = call.tensors[numbers[0]]
     if not x.dims:
         return []
@@ -149,5 +149,8 @@ register(torch.Tensor.scatter_add_, in_place=True, any_cuts=True)(scatter_add)
 @register(F.one_hot, any_cuts=True)
 def one_hot(call: Call, parts: int) -> list[SbpSignature]:
     if call.get(1, "num_classes", -1) < 0:
-        raise NotImplementedError("one_hot of a global tensor needs num_classes of 0 or more")
+        raise NotImplementedError(
+            "one_hot of a global tensor: num_classes is not given or negative; pass the number "
+            "of classes"
+        )
     return [SbpSignature((split(d),), (split(d),)) for d in range(call.tensors[0].dims)]

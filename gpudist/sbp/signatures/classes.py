@@ -1,4 +1,4 @@
-"""Losses over classes, which may be split: each worker picks the targets of its own classes."""
+"""Losses over classes, which may be split: each worker handles the targets of its own classes."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ def _of_samples(
     weight: torch.Tensor | None,
     classes: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return this block's part of the loss of each sample, and each sample's weight."""
+    """Return this block's part of the loss of each sample, and the weight of each sample."""
     count = x.shape[classes]
     if not count:
         nothing = x.sum(classes)
-        # A class's weight is counted on the worker with the class.
+        # The weight of a class counts on the worker that holds the class.
         return nothing, nothing.detach() + ~is_ignored if weight is None else nothing.detach()
     is_own = (target >= 0) & (target < count) & ~is_ignored
     index = target.clamp(0, count - 1)
@@ -106,7 +106,7 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> torch.Tensor:
-    """Compute the cross entropy as a log-softmax and a likelihood."""
+    """Compute cross entropy as log-softmax followed by negative log-likelihood."""
     if size_average is not None or reduce is not None:
         raise NotImplementedError(
             "cross_entropy of global tensors does not support size_average and reduce; use "
@@ -121,7 +121,7 @@ def cross_entropy(
     loss = F.nll_loss(logs, target, weight, reduction=reduction, **options)
     if not label_smoothing:
         return loss
-    # The loss of -1 for every class is the weight of each sample, zero if it is ignored.
+    # A log-probability of -1 for every class gives the weight of each sample, zero if ignored.
     certain, options["reduction"] = -torch.ones_like(logs), "none"
     counted = F.nll_loss(certain, target, None, **options)
     weights = F.nll_loss(certain, target, weight, **options)

@@ -1,4 +1,4 @@
-"""Comparisons, logic, and choices between two tensors."""
+"""Comparisons, logic, and ``where``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpudist.sbp.signatures.elementwise import enter, in_order, linear_in, point
 
 
 def where(call: Call, parts: int) -> list[SbpSignature]:
-    """Linear in both alternatives together, unless one is a number, which has no terms."""
+    """Split all dims; linear in both alternatives together, if neither is a number."""
     in_order(call, "condition", "input", "other")
     found = list(splits(call))
     if len(call.tensors) == 3:

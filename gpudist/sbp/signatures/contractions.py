@@ -1,4 +1,4 @@
-"""Contractions: ``einsum``, which sums products over named dims, and ``addmm`` and the like."""
+"""Contractions: ``einsum``, which sums products over named dims, ``addmm`` and others."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def names_of(equation: str, dims: tuple[int, ...]) -> tuple[tuple[Names, ...], N
     letters = given.replace("...", ".").split(",")
     if len(letters) != len(dims):
         raise ShapeError(
-            f"einsum({equation!r}) is of {len(letters)} tensors, not of {len(dims)}; pass one "
-            "tensor for each operand of the equation"
+            f"einsum({equation!r}): the equation has {len(letters)} operands, but {len(dims)} "
+            "tensors are given; pass one tensor for each operand"
         )
     more = [d - len(one.replace(".", "")) for one, d in zip(letters, dims, strict=True)]
     dotted = max((n for one, n in zip(letters, more, strict=True) if "." in one), default=0)
@@ -41,7 +41,7 @@ def names_of(equation: str, dims: tuple[int, ...]) -> tuple[tuple[Names, ...], N
         result = ("." if dotted else "") + "".join(once)
 
     def named(one: str, count: int) -> Names:
-        # Number the dims of the dots from the last one, where shapes are aligned.
+        # Number the dims of the ellipsis from the last one, since shapes are aligned there.
         dots = [str(i) for i in range(count, 0, -1)]
         return tuple(name for c in one for name in (dots if c == "." else [c]))
 
@@ -51,7 +51,7 @@ def names_of(equation: str, dims: tuple[int, ...]) -> tuple[tuple[Names, ...], N
 
 @register(torch.einsum, any_cuts=True)
 def einsum(call: Call, parts: int) -> list[SbpSignature]:
-    """Split a name in all tensors that have it; if the result lacks it, the result is terms."""
+    """Split a named dim in all tensors that have it; if the result lacks it, it is in terms."""
     operands, result = names_of(call.args[0], tuple(spec.dims for spec in call.tensors))
     found: list[SbpSignature] = []
     for name in dict.fromkeys(name for names in operands for name in names):
@@ -71,7 +71,7 @@ def einsum(call: Call, parts: int) -> list[SbpSignature]:
 @register(*forms("addmm_", "baddbmm_"), in_place=True, any_float=True, any_cuts=True)
 @register(*forms("addmm", "baddbmm"), any_float=True, any_cuts=True)
 def add_product(call: Call, parts: int) -> list[SbpSignature]:
-    """Split like the product; the added tensor is split alike, and is terms if the product is."""
+    """Split like the product; the added tensor has the attribute of the product."""
     batched = call.function.__name__.startswith("baddbmm")
     in_order(call, "input", *(("batch1", "batch2") if batched else ("mat1", "mat2")))
     added, left, _ = call.shapes
@@ -114,7 +114,7 @@ def vecdot(x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor:
 
 @compose(torch.tensordot)
 def tensordot(a: Tensor, b: Tensor, dims: Any = 2, out: None = None) -> Tensor:
-    """Contract by ``einsum``: summed dims of ``b`` get the names of ``a``, all others new ones."""
+    """Contract by ``einsum``: the summed dims of ``b`` share names with those of ``a``."""
     if isinstance(dims, Tensor):
         dims = dims.tolist()
     if isinstance(dims, int):

@@ -1,4 +1,4 @@
-"""Random numbers; in a converted network, they depend on a cell's place in the global tensor."""
+"""Random numbers, which depend on the global index of a cell within a converted network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpudist.sbp.signatures.factories import copied, drawn_whole
 
 
 def _by_index(x: Any, by: Any, dtype: torch.dtype, scope: Scope) -> Tensor:
-    """Draw numbers by global index with the layout of ``x``, with copies in place of terms."""
+    """Draw numbers by global index in the layout of ``x``, with copies in place of terms."""
     next_draw()
     sbp = tuple(broadcast if one == partial_sum else one for one in x.sbp)
     shape, placement = tuple(x.shape), x.placement
@@ -30,7 +30,10 @@ def _by_index(x: Any, by: Any, dtype: torch.dtype, scope: Scope) -> Tensor:
 
 
 def uniform_like(x: Any, dtype: torch.dtype | None = None) -> Tensor:
-    """Draw from 0 to 1 with the layout of ``x``; outside of a network every rank draws all."""
+    """Draw from [0, 1) in the layout of ``x``.
+
+    Outside a converted network, every rank draws all cells.
+    """
     scope, wanted = current_scope(), dtype or x.dtype
     if scope is not None:
         return _by_index(x, uniform_by_index, wanted, scope)
@@ -38,7 +41,7 @@ def uniform_like(x: Any, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def normal_like(x: Any, dtype: torch.dtype | None = None) -> Tensor:
-    """Draw with mean 0 and deviation 1, like :func:`uniform_like`."""
+    """Draw from a standard normal distribution, like :func:`uniform_like`."""
     scope, wanted = current_scope(), dtype or x.dtype
     if scope is not None:
         return _by_index(x, normal_by_index, wanted, scope)
@@ -82,7 +85,7 @@ def exponential_(x: Tensor, lambd: float = 1, **_: object) -> Tensor:
 
 @compose(torch.bernoulli, Tensor.bernoulli)
 def bernoulli(input: Tensor, p: float | None = None, **_: object) -> Tensor:
-    """Draw ones with the probabilities in the input, or with ``p``."""
+    """Draw ones with the probabilities of the input, or with probability ``p``."""
     drawn = uniform_like(input.detach())
     return (drawn < (input.detach() if p is None else p)).to(input.dtype)
 
@@ -113,7 +116,7 @@ def rrelu(
 def gumbel_softmax(
     logits: Tensor, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1
 ) -> Tensor:
-    """Compute the softmax with Gumbel noise; hard results keep the gradient of soft ones."""
+    """Compute Gumbel softmax; hard results have the gradient of soft ones."""
     noise = torch.empty_like(logits.detach()).exponential_()
     soft = F.softmax((logits - noise.log()) / tau, dim)
     if not hard:

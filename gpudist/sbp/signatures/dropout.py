@@ -19,12 +19,12 @@ from gpudist.sbp.scope import current_scope
 from gpudist.sbp.signatures.channel_norms import carried_out
 from gpudist.world.partition import CartesianPartition
 
-# Infimum of SELU, as alpha dropout needs: minus its scale times its alpha.
+# Value of dropped cells in alpha dropout: minus the scale of SELU times its alpha.
 _LEAST = -1.7580993408473766
 
 
 def next_draw() -> None:
-    """Count a draw of a converted network, on each rank alike."""
+    """Count one draw of the converted network, on every rank alike."""
     scope = current_scope()
     if scope is not None:
         scope.draws += 1
@@ -33,8 +33,8 @@ def next_draw() -> None:
 def seed_and_number(P: CartesianPartition, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the seed and the number of this draw, the same on all workers.
 
-    In a converted network they are the network's seed and the number of its draw, without a
-    message. Elsewhere the first worker draws a seed from torch's default CPU generator.
+    In a converted network, these are the network's seed and draw number, without a message.
+    Elsewhere, the first worker draws a seed from torch's default CPU generator and broadcasts it.
     """
     scope = current_scope()
     if scope is not None:
@@ -47,7 +47,7 @@ def seed_and_number(P: CartesianPartition, device: torch.device) -> tuple[Tensor
 
 
 def dropped(input: Tensor, p: float, leading: int, is_alpha: bool) -> Tensor:
-    """Stand for ``_dropped``, which each worker computes on its block."""
+    """Placeholder for ``_dropped``, which each worker computes on its block."""
     return input.clone()
 
 
@@ -76,7 +76,7 @@ def _dropped(call: Call, tensors: Sequence[Tensor], where: Where) -> Tensor:
 def drop(
     input: Tensor, p: float, training: bool, inplace: bool, leading: int, is_alpha: bool = False
 ) -> Tensor:
-    """Drop cells of the ``leading`` dims, each with all that follows in the other dims."""
+    """Drop cells of the ``leading`` dims; each is dropped with all its cells in the other dims."""
     if not 0 <= p <= 1:
         raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
     if not training or p == 0:
@@ -91,8 +91,8 @@ def enter_dropout(function: Any, spatial: int | None, is_alpha: bool = False) ->
 
     Args:
         function: function of torch.
-        spatial: number of dims of a channel that is dropped as a whole, -1 for all; ``None`` to
-            drop single cells.
+        spatial: number of spatial dims of the channels that are dropped as a whole, -1 for all;
+            ``None`` to drop single cells.
         is_alpha: whether it is alpha dropout.
     """
 
@@ -113,7 +113,7 @@ enter_dropout(F.feature_alpha_dropout, -1, True)
 
 
 def enter_of_torch(function: Any, spatial: int | None, is_alpha: bool = False) -> None:
-    """Register ``torch.dropout`` or alike, with ``train``, in place if its name says so."""
+    """Register a function with an argument ``train``; in place if its name ends in ``_``."""
     in_place = function.__name__.endswith("_")
 
     @compose(function)

@@ -1,4 +1,4 @@
-"""Elementwise arithmetic, with broadcasting of shapes."""
+"""Elementwise arithmetic, with shape broadcasting."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from gpudist.sbp.registry import (
 
 
 def aligned(shape: tuple[int, ...], dim: int, result: tuple[int, ...]) -> Sbp:
-    """Return an input's attribute for ``split(dim)`` of the result that it broadcasts to."""
+    """Return the attribute of an input for which the broadcast result is ``split(dim)``."""
     own = dim - (len(result) - len(shape))
     return broadcast if own < 0 or shape[own] != result[dim] else split(own)
 
 
 def splits(call: Call) -> Iterator[SbpSignature]:
-    """Yield the signatures that split a dim of the result, and with it that dim of the inputs."""
+    """Yield the signatures that split a dim of the result, and the same dim of the inputs."""
     (result,) = {spec.shape for spec in call.outputs}
     for dim in range(len(result)):
         inputs = tuple(aligned(shape, dim, result) for shape in call.shapes)
@@ -45,10 +45,10 @@ def linear_in(call: Call, slots: Sequence[int]) -> SbpSignature:
 
 
 def in_order(call: Call, *names: str) -> None:
-    """Require that slots are in the order of the function's arguments.
+    """Require that tensors are given in the order of the function's arguments.
 
     Raises:
-        NotImplementedError: on every rank alike, if tensors are named in another order.
+        NotImplementedError: on every rank alike, if keyword arguments are in another order.
     """
     given = [call.get(i, name) for i, name in enumerate(names)]
     slots = [one.number for one in given if isinstance(one, Slot)]
@@ -59,7 +59,7 @@ def in_order(call: Call, *names: str) -> None:
 
 
 def add(call: Call, parts: int) -> list[SbpSignature]:
-    """Linear in both tensors together; a number has no terms."""
+    """Split all dims; linear in both tensors together, if neither is a number."""
     found = list(splits(call))
     if len(call.tensors) == 2:
         found.append(linear_in(call, (0, 1)))
@@ -67,12 +67,12 @@ def add(call: Call, parts: int) -> list[SbpSignature]:
 
 
 def multiply(call: Call, parts: int) -> list[SbpSignature]:
-    """Linear in one factor at a time."""
+    """Split all dims; linear in one factor at a time."""
     return [*splits(call), *(linear_in(call, (i,)) for i in range(len(call.tensors)))]
 
 
 def divide(call: Call, parts: int) -> list[SbpSignature]:
-    """Linear in the dividend, unless it is rounded."""
+    """Split all dims; linear in the dividend, unless the quotient is rounded."""
     found = list(splits(call))
     dividend = call.get(0, "input")
     if isinstance(dividend, Slot) and call.get(2, "rounding_mode") is None:
@@ -81,12 +81,12 @@ def divide(call: Call, parts: int) -> list[SbpSignature]:
 
 
 def linear(call: Call, parts: int) -> list[SbpSignature]:
-    """Linear in the only input."""
+    """Split all dims; linear in the only input."""
     return [*splits(call), linear_in(call, (0,))]
 
 
 def point_wise(call: Call, parts: int) -> list[SbpSignature]:
-    """Not linear: splits only."""
+    """Split all dims; not linear."""
     return list(splits(call))
 
 
@@ -101,9 +101,9 @@ POINT_WISE = forms(
 
 
 def _of_single_cells(function: Function, in_place: bool, *args: Any, **kwargs: Any) -> Any:
-    """Apply an elementwise function to meta tensors: dtypes follow from single cells."""
+    """Apply an elementwise function to meta tensors of one cell, which determine the dtypes."""
     given = list(tensors_in([args, kwargs]))
-    # torch.broadcast_shapes imports sympy.
+    # torch.broadcast_shapes is not used, because it imports sympy.
     shape = torch.broadcast_tensors(*given)[0].shape
     if in_place and shape != given[0].shape:
         return function(*args, **kwargs)
@@ -119,7 +119,7 @@ def _of_single_cells(function: Function, in_place: bool, *args: Any, **kwargs: A
 
 
 def enter(rule: Derive, functions: Sequence[Function]) -> None:
-    """Register ``rule``; functions whose name ends in one underscore change their first tensor."""
+    """Register ``rule``; functions whose name ends in one underscore work in place."""
     for function in functions:
         name = function.__name__
         in_place = name.endswith("_") and not name.endswith("__")

@@ -1,4 +1,4 @@
-"""New tensors from another one: its shape with other values, or its values in another dtype."""
+"""New tensors from an existing one: of its shape, or with its values in another dtype."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from gpudist.sbp.signatures.elementwise import linear_in, splits
 
 @register(torch.zeros_like, torch.empty_like, any_float=True, any_cuts=True)
 def zeros(call: Call, parts: int) -> list[SbpSignature]:
-    """Use the layout of the input; terms of zero are zeros."""
+    """Keep the layout of the input; terms of zero are zeros."""
     return [*splits(call), linear_in(call, (0,))]
 
 
 @register(torch.ones_like, torch.full_like, any_float=True, any_cuts=True)
 def numbers(call: Call, parts: int) -> list[SbpSignature]:
-    """Use the layout of the input, with copies in place of terms."""
+    """Keep the layout of the input, with copies in place of terms."""
     return [*splits(call), SbpSignature((partial_sum,), (broadcast,))]
 
 
 @register(Tensor.type, any_cuts=True)
 def cast(call: Call, parts: int) -> list[SbpSignature]:
-    """Linear, except when rounding to integers: terms cannot be rounded one by one."""
+    """Split all dims; linear, except when rounding to integers."""
     found = list(splits(call))
     if torch.promote_types(call.tensors[0].dtype, call.outputs[0].dtype) == call.outputs[0].dtype:
         found.append(linear_in(call, (0,)))
@@ -40,7 +40,7 @@ def contiguous(call: Call, parts: int) -> list[SbpSignature]:
 
 @compose(Tensor.to)
 def to(x: Tensor, *args: Any, copy: bool = False, **kwargs: Any) -> Tensor:
-    """Convert to another dtype; the device of a global tensor is that of its placement."""
+    """Convert to another dtype; the placement determines the device."""
     if args and isinstance(args[0], Tensor):
         args = (args[0].device, args[0].dtype, *args[1:])
     if len(args) > 1 and all(isinstance(one, bool) for one in args[-2:]):
@@ -48,8 +48,8 @@ def to(x: Tensor, *args: Any, copy: bool = False, **kwargs: Any) -> Tensor:
     device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)  # pyright: ignore
     if device is not None and device.type != x.device.type:
         raise NotImplementedError(
-            f"x.to({device}): a global tensor is on {x.device.type!r}, the device of its placement;"
-            " move it with x.to_global(placement)"
+            f"x.to({device}): the global tensor is on {x.device.type!r}, the device type of its "
+            "placement; use x.to_global(placement) to move it"
         )
     if dtype is not None and dtype != x.dtype:
         return x.type(dtype)
@@ -84,7 +84,7 @@ enter_cast("char", torch.int8)
 
 
 def block(x: Any, whole: Tensor, sbp: NdSbp) -> Tensor:
-    """Return the part of ``whole`` on the placement of ``x``."""
+    """Return this rank's part of ``whole`` on the placement of ``x``."""
     shape = tuple(whole.shape)
     index = x.placement.index
     if index is None:
@@ -94,7 +94,7 @@ def block(x: Any, whole: Tensor, sbp: NdSbp) -> Tensor:
 
 
 def copied(x: Any, whole: Tensor) -> Tensor:
-    """Return copies of ``whole``, which is the same on all ranks, on the placement of ``x``."""
+    """Return ``whole``, equal on all ranks, as copies on the placement of ``x``."""
     return block(x, whole, (broadcast,) * x.placement.axes)
 
 
@@ -104,16 +104,16 @@ def enter_drawn(function: Function, is_in_place: bool) -> None:
 
 
 def drawn_whole(function: Function, is_in_place: bool) -> Function:
-    """Return a function that draws the values of the whole tensor, in any layout.
+    """Return a function that draws the values of the global tensor, in any layout.
 
-    Every rank draws all of them, so that equal generators stay equal: torch needs the same seed on
-    all ranks. The results are copies in place of terms.
+    Every rank draws all values, so that equal generators stay equal; torch's seed must be the same
+    on all ranks. Copies replace terms.
     """
 
     def drawn(tensor: Any, *args: Any, **kwargs: Any) -> Tensor:
         if any(isinstance(one, Tensor) for one in (*args, *kwargs.values())):
             raise NotImplementedError(
-                f"{name_of(function)} of a global tensor does not take tensors; pass numbers"
+                f"{name_of(function)} of a global tensor: an argument is a tensor; pass numbers"
             )
         whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
         whole = function(whole, *args, **kwargs)
@@ -135,7 +135,7 @@ for function in (
 
 
 def enter_new(function: Function) -> None:
-    """Register a function that creates a tensor of another shape, as copies."""
+    """Register a function that creates a tensor of a given shape, as copies."""
 
     @compose(function)
     def made(x: Any, *args: Any, **kwargs: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""Functions that copy cells: each worker fetches the cells of its block of the result."""
+"""Functions that copy cells: each worker fetches the cells for its block of the result."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ class Fetch:
     cut: Callable[[Sizes], Sizes]
 
 
-# By dim; other dims are unchanged. Read from the call on whole tensors.
+# By dim; dims that are not listed are unchanged. Read from the call on global tensors.
 Fetches = Mapping[int, Fetch]
 Read = Callable[[Call], Fetches]
 
 
 def as_before(sizes: Sizes) -> Sizes:
-    """Return the cut of the input, for a result of the same extent."""
+    """Return the block sizes of the input, for a result of the same extent."""
     return sizes
 
 
 def balanced(extent: int) -> Callable[[Sizes], Sizes]:
-    """Return a cut in balanced blocks, for a result of another extent."""
+    """Return a function that gives balanced blocks, for a result of another extent."""
 
     def cut(sizes: Sizes) -> Sizes:
         blocks = Blocks(extent, len(sizes))
@@ -64,7 +64,7 @@ def fetching(call: Call, parts: int, read: Read, takes_empty: bool = True) -> li
         call: call of the function.
         parts: number of workers along the axis.
         read: reads the fetched dims from a call.
-        takes_empty: whether the function takes blocks without cells.
+        takes_empty: whether the function accepts blocks without cells.
     """
     fetches = read(call)
     found: list[SbpSignature] = []
@@ -164,7 +164,7 @@ def _bind_joined(along: int, call: Call, where: Where) -> Compute:
 
 
 class _Fetching:
-    """Fetches cells, and arranges them in the order of the result's block."""
+    """Function that fetches cells and arranges them in the order of the result's block."""
 
     def __init__(self, movement: Movement | None, places: dict[int, torch.Tensor]) -> None:
         self.movement, self.places = movement, places
@@ -184,7 +184,7 @@ class _Fetching:
 
 @dataclass(frozen=True)
 class _Dim:
-    """Needs of each worker along one dim.
+    """Cells that each worker needs along one dim.
 
     Attributes:
         inputs: blocks of the input.
@@ -233,7 +233,7 @@ class _Dim:
 
     @cached_property
     def overlaps(self) -> bool:
-        """Whether several workers need the same cell."""
+        """Whether more than one worker needs the same cell."""
         found: set[int] = set()
         count = 0
         for index in range(self.inputs.parts):
@@ -243,7 +243,7 @@ class _Dim:
         return count > len(found)
 
     def places(self, index: int, is_fetched: bool) -> torch.Tensor | None:
-        """Return the positions of the result's cells in the local block; ``None`` if identical."""
+        """Return the local positions of the result's cells; ``None`` if the order is unchanged."""
         start, stop = self.outputs.block(index)
         assert self.cells is not None
         ranges = self.needed(index) if is_fetched else [self.inputs.block(index)]
@@ -252,14 +252,14 @@ class _Dim:
         return None if at == list(range(len(there))) else torch.tensor(at, dtype=torch.int64)
 
     def given(self, needs: int, gives: int) -> list[Range]:
-        """Return the ranges that one worker needs and another one has."""
+        """Return the ranges that one worker needs and another holds."""
         first, last = self.inputs.block(gives)
         common = [(max(a, first), min(b, last)) for a, b in self.needed(needs)]
         return [(a, b) for a, b in common if a < b]
 
 
 def _plan(P: CartesianPartition, inputs: Decomposition, dims: Sequence[_Dim]) -> Plan:
-    """Return the plan of what this worker sends, receives and keeps."""
+    """Return the plan of the boxes that this worker sends, receives and keeps."""
     assert P.index is not None and P.rank is not None
     index, own = P.index, inputs.block(P.index).start
     moves: list[Move] = []
@@ -295,7 +295,7 @@ def _plan(P: CartesianPartition, inputs: Decomposition, dims: Sequence[_Dim]) ->
 def _boxes(
     along: Sequence[Sequence[tuple[int, list[Range]]]], grid: Sequence[int]
 ) -> Iterator[tuple[int, list[Box]]]:
-    """Yield for each rank the boxes with a range in each dim, in an order that all ranks share."""
+    """Yield the boxes of each rank, the products of its ranges, in the same order on all ranks."""
     present = [[(i, ranges) for i, ranges in one if ranges] for one in along]
     for choice in product(*present):
         peer = rank_of([i for i, _ in choice], grid)

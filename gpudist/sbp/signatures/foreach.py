@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gpudist.sbp.registry import Function, compose
 
-# Functions of torch that torch.Tensor has in place, by the same name.
+# Functions of torch with an in-place method of the same name in torch.Tensor.
 NAMES = (
     "abs", "add", "addcdiv", "addcmul", "ceil", "clamp_max", "clamp_min", "div", "exp", "floor",
     "lerp", "log", "mul", "neg", "pow", "reciprocal", "round", "rsqrt", "sigmoid", "sign", "sqrt",
@@ -69,7 +69,7 @@ for name in NAMES:
 for function in (maximum, minimum, maximum_, minimum_):
     enter(function.__name__, function)
 if hasattr(torch, "_foreach_clone"):
-    # Missing in torch 2.11, whose optimizers do not use it.
+    # torch 2.11 lacks this function, and its optimizers do not use it.
     enter("clone", Tensor.clone)
 enter("copy_", Tensor.copy_)
 enter("zero_", Tensor.zero_)

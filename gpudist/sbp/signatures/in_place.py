@@ -1,4 +1,4 @@
-"""Arithmetic of optimizers: functions of several tensors, mostly in place on the first one."""
+"""Arithmetic of optimizers: functions of several tensors, mostly in place on the first."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from gpudist.sbp.signatures.elementwise import enter, in_order, linear_in, point
 
 
 def add_product(call: Call, parts: int) -> list[SbpSignature]:
-    """``x + value * a * b``: linear in ``x`` and one factor together."""
+    """Split all dims of ``x + value * a * b``; linear in ``x`` and one factor together."""
     in_order(call, "input", "tensor1", "tensor2")
     return [*splits(call), linear_in(call, (0, 1)), linear_in(call, (0, 2))]
 
 
 def add_quotient(call: Call, parts: int) -> list[SbpSignature]:
-    """``x + value * a / b``: linear in ``x`` and the dividend together."""
+    """Split all dims of ``x + value * a / b``; linear in ``x`` and the dividend together."""
     in_order(call, "input", "tensor1", "tensor2")
     return [*splits(call), linear_in(call, (0, 1))]
 
 
 def between(call: Call, parts: int) -> list[SbpSignature]:
-    """``x + weight * (y - x)``: linear in both ends together."""
+    """Split all dims of ``x + weight * (y - x)``; linear in both ends together."""
     in_order(call, "input", "end", "weight")
     return [*splits(call), linear_in(call, (0, 1))]
 
 
 def copy(call: Call, parts: int) -> list[SbpSignature]:
-    """Linear in both tensors together: each term is copied to a term."""
+    """Split all dims; linear in both tensors together."""
     return [*splits(call), linear_in(call, (0, 1))]
 
 
 def fill(call: Call, parts: int) -> list[SbpSignature]:
-    """Split all dims, or fill copies: a number has no terms."""
+    """Split all dims; terms cannot be filled with a number."""
     return [*splits(call), SbpSignature((broadcast,) * len(call.tensors), (broadcast,))]
 
 
 def zero(call: Call, parts: int) -> list[SbpSignature]:
-    """Terms of zero are zeros."""
+    """Split all dims, or set every term to zero."""
     return [*splits(call), SbpSignature((partial_sum,), (partial_sum,))]
 
 

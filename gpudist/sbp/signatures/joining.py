@@ -1,4 +1,4 @@
-"""Join tensors along a dim, and cut them: ``cat``, ``stack``, ``split``, ``unbind``."""
+"""Join tensors along a dim, or cut a tensor: ``cat``, ``stack``, ``split``, ``unbind``."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def _all_alike(call: Call, one: Sbp, result: Sbp) -> SbpSignature:
 
 @register(*forms("cat", "concat", "concatenate"), any_cuts=True)
 def cat(call: Call, parts: int) -> list[SbpSignature]:
-    """Split all tensors along the same dim, or take terms of all.
+    """Split all tensors along the same dim; linear in all tensors together.
 
-    As in torch, a tensor of shape ``(0,)`` may be joined to any other; it stays a copy.
+    As in torch, a tensor of shape ``(0,)`` may be joined with any other; it remains a copy.
     """
     dims = call.outputs[0].dims
     joint = call.get(1, "dim", 0) % dims
@@ -67,7 +67,7 @@ for _function in forms("cat", "concat", "concatenate"):
 
 @register(*forms("stack"), any_cuts=True)
 def stack(call: Call, parts: int) -> list[SbpSignature]:
-    """Split like ``cat``; dims from the new one on move up by one."""
+    """Split like ``cat``; dims after the new one move up by one."""
     dims = call.outputs[0].dims
     new = call.get(1, "dim", 0) % dims
     found = [_all_alike(call, split(d), split(d + (d >= new))) for d in range(dims - 1)]
@@ -76,12 +76,12 @@ def stack(call: Call, parts: int) -> list[SbpSignature]:
 
 @register(*forms("split", "split_with_sizes", "chunk", "tensor_split"), view=True, any_cuts=True)
 def cut(call: Call, parts: int) -> list[SbpSignature]:
-    """Split all dims; along the cut dim, a worker has its own cells of each piece."""
+    """Split all dims; along the cut dim, a worker holds its own cells of each piece."""
     dims = call.tensors[0].dims
     along = call.get(2, "dim", 0) % dims
     if len(call.tensors) > 1:
         raise NotImplementedError(
-            "tensor_split of a global tensor does not take a tensor of places; pass numbers"
+            "tensor_split of a global tensor: indices_or_sections is a tensor; pass numbers"
         )
     lengths = tuple(spec.shape[along] for spec in call.outputs)
     found = [_all_alike(call, split(d), split(d)) for d in range(dims) if d != along]

@@ -1,4 +1,4 @@
-"""Losses that compare two tensors cell by cell."""
+"""Elementwise losses of two tensors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def result_shape(call: Call) -> tuple[int, ...]:
 
 @register(*LOSSES, any_cuts=True)
 def loss_of_cells(call: Call, parts: int) -> list[SbpSignature]:
-    """Split the cells; each block has a term of the sum or of the mean."""
+    """Split all dims; each block computes a term of the sum or of the mean."""
     reduction = reduction_of(call)
     if reduction is None:
         return []

@@ -16,7 +16,7 @@ from gpudist.sbp.signatures.losses import reduction_of
 
 
 def reduced(loss: Tensor, reduction: str, size_average: Any = None, reduce: Any = None) -> Tensor:
-    """Reduce the losses to their sum or their mean, if asked to."""
+    """Reduce the losses to their sum or mean, as ``reduction`` says."""
     if size_average is not None or reduce is not None:
         raise NotImplementedError(
             "losses of global tensors do not support size_average and reduce; use reduction"
@@ -67,12 +67,12 @@ def gaussian_nll_loss(
     eps: float = 1e-6,
     reduction: str = "mean",
 ) -> Tensor:
-    """Take one variance for all cells, for each cell, or for each line along the last dim."""
+    """Compute the loss for one variance, one per cell, or one per line along the last dim."""
     if not isinstance(var, Tensor):
         var = torch.full_like(input.detach(), var)
     if var.dim() == input.dim() - 1:
         var = var.unsqueeze(-1)
-    # torch raises a variance that is too small, but not in the gradient.
+    # torch clamps a variance that is too small, but not in the gradient.
     var = var + (var.detach().clamp_min(eps) - var.detach())
     loss = 0.5 * (var.log() + (input - target).square() / var)
     return reduced(loss + 0.5 * log(2 * pi) if full else loss, reduction)
@@ -143,7 +143,7 @@ def multilabel_soft_margin_loss(
 
 @register(F.multi_margin_loss, F.multilabel_margin_loss, any_cuts=True)
 def loss_of_samples(call: Call, parts: int) -> list[SbpSignature]:
-    """Split samples."""
+    """Split samples only."""
     reduction, (x, *_) = reduction_of(call), call.tensors
     if reduction is None or x.dims < 2:
         return []

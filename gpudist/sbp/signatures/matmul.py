@@ -38,7 +38,7 @@ _PRODUCTS = forms("matmul", "mm", "bmm", "mv", "dot", "__matmul__")
 
 @register(*_PRODUCTS, torch.linalg.matmul, any_cuts=True)
 def matmul(call: Call, parts: int) -> list[SbpSignature]:
-    """Split rows, columns or batch; a split of the summed dim gives terms."""
+    """Split rows, columns or batch dims; a split of the summed dim gives terms."""
     left, right = call.shapes
     dims = call.outputs[0].dims
     found: list[SbpSignature] = []
@@ -66,7 +66,7 @@ on_meta[torch.nn.functional.linear] = _linear_of_shapes
 
 @register(torch.nn.functional.linear, any_cuts=True)
 def linear(call: Call, parts: int) -> list[SbpSignature]:
-    """Split like ``x @ weight.T``; with a bias, terms of the result need terms of the bias."""
+    """Split like ``x @ weight.T``; if the result is in terms, the bias must be too."""
     in_order(call, "input", "weight", "bias")
     x = call.tensors[0].dims
     dims = call.outputs[0].dims

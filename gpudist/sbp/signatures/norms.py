@@ -1,7 +1,7 @@
-"""Layer, RMS and group norm: blocks are normalized by the moments of all blocks together.
+"""Layer, RMS and group norm: blocks are normalized by the moments over all blocks.
 
-If one block has a whole statistic, torch's function computes it. Otherwise the differentiable node
-of the layers of :mod:`gpudist.nn` does, with one group of messages.
+If every statistic lies within one block, torch's function computes it. Otherwise the autograd node
+that the layers of :mod:`gpudist.nn` use computes it, with one group of messages.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from gpudist.sbp.signatures.across import axes_that_split, some_are_empty, toget
 def tensor_at(
     call: Call, tensors: Sequence[torch.Tensor], position: int, name: str
 ) -> torch.Tensor | None:
-    """Return an argument that is a tensor, ``None`` if it is not given."""
+    """Return the local tensor of an argument, ``None`` if it is not given."""
     given = call.get(position, name)
     return tensors[given.number] if isinstance(given, Slot) else None
 
@@ -52,7 +52,7 @@ def parameters_at(
 
 
 def no_movements(call: Call, position: int) -> tuple[None, ...]:
-    """Return ``None`` for each parameter of :func:`normalize_block`: none of them moves."""
+    """Return ``None`` for each parameter of :func:`normalize_block`: no parameter moves."""
     has_weight = isinstance(call.get(position, "weight"), Slot)
     has_bias = isinstance(call.get(position + 1, "bias"), Slot)
     return (None,) * (has_weight + (has_weight and has_bias))
@@ -61,13 +61,13 @@ def no_movements(call: Call, position: int) -> tuple[None, ...]:
 def alike(
     call: Call, d: int, others: Sbp, localize: Localize | None = None, bind: Bind | None = None
 ) -> SbpSignature:
-    """Return the signature that splits input and result in ``d``; other tensors are ``others``."""
+    """Return the signature that splits input and result in ``d``; other tensors have ``others``."""
     inputs = (split(d), *(others,) * (len(call.tensors) - 1))
     return SbpSignature(inputs, (split(d),), localize, bind=bind)
 
 
 def bind_sum(where: Where, dims: Collection[int], shape: Sequence[int]) -> Movement | None:
-    """Bind the sum-reduction of ``shape`` over the workers that split ``dims``, to all of them.
+    """Bind the all-reduce of tensors of ``shape`` over the workers that split ``dims``.
 
     Returns ``None`` if no other worker has a part.
     """
@@ -86,7 +86,7 @@ def normalize_block(
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
 ) -> Normalized:
-    """Normalize ``x`` by the moments of all blocks, then scale and shift it."""
+    """Normalize ``x`` by the moments over all blocks, then scale and shift it."""
     if weight is None and bias is not None:
         done = normalize(normalization, x, ())
         trailing = (1,) * (x.dim() - 2) if normalization.per_channel else ()
@@ -102,7 +102,7 @@ LAYERS = {F.layer_norm: 1e-5, torch.layer_norm: 1e-5, F.rms_norm: None, torch.rm
 
 @register(*LAYERS, any_cuts=True)
 def layer_norm(call: Call, parts: int) -> list[SbpSignature]:
-    """Split all dims; the normalized ones together with the parameters."""
+    """Split all dims; a split of a normalized dim also splits the parameters."""
     dims = call.tensors[0].dims
     leading = dims - len(call.get(1, "normalized_shape"))
     found = [alike(call, d, broadcast) for d in range(leading)]

@@ -1,4 +1,4 @@
-"""Padding: every worker keeps its cells, and workers at the edges get more."""
+"""Padding: every worker keeps its cells, and workers at the edges add the padding."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def widths_of(call: Call) -> dict[int, Widths]:
 
 
 def padded_cut(widths: Widths, sizes: Sizes) -> Sizes:
-    """Return the result's blocks if every cell stays on its worker."""
+    """Return the block sizes of the result, in which every cell stays on its worker."""
     left, right = widths
     extent = sum(sizes) + left + right
     edges = [0]
@@ -34,7 +34,7 @@ def padded_cut(widths: Widths, sizes: Sizes) -> Sizes:
 
 @register(F.pad, any_cuts=True)
 def pad(call: Call, parts: int) -> list[SbpSignature]:
-    """Split all dims; terms, if padded with zeros or with cells of the tensor."""
+    """Split all dims; linear if padded with zeros or with cells of the tensor."""
     mode = call.get(2, "mode", "constant")
     if mode != "constant":
         return fetching(call, parts, partial(_copied, mode), takes_empty=False)
@@ -82,12 +82,12 @@ def _copied(mode: str, call: Call) -> dict[int, Fetch]:
     for dim, (left, right) in widths_of(call).items():
         n = call.shapes[0][dim]
         if not n:
-            # The call has an empty block: the fetched cells are read from the whole tensor.
+            # This call is for an empty block; the cells to fetch follow from the global tensor.
             found[dim] = Fetch((), partial(padded_cut, (left, right)))
             continue
         places = range(-left, n + right)
         if mode == "circular":
-            # torch wraps the cells that remain after the cut.
+            # torch removes cells first, and wraps those that remain.
             first, last = max(0, -left), n + min(0, right)
             cells = [first + (i - first) % (last - first) for i in places]
         elif mode == "replicate":

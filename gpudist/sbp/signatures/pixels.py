@@ -1,4 +1,4 @@
-"""Cells that move next to others: shuffles, patches, and images sampled at points."""
+"""Functions of pixels: shuffles, patches, and images sampled at points."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _TERMS = SbpSignature((partial_sum,), (partial_sum,))
 def in_units(
     call: Call, parts: int, units: dict[int, tuple[int, int]], function: Function
 ) -> list[SbpSignature]:
-    """Return splits of all dims, in units of cells that stay together.
+    """Return splits of all dims between units, groups of cells that stay together.
 
     Args:
         call: call of the function.
         parts: number of workers along the axis.
-        units: for each dim, the cells of the input in a unit, and of the result.
-        function: replacement of the call's function that takes blocks without cells.
+        units: for each dim, the number of cells in a unit of the input and of the result.
+        function: replacement of the call's function that accepts blocks without cells.
     """
     found: list[SbpSignature | None] = []
 
@@ -63,7 +63,7 @@ def _side_by_side(x: torch.Tensor, dimension: int, size: int, step: int) -> torc
 
 @register(*forms("pixel_shuffle"), any_cuts=True)
 def pixel_shuffle(call: Call, parts: int) -> list[SbpSignature]:
-    """Split channels in units that become one channel, and features, which multiply."""
+    """Split channels between units that become one channel; split features, which are upscaled."""
     dims, factor = call.tensors[0].dims, call.get(1, "upscale_factor")
     features = {dims - 3: (factor**2, 1), dims - 2: (1, factor), dims - 1: (1, factor)}
     return in_units(call, parts, features, _shuffled)
@@ -71,7 +71,7 @@ def pixel_shuffle(call: Call, parts: int) -> list[SbpSignature]:
 
 @register(*forms("pixel_unshuffle"), any_cuts=True)
 def pixel_unshuffle(call: Call, parts: int) -> list[SbpSignature]:
-    """Split features in units that become channels."""
+    """Split features between units that become channels; split channels."""
     dims, factor = call.tensors[0].dims, call.get(1, "downscale_factor")
     features = {dims - 3: (1, factor**2), dims - 2: (factor, 1), dims - 1: (factor, 1)}
     return in_units(call, parts, features, _unshuffled)
@@ -85,7 +85,7 @@ def channel_shuffle(call: Call, parts: int) -> list[SbpSignature]:
 
 @register(torch.Tensor.unfold, view=True, any_cuts=True)
 def sliding(call: Call, parts: int) -> list[SbpSignature]:
-    """Split other dims, and the dim itself if windows do not overlap and fill it."""
+    """Split other dims, and the dim itself if the windows tile it."""
     dims = call.tensors[0].dims
     size, step = call.get(2, "size"), call.get(3, "step")
     if not dims:

@@ -84,7 +84,7 @@ CHANGES: dict[Derive, tuple[str, ...]] = {
 
 
 def methods_of(names: tuple[str, ...]) -> list[Function]:
-    """Return those of the methods that tensors have."""
+    """Return the methods of tensors with these names, as far as they exist."""
     return [getattr(Tensor, name) for name in names if hasattr(Tensor, name)]
 
 
@@ -98,7 +98,7 @@ for rule, names in CHANGES.items():
 
 
 def enter_parts_of_numbers() -> None:
-    """Register views that are linear over the real numbers."""
+    """Register views of complex tensors that are linear over the real numbers."""
     functions = [*forms("conj", "resolve_conj"), torch.real, torch.imag]
     parts = [Tensor.real.__get__, Tensor.imag.__get__]  # pyright: ignore
     register(*functions, *parts, view=True, any_cuts=True)(linear)
@@ -110,13 +110,13 @@ enter(point_wise, [torch.polar])
 
 @register(torch.complex, any_cuts=True)
 def complex_of(call: Call, parts: int) -> list[SbpSignature]:
-    """Linear in both parts together."""
+    """Split all dims; linear in both parts together."""
     return add(call, parts)
 
 
 @register(torch.view_as_real, view=True, any_cuts=True)
 def view_as_real(call: Call, parts: int) -> list[SbpSignature]:
-    """Split all dims; a last dim of two cells is added."""
+    """Split all dims; the result has a new last dim of two cells."""
     return [SbpSignature((split(d),), (split(d),)) for d in range(call.tensors[0].dims)]
 
 
@@ -127,7 +127,7 @@ def view_as_complex(call: Call, parts: int) -> list[SbpSignature]:
 
 @register(torch.isin, torch.bucketize, any_cuts=True)
 def among(call: Call, parts: int) -> list[SbpSignature]:
-    """Split the first tensor; the others are whole."""
+    """Split the first tensor; the others are copies."""
     shape = call.outputs[0].shape
     others = (broadcast,) * (len(call.tensors) - 1)
     if call.shapes[0] != shape:
@@ -137,7 +137,7 @@ def among(call: Call, parts: int) -> list[SbpSignature]:
 
 @register(*forms("tril", "triu"), any_cuts=True)
 def triangle(call: Call, parts: int) -> list[SbpSignature]:
-    """Split all dims; blocks of rows and columns shift the diagonal."""
+    """Split all dims; a block of rows or columns has its own offset of the diagonal."""
     dims = call.tensors[0].dims
     found = [SbpSignature((split(d),), (split(d),)) for d in range(dims - 2)]
     for d, sign in ((dims - 2, 1), (dims - 1, -1)):
@@ -155,13 +155,13 @@ def _shifted_diagonal(d: int, sign: int) -> Any:
 
 @register(torch.cross, Tensor.cross, torch.linalg.cross, any_cuts=True)
 def cross(call: Call, parts: int) -> list[SbpSignature]:
-    """Split all dims except the one of the three coordinates."""
+    """Split all dims except the one with the three coordinates."""
     shape = call.outputs[0].shape
     dim = call.get(2, "dim")
     if dim is None:
         dim = -1 if call.function is torch.linalg.cross else shape.index(3)
     dim = dim % len(shape)
-    # A block may have three cells along an earlier dim.
+    # Name the dim explicitly: a block may have three cells along an earlier dim.
     localize = partial(_with_dim, dim)
     found = (replace(one, localize=localize) for one in splits(call))
     return [one for one in found if one.outputs[0] != split(dim)]

@@ -1,4 +1,4 @@
-"""Pools: sliding windows, adaptive windows, and means of whole dims, which give terms."""
+"""Pools: sliding windows, adaptive windows, and means over full dims, which give terms."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Pool:
     """A call of a pool.
 
     Attributes:
-        kind: name part of its layer, ``Distributed<kind>Pool<dims>d``.
+        kind: name part of its layer's name, ``Distributed<kind>Pool<dims>d``.
         arguments: arguments of the layer, by name.
         dims: number of pooled dims, the last ones of the tensor.
         means: pooled dims that become one cell, their mean.
@@ -53,7 +53,7 @@ class Pool:
 
 
 def listed(value: Any, dims: int) -> list[Any]:
-    """Return one entry per dim from one value or several, as torch takes them."""
+    """Return one entry per dim, given a single value or one value per dim."""
     if isinstance(value, (tuple, list)):
         return list(value) * (dims if len(value) == 1 else 1)
     return [value] * dims
@@ -78,7 +78,7 @@ def _max_pool(call: Call, dims: int) -> Pool:
 
 
 def _avg_pool(call: Call, dims: int) -> Pool:
-    """Read an average pool; a dim as long as the kernel becomes its mean."""
+    """Read the arguments of an average pool; a dim as long as the kernel is reduced to its mean."""
     given = _sliding(call, dims, 1)
     padding = given["padding"] = listed(call.get(3, "padding", 0), dims)
     given["ceil_mode"] = bool(call.get(4, "ceil_mode", False))
@@ -132,7 +132,7 @@ _KINDS = {
 
 
 def _pool(read: Any, dims: int, call: Call, parts: int) -> list[SbpSignature]:
-    """Split samples, channels and windows; a dim reduced to its mean gives terms."""
+    """Split samples, channels and windows; a split of a dim reduced to its mean gives terms."""
     is_linear = read in (_avg_pool, _adaptive_avg_pool)
     if not call.tensors[0].dtype.is_floating_point:
         return []
@@ -141,7 +141,7 @@ def _pool(read: Any, dims: int, call: Call, parts: int) -> list[SbpSignature]:
     first = call.tensors[0].dims - dims
     found = along_last(call, bind, dims, pool.results)
     if (pool.arguments.get("divisor_override") or 1) < 0:
-        # The library does not have a layer with a negative divisor.
+        # gpudist has no layer with a negative divisor.
         return [*found[:first], SbpSignature((partial_sum,), (partial_sum,))]
     for d in pool.means:
         found[first + d] = in_parts(first + d, bind)
@@ -189,7 +189,7 @@ def _bind(read: Any, dims: int, call: Call, where: Where) -> Compute:
 
 @dataclass(frozen=True)
 class _OwnMean:
-    """Computes this worker's term of the mean of some dims, which become one cell.
+    """Function that computes this worker's term of the mean over some dims, which it keeps.
 
     Attributes:
         dims: reduced dims.
@@ -207,7 +207,7 @@ class _OwnMean:
 
 
 def _without_means(where: Where, dims: Sequence[int]) -> tuple[Where, _OwnMean | None]:
-    """Return ``where`` for a tensor with one cell along ``dims``, and their mean."""
+    """Return ``where`` for a tensor with one cell along ``dims``, and a function of the mean."""
     if not dims:
         return where, None
     own, shape = where.inputs[0], list(where.call.shapes[0])

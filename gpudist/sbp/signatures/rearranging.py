@@ -1,4 +1,4 @@
-"""Functions that only move cells, composed of others: differences, grids, stacks, diagonals."""
+"""Functions composed of others that mostly move cells: differences, grids, stacks, diagonals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def diff(
     prepend: Tensor | None = None,
     append: Tensor | None = None,
 ) -> Tensor:
-    """Subtract from each cell the one before it, ``n`` times."""
+    """Subtract from each cell the preceding one, ``n`` times."""
     if n == 0:
         return x.clone()
     around = [one for one in (prepend, x, append) if one is not None]
@@ -56,7 +56,7 @@ def take_along_dim(x: Tensor, indices: Tensor, dim: int | None = None) -> Tensor
 
 @register(*forms("tril", "triu"), any_cuts=True)
 def triangle(call: Call, parts: int) -> list[SbpSignature]:
-    """Split all dims; the diagonal moves right in blocks of rows and left in those of columns."""
+    """Split all dims; in a block of rows the diagonal moves right, in a block of columns left."""
     dims = call.tensors[0].dims
     found = [SbpSignature((split(d),), (split(d),)) for d in range(dims - 2)]
     for dim, sign in ((dims - 2, 1), (dims - 1, -1)):
@@ -72,7 +72,7 @@ def _shifted(dim: int, sign: int, call: Call, part: AxisPart) -> Call:
 
 @register(*forms("diagonal"), view=True, any_cuts=True)
 def diagonal(call: Call, parts: int) -> list[SbpSignature]:
-    """Split the other dims, which move up."""
+    """Split the other dims, which come before the diagonal in the result."""
     dims = call.tensors[0].dims
     gone = [call.get(2, "dim1", 0) % dims, call.get(3, "dim2", 1) % dims]
     others = [d for d in range(dims) if d not in gone]
@@ -84,7 +84,7 @@ def trace(x: Tensor) -> Tensor:
     return x.diagonal().sum()
 
 
-# The second one takes a list of tensors.
+# The second function takes a list of tensors.
 @compose(torch.meshgrid, torch._C._VariableFunctions.meshgrid)  # pyright: ignore
 def meshgrid(*given: Any, indexing: str | None = None) -> tuple[Tensor, ...]:
     xs: Sequence[Tensor] = given[0] if isinstance(given[0], (list, tuple)) else given
@@ -181,7 +181,7 @@ def rot90(x: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
 
 @register(*forms("max_unpool1d", "max_unpool2d", "max_unpool3d"), any_cuts=True)
 def unpool(call: Call, parts: int) -> list[SbpSignature]:
-    """Split samples and channels, if every block has cells."""
+    """Split samples and channels, if no block is empty."""
     leading = call.tensors[0].dims - int(call.function.__name__[-2])
     found = [_unpooled(d) for d in range(leading) if call.shapes[0][d] >= parts]
     return [*filter(None, found)]

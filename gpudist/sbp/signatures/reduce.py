@@ -1,4 +1,4 @@
-"""Reductions: torch reduces each block, then the blocks along a line are reduced together."""
+"""Reductions: torch reduces each block, then the results of all blocks are combined."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def kept(call: Call, dims: tuple[int, ...], keeps: bool, results: int = 1) -> li
 
 
 def together(dims: tuple[int, ...], run: Run, results: int = 1) -> list[SbpSignature]:
-    """Return splits of reduced dims after which every worker has the result."""
+    """Return splits of reduced dims for which ``run`` gives every worker the result."""
     return [SbpSignature((split(d),), (broadcast,) * results, run=run) for d in dims]
 
 
@@ -62,7 +62,7 @@ def in_terms(dims: tuple[int, ...], run: Run | None = None) -> list[SbpSignature
 
 
 def reduced(x: torch.Tensor, dims: tuple[int, ...], like: int) -> torch.Tensor:
-    """Sum over ``dims``, and keep them if the result has ``like`` dims as before."""
+    """Sum over ``dims``, and keep them if the result is to have ``like`` dims."""
     return x.sum(dims, keepdim=like == x.dim()) if dims else x
 
 
@@ -106,13 +106,13 @@ def _mean(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Te
 
 @register(*forms("var", "std", "var_mean", "std_mean"), any_cuts=True)
 def moments(call: Call, parts: int) -> list[SbpSignature]:
-    """Split all dims; a reduced dim takes two sums: the mean, then the squared deviations."""
+    """Split all dims; a split reduced dim needs two sums: the mean, then squared deviations."""
     dims = dims_of(call)
     if call.tensors[0].dtype.is_complex:
         return []
     results = 2 if call.function.__name__.endswith("_mean") else 1
     keeps = keeps_dims(call, 3)
-    # torch warns of blocks without cells.
+    # torch would warn about blocks without cells.
     splits = [replace(s, run=_moments) for s in kept(call, dims, keeps, results)]
     return [*splits, *together(dims, _moments, results)]
 
@@ -165,7 +165,7 @@ def _extremes(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torc
     if x.is_floating_point():
         count = total(chosen.sum(dims, keepdim=True), where, axes)
         shared = total((x.where(chosen, 0) / count).sum(dims, keepdim=True), where, axes)
-        # The value is exactly a cell of x; the gradient is that of the mean of such cells.
+        # The value is exactly a cell of x; the gradient is the gradient of the mean of such cells.
         found = torch.where(found.isfinite(), found + (shared - shared.detach()), shared)
     return found if len(where.outputs[0].shape) == x.dim() else found.squeeze(dims)
 
@@ -188,7 +188,7 @@ def _worst(dtype: torch.dtype, is_least: bool) -> float | int:
 
 @register(*forms("max", "min"), any_cuts=True)
 def extreme_or_larger(call: Call, parts: int) -> list[SbpSignature]:
-    """Split one of three functions: of all cells, of lines with indices, or of two tensors."""
+    """Split ``max`` or ``min`` in its three forms: all cells, one dim with indices, two tensors."""
     if len(call.tensors) == 2:
         return []
     dims = dims_of(call)
@@ -199,7 +199,7 @@ def extreme_or_larger(call: Call, parts: int) -> list[SbpSignature]:
 
 @register(*forms("argmax", "argmin"), any_cuts=True)
 def places(call: Call, parts: int) -> list[SbpSignature]:
-    """Return signatures for the first position of the extreme of a line or of the tensor."""
+    """Split all dims; find the first position of the extreme, along a dim or in the tensor."""
     dims = dims_of(call)
     if call.get(1, "dim") is None and call.tensors[0].dims != 1:
         return []
@@ -219,7 +219,7 @@ def _places(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> Any:
         indices = torch.full(values.shape, where.call.tensors[0].shape[dim], device=x.device)
     blocks = stacked(values, where, axes)
     found = blocks.amin(0) if is_least else blocks.amax(0)
-    # Equal cells give the first position; an empty block has none.
+    # Of equal cells, the first one counts; an empty block has none.
     far = indices.new_full((), where.call.tensors[0].shape[dim])
     chosen = stacked(indices, where, axes).where(blocks == found, far).amin(0)
     keeps = len(where.outputs[0].shape) == x.dim()
@@ -259,7 +259,7 @@ def _truths(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.
 
 @register(*forms("prod", "logsumexp"), any_cuts=True)
 def in_two_steps(call: Call, parts: int) -> list[SbpSignature]:
-    """Split all dims; a reduced dim is reduced in each block, then over the blocks."""
+    """Split all dims; a split reduced dim is reduced in each block, then over the blocks."""
     dims = dims_of(call)
     return [*kept(call, dims, keeps_dims(call)), *together(dims, _in_two_steps)]
 
@@ -271,7 +271,7 @@ def _in_two_steps(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> 
 
 @register(torch.linalg.vector_norm, any_cuts=True)
 def vector_norm(call: Call, parts: int) -> list[SbpSignature]:
-    """Split all dims; a reduced dim takes the norm of the blocks' norms."""
+    """Split all dims; for a split reduced dim, take the norm of the norms of the blocks."""
     dims = dims_of(call, 2)
     return [*kept(call, dims, keeps_dims(call, 3)), *together(dims, _vector_norm)]
 
@@ -307,7 +307,7 @@ def norm(
 
 @register(*forms("cumsum"), any_cuts=True)
 def cumsum(call: Call, parts: int) -> list[SbpSignature]:
-    """Linear; along the accumulated dim, each block adds the sums of the blocks before it."""
+    """Split all dims; along the accumulated dim, add the sums of preceding blocks. Linear."""
     dims = dims_of(call)
     found = [SbpSignature((split(d),), (split(d),), run=_cumsum) for d in dims]
     return [*kept(call, dims, True), *found, *terms(call, 0)]
@@ -337,7 +337,7 @@ def nanmean(input: torch.Tensor, dim: Any = None, keepdim: bool = False, **kwarg
 def linalg_norm(
     A: torch.Tensor, ord: Any = None, dim: Any = None, keepdim: bool = False, **kwargs: Any
 ) -> torch.Tensor:
-    """Compute norms of vectors, or of matrices if two dims are given or the input has two."""
+    """Compute vector norms, or matrix norms if two dims are given or the input has two."""
     is_pair = isinstance(dim, (tuple, list)) and len(dim) == 2
     if ord is not None and (is_pair or (dim is None and A.dim() == 2)):
         return torch.linalg.matrix_norm(A, ord, dim or (-2, -1), keepdim, **kwargs)
@@ -346,7 +346,7 @@ def linalg_norm(
 
 @register(torch.linalg.matrix_norm, any_cuts=True)
 def matrix_norm(call: Call, parts: int) -> list[SbpSignature]:
-    """Split the other dims; the Frobenius norm splits all dims."""
+    """Split the batch dims; the Frobenius norm splits all dims."""
     dims = dims_of(call.replaced(2, "dim", call.get(2, "dim", (-2, -1))), 2)
     found = kept(call, dims, keeps_dims(call, 3))
     return [*found, *together(dims, _frobenius)] if call.get(1, "ord", "fro") == "fro" else found

@@ -1,4 +1,4 @@
-"""Interpolation: blocks of spatial dims, with the neighbouring cells that their outputs read."""
+"""Interpolation: blocks of spatial dims fetch the neighbouring cells that their outputs read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NEAREST = ("nearest", "nearest-exact")
 
 @register(F.interpolate, any_cuts=True)
 def interpolate(call: Call, parts: int) -> list[SbpSignature]:
-    """Split all dims, or samples and channels only where the library has no kernel."""
+    """Split all dims, or only samples and channels for modes without a layer in gpudist."""
     x, dims = call.tensors[0], call.tensors[0].dims - 2
     is_float = x.dtype.is_floating_point
     found = along_last(call, partial(_bind, dims), dims)

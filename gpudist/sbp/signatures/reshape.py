@@ -44,7 +44,7 @@ def groups(source: Shape, target: Shape) -> Iterator[tuple[range, range]]:
 
 
 def leading(shape: Shape, dims: range) -> Iterator[int]:
-    """Yield the dims of a group whose blocks are contiguous: only dims of length 1 are before."""
+    """Yield the dims of a group whose blocks are contiguous: all dims before them have length 1."""
     for dim in dims:
         yield dim
         if shape[dim] != 1:
@@ -73,17 +73,17 @@ def block_shape(dim: int, sizes: Sequence[int] | None = None) -> Localize:
 
 @dataclass(frozen=True)
 class Units:
-    """A dim of the input whose units of cells become units of cells of a dim of the result.
+    """A dim of the input whose units of cells become units of a dim of the result.
 
     Attributes:
         dim: dim of the input.
         other: dim of the result.
         extent: length of ``dim``.
-        unit: cells of the input in a unit.
-        made: cells of the result in a unit.
+        unit: number of cells in a unit of the input.
+        made: number of cells in a unit of the result.
         parts: number of workers along the axis.
         localize: returns the ``localize`` for the result's dim and the sizes of its blocks.
-        takes_empty: whether the function takes blocks without cells.
+        takes_empty: whether the function accepts blocks without cells.
     """
 
     dim: int
@@ -118,7 +118,7 @@ class Units:
 
 
 def pairs(source: Shape, target: Shape, parts: int) -> Iterator[Units]:
-    """Yield dims whose blocks are contiguous in both shapes; length 1 only pairs with length 1."""
+    """Yield pairs of dims with contiguous blocks in both shapes; length 1 pairs with length 1."""
     for dims, others in groups(source, target):
         for dim in leading(source, dims):
             for other in leading(target, others):
@@ -133,7 +133,7 @@ def pairs(source: Shape, target: Shape, parts: int) -> Iterator[Units]:
 
 @register(torch.reshape, view=True, any_cuts=True)
 def reshape(call: Call, parts: int) -> list[SbpSignature]:
-    """Split dims whose blocks have the same cells in the same order; terms."""
+    """Split dims whose blocks keep their cells in order; linear."""
     source, target = call.shapes[0], call.outputs[0].shape
     found = [pair.signature() for pair in pairs(source, target, parts)]
     return [*filter(None, found), SbpSignature((partial_sum,), (partial_sum,))]
@@ -153,7 +153,7 @@ def expand(call: Call, parts: int) -> list[SbpSignature]:
 
 
 def repeated(call: Call) -> dict[int, Fetch]:
-    """Return the sources of the cells of a tiled tensor, along its own dims."""
+    """Return the source of each cell of a tiled tensor along the tensor's own dims."""
     shape, times = call.shapes[0], tuple(call.get(1, "dims"))
     own = ((1,) * (len(shape) - len(times)) + times)[-len(shape) or len(times) :]
     return {
@@ -165,7 +165,7 @@ def repeated(call: Call) -> dict[int, Fetch]:
 
 @register(torch.tile, any_cuts=True)
 def tile(call: Call, parts: int) -> list[SbpSignature]:
-    """Split dims that are not repeated; repeated ones too if the result has no new dims."""
+    """Split dims that are not repeated; also repeated ones, if the result has no new dims."""
     shape, times = call.shapes[0], tuple(call.get(1, "dims"))
     new = max(len(times) - len(shape), 0)
     if not new:
@@ -183,8 +183,8 @@ def shape_by(function: Function, x: torch.Tensor, args: Any, kwargs: Any) -> Sha
     given = [*args, *kwargs.values()]
     if any(isinstance(one, (torch.dtype, torch.Tensor)) for one in given):
         raise NotImplementedError(
-            f"{name_of(function)} of a global tensor takes sizes and dims, not dtypes or tensors; "
-            "for another dtype use x.to(dtype)"
+            f"{name_of(function)} of a global tensor: an argument is a dtype or a tensor; pass "
+            "sizes and dims as numbers, and use x.to(dtype) for another dtype"
         )
     with torch.no_grad():
         return tuple(function(torch.empty(x.shape, device="meta"), *args, **kwargs).shape)
@@ -239,7 +239,7 @@ def repeat_interleave(call: Call, parts: int) -> list[SbpSignature]:
     found = [SbpSignature((partial_sum,), (partial_sum,))]
     if not isinstance(times, int) or len(call.tensors) != 1:
         raise NotImplementedError(
-            "repeat_interleave of a global tensor does not take a tensor of repeats; pass a number"
+            "repeat_interleave of a global tensor: repeats is a tensor; pass a number"
         )
     if along is None:
         return (

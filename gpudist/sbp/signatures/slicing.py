@@ -1,4 +1,4 @@
-"""Parts of a tensor: ``x[...]`` with ints and slices, ``narrow``, ``flip``, ``roll``."""
+"""Slices of a tensor: ``x[...]`` with ints and slices, ``narrow``, ``flip``, ``roll``."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from gpudist.sbp.views import is_copy
 
 
 def kept(dims: Sequence[int], result: Sequence[int] | None = None) -> list[SbpSignature]:
-    """Return splits of the whole dims ``dims``, called ``result`` in the result, and terms."""
+    """Return splits of dims taken in full, which are ``result`` in the result, and terms."""
     result = dims if result is None else result
     found = [SbpSignature((split(a),), (split(b),)) for a, b in zip(dims, result, strict=True)]
     return [*found, SbpSignature((partial_sum,), (partial_sum,))]
 
 
 def index_by_dim(index: Any, dims: int) -> list[Any]:
-    """Return ints, slices and ``None``, one for each dim of the tensor and each new one."""
+    """Return one int, slice or ``None`` for each dim of the tensor and each new dim."""
     given = list(index) if isinstance(index, tuple) else [index]
     for one in given:
         is_int = isinstance(one, int) and not isinstance(one, bool)
@@ -40,7 +40,7 @@ def index_by_dim(index: Any, dims: int) -> list[Any]:
 
 
 def own_cells(taken: range, part: AxisPart, extent: int) -> range:
-    """Return the ``taken`` cells of a dim that a block has, counted from its first cell."""
+    """Return which of the ``taken`` cells a block holds, counted from its first cell."""
     start, stop = part.cells(extent)
     first, end = (
         min(max(-(-(edge - taken.start) // taken.step), 0), len(taken)) for edge in (start, stop)
@@ -52,7 +52,7 @@ def own_cells(taken: range, part: AxisPart, extent: int) -> range:
 def sliced(
     own: int, new: int, taken: range, extent: int, parts: int, sizes: tuple[int, ...] | None = None
 ) -> SbpSignature:
-    """Return the signature for a slice of dim ``own``, ``new`` in the result."""
+    """Return the signature for a slice of dim ``own``, which is dim ``new`` of the result."""
 
     def localize(call: Call, part: AxisPart) -> Call:
         cells = own_cells(taken, part, extent)
@@ -77,10 +77,9 @@ def with_index(call: Call, dim: int, one: int | slice) -> Call:
 
 
 def in_terms(dim: int, sizes: tuple[int, ...] | None = None) -> SbpSignature | None:
-    """Return the signature for the dim of an int: terms, all but one of them zero.
+    """Return the signature for a dim indexed by an int: terms, of which all but one are zero.
 
-    A block uses its first cell in place of the int's, which gives the same shape. Blocks must not
-    be empty.
+    Shapes follow from indexing each block at its first cell. Blocks must not be empty.
     """
     if sizes is not None and not min(sizes):
         return None
@@ -93,12 +92,12 @@ def in_terms(dim: int, sizes: tuple[int, ...] | None = None) -> SbpSignature | N
 
 
 def run_index(call: Call, tensors: Sequence[Tensor], where: Where) -> Tensor:
-    """Return the block's part of the result; zeros if the block lacks the cells of an int."""
+    """Return the block's part of the result; zeros if the block lacks a cell indexed by an int."""
     (x,) = tensors
     cells = where.inputs[0]
     shape = where.call.shapes[0]
     index = index_by_dim(where.call.args[1], len(shape))
-    # Slices are local to the block already.
+    # Slices have already been localized to the block.
     local = index_by_dim(call.args[1], len(shape))
     dim = 0
     for i, one in enumerate(index):
@@ -106,7 +105,7 @@ def run_index(call: Call, tensors: Sequence[Tensor], where: Where) -> Tensor:
             cell = one % shape[dim]
             if not cells.start[dim] <= cell < cells.stop[dim]:
                 none = x.new_zeros(where.outputs[0].shape)
-                # The sum over no cells ties the graph; for integers its dtype would differ.
+                # A sum over no cells connects the graph; for integers, its dtype would differ.
                 return none + x.reshape(-1)[:0].sum() if x.requires_grad else none
             local[i] = cell - cells.start[dim]
         dim += one is not None
@@ -115,7 +114,7 @@ def run_index(call: Call, tensors: Sequence[Tensor], where: Where) -> Tensor:
 
 @register(Tensor.__getitem__, view=True, any_cuts=True)
 def index(call: Call, parts: int) -> list[SbpSignature]:
-    """Split dims that are taken whole, sliced dims and dims of ints."""
+    """Split dims taken in full, sliced dims, and dims indexed by an int."""
     shape = call.shapes[0]
     dims: list[int] = []
     results: list[int] = []
@@ -139,11 +138,11 @@ def index(call: Call, parts: int) -> list[SbpSignature]:
 
 @compose(Tensor.__setitem__)
 def set_index(x: Any, index: Any, value: Any) -> None:
-    """Write to ``x[index]``, or to the slice of the same cells if it does not share memory."""
+    """Write to ``x[index]``; ints that index a split dim are replaced by slices."""
     if not hasattr(x, "_local"):
         raise NotImplementedError(
-            "x[...] = value: x is a plain tensor and the value or index is global; convert x with "
-            "gpudist.to_global"
+            "x[...] = value: x is a plain tensor, but the value or an index is global; convert x "
+            "with gpudist.to_global"
         )
     if isinstance(index, Tensor) and index.dtype == torch.bool and not _has_dims(value):
         mask = index.reshape(*index.shape, *[1] * (x.dim() - index.dim()))
@@ -173,7 +172,7 @@ def set_index(x: Any, index: Any, value: Any) -> None:
     if not _has_dims(value):
         cells.fill_(value)
         return
-    # From the last dim on: an int adds a dim to the value, and ``None`` removes one.
+    # From the last dim backwards: an int adds a dim to the value, and ``None`` removes one.
     dim = value.dim()
     for one in reversed(by_dim):
         if isinstance(one, int):
@@ -191,7 +190,7 @@ def set_index(x: Any, index: Any, value: Any) -> None:
 def _shared(cells: Any) -> Any:
     if is_copy(cells):
         raise NotImplementedError(
-            "x[...] = value: the slice does not share memory with x; box x first with to_global"
+            "x[...] = value: the slice does not share memory with x; box x with to_global first"
         )
     return cells
 
@@ -208,13 +207,15 @@ def select(x: Tensor, dim: int, index: int) -> Tensor:
 @compose(*forms("narrow"))
 def narrow(x: Tensor, dim: int, start: int, length: int) -> Tensor:
     with torch.no_grad():
-        torch.empty(x.shape, device="meta").narrow(dim, start, length)  # torch's own checks
+        torch.empty(x.shape, device="meta").narrow(
+            dim, start, length
+        )  # Only for torch's own checks.
     first = int(start) + (x.shape[dim] if start < 0 else 0)
     return x[(*[slice(None)] * (dim % x.dim()), slice(first, first + length))]
 
 
 def turned(call: Call) -> dict[int, Fetch]:
-    """Return the sources of cells in reverse order."""
+    """Return the source of each cell of a flipped tensor."""
     shape = call.shapes[0]
     given = call.args[1:] if len(call.args) > 1 else (call.kwargs["dims"],)
     dims = given if isinstance(given[0], int) else given[0]
@@ -238,7 +239,7 @@ def flipud(x: Tensor) -> Tensor:
 
 
 def rolled(call: Call) -> dict[int, Fetch]:
-    """Return the sources of rolled cells."""
+    """Return the source of each cell of a rolled tensor."""
     shape = call.shapes[0]
     shifts, given = call.get(1, "shifts"), call.get(2, "dims")
     shifts = [shifts] if isinstance(shifts, int) else shifts
@@ -255,6 +256,6 @@ def rolled(call: Call) -> dict[int, Fetch]:
 @register(*forms("roll"), any_cuts=True)
 def roll(call: Call, parts: int) -> list[SbpSignature]:
     if call.get(2, "dims") in (None, (), []):
-        # All dims are rolled as one.
+        # Without dims, torch rolls the flattened tensor.
         return [SbpSignature((partial_sum,), (partial_sum,))]
     return fetching(call, parts, rolled)

@@ -1,4 +1,4 @@
-"""Softmax along a dim, which may be split: one maximum and one sum for each line."""
+"""Softmax along a dim, which may be split: it needs one maximum and one sum for each line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _dim(call: Call) -> int:
     dims = call.tensors[0].dims
     given = call.get(1, "dim")
     if given is None:
-        # torch's default, with a warning.
+        # torch's default for an omitted dim, which it warns about.
         return 0 if dims in (0, 1, 3) else 1
     return given % max(dims, 1)
 

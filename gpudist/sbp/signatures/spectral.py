@@ -1,4 +1,4 @@
-"""Fourier transforms of whole dims; if one is split, another dim is split instead."""
+"""Fourier transforms of full dims; if such a dim is split, another is split instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Permute dims: ``transpose``, ``permute``, ``movedim``, ``t``, ``x.T`` and the like."""
+"""Permutations of dims: ``transpose``, ``permute``, ``movedim``, ``t``, ``x.T`` and others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolutions: blocks of spatial dims, with the neighbouring cells that their windows read."""
+"""Convolutions: blocks of spatial dims fetch the neighbouring cells that their windows read."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def windowed(
 ) -> SbpSignature:
     """Return the signature that splits input and result in samples or in a spatial dim.
 
-    All other tensors are copied. The result's blocks of a spatial dim are balanced, whatever the
-    input's blocks are.
+    All other tensors are copies. The result is balanced along a spatial dim, whatever the blocks of
+    the input are.
     """
     others = (broadcast,) * (len(call.tensors) - 1)
     inputs, outputs = (split(dim, sizes), *others), (split(dim, None if dim else sizes),)
@@ -60,7 +60,7 @@ def layout_of(where: Where, slot: int = 0) -> tuple[Any, BlockLayout]:
 
 
 def given_numbers(value: Any, dims: int) -> tuple[int, ...]:
-    """Return one number per dim from one number or several, as torch takes them."""
+    """Return one number per dim, given a single number or one per dim."""
     if isinstance(value, (tuple, list)):
         return tuple(int(n) for n in value) * (dims if len(value) == 1 else 1)
     return (int(value),) * dims
@@ -124,7 +124,7 @@ def _inputs(dim: int, sizes: tuple[int, ...] | None = None) -> SbpSignature | No
 
 
 def linear_in_each(count: int) -> list[SbpSignature]:
-    """Return signatures of a product of ``count`` tensors: terms of one of them give terms."""
+    """Return signatures of a product of ``count`` tensors: terms in one factor give terms."""
     return [
         SbpSignature(
             tuple(partial_sum if i == k else broadcast for i in range(count)), (partial_sum,)
@@ -134,15 +134,16 @@ def linear_in_each(count: int) -> list[SbpSignature]:
 
 
 def require_samples(call: Call, has_samples: bool) -> None:
-    """Refuse a tensor without a dim of samples.
+    """Raise if the tensor has no dim of samples.
 
     Raises:
-        NotImplementedError: the dim is missing; a converted network then computes the function
-            on the whole tensor.
+        NotImplementedError: the dim is missing; a converted network then computes the function on
+            the full tensor.
     """
     if not has_samples:
         raise NotImplementedError(
-            f"{name_of(call.function)} of global tensors needs a dim of samples: x.unsqueeze(0)"
+            f"{name_of(call.function)} of a global tensor: the dim of samples is missing; add it "
+            "with x.unsqueeze(0)"
         )
 
 
@@ -215,7 +216,7 @@ def any_convolution(
     output_padding: Any,
     groups: int,
 ) -> torch.Tensor:
-    """Call the convolution with the argument order of ``torch.convolution``."""
+    """Call the convolution with the arguments in the order of ``torch.convolution``."""
     dims = weight.dim() - 2
     if transposed:
         function: Any = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
@@ -232,7 +233,7 @@ class LayerOfShape:
     def __init__(self, layer: ConvLayer, layout: BlockLayout) -> None:
         self.layer, self.layout = layer, layout
         self.bound: Any = None
-        # Convolution of the block, if nothing else is to be done.
+        # Convolution of the block alone, if no communication is needed.
         self.alone: Any = None
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
