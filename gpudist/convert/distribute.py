@@ -1,4 +1,4 @@
-"""Convert a network of any classes to compute on blocks of its input."""
+"""Convert any torch network so that it computes on blocks of its input."""
 
 from __future__ import annotations
 
@@ -30,45 +30,48 @@ def distribute(
 ) -> Any:
     """Return a copy of ``network`` that computes on blocks of its input.
 
-    The copy keeps its own modules, names and forward, and computes on global tensors: their
-    ``shape`` is the global shape, and every function of torch is carried out by its rule for
-    blocks. Plain tensors, such as parameters, buffers and tensors that the forward creates, are
-    whole, with the same values on every worker. The gradients of parameters are summed together at
-    the end of backward.
+    The copy keeps its modules, names and forward, and computes on global tensors: their ``shape``
+    is the global shape, and every function of torch is computed by its rule for blocks. Plain
+    tensors, such as parameters, buffers and tensors that the forward creates, are replicated: every
+    worker has the same values. The gradients of all parameters are summed together at the end of
+    backward.
 
     Args:
-        network: any tree of modules, the same on every rank; it is not changed.
+        network: any tree of modules, the same on every rank; not modified.
         P_x: partition of the inputs that are blocks, one axis for each of their dims.
-        plan: edited result of :func:`plan_of`.
+        plan: result of :func:`plan_of`, with edits to apply.
         inputs: kinds of inputs by argument name, where the default does not fit. By default, a
-            plain tensor with one dim for each axis of ``P_x`` is this worker's block; any other is
-            whole. ``"block"``, ``"whole"``, ``"dynamic"`` (a block whose global shape is agreed on
-            at every call), or the global shape of a block, which avoids the agreement.
-        methods: every method that is called from outside, such as ``("encode", "decode")``.
-        unknown: treatment of functions without a rule: ``"gather"`` their inputs on every worker,
-            with a warning, or ``"refuse"`` them.
+            plain tensor with one dim for each axis of ``P_x`` is this worker's block, and any other
+            is the whole tensor. Kinds are ``"block"``, ``"whole"``, ``"dynamic"`` (a block whose
+            global shape the ranks agree on at every call), or the global shape of a block, which
+            saves agreeing on it.
+        methods: all methods that are called from outside the network, such as
+            ``("encode", "decode")``.
+        unknown: treatment of functions without a rule: ``"gather"`` gathers their inputs on every
+            worker, with a warning, and ``"refuse"`` raises.
         gather_limit_bytes: maximum number of bytes gathered for one such function; by default twice
             the largest block so far, times the number of workers.
-        replicate_parameters: if true, every worker holds the parameters. Otherwise only the first
-            worker does, as in the paper, and every call broadcasts them.
-        global_shape: not supported, raises; ``inputs`` takes global shapes.
+        replicate_parameters: if ``True``, every worker holds the parameters. Otherwise only the
+            first worker does, and every call broadcasts them, as in the paper.
+        global_shape: not supported; pass global shapes by ``inputs``.
 
     Returns:
         The converted network, on the device of ``P_x``; its class is a subclass of the original
-        one. It takes blocks or global tensors and returns global tensors: ``y.to_local()`` is this
-        worker's block, ``y.full_tensor()`` the whole tensor. torch's losses accept them with global
-        targets. ``P_x`` and ``P_y`` are the partitions of the inputs and, after a call, of the
-        outputs.
+        class. It takes blocks or global tensors, and returns global tensors: ``y.to_local()`` is
+        this worker's block, ``y.full_tensor()`` the whole tensor. torch's losses accept them with
+        global targets. ``P_x`` and ``P_y`` are the partitions of the inputs and, after a call, of
+        the outputs.
 
     Cost:
-        No message; a copy of the network. The first call derives how each function is carried out;
-        later calls with the same shapes reuse it. Backward sums the gradients of parameters, with
-        one message per bucket.
+        A copy of the network, and no message. The first call derives how to compute each function;
+        later calls with the same shapes reuse the result. Backward sums the gradients of parameters
+        with one message per bucket.
 
     Raises:
         ConversionError: on every rank alike, if a module cannot be converted; in a call, if a
-            function is refused. The message names the module and the line of the forward.
-        ShapeError: on every rank alike, in a call, if inputs do not fit together.
+            function without a rule is refused. The message names the module and the line of the
+            forward.
+        ShapeError: on every rank alike, in a call, if the inputs are inconsistent.
     """
     if global_shape is not None:
         raise ConversionError(
@@ -76,7 +79,9 @@ def distribute(
             f"block under its argument's name: inputs={{{_first_name(network)!r}: (...)}}"
         )
     if unknown not in ("gather", "refuse"):
-        raise ConversionError(f"unknown is {unknown!r}; it must be 'gather' or 'refuse'")
+        raise ConversionError(
+            f"distribute: unknown is {unknown!r}; it must be 'gather' or 'refuse'"
+        )
     require_python(network)
     entries = names_of_entries(network, methods)
     require_known(inputs or {}, *entries)
@@ -104,7 +109,7 @@ def _first_name(network: torch.nn.Module) -> str:
 
 
 def require_python(network: torch.nn.Module) -> None:
-    """Refuse modules whose forward is not Python code.
+    """Raise if the forward of a module is not Python code.
 
     Raises:
         ConversionError: the network contains such a module; the message names the first one.

@@ -1,4 +1,4 @@
-"""Plan a network on a partition: run one rank's forward without a world or cells."""
+"""Plan a network on a partition: run the forward of one rank without a world and without data."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Shape = Sequence[int]
 
 
 class _Counter:
-    """Counts what one rank sends."""
+    """Counter of the bytes that one rank sends."""
 
     def __init__(self) -> None:
         self.sent_bytes = 0
@@ -65,19 +65,19 @@ def plan_of(
 ) -> NetworkPlan:
     """Return the plan of a network converted by :func:`distribute`, for inputs of these shapes.
 
-    Runs one rank's forward on tensors without cells, with the real plans. It needs no world, copies
-    no weight and allocates no memory.
+    The forward of one rank runs with the real plans on tensors without data. This needs no world,
+    copies no weights and allocates no memory.
 
     Args:
-        network: network as for :func:`distribute`; it is not changed.
-        P_x: partition whose transport's messages are counted, or the shape of a grid of any size,
-            for messages over shared memory.
-        shapes: global shapes of the inputs, in the order of the arguments. Pass a tensor, which may
-            have no cells, if its dtype differs from the parameters' or if the forward reads its
-            values.
-        ranks: rank to plan, or several ranks whose bytes are added up; the first rank by default.
+        network: network as for :func:`distribute`; not modified.
+        P_x: partition, whose transport determines the messages to count; or the shape of a grid of
+            any size, for messages over shared memory.
+        shapes: global shapes of the inputs, in the order of the arguments. Pass a tensor instead if
+            its dtype differs from the parameters' (a meta tensor will do) or if the forward reads
+            its values.
+        ranks: rank to plan, or several ranks, whose bytes are summed; by default the first rank.
         plan: edits to apply.
-        method: method that is called.
+        method: method to call.
         inputs: kinds of inputs; see :func:`distribute`.
         named: further arguments by name: tensors of global shapes, or any other values.
 
@@ -97,8 +97,8 @@ def plan_of(
     wrong = [rank for rank in chosen if not 0 <= rank < prod(grid)]
     if wrong:
         raise ConversionError(
-            f"ranks {wrong} are not among the {prod(grid)} ranks of a grid {list(grid)}; "
-            f"use 0 to {prod(grid) - 1}"
+            f"plan_of: ranks {wrong} are not on a grid {list(grid)} of {prod(grid)} ranks; use 0 "
+            f"to {prod(grid) - 1}"
         )
     posting = posting_of(P_x.transport) if isinstance(P_x, CartesianPartition) else "host"
     found: NetworkPlan | None = None
@@ -149,19 +149,19 @@ def _planned(
             outputs = call(*given, **others)
     except GpudistError:
         raise
-    # The network is the user's, and may raise anything.
+    # The user's network may raise any exception.
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
         if "meta tensor" in str(error):
-            why = "it depends on values, which exist only in a real run"
+            why = "it reads values of tensors, which exist only in a real run"
         raise ConversionError(
-            f"the network cannot be planned for these inputs: {_place_of(error)}{why}"
+            f"plan_of: the network cannot be planned for these inputs: {_place_of(error)}{why}"
         ) from error
     return NetworkPlan(record.rows, plan.repartitions, plan.weights, without_wait(outputs))
 
 
 class _Rehearsal(Conversion):
-    """Conversion for one call on tensors without cells, with the values that are known."""
+    """Conversion for one call on tensors without data, with the values that are known."""
 
     def __init__(
         self, entrance: Entrance, values: KnownValues, given: Mapping[str, torch.Tensor]
@@ -173,7 +173,7 @@ class _Rehearsal(Conversion):
     def __call__(self, network: nn.Module, function: Any, args: Any, kwargs: Any) -> Any:
         @functools.wraps(function)
         def knowing(*args: Any, **kwargs: Any) -> Any:
-            # Enter the mode again, so that it sees global tensors before the interception does.
+            # Enter the mode again, so that it handles global tensors before the interception does.
             with self.values:
                 return function(*args, **kwargs)
 
@@ -210,7 +210,7 @@ def converted_for(
     global_shape: Sequence[int],
     replicate_parameters: bool = True,
 ) -> Any:
-    """Return a copy without cells, converted for its only input; ranks agree on nothing."""
+    """Return a copy without data, converted for its only input, without agreement among ranks."""
     made = without_cells(network)
     (name, *_), _ = names_of_entries(network, ["forward"])
     entrance = Entrance(P_x, {name: tuple(global_shape)})
@@ -250,7 +250,7 @@ def _block(name: str, x: Any, P_x: CartesianPartition, kinds: dict[str, Any]) ->
 
 
 def without_cells(network: nn.Module) -> nn.Module:
-    """Copy the tree with parameters and buffers that have shapes but no cells."""
+    """Copy the tree with parameters and buffers that have shapes but no data."""
     memo: dict[int, Any] = {
         id(p): nn.Parameter(torch.empty_like(p, device=META), p.requires_grad)
         for p in network.parameters()

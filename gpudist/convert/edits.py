@@ -1,4 +1,4 @@
-"""Apply the edits of a plan to a converted network: repartitions and split weights."""
+"""Apply a plan's edits to a converted network: repartitions and split weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpudist.world.partition import CartesianPartition, Partition
 def grid_of(
     path: str, shape: Shape, P_x: CartesianPartition
 ) -> tuple[CartesianPartition, list[int]]:
-    """Return the first workers of ``P_x`` on a grid of the axes longer than 1, and these axes."""
+    """Return the first workers of ``P_x`` on a grid without axes of length 1, and its axes."""
     count = workers_of(path, shape, P_x.size)
     members = P_x.world.create_partition_inclusive(list(P_x.ranks[:count]))
     axes = [axis for axis, n in enumerate(shape) if n > 1]
@@ -30,17 +30,17 @@ def grid_of(
 
 
 def follow(plan: NetworkPlan, network: nn.Module, P_x: CartesianPartition) -> list[SplitWeight]:
-    """Register the hooks of ``plan`` on the modules of ``network``, and split the weights.
+    """Register the hooks of ``plan`` on the modules of ``network``, and split weights.
 
     Raises:
         ConversionError: on every rank alike, if the plan names a module that does not exist, or an
-            edit that is not possible.
+            edit is impossible.
     """
     modules = dict(network.named_modules(remove_duplicate=False))
     missing = [path for path in (*plan.repartitions, *plan.weights) if path not in modules]
     if missing:
         raise ConversionError(
-            f"the plan names {missing}, which are not modules of the network; its modules are "
+            f"plan: the network has no modules {missing}; its modules are "
             f"{[path for path in modules if path]}"
         )
     for path, shape in plan.repartitions.items():
@@ -65,8 +65,8 @@ def _move_first(
         return None
     if args[0].dim() != len(shape):
         raise ConversionError(
-            f"{path}: the plan moves the input to a grid of shape {list(shape)}, but the input has "
-            f"shape {list(args[0].shape)}; give one axis for each dim"
+            f"{path}: the plan repartitions the input to a grid of shape {list(shape)}, but the "
+            f"input has shape {list(args[0].shape)}; give one axis for each dim"
         )
     return (args[0].to_global(placement, sbp), *args[1:])
 
@@ -74,7 +74,7 @@ def _move_first(
 class SplitWeight:
     """Linear layer whose weight is split: each worker holds one block of it.
 
-    Its parameters are ordinary ones, of the shape of the block. During a call, global tensors
+    Its parameters are ordinary ones with the shape of the block. During a call, global tensors
     replace them.
     """
 
@@ -82,7 +82,8 @@ class SplitWeight:
         if not isinstance(layer, nn.Linear) or len(shape) < 3:
             raise ConversionError(
                 f"{path}: split_weight got a {type(layer).__name__} and a grid {list(shape)}; it "
-                "takes a Linear and [*leading, rows, columns], with at least one leading axis"
+                "takes a Linear and a grid [*leading, rows, columns] with at least one leading "
+                "axis"
             )
         self.path, self.layer, self.shape = path, layer, shape
         self.P, axes = grid_of(path, shape, P_x)
@@ -103,8 +104,8 @@ class SplitWeight:
         for name, n in zip(("out_features", "in_features"), shape[-2:], strict=True):
             if getattr(layer, name) < n:
                 raise ConversionError(
-                    f"{path}: {name} is {getattr(layer, name)}, fewer than the {n} workers of the "
-                    "grid's axis; use a smaller grid"
+                    f"{path}: {name} is {getattr(layer, name)}, but the axis of the grid has {n} "
+                    "workers; use a smaller grid"
                 )
         self._cut()
         full = P_x.world.create_partition_inclusive(list(self.P.ranks))
@@ -132,13 +133,14 @@ class SplitWeight:
             return None
         if x.dim() != self.dims + 1:
             raise ConversionError(
-                f"{self.path}: the plan splits its weight on a grid {list(self.shape)}, for inputs "
-                f"of {self.dims + 1} dims, but the input has shape {list(x.shape)}"
+                f"{self.path}: the input has shape {list(x.shape)}, but the plan splits the "
+                f"weight on a grid {list(self.shape)}, for inputs of {self.dims + 1} dims; change "
+                "the grid"
             )
         return (x.to_global(self.placement, self.input_sbp), *args[1:])
 
     def holders(self, name: str) -> Partition | None:
-        """Return the workers with the same block as this one; ``None`` if it is the only one."""
+        """Return the workers that hold this worker's block; ``None`` if there is no other."""
         if not self.P.active:
             return None
         axes = [i for i, one in enumerate(self.sbps[name]) if one == broadcast]

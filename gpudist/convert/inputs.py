@@ -1,4 +1,4 @@
-"""Turn the inputs of a converted network into global tensors, or leave them whole."""
+"""Convert the inputs of a network to global tensors."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ Inputs = Mapping[str, Kind | Sequence[int]]
 
 
 class Entrance:
-    """Turns the input blocks of a network into global tensors.
+    """Converter of a network's input blocks to global tensors.
 
     A plain tensor with as many dims as ``P_x`` has axes is this worker's block; any other is whole,
-    the same on every worker. Ranks outside ``P_x`` pass a tensor without cells for a block.
+    that is, equal on every worker. In place of a block, ranks outside ``P_x`` pass an empty tensor.
 
     Args:
         P_x: partition of the inputs that are blocks, one axis for each of their dims.
         inputs: kinds of inputs by name, where the default does not fit: ``"block"``, ``"whole"``,
-            ``"dynamic"`` (a block whose global shape is agreed on at every call), or the global
-            shape of a block.
+            ``"dynamic"`` (a block whose global shape the ranks agree on at every call), or the
+            global shape of a block.
     """
 
     def __init__(self, P_x: CartesianPartition, inputs: Inputs) -> None:
@@ -54,15 +54,16 @@ class Entrance:
     def __call__(self, name: str, x: torch.Tensor, is_first: bool = False) -> torch.Tensor:
         """Return a block as a global tensor, and any other input unchanged.
 
-        Collective over the world if the global shape is not known.
+        Collective over the world if the global shape is unknown.
 
         Args:
             name: argument name of the input.
             x: the input.
-            is_first: whether no other block came before, so that this one must be a block.
+            is_first: whether no block precedes this input, which must therefore be one.
 
         Raises:
-            ShapeError: on every rank alike, if the input may be a block or whole.
+            ShapeError: on every rank alike, if the input could be a block as well as the whole
+                tensor.
         """
         if isinstance(x, GlobalTensor):
             same = on_axes_of(x, self.placement)
@@ -99,30 +100,34 @@ class Entrance:
         return self._agreements[name]
 
     def _require_cut(self, name: str, layout: BlockLayout) -> None:
-        """Refuse an ambiguous input: one cell on every worker along every split dim."""
+        """Raise for an ambiguous input: one cell on every worker along every split dim."""
         dims = [layout.decomposition.dims[axis] for axis in self.axes]
         if dims and all(self._sizes(blocks) == [1] * blocks.parts for blocks in dims):
             block = [1 if d in self.axes else n for d, n in enumerate(layout.decomposition.shape)]
             raise ShapeError(
-                f"input {name!r} of shape {block} has one cell on every worker along the dims that "
-                f"P_x of shape {list(self.P_x.shape)} splits, so it may be a block or whole; "
-                f"say which: distribute(..., inputs={{{name!r}: 'block'}}) or 'whole'"
+                f"input {name!r} of shape {block} has one cell on every worker along the dims "
+                f"that P_x of shape {list(self.P_x.shape)} splits, so it could be a block or the "
+                f"whole tensor; say which: distribute(..., inputs={{{name!r}: 'block'}}) or "
+                "'whole'"
             )
 
 
 def require_known(inputs: Inputs, names: Sequence[str], takes_any: bool) -> None:
-    """Refuse names that are not arguments of the network's methods.
+    """Raise if a name is not an argument of the network's methods.
 
     Raises:
         ConversionError: a name or a value of ``inputs`` is not known.
     """
     unknown = [name for name in inputs if name not in names]
     if unknown and not takes_any:
-        raise ConversionError(f"inputs names {unknown}, but the network takes {list(names)}")
+        raise ConversionError(
+            f"distribute: inputs names {unknown}, but the arguments of the network are "
+            f"{list(names)}"
+        )
     for name, kind in inputs.items():
         is_shape = not isinstance(kind, str) and all(hasattr(n, "__index__") for n in kind)
         if not is_shape and kind not in ("block", "whole", "dynamic"):
             raise ConversionError(
-                f"inputs[{name!r}] is {kind!r}; use 'block', 'whole', 'dynamic' or the "
-                "global shape of the tensor"
+                f"distribute: inputs[{name!r}] is {kind!r}; use 'block', 'whole', 'dynamic' or "
+                "the global shape of the tensor"
             )

@@ -1,9 +1,9 @@
-"""Values of small tensors that a dry run knows although its tensors have no cells.
+"""Values of small tensors that are known in a dry run, whose tensors have no data.
 
 A forward may read values of its inputs or of tensors that it creates: whether a mask is all ones,
-how long a range is. Such a tensor has no cells in a dry run, but its origin is known, and computing
-it again on the CPU is cheap. A global tensor carries the value of the whole tensor. All other
-tensors are assumed to be finite, since forwards check for that.
+how long a range is. In a dry run such a tensor has no data, but it can be recomputed cheaply on the
+CPU. A global tensor carries the value of the full tensor. All other tensors are assumed to be
+finite, because forwards check for that.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FINITE = {
 
 
 def know(x: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Attach ``value`` to ``x``, which has no cells, and return ``x``."""
+    """Attach ``value`` to ``x``, which has no data, and return ``x``."""
     if value.numel() <= _MOST_CELLS and value.device.type == "cpu":
         vars(x)[_VALUE] = value.detach()
     return x
@@ -50,11 +50,11 @@ def value_of(x: Any) -> torch.Tensor | None:
 
 
 class KnownValues(TorchFunctionMode):
-    """Carries known values of tensors through calls, and answers questions with them."""
+    """Mode that propagates known values through calls, and answers reads of values with them."""
 
     def __init__(self) -> None:
         super().__init__()
-        # Memory of values that something unknown was written to; held so that it is not reused.
+        # Memory that received unknown values; the references prevent its reuse.
         self._spoiled: dict[int, torch.UntypedStorage] = {}
 
     def __torch_function__(
@@ -65,7 +65,8 @@ class KnownValues(TorchFunctionMode):
         known = all(self._is_known(x) for x in given)
         if func in _ASK and given and known:
             if any(isinstance(x, GlobalTensor) for x in given):
-                # A real run sends messages to read a value of blocks; here it then lacks cells.
+                # A real run sends messages to read a value from blocks; a dry run has no data to
+                # send.
                 try:
                     func(*args, **kwargs)
                 except GpudistError:
@@ -114,7 +115,7 @@ def _writes(func: Any) -> bool:
 
 
 def _of_values(func: Any, args: Any, kwargs: Any) -> Any:
-    """Call the function with the known values, on the CPU."""
+    """Call the function on the known values, on the CPU."""
 
     def value(x: Any) -> Any:
         if isinstance(x, torch.device):

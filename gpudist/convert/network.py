@@ -30,11 +30,11 @@ _CONVERSION = "_gpudist_conversion"
 
 
 class Conversion:
-    """State of a converted network beside its modules.
+    """State of a converted network in addition to its modules.
 
     Attributes:
         P_x: partition of the inputs that are blocks.
-        entrance: turns inputs into global tensors.
+        entrance: converts inputs to global tensors.
         scope: scope of the network's calls.
         outputs: specs of the global tensors that the last call returned.
     """
@@ -62,14 +62,14 @@ class Conversion:
         self.parameters = Parameters(self.P_x)
 
     def __deepcopy__(self, memo: Any) -> Conversion:
-        # Paths and substitutes belong to the original's modules.
+        # Paths and substitutes refer to modules of the original.
         entrance = Entrance(self.P_x, self.entrance.inputs)
         made = Conversion(entrance, *self.settings, self.replicate_parameters)
         made.parameters = copy.deepcopy(self.parameters, memo)
         return made
 
     def agree_on_seed(self) -> None:
-        """Receive the seed of random numbers from the first rank of the world, once."""
+        """Agree once on the seed of random numbers, which the first rank broadcasts."""
         if self.has_seed:
             return
         mine = int(torch.randint(1 << 62, ()).item())
@@ -101,7 +101,7 @@ class Conversion:
     def entered(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Any]:
-        """Return the arguments of a method, with global tensors in place of blocks."""
+        """Return the arguments of a method with blocks converted to global tensors."""
         names = names_by_place(function)
         holders, blocks = self.parameters.holders, 0
 
@@ -124,7 +124,7 @@ class Conversion:
         return entered, {name: enter(name, x) for name, x in kwargs.items()}
 
     def left(self, result: Any) -> Any:
-        """Return the result with global tensors only: a plain one is a copy on every worker."""
+        """Return the result with plain tensors converted to copies on every worker."""
 
         def leave(leaf: Any) -> Any:
             if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
@@ -143,7 +143,7 @@ class Conversion:
 
 
 def copied(network: torch.nn.Module, memo: dict[int, Any] | None = None) -> torch.nn.Module:
-    """Deep-copy a network, including plain attributes with a graph, as ``weight_norm`` has."""
+    """Deep-copy a network, including attributes that are not leaves, as in ``weight_norm``."""
     memo = memo or {}
     for module in network.modules():
         for x in vars(module).values():
@@ -153,24 +153,24 @@ def copied(network: torch.nn.Module, memo: dict[int, Any] | None = None) -> torc
 
 
 def paths_of(network: torch.nn.Module) -> Callable[[], dict[int, str]]:
-    """Return a function that finds the paths of the modules by identity, once."""
+    """Return a cached function that maps the identity of each module to its path."""
     return cache(lambda: {id(module): path for path, module in network.named_modules()})
 
 
 def _is_size(x: Any) -> bool:
-    # torch's trees turn it into a tuple.
+    # torch's tree_map converts it to a tuple.
     return isinstance(x, torch.Size)
 
 
 def without_terms(x: GlobalTensor) -> GlobalTensor:
-    """Return ``x`` in blocks and copies: terms are summed."""
+    """Sum the terms of ``x``, so that only blocks and copies remain."""
     if partial_sum not in x.sbp:
         return x
     return x.to_global(sbp=tuple(broadcast if one == partial_sum else one for one in x.sbp))
 
 
 def names_by_place(function: Callable[..., Any]) -> Callable[[int], str]:
-    """Return a function from the number of a positional argument to its name."""
+    """Return a function that maps the position of an argument to its name."""
     names: list[str] = []
     rest = "args"
     for name, one in inspect.signature(function).parameters.items():
@@ -182,7 +182,7 @@ def names_by_place(function: Callable[..., Any]) -> Callable[[int], str]:
 
 
 def without_wait(outputs: Any) -> Any:
-    """Return the specs of the outputs, in their nesting, without keeping any tensor."""
+    """Return the specs of the outputs, nested alike, without references to tensors."""
     return tree_map(lambda y: spec_of(y) if isinstance(y, GlobalTensor) else None, outputs)
 
 
@@ -190,7 +190,7 @@ def without_wait(outputs: Any) -> Any:
 def _with_substitutes(
     network: torch.nn.Module, conversion: Conversion, scope: Scope
 ) -> Iterator[None]:
-    """Replace the parameters by copies whose gradients are summed at the end of backward."""
+    """Replace parameters by copies whose gradients are summed at the end of backward."""
     places = [
         (module, name, parameter)
         for module in network.modules()
@@ -223,22 +223,22 @@ class Converted:
 
     @property
     def P_y(self) -> Any:
-        """Partitions of the outputs of the last call, in their nesting.
+        """Partitions of the outputs of the last call, nested like the outputs.
 
         Raises:
-            ConversionError: the network was not called yet.
+            ConversionError: the network has not been called yet.
         """
         outputs = conversion_of(self).outputs
         if outputs is None:
             raise ConversionError(
-                "P_y depends on the shapes of the inputs: it is there after the first call; "
-                "before that, use gpudist.plan_of(network, P_x, *shapes).outputs"
+                "P_y depends on the shapes of the inputs, and the network has not been called "
+                "yet; call it first, or use gpudist.plan_of(network, P_x, *shapes).outputs"
             )
         return tree_map(lambda y: None if y is None else _partition_of(y), outputs)
 
 
 def _partition_of(y: GlobalSpec) -> CartesianPartition:
-    """Return the workers with the blocks of a tensor, one axis per dim; of copies, the first."""
+    """Return the workers that hold the blocks of a tensor, or of its first copy."""
     shape, P = [1] * len(y.shape), y.placement.partition
     index: list[Any] = []
     order: list[int] = []
@@ -261,13 +261,16 @@ def conversion_of(network: Any) -> Conversion:
     """
     found = getattr(network, "__dict__", {}).get(_CONVERSION)
     if found is None:
-        raise ConversionError(f"{type(network).__name__} was not made by gpudist.distribute")
+        raise ConversionError(
+            f"{type(network).__name__} is not a converted network; convert it with "
+            "gpudist.distribute"
+        )
     return found
 
 
 @cache
 def converted_class(kind: type[torch.nn.Module], methods: tuple[str, ...]) -> type[Any]:
-    """Return a subclass of ``kind`` whose methods take and return global tensors."""
+    """Return a subclass of ``kind`` whose ``methods`` take and return global tensors."""
 
     def entry(name: str) -> Any:
         original: Any = getattr(kind, name)
@@ -292,7 +295,7 @@ def converted_class(kind: type[torch.nn.Module], methods: tuple[str, ...]) -> ty
 
 
 class _Whole:
-    """The call of a module, with the signature of its forward."""
+    """The call of a module as a function with the signature of its forward."""
 
     def __init__(self, kind: type[torch.nn.Module], network: torch.nn.Module) -> None:
         self.kind, self.network = kind, network
@@ -303,7 +306,7 @@ class _Whole:
 
 
 def names_of_entries(network: torch.nn.Module, methods: Sequence[str]) -> tuple[list[str], bool]:
-    """Return the argument names of all methods, and whether one takes arbitrary arguments.
+    """Return the argument names of all methods, and whether any method takes arbitrary arguments.
 
     Raises:
         ConversionError: the network has no such method.
@@ -314,7 +317,8 @@ def names_of_entries(network: torch.nn.Module, methods: Sequence[str]) -> tuple[
         function = getattr(network, method, None)
         if not callable(function):
             raise ConversionError(
-                f"methods={tuple(methods)}: {type(network).__name__} has no method {method!r}"
+                f"distribute: methods={tuple(methods)}, but {type(network).__name__} has no "
+                f"method {method!r}; name its own methods"
             )
         for name, one in inspect.signature(function).parameters.items():
             names.append(name)
@@ -323,17 +327,17 @@ def names_of_entries(network: torch.nn.Module, methods: Sequence[str]) -> tuple[
 
 
 def _refuse_outside(module: torch.nn.Module, args: Any) -> None:
-    """Refuse calls of a submodule with plain tensors from outside the network's own methods.
+    """Raise if a submodule is called with plain tensors from outside the network's own methods.
 
     Raises:
         ConversionError: no method of the network is running, and an argument is a plain tensor.
     """
     if current_scope() is None and any(type(x) is torch.Tensor for x in args):
         raise ConversionError(
-            f"a {type(module).__name__} of a converted network was called outside of the network's "
-            "own call with a plain tensor, so it would compute on this worker's block alone; name "
-            "the method that calls it, distribute(..., methods=('forward', 'encode')), or pass it "
-            "a global tensor"
+            f"{type(module).__name__}: this module of a converted network was called with a plain "
+            "tensor outside the network's own methods, so it would compute on this worker's "
+            "block alone; name the method that calls it, distribute(..., methods=('forward', "
+            "'encode')), or pass it a global tensor"
         )
 
 
@@ -358,7 +362,7 @@ def convert(
 
 
 def undone(network: Any) -> torch.nn.Module:
-    """Turn a converted network back into one of its original class, in place."""
+    """Revert a converted network to its original class, in place."""
     del network.__dict__[_CONVERSION]
     network.__class__ = type(network).__mro__[2]
     for module in network.modules():

@@ -1,4 +1,4 @@
-"""The plan of a converted network: the functions it carries out, and edits of them."""
+"""The plan of a converted network: the functions it computes, and edits."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _SHORT = {"broadcast": "copy", "partial_sum": "sum"}
 
 
 def _short(layouts: str) -> str:
-    """Shorten layouts to the split dims, ``copy`` and ``sum``, each layout once.
+    """Abbreviate layouts as split dims, ``copy`` and ``sum``, without repetitions.
 
-    Copies, such as parameters, are left out if there are other layouts.
+    Copies, such as parameters, are omitted if there are other layouts.
     """
 
     def of(tensor: re.Match[str]) -> str:
@@ -45,17 +45,18 @@ def cells_of(row: PlanRow) -> tuple[str, ...]:
 
 @dataclass
 class NetworkPlan(Checked):
-    """The functions that a converted network calls, in order; prints as a table, also by rich.
+    """The functions that a converted network calls, in order; printed as a table, also by rich.
 
-    The table shows each tensor by its attribute along each axis of several workers: the number of
-    the split dim, ``copy``, or ``sum`` for terms; ``2,3->copy`` was moved. ``gathered`` marks
-    functions without a rule, and ``everywhere`` functions whose whole result every worker computes.
+    The table shows each tensor by its attributes along the axes with more than one worker: the
+    number of the split dim, ``copy``, or ``sum`` for terms; ``2,3->copy`` marks a tensor that is
+    moved. ``gathered`` marks functions without a rule, and ``everywhere`` functions whose full
+    result is computed by every worker.
 
     Attributes:
-        rows: one row per function carried out on global tensors.
+        rows: one row per function called on global tensors.
         repartitions: grid to which the first argument of a module is moved, by the module's path.
         weights: grid that splits the weight of a linear layer, by the layer's path.
-        outputs: specs of the outputs, in their nesting.
+        outputs: specs of the outputs, nested like them.
     """
 
     rows: list[PlanRow] = field(default_factory=list[PlanRow])
@@ -65,7 +66,7 @@ class NetworkPlan(Checked):
 
     @property
     def sent_bytes(self) -> int:
-        """Number of bytes that the planned ranks send in a forward."""
+        """Bytes that the planned ranks send in a forward."""
         return sum(row.sent_bytes for row in self.rows)
 
     @property
@@ -80,7 +81,7 @@ class NetworkPlan(Checked):
 
     @checked(ConversionError)
     def repartition(self, path: str, shape: Sequence[int]) -> None:
-        """Move the first argument of a module before it is called.
+        """Repartition the first argument of a module before each call.
 
         Args:
             path: path of the module.
@@ -120,14 +121,14 @@ def _table(rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def workers_of(path: str, shape: Shape, most: int) -> int:
-    """Return the number of workers of a grid.
+    """Return the number of workers of a grid; raise if there are more than ``most``.
 
     Raises:
         ConversionError: the grid has more workers than the network, or an empty axis.
     """
     if prod(shape) > most or min(shape, default=1) < 1:
         raise ConversionError(
-            f"{path}: a grid of shape {list(shape)} needs {prod(shape)} workers, but the network "
-            f"has {most}; every axis must be at least 1"
+            f"{path}: a grid of shape {list(shape)} has {prod(shape)} workers, but the network "
+            f"has {most}; use at most {most} workers, and at least 1 along every axis"
         )
     return prod(shape)

@@ -1,4 +1,4 @@
-"""Where a converted network's parameters are, and the tensors that replace them in a call."""
+"""Parameters of a converted network: who holds them, and which tensors replace them in a call."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from gpudist.world.partition import CartesianPartition, Partition
 
 
 class Parameters:
-    """Parameters of a network: whole on every worker, on the first one only, or split.
+    """Parameters of a network: full on every worker, on the first one only, or split.
 
     Args:
         P_x: partition of the network's workers.
         split_weights: layers whose weights are split.
 
     Attributes:
-        holders: workers over which gradients of whole parameters are summed; ``None`` if this
-            worker is alone.
+        holders: workers over which gradients of full parameters are summed; ``None`` if there is
+            only this one.
     """
 
     def __init__(self, P_x: CartesianPartition, split_weights: Sequence[SplitWeight] = ()) -> None:
@@ -44,12 +44,12 @@ class Parameters:
             self.holders = P_x.world.create_partition_inclusive(sorted(P_x.ranks))
         self._sharded: WeakSet[nn.Module] = WeakSet()
         self._broadcasts: dict[int, ParameterBroadcast] = {}
-        # Whole shapes of parameters, on ranks that take no part in the network.
+        # Global shapes of parameters, on ranks that take no part in the network.
         self._shapes: dict[int, torch.Size] = {}
         self._owned: list[nn.Parameter] = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parameters:
-        # A network copies its modules before its conversion.
+        # Modules are copied before they are converted.
         made = Parameters(self.P_x, copy.deepcopy(self.split_weights, memo))
         for parameter in self._owned:
             own = copy.deepcopy(parameter, memo)
@@ -61,7 +61,7 @@ class Parameters:
         return made
 
     def keep_on_first(self, network: nn.Module) -> None:
-        """Leave the parameters to the first worker; others hold no cells."""
+        """Keep the parameters on the first worker only; other workers hold empty tensors."""
         first = plane(self.P_x, ())
         cut = {id(p) for weight in self.split_weights for p in weight.layer.parameters()}
         owned: dict[int, nn.Parameter] = {}
@@ -90,9 +90,9 @@ class Parameters:
         self._owned.append(parameter)
 
     def sharded(self, network: nn.Module) -> set[int]:
-        """Return the identities of FSDP2's parameters, and have their gradients summed.
+        """Return the identities of FSDP2's parameters, and register sums of their gradients.
 
-        Each parameter is whole on the workers of a network, and sharded over those of other axes.
+        Each parameter is full on the workers of one network, and sharded over other axes.
         """
         found: set[int] = set()
         kind: Any = _if_imported("torch.distributed.fsdp", "FSDPModule")
@@ -105,15 +105,16 @@ class Parameters:
                 self._sharded.add(module)
                 if self._owned or self.split_weights:
                     raise ConversionError(
-                        "fully_shard needs converted networks whose parameters are whole on every "
-                        "worker: do not use replicate_parameters=False or Plan.split_weight with it"
+                        "fully_shard needs converted networks that hold their full parameters on "
+                        "every worker; do not use replicate_parameters=False or "
+                        "Plan.split_weight with it"
                     )
                 if self.holders is not None:
                     module.set_all_reduce_hook(partial(_sum_in_place, self.holders))
         return found
 
     def substitutes(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the tensors that replace the parameters in a call; they sum the gradients."""
+        """Return the tensors that replace the parameters in a call, and sum their gradients."""
         blocks = {
             id(own): (weight, name)
             for weight in self.split_weights
@@ -123,8 +124,9 @@ class Parameters:
         if dtensor is not None and any(isinstance(p, dtensor) for p in parameters):
             raise ConversionError(
                 "a parameter of a converted network is a DTensor that fully_shard did not make, "
-                "so its gradient would not be summed over the network's workers; shard the network "
-                "by torch.distributed.fsdp.fully_shard, or wrap it in DistributedDataParallel"
+                "so its gradient would not be summed over the network's workers; shard the "
+                "network with torch.distributed.fsdp.fully_shard, or wrap it in "
+                "DistributedDataParallel"
             )
         broadcasts = [self._broadcasts.get(id(p)) for p in parameters]
         holders: list[Partition | None] = []
@@ -147,7 +149,7 @@ class Parameters:
 
 
 def _if_imported(room: str, name: str) -> Any:
-    # Importing the module takes a second, and before that the class has no instances.
+    # Importing the module takes a second; if it is not imported, its class has no instances.
     return getattr(sys.modules.get(room), name, None)
 
 

@@ -27,7 +27,7 @@ class _Graph:
     """Compiled graph for one kind of call.
 
     Attributes:
-        run: maps the parameters and buffers, and the parts of the inputs, to the outputs' parts.
+        run: maps parameters, buffers and parts of the inputs to parts of the outputs.
         tree: nesting of the outputs.
         others: outputs that are not tensors, with ``None`` for each tensor.
         specs: spec of each output; ``None`` for those that are not tensors.
@@ -40,7 +40,7 @@ class _Graph:
 
 
 class Compiled:
-    """Network whose calls are compiled graphs, one for each kind of call: see :func:`compiled`.
+    """Network that runs one compiled graph for each kind of call; see :func:`compiled`.
 
     Attributes:
         network: converted network; every call uses its parameters, buffers and modes.
@@ -60,12 +60,14 @@ class Compiled:
         leaves, tree = tree_flatten((args, kwargs))
         tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
         key = self._key(leaves, tree)
-        # The key contains global facts only: all ranks compute the same one and record together.
+        # The key contains only global facts, so that all ranks compute the same key and record
+        # together.
         if key not in self._graphs:
             if len(self._graphs) >= _MOST_GRAPHS:
                 raise ConversionError(
-                    f"compiled: {_MOST_GRAPHS} graphs were recorded for other shapes, dtypes, "
-                    "modes or arguments; call the network itself if these change often"
+                    f"compiled: {_MOST_GRAPHS} graphs were recorded, the limit, for different "
+                    "shapes, dtypes, modes or arguments; call the network itself if these change "
+                    "often"
                 )
             self._graphs[key] = self._recorded(leaves, tree)
         graph = self._graphs[key]
@@ -101,7 +103,7 @@ class Compiled:
         return tuple(facts), str(tree), modes
 
     def _recorded(self, leaves: Sequence[Any], tree: Any) -> _Graph:
-        """Record the graph of a call, and restore the buffers that recording changed.
+        """Record the graph of a call, and restore the buffers that the recording modified.
 
         Raises:
             ConversionError: the call draws random numbers, which a graph would repeat.
@@ -161,7 +163,7 @@ def _drop_unused(graph: torch.fx.GraphModule) -> None:
 
 @contextmanager
 def _standing_for(network: nn.Module, state: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Replace the parameters and buffers by the tensors of ``state``, in their order."""
+    """Replace the parameters and buffers by the tensors of ``state``, in order."""
     own = [*network.parameters(), *network.buffers()]
     new = {id(x): y for x, y in zip(own, state, strict=True)}
     places = [
@@ -184,25 +186,26 @@ def _standing_for(network: nn.Module, state: Sequence[torch.Tensor]) -> Iterator
 def compiled(
     network: torch.nn.Module, *inputs: Any, backend: str | Callable[..., Any] = "inductor"
 ) -> Compiled:
-    """Return a converted network whose calls are recorded once and run through torch.compile.
+    """Return a converted network whose calls are recorded once, and run as compiled graphs.
 
     Each kind of call is recorded as a flat graph of torch functions for this rank, in which
-    movements are ``torch.ops.gpudist.move``, and compiled with ``fullgraph=True``. The kind is the
-    global shapes, dtypes and ``requires_grad`` of the inputs, the arguments that are not tensors,
-    train or eval, gradients on or off, and autocast on or off. A call of a new kind is recorded on
-    all ranks together; a graph is never used for another kind.
+    movements are ``torch.ops.gpudist.move``, and compiled with ``fullgraph=True``. The kind
+    comprises global shapes, dtypes and ``requires_grad`` of the inputs, arguments that are not
+    tensors, and whether training mode, gradients and autocast are on. All ranks record a new kind
+    of call together, and a graph serves no other kind.
 
     Args:
         network: result of :func:`distribute`. It keeps its own parameters and buffers.
-        inputs: blocks, as for a call, to record now.
+        inputs: blocks of a call to record immediately.
         backend: backend of torch.compile.
 
     Returns:
         Callable that takes blocks and returns global tensors, like the network.
 
     Cost:
-        For each kind, one call, recording and compilation; then the cost of the graph, without
-        Python between functions. The sums of parameters' gradients remain one node outside of it.
+        One call, recording and compilation for each kind; afterwards the cost of the graph, without
+        Python between functions. The sum of the parameters' gradients remains one node outside the
+        graph.
 
     Raises:
         ConversionError: the network draws random numbers in a call, more than 8 kinds occur, or

@@ -26,7 +26,8 @@ def sequential(distributed: torch.nn.Module, root: int | None = None) -> torch.n
 
     Args:
         distributed: result of :func:`distribute`.
-        root: rank in that partition of the worker that receives the network; all by default.
+        root: rank, in that partition, of the worker that receives the network; by default, every
+            worker does.
 
     Returns:
         Network of the original class, on the partition's device; ``None`` on workers that do not
@@ -69,7 +70,7 @@ def _all_tensors(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
 def _whole_of(
     block: torch.Tensor, placement: ParameterPlacement, P_x: CartesianPartition, root: int | None
 ) -> torch.Tensor:
-    """Gather the tensor from the first owner of each cell; zeros off the root."""
+    """Gather the full tensor from the first owner of each block, on ``root`` or everywhere."""
     whole = torch.zeros(placement.shape, dtype=block.dtype, device=block.device)
     box = placement.own_box
     if box is not None and placement.is_first_copy:

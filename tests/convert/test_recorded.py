@@ -99,5 +99,5 @@ def test_what_cannot_be_recorded(P_world: Partition) -> None:
     with pytest.raises(ConversionError, match="8 graphs were recorded"):
         for scale in range(9):
             fast(block, float(scale))
-    with pytest.raises(ConversionError, match="was not made by"):
+    with pytest.raises(ConversionError, match="is not a converted network"):
         gpudist.compiled(Small(), block)

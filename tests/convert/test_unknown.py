@@ -64,9 +64,9 @@ def test_gathered_with_one_warning_a_place(P_world: Partition) -> None:
     cells = 2 * 3 * 7 * 6 * 8
     line = Head.forward.__code__.co_firstlineno + 1
     assert str(one.message) == (
-        f"head ({__file__}, line {line}): torch.histc: it has no rule for blocks; its inputs of "
-        f"{cells} bytes are gathered, {cells} bytes between 2 workers, each of which computes the "
-        "whole result"
+        f"head ({__file__}, line {line}): torch.histc: it has no rule for blocks; {cells} "
+        f"bytes of inputs are gathered by moving {cells} bytes between 2 workers, and each worker "
+        "computes the whole result"
     )
 
 
