@@ -1,1 +1,1 @@
-"""Convolutions, linear layers and embeddings: broadcast, compute on the local block, sum."""
+"""Convolutions, linear layers and embeddings: broadcast, compute on local blocks, sum."""

@@ -18,8 +18,8 @@ class BoundAffine:
     """Movements of an affine layer, bound to one input shape.
 
     Attributes:
-        halo: movement of the input to the workers that compute, with the cells that they read;
-            ``None`` if each has what it reads.
+        halo: movement of the cells that each computing worker reads; ``None`` if every worker
+            already holds them.
         parameters: movements of the weight and the bias; ``None`` for a parameter that is already
             local.
         reduction: movement that sums the outputs; ``None`` if they are not summed.
@@ -33,12 +33,12 @@ class BoundAffine:
 
     @property
     def moves(self) -> bool:
-        """Whether anything is moved."""
+        """Whether the layer moves any tensor."""
         return any(m is not None for m in (self.halo, self.reduction, *self.parameters))
 
 
 class AffineLayer(ParameterLayer):
-    """Layer that is linear in its weight and bias, which are moved together with its input."""
+    """Layer that is linear in its weight and bias, and moves them together with its input."""
 
     def affine(
         self, bound: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
@@ -48,7 +48,7 @@ class AffineLayer(ParameterLayer):
         Args:
             bound: a :class:`BoundAffine`.
             x: block of the input, or its placeholder.
-            weight, bias: own parameters.
+            weight, bias: this worker's parameters.
         """
         given = [x, weight] if bias is None else [x, weight, bias]
         block, weight, *biases = move_those((bound.halo, *bound.parameters), given)
@@ -70,8 +70,8 @@ class AffineLayer(ParameterLayer):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        # This worker's outputs, of the cells ``block`` that it reads; ``x`` is the block before it
-        # was moved.
+        # This worker's outputs, computed from the cells ``block`` that it reads; ``x`` is the input
+        # block before the movement.
         raise NotImplementedError
 
     def _sum(self, reduction: Movement, y: torch.Tensor) -> torch.Tensor:

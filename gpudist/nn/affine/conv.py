@@ -65,23 +65,23 @@ class _DistributedConv(ConvLayer):
     The workers of ``P_w`` at spatial index 0 own the blocks of the weight, and those also at input
     channel index 0 own the blocks of the bias. With ``P_x`` alone, its rank 0 owns both. All other
     workers hold zero-volume parameters. Initial values equal those of the torch layer under the
-    same seed. Output blocks are balanced. With ``P_x`` alone, the output keeps the
-    ``torch.channels_last`` format of the input wherever torch's convolution does on that device.
+    same seed. Output blocks are balanced. With ``P_x`` alone, the output has the
+    ``torch.channels_last`` format of the input if torch's convolution preserves it on that device.
 
     Args:
         P_x: partition of the input.
         P_y, P_w: partitions of the output and of the weight; optional. Pass both, by name or
             directly after ``P_x``.
         in_channels ... dtype: as in the torch layer; sizes are global.
-        global_shape: global shape of the input if it is balanced; saves agreeing on its blocks.
-        shape: ``"dynamic"`` agrees on the input's blocks at every call.
-        overlap: convolve the local block in place and its ghosts separately, where that is possible
-            and pays off; ``False`` never does. It pays off if the largest block has at least
+        global_shape: global shape of a balanced input; saves the agreement on its blocks.
+        shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
+        overlap: whether to convolve the local block in place and its ghosts separately, where that
+            is possible and faster. It is assumed to be faster if the largest block has at least
             :data:`~gpudist.nn.windowed.block_in_place.SMALLEST_BLOCK_BYTES`. It is possible with
             ``P_x`` alone, in float32 and float64, with zero or circular padding, outside of
-            autocast and torch.compile, and unless ``nested``. No block may be empty, and each must
-            need the same padding on both sides, as with odd kernels whose outputs are partitioned
-            like their inputs. Results differ by rounding only.
+            autocast and torch.compile, and unless ``nested``. No block may be empty, and every
+            block must need the same padding on both sides, as with odd kernels if outputs are
+            partitioned like inputs. Results differ by rounding only.
         nested: exchange ghosts dim by dim, with two neighbours each, instead of with all neighbours
             at once. Results are identical.
         replicate_parameters: keep a copy of each parameter block on every worker that uses it.
@@ -220,7 +220,7 @@ class _DistributedConv(ConvLayer):
         return self.bind(self._agreement(x), x)
 
     def bind(self, layout: BlockLayout, x: torch.Tensor) -> _BoundConv:
-        """Bind movements and local convolution to an input layout that all ranks agreed on."""
+        """Bind the movements and the local convolution to an agreed input layout."""
         inputs = layout.decomposition
         self.require_input(inputs)
         try:
@@ -247,7 +247,7 @@ class _DistributedConv(ConvLayer):
     def _with_edge_padding(
         self, bound: _BoundConv, inputs: Decomposition, x: torch.Tensor
     ) -> _BoundConv:
-        """Return ``bound`` with the padding that copies cells, which a halo exchange leaves out."""
+        """Add to ``bound`` the padding by copies of cells, which follows the halo exchange."""
         halo, index = self.halo_exchange, self._placement.P_c.index
         has_ghosts = self._placement.P_source is not None or have_faces(
             inputs, halo.windows, halo.periodic
@@ -262,7 +262,7 @@ class _DistributedConv(ConvLayer):
     def _with_block_in_place(
         self, bound: _BoundConv, layout: BlockLayout, x: torch.Tensor
     ) -> _BoundConv:
-        """Return ``bound`` without the copy of the block, where that is possible and pays off."""
+        """Make ``bound`` convolve the block in place, where that is possible and faster."""
         if self._placement.P_source is not None or bound.block is None:
             return bound
         use = use_in_place(self.halo_exchange, layout, x, self.overlap)
@@ -295,8 +295,8 @@ class _DistributedConv(ConvLayer):
     def require_region(self) -> None:
         if self.padding_mode != "zeros":
             raise ShapeError(
-                f"{self._name}: padding_mode {self.padding_mode!r} is not supported in a region, "
-                "where cells beyond the edge are constant; use 'zeros'"
+                f"{self._name}: padding_mode {self.padding_mode!r} is not supported in a "
+                "HaloRegion, where cells beyond the edge are constant; use 'zeros'"
             )
         super().require_region()
 
@@ -330,7 +330,7 @@ class _BoundConv(BoundAffine):
 
     @property
     def alone(self) -> Callable[..., torch.Tensor] | None:
-        """Function of input, weight and bias, if it is all there is to do."""
+        """Function of input, weight and bias, if the layer moves nothing; else ``None``."""
         block = self.block
         if block is None or 0 in block.shape or self.edge_padding is not None or self.moves:
             return None

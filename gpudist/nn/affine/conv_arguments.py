@@ -1,4 +1,4 @@
-"""Arguments of convolutions: torch's, without those that are refused."""
+"""Arguments of convolutions, checked as in torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def paddings_of(
         return ((0, 0),) * dims
     if padding == "same":
         if any(s != 1 for s in stride):
-            raise ShapeError(f"{name}: padding 'same' needs stride 1, not {tuple(stride)}")
+            raise ShapeError(
+                f"{name}: padding 'same' needs stride 1, but stride is {tuple(stride)}; use numbers"
+            )
         totals = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
         return tuple((total // 2, total - total // 2) for total in totals)
     if isinstance(padding, str):
@@ -37,7 +39,7 @@ def paddings_of(
 
 
 def require_padding_mode(name: str, padding_mode: str, supported: Sequence[str]) -> None:
-    """Refuse an unknown padding mode."""
+    """Raise for an unsupported padding mode."""
     if padding_mode not in supported:
         *others, last = map(repr, supported)
         allowed = f"{', '.join(others)} or {last}" if others else last
@@ -51,7 +53,7 @@ def conv_windows(
     paddings: Paddings,
     padding_mode: str,
 ) -> list[Window]:
-    """Return the window of cells that an output reads, per dim."""
+    """Return the window of cells that an output reads along each dim."""
     windows: list[Window] = []
     for k, s, d, padding in zip(kernel, stride, dilation, paddings, strict=True):
         window = SlidingWindow(k, s, d, padding)

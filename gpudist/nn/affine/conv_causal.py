@@ -17,7 +17,7 @@ from gpudist.world.partition import CartesianPartition
 
 
 class SequentialCausalConv1d(torch.nn.Conv1d):
-    """Convolution of torch with padding in front only; torch has no causal layer."""
+    """Sequential causal convolution, which torch does not have: padding in front only."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         cells = self.dilation[0] * (self.kernel_size[0] - 1)
@@ -47,7 +47,7 @@ class DistributedCausalConv1d(DistributedConv1d):
         global_shape, shape, overlap, nested, replicate_parameters: see :class:`DistributedConv1d`.
 
     Cost:
-        The same as :class:`DistributedConv1d`, but never in place: padding on one side only takes a
+        The same as :class:`DistributedConv1d`, but never in place: one-sided padding requires a
         copy of the block.
 
     Raises:

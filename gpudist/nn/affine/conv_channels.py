@@ -66,7 +66,7 @@ def bind_sum(
         layout: layout of its input.
         key: hashable values that determine the shapes of the outputs.
         shape_of: function from the index of a convolving worker to the shape of its output.
-        broadcast: movement that gives the convolving workers their input.
+        broadcast: movement of the input to the convolving workers.
         x: block of the input, or its placeholder.
     """
     P_y, P_c = placed.P_sum, placed.P_c
@@ -82,7 +82,7 @@ def bind_sum(
 
 
 def require_input_channels(name: str, inputs: Decomposition, in_channels: int) -> None:
-    """Refuse an input whose channels differ from the weight's in number or partitioning."""
+    """Raise if the input's channels differ from the weight's in number or blocks."""
     channels = inputs.dims[1]
     if channels.extent != in_channels:
         raise ShapeError(

@@ -32,20 +32,20 @@ class ConvLayer(AffineLayer, RegionLayer):
     bias: torch.nn.Parameter | None
 
     def bind(self, layout: BlockLayout, x: torch.Tensor) -> BoundAffine:
-        """Bind movements and local computation to an input layout that all ranks agreed on."""
+        """Bind the movements and the local computation to an agreed input layout."""
         raise NotImplementedError
 
     def convolve(
         self, bound: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return the output block for own parameters, with what :meth:`bind` returned."""
+        """Return the output block for this worker's parameters and the result of :meth:`bind`."""
         return self.affine(bound, x, weight, bias)
 
     def require_region(self) -> None:
         if self._placement.P_source is not None or self._placement.P_sum is not None:
             raise PartitionError(
-                f"{self._name}, dim 1: a layer of a region must have whole channels and P_x "
-                "alone; drop P_y and P_w, or take the layer out of the region"
+                f"{self._name}, dim 1: a layer of a HaloRegion must not split channels; omit P_y "
+                "and P_w, or move the layer out of the region"
             )
 
     def outputs_of(self, inputs: Decomposition) -> Decomposition:

@@ -48,12 +48,12 @@ class ConvolutionInPlace:
     ) -> torch.Tensor:
         """Return the local block of the output.
 
-        The parameters may be placeholders. The call is a single differentiable node, and its output
-        requires grad exactly if an input does.
+        The parameters may be placeholders. The call is a single autograd node; its output requires
+        grad if and only if an input does.
 
         Adjoint:
-            The convolution's adjoint. Gradients of ghosts are added to the gradient of the cells
-            they were copied from. Double backward repeats the forward as a composition.
+            The adjoint of the convolution. Gradients of ghosts are added to the gradient of the
+            cells they were copied from. Double backward repeats the forward as a composition.
 
         Cost:
             One group of messages, with ghosts and parameters, in forward and in backward. One
@@ -147,7 +147,7 @@ class _ConvolveInPlace(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        # Before communicating: checkpointing recomputes the forward here.
+        # Before any message: reading saved tensors may make checkpointing recompute the forward.
         x, weight, moved, *slabs = ctx.saved_tensors
         needs = ctx.needs_input_grad[1:]
         if torch.is_grad_enabled():

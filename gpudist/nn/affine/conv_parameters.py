@@ -64,9 +64,9 @@ class ConvParameters:
     ) -> tuple[torch.nn.Parameter, torch.nn.Parameter | None]:
         """Draw this worker's blocks with torch's initialization, or return placeholders.
 
-        Every worker must call this, so that random generators stay in step.
+        Every worker must call this method, to keep all random generators in the same state.
         """
-        # Torch takes the second dim as the inputs, for transposed convolutions as well.
+        # Torch computes the fan-in from the second dim, also for transposed convolutions.
         fan_in = prod(self.weight_cut.shape[1:])
         index = self.placed.P_weight.index
         weight = uniform_parameter(
@@ -96,7 +96,7 @@ class ConvParameters:
 
 
 def require_groups(name: str, in_channels: int, out_channels: int, groups: int) -> None:
-    """Refuse channel counts that ``groups`` does not divide."""
+    """Raise if ``groups`` does not divide the numbers of channels."""
     if groups < 1:
         raise ShapeError(f"{name}, dim 1: groups {groups} must be at least 1")
     for what, channels in (("in", in_channels), ("out", out_channels)):

@@ -1,4 +1,4 @@
-"""Placement of a distributed convolution: owners of tensors and parameters, and who convolves."""
+"""Placement of a distributed convolution: owners of tensors, and convolving workers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ConvPlacement:
         return self.P_weight.shape[0], self.P_weight.shape[1]
 
     def groups_of_block(self, groups: int) -> int:
-        """Return how many of the layer's ``groups`` are in one block of the weight."""
+        """Return the number of groups in one block of the weight."""
         return groups // self.weight_grid[0] if groups > 1 else 1
 
     def replicated(self) -> ConvPlacement:

@@ -56,8 +56,8 @@ class _DistributedConvTranspose(ConvLayer):
             directly after ``P_x``.
         in_channels ... dtype: as in the torch layer; sizes are global, and ``padding_mode`` must be
             ``"zeros"``.
-        global_shape: global shape of the input if it is balanced; saves agreeing on its blocks.
-        shape: ``"dynamic"`` agrees on the input's blocks at every call.
+        global_shape: global shape of a balanced input; saves the agreement on its blocks.
+        shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
         replicate_parameters: keep a copy of each parameter block on every worker that uses it.
             Forward then moves no parameters, and backward sums the gradients over the copies;
             :func:`~gpudist.nn.fuse_parameter_movements` sums those of several layers together.
@@ -66,7 +66,7 @@ class _DistributedConvTranspose(ConvLayer):
         In forward, one group of messages carries the cells of the input that reach each worker's
         outputs, and the parameters from their owners; with split channels, a broadcast of the input
         and a sum-reduce of the output follow. Backward moves the same bytes in the opposite
-        direction. The input block is copied next to its ghosts, unless every worker needs exactly
+        direction. The input block is copied next to its ghosts, unless every worker reads exactly
         its own cells, as with a kernel as wide as the stride. The output block is copied where
         torch's padding arguments cannot crop the result to it.
 
@@ -198,7 +198,7 @@ class _DistributedConvTranspose(ConvLayer):
         return bound.block(block, weight, bias)
 
     def _features_of(self, output_size: Sequence[int] | None) -> tuple[int, ...]:
-        """Return the feature extents in ``output_size``, empty if it is ``None``."""
+        """Return the spatial extents in ``output_size``; empty if it is ``None``."""
         if output_size is None:
             return ()
         if len(output_size) not in (self._dims, self._dims + 2):
@@ -211,7 +211,7 @@ class _DistributedConvTranspose(ConvLayer):
     def _windows_for(
         self, inputs: Decomposition, output_size: Sequence[int]
     ) -> Sequence[TransposedWindow]:
-        """Return the windows for an input; with ``output_size``, those with that output."""
+        """Return the windows for an input, and for ``output_size`` if it is given."""
         windows = self._windows
         extents = [blocks.extent for blocks in inputs.dims[2:]]
         if output_size:
@@ -245,7 +245,7 @@ class _DistributedConvTranspose(ConvLayer):
         return self.bind(self._agreement(x), x, *output_size)
 
     def bind(self, layout: BlockLayout, x: torch.Tensor, *output_size: int) -> _BoundConvTranspose:
-        """Bind movements and local computation to an input layout that all ranks agreed on."""
+        """Bind the movements and the local computation to an agreed input layout."""
         placed, inputs = self._placement, layout.decomposition
         require_input_channels(self._name, inputs, self.in_channels)
         features = self._windows_for(inputs, output_size)
@@ -316,7 +316,7 @@ class _BoundConvTranspose(BoundAffine):
 
     @property
     def alone(self) -> Callable[..., torch.Tensor] | None:
-        """Function of input, weight and bias, if it is all there is to do."""
+        """Function of input, weight and bias, if the layer moves nothing; else ``None``."""
         return None if self.moves else self.block
 
 

@@ -23,8 +23,9 @@ _CONVOLVE: dict[int, Callable[..., torch.Tensor]] = {
 class TransposedBlock:
     """Transposed convolution that computes exactly one worker's outputs.
 
-    The cells that a worker reads may reach more outputs than it owns, or fewer. Torch crops or pads
-    the result at no cost as far as its arguments allow; the rest takes a copy of the output.
+    The cells that a worker reads may contribute to more outputs than it owns, or to fewer. Torch's
+    padding arguments crop or pad the result at no cost as far as they can; the rest requires a copy
+    of the output.
 
     Attributes:
         shape: shape of the output block.
@@ -76,7 +77,7 @@ def transposed_block(
     channels: Sequence[int],
     groups: int,
 ) -> TransposedBlock:
-    """Return the transposed convolution of one worker.
+    """Return the transposed convolution that one worker computes.
 
     Args:
         windows: one window per feature dim.
@@ -104,10 +105,10 @@ def transposed_block(
 def _fit(
     window: TransposedWindow, outputs: tuple[int, int], needed: tuple[int, int]
 ) -> tuple[int, int, tuple[int, int]]:
-    """Return torch's padding and output padding along one dim, and the rest to add on each side."""
+    """Return torch's padding and output padding along one dim, and the rest for each side."""
     first, last = window.reached(*needed)
     left, right = outputs[0] - first, last - outputs[1]
-    # Torch crops both sides equally, and extends the far side by less than a stride.
+    # Torch crops both sides equally, and extends the end by less than a stride.
     if left >= 0 and 0 <= left - right < window.stride:
         return left, left - right, (0, 0)
     both = max(0, min(left, right))

@@ -45,7 +45,7 @@ class TableLayer(ParameterLayer):
             self._check_range(x)
 
     def _check_range(self, x: torch.Tensor) -> None:
-        """Refuse indices out of range; not checked on a GPU, where it would wait for the device."""
+        """Raise for indices out of range; not checked on a GPU, where this would synchronize."""
         if x.device.type != "cpu":
             return
         wrong = x[(x < 0) | (x >= self.num_embeddings)]
@@ -95,8 +95,8 @@ class DistributedEmbedding(AffineLayer, TableLayer):
             global.
         max_norm, norm_type, scale_grad_by_freq, sparse: as in the torch layer; ``max_norm`` and
             true values of the last two are not supported.
-        global_shape: global shape of the indices; saves agreeing on their blocks.
-        shape: ``"dynamic"`` agrees on the blocks at every call.
+        global_shape: global shape of the indices; saves the agreement on their blocks.
+        shape: ``"dynamic"`` makes the ranks agree on the blocks at every call.
         replicate_parameters: keep a copy of each parameter block on every worker that uses it.
             Forward then moves no parameters, and backward sums the gradients over the copies;
             :func:`~gpudist.nn.fuse_parameter_movements` sums those of several layers together.
@@ -108,7 +108,7 @@ class DistributedEmbedding(AffineLayer, TableLayer):
     Raises:
         PartitionError: the partitions do not match.
         ShapeError: an argument is not supported, or there are more blocks than rows or columns. On
-            a CPU also if an index is out of range; other workers then raise where they wait next.
+            a CPU, also if an index is out of range; other workers then raise at their next wait.
     """
 
     @overload
@@ -185,7 +185,7 @@ class DistributedEmbedding(AffineLayer, TableLayer):
 
     def _placements(self) -> dict[str, ParameterPlacement]:
         P_weight = self._P_weight
-        # The single owner of a whole table has a grid of any number of axes.
+        # The owner of an unsplit table may have a grid with any number of axes.
         axes = max(0, P_weight.dim - 2), P_weight.dim - 1
         return {"weight": ParameterPlacement(P_weight, self._cut, axes)}
 
@@ -248,11 +248,11 @@ class DistributedEmbedding(AffineLayer, TableLayer):
 def _refuse_given(name: str, **unsupported: object) -> None:
     for argument, value in unsupported.items():
         if value is not None and value is not False:
-            raise ShapeError(f"{name}: {argument} is not supported")
+            raise ShapeError(f"{name}: {argument} is not supported; omit it")
 
 
 def padding_row(name: str, padding: int | None, rows: int) -> int | None:
-    """Return the row without a gradient, counted from the front; refuse one out of range."""
+    """Return the row without a gradient, counted from the front; raise if it is out of range."""
     if padding is None:
         return None
     padding = index_value(padding)

@@ -46,8 +46,8 @@ class DistributedLinear(AffineLayer):
         P_y, P_w: partitions of the output and of the weight; optional. Pass both, by name or
             directly after ``P_x``.
         in_features, out_features, bias, device, dtype: as in the torch layer; sizes are global.
-        global_shape: global shape of the input; saves agreeing on its blocks.
-        shape: ``"dynamic"`` agrees on the input's blocks at every call.
+        global_shape: global shape of the input; saves the agreement on its blocks.
+        shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
         replicate_parameters: keep a copy of each parameter block on every worker that uses it.
             Forward then moves no parameters, and backward sums the gradients over the copies;
             :func:`~gpudist.nn.fuse_parameter_movements` sums those of several layers together.
@@ -136,15 +136,15 @@ class DistributedLinear(AffineLayer):
         P_weight: CartesianPartition,
         parts: tuple[int, int],
     ) -> None:
-        """Draw this worker's blocks with torch's initialization, or make placeholders.
+        """Draw this worker's blocks with torch's initialization, or create placeholders.
 
-        Every worker must call this, so that random generators stay in step.
+        Every worker must call this method, to keep all random generators in the same state.
         """
         outputs, inputs = self.out_features, self.in_features
         self._P_weight = P_weight
         self._weight_cut = Decomposition.balanced((outputs, inputs), parts)
         self._bias_cut = Decomposition(self._weight_cut.dims[:1])
-        # The single owner of a whole weight has an index of zeros, of any length.
+        # The owner of an unsplit weight has an index of zeros, with any number of axes.
         block = None if P_weight.index is None else ((0, *P_weight.index)[-2:])
         self.weight = uniform_parameter(
             (outputs, inputs),
@@ -188,12 +188,12 @@ class DistributedLinear(AffineLayer):
         if x.shape[-1:] != (self.in_features,):
             raise ShapeError(
                 f"{self._name}, dim -1: the input of shape {list(x.shape)} has "
-                f"{x.shape[-1] if x.dim() else 0} features, not {self.in_features}"
+                f"{(x.shape[-1] if x.dim() else 0)} features, not {self.in_features}"
             )
 
     def _placements(self) -> dict[str, ParameterPlacement]:
         P_weight, P_bias = self._P_weight, self._P_bias
-        # The single owner of a whole weight has a grid of any number of axes.
+        # The owner of an unsplit weight may have a grid with any number of axes.
         row, column = max(0, P_weight.dim - 2), P_weight.dim - 1
         placed = {"weight": ParameterPlacement(P_weight, self._weight_cut, (row, column))}
         if self.bias is not None:

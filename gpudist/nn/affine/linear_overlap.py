@@ -36,7 +36,7 @@ class BlockProducts:
     def of_gathered(
         self, block: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """Apply the linear layer to the gathered blocks, each multiplied as soon as it arrives.
+        """Apply the linear layer to the gathered blocks, multiplying each as soon as it arrives.
 
         Adjoint:
             The adjoints of the layer and of the all-gather. Double backward repeats the forward as
@@ -50,7 +50,7 @@ class BlockProducts:
         return _OfGathered.apply(self, block, weight, bias)  # pyright: ignore
 
     def scattered(self, whole: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Return this worker's block of the summed products, each sent as soon as it is computed.
+        """Return this worker's block of the summed products, which are sent as they are computed.
 
         Adjoint, Cost:
             See :meth:`of_gathered`, with the directions exchanged.
@@ -79,7 +79,8 @@ class BlockProducts:
         inputs = [block if i == self.rank else none for i in range(len(self.pieces))]
         in_flight = start(self.pieces, inputs)
         blocks, products = list(inputs), list(inputs)
-        # The local block first, then in rotated order, so that not all wait for one worker.
+        # The local block first, then rotated order, so that workers do not all wait for the same
+        # one.
         for step in range(len(self.pieces)):
             i = (self.rank + step) % len(self.pieces)
             arrived = in_flight.wait(i)
@@ -91,7 +92,7 @@ class BlockProducts:
     def start_sums(
         self, blocks: Sequence[torch.Tensor], product: Product
     ) -> tuple[torch.Tensor, list[InFlight]]:
-        """Return the product of the local block, into which the others' are being summed.
+        """Return the product of the local block, to which arriving products are being added.
 
         Also returns the movements in flight; wait for them before reading the sum.
         """
@@ -139,7 +140,7 @@ class _OfGathered(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
-        # Before communicating: checkpointing recomputes the forward here.
+        # Before any message: reading saved tensors may make checkpointing recompute the forward.
         x, weight, *blocks = ctx.saved_tensors
         products, gradient, needs = ctx.products, gradients[0], ctx.needs_input_grad[1:]
         if torch.is_grad_enabled():

@@ -1,9 +1,9 @@
 """Convolution of a local tensor with the faster of torch's kernels.
 
 For one sample in float32 on a CPU, torch chooses between its native kernel and oneDNN's by the size
-of the tensor, so the blocks of a tensor may get another kernel than the whole. In three dimensions
-the native kernel is up to 12 times slower from a few thousand elements on; there this module calls
-oneDNN's instead.
+of the tensor, so a block may be computed by another kernel than the whole tensor. In three
+dimensions, from a few thousand elements on, the native kernel is up to 12 times slower; this module
+then calls oneDNN's kernel.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ _SLOW = (_Backend.Slow3d, _Backend.SlowDilated3d)
 
 @checked()
 def use_onednn(enabled: bool) -> None:
-    """Choose whether blocks of volumes are convolved by oneDNN's kernel where torch's is slower.
+    """Choose whether oneDNN's kernel convolves blocks of volumes where torch's is slower.
 
-    Concerns convolutions of one sample in float32 with three dims on a CPU, for which torch takes
-    its native kernel. oneDNN's makes a training step of a small U-Net 3 to 4 times faster. Its
-    rounding errors are about 1.5 times as large as those of the native kernel.
+    This affects convolutions of one sample in float32 with three spatial dims on a CPU, for which
+    torch would use its native kernel. With oneDNN's kernel, a training step of a small U-Net is 3
+    to 4 times faster. Its rounding errors are about 1.5 times as large as those of the native
+    kernel.
 
     Args:
-        enabled: ``False`` to call torch's own choice, as the sequential network does. The default
-            is ``True``.
+        enabled: ``False`` to use the kernel that torch chooses, as in the sequential network. The
+            setting is ``True`` until this function is called.
     """
     global _uses_onednn
     _uses_onednn = enabled
@@ -72,7 +73,7 @@ class LocalConvolution:
     ) -> Any:
         """Return the gradients of ``x`` and of ``weight``; ``None`` if not needed."""
         if not torch.is_grad_enabled() and self._replaces(x, weight):
-            # For oneDNN tensors, torch always chooses oneDNN's kernel.
+            # Torch always uses oneDNN's kernel for oneDNN tensors.
             x, gradient = x.to_mkldnn(), gradient.contiguous().to_mkldnn()
         found = torch.ops.aten.convolution_backward(
             gradient, x, weight, None, *self._rest(), [needs[0], needs[1], False]
@@ -80,7 +81,7 @@ class LocalConvolution:
         return [None if t is None else t.to_dense() if t.is_mkldnn else t for t in found]
 
     def _replaces(self, x: torch.Tensor, weight: torch.Tensor) -> bool:
-        """Return whether torch would choose its native kernel although oneDNN's is faster."""
+        """Return whether torch would use its native kernel although oneDNN's is faster."""
         return (
             _uses_onednn
             and len(self.stride) == 3

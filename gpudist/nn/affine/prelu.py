@@ -26,10 +26,11 @@ class DistributedPReLU(ParameterLayer):
         P_x: partition of the input and the output, one axis per dim; axis 1 splits the channels.
         num_parameters: 1, or the global number of channels.
         init, device, dtype: as in :class:`torch.nn.PReLU`.
-        global_shape: global shape of the input if its blocks are balanced; saves an agreement.
-        shape: ``"dynamic"`` agrees on the input's blocks at every call.
-        replicate_parameters: every worker that uses a block of the weight holds it, so forward
-            sends nothing; otherwise the first worker of each block of channels holds it.
+        global_shape: global shape of a balanced input; saves the agreement on its blocks.
+        shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
+        replicate_parameters: keep a copy of each block of the weight on every worker that uses it,
+            so that forward sends nothing; otherwise the first worker of each block of channels
+            holds it.
 
     Cost:
         A broadcast of each block of the weight over the workers that share its channels; backward
@@ -37,8 +38,8 @@ class DistributedPReLU(ParameterLayer):
 
     Raises:
         PartitionError: at construction, if ``P_x`` has fewer than two axes.
-        ShapeError: on every rank alike, if the input has another number of channels than
-            parameters, or unevenly split channels.
+        ShapeError: on every rank alike, if the numbers of channels and parameters differ, or the
+            channels are not split in balanced blocks.
 
     Source:
         He et al. 2015, arXiv:1502.01852.

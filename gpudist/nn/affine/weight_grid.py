@@ -24,7 +24,7 @@ class WeightGrid:
     """Grids of the workers that use a matrix; their axes are leading axes, rows and columns.
 
     Attributes:
-        P_c: workers that compute; along the leading axes they use the same block.
+        P_c: computing workers; those that differ only along leading axes use the same block.
         P_source: owners of the input, on the grid that broadcasts its blocks to ``P_c``.
         P_sum: owners of the output, on the grid that sums the products of ``P_c``.
         P_weight: owners of the matrix: the workers of ``P_c`` at index 0 of all leading axes.

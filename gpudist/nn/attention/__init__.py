@@ -1,1 +1,1 @@
-"""Attention over a sequence split over workers."""
+"""Attention over a sequence that is split over workers."""

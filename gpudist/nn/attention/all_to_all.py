@@ -1,4 +1,4 @@
-"""Attention over a split sequence, by an all-to-all that splits heads instead, and one back."""
+"""Attention over a split sequence: an all-to-all to split the heads instead, and one back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpudist.world.partition import CartesianPartition
 
 
 class AllToAllAttention(SequenceAttention):
-    """Attention that exchanges a split of the sequence for a split of the heads, and back.
+    """Attention that repartitions from a split sequence to split heads, and back.
 
     The heads are split over the workers along axis 2 in balanced blocks, so that each worker
     computes whole sequences of some heads. With fewer heads than workers, some workers have none.
@@ -36,7 +36,7 @@ class AllToAllAttention(SequenceAttention):
         dropout_p: probability of dropping an attention weight in training; the dropped weights are
             the same under every partition.
         seed: seed of the dropout; see :class:`~gpudist.nn.DistributedDropout`.
-        shape: ``"dynamic"`` agrees on the blocks at every call.
+        shape: ``"dynamic"`` makes the ranks agree on the blocks at every call.
 
     Adjoint:
         The two exchanges in reverse. Double backward needs a torch kernel that supports it:
@@ -105,7 +105,7 @@ def all_to_all_attention(
     key_lengths: torch.Tensor | None = None,
     shape: ShapeMode = "static",
 ) -> torch.Tensor:
-    """Attention over a split sequence; see :class:`~gpudist.nn.AllToAllAttention`.
+    """Compute attention over a split sequence; see :class:`~gpudist.nn.AllToAllAttention`.
 
     Collective over the workers along axis 2 of ``P_x``.
 
@@ -159,7 +159,7 @@ class _Exchange:
         return cls(tuple(to_heads), back, of_queries.block(line.rank), groups)
 
     def drops(self, drops: Drops | None, queries: tuple[int, int]) -> Drops | None:
-        """Return the dropped weights for whole sequences of this worker's heads."""
+        """Return the dropped weights of this worker's heads for complete sequences."""
         if drops is None:
             return None
         first, start, stop = drops.box.start[1], list(drops.box.start), list(drops.box.stop)

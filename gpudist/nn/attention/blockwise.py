@@ -1,7 +1,7 @@
-"""Attention of a block of queries to the blocks of keys, one after the other.
+"""Attention of a block of queries to blocks of keys, processed one after the other.
 
-Rows of all query heads that share a key head are adjacent, so that blocks are plain matrices:
-queries ``[B, key heads, rows, D]``, keys ``[B, key heads, keys, D]``.
+The rows of all query heads that share a key head are stored next to each other, so that blocks are
+plain matrices: queries ``[B, key heads, rows, D]``, keys ``[B, key heads, keys, D]``.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Drops:
 
 
 class AttentionDropout(DistributedDropout):
-    """Dropout of attention weights by their index: query, key, head and batch entry."""
+    """Dropout of attention weights by index: query, key, head and batch entry."""
 
     def drops(self, query: torch.Tensor) -> Drops | None:
         """Return the dropped weights of the next call, or ``None``; collective at first."""
@@ -83,7 +83,7 @@ class BlockAttention:
         queries: global range of the block.
         key_count: number of keys in all blocks.
         groups: number of query heads that share a key head.
-        is_causal: whether a query sees only the keys up to its own index.
+        is_causal: whether a query attends only to keys up to its own index.
         scale: factor of the scores.
         drops: dropped weights; ``None`` if nothing is dropped.
     """
@@ -96,7 +96,7 @@ class BlockAttention:
     drops: Drops | None = None
 
     def sees(self, keys: Range) -> bool:
-        """Return whether some query of the block sees some key of the range ``keys``."""
+        """Return whether any query of the block attends to any key of the range ``keys``."""
         if keys[0] >= keys[1] or self.queries[0] >= self.queries[1]:
             return False
         return not self.is_causal or keys[0] < self.queries[1]
@@ -112,7 +112,7 @@ class BlockAttention:
         return rows.reshape(batch, heads * self.groups, count // self.groups, features)
 
     def nothing_seen(self, query: torch.Tensor, value: torch.Tensor) -> Sums:
-        """Return the sums of folded queries before the first block of keys."""
+        """Return the initial sums of folded queries, before the first block of keys."""
         dtype = torch.promote_types(query.dtype, torch.float32)
         zeros = query.new_zeros((*query.shape[:3], 1), dtype=dtype)
         weighted = query.new_zeros((*query.shape[:3], value.shape[3]), dtype=dtype)
@@ -132,7 +132,7 @@ class BlockAttention:
         largest = sums.largest
         if scores.shape[-1]:
             largest = torch.maximum(largest, scores.detach().amax(-1, keepdim=True))
-        # A row that has seen nothing has no largest score to subtract.
+        # A row without keys so far has no largest score to subtract.
         offset = largest.masked_fill(largest == -torch.inf, 0)
         before = (sums.largest - offset).exp()
         weights = (scores - offset).exp()
@@ -142,7 +142,7 @@ class BlockAttention:
     def finish(self, sums: Sums) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the weighted mean of the values, and the log-sum-exp of the scores.
 
-        Both are zero for a row that sees no key.
+        Both are zero for a row that attends to no key.
         """
         is_blind = sums.total == 0
         total = sums.total.masked_fill(is_blind, 1)
@@ -158,7 +158,7 @@ class BlockAttention:
         keys: Range,
         logarithm: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what a block of keys adds to each row's result and to the sum of its weights.
+        """Return the contributions of a block of keys to each row's result and sum of weights.
 
         Over all blocks, the weights of a row sum to 1.
 

@@ -39,7 +39,7 @@ Exchange = Literal["ring", "all_to_all"]
 class DistributedMultiheadAttention(ParameterLayer):
     """Torch's ``MultiheadAttention`` for tensors whose sequence and batch may be split.
 
-    Every worker has all features, and uses all parameters. Initial values equal those of the torch
+    Every worker holds all features and uses all parameters. Initial values equal those of the torch
     layer under the same seed.
 
     Args:
@@ -51,7 +51,7 @@ class DistributedMultiheadAttention(ParameterLayer):
             :class:`~gpudist.nn.RingAttention`, or ``"all_to_all"``, see
             :class:`~gpudist.nn.AllToAllAttention`, for at most as many workers as heads.
         seed: seed of the dropout; see :class:`~gpudist.nn.DistributedDropout`.
-        shape: ``"dynamic"`` agrees on the blocks at every call.
+        shape: ``"dynamic"`` makes the ranks agree on the blocks at every call.
         replicate_parameters: keep a copy of the parameters on every worker. Forward then moves no
             parameters, and backward sums the gradients. Otherwise the first worker owns them.
 
@@ -93,7 +93,7 @@ class DistributedMultiheadAttention(ParameterLayer):
             ("vdim", vdim),
         ):  # fmt: skip
             if value not in (None, False, embed_dim):
-                raise ShapeError(f"{self._name}: {name} is not supported")
+                raise ShapeError(f"{self._name}: {name} is not supported; omit it")
         self.embed_dim, self.num_heads = embed_dim, num_heads
         self.P_x, self.batch_first = P_x, batch_first
         out_proj = DistributedLinear(
@@ -130,9 +130,9 @@ class DistributedMultiheadAttention(ParameterLayer):
     def _make_parameters(
         self, bias: bool, device: torch.device | str | None, dtype: torch.dtype | None
     ) -> None:
-        """Draw the parameters with torch's initialization, or make placeholders.
+        """Draw the parameters with torch's initialization, or create placeholders.
 
-        Every worker must call this, so that random generators stay in step.
+        Every worker must call this method, to keep all random generators in the same state.
         """
         features = self.embed_dim
         self._cut = Decomposition.balanced((3 * features, features), (1, 1))
@@ -172,7 +172,7 @@ class DistributedMultiheadAttention(ParameterLayer):
                 key from all queries.
             need_weights, average_attn_weights: returning weights is not supported.
             attn_mask: ignored with ``is_causal``; no other mask is supported.
-            is_causal: whether a query sees only the keys up to its own index.
+            is_causal: whether a query attends only to keys up to its own index.
 
         Returns:
             This worker's block of the output, and ``None``.
@@ -181,7 +181,10 @@ class DistributedMultiheadAttention(ParameterLayer):
             ShapeError: an argument is not supported.
         """
         if need_weights:
-            raise ShapeError(f"{self._name}: the weights are split; pass need_weights=False")
+            raise ShapeError(
+                f"{self._name}: need_weights is true, but the attention weights are split over "
+                "workers; pass need_weights=False"
+            )
         if attn_mask is not None and not is_causal:
             raise ShapeError(f"{self._name}: attn_mask is supported only with is_causal=True")
         if not self.P_x.active:

@@ -20,15 +20,15 @@ from gpudist.ops.operator import remembered
 from gpudist.ops.shape_agreement import ShapeMode
 from gpudist.world.partition import CartesianPartition
 
-# Key, value and, if there is one, padding that a worker holds at one step.
+# Key, value and optional padding that a worker holds at one step.
 Held = tuple[torch.Tensor, ...]
 
 
 class RingAttention(SequenceAttention):
-    """Attention in which workers keep their queries and pass keys and values around a ring.
+    """Attention by ring exchange: workers keep their queries, and pass keys and values around.
 
-    At every step a worker sends the block it holds to the next worker along axis 2, and meanwhile
-    adds that block's part to its result with a running softmax.
+    At every step, a worker sends the block it holds to the next worker along axis 2, and meanwhile
+    adds the contribution of that block to its result with a running softmax.
 
     Args:
         P_x: partition of queries, keys, values and output, with 4 axes, the last one of extent 1.
@@ -37,18 +37,19 @@ class RingAttention(SequenceAttention):
         dropout_p: probability of dropping an attention weight in training; the dropped weights are
             the same under every partition.
         seed: seed of the dropout; see :class:`~gpudist.nn.DistributedDropout`.
-        shape: ``"dynamic"`` agrees on the blocks at every call.
+        shape: ``"dynamic"`` makes the ranks agree on the blocks at every call.
 
     Adjoint:
-        The ring runs in reverse: blocks are sent once more together with their gradients, to which
-        each worker adds its part. Double backward goes through a composition of movements, which
-        keeps all blocks.
+        The ring exchange in reverse: blocks are sent once more together with their gradients, to
+        which each worker adds its contribution. Double backward goes through a composition of
+        movements, which keeps all blocks.
 
     Cost:
         With ``p`` workers along the axis, ``p - 1`` messages of one block of keys and values; in
-        backward as many of the block and of its gradient. Messages are in flight while the products
-        are computed. No worker holds more than two blocks of keys and values, and the scores of
-        one. A causal mask skips products but not messages: the last worker computes all products.
+        backward, as many messages with a block and its gradient. Messages are in flight while the
+        products are computed. No worker holds more than two blocks of keys and values, and the
+        scores of one. A causal mask skips products but not messages: the last worker computes all
+        products.
 
     Source:
         Liu, Zaharia and Abbeel 2023, arXiv:2310.01889.
@@ -89,7 +90,7 @@ class RingAttention(SequenceAttention):
         return (ring.forward(query, held)[0]) if is_eager(query) else ring.composed(query, held)
 
     def _hops_of(self, keys: Blocks, held: Held) -> tuple[tuple[Movement, ...], ...]:
-        """Return the movements of every hop for tensors like ``held``, from a cache."""
+        """Return the cached movements of all hops for tensors like ``held``."""
         signature = keys, tuple((x.shape, x.dtype) for x in held)
         return self._hops.made(
             signature,
@@ -123,7 +124,7 @@ def ring_attention(
     key_lengths: torch.Tensor | None = None,
     shape: ShapeMode = "static",
 ) -> torch.Tensor:
-    """Attention over a split sequence by ring exchange; see :class:`~gpudist.nn.RingAttention`.
+    """Compute attention by ring exchange; see :class:`~gpudist.nn.RingAttention`.
 
     Collective over the workers along axis 2 of ``P_x``.
 
@@ -156,7 +157,7 @@ class _Ring:
     hops: tuple[tuple[Movement, ...], ...]
 
     def forward(self, query: torch.Tensor, held: Held) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the output, and the log-sum-exp of the scores of folded rows."""
+        """Return the output and the log-sum-exp of the scores of folded rows."""
         rows = self.block.fold(query)
         sums = self.block.nothing_seen(rows, held[1])
         for step, hop in enumerate(self.hops):
@@ -170,10 +171,10 @@ class _Ring:
         return self.block.unfold(result).to(query.dtype), logarithm
 
     def composed(self, query: torch.Tensor, held: Held) -> torch.Tensor:
-        """Return the output by a composition of differentiable operators.
+        """Compute the output by a composition of differentiable operators.
 
-        No product is skipped: a worker that did not use the output of a movement would not run its
-        backward.
+        The composition skips no product, because a worker that did not use the output of a movement
+        would not run that movement's backward.
         """
         rows = self.block.fold(query)
         sums = self.block.nothing_seen(rows, held[1])
@@ -193,7 +194,7 @@ class _Ring:
     ) -> tuple[torch.Tensor, ...]:
         """Return the gradients of query, key and value; steps run from the last to the first."""
         rows, wide = self.block.fold(query), self.block.fold(gradient).to(logarithm.dtype)
-        # Gradient with respect to the logarithm, which depends on the scores too.
+        # Gradient with respect to the logarithm, which also depends on the scores.
         of_logarithm = -(wide * self.block.fold(output)).sum(-1, keepdim=True)
         given = rows, logarithm, (wide, of_logarithm)
         last = len(self.hops) - 1
@@ -230,7 +231,7 @@ class _Ring:
         logarithm: torch.Tensor,
         cotangents: tuple[torch.Tensor, torch.Tensor],
     ) -> tuple[torch.Tensor, Held]:
-        """Return what one step adds to the gradients of the rows, and of the held key and value."""
+        """Return the contribution of one step to the gradients of rows, key and value."""
         key, value, padding = (*held, None)[:3]
         assert key is not None and value is not None
         keys = self._keys(step)
@@ -260,7 +261,7 @@ class _RingAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        # Before communicating: checkpointing recomputes the forward here.
+        # Before any message: reading saved tensors may make checkpointing recompute the forward.
         query, output, logarithm, *held = ctx.saved_tensors
         needs = ctx.needs_input_grad[1:]
         if torch.is_grad_enabled():

@@ -20,7 +20,7 @@ SEQUENCE = 2
 
 
 class Cuts(NamedTuple):
-    """Blocks of the query and the key sequence over the workers along the axis."""
+    """Blocks of the query and key sequences over the workers along the axis."""
 
     queries: Blocks
     keys: Blocks
@@ -33,10 +33,10 @@ class SequenceAttention(CheckedModule):
         P_x: partition of queries, keys, values and output, with 4 axes, the last one of extent 1.
             Workers along axis 2 share one sequence; blocks may be uneven or empty.
         is_causal, scale: as in torch's ``scaled_dot_product_attention``.
-        dropout_p: probability of dropping an attention weight in training. The choice depends only
-            on the indices of the weight, so it is the same under every partition.
+        dropout_p: probability of dropping an attention weight in training. Dropping depends only on
+            the index of the weight, so it is the same under every partition.
         seed: seed of the dropout; see :class:`~gpudist.nn.DistributedDropout`.
-        shape: ``"dynamic"`` agrees on the blocks at every call.
+        shape: ``"dynamic"`` makes the ranks agree on the blocks at every call.
 
     Raises:
         PartitionError: ``P_x`` does not have 4 axes with 1 worker along the last.
@@ -82,10 +82,11 @@ class SequenceAttention(CheckedModule):
         is_causal: bool | None = None,
     ) -> torch.Tensor:
         """Return the block of the output for this worker's queries, keys and values.
+
         Args:
             query: ``[B, H, S_q, D]``.
             key, value: ``[B, H_k, S_k, D]`` and ``[B, H_k, S_k, D_v]``; ``H`` is a multiple of
-                ``H_k``, and equal to it where heads are split.
+                ``H_k``, and equal to it if heads are split.
             key_padding_mask: bool tensor ``[B, S_k]``, the block of the same keys; ``True`` hides a
                 key from all queries.
             key_lengths: integer tensor ``[B]``, global number of keys per sequence; later keys are
@@ -93,7 +94,7 @@ class SequenceAttention(CheckedModule):
             is_causal: overrides the layer's ``is_causal`` for this call.
 
         Returns:
-            Tensor of shape ``[B, H, S_q, D_v]``; zeros for a query that sees no key.
+            Tensor of shape ``[B, H, S_q, D_v]``; zeros for a query that attends to no key.
 
         Raises:
             ShapeError: the shapes or dtypes of the tensors do not match.
@@ -101,7 +102,7 @@ class SequenceAttention(CheckedModule):
         if not self.P_x.active:
             if self.dropout is not None:
                 self.dropout.drops(query)
-            # All inputs get a gradient, as on the other workers.
+            # Give all inputs a gradient, as on the other workers.
             return query + key.sum() + value.sum()
         self._require(query, key, value, key_padding_mask, key_lengths)
         cuts = self._cuts(query, key)
@@ -154,11 +155,14 @@ class SequenceAttention(CheckedModule):
         if {len(shape) for shape in shapes} != {4}:
             problem = "query, key and value need dims for batch, heads, sequence and features"
         elif key.shape[:3] != value.shape[:3] or query.shape[3] != key.shape[3]:
-            problem = "key and value must agree in all dims but features, query and key in features"
+            problem = (
+                "key and value must have equal shapes except for features, query and key equal "
+                "features"
+            )
         elif query.shape[0] != key.shape[0] or query.shape[1] % max(1, key.shape[1]):
             problem = "batches must be equal, and the query's heads a multiple of the key's"
         elif self.P_x.shape[1] > 1 and query.shape[1] != key.shape[1]:
-            problem = "heads are split, so query and key must have equally many"
+            problem = "heads are split, so query and key must have the same number of heads"
         elif padding is not None and (
             padding.dtype != torch.bool or padding.shape != (key.shape[0], key.shape[2])
         ):
@@ -174,7 +178,7 @@ class SequenceAttention(CheckedModule):
                 f"torch.int32 or torch.int64 of shape {[key.shape[0]]}"
             )
         elif len({query.dtype, key.dtype, value.dtype}) > 1 or not query.is_floating_point():
-            problem = "query, key and value must be of one floating-point dtype"
+            problem = "query, key and value must have the same floating-point dtype"
         if problem is not None:
             refuse(self.P_x, ShapeError(f"{self._name}: {problem}; the blocks are {shapes}"))
 
@@ -198,7 +202,7 @@ def attend_to_all(
     value: torch.Tensor,
     padding: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return the output for whole local sequences, by torch's kernels where they apply."""
+    """Return the output for complete local sequences, using torch's kernels where possible."""
     if block.drops is not None or 0 in (query.numel(), key.numel(), value.numel()):
         rows = block.fold(query)
         keys = 0, key.shape[SEQUENCE]
