@@ -1,4 +1,4 @@
-"""Dtypes that autocast gives to computations whose parts torch cannot see as one layer."""
+"""Dtypes under autocast of computations that torch does not see as one layer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def product_dtype(x: torch.Tensor) -> torch.dtype:
 
 
 def loss_dtype(x: torch.Tensor) -> torch.dtype:
-    """Return the dtype of a torch loss of ``x`` that autocast computes in single precision."""
+    """Return the dtype of a torch loss of ``x``, which autocast computes in single precision."""
     casts = autocast_is_on(x.device) and x.dtype in _LOW
     return torch.float32 if casts else x.dtype
 

@@ -1,4 +1,4 @@
-"""Channels-last: the output of a layer has the memory format of its input, as in torch."""
+"""Channels-last: as in torch, the output of a layer has the memory format of its input."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _FORMS = {4: torch.channels_last, 5: torch.channels_last_3d}
 def channels_last_form(x: torch.Tensor) -> torch.memory_format | None:
     """Return the channels-last format of ``x``, or ``None`` if ``x`` is not channels-last."""
     form = _FORMS.get(x.dim())
-    # Almost no contiguous tensor passes the first test, which costs far less than the second.
+    # The first test is much cheaper than the second, and excludes almost all contiguous tensors.
     if form is None or x.stride(1) != 1 or suggest_memory_format(x) != form:
         return None
     return form

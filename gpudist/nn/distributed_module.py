@@ -43,7 +43,7 @@ class CheckedModule(Checked, torch.nn.Module):
     def _settled(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments, with zero tensors that torch stores without memory filled.
+        """Return the arguments with torch's zero tensors, which have no memory, materialized.
 
         Raises an error on all ranks if the layer does not accept the arguments.
         """
@@ -63,12 +63,12 @@ def _filled(x: Any) -> Any:
 
 
 class DistributedModule(CheckedModule):
-    """Layer on blocks of tensors, or on tensor types that know their blocks.
+    """Layer on blocks of tensors, or on tensor types that define their own handling.
 
-    If the type of an argument has ``__distributed_layer__``, the call goes to it, with the layer,
-    ``args`` and ``kwargs``, as ``__torch_function__`` does for functions of torch.
+    If the type of an argument has a method ``__distributed_layer__``, it handles the call, given
+    the layer, ``args`` and ``kwargs``, as ``__torch_function__`` handles functions of torch.
 
-    The attributes, and thereby the text, are those of torch's layer of the same name.
+    Attributes and ``extra_repr`` are those of torch's layer of the same name.
     """
 
     # Attributes shown by ``extra_repr`` in addition to those of torch's layer.
@@ -94,7 +94,7 @@ class DistributedModule(CheckedModule):
 
 
 def settle(layer: torch.nn.Module, layout: BlockLayout) -> None:
-    """Set ``layout`` as the layout of every input of ``layer``; all ranks must pass the same."""
+    """Set ``layout`` as the layout of every input of ``layer``, the same on all ranks."""
     for one in layer.modules():
         found = getattr(one, "agreement", None) or getattr(one, "_agreement", None)
         if isinstance(found, ShapeAgreement):

@@ -1,4 +1,4 @@
-"""Table of the layers: what each computes, and a sample call that every layer is tested on."""
+"""Table of the layers: what each computes, and a sample call for tests."""
 
 from __future__ import annotations
 
@@ -109,6 +109,6 @@ def layer(
 
 
 def sequential_of(kind: type[torch.nn.Module]) -> Any:
-    """Return the sequential class of a layer or of the layer it derives from, else ``Module``."""
+    """Return the sequential class of a layer or of its base layer, else ``Module``."""
     found = {row.kind: row.sequential for row in LAYERS}
     return next((found[each] for each in kind.__mro__ if each in found), torch.nn.Module)

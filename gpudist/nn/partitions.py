@@ -12,9 +12,9 @@ from gpudist.world.partition import CartesianPartition, Partition
 
 
 def partitions_lead(init: Callable[..., None]) -> Callable[..., None]:
-    """Let ``P_y`` and ``P_w``, keywords of ``init``, also be given by position after ``P_x``.
+    """Accept ``P_y`` and ``P_w``, keywords of ``init``, also as positional arguments after ``P_x``.
 
-    The constructor checks its arguments itself, in the name of the layer.
+    The constructor checks its arguments itself; messages name the layer.
     """
 
     @wraps(init)
@@ -25,14 +25,14 @@ def partitions_lead(init: Callable[..., None]) -> Callable[..., None]:
             count += 1
         if count not in (0, 1, 3):
             raise PartitionError(
-                f"{name}: give P_x alone, or P_x, P_y and P_w; got {count} partitions"
+                f"{name}: got {count} partitions; pass P_x alone, or P_x, P_y and P_w"
             )
         if count == 3:
             kwargs = dict(P_y=args[1], P_w=args[2], **kwargs)
             args = (args[0], *args[3:])
         check_constructor(init, name, (self, *args), kwargs)
         if (kwargs.get("P_y") is None) != (kwargs.get("P_w") is None):
-            raise PartitionError(f"{name}: P_y and P_w belong together; give both or neither")
+            raise PartitionError(f"{name}: only one of P_y and P_w is given; give both or neither")
         init(self, *args, **kwargs)
 
     return checking_itself(call)
@@ -49,7 +49,7 @@ def require_shape(name: str, what: str, P: Partition, shape: Sequence[int | None
 
 
 def require_cells(name: str, dim: int, parts: int, extent: int, what: str) -> None:
-    """Raise if a dim has more blocks than cells, where an empty block makes no sense."""
+    """Raise if a dim that must not have empty blocks has more blocks than cells."""
     if parts > extent:
         raise ShapeError(
             f"{name}, dim {dim}: {parts} blocks but only {extent} {what}; use at most {extent} "
@@ -63,7 +63,7 @@ def regrid(P: Partition, shape: Sequence[int]) -> CartesianPartition:
 
 
 def plane(P: CartesianPartition, keep: Sequence[int]) -> CartesianPartition:
-    """Return the workers whose index is 0 on every axis not in ``keep``; the same on every rank."""
+    """Return the workers whose index is 0 on every axis not in ``keep``."""
     shape = [extent if axis in keep else 1 for axis, extent in enumerate(P.shape)]
     strides = [0] * P.dim
     stride = 1

@@ -51,8 +51,8 @@ def clip_grad_norm_(
     """
     if not isinstance(module, torch.nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ShapeError(
-            "clip_grad_norm_: pass the module instead of its parameters; these do not show which "
-            "of their cells other workers hold too"
+            "clip_grad_norm_: got parameters, which do not show which of their cells other "
+            "workers also hold; pass the module"
         )
     given = module, max_norm, norm_type, error_if_nonfinite, foreach
     check(clip_grad_norm_, "clip_grad_norm_", given, {})

@@ -1,4 +1,4 @@
-"""Buckets: small tensors are copied into one message, each large tensor is sent alone."""
+"""Buckets: small tensors share a message, each large tensor has its own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-# Larger tensors are sent in place; smaller ones are first copied together.
+# Larger tensors are sent in place; smaller ones are first copied into one buffer.
 COPIED_BYTES = 1 << 20
 BUCKET_BYTES = 25 << 20
 
@@ -18,7 +18,8 @@ def messages(
 
     Args:
         nbytes: size of each tensor in bytes, the same on all ranks of a message.
-        bucket_bytes: most bytes of small tensors in one message, unless a single one is larger.
+        bucket_bytes: maximum bytes of small tensors in one message, unless a single tensor is
+            larger.
         copied_bytes: size of the largest tensor that is copied, in bytes.
     """
     found: list[list[int]] = []
@@ -35,7 +36,7 @@ def messages(
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the cells of all tensors in one dim; a single contiguous tensor is not copied."""
+    """Concatenate the cells of all tensors in one dim; a single contiguous tensor is not copied."""
     if len(tensors) == 1:
         return tensors[0].reshape(-1)
     return torch.cat([tensor.reshape(-1) for tensor in tensors])

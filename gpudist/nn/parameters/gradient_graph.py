@@ -1,10 +1,11 @@
-"""Autograd's graph of a tensor, and the places where the gradient convention changes.
+"""The autograd graph of a tensor, and the places where the gradient convention changes.
 
-A value that is the same on several workers has a gradient on each of them. In the *dual* convention
-these add up to the gradient; in the *invariant* convention each is the whole gradient. An operator
-that declares a convention is a *border*: its autograd function, or the map that this applies
-(:class:`~gpudist.exchange.autograd.Declared`), has the attributes ``takes`` and ``gives``, the
-conventions of its input and of its output. Plain torch functions change neither.
+A value that is the same on several workers has a gradient on each of them. In the *dual*
+convention, these add up to the gradient; in the *invariant* convention, each is the full gradient.
+An operator that declares a convention is a *border*: its autograd function, or the map that this
+function applies (:class:`~gpudist.exchange.autograd.Declared`), has the attributes ``takes`` and
+``gives``, the conventions of its input and of its output. Plain torch functions preserve the
+convention.
 
 This module relies on ``next_functions``, ``_forward_cls`` and ``_sequence_nr`` of torch's nodes,
 and on the names of opaque nodes.
@@ -25,7 +26,7 @@ Node = Any
 
 # Maximum number of visited nodes. The graph of a training step has thousands.
 NODE_LIMIT = 100_000
-# Nodes for a part of the graph that is built elsewhere, or in backward.
+# Nodes that stand for a part of the graph that is built elsewhere, or in backward.
 _OPAQUE = ("CompiledFunctionBackward", "CheckpointFunctionBackward")
 _OPAQUE_PREFIX = "GeneratedBackwardFor_gpudist"
 
@@ -48,12 +49,12 @@ class Border(NamedTuple):
     ranks: frozenset[int]
 
     def concerns(self, ranks: frozenset[int]) -> bool:
-        """Return whether at least two of ``ranks`` hold copies or parts of the value."""
+        """Return whether at least two of ``ranks`` take part in the operator."""
         return len(self.ranks & ranks) > 1
 
 
 def mark(y: torch.Tensor, name: str, P: Partition) -> torch.Tensor:
-    """Set the layer's name and workers on the node that made ``y``, and record the node."""
+    """Set the layer's name and workers on the node that computed ``y``, and record the node."""
     node: Node = y.grad_fn
     if node is not None:
         node.made_by, node.made_on = name, P
@@ -63,14 +64,14 @@ def mark(y: torch.Tensor, name: str, P: Partition) -> torch.Tensor:
 
 
 def begin_record() -> None:
-    """Record, in this thread, the operators that declare a convention, until `end_record`."""
+    """Record the operators of this thread that declare a convention, until ``end_record``."""
     if not hasattr(_recorded, "lists"):
         _recorded.lists = []
     _recorded.lists.append([])
 
 
 def end_record() -> list[Made]:
-    """Return the operators since the last `begin_record`: name, node type and sequence number."""
+    """Return the recorded operators: name, node type and sequence number."""
     return _recorded.lists.pop()
 
 
@@ -104,28 +105,28 @@ def _met(movements: Iterable[Any]) -> frozenset[int]:
 
 
 def is_opaque(node: Node) -> bool:
-    """Return whether the graph hides what happens between the node's inputs and outputs."""
+    """Return whether the graph does not show the computation within the node."""
     name = type(node).__name__
     return name in _OPAQUE or name.startswith(_OPAQUE_PREFIX)
 
 
 def ends_search(node: Node) -> bool:
-    """Return whether only parameters, or values with their own conventions, precede the node."""
+    """Return whether only parameters, or values with their own convention, precede the node."""
     return getattr(getattr(node, "_forward_cls", None), "ends_search", False) or is_opaque(node)
 
 
 def inputs_of(node: Node) -> Iterator[tuple[Node, int]]:
-    """Yield the nodes that made the inputs of ``node``, and the number of each one's output."""
+    """Yield the nodes that computed the inputs of ``node``, each with its output number."""
     for source, number in node.next_functions:
         if source is not None:
             yield source, number
 
 
 def outline(node: Node, nodes: int) -> tuple[str | int, ...]:
-    """Return a cheap fingerprint of a graph, which graphs of another structure hardly share.
+    """Return a cheap fingerprint of a graph, which rarely equals that of a different structure.
 
-    It consists of the names of the nodes along the newest inputs, and the number of nodes made
-    between each and the first. Parameters are older than tensors computed from them.
+    The fingerprint consists of the names of the nodes along the newest inputs, and the number of
+    nodes created between each and the first. Parameters are older than tensors computed from them.
 
     Args:
         node: first node.

@@ -1,4 +1,4 @@
-"""Fused movement of the parameters of a whole network, in place of one or more per layer."""
+"""Fused movement of all parameters of a network, in place of separate ones per layer."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def fuse_parameter_movements(
 ) -> torch.nn.Module:
     """Move the parameters of all layers of ``network`` together, and their gradients.
 
-    Without this function, each layer moves its own parameters. With it, parameters with one owner
-    each are broadcast at the start of each forward of ``network``, including evaluation and
-    forwards without gradients. Their gradients, and those of replicated parameters, are summed at
-    the end of backward. Parameters that are frozen, or do not contribute to the output, have no
-    gradient. A part of ``network`` that is recomputed for checkpointing moves its parameters once
-    more. Under torch.compile, every layer moves its own.
+    Without this function, each layer moves its own parameters. With it, each forward of ``network``
+    starts by broadcasting all parameters that have one owner, also in evaluation and without
+    gradients. Their gradients, and those of replicated parameters, are summed at the end of
+    backward. Parameters that are frozen, or that do not contribute to the output, get no gradient.
+    A part of ``network`` that is recomputed for checkpointing moves its parameters once more. Under
+    torch.compile, every layer moves its own.
 
-    The copies of one-owner parameters of all layers live from the start of a forward until its
-    backward has used them; every forward with a pending backward has its own copies.
+    The copies of one-owner parameters of all layers stay allocated from the start of a forward
+    until its backward has used them; every forward with a pending backward has its own copies.
 
     Args:
         network: network with distributed layers. All ranks have the same modules, in the same
@@ -47,21 +47,21 @@ def fuse_parameter_movements(
             as ``torch.nn.PReLU``: the gradients of their parameters are summed over ``P`` too. If a
             module works on invariant values of tensor-parallel layers, which have the whole
             gradient on each worker of a line, its gradients are summed only over the other axes;
-            the graph of each forward shows where. Not within one graph of torch.compile.
-        bucket_bytes: most bytes of small parameters, or gradients, copied into one message.
-        convention: convention of values for which the graph shows none, because the modules that
-            use them are not between tensor-parallel layers.
+            the graph of each forward shows where. Not supported within one graph of torch.compile.
+        bucket_bytes: maximum bytes of small parameters, or gradients, copied into one message.
+        convention: convention to assume where the graph shows none, because a module is not between
+            tensor-parallel layers.
 
     Returns:
         ``network``, with hooks on its forward.
 
     Cost:
         For one-owner parameters, one group of messages forward and one backward per set of workers
-        that take part in layers. For replicated parameters none forward, and one backward per dtype
-        and set of workers that hold the same parameters. A layer alone sends its one-owner
-        parameters in the same group as its ghost cells: where all layers have ghost cells, the
-        network has one more group in each direction, but fewer messages in total. With ``P``, the
-        first forward of each structure visits the nodes of its graph once.
+        that take part in layers. For replicated parameters, no message in forward, and one group in
+        backward per dtype and set of workers that hold the same parameters. A layer alone sends its
+        one-owner parameters in the same group as its ghost cells: where all layers have ghost
+        cells, the network has one more group in each direction, but fewer messages in total. With
+        ``P``, the first forward of each structure visits the nodes of its graph once.
 
     Raises:
         ConventionError: with ``P``, in the first forward: values of both conventions meet; a module
@@ -102,14 +102,14 @@ def _insert_copies(
     network: torch.nn.Module,
     inputs: object,
 ) -> None:
-    """Replace the parameters of every module by copies, the outputs of one node per placement."""
+    """Replace all parameters by copies, the outputs of one autograd node per placement."""
     if is_dynamo_compiling():
         if with_others:
-            # Without fullgraph=True this breaks the graph, and the hook runs eagerly.
+            # Without fullgraph=True, this call breaks the graph, and the hook runs eagerly.
             raise NotImplementedError(
                 "fuse_parameter_movements: the gradients of modules that are not distributed "
-                "cannot be summed in a graph of torch.compile; leave out P, or compile parts of "
-                "the network"
+                "cannot be summed in a graph of torch.compile; omit P, or compile parts of the "
+                "network"
             )
         return
     ways = {layer: layer.ways() for layer in network.modules() if isinstance(layer, ParameterLayer)}
@@ -147,7 +147,7 @@ def _copies_node(
 def _parameters_of_others(network: torch.nn.Module) -> list[_PlainParameter]:
     """Return the parameters of modules that are not distributed.
 
-    Parameters that an enclosing network has already replaced by copies are left out.
+    Parameters that an enclosing network has already replaced by copies are omitted.
     """
     return [
         _PlainParameter(module, name, parameter)

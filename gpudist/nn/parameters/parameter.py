@@ -1,4 +1,4 @@
-"""Parameters of distributed layers: initial values of the sequential layer, one owner each."""
+"""Parameters of distributed layers: initial values of the sequential layer, one owner per block."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _CHUNK_CELLS = 1 << 22
 
 
 def kaiming_bound(fan_in: int) -> float:
-    """Half-width of the uniform distribution torch draws conv and linear weights from."""
+    """Return the half-width of the uniform distribution of torch's conv and linear weights."""
     gain = torch.nn.init.calculate_gain("leaky_relu", math.sqrt(5))
     return math.sqrt(3.0) * (gain / math.sqrt(fan_in)) if fan_in > 0 else 0.0
 
 
 def bias_bound(fan_in: int) -> float:
-    """Half-width of the uniform distribution torch draws conv and linear biases from."""
+    """Return the half-width of the uniform distribution of torch's conv and linear biases."""
     return 1 / math.sqrt(fan_in) if fan_in > 0 else 0.0
 
 
@@ -54,7 +54,7 @@ def normal_parameter(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.nn.Parameter:
-    """Return this worker's box of a parameter drawn with mean 0 and variance 1.
+    """Return this worker's box of a parameter drawn from a standard normal distribution.
 
     See :func:`_drawn_parameter`.
 
@@ -73,12 +73,12 @@ def _drawn_parameter(
     device: torch.device | str | None,
     dtype: torch.dtype | None,
 ) -> torch.nn.Parameter:
-    """Return this worker's box of a parameter that ``draw`` fills, or a placeholder without a box.
+    """Return this worker's box of a parameter drawn by ``draw``; without a box, a placeholder.
 
-    Every worker draws the whole parameter, a few rows at a time, so that all generators advance
-    alike and the values equal those of the sequential layer under the same seed.
+    Every worker draws the full parameter, a few rows at a time. So all generators advance by the
+    same amount, and the values equal those of the sequential layer under the same seed.
     """
-    # Fail for impossible sizes on all workers, and for lack of memory before drawing.
+    # Invalid sizes fail on all workers, and lack of memory fails before drawing.
     torch.empty(tuple(shape), dtype=dtype, device="meta")
     block = torch.empty(box.shape if box is not None else (0,), dtype=dtype, device=device)
     for start, stop in _chunks(shape[0], math.prod(shape[1:])):
@@ -94,8 +94,8 @@ def _drawn_parameter(
 def _chunks(rows: int, row_cells: int) -> Iterator[tuple[int, int]]:
     """Yield ranges of rows to draw one after the other.
 
-    On a CPU, torch draws normal numbers 16 at a time, and fewer than 16 in another way. All chunks
-    but the last therefore have a multiple of 16 cells, and the last has at least 16.
+    On a CPU, torch draws normal numbers 16 at a time, and fewer than 16 by another method.
+    Therefore all chunks but the last have a multiple of 16 cells, and the last has at least 16.
     """
     unit = 16 // math.gcd(16, row_cells)
     step = max(unit, _CHUNK_CELLS // max(1, row_cells) // unit * unit)
@@ -147,8 +147,8 @@ def tied_empty(
 ) -> torch.Tensor:
     """Return the output ``block * weight + bias`` of a layer without cells on this rank.
 
-    It depends on its inputs as an output with cells does, so that backward and double backward run
-    on this rank too, with the same set of gradients.
+    It depends on its inputs like an output with cells, so that backward and double backward also
+    run on this rank, with the same set of gradients.
     """
 
     def no_cells(x: torch.Tensor) -> torch.Tensor:
@@ -159,5 +159,5 @@ def tied_empty(
 
 
 def zero_bias(placeholder: torch.Tensor, channels: int) -> torch.Tensor:
-    """Return zeros that depend on the placeholder, where another worker adds the bias."""
+    """Return zeros that depend on the placeholder, for a worker that does not add the bias."""
     return placeholder.new_zeros(channels) + placeholder.sum()

@@ -1,8 +1,8 @@
 """Parameters with one owner each, and their copies on the workers that use them.
 
-The copies for a whole network come from one node of the graph, made before any layer runs: one
-group of broadcasts. Autograd therefore runs its backward, one group of sum-reduces, last on every
-rank.
+One autograd node, created before any layer runs, makes all copies for a network by one group of
+broadcasts. Autograd therefore runs the backward of this node, one group of sum-reduces, last on
+every rank.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ class ParameterBroadcast:
     Attributes:
         name: name of the parameter, the same on all ranks.
         owners: placement of its blocks.
-        P_use: partition of the workers that use the blocks; the owners' grid is broadcast to this
-            one.
+        P_use: partition of the workers that use the blocks, to which the owners' grid is broadcast.
         members: all workers that take part in the layer, in ascending order.
     """
 
@@ -79,7 +78,7 @@ class ParameterBroadcast:
 
 
 class Moving(NamedTuple):
-    """Number of a parameter, the same on all ranks, and its broadcast."""
+    """A parameter's number, the same on all ranks, and its broadcast."""
 
     number: int
     broadcast: ParameterBroadcast
@@ -98,14 +97,14 @@ def copies_of_owned(
     Args:
         parameters: parameters of layers, including placeholders; the same list on all ranks.
         broadcasts: broadcast of each parameter, ``None`` for parameters that do not move.
-        bucket_bytes: most bytes of small parameters copied into one message.
+        bucket_bytes: maximum bytes of small parameters copied into one message.
 
     Returns:
         New tensors: copies of the blocks that this worker uses, placeholders for all others.
 
     Adjoint:
-        Sum-reduces of the gradients to the owners. A parameter without a gradient still has none
-        afterwards, on all members alike.
+        Sum-reduces of the gradients to the owners. A parameter that gets no gradient on any member
+        has none afterwards.
 
     Cost:
         One group of messages per set of members: one broadcast of all small parameters with the
@@ -147,10 +146,10 @@ class _BroadcastParameters(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-        # Save nothing: when checkpointing recomputes, the layer may move its own parameters. Users
-        # of a copy save it.
+        # Save nothing: in a recomputation by checkpointing, the layer may move its own parameters
+        # instead. Users of a copy save it.
         ctx.moving, ctx.to_owners, ctx.bucket_bytes = inputs[:3]
-        # Either all members use a copy or none does, but gradients may be used by only some.
+        # Either all members use a copy or none does, but only some may need its gradient.
         ctx.set_materialize_grads(ctx.to_owners or has_tangents())
         if has_tangents():
             return
@@ -185,7 +184,7 @@ def _moved(
     to_owners: bool,
     bucket_bytes: int,
 ) -> tuple[torch.Tensor, ...]:
-    """Move blocks to their users, or gradients to the owners; not differentiable."""
+    """Move blocks to their users, or gradients to their owners; not differentiable."""
     sets: dict[Partition, list[int]] = {}
     for i, (_, broadcast) in enumerate(moving):
         sets.setdefault(broadcast.members, []).append(i)

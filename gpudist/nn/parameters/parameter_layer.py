@@ -1,4 +1,4 @@
-"""Base class of layers with parameters: each block has one owner, or all its users hold it."""
+"""Base class of layers with parameters: each block has one owner, or all users hold a copy."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class ParameterLayer(DistributedModule):
     """Layer with parameters, by default a weight and optionally a bias.
 
     Attributes:
-        replicate_parameters: every worker that uses a block of the parameters holds it; otherwise
-            one worker does.
+        replicate_parameters: whether every worker that uses a block of the parameters holds it;
+            otherwise one worker does.
     """
 
     weight: Any
@@ -48,11 +48,10 @@ class ParameterLayer(DistributedModule):
         users: Mapping[str, CartesianPartition],
         P_all: Partition,
     ) -> None:
-        """Record which workers hold the same cells of each parameter, or its broadcast to its
-        users.
+        """Record the holders of each parameter's cells, or its broadcast to its users.
 
         Args:
-            replicate_parameters: every worker that uses a block holds it.
+            replicate_parameters: whether every worker that uses a block holds it.
             placed: placement of each existing parameter.
             users: workers that use each parameter, for parameters with one owner.
             P_all: all workers that take part in the layer.
@@ -84,10 +83,10 @@ class ParameterLayer(DistributedModule):
         return [Way(*way) for way in zip(self._own, self._broadcasts, self._holders, strict=True)]
 
     def use_copies(self, copies: list[torch.Tensor] | None) -> None:
-        """Use these tensors in place of the parameters, until called with ``None``.
+        """Use these tensors in place of the parameters, until this method is called with ``None``.
 
-        Afterwards too, the layer moves its parameters first: checkpointing expects the same tensors
-        when it recomputes, outside the forward that had copies.
+        Afterwards too, the layer moves its parameters first, because checkpointing, which
+        recomputes outside the forward with copies, expects the same tensors.
         """
         self._copies, self._is_fused = copies, True
 
@@ -99,7 +98,7 @@ class ParameterLayer(DistributedModule):
         return self._copies is not None or (self._is_fused and not is_compiled())
 
     def own_parameters(self) -> list[torch.Tensor]:
-        """Return the parameters for one forward; gradients of replicated ones are summed."""
+        """Return the parameters for one forward, and sum the gradients of replicated ones."""
         if self._copies is not None:
             return self._copies
         if self.replicate_parameters:
@@ -107,7 +106,7 @@ class ParameterLayer(DistributedModule):
         return copies_of_owned(self._own, self._broadcasts) if self.uses_copies else self._own
 
     def bind_parameters(self) -> tuple[Movement | None, ...]:
-        """Return each parameter's movement to its users, ``None`` for those already in place."""
+        """Return the movement of each parameter to its users; ``None`` if it is already local."""
         if self.uses_copies:
             return (None,) * len(self._broadcasts)
         return tuple(
@@ -119,7 +118,7 @@ class ParameterLayer(DistributedModule):
 def move_those(
     movements: tuple[Movement | None, ...], tensors: list[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Return ``tensors``, with those that have a movement moved, all in flight together."""
+    """Move each tensor that has a movement, all in flight together, and return ``tensors``."""
     moving = [i for i, movement in enumerate(movements) if movement is not None]
     if not moving:
         return tensors

@@ -32,14 +32,12 @@ class ParameterPlacement:
     def balanced(
         cls, shape: Sequence[int], P: CartesianPartition, axes: Sequence[int]
     ) -> ParameterPlacement:
-        """Place balanced blocks of a tensor of ``shape``, whose dims are split by ``axes`` of
-        ``P``.
-        """
+        """Place balanced blocks of a tensor of ``shape``, split by ``axes`` of ``P``."""
         return cls(P, Decomposition.balanced(shape, [P.shape[a] for a in axes]), tuple(axes))
 
     @classmethod
     def everywhere(cls, shape: Sequence[int], P: Partition) -> ParameterPlacement:
-        """Place the whole tensor on every worker of ``P``."""
+        """Place a full copy of the tensor on every worker of ``P``."""
         line = P.create_cartesian_topology_partition([P.size, 1])
         return cls.balanced(shape, line, (1,) * len(shape))
 
@@ -70,7 +68,7 @@ class ParameterPlacement:
 
     @property
     def is_first_copy(self) -> bool:
-        """Whether this worker holds a block, and is the first of those with the same block."""
+        """Whether this worker holds a block, and is the first of its holders."""
         index = self.P.index
         if index is None:
             return False
@@ -83,7 +81,7 @@ def set_placements(layer: torch.nn.Module, placed: Mapping[str, ParameterPlaceme
 
 
 def drop_placements(layer: torch.nn.Module) -> None:
-    """Undo :func:`set_placements`."""
+    """Remove the placements set by :func:`set_placements`."""
     vars(layer).pop("_placements", None)
 
 
@@ -95,7 +93,7 @@ def placements(module: torch.nn.Module) -> dict[str, ParameterPlacement]:
 
     Returns:
         Placements by full name, as in the state dict; shared layers appear under all their names.
-        Tensors of other layers are absent: every rank holds them whole.
+        Tensors of other layers are absent: every rank holds all of their cells.
     """
     return {
         f"{prefix}.{name}" if prefix else name: placement

@@ -1,4 +1,4 @@
-"""Workers over which the gradients of modules that are not distributed are summed."""
+"""Gradient sums for the parameters of modules that are not distributed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Sums(NamedTuple):
     """Gradient sums for the outputs of the node that copies parameters.
 
     Attributes:
-        holders: workers to sum a gradient over, ``None`` for this one alone.
+        holders: workers over which to sum each gradient; ``None`` if there is only this one.
         unknown: error message for a gradient that arrives unexpectedly.
     """
 
@@ -47,12 +47,12 @@ class PlainSums:
         """Return whether the graph shows how the parameters copied by ``copies_node`` are used.
 
         Raises:
-            ConventionError: the graph does not, and ``network`` has layers of the invariant
+            ConventionError: the graph does not show it, and ``network`` has layers of the invariant
                 convention.
         """
         if hasattr(copies_node, "replicated"):
             return True
-        # Made in a graph of torch.compile.
+        # The node was created within a graph of torch.compile.
         if any(region.is_invariant for region in _regions_of(network)):
             raise ConventionError(
                 f"{_NAME}: under torch.compile it is unknown over which workers to sum the "
@@ -69,7 +69,7 @@ class PlainSums:
         copies_node: Node,
         parameters: Mapping[int, torch.nn.Parameter],
     ) -> None:
-        """Set on the copying node the workers over which to sum the gradients of plain modules.
+        """Set the workers over which the copying node sums the gradients of plain modules.
 
         Args:
             network: network whose forward has ended.
@@ -140,7 +140,7 @@ class PlainSums:
         return _Sums(holders, unknown)
 
     def _at_the_same_place(self, line: Ranks, regions: list[TensorRegion]) -> Ranks:
-        """Return the workers with this one's position in lines parallel to ``line``."""
+        """Return the workers that have this one's position in the lines parallel to ``line``."""
         if frozenset(self._P.ranks) <= line:
             return frozenset({self._P.world.rank or 0})
         grids = [region.P for region in regions]

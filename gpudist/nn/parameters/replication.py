@@ -1,12 +1,12 @@
 """Parameters held by several workers, and the sums of their gradients over these workers.
 
-A replicated parameter is one value that counts once, as a loss does: on each worker that holds it,
-its gradient is the sum over all of them. Its copies come from one node of the graph, whose backward
-is that sum. Autograd runs nodes in the reverse of the order in which they were made. If one node is
-made for all layers before any of them runs, its backward therefore runs after all of theirs, on
-every rank alike. Accumulated gradients, ``torch.autograd.grad`` and gradients of gradients need
-nothing more. Hooks on the parameters, or a callback at the end of backward, would have to find out
-what a backward adds to ``grad``, and would miss gradients that go elsewhere.
+A replicated parameter is one value that counts once, like a loss: on each worker that holds it, its
+gradient is the sum over all of them. One autograd node makes its copies, and the backward of that
+node is the sum. Autograd runs nodes in reverse order of creation. So if one node for all layers is
+created before any of them runs, its backward runs after all of theirs, on every rank alike.
+Accumulated gradients, ``torch.autograd.grad`` and gradients of gradients need nothing more. Hooks
+on the parameters, or a callback at the end of backward, would have to determine what a backward
+adds to ``grad``, and would miss gradients that are used elsewhere.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gpudist.world.partition import Partition
 
 
 class ReplicatedParameter(NamedTuple):
-    """Number of a parameter, the same on all ranks, and the workers its gradient is summed over.
+    """A parameter's number, the same on all ranks, and the workers over which to sum its gradient.
 
     ``None`` stands for this worker alone.
     """
@@ -41,7 +41,7 @@ class ReplicatedParameter(NamedTuple):
 
 
 def holders_of(placement: ParameterPlacement) -> Partition | None:
-    """Return the workers that hold the same cells as this one, ``None`` if no others do."""
+    """Return the workers that hold the same cells as this one; ``None`` if there are no others."""
     P = placement.P
     if not P.active or not placement.is_replicated:
         return None
@@ -61,19 +61,19 @@ def copies_of(
 
     Args:
         parameters: parameters of layers, including placeholders; the same list on all ranks.
-        holders: for each parameter, the workers that hold the same cells; ``None`` for this one
-            alone.
-        bucket_bytes: most bytes of small gradients copied into one message.
+        holders: for each parameter, the workers that hold the same cells; ``None`` if there is only
+            this one.
+        bucket_bytes: maximum bytes of small gradients copied into one message.
 
     Adjoint:
-        By declaration the all-sum, and the identity in double backward. A parameter without a
-        gradient still has none afterwards, on all of its holders alike.
+        By declaration, the all-sum, and the identity in double backward. A parameter that gets no
+        gradient on any holder has none afterwards.
 
     Cost:
         None in forward. In backward, one group of messages per set of holders and dtype: an
-        all-reduce of each bucket of small gradients, and one of each large gradient. With NCCL each
-        is a group of its own on a second stream: a bucket is filled while the previous one is
-        summed. On a CPU nothing overlaps.
+        all-reduce of each bucket of small gradients, and one of each large gradient. With NCCL,
+        each is a separate group on a second stream: a bucket is filled while the previous one is
+        summed. On a CPU, nothing overlaps.
     """
     copies = list(parameters)
     held = [(i, P) for i, P in enumerate(holders) if P is not None]
@@ -110,8 +110,8 @@ class _Copy(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-        # Save nothing: when checkpointing recomputes, outside the forward that made the copies, the
-        # layer may have a node of its own. Users of a copy save it.
+        # Save nothing: in a recomputation by checkpointing, outside the forward that made the
+        # copies, the layer may create its own node. Users of a copy save it.
         ctx.replicated, ctx.bucket_bytes = inputs[:2]
         ctx.unknown = {}
         # Some parameters may have a tangent and others none.
@@ -140,7 +140,7 @@ class _Copy(torch.autograd.Function):
 def _refuse_unknown(ctx: Any, given: Sequence[int]) -> None:
     for i in given:
         if i in ctx.unknown:
-            # Such a parameter keeps its first holders.
+            # A parameter that occurs twice keeps its first holders.
             refuse(ctx.replicated[i].holders, ConventionError(ctx.unknown[i]))
 
 
@@ -200,7 +200,7 @@ def sums_of(
 def _carried_out(
     movements: Sequence[Movement], blocks: Iterable[torch.Tensor]
 ) -> tuple[torch.Tensor, ...]:
-    # With streams, the next block is made while the previous one is in flight.
+    # With streams, the next bucket is filled while the previous one is in flight.
     if has_modes() or not movements[0].steps[0].partition.wire.has_streams:
         return moved(movements, list(blocks))
     started = [start([m], [block]) for m, block in zip(movements, blocks, strict=True)]

@@ -1,9 +1,9 @@
 """Conventions by which plain modules use their parameters, found in the graph of a forward.
 
-Plain torch functions do not change conventions, so all nodes between borders, where a layer
-declares a convention, have the same one. A parameter used there has the whole gradient on every
-worker if it meets invariant values, and a part of it if it meets blocks, or copies whose gradients
-add up.
+Plain torch functions preserve the convention, so all nodes between borders, where a layer declares
+a convention, have the same one. A parameter used with invariant values there has the full gradient
+on every worker. If it is used with blocks, or with copies whose gradients add up, it has a part of
+the gradient.
 """
 
 from __future__ import annotations
@@ -90,14 +90,14 @@ class UsedParameters:
                 self._edges.append((here, self._nodes[source]))
 
     def conventions(self, line: Ranks) -> dict[int, set[Convention | None]]:
-        """Return, for each output of the copying node, the conventions it is used by on ``line``.
+        """Return, for each output of the copying node, the conventions of its uses on ``line``.
 
         ``None`` stands for a use whose convention the graph does not show.
 
         Raises:
             ConventionError: values of both conventions meet.
         """
-        # Vertices: 2 i is the output side of node i, 2 i + 1 its input side.
+        # Vertex 2 i is the output side of node i, and vertex 2 i + 1 its input side.
         parents = list(range(2 * len(self._nodes)))
 
         def root(vertex: int) -> int:
@@ -142,6 +142,6 @@ def _text_of_both(one: _DeclaredConvention, other: _DeclaredConvention, workers:
 
 
 def tensors_of(outputs: object) -> list[torch.Tensor]:
-    """Return the tensors with a graph among the outputs of a forward."""
+    """Return the outputs of a forward that are tensors with a graph."""
     leaves = tree_leaves(outputs)
     return [y for y in leaves if isinstance(y, torch.Tensor) and y.grad_fn is not None]

@@ -1,1 +1,1 @@
-"""Random cells of a global tensor, the same for every partition."""
+"""Random values of global tensors, the same for every partition."""

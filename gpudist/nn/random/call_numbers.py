@@ -1,4 +1,4 @@
-"""Call numbers of a layer; a call repeated by checkpointing gets the same number again."""
+"""Numbers of a layer's calls; a call repeated by checkpointing gets its old number."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _NumberedCall:
 class CallNumbers:
     """Assigns numbers to calls, and recognizes calls repeated by checkpointing.
 
-    Every call draws a token from torch's default generator on the CPU, which checkpointing restores
+    Every call draws a token from torch's default CPU generator, whose state checkpointing restores
     before it repeats a call. A call in a backward pass repeats the earlier call with the same
     token.
     """
@@ -30,12 +30,12 @@ class CallNumbers:
         self._calls = Cache[int, _NumberedCall](4096)
 
     def __call__(self, counter: torch.Tensor, name: str) -> torch.Tensor:
-        """Return the number of this call; for a new call the ``counter``, which is then increased.
+        """Return the number of this call; a new call takes the ``counter`` and increments it.
 
         Raises:
             GpudistError: in a backward pass, if it is unclear which call is repeated.
         """
-        # Hide the counter from the transforms of torch.func.
+        # Transforms of torch.func must not track the counter.
         with temporarily_clear_interpreter_stack():
             return self._number(counter, name)
 
@@ -53,7 +53,7 @@ class CallNumbers:
             return call.number
         number = counter.clone()
         counter.add_(1)
-        # Seeding before each step repeats the tokens of finished steps.
+        # Seeding before each step reproduces the tokens of finished steps.
         unclear = call is not None and not call.repeated
         self._calls[token] = _NumberedCall(number, ambiguous=unclear)
         return number

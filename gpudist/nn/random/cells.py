@@ -1,4 +1,4 @@
-"""Random cells of a global tensor; each worker draws only its own block."""
+"""Random values of a global tensor, of which each worker draws only its own block."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from gpudist.geometry.boxes import Box
 
-# The numbers of a tile, 8 bytes per cell, fit in a CPU's cache; a GPU needs more cells to be busy.
+# A tile of 8 bytes per cell fits in a CPU's cache; a GPU needs more cells for full occupancy.
 _TILE_CELLS = 1 << 17
 _TILE_CELLS_OF_GPU = 1 << 22
 # Constants of splitmix64 (Steele, Lea and Flood 2014), as signed numbers.
@@ -28,8 +28,8 @@ def kept_by_index(
 ) -> torch.Tensor:
     """Draw which cells of ``box`` are kept, each dropped with probability ``p``.
 
-    The draw of a cell depends on the seed, the call number and the cell's index in the global
-    tensor, not on its owner.
+    The result for a cell depends on the seed, the call number and the cell's global index, but not
+    on the worker that owns it.
 
     Args:
         seed, call: seed and call number, one int64 each.
@@ -61,10 +61,10 @@ def uniform_by_index(
     dtype: torch.dtype,
     device: torch.device,
 ) -> torch.Tensor:
-    """Draw uniform numbers in [0, 1), in equal steps that the dtype represents exactly.
+    """Draw uniform numbers in [0, 1), multiples of a step that the dtype represents exactly.
 
-    The number of a cell depends on the same quantities as in :func:`kept_by_index`, which describes
-    the arguments.
+    A number depends on the same quantities as in :func:`kept_by_index`, which describes the
+    arguments.
 
     Returns:
         New tensor of ``dtype``, of the shape of ``box``.
@@ -92,7 +92,7 @@ def normal_by_index(
     """
     drawn = torch.empty(box.shape, dtype=dtype, device=device)
     for tile, numbers in _numbers(seed, call, box, shape, device):
-        # Above 0, where the logarithm is finite.
+        # The number must be above 0, so that the logarithm is finite.
         radius = (_shifted(numbers, 11) + 1).double() * 2.0**-53
         turn = _shifted(_mixed(numbers + _STEP), 11).double() * 2.0**-53
         cells = (-2 * radius.log()).sqrt() * (2 * pi * turn).cos()
@@ -115,10 +115,10 @@ def _numbers(
 
 
 def kept_by_torch(box: Box, shape: tuple[int, ...], p: float) -> torch.Tensor:
-    """Draw which cells of ``box`` are kept, as torch's default generator on the CPU draws them.
+    """Draw which cells of ``box`` are kept, with the numbers of torch's default CPU generator.
 
-    Every worker draws all cells of the global tensor, in order, so that all generators advance
-    alike.
+    Every worker draws all cells of the global tensor in order, so that all generators advance by
+    the same amount.
 
     Args:
         box: this worker's box of the global tensor.

@@ -24,7 +24,7 @@ from gpudist.world.partition import CartesianPartition
 Generator = Literal["index", "torch"]
 
 _NO_SEED = -1
-# SELU's scale times its alpha: minus the lower limit of its outputs.
+# Scale of SELU times its alpha; outputs of SELU are above the negative of this product.
 _ALPHA = 1.7580993408473766
 
 
@@ -32,13 +32,13 @@ class _DistributedDropout(DistributedModule):
     """Layer that drops random cells of a tensor on ``P_x``.
 
     Args:
-        leading_dims: number of leading dims along which cells are dropped one by one; each is
-            dropped with all cells of the other dims.
+        leading_dims: number of leading dims that are dropped cell by cell; each such cell is
+            dropped with all its cells in the other dims.
     """
 
     seed: torch.Tensor | None
     calls: torch.Tensor | None
-    # Names that are missing in the state dict of the sequential layer.
+    # Buffers that the state dict of the sequential layer does not have.
     beyond_sequential = ("seed", "calls")
     _shown = ("generator",)
 
@@ -84,8 +84,8 @@ class _DistributedDropout(DistributedModule):
             raise ShapeError(f"{self._name}: generator is {generator!r}; use 'index' or 'torch'")
         if generator == "torch" and seed is not None:
             raise ShapeError(
-                f"{self._name}: generator 'torch' draws from torch's generator, which is "
-                "seeded by torch.manual_seed; leave out seed"
+                f"{self._name}: generator 'torch' draws from torch's generator, which is seeded "
+                "by torch.manual_seed; omit seed"
             )
         if generator == "torch" and P_x.device.type != "cpu":
             raise ShapeError(
@@ -112,15 +112,13 @@ class _DistributedDropout(DistributedModule):
         return self._dropped(input, kept) if self.P_x.active else input.clone()
 
     def _dropped(self, x: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-        # Keeps the mean.
-        # Torch rounds the factor to the dtype, and saves the mask for backward.
+        # The factor preserves the mean. Torch rounds it to the dtype, and saves the mask for
+        # backward.
         factor = torch.ones((), dtype=x.dtype, device=x.device).div_(1 - self.p)
         return x * kept * factor
 
     def kept(self, x: torch.Tensor) -> torch.Tensor:
-        """Return a bool mask of the cells of block ``x`` that this call keeps; other dims have
-        extent 1.
-        """
+        """Return a bool mask of the cells to keep, with extent 1 in dims that are not leading."""
         whole = self.kept_shape(x.shape)
         if not self.P_x.active:
             self._number()
@@ -132,7 +130,7 @@ class _DistributedDropout(DistributedModule):
         return kept_by_index(self.seed, call, box, shape, self.p, x.device).view(whole)
 
     def _number(self) -> torch.Tensor | None:
-        # All workers count calls, so that generators and state dicts stay alike.
+        # All workers count calls, so that generators and state dicts remain equal.
         return None if self.calls is None else self._numbers(self.calls, self._name)
 
     def kept_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
@@ -141,7 +139,7 @@ class _DistributedDropout(DistributedModule):
         return (*shape[:leading], *(1,) * (len(shape) - leading))
 
     def _agree(self, x: torch.Tensor) -> tuple[Box, tuple[int, ...]]:
-        """Return this worker's box and the global shape, of the leading dims."""
+        """Return this worker's box and the global shape of the leading dims."""
         index, leading = self.P_x.index, self._leading_dims
         assert index is not None
         cut = self._agreement(x).decomposition
@@ -152,7 +150,7 @@ class _DistributedDropout(DistributedModule):
         return Box(box.start[:leading], box.stop[:leading]), cut.shape[:leading]
 
     def _agreed_seed(self, seed: int) -> int:
-        # Without a seed, takes the number torch's generator would draw next on the first worker.
+        # Without a given seed, use the next number of torch's generator on the first worker.
         if seed == _NO_SEED:
             generator = torch.Generator()
             generator.set_state(torch.get_rng_state())
@@ -162,7 +160,7 @@ class _DistributedDropout(DistributedModule):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *rest: Any, **options: Any
     ) -> None:
-        # The sequential layer has no state: keep the present buffers.
+        # The sequential layer has no state, so keep the current buffers.
         for name, buffer in self.named_buffers(recurse=False):
             state_dict.setdefault(prefix + name, buffer)
         super()._load_from_state_dict(state_dict, prefix, *rest, **options)
@@ -172,7 +170,7 @@ def _fake_kept(layer: int, x: torch.Tensor) -> list[torch.Tensor]:
     return [x.new_empty(thing_of(layer).kept_shape(x.shape), dtype=torch.bool)]
 
 
-# In a graph the mask is one operation, because it has state and many tiles.
+# In a compiled graph, drawing the mask is one operation, because it has state and many tiles.
 define(
     "dropout_kept",
     "int layer, Tensor x",

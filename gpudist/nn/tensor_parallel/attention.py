@@ -20,9 +20,9 @@ from gpudist.world.partition import Partition
 class ParallelAttention(CheckedModule):
     """Multi-head self-attention of ``[L, E]`` or ``[B, L, E]``, with heads split over workers.
 
-    Every worker has the whole sequence, attends with its heads by
-    :func:`torch.nn.functional.scaled_dot_product_attention`, and multiplies with its columns of the
-    output projection; the output is the sum of these products. With ``split_sequence``, input and
+    Every worker holds the whole sequence, computes the attention of its heads with
+    :func:`torch.nn.functional.scaled_dot_product_attention`, and multiplies by its columns of the
+    output projection. The output is the sum of these products. With ``split_sequence``, input and
     output are blocks of the sequence, of the same lengths.
 
     The parameters are those of four :class:`torch.nn.Linear`, ``qkv.q_proj``, ``qkv.k_proj``,
@@ -32,7 +32,7 @@ class ParallelAttention(CheckedModule):
     Args:
         P, embed_dim, num_heads, num_kv_heads, bias, device, dtype, head_dim, axis: see
             :class:`~gpudist.nn.ParallelQKV`; several workers may hold the same key heads, and some
-            none at all.
+            workers none.
         dropout: probability of dropping an attention weight while training; the same weights are
             dropped on any number of workers.
         seed: seed of dropout; see :class:`~gpudist.nn.DistributedDropout`.
@@ -96,13 +96,13 @@ class ParallelAttention(CheckedModule):
         is_causal: bool = False,
         lengths: Lengths | None = None,
     ) -> torch.Tensor:
-        """Attend with this worker's heads, and sum the projections over the workers.
+        """Compute the attention of this worker's heads, and sum the projections over the workers.
 
         Args:
             x: input, or this worker's block of the sequence.
             attn_mask: mask as in torch, for the whole sequence, and for one head or all
                 ``num_heads``.
-            is_causal: whether a query attends to no later key; not together with a mask.
+            is_causal: whether to hide later keys from each query; excludes ``attn_mask``.
             lengths: lengths of all workers' blocks of the sequence, or their sum if they are
                 balanced.
 
@@ -154,7 +154,7 @@ class ParallelAttention(CheckedModule):
         if x.dim() not in (2, 3) or x.shape[-1] != self.embed_dim:
             text = f"the input has shape {list(x.shape)}, not [L, {self.embed_dim}] nor [B, L, E]"
         elif mask is not None and is_causal:
-            text = "attn_mask and is_causal are both given; leave one out"
+            text = "attn_mask and is_causal are both given; pass only one"
         elif mask is not None and mask.dim() > 2 and mask.shape[-3] not in (1, self.num_heads):
             text = (
                 f"the mask has shape {list(mask.shape)}; its dim -3 must be 1 or {self.num_heads}"
@@ -178,6 +178,7 @@ def _weights(
         return scores.softmax(-1)
     if mask.dtype != torch.bool:
         return (scores + mask).softmax(-1)
-    # Not minus infinity: where all keys are masked, softmax and gradient would be NaN.
+    # The lowest finite number, since minus infinity for all keys would make softmax and gradient
+    # NaN.
     lowest = torch.finfo(scores.dtype).min
     return scores.masked_fill(~mask, lowest).softmax(-1).masked_fill(~mask, 0)

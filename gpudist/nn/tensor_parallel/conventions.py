@@ -23,23 +23,23 @@ from gpudist.nn.parameters.gradient_graph import (
 from gpudist.ops.shape_agreement import refuse
 from gpudist.world.partition import Partition
 
-# Up to this many nodes, the graph is followed at every call, which takes microseconds.
+# A graph of up to this many nodes is searched at every call, which takes microseconds.
 _FOLLOWED_NODES = 64
 
 
 class Expectation:
     """Check of the gradient convention that an operator expects, in the graph of its input.
 
-    The graph is followed from the value to the nearest operators that declare a convention: at
-    every call if they are near, otherwise once for each structure, identified by its last nodes.
-    Nothing is checked under torch.compile, in forward mode and in transforms of torch.func, where
-    no such graph exists.
+    The check searches the graph from the value to the nearest operators that declare a convention:
+    at every call if they are near, otherwise once for each structure, identified by its last nodes.
+    Under torch.compile, in forward mode and in transforms of torch.func there is no such graph, and
+    nothing is checked.
 
     Args:
         name: name of the layer or operator.
         convention: convention that it expects.
-        nodes: number of the graph's last nodes that identify a structure: more than the operator
-            has.
+        nodes: number of last nodes of the graph that identify a structure; more than the operator
+            itself has.
     """
 
     def __init__(self, name: str, convention: Convention, nodes: int = 8) -> None:
@@ -48,10 +48,10 @@ class Expectation:
         self._seen = Cache[tuple[object, ...], bool](64)
 
     def __call__(self, x: torch.Tensor, P: Partition) -> None:
-        """Check a value of which the workers of ``P`` hold copies or parts.
+        """Check a value whose copies or parts the workers of ``P`` hold.
 
         Raises:
-            ConventionError: an operator of the other convention made it.
+            ConventionError: the value comes from an operator of the other convention.
         """
         if not is_eager() or x.grad_fn is None or P.size == 1:
             return
@@ -91,11 +91,11 @@ def nearest_of_other(
 ) -> tuple[Border | None, int]:
     """Return the nearest operator of the other convention, and the number of visited nodes.
 
-    The operator is ``None`` if no operator of the other convention is nearer than another border.
-    Visits each node once, and at most ``NODE_LIMIT``.
+    The operator is ``None`` if every path reaches another border first. The search visits each node
+    once, and at most ``NODE_LIMIT`` nodes.
 
     Args:
-        start: node that made the value.
+        start: node that computed the value.
         ranks: world ranks of the workers that use the value.
         convention: convention by which they use it.
     """

@@ -18,10 +18,11 @@ from gpudist.world.partition import Partition
 
 
 class VocabParallelEmbedding(TableLayer, ParallelLayer):
-    """Rows of a table ``[num_embeddings, embedding_dim]``, which is split by rows over workers.
+    """Look up rows of a table ``[num_embeddings, embedding_dim]`` split by rows over workers.
 
-    Every worker has all indices and looks up the rows it holds; the output is the sum, whole on
-    every worker. With ``sequence_dim``, each worker keeps only a block of its sequence.
+    Every worker has all indices and looks up the rows it holds. The sum of the results is the
+    output, of which every worker holds a full copy or, with ``sequence_dim``, a block of the
+    sequence.
 
     Initial values are those of the torch layer under the same seed. Workers outside ``P`` return a
     clone of their input.
@@ -31,7 +32,8 @@ class VocabParallelEmbedding(TableLayer, ParallelLayer):
         num_embeddings, embedding_dim, padding_idx, device, dtype: as in torch's layer, with global
             sizes.
         axis, convention: see :class:`~gpudist.nn.RowParallelLinear`.
-        sequence_dim: dim of the output to split over the same workers; ``None`` keeps it whole.
+        sequence_dim: dim of the output to split over the same workers; ``None`` for a full copy on
+            every worker.
 
     Cost:
         See :class:`~gpudist.nn.RowParallelLinear`.

@@ -54,7 +54,7 @@ class HeadCut:
         return sum(self.queries[:rank])
 
     def used_keys(self, rank: int) -> tuple[int, int]:
-        """Return the range of the key heads in a worker's block that its query heads use."""
+        """Return the range of key heads, within a worker's block, that its query heads use."""
         first, count = self.first_query(rank), self.queries[rank]
         held = sum(self.keys[: rank // (self.size // self.blocks)])
         if count == 0:
@@ -62,7 +62,7 @@ class HeadCut:
         return first // self.group - held, (first + count - 1) // self.group + 1 - held
 
     def key_of_queries(self, rank: int) -> list[int]:
-        """Return, for each query head of a worker, its key head among those its heads use."""
+        """Return the key head of each query head of a worker, counted among the used key heads."""
         first = self.first_query(rank)
         heads = range(first, first + self.queries[rank])
         return [head // self.group - first // self.group for head in heads]

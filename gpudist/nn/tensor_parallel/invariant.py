@@ -1,8 +1,8 @@
 """Invariant regions: replicated values whose gradient counts once, not once per worker.
 
-Elsewhere, the gradient of a replicated value is the sum over its copies. A loss, however, is the
-same number on every worker, and so is its gradient: the two operators here declare this. They are
-Megatron's "reduce from" and "copy to" regions.
+Outside invariant regions, the gradient of a replicated value is the sum over its copies. A loss,
+however, is the same number on every worker, and so is its gradient. The two operators of this
+module declare this. They correspond to Megatron's "reduce from" and "copy to" regions.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _fake(partition: int, x: torch.Tensor) -> list[torch.Tensor]:
     return [x.new_empty(x.shape)]
 
 
-# The same operators for compiled graphs and dispatch modes.
+# Variants of the operators for compiled graphs and dispatch modes.
 define(
     "invariant_sum",
     "int partition, Tensor x",
@@ -73,7 +73,7 @@ def invariant_sum(x: torch.Tensor, P: Partition) -> torch.Tensor:
         New tensor with the sum.
 
     Adjoint:
-        By declaration the identity, and the all-sum in double backward: every worker's
+        By declaration, the identity, and the all-sum in double backward: every worker's
         ``backward()`` starts from the same loss, so the gradient of each part is the gradient of
         the loss itself.
 
@@ -111,8 +111,8 @@ def invariant_copy(x: torch.Tensor, P: Partition) -> torch.Tensor:
         New tensor equal to ``x``.
 
     Adjoint:
-        By declaration the all-sum, and the identity in double backward. This is the entry of a
-        region in which workers compute different parts of one result.
+        By declaration, the all-sum, and the identity in double backward. Use this operator at the
+        entry of a region in which workers compute different parts of one result.
 
     Cost:
         None in forward; one all-reduce of the gradient in backward.

@@ -32,14 +32,14 @@ def invariant_gather(
         x: this worker's block.
         P: partition of the workers, in the order of their blocks.
         dim: dim along which ``x`` is split.
-        lengths: lengths of all blocks in that dim, or their sum if they are balanced; by default
-            agreed on by one message at each call.
+        lengths: lengths of all blocks in that dim, or their sum if they are balanced; by default,
+            the workers exchange them at each call.
 
     Returns:
-        New tensor: the whole value, the same on all workers.
+        New tensor with the full value, the same on all workers.
 
     Adjoint:
-        By declaration this worker's block of the gradient; :func:`invariant_scatter` in double
+        By declaration, this worker's block of the gradient; :func:`invariant_scatter` in double
         backward.
 
     Cost:
@@ -78,7 +78,7 @@ def invariant_scatter(
         New tensor: this worker's block.
 
     Adjoint:
-        By declaration :func:`invariant_gather`.
+        By declaration, :func:`invariant_gather`.
 
     Cost:
         None in forward; an all-gather in backward.
@@ -98,10 +98,10 @@ def invariant_scatter(
 
 @checked()
 def invariant_share(x: torch.Tensor, P: Partition) -> torch.Tensor:
-    """Turn a value that each worker of ``P`` holds a copy of into one that counts once.
+    """Convert a value of which each worker of ``P`` holds a copy to one that counts once.
 
-    Converts from the dual gradient convention, in which the gradients of copies add up, to the
-    invariant convention; :func:`~gpudist.nn.invariant_copy` converts back.
+    This converts from the dual gradient convention, in which the gradients of copies add up, to the
+    invariant convention. :func:`~gpudist.nn.invariant_copy` converts back.
 
     Args:
         x: value, the same on all workers.
@@ -111,7 +111,7 @@ def invariant_share(x: torch.Tensor, P: Partition) -> torch.Tensor:
         New tensor equal to ``x``.
 
     Adjoint:
-        By declaration an equal share of the gradient on each worker, and the identity in double
+        By declaration, an equal share of the gradient on each worker, and the identity in double
         backward: the shares add up to the gradient.
 
     Cost:
@@ -139,7 +139,8 @@ def gather_once(
 
 
 def _with_share_of_gradient(x: torch.Tensor, size: int) -> torch.Tensor:
-    # The value is ``x``, the gradient divided by ``size``; uses only torch's operations.
+    # The value equals ``x``, and the gradient is divided by ``size``, using only torch's
+    # operations.
     return x / size + (x * (1 - 1 / size)).detach()
 
 

@@ -43,7 +43,7 @@ class ParallelLinear(ParallelLayer):
         dtype: torch.dtype | None,
         parts: int | None = None,
     ) -> None:
-        """Make the blocks of the weight along ``dim``; the bias is split with rows, or whole."""
+        """Create the blocks of the weight along ``dim``; the bias is split only with the rows."""
         shape, region = (self.out_features, self.in_features), self.region
         self._require_sizes(sizes, shape[dim], parts or region.size)
         placed = {"weight": region.placement(sizes, shape, dim, parts)}
@@ -80,7 +80,7 @@ class ParallelLinear(ParallelLayer):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Return the product of the whole input with this worker's rows."""
+        """Return the product of the full input and this worker's rows."""
         self._require_features(x, self.in_features)
         if self.sequence_dim is None:
             return F.linear(self.region.copy(x), weight, bias)
@@ -95,7 +95,7 @@ class ParallelLinear(ParallelLayer):
     def multiply_own(
         self, x: torch.Tensor, lengths: Lengths | None, weight: torch.Tensor
     ) -> torch.Tensor:
-        """Return the sum of the products of the workers' blocks with their columns."""
+        """Return the sum over workers of the products of their blocks and columns."""
         if not self.overlap:
             return self._sum(F.linear(x, weight), lengths)
         dim = self._sequence_of(x)
@@ -115,12 +115,11 @@ class ParallelLinear(ParallelLayer):
 
 
 class ColumnParallelLinear(ParallelLinear):
-    """Linear layer ``y = x W^T + b`` with the rows of ``W``, the output features, split over
-    workers.
+    """Linear layer ``y = x W^T + b`` whose output features, the rows of ``W``, are split.
 
-    Every worker has the whole input, and computes from it a block of the output features, as
-    expected by :class:`RowParallelLinear`. With ``sequence_dim`` the input is a block of the
-    sequence, of any length, which the layer gathers first.
+    Every worker has the full input, and computes a block of the output features, as
+    :class:`RowParallelLinear` expects. With ``sequence_dim``, the input is a block of the sequence,
+    of any length, and the layer gathers the blocks first.
 
     Initial values are those of the torch layer under the same seed. Workers outside ``P`` return a
     clone of their input.
@@ -140,12 +139,12 @@ class ColumnParallelLinear(ParallelLinear):
         shape: agreement on the lengths of blocks of the sequence, if ``forward`` is not given them:
             once (``"static"``), or at every call (``"dynamic"``).
         overlap: with ``sequence_dim``, multiply each block of the sequence while the others are in
-            flight, also in backward. Not in a graph of torch.compile.
+            flight, also in backward. Ignored in a graph of torch.compile.
 
     Cost:
         With ``sequence_dim``, an all-gather of the input, and in backward a sum-scatter of its
-        gradient. Otherwise none in forward, and in backward, with ``"invariant"``, an all-reduce of
-        the input's gradient. With ``gather_output``, also an all-gather of the output.
+        gradient. Otherwise no communication in forward and, with ``"invariant"``, an all-reduce of
+        the input's gradient in backward. With ``gather_output``, also an all-gather of the output.
 
     Raises:
         ShapeError: the blocks or the input do not fit.
@@ -182,7 +181,7 @@ class ColumnParallelLinear(ParallelLinear):
         self._make_parameters(self.out_sizes, 0, bias, device, dtype)
 
     def forward(self, x: torch.Tensor, lengths: Lengths | None = None) -> torch.Tensor:
-        """Multiply the input with this worker's block of the weight.
+        """Multiply the input by this worker's block of the weight.
 
         Args:
             x: input, or this worker's block of the sequence.
@@ -200,21 +199,21 @@ class ColumnParallelLinear(ParallelLinear):
 
 
 class RowParallelLinear(ParallelLinear):
-    """Linear layer ``y = x W^T + b`` with the columns of ``W``, the input features, split over
-    workers.
+    """Linear layer ``y = x W^T + b`` whose input features, the columns of ``W``, are split.
 
-    Every worker multiplies its block of the input features; the sum of these products, plus the
-    bias, is the output, whole on every worker. With ``sequence_dim``, each worker keeps only a
-    block of its sequence.
+    Every worker multiplies its block of the input features. The sum of these products, plus the
+    bias, is the output, of which every worker holds a full copy or, with ``sequence_dim``, a block
+    of the sequence.
 
     Initial values are those of the torch layer under the same seed. Every worker holds the bias.
     Workers outside ``P`` return a clone of their input.
 
     Args:
         P, in_features, out_features, bias, device, dtype, axis: see :class:`ColumnParallelLinear`.
-        input_is_parallel: whether the input is a block of the features; otherwise it is whole, and
-            each worker uses its block of it.
-        sequence_dim: dim of the output to split over the same workers; ``None`` keeps it whole.
+        input_is_parallel: whether the input is a block of the features; otherwise every worker
+            passes all features, and uses its block of them.
+        sequence_dim: dim of the output to split over the same workers; ``None`` for a full copy on
+            every worker.
         in_sizes: number of features of each worker's block, balanced by default; may be 0.
         convention: gradient convention of the output, and of an input that is not parallel; see
             :class:`ColumnParallelLinear`. ``"invariant"``: the gradients of the workers' copies of
@@ -222,9 +221,9 @@ class RowParallelLinear(ParallelLinear):
         overlap: see :class:`ColumnParallelLinear`.
 
     Cost:
-        An all-reduce of the output; in backward none with ``"invariant"``, and another one with
-        ``"dual"``. With ``sequence_dim``, a sum-scatter, and in backward an all-gather of the
-        gradient.
+        An all-reduce of the output; in backward, no communication with ``"invariant"``, and another
+        all-reduce with ``"dual"``. With ``sequence_dim``, a sum-scatter, and in backward an
+        all-gather of the gradient.
 
     Raises:
         ShapeError: the blocks or the input do not fit.
@@ -257,11 +256,11 @@ class RowParallelLinear(ParallelLinear):
         self.in_sizes = tuple(sizes)
         self._make_parameters(self.in_sizes, 1, bias, device, dtype)
         if self.bias is not None and region.is_invariant and sequence_dim is None:
-            # The bias gradient is already the same along the line.
+            # The bias gradient is already equal along the line.
             self._holders = (self._holders[0], holders_of(self._placed["weight"]))
 
     def forward(self, x: torch.Tensor, lengths: Lengths | None = None) -> torch.Tensor:
-        """Multiply with this worker's block of the weight, and sum over the workers.
+        """Multiply by this worker's block of the weight, and sum over the workers.
 
         Args:
             x: this worker's block of the input features, for the whole sequence; or all features.

@@ -1,4 +1,4 @@
-"""Vocabulary-parallel cross-entropy: logits are split over a line of workers, never gathered."""
+"""Vocabulary-parallel cross-entropy: logits stay split over a line of workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpudist.world.partition import Partition
 
 
 class VocabParallelCrossEntropyLoss(DistributedCrossEntropyLoss):
-    """Cross-entropy of logits ``[..., C]``, with the last dim split over workers in any blocks.
+    """Cross-entropy of logits ``[..., C]`` whose last dim is split over workers in any blocks.
 
     Every worker has all targets, ``[...]``. With ``"mean"`` or ``"sum"``, the value is the same on
     every worker and counts once, whatever the convention: if all workers call ``backward()``, the
@@ -62,7 +62,7 @@ class VocabParallelCrossEntropyLoss(DistributedCrossEntropyLoss):
         super().__init__(P_x, weight, ignore_index, reduction, label_smoothing, P_loss=P_loss)
         self._is_invariant = self._region.is_invariant
         if reduction != "none":
-            # All workers that get the value hold its losses, so their gradients are the same.
+            # All workers that receive the value hold its losses, so their gradients are equal.
             self._is_invariant = sorted(P_x.ranks) == sorted(self.P_loss.ranks)
             if self._is_invariant:
                 self._P_total = P_x.along([0])

@@ -1,4 +1,4 @@
-"""Base class of tensor-parallel layers, whose sequence may be split."""
+"""Base class of tensor-parallel layers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpudist.nn.tensor_parallel.region import Lengths, TensorRegion
 
 
 class ParallelLayer(ParameterLayer):
-    """Layer whose parameters are blocks on the workers of a region, each where it is used.
+    """Layer whose parameters are split over the workers of a region that use them.
 
     Attributes:
         region: region of the workers.

@@ -1,4 +1,4 @@
-"""Queries, keys and values of an attention split over heads, by one product of its input."""
+"""Queries, keys and values of attention with split heads, computed by one matrix product."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpudist.world.partition import Partition
 
 
 class HeadProjection(ParallelLinear):
-    """Linear layer that holds the rows of each worker's heads."""
+    """Linear layer of which each worker holds the rows of its heads."""
 
     def __init__(
         self,
@@ -40,9 +40,9 @@ class ParallelQKV(CheckedModule):
     """Linear projections to queries, keys and values, split by whole heads over workers.
 
     The parameters are those of three :class:`torch.nn.Linear`, ``q_proj``, ``k_proj`` and
-    ``v_proj``, initialized in this order; one product computes all three. A key head is on every
-    worker with query heads that use it: if there are fewer key heads than workers, or their number
-    is not divisible, several workers hold the same key heads and sum their gradients. Workers may
+    ``v_proj``, initialized in this order; one product computes all three. Every worker holds the
+    key heads that its query heads use. If there are fewer key heads than workers, or their number
+    is not divisible, several workers hold the same key heads and sum their gradients. A worker may
     have no query heads.
 
     Args:

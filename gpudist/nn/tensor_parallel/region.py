@@ -1,4 +1,4 @@
-"""Communication of tensor-parallel layers, at the entry and exit of the split part."""
+"""Communication of tensor-parallel layers at the entry and exit of their split part."""
 
 from __future__ import annotations
 
@@ -83,14 +83,14 @@ class TensorRegion:
     def placement(
         self, sizes: Sequence[int] | None, shape: Sequence[int], dim: int, parts: int | None = None
     ) -> ParameterPlacement:
-        """Return the placement of a parameter: whole on every worker, or in blocks along ``dim``.
+        """Return the placement of a parameter: a copy on every worker, or blocks along ``dim``.
 
         Args:
-            sizes: sizes of the blocks, ``None`` if the parameter is whole.
+            sizes: sizes of the blocks; ``None`` for a copy on every worker.
             shape: global shape of the parameter.
             dim: dim that is split.
-            parts: number of blocks, by default that of workers. It must divide the number of
-                workers; equally many consecutive workers hold each block.
+            parts: number of blocks, by default the number of workers, which it must divide. Each
+                block is held by the same number of consecutive workers.
         """
         parts = parts or self.size
         copies = self.P.shape[0]
@@ -105,7 +105,8 @@ class TensorRegion:
         """Return the lengths of all workers' blocks like ``x`` along ``dim``.
 
         Cost:
-            None if they are given, or known from an earlier call; otherwise one message.
+            No message if the lengths are given, or known from an earlier call; otherwise one
+            message.
 
         Raises:
             ShapeError: the block does not fit the given lengths.
@@ -145,7 +146,7 @@ class TensorRegion:
         return self._blocks
 
     def copy(self, x: torch.Tensor) -> torch.Tensor:
-        """Copy a value that is the same on all workers, before they compute different parts."""
+        """Copy a value that is equal on all workers, before they compute different parts."""
         self._copies(x, self.line)
         if self.size > 1 and self.is_invariant:
             return self.marked(copy_once(x, self.line))
@@ -168,7 +169,7 @@ class TensorRegion:
         return self._moved(self._line_blocks.gather(x, dim, lengths), x)
 
     def products(self, block: torch.Tensor, dim: int, lengths: Sequence[int]) -> BlockProducts:
-        """Return products that multiply blocks like ``block`` while other blocks are in flight."""
+        """Return products of blocks like ``block`` that overlap with the exchange of the blocks."""
         blocks = self._line_blocks
         pieces, gather = blocks.pieces(block, dim, lengths), blocks.gather(block, dim, lengths)
         return BlockProducts(pieces, gather, self.rank, dim, tuple(lengths))
@@ -186,7 +187,7 @@ class TensorRegion:
         return self._moved(blocks.sum_scatter(x, dim, lengths), x)
 
     def whole(self, x: torch.Tensor, dim: int, lengths: Sequence[int]) -> torch.Tensor:
-        """Gather the workers' blocks into a value that is the same on all of them."""
+        """Gather the workers' blocks into a value that is equal on all of them."""
         if self.size == 1 or not self.is_invariant:
             return self.gather(x, dim, lengths)
         own = sum(lengths[: self.rank]), lengths[self.rank]
@@ -197,7 +198,7 @@ class TensorRegion:
         return self.marked(move((movement,), (x,))[0])
 
     def take_parts(self, x: torch.Tensor) -> None:
-        """Raise if a value has the whole gradient on each worker, where parts are expected."""
+        """Raise if a value has the full gradient on each worker, where parts are expected."""
         self._parts(x, self.line)
 
     def marked(self, y: torch.Tensor) -> torch.Tensor:
@@ -205,7 +206,7 @@ class TensorRegion:
         return marked(y, self._name, self.line)
 
     def own_block(self, x: torch.Tensor, dim: int, lengths: Sequence[int]) -> torch.Tensor:
-        """Return this worker's block of a value that is the same on all workers."""
+        """Return this worker's block of a value that is equal on all workers."""
         if self.size == 1:
             return x
         lengths = self._line_blocks.given(x, dim, lengths, True)
@@ -219,8 +220,8 @@ class TensorRegion:
 def sequence_lengths(x: torch.Tensor, P: Partition, dim: int) -> tuple[int, ...]:
     """Return the lengths of all workers' blocks along ``dim``, to be passed to layers.
 
-    Collective over ``P``; one small message. With it, all layers of a network together need one
-    message per step, whatever the lengths.
+    Collective over ``P``; one small message. If its result is passed to all layers of a network,
+    they need only one message per step, whatever the lengths.
 
     Args:
         x: this worker's block.
@@ -235,12 +236,12 @@ def sequence_lengths(x: torch.Tensor, P: Partition, dim: int) -> tuple[int, ...]
 
 @constant_when_traced
 def _refuse_to_trace(name: str) -> None:
-    # A ``raise`` that torch.compile traces would only break the graph.
+    # If torch.compile traced this ``raise``, it would only break the graph.
     raise ShapeError(f"{name}: under torch.compile pass lengths, or shape='static'")
 
 
 def _axis_last(name: str, P: Partition, axis: int) -> CartesianPartition:
-    """Return the workers of ``P`` on a grid with ``axis`` last and all others merged in front."""
+    """Return the workers of ``P`` on a grid of two axes: all others merged, and ``axis``."""
     if not -P.dim <= axis < P.dim:
         raise PartitionError(f"{name}: axis is {axis}; it must be one of the {P.dim} axes of {P!r}")
     axis %= P.dim

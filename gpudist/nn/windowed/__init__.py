@@ -1,1 +1,1 @@
-"""Layers whose outputs read a range of cells: padding, interpolation, chains over one halo."""
+"""Layers whose outputs read ranges of cells: padding, interpolation, chains with one halo."""

@@ -1,4 +1,4 @@
-"""Decide whether a layer with windows uses its block in place, without copying it to its ghosts."""
+"""Decide whether a windowed layer uses its block in place, without copying it to its ghosts."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class BlockInPlace:
 
     Attributes:
         padding: zeros on both sides of the block, per dim with a window.
-        faces: movements of the cells that each face reads into a slab: its ghosts, or its local
-            cells as well. Empty if no worker needs a ghost.
+        faces: movements of the cells that each face reads into a slab: ghosts alone, or with local
+            cells. Empty if no worker needs ghosts.
         outputs: slices of the output block with the outputs of each face.
     """
 
@@ -47,7 +47,7 @@ def use_in_place(
         halo: halo exchange that would copy the block.
         layout: layout of the input.
         x: local block.
-        overlap: whether faces may be computed separately, where that pays off.
+        overlap: whether faces may be computed separately, if that is faster.
         with_own: whether slabs include local cells.
     """
     inputs, index = layout.decomposition, halo.P_x.index
@@ -72,8 +72,8 @@ def use_in_place(
 def _pays(halo: HaloExchange, layout: BlockLayout) -> bool:
     """Return whether computing the faces separately costs less than copying the block.
 
-    All ranks agree. It never pays off if some block of the input or output is empty, or for dtypes
-    that are summed in another dtype.
+    The result is the same on all ranks. It is false if a block of the input or output is empty, and
+    for dtypes that are summed in another dtype.
     """
     inputs = layout.decomposition.dims
     outputs = [window.outputs(blocks) for blocks, window in zip(inputs, halo.windows, strict=True)]

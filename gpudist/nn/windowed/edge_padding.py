@@ -21,10 +21,10 @@ from gpudist.geometry.windows import Window
 
 @dataclass(frozen=True)
 class EdgePadding:
-    """Extend a block to all cells that its windows read; local and differentiable.
+    """Padding of a block to all cells that its windows read; local and differentiable.
 
     Attributes:
-        mode: padding mode, for dims where torch can pad the block like a whole tensor.
+        mode: padding mode for dims along which torch can pad the block like a whole tensor.
         widths: cells of padding on both sides, last dim first, in the order of torch's ``pad``.
         cells: for the other dims, the indices of the block's cells to gather, in order.
     """
@@ -53,7 +53,7 @@ def bind_edge_padding(
         windows: windows of the layer, one per feature dim.
         index: index of the worker along the feature dims; the worker must have outputs.
         device: device of the block.
-        of_own_block: whether to pad the worker's own block, as when no worker needs ghosts, instead
+        of_own_block: whether to pad the worker's own block, because no worker needs ghosts, instead
             of the result of a halo exchange.
     """
     mode: CopyingMode = "replicate"
@@ -96,7 +96,7 @@ def require_padding_of_input(
     paddings: Sequence[tuple[int, int]],
     extents: Sequence[int],
 ) -> None:
-    """Refuse an input whose extents do not fit the padding, as torch's layer does.
+    """Raise if the extents of an input do not fit the padding, like torch's layer.
 
     Raises:
         ShapeError: on every rank alike, naming the layer and the dim.

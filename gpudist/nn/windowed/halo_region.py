@@ -1,4 +1,4 @@
-"""Chain of layers over one wide halo."""
+"""Chain of layers with one wide halo exchange."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from gpudist.ops.halo_exchange import HaloExchange
 from gpudist.ops.shape_agreement import ShapeAgreement, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
-# Elementwise modules without parameters or random numbers: ghosts are computed on several workers.
+# Elementwise modules without parameters or random numbers, since several workers compute the same
+# ghosts.
 POINTWISE: tuple[type[nn.Module], ...] = (
     nn.CELU, nn.ELU, nn.GELU, nn.Hardshrink, nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh, nn.Identity,
     nn.LeakyReLU, nn.LogSigmoid, nn.Mish, nn.ReLU, nn.ReLU6, nn.SELU, nn.Sigmoid, nn.SiLU,
@@ -34,13 +35,13 @@ POINTWISE: tuple[type[nn.Module], ...] = (
 class HaloRegion(DistributedModule):
     """Chain of layers that exchanges one wide halo instead of one per layer.
 
-    Each worker receives at once all cells of the input on which its block of the last output
+    Each worker receives, in one exchange, all input cells on which its block of the last output
     depends, and computes the intermediate outputs it needs, ghosts included. Output and gradients
-    equal those of the layers applied one by one; output blocks are balanced. Parameters have the
+    equal those of the layers applied one by one. Output blocks are balanced. Parameters have the
     same names as in a ``torch.nn.Sequential`` of the layers. The region does not use the layers'
     own ``forward``, hooks, ``global_shape``, ``shape``, ``overlap`` or ``nested``.
 
-    A region pays off where latency dominates: small blocks, deep chains, small kernels. If each of
+    A region is faster where latency dominates: small blocks, deep chains, small kernels. If each of
     ``n`` layers takes a time ``t`` to exchange ghosts, it saves ``2 (n - 1) t`` per step. In
     return, a layer with ``b`` outputs per block along a split dim computes ``b + g`` of them, where
     ``g`` is at most the sum of ``dilation * (kernel - 1)`` over the layers behind it, each times
@@ -52,14 +53,14 @@ class HaloRegion(DistributedModule):
             convolutions with whole channels, including causal and transposed ones, sliding pools,
             and constant pads; between them, elementwise modules of torch.nn without parameters. The
             names in a ``torch.nn.Sequential`` are kept.
-        global_shape: global shape of the input if it is balanced; saves agreeing on its blocks.
-        shape: ``"dynamic"`` agrees on the input's blocks at every call.
+        global_shape: global shape of a balanced input; saves the agreement on its blocks.
+        shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
         nested: exchange ghosts dim by dim instead of with all neighbours at once.
 
     Cost:
         In forward, one group of messages carries all ghosts and all parameters that move. In
         backward, one group carries the same bytes in the opposite direction, and another one sums
-        the gradients of replicated parameters. A halo wider than a block arrives from several
+        the gradients of replicated parameters. A halo wider than a block is received from several
         workers. Workers at an edge copy their block once for each layer that pads one side of it.
 
     Raises:
@@ -150,7 +151,7 @@ class HaloRegion(DistributedModule):
 
 @dataclass(frozen=True)
 class _Operation:
-    """Local computation of one layer, and the number of its parameters."""
+    """Local computation of one layer, and its number of parameters."""
 
     of_block: BlockOperation
     parameters: int
@@ -165,7 +166,7 @@ class _BoundRegion:
         parameters: movements of the parameters of all layers; ``None`` for a parameter that is
             already local.
         operations: local operations, one per layer; ``None`` for an elementwise module.
-        has_ghosts: whether some worker reads cells of others, so that the input moves.
+        has_ghosts: whether any worker reads cells of others, so that the input must be moved.
     """
 
     halo: Movement
@@ -175,11 +176,14 @@ class _BoundRegion:
 
 
 def _require_part(P_x: CartesianPartition, name: str, layer: nn.Module) -> None:
-    """Refuse a layer that a region does not support."""
+    """Raise for a layer that a region does not support."""
     words = f"HaloRegion, layer {name} ({type(layer).__name__})"
     if isinstance(layer, RegionLayer):
         if layer.P_x != P_x:
-            raise PartitionError(f"{words}: it is on {layer.P_x!r}, not on P_x, {P_x!r}")
+            raise PartitionError(
+                f"{words}: the layer is on {layer.P_x!r}, but the region is on P_x, {P_x!r}; "
+                "create the layer on P_x"
+            )
         layer.require_region()
     elif type(layer) not in POINTWISE:
         raise ShapeError(

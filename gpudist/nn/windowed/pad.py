@@ -35,7 +35,7 @@ class _BoundPad:
     """Movement and local padding of a layer, bound to one input shape.
 
     Attributes:
-        halo: movement that gives each worker the cells its output consists of.
+        halo: movement of the cells that each worker's output consists of.
         output_shape: shape of this worker's block of the output.
         edge_padding: local padding after the movement; ``None`` if there is nothing left to pad.
     """
@@ -116,8 +116,8 @@ class _DistributedPad(RegionLayer):
     def require_region(self) -> None:
         if self._mode != "constant":
             raise ShapeError(
-                f"{self._name}: copied padding is not supported in a region, where cells beyond "
-                "the edge are constant; leave the layer out of the region"
+                f"{self._name}: copied padding is not supported in a HaloRegion, where cells "
+                "beyond the edge are constant; move the layer out of the region"
             )
 
     @property
@@ -133,7 +133,7 @@ class _DistributedPad(RegionLayer):
 
 @dataclass(frozen=True)
 class _Padded:
-    """Constant padding of a block; returns a new tensor even without padding."""
+    """Constant padding of a block, which returns a new tensor even without padding."""
 
     widths: tuple[int, ...]
     value: float
@@ -169,15 +169,15 @@ class _DistributedConstantPad(_DistributedPad):
         padding: cells on every side, or left and right of the last dim, then of the dims before it,
             as in the torch layer; negative values crop.
         value: value of the padding.
-        global_shape: global shape of the input if it is balanced; saves agreeing on its blocks.
-        shape: ``"dynamic"`` agrees on the input's blocks at every call.
+        global_shape: global shape of a balanced input; saves the agreement on its blocks.
+        shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
         nested: move cells dim by dim instead of to all workers that need some at once.
 
     Adjoint:
-        Crops the padding; every worker receives the gradient of its own cells.
+        Crop the padding; every worker receives the gradient of its own cells.
 
     Cost:
-        One halo exchange, which copies the block. Messages carry the cells that change owners
+        One halo exchange, which copies the block. Its messages carry the cells that change owners
         because the output is balanced.
 
     Raises:
@@ -233,15 +233,15 @@ class _DistributedCopyingPad(_DistributedPad):
         padding: cells on every side, or left and right of the last dim, then of the dims before it,
             as in the torch layer. Negative values crop; circular padding cannot crop one side of a
             dim and wrap the other.
-        global_shape: global shape of the input if it is balanced; saves agreeing on its blocks.
-        shape: ``"dynamic"`` agrees on the input's blocks at every call.
+        global_shape: global shape of a balanced input; saves the agreement on its blocks.
+        shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
         nested: move cells dim by dim instead of to all workers that need some at once.
 
     Adjoint:
-        Adds the gradients of copies to those of the cells they were copied from.
+        Add the gradients of copies to those of the cells they were copied from.
 
     Cost:
-        One halo exchange, which copies the block. Messages carry the cells that change owners
+        One halo exchange, which copies the block. Its messages carry the cells that change owners
         because the output is balanced, and the cells copied from other workers. Workers at an edge
         copy their block once more, except for circular padding.
 

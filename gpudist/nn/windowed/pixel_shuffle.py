@@ -1,4 +1,4 @@
-"""Distributed layers that turn channels into features, features into channels, or mix channels."""
+"""Distributed layers that convert between channels and features, or shuffle channels."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from gpudist.world.partition import CartesianPartition
 
 @layer(F.pixel_shuffle, Sample((2, 4, 9, 8)), upscale_factor=2)
 class DistributedPixelShuffle(DistributedWindowed):
-    """Turn channels into features: ``[..., C * r * r, H, W]`` to ``[..., C, H * r, W * r]``.
+    """Convert channels to features: ``[..., C * r * r, H, W]`` to ``[..., C, H * r, W * r]``.
 
     ``r`` is the upscale factor, and ``P_x`` may split any dims. Output blocks are balanced in the
-    last three dims. Channels move where a block ends within the ``r * r`` channels of an output.
+    last three dims. Channels are moved where a block ends within the ``r * r`` channels of an
+    output.
 
     Args:
         P_x: partition of the input and the output.
         upscale_factor: as in the torch layer.
-        global_shape: global shape of the input if it is balanced; saves agreeing on its blocks.
-        shape: ``"dynamic"`` agrees on the input's blocks at every call.
+        global_shape: global shape of a balanced input; saves the agreement on its blocks.
+        shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
 
     Cost:
         No message if every block's outputs depend on its own cells only. For balanced blocks this
@@ -75,16 +76,16 @@ class DistributedPixelShuffle(DistributedWindowed):
 
 @layer(F.pixel_unshuffle, Sample((2, 3, 8, 6)), downscale_factor=2)
 class DistributedPixelUnshuffle(DistributedWindowed):
-    """Turn features into channels: ``[..., C, H * r, W * r]`` to ``[..., C * r * r, H, W]``.
+    """Convert features to channels: ``[..., C, H * r, W * r]`` to ``[..., C * r * r, H, W]``.
 
     ``r`` is the downscale factor, and ``P_x`` may split any dims. Output blocks are balanced in the
-    last three dims. Features move where a block ends within the ``r`` cells of an output.
+    last three dims. Features are moved where a block ends within the ``r`` cells of an output.
 
     Args:
         P_x: partition of the input and the output.
         downscale_factor: as in the torch layer.
-        global_shape: global shape of the input if it is balanced; saves agreeing on its blocks.
-        shape: ``"dynamic"`` agrees on the input's blocks at every call.
+        global_shape: global shape of a balanced input; saves the agreement on its blocks.
+        shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
 
     Cost:
         No message if every block's outputs depend on its own cells only. For balanced blocks this
@@ -137,8 +138,8 @@ class DistributedChannelShuffle(DistributedWindowed):
     Args:
         P_x: partition of the input and the output.
         groups: as in the torch layer.
-        global_shape: global shape of the input if it is balanced; saves agreeing on its blocks.
-        shape: ``"dynamic"`` agrees on the input's blocks at every call.
+        global_shape: global shape of a balanced input; saves the agreement on its blocks.
+        shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
 
     Cost:
         No message.
@@ -181,7 +182,7 @@ class DistributedChannelShuffle(DistributedWindowed):
 
 @dataclass(frozen=True)
 class _Shuffle:
-    """Apply torch's function to a block, and return the part of its output that is needed."""
+    """Application of torch's function to a block, reduced to the needed part of its output."""
 
     function: Compute
     outputs: tuple[slice, ...]
@@ -204,7 +205,7 @@ def _channel_shuffle(x: torch.Tensor, groups: int) -> torch.Tensor:
 
 
 def _inside(windows: Sequence[Window], cells: Box, outputs: Box) -> tuple[slice, ...]:
-    """Return the slices of ``outputs`` in the output for the whole block of ``cells``."""
+    """Return the slices of ``outputs`` within the output computed from ``cells``."""
     where: list[slice] = []
     for window, first, start, stop in zip(
         windows, cells.start, outputs.start, outputs.stop, strict=True

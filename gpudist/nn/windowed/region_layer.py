@@ -1,4 +1,4 @@
-"""Base class of layers with windows that a region can run without messages of their own."""
+"""Base class of windowed layers that a HaloRegion can run without separate messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpudist.geometry.windows import Window
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.world.partition import CartesianPartition
 
-# Function of a local input block and the parameters, returning a block of the output.
+# Function that computes an output block from a local input block and the parameters.
 BlockOperation = Callable[..., torch.Tensor]
 
 
@@ -41,7 +41,7 @@ class RegionLayer(DistributedModule):
 
     @abstractmethod
     def require_input(self, inputs: Decomposition) -> None:
-        """Refuse an input that does not fit, on every rank alike, naming the layer."""
+        """Raise, on every rank alike, if an input does not fit; the message names the layer."""
 
     @abstractmethod
     def bind_block(self, reads: Sequence[Read], shape: Sequence[int]) -> BlockOperation:

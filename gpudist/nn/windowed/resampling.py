@@ -56,7 +56,7 @@ class Resampling:
 
 @dataclass(frozen=True)
 class Interpolation:
-    """Torch's own interpolation of a block, and the part of its output that is needed.
+    """Torch's interpolation of a block, reduced to the needed part of its output.
 
     Attributes:
         mode, size, scale_factor, align_corners: as in torch's ``interpolate``.
@@ -112,7 +112,7 @@ def magnification(
 def _selected(x: torch.Tensor, dim: int, cells: torch.Tensor) -> torch.Tensor:
     if dim < x.dim() - 1:
         return x.index_select(dim, cells)
-    # Along the last dim, torch's index_select is eight times as slow on a CPU.
+    # Along the last dim, torch's index_select is eight times slower on a CPU.
     return x.gather(dim, cells.expand(*x.shape[:-1], -1))
 
 

@@ -37,7 +37,7 @@ _ALONG_A_DIM: dict[str, InterpolationMode] = {
     "bicubic": "cubic",
 }
 _DIMS = {"linear": 1, "bilinear": 2, "trilinear": 3, "bicubic": 2}
-# Torch's threshold for its small kernel in two dims, compared with the sum of both extents.
+# Torch uses its small kernel in two dims if the sum of both extents is at most this.
 _MOST_SMALL_OUTPUTS = 128
 _NEAREST = ("nearest", "nearest-exact")
 
@@ -47,26 +47,26 @@ class DistributedUpsample(DistributedWindowed):
     """Interpolate a tensor ``[B, C, *spatial]`` partitioned by ``P_x`` in any dims.
 
     There are one to three spatial dims, which may grow or shrink. Output blocks are balanced in the
-    spatial dims, and equal the input's in the others. Each output reads the same cells with the
+    spatial dims, and split like the input in the others. Each output reads the same cells with the
     same weights as in torch's kernel for a contiguous tensor of that shape and dtype on that
-    device, even where a position is rounded to a cell. The gradient is the exact adjoint, unlike
-    torch's own in two cases. Torch's backward kernels for the nearest modes round float64 positions
-    as float32; and where the extent stays the same or doubles, they and the bicubic ones ignore the
-    scale factor.
+    device, even where a position is rounded to a cell. The gradient is the exact adjoint; torch's
+    own is not in two cases. Its backward kernels for the nearest modes round float64 positions to
+    float32. They and the bicubic ones also ignore the scale factor if the extent stays the same or
+    doubles.
 
     Args:
         P_x: partition of the input and the output.
         size, scale_factor, mode, align_corners, recompute_scale_factor: as in the torch layer;
             ``size`` is the global size of the spatial dims.
-        global_shape: global shape of the input if it is balanced; saves agreeing on its blocks.
-        shape: ``"dynamic"`` agrees on the input's blocks at every call.
+        global_shape: global shape of a balanced input; saves the agreement on its blocks.
+        shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
 
     Cost:
-        One message from each worker that owns cells this one's outputs read, including neighbours
-        at corners. Between balanced blocks the message is a layer as wide as an output reaches,
-        plus a cell where inputs and outputs are not split at the same place. Backward moves the
-        same bytes. Nothing moves, and the block is not copied, if no output reads cells of another
-        worker. ``"area"`` sums in parts, like an adaptive average pool.
+        One message from each worker whose cells this worker's outputs read, including neighbours at
+        corners. Between balanced blocks the message is a layer as wide as an output reaches, plus a
+        cell where inputs and outputs are not split at the same place. Backward moves the same
+        bytes. If no output reads cells of another worker, nothing is sent and the block is not
+        copied. ``"area"`` sums in parts, like an adaptive average pool.
 
     Raises:
         PartitionError, ShapeError: at construction, for unsupported or inconsistent arguments; at
@@ -101,7 +101,7 @@ class DistributedUpsample(DistributedWindowed):
             self._scales = tuple(map(float, scales))
             if not _is_listed(scale_factor):
                 self.scale_factor = self._scales[0]
-        # Torch positions the outputs by the given scale factor, not by the ratio of the extents.
+        # Torch derives positions from the given scale factor, not from the ratio of the extents.
         self._keeps_scale = not (size is not None or recompute_scale_factor)
         self._means: _Means | None = None
         if mode == "area":
@@ -125,7 +125,7 @@ class DistributedUpsample(DistributedWindowed):
         if self.align_corners is not None and mode not in _DIMS:
             raise ShapeError(
                 f"{name}: align_corners is given for mode {mode!r} but applies to {list(_DIMS)} "
-                "only; leave it out"
+                "only; omit it"
             )
 
     def _require_one_of(self, size: object, scale_factor: object) -> None:
@@ -139,7 +139,7 @@ class DistributedUpsample(DistributedWindowed):
             )
 
     def _positive(self, what: str, value: Any) -> tuple[Any, ...]:
-        """Return ``value`` for each spatial dim; refuse values that are not positive."""
+        """Return ``value`` for each spatial dim; raise if one is not positive."""
         values = tuple(value) if _is_listed(value) else (value,) * self._dims
         if len(values) != self._dims:
             raise ShapeError(
@@ -209,7 +209,7 @@ class DistributedUpsample(DistributedWindowed):
         ]
         if None not in factors:
             return magnification(self.mode, cast(list[int], factors), read[2:], made[2:])
-        # The dims that shrink most go first, which leaves less work to the later steps.
+        # Dims that shrink most are first, which reduces the work of later steps.
         dims = sorted(range(2, len(extents)), key=lambda d: (outputs.shape[d] / cells.shape[d], -d))
         steps = [_step(windows[d], extents[d], read[d], made[d], d, x) for d in dims]
         weighted = self.mode not in _NEAREST
@@ -232,7 +232,7 @@ def _is_listed(value: Any) -> bool:
 
 
 class _Means(DistributedAdaptiveAvgPool):
-    """Interpolation by ``"area"``: adaptive means, whose number may depend on a scale factor."""
+    """Interpolation by ``"area"``: adaptive means."""
 
     def __init__(
         self,
@@ -242,7 +242,7 @@ class _Means(DistributedAdaptiveAvgPool):
         shape: ShapeMode,
     ) -> None:
         self._dims = P_x.dim - 2
-        # A placeholder: the output size depends on the input.
+        # Placeholder, because the output size depends on the input.
         super().__init__(P_x, (1,) * self._dims, global_shape=global_shape, shape=shape)
         self._name = DistributedUpsample.__name__
         self._extent_of = output_extent

@@ -1,4 +1,4 @@
-"""Base class of layers whose outputs read ranges of cells: move the cells, then compute."""
+"""Base class of layers whose outputs read ranges of cells: move cells, then compute."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class _BoundWindowedLayer:
     """Movement and local computation of a layer, bound to one input shape.
 
     Attributes:
-        halo: movement of the cells that this worker reads; ``None`` if every worker owns its cells.
+        halo: movement of the cells that this worker reads; ``None`` if every worker owns what it
+            reads.
         output_shape: shape of this worker's block of the output.
         compute: function from these cells, or the local block, to the output block; not called for
             an empty output block.
@@ -80,7 +81,7 @@ class DistributedWindowed(DistributedModule):
 
     @abstractmethod
     def _windows(self, layout: BlockLayout, x: torch.Tensor) -> tuple[Window, ...]:
-        # One window per dim; raises, on every rank alike, for an unsupported shape or dtype.
+        # Return one window per dim; raise, on every rank alike, for an unsupported shape or dtype.
         raise NotImplementedError
 
     @abstractmethod
@@ -92,7 +93,8 @@ class DistributedWindowed(DistributedModule):
         outputs: Box,
         x: torch.Tensor,
     ) -> Compute:
-        # Function from the global box ``cells`` of the input to the global box ``outputs``.
+        # Return the function that computes the global box ``outputs`` from the global box
+        # ``cells``.
         raise NotImplementedError
 
 

@@ -332,7 +332,7 @@ def test_what_is_not_supported_is_refused(P_world: Partition) -> None:
         ({"p": 1.5}, "p is 1.5; it must be between 0 and 1"),
         ({"inplace": True}, "inplace is not supported"),
         ({"generator": "philox"}, "use 'index' or 'torch'"),
-        ({"generator": "torch", "seed": 1}, "leave out seed"),
+        ({"generator": "torch", "seed": 1}, "omit seed"),
         ({"seed": -2}, "seed is -2; it must be between 0 and"),
     ]
     for options, text in refused:
