@@ -1,1 +1,1 @@
-"""Launcher variables, joining the world, and partitions of its ranks."""
+"""The world: launcher variables, joining, and partitions of its ranks."""

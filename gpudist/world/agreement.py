@@ -36,7 +36,7 @@ class WorldAgreement:
         self._all = f"{self._key}/all"
 
     def say(self, said: str) -> None:
-        """Publish the text that must be equal on all ranks. Call once, before anything else."""
+        """Publish the text that must be equal on all ranks. Call once, before the others."""
         self._alike = f"{self._key}/of/{said}"
 
         def leave() -> None:
@@ -49,7 +49,7 @@ class WorldAgreement:
     def compare(self, store: Any) -> None:
         """Raise if the ranks that have published so far disagree.
 
-        Costs two store requests when they agree, regardless of the number of ranks.
+        If they agree, this takes two store requests, regardless of the number of ranks.
 
         Raises:
             PlanMismatch: lists the text of every rank.

@@ -27,7 +27,7 @@ try:
 except ImportError:
     _native = None
 
-# The oldest and the newest torch that the whole suite runs on: `make compatibility`.
+# The oldest and the newest torch on which the whole test suite passes: `make compatibility`.
 TESTED_TORCH = ("2.11", "2.15")
 
 
@@ -126,7 +126,7 @@ class Environment:
 def describe(asked: Settings | None = None) -> Environment:
     """Describe this installation and this machine without joining a world.
 
-    Loads NCCL if it is not loaded yet; the process keeps using that library.
+    This loads NCCL if it is not loaded yet; the process then keeps using that library.
 
     Args:
         asked: settings to report, by default those of this process's environment.
@@ -215,7 +215,7 @@ def _devices() -> tuple[Device, ...]:
 def _nccl(path: str) -> tuple[Nccl | None, str]:
     """Return the NCCL library, or the reason why it cannot be used.
 
-    Torch is already imported here, so a library bundled with it has been loaded.
+    Torch has already been imported, so a library bundled with it is loaded.
     """
     if _native is None:
         return None, "only the native core can open it"

@@ -1,8 +1,8 @@
-"""Partition whose messages arrive in host memory.
+"""Partition whose messages are received in host memory.
 
-Over shared memory, gloo and loopback this is the partition itself. Over NCCL it is a second
-partition of the same workers over another transport: shared memory on one node, gloo between
-nodes. Message headers use it, so that sending a header never waits for the GPU.
+Over shared memory, gloo and loopback, this is the partition itself. Over NCCL, it is a second
+partition of the same workers over another transport: shared memory on one node, gloo between nodes.
+Message headers use it, so that sending a header never waits for the GPU.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from gpudist.world.partition import Partition
 
 
 def host_partition(P: Partition) -> Partition:
-    """Return the members of ``P``, in the same order, over a transport for CPU tensors.
+    """Return a partition of the same members over a transport for CPU tensors.
 
     If ``P`` is over NCCL, the first call is collective over its members, and ranks of the second
-    transport are positions in ``P``. That transport is closed or aborted together with ``P``'s.
+    transport are positions in ``P``. That transport is closed or aborted together with the
+    transport of ``P``.
     """
     if P.rank is None or P.size == 1:
         return P

@@ -41,7 +41,7 @@ class Launch:
         return self.local_size == self.size
 
 
-# Waits of the operating system are limited to 24 days.
+# The operating system limits waits to 24 days.
 LONGEST_S = 1e6
 
 _SWITCHES = ("GPUDIST_CHECK", "GPUDIST_DEBUG")
@@ -59,7 +59,7 @@ _LAUNCHERS = {
 }
 
 
-# Slurm steps above this number were not started by srun: batch scripts, interactive shells.
+# Slurm steps above this number are batch scripts and shells, which srun did not start.
 _LAST_STEP = 4_000_000_000
 
 
@@ -67,7 +67,7 @@ def launch_of(environment: Mapping[str, str]) -> Launch:
     """Read the variables of torchrun, mpirun or srun; without them the world has one process.
 
     The first launcher whose rank and world size are both set is used. Slurm's variables are used
-    only within an ``srun`` step, because batch scripts and shells have a rank too.
+    only within an ``srun`` step, because batch scripts and shells also have a rank.
 
     Raises:
         TransportError: a variable is missing, is not a number, or contradicts the others.
@@ -92,12 +92,12 @@ def launch_of(environment: Mapping[str, str]) -> Launch:
     local_size = number(
         local_variable, size if found == "torchrun" else _local_size(environment, size)
     )
-    if found == "srun":  # its variable is the maximum per node
+    if found == "srun":  # this launcher's variable is the maximum per node
         local_size = min(local_size, size)
     if not 1 <= local_size <= size:
         raise TransportError(f"{local_variable} is {local_size} but {size_variable} is {size}")
     local_rank = number(local_rank_variable, rank % local_size)
-    # Without its variable, the local size on several nodes is a guess.
+    # Without a variable, the local size on several nodes is a guess.
     is_known = found == "torchrun" or local_variable in environment or local_size == size
     if local_rank < 0 or (is_known and local_rank >= local_size):
         raise TransportError(

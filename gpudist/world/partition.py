@@ -29,7 +29,7 @@ Number = TypeVar("Number", int, float)
 
 
 class Partition:
-    """Ordered list of workers; workers outside it hold it as an inactive partition.
+    """Ordered list of workers; on workers outside the list, the partition is inactive.
 
     Two partitions are equal if they have the same members in the same order and the same shape.
 
@@ -54,7 +54,7 @@ class Partition:
         self._wire = wire
         self.ranks = tuple(ranks)
         self.shape: tuple[int, ...] = tuple(shape) if shape is not None else (len(self.ranks),)
-        # Not cached properties: these take a lock, which torch.compile cannot trace.
+        # These are not cached properties, which take a lock that torch.compile cannot trace.
         self.rank = self._find_rank()
         self.index = None if self.rank is None else index_of(self.rank, self.shape)
 
@@ -75,7 +75,7 @@ class Partition:
 
     @property
     def plan_rank(self) -> int:
-        """:attr:`rank`, or -1 for a worker outside the partition: plans hold integers only."""
+        """:attr:`rank`, or -1 outside the partition, because plans hold integers only."""
         return self.rank if self.rank is not None else -1
 
     @property
@@ -119,7 +119,7 @@ class Partition:
 
     @cached_property
     def digest(self) -> bytes:
-        """Digest of 16 bytes: equal on all ranks for equal partitions, different otherwise."""
+        """Digest of 16 bytes, equal if and only if partitions are equal, also between ranks."""
         return digest_of(repr(self._identity).encode())
 
     def __eq__(self, other: object) -> bool:
@@ -135,7 +135,8 @@ class Partition:
         return self._hash
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Partition:
-        # Partitions are immutable and the world owns their communicators: copies of layers share.
+        # Copies of layers share partitions, which are immutable; the world owns their
+        # communicators.
         return self
 
     def __copy__(self) -> Partition:
@@ -143,10 +144,10 @@ class Partition:
 
     def __reduce__(self) -> NoReturn:
         raise PartitionError(
-            f"{self!r} cannot be pickled, nor can a module that has partitions: they belong to "
-            "this process. Of a model save model.state_dict(), or the whole training by "
-            "gpudist.checkpoint.save; gpudist.sequential(model) is a model without partitions. "
-            "To another process send the ranks and the shape"
+            f"{self!r} belongs to this process and cannot be pickled, nor can a module that holds "
+            "partitions. To save a model, use model.state_dict(), or gpudist.checkpoint.save for "
+            "the whole training; gpudist.sequential(model) returns a model without partitions. "
+            "To pass a partition to another process, send its ranks and shape"
         )
 
     def __repr__(self) -> str:
@@ -200,7 +201,7 @@ class Partition:
 
     @checked(PartitionError)
     def create_partition_union(self, other: Partition) -> Partition:
-        """Return a partition of these members, followed by those of ``other`` not among them.
+        """Return a partition of these members, followed by the further members of ``other``.
 
         Raises:
             PartitionError: the partitions belong to different worlds.
@@ -269,7 +270,7 @@ class Partition:
         """Return the members of a torch ``mesh`` on a process grid with one axis per mesh dim.
 
         Raises:
-            PartitionError: the mesh repeats a rank or has one outside this partition.
+            PartitionError: the mesh repeats a rank, or has a rank outside this partition.
         """
         if not isinstance(getattr(mesh, "mesh", None), torch.Tensor):
             raise PartitionError(
@@ -291,8 +292,8 @@ class Partition:
             One list of numbers per member.
 
         Raises:
-            PartitionError: on every rank, if a rank gives anything else.
-            PlanMismatch: on every rank, if ranks give lists of different lengths.
+            PartitionError: on every rank, if a rank passes anything else.
+            PlanMismatch: on every rank, if ranks pass lists of different lengths.
         """
         return self._gathered("allgather_data", "allgather_data", data)
 
@@ -305,7 +306,7 @@ class Partition:
             root: rank in this partition of the sender.
 
         Returns:
-            Numbers of ``root``.
+            The numbers of ``root``.
 
         Raises:
             PartitionError: on every rank, if ``data`` on the root is not a list of numbers.
@@ -314,7 +315,7 @@ class Partition:
         self._check_rank(root, "root")
         words = self._words("broadcast_data", data) if self.rank == root else []
         if self.device.type == "meta" and data is not None:
-            # Dry run of a single rank on the meta device: there are no peers and no data.
+            # A dry run of a single rank on the meta device has no peers and no data.
             return list(data)
         count = torch.tensor([len(words)], device=self.device)
         signature = self._signature(f"broadcast_data(root={root})")
@@ -381,7 +382,7 @@ class Partition:
         try:
             return words_of(f"{name}, rank {self.rank} of {self!r}", data)
         except PartitionError as error:
-            # Only this rank knows of the error; the others are waiting for it.
+            # Only this rank knows of the error; the others are waiting for its message.
             self._wire.refuse(error)
 
     def _read(self, tensor: torch.Tensor) -> Any:
@@ -492,8 +493,8 @@ class CartesianPartition(Partition):
 
         Raises:
             PartitionError: on every rank alike, if an axis is out of range, names are missing,
-                world ranks are not ascending along an axis, or torch's default process group is
-                missing or has other ranks.
+                world ranks are not in ascending order along an axis, or torch's default process
+                group is missing or has other ranks.
         """
         ascending = self.check_axes(axes)
         counted = [axis % self.dim for axis in axes]
@@ -541,18 +542,19 @@ class CartesianPartition(Partition):
 
 
 def require_one_world(where: str, *partitions: Partition) -> None:
-    """Raise if partitions belong to different worlds: their messages would never match.
+    """Raise if partitions belong to different worlds, whose messages would never match.
 
     Raises:
-        PartitionError: also on the other ranks of both worlds, which may not notice it themselves.
+        PartitionError: also on the other ranks of both worlds, which may not notice the error
+            themselves.
     """
     first, *others = partitions
     for other in others:
         if other.wire is first.wire:
             continue
         error = PartitionError(
-            f"{where}: {first!r} and {other!r} are of two worlds (over {first.transport} and over "
-            f"{other.transport}); make both from one P_world"
+            f"{where}: {first!r} and {other!r} belong to two worlds (over {first.transport} and "
+            f"over {other.transport}); create both from one P_world"
         )
         for wire in (first.wire, other.wire):
             if wire.size > 1:

@@ -1,4 +1,4 @@
-"""Join the world described by the environment. Only this module reads environment variables."""
+"""Join the world that the environment describes. Only this module reads environment variables."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ from gpudist.world.partition import Partition
 logger = logging.getLogger("gpudist")
 
 _CLOSING_S = 10.0
-# After a failure, the other ranks learn of it soon or never.
+# Time for closing the store after a failure, so that the other ranks learn of it.
 _FAILED_CLOSING_S = 1.0
-# Wait for the comparison of ranks after a failure to connect.
+# Time to compare the ranks after a failure to connect.
 _COMPARING_S = 0.2
 
 
@@ -211,13 +211,13 @@ def init(
 
 
 def _watch_launcher(wire: Transport) -> None:
-    """Fail the world when torchrun's agent, the parent of this process, has ended.
+    """Fail the world when torchrun's agent, the parent of this process, ends.
 
-    Otherwise workers over shared memory, which do not need the store, would run on unsupervised.
+    Otherwise, workers over shared memory, which do not need the store, would continue unsupervised.
     """
     agent = os.getppid()
     if has_variable(agent, "TORCHELASTIC_RUN_ID"):
-        return  # the parent is a shell started by torchrun, which may end before this process
+        return  # The parent is a shell started by torchrun, which may end before this process.
 
     def watch() -> None:
         await_end_of_parent(agent)
@@ -234,7 +234,7 @@ def _watch_launcher(wire: Transport) -> None:
 
 
 def _make_torch_deterministic() -> None:
-    # cuBLAS reads this once, at the first matrix product.
+    # cuBLAS reads this variable once, at the first matrix product.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
@@ -291,7 +291,7 @@ def connect(
         timeout_s: deadline of every wait, in seconds.
         prefix: prefix of the store keys, unique per world.
         same_node, interface: see :class:`GlooTransport`.
-        deterministic: whether sums have the same bits over every transport.
+        deterministic: whether sums are bitwise equal over every transport.
         store_rank: rank whose process hosts the store, or ``None`` if none of them does.
 
     Raises:
@@ -332,8 +332,8 @@ def connect(
         except STORE_ERRORS as error:
             raise store_gone(store_rank, error).to_exception() from error
         except Exception:
-            # A mismatch explains the error better. A dead store must not delay or replace it, and
-            # a wait of the transport may still hold the first connection.
+            # A mismatch explains the failure better. A dead store must not delay or replace the
+            # error, and the transport may still be waiting on the first connection.
             job = ask.submit(lambda: agreement.compare(own_connection(store)))
             if job.wait(_COMPARING_S) and job.failed_with(PlanMismatch):
                 job.result()
@@ -416,7 +416,8 @@ def _shut_down(wire: Transport, launch: Launch) -> None:
 
 
 def _leave_store(launch: Launch, patience_s: float) -> None:
-    # The rank that hosts the store waits for the others. A store that hangs must not block exit.
+    # The rank that hosts the store waits for the others, but a store that hangs must not block
+    # exit.
     store = _runtime.store
     if store is not None and not launch.store_is_served:
         _runtime.closing.submit(lambda: _part(store, launch, patience_s)).wait(patience_s)

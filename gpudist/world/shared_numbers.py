@@ -39,11 +39,11 @@ def words_of(where: str, data: Any) -> list[int]:
 
 
 def _number(where: str, index: int, value: Any) -> int | float:
-    # NumPy and torch scalars convert themselves to Python numbers.
+    # NumPy and torch scalars convert to Python numbers.
     number = value.item() if getattr(value, "shape", None) == () else value
     if type(number) is float:
         return number
-    if isinstance(number, int):  # also True and False
+    if isinstance(number, int):  # also for True and False
         return int(number)
     raise PartitionError(
         f"{where}: data[{index}] is {value!r:.80}, of type {type(value).__name__}; {_EXPECTED}"
