@@ -25,13 +25,13 @@ class Advice(Checked):
     Attributes:
         grid: shape of the partition of the input.
         slowest: rehearsal of the rank that takes longest.
-        rehearsed: rehearsals of all ranks that were rehearsed.
+        rehearsed: all rehearsals.
         overlaps: whether the machine moves messages while kernels run.
         memory_bytes: bytes of the rank that needs most memory.
-        imbalance: input cells of all layers on the rank that has most, over the mean of all ranks.
+        imbalance: largest number of input cells of all layers on any rank, divided by the mean.
         fits: whether the memory is at most that of the profile; ``None`` if the profile has none.
-        all_messages, all_message_bytes: messages and bytes that all ranks send in a step if every
-            rank was rehearsed; otherwise an upper bound, as if all sent as much as the busiest.
+        all_messages, all_message_bytes: messages and bytes that all ranks send in a step. If not
+            every rank was rehearsed, an upper bound, as if all sent as much as the busiest.
     """
 
     grid: Grid
@@ -62,7 +62,7 @@ class Advice(Checked):
 
     @property
     def memory(self) -> Memory:
-        """Memory of the rank that needs most."""
+        """Memory of the rank that needs the most."""
         return max((r.memory for r in self.rehearsed), key=lambda memory: memory.total)
 
     def _of_all(self, counts: Sequence[int]) -> int:
@@ -84,9 +84,9 @@ def plan(
 ) -> list[Advice]:
     """Rank the Cartesian partitions of a network's input, with the fastest training step first.
 
-    The network is converted for ranks of each partition, and steps through forward and backward on
-    tensors without cells: messages and bytes are those of the real plans, times are predicted from
-    the profile. No other process is needed, no weight is copied, and no tensor is allocated.
+    The network is converted for ranks of each partition, and runs forward and backward on tensors
+    without data. Messages and bytes are those of the real plans; times are predicted from the
+    profile. No other process is needed, no weight is copied, and no tensor is allocated.
 
     Args:
         network: network of torch modules, or a list of layers called one after the other.
@@ -98,15 +98,16 @@ def plan(
             most 4 ranks.
         replicate_parameters: see :func:`gpudist.distribute`.
         optimizer_slots: number of tensors that the optimizer keeps for each parameter.
-        every_rank: whether to rehearse all ranks of each partition, for exact totals; otherwise
-            one or two ranks stand for more than 4.
-        progress: function called with what is planned next, how much is done, and the total.
+        every_rank: whether to rehearse all ranks of each partition, for exact totals; otherwise one
+            or two ranks represent all, if there are more than 4.
+        progress: function called with the next item, the number of finished items, and the total.
 
     Returns:
-        At most ``best`` partitions; those that need more memory than the profile has come last.
+        At most ``best`` partitions, with those that need more memory than the profile has at the
+        end.
 
     Cost:
-        For each partition, one step without cells for each rank that is rehearsed.
+        For each partition, one step without data per rehearsed rank.
 
     Raises:
         ShapeError: if the network cannot be converted for any partition; the error says why.
@@ -117,13 +118,16 @@ def plan(
         profile = profile_of(profile)
     if ranks < 1 or (best is not None and best < 1):
         asked = f"{ranks} ranks" if ranks < 1 else f"the best {best} partitions"
-        raise ShapeError(f"planning needs at least one rank and one partition, not {asked}")
+        raise ShapeError(f"plan: {asked} is below 1; give at least one rank and one partition")
     if optimizer_slots < 0:
         raise ShapeError(
-            f"optimizer_slots is {optimizer_slots}; it must be at least 0 tensors per parameter"
+            f"plan: optimizer_slots is {optimizer_slots}; it must be at least 0 tensors per "
+            "parameter"
         )
     if not global_shape or min(global_shape) < 1:
-        raise ShapeError(f"planning needs an input with cells, not of shape {list(global_shape)}")
+        raise ShapeError(
+            f"plan: the input of shape {list(global_shape)} has no cells; give positive extents"
+        )
     dry = DryNetwork(network, global_shape, profile, replicate_parameters, optimizer_slots)
     refusals: dict[int, str] = {}
     axes = _axes(dry, refusals)
@@ -171,7 +175,7 @@ def advice_on(dry: DryNetwork, grid: Sequence[int], every_rank: bool = False) ->
 
 
 def _axes(dry: DryNetwork, refusals: dict[int, str]) -> list[int]:
-    """Dims that can be cut, found by trying each on two workers."""
+    """Return the dims that can be cut, found by trying each on two workers."""
     axes: list[int] = []
     shape = dry.global_shape
     for axis, extent in enumerate(shape):

@@ -1,4 +1,4 @@
-"""Simulated clock of one rank's step: its time, and what was computed and moved."""
+"""Simulated clock of one rank's step, which counts time, operations and messages."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ class Phase(Checked):
         received: number of messages received.
         received_bytes: bytes received in these messages.
         collectives: number of collectives of the transport itself.
-        collective_bytes: bytes that this rank contributes to them or gets from them.
+        collective_bytes: bytes that this rank contributes to them or receives from them.
         flops: additions and multiplications of convolutions and matrix products.
         compute_s: seconds of kernels, and of Python for layers.
         message_s: seconds of packing, messages and unpacking, one after the other.
         serial_s: seconds of both without overlap.
-        overlapped_s: seconds if messages that start early move while kernels run.
+        overlapped_s: seconds if messages that start early are transferred while kernels run.
     """
 
     messages: int = 0
@@ -86,7 +86,7 @@ class Phase(Checked):
 
 @dataclass
 class Clock:
-    """Listener to a dry transport and to torch operations that adds up times in the current phase.
+    """Listener to a dry transport and to torch operations that sums times in the current phase.
 
     Args:
         profile: profile of the machine.
@@ -105,14 +105,14 @@ class Clock:
         return self.phase
 
     def computed(self, kernel: Kernel) -> None:
-        """Add a kernel, limited by its operations or its bytes, whichever take longer."""
+        """Add a kernel, whose time is that of its operations or its bytes, whichever is longer."""
         by_flops = kernel.flops / self._flops_per_s(kernel)
         by_bytes = kernel.size_bytes / (self.profile.memory_gbps * 1e9)
         self.phase.flops += kernel.flops
         self._compute(self.profile.kernel_us * 1e-6 + max(by_flops, by_bytes))
 
     def called(self, layers: int) -> None:
-        """Add the Python time of ``layers`` layer calls, or of their backwards."""
+        """Add the Python time of calls of ``layers`` layers, or of their backward."""
         self._compute(layers * self.profile.layer_us * 1e-6)
 
     def exchanged(self, traffic: Traffic) -> None:
@@ -169,7 +169,7 @@ class Clock:
         return peer // per_node == self.rank // per_node
 
     def _collective_s(self, shared: Shared) -> float:
-        """Seconds of a collective: the bytes travel along a ring, the latency is that of a tree."""
+        """Return the seconds of a collective: bytes move along a ring, latencies along a tree."""
         near = all(map(self._is_near, shared.members))
         link = self.profile.node if near else self.profile.network
         size = len(shared.members)
@@ -216,7 +216,7 @@ class Kernels(Watching):
 
 
 def _convolved(name: str, args: Any) -> tuple[float, bool]:
-    """Channels per group of a convolution (0 for other kernels), and whether it is backward."""
+    """Return the channels per group of a convolution, 0 for others, and whether it is backward."""
     if name not in _CONVOLUTIONS:
         return 0.0, False
     weight_at, groups_at, transposed_at = _CONVOLUTIONS[name]

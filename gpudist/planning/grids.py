@@ -11,7 +11,7 @@ Grid = tuple[int, ...]
 
 
 def grids(ranks: int, shape: Sequence[int], axes: Collection[int]) -> Iterator[Grid]:
-    """Every grid of ``ranks`` workers that cuts only ``axes``, with a cell or more per block."""
+    """Return every grid of ``ranks`` workers that cuts only ``axes`` into blocks with cells."""
     if not shape:
         if ranks == 1:
             yield ()
@@ -25,10 +25,11 @@ def grids(ranks: int, shape: Sequence[int], axes: Collection[int]) -> Iterator[G
 
 
 def estimate_s(dry: DryNetwork, grid: Grid) -> float:
-    """Estimate a step's time from block sizes and faces alone, well enough to rule out most grids.
+    """Estimate a step's time from block sizes and faces, well enough to exclude most grids.
 
-    Adds the kernels of the largest block, with backward as twice the forward, and one exchange with
-    all neighbours, forward and backward, for every layer with a kernel wider than one cell.
+    The estimate adds the kernels of the largest block, with backward as twice the forward. For
+    every layer with a kernel wider than one cell, it adds one exchange with all neighbours in
+    forward and backward.
     """
     profile = dry.profile
     link = profile.node if prod(grid) <= profile.ranks_per_node else profile.network
@@ -46,7 +47,7 @@ def estimate_s(dry: DryNetwork, grid: Grid) -> float:
 
 
 def imbalance(dry: DryNetwork, grid: Grid) -> float:
-    """Layer input cells of the first rank, which has most, over the mean of all ranks."""
+    """Return the layer input cells of the first rank, which has the most, over the mean of all."""
     shapes = [shape for _, shape in dry.layers if len(shape) == len(grid)]
     whole = sum(map(prod, shapes))
     owned = sum(prod(_largest(shape, grid)) for shape in shapes)
@@ -54,7 +55,7 @@ def imbalance(dry: DryNetwork, grid: Grid) -> float:
 
 
 def representative_ranks(dry: DryNetwork, grid: Grid) -> list[int]:
-    """Ranks to rehearse: all of up to 4, else a middle one, and the first if it has more cells.
+    """Return the ranks to rehearse: all up to 4, else a middle one, and the first if it is larger.
 
     The middle rank has the most neighbours.
     """

@@ -1,4 +1,4 @@
-"""Machine profiles: the rates and latencies that predictions are based on."""
+"""Machine profiles: rates and latencies on which predictions are based."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Link(Checked):
     """Link that carries messages between two ranks.
 
     Attributes:
-        latency_us: microseconds from the call to the arrival of a message without cells.
+        latency_us: microseconds from the call to the arrival of an empty message.
         message_us: microseconds for each further message of a group.
-        gbps: 10^9 bytes a second in each direction, both at once.
-        shared_by: number of ranks that use the link at the same time, in equal shares.
+        gbps: 10^9 bytes per second in each direction, with both directions in use.
+        shared_by: number of ranks that share the link equally at the same time.
     """
 
     latency_us: float
@@ -33,7 +33,7 @@ class Link(Checked):
 
     @property
     def bytes_per_s(self) -> float:
-        """Bytes a second of one rank while all ranks send."""
+        """Bytes per second of one rank while all ranks send."""
         return self.gbps * 1e9 / self.shared_by
 
 
@@ -65,13 +65,14 @@ class Profile(Checked):
         network: link between two ranks of different nodes.
         tflops: 10^12 operations a second of float32 matrix products, and of convolutions if
             ``convolutions`` is empty.
-        memory_gbps: 10^9 bytes a second that kernels read and write.
+        memory_gbps: 10^9 bytes per second that kernels read and write.
         kernel_us: microseconds to start a kernel.
-        row_ns: nanoseconds for each contiguous row that is packed or unpacked, besides its bytes.
+        row_ns: nanoseconds for each contiguous row that is packed or unpacked, in addition to its
+            bytes.
         memory_gib: memory of a rank in GiB; 0 if unknown.
         tflops_by_dtype: 10^12 operations a second for dtypes other than float32.
         convolutions: rates of convolutions by channels, ascending.
-        layer_us: microseconds that Python takes for a layer, forward, and again backward; 0 if
+        layer_us: microseconds that Python takes for a layer in forward, and again in backward; 0 if
             kernels are queued ahead.
     """
 
@@ -97,15 +98,15 @@ class Profile(Checked):
 
     @property
     def overlaps(self) -> bool:
-        """Whether messages move while the rank computes."""
+        """Whether messages are transferred while the rank computes."""
         return self.wire == "nccl"
 
     def flops_per_s(self, dtype: str) -> float:
-        """Operations a second on operands of ``dtype``, such as ``"bfloat16"``."""
+        """Return the operations per second on operands of ``dtype``, such as ``"bfloat16"``."""
         return self.tflops_by_dtype.get(dtype, self.tflops) * 1e12
 
     def convolution_flops_per_s(self, dtype: str, channels: float, backward: bool) -> float:
-        """Operations a second of convolutions.
+        """Return the operations per second of convolutions.
 
         Between known numbers of channels, rates follow a power law.
 
@@ -115,7 +116,7 @@ class Profile(Checked):
             backward: whether to return the rate of backward instead of forward.
 
         Returns:
-            Operations a second.
+            Operations per second.
         """
         whole = self.flops_per_s(dtype)
         if not self.convolutions:
@@ -160,7 +161,7 @@ def profile_of(name: str | Path) -> Profile:
         fields["convolutions"] = tuple(ConvolutionRate(**rate) for rate in rates)
         return Profile(**fields)
     except (KeyError, TypeError, ValueError) as error:
-        raise ShapeError(f"{path} holds no profile: {error}") from error
+        raise ShapeError(f"{path} does not contain a profile: {error}") from error
 
 
 def _between(points: Sequence[tuple[float, float]], x: float) -> float:
@@ -176,7 +177,7 @@ _HOPPER = {"float64": 67.0, "bfloat16": 989.0, "float16": 989.0}
 _NDR = "DGX H100 user guide: 8 ConnectX-7 of 400 Gb/s, one for each GPU"
 
 # Nominal, dense figures of vendors, not measured. Latencies and the time to start a kernel are the
-# usual orders of magnitude for NCCL and CUDA. A row costs a 32-byte memory sector on both sides.
+# usual orders of magnitude for NCCL and CUDA. Each row costs a 32-byte memory sector on both sides.
 BUILT_IN = {
     profile.name: profile
     for profile in (
@@ -210,4 +211,4 @@ BUILT_IN = {
         ),
     )
 }  # fmt: skip
-"""Built-in profiles by name, made of vendors' nominal figures, not of measurements."""
+"""Built-in profiles by name, with vendors' nominal figures instead of measurements."""

@@ -1,4 +1,4 @@
-"""Measure a profile of the machine that the ranks run on, while all of them work."""
+"""Measure a profile of the machine on which the ranks run, while all of them work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpudist.transport.dry import posting_of
 from gpudist.world.partition import Partition
 
 _TIMES, _TIMES_LONG = 8, 5
-_SHORT, _LONG = 50, 3  # calls in a row, for work that takes microseconds or milliseconds
+_SHORT, _LONG = 50, 3  # Consecutive calls, for work that takes microseconds or milliseconds.
 _SMALL_CELLS = 16
 _LARGE_CELLS = 1 << 20
 _CHANNELS = (4, 8, 16, 32, 64)
@@ -27,7 +27,7 @@ _STRIDE = 16
 _ROWS = 1 << 16
 _LAYERS = 8
 _KEPT = 6
-# For a convolution: enough to reach the usual speed, few enough to take a tenth of a second.
+# Cells of a convolution: enough to reach the usual speed, few enough to take 0.1 s.
 _FLOPS = 3e8
 _CELLS = (1 << 12, 1 << 15)
 # A GPU needs far more cells to reach its full speed.
@@ -42,13 +42,13 @@ def measured_profile(
 ) -> Profile:
     """Measure this machine, for :func:`gpudist.planning.plan`.
 
-    Collective over the world of at least two ranks, which are assumed to share one node: the link
-    between nodes gets the same figures. For a world of several nodes, edit the saved file.
+    Collective over the world, which has at least two ranks. They are assumed to share one node, so
+    the link between nodes gets the same figures. For a world of several nodes, edit the saved file.
 
     Args:
         P_world: partition of all workers, which compute at the same time.
         name: name of the profile.
-        progress: function called with what is measured next, how much is done, and the total.
+        progress: function called with the next item, the number of finished items, and the total.
 
     Returns:
         The measured profile.
@@ -94,7 +94,7 @@ def measured_profile(
 
 
 def _exchange_s(P_world: Partition, cells: int) -> float:
-    """Seconds of a message from every even rank to the next rank, and back."""
+    """Return the seconds of a message from every even rank to the next rank, and back."""
     size, rank = P_world.size, P_world.rank
     repeats = _SHORT if cells == _SMALL_CELLS else _LONG
     assert rank is not None
@@ -116,7 +116,7 @@ def _exchange_s(P_world: Partition, cells: int) -> float:
 
 
 def _copying(P_world: Partition) -> tuple[float, float]:
-    # The outputs are kept, as backward keeps those of layers: reused memory would be faster.
+    # Outputs are kept, like those of layers for backward; reusing their memory would be faster.
     times = _TIMES_ON_GPU if P_world.device.type == "cuda" else 1
     block = torch.zeros(_LARGE_CELLS * times, device=P_world.device)
     few = torch.zeros(_SMALL_CELLS, device=P_world.device)
@@ -136,7 +136,7 @@ def _flops_per_s(P_world: Partition) -> float:
 
 
 def _convolution_rate(P_world: Partition, channels: int) -> ConvolutionRate:
-    """Rate of a convolution in three dims, in the way that layers compute it."""
+    """Return the rate of a convolution in three dims, computed as layers do."""
     on_gpu = P_world.device.type == "cuda"
     per_cell = 2 * channels**2 * 27
     fewest, most = _CELLS
@@ -155,7 +155,7 @@ def _convolution_rate(P_world: Partition, channels: int) -> ConvolutionRate:
 
 
 def _layer_s(P_world: Partition, kernel_s: float) -> float:
-    """Seconds that Python takes to call a layer, from layers with few cells on one rank."""
+    """Return the seconds that Python takes per layer, from layers with few cells on one rank."""
     if P_world.device.type == "cuda":
         return 0.0
     assert P_world.rank is not None
@@ -174,7 +174,7 @@ def _layer_s(P_world: Partition, kernel_s: float) -> float:
 def _slowest_s(
     P_world: Partition, work: Callable[[], object], repeats: int, times: int = _TIMES
 ) -> float:
-    """Median time of ``work`` on the slowest rank, with all ranks starting together."""
+    """Return the median time of ``work`` on the slowest rank; all ranks start together."""
     seconds: list[float] = []
     for _ in range(times):
         P_world.barrier()

@@ -1,4 +1,4 @@
-"""Draw the best partitions: how the time of a step divides, and the memory."""
+"""Draw the best partitions: the parts of a step's time, and the memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MOST_DRAWN = 12
 NAME_IN, LENGTH_IN, VALUE_IN = 1.75, 3.6, 1.0
 LINE_IN, BAR_IN = 0.32, 0.22
-# Legend: side of a square, room for a character beside it, and a character's average width.
+# Legend: side of a square, its distance from the text, and a character's average width.
 SQUARE_IN, CHARACTER_IN, NARROW_IN = 0.14, 0.075, 0.061
 # Computing is dark, moving is light; forward is blue, backward green.
 TIMES = {
@@ -42,7 +42,7 @@ def picture_of(advice: Sequence[Advice], title: str) -> Figure:
 
     Args:
         advice: result of :func:`gpudist.planning.plan`.
-        title: text above the picture.
+        title: title of the picture.
 
     Returns:
         A matplotlib figure.
@@ -80,7 +80,7 @@ def _memory(one: Advice) -> tuple[str, Sequence[float], str]:
 def _panel(
     title: str, bars: Bars, colors: dict[str, str], marked: Sequence[bool] | None = None
 ) -> Panel:
-    """Panel with one bar per partition, divided into parts, on one scale and above a legend."""
+    """Return a panel with one bar per partition, divided into parts, above a legend."""
     longest = max((sum(parts) for _, parts, _ in bars), default=0.0) or 1.0
 
     def paint(axes: Axes) -> None:

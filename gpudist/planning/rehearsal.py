@@ -1,4 +1,4 @@
-"""Rehearse one rank's training step of a converted network, with plans but without cells."""
+"""Rehearse one rank's training step of a converted network, with plans but without data."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Memory(Checked):
 
     @property
     def gradients(self) -> int:
-        """Bytes of gradients, as many as of parameters."""
+        """Bytes of gradients, equal to those of parameters."""
         return self.parameters
 
     @property
@@ -75,16 +75,16 @@ class Rehearsal(Checked):
         return self.forward.message_bytes + self.backward.message_bytes
 
     def seconds(self, overlapped: bool) -> float:
-        """Seconds of forward and backward; ``overlapped``: messages move while kernels run."""
+        """Return seconds of forward and backward; ``overlapped`` by kernels or not."""
         phases = (self.forward, self.backward)
         return sum(p.overlapped_s if overlapped else p.serial_s for p in phases)
 
 
 class DryNetwork:
-    """Network without cells, ready to be rehearsed on any partition.
+    """Network without data that can be rehearsed on any partition.
 
     Args:
-        network: network of torch modules; it is not changed, and its weights are not copied.
+        network: network of torch modules; not modified, and its weights are not copied.
         global_shape: global shape of its input.
         profile: profile of the machine.
         replicate_parameters: see :func:`gpudist.distribute`.
@@ -95,8 +95,8 @@ class DryNetwork:
 
     Attributes:
         sequential: computation of a forward of the whole network on one rank.
-        layers: for every call of a layer, the largest number of cells that an output reads besides
-            its own, and the global shape of the input.
+        layers: for every call of a layer, the largest number of cells that an output reads in
+            addition to its own, and the global shape of the input.
     """
 
     def __init__(
@@ -120,11 +120,11 @@ class DryNetwork:
             x = torch.empty(self.global_shape, dtype=self._dtype, device=META)
             with Kernels(clock), torch.device(META), torch.no_grad(), self._watched():
                 self.network(x)
-        # The user's network may raise anything.
+        # The user's network may raise any exception.
         except Exception as error:
             raise ShapeError(
-                f"the network cannot be called with an input of shape {list(self.global_shape)}: "
-                f"{error}"
+                "plan: the network cannot be called with an input of shape "
+                f"{list(self.global_shape)}: {error}"
             ) from error
         self.sequential = clock.phase
         self.itemsize = self._dtype.itemsize
@@ -132,7 +132,7 @@ class DryNetwork:
     def rehearse(self, grid: Sequence[int], rank: int) -> Rehearsal:
         """Rehearse a forward and a backward of ``rank`` with its input on ``grid``.
 
-        The loss, which has one cell, is left out.
+        The loss, which has one cell, is not counted.
 
         Raises:
             GpudistError: if the network cannot be converted for this partition, or the planner
@@ -155,9 +155,12 @@ class DryNetwork:
                 forward, backward = self._step(network, x, clock, saved)
         except GpudistError:
             raise
-        # The user's functions between layers may raise anything on a block.
+        # The user's functions between layers may raise any exception on a block.
         except Exception as error:
-            words = f"a step of rank {rank} on {list(grid)} fails: {type(error).__name__}: {error}"
+            words = (
+                f"plan: a step of rank {rank} on {list(grid)} fails: {type(error).__name__}: "
+                f"{error}"
+            )
             raise ShapeError(words) from error
         parameters = sum(p.numel() * p.element_size() for p in network.parameters())
         memory = Memory(parameters, self._slots * parameters, saved.nbytes)
@@ -200,13 +203,13 @@ def _require_sequential(network: nn.Module) -> None:
     for path, module in network.named_modules():
         if isinstance(module, (DistributedModule, Converted)):
             raise ShapeError(
-                f"{path or 'the network'} is a {type(module).__name__}, which has partitions of "
-                "its own: the planner takes the sequential network, of torch's modules"
+                f"{path or 'the network'} is a {type(module).__name__}, which is already "
+                "distributed; pass the sequential network of torch's modules"
             )
 
 
 class _Saved:
-    """Bytes of the storages that autograd keeps, without those of parameters."""
+    """Counter of the bytes that autograd saves, without parameters."""
 
     def __init__(self, network: nn.Module) -> None:
         self._parameter_storages = {p.untyped_storage()._cdata for p in network.parameters()}

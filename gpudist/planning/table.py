@@ -19,17 +19,17 @@ MEMORY_HEADING = (
 
 
 def rows(advice: Sequence[Advice]) -> list[tuple[str, ...]]:
-    """Rows under ``HEADING``, one per partition; messages are those of the slowest rank."""
+    """Return the rows under ``HEADING``, one per partition, with messages of the slowest rank."""
     return [_row(one) for one in advice]
 
 
 def memory_rows(advice: Sequence[Advice]) -> list[tuple[str, ...]]:
-    """Rows under ``MEMORY_HEADING``, one per partition, for the rank that needs most memory."""
+    """Return the rows under ``MEMORY_HEADING``, one per partition, for the largest rank."""
     return [_memory_row(one) for one in advice]
 
 
 def text(advice: Sequence[Advice]) -> str:
-    """Format the rows under their heading, in columns."""
+    """Format rows in columns under their heading."""
     lines = [HEADING, *rows(advice)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
@@ -39,7 +39,7 @@ def text(advice: Sequence[Advice]) -> str:
 
 
 def facts(one: Advice) -> dict[str, Any]:
-    """Values for one partition, in seconds and bytes, ready for JSON."""
+    """Return the values for one partition, in seconds and bytes, for JSON."""
     return {
         "grid": list(one.grid),
         "seconds": one.seconds,
