@@ -15,7 +15,7 @@ import gpudist.errors
 from gpudist.cli.command import Command, print_json
 from gpudist.cli.profile import measure
 
-# Subjects that read result files instead of measuring, and the files they take.
+# Subjects that read result files instead of measuring, with a description of the files.
 _READERS = {
     "compare": "the files or folders of two runs, A before and B after",
     "plot": "one or more files or folders",
@@ -24,7 +24,7 @@ CHECKOUT = Path(gpudist.errors.__file__).resolve().parents[1]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the benchmarks or read their results, and return the exit status."""
+    """Run benchmarks or read their results, and return the exit status."""
     if arguments.subject != "profile" and arguments.subject not in _READERS and arguments.files:
         raise gpudist.errors.ShapeError(
             f"{arguments.subject} takes no files, and got {' '.join(map(str, arguments.files))}; "
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _read_results(arguments: argparse.Namespace) -> int:
-    """Compare or draw result files, whose paths are relative to the user's folder."""
+    """Compare or plot result files, whose paths are relative to the current folder."""
     checkout = require_benchmarks()
     if arguments.subject == "plot" and find_spec("matplotlib") is None:
         raise gpudist.errors.NotBuiltError(
@@ -92,10 +92,10 @@ def _profile(arguments: argparse.Namespace) -> int:
 
 
 def require_benchmarks() -> Path:
-    """Find the folder to run ``python -m benchmarks`` in.
+    """Return the folder in which to run ``python -m benchmarks``.
 
     Raises:
-        NotBuiltError: if there is none, or rich is not installed.
+        NotBuiltError: there is no such folder, or rich is not installed.
     """
     if not (CHECKOUT / "benchmarks" / "__main__.py").exists():
         raise gpudist.errors.NotBuiltError(

@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> tuple[Report, bool]:
-    """Make the report; also return whether this process prints it."""
+    """Return the report, and whether this process prints it."""
     if runtime.launch().launcher != "none":
         P_world = runtime.init(timeout=TIMEOUT_S)
         return check(P_world, arguments.mib, Progress(P_world.rank == 0)), P_world.rank == 0

@@ -1,4 +1,4 @@
-"""Definition of a subcommand, and JSON output for all of them."""
+"""Definition of subcommands, and their JSON output."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ class Command:
     Attributes:
         name: word after ``gpudist``.
         help: line in the list of commands.
-        description: first text of ``--help``.
-        add_arguments: function that adds the arguments, except ``--json``, which all have.
-        run: function that runs the command and returns the exit status: 0, or 1 if it found
-            something wrong. For a user's mistake it raises a ``GpudistError``, which gives 2.
+        description: text at the start of ``--help``.
+        add_arguments: function that adds the arguments other than ``--json``, which all commands
+            have.
+        run: function that runs the command and returns the exit status: 0, or 1 if it found an
+            error. On wrong usage it raises a ``GpudistError``, which becomes status 2.
     """
 
     name: str

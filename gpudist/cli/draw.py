@@ -16,7 +16,7 @@ from gpudist.pictures.draw import chosen_rank, require_picture, scene_of
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the picture, and print what it shows."""
+    """Write the picture, and print its content as text."""
     require_picture(arguments.output)
     shown = Progress(not arguments.json)
     shown("plans", 0, 3)
@@ -52,7 +52,7 @@ def _scene(arguments: argparse.Namespace) -> Scene:
 
 
 def _moved_dims(arguments: argparse.Namespace) -> int:
-    # A single number applies to all dims from the first that is cut to the last.
+    # A single number applies to all dims from the first cut one to the last.
     cut = [dim for dim, parts in enumerate(arguments.grid) if parts > 1]
     return len(arguments.grid) - min(cut, default=len(arguments.grid) - 1)
 

@@ -1,4 +1,4 @@
-"""``gpudist env``: show what this installation and this machine can do."""
+"""``gpudist env``: show the capabilities of this installation and machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def rows(environment: Environment) -> list[tuple[str, str]]:
-    """Rows of a table: name and description of each part of the environment."""
+    """Return the rows of a table: name and description of each part of the environment."""
     return [
         ("gpudist", environment.gpudist),
         ("Python", environment.python),

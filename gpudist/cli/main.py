@@ -1,4 +1,4 @@
-"""Parse the command line, run the subcommand, and report a user's mistake in one line."""
+"""Parse the command line, run the subcommand, and report wrong usage in one line."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand and return the exit status.
 
-    0: success. 1: the command found something wrong. 2: the command was called wrongly.
-    130: interrupted. 141: the reader of the output has closed it.
+    0: success. 1: the command found an error. 2: wrong usage. 130: interrupted. 141: the reader of
+    the output closed it.
     """
     parsed = parser().parse_args(arguments)
     try:
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except BrokenPipeError:
-        # Otherwise the interpreter flushes again on exit, and complains that it cannot.
+        # Otherwise the interpreter flushes again on exit, and reports that it failed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CUT_OFF
     except (GpudistError, OSError) as error:
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Make the parser of all commands and their arguments."""
+    """Create the parser of all commands and their arguments."""
     top = argparse.ArgumentParser(
         "gpudist",
         description="Model parallelism for PyTorch, by data movements.",

@@ -23,7 +23,7 @@ from gpudist.planning.table import HEADING, MEMORY_HEADING, facts, memory_rows, 
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the advice."""
+    """Print the best partitions."""
     if arguments.output is not None:
         require_picture(arguments.output)
     profile = profile_of(arguments.profile)
@@ -60,7 +60,7 @@ def _network(name: str) -> Any:
         found: Any = importlib.import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
-    # A user's module may raise anything while it is imported.
+    # A user's module may raise any exception during its import.
     except Exception as error:
         words = f"{type(error).__name__}: {error}"
         raise ShapeError(f"--network {name}: {words}; give it as MODULE:NAME") from error

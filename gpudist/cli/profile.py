@@ -16,10 +16,10 @@ _LIMIT_S = 300.0
 
 
 def measure(ranks: int, output: Path) -> Profile:
-    """Measure this machine and write the profile; under torchrun, with all its ranks.
+    """Measure this machine and write the profile; under torchrun, use all its ranks.
 
     Args:
-        ranks: number of processes to measure between, unless torchrun started some.
+        ranks: number of processes to start, unless torchrun has started them.
         output: file to write, on rank 0.
 
     Raises:
@@ -29,7 +29,7 @@ def measure(ranks: int, output: Path) -> Profile:
     if P_world.size > 1:
         profile = _measured(P_world)
     elif ranks < 2:
-        raise ShapeError(f"a profile is measured between at least 2 ranks, not {ranks}")
+        raise ShapeError(f"a profile needs at least 2 ranks, but there are {ranks}; pass --ranks 2")
     else:
         with RankPool(ranks, _LIMIT_S) as pool:
             profile, *_ = pool.run(ranks, _measured, limit_s=_LIMIT_S, transport="host")

@@ -8,7 +8,7 @@ _WIDTH = 30
 
 
 class Progress:
-    """Progress bar on one line, which is overwritten, and wiped at the end."""
+    """Progress bar on one line, which is overwritten, and erased at the end."""
 
     def __init__(self, is_shown: bool = True) -> None:
         self._is_shown = is_shown and sys.stderr.isatty()
@@ -19,5 +19,5 @@ class Progress:
         filled = _WIDTH * done // max(total, 1)
         bar = "#" * filled + "." * (_WIDTH - filled)
         line = f"[{bar}] {done}/{total} {name}" if done < total else ""
-        # Wipe to the end of the line: the name before may have been longer.
+        # Erase to the end of the line, since the previous name may have been longer.
         print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Print tables: in colour on a terminal with rich installed, and plain everywhere else."""
+"""Print tables: in colour on a terminal if rich is installed, else as plain text."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _print_rich_columns(heading: Sequence[str], lines: Sequence[Sequence[str]]) 
     for number, name in enumerate(heading):
         table.add_column(name, justify="right" if number else "left")
     for line in lines:
-        # As plain text: a grid in brackets would be taken for markup.
+        # Print as plain text, because rich would parse a grid in brackets as markup.
         table.add_row(*map(Text, line))
     Console().print(table)
     return True

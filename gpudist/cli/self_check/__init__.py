@@ -1,4 +1,4 @@
-"""Check that every operator is right, and as fast as memory allows, on this machine."""
+"""Check that every operator is correct and fast on this machine."""
 
 from gpudist.cli.self_check.cases import Case, cases
 from gpudist.cli.self_check.link_speeds import LinkSpeed

@@ -1,4 +1,4 @@
-"""Operators on a tensor whose cells hold their own numbers, and their expected outputs."""
+"""Operators on a tensor whose cells hold their own index, and their expected outputs."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Case:
 
     Attributes:
         name: name of the operator and its variant.
-        operator: linear map under test.
-        x: its input on this rank.
-        expected: expected output, cell by cell; ``None`` if this rank gets none.
+        operator: linear operator under test.
+        x: input on this rank.
+        expected: expected output, cell by cell; ``None`` if this rank has none.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Case:
 def cases(
     P_world: Partition, rows: int, columns: int, dtype: torch.dtype = torch.float64
 ) -> list[tuple[str, Callable[[], Case]]]:
-    """Names of all operators, and functions that make their cases; the same order on all ranks.
+    """Return all operators' names and the functions that create their cases, in a fixed order.
 
     Args:
         P_world: partition of all workers.
@@ -66,7 +66,7 @@ def cases(
 
 
 class _Cases:
-    """Factory of the cases, with one method per operator."""
+    """Factory of cases, with one method per operator."""
 
     def __init__(self, P_world: Partition, rows: int, columns: int, dtype: torch.dtype) -> None:
         n = P_world.size
@@ -163,7 +163,7 @@ class _Cases:
         return Decomposition.balanced(self.shape, P.shape).block(P.index)
 
     def _numbers(self, box: Box, periodic: bool = False) -> torch.Tensor:
-        """The cells of ``box``, each with its number from 1; zeros beyond the tensor's edge."""
+        """Return the cells of ``box``, numbered from 1; zeros beyond the tensor's edge."""
         lines: list[torch.Tensor] = []
         inside: list[torch.Tensor] = []
         for start, stop, extent in zip(box.start, box.stop, self.shape, strict=True):

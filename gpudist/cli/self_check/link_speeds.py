@@ -11,14 +11,14 @@ import torch
 from gpudist.transport.base import Signature
 from gpudist.world.partition import Partition
 
-# Up to this number of ranks, every pair is measured; beyond it, every rank and the next.
+# Up to this number of ranks, every pair is measured; above it, every rank with the next.
 MOST_IN_PAIRS = 8
 REPEATS = 5
 
 
 @dataclass(frozen=True)
 class LinkSpeed:
-    """Speed of messages between two ranks, in both directions at once, while others are silent.
+    """Speed of messages between two ranks, in both directions at once, while others are idle.
 
     Attributes:
         first, second: ranks of the pair.
@@ -33,7 +33,7 @@ class LinkSpeed:
 
 
 def pairs(ranks: int) -> Iterator[tuple[int, int]]:
-    """Pairs of ranks whose link is measured."""
+    """Return the pairs of ranks whose link is measured."""
     if ranks <= MOST_IN_PAIRS:
         yield from ((a, b) for a in range(ranks) for b in range(a + 1, ranks))
     else:
@@ -55,7 +55,7 @@ def link_speeds(P_world: Partition, nbytes: int) -> tuple[LinkSpeed, ...]:
 
 
 def _exchanged(P_world: Partition, pair: tuple[int, int], nbytes: int) -> list[int]:
-    """Number of wrong bytes, and nanoseconds of the fastest exchange."""
+    """Return the number of wrong bytes, and the nanoseconds of the fastest exchange."""
     rank = P_world.rank or 0
     peer = pair[1] if rank == pair[0] else pair[0]
     sent = _bytes(nbytes, rank, P_world.device)

@@ -1,4 +1,4 @@
-"""Suggest remedies for a world on GPUs that is wrong, slow, or cannot be joined."""
+"""Suggest remedies for a world on GPUs that is incorrect, slow, or cannot be joined."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OFF = {
     "NCCL_SHM_DISABLE": "ranks of one node without a direct path send through the network",
     "NCCL_IB_DISABLE": "nodes send through sockets, and not by InfiniBand or RoCE",
 }
-# Parts of NCCL's errors when a world cannot be joined, and their remedies.
+# Parts of NCCL's error messages when a world cannot be joined, and their remedies.
 _SAID = {
     "duplicate gpu": "Two ranks of a node have one GPU: start no more processes on a node than it "
     "has GPUs, and let CUDA_VISIBLE_DEVICES show each of them all of these; several ranks on one "
@@ -63,7 +63,7 @@ class RankEnvironment:
 
 
 def rank_environments(P_world: Partition) -> list[RankEnvironment]:
-    """Environment of every rank. Collective."""
+    """Return the environment of every rank. Collective."""
     rows = P_world.allgather_data(astuple(_own_environment(P_world)))
     return [RankEnvironment(*(int(number) for number in row)) for row in rows]
 
@@ -110,7 +110,7 @@ def _number(text: str) -> int:
 def remedies_of(
     found: Sequence[RankEnvironment], speeds: Sequence[LinkSpeed], links: Sequence[GpuLink]
 ) -> list[str]:
-    """Remedies that follow from the environments and speeds of all ranks, worst first."""
+    """Return remedies for the environments and speeds of all ranks, most important first."""
     remedies = [
         f"Ranks {_listed(ranks)} share one GPU and take turns on it: start no more processes on a "
         f"node than it has GPUs."
@@ -131,7 +131,7 @@ def remedies_of(
 
 
 def _of_paths(found: Sequence[RankEnvironment]) -> list[str]:
-    """Remedies for paths that the world needs but the environment or the machine forbids."""
+    """Return remedies for required paths that the environment or the machine disables."""
     remedies: list[str] = []
     several_nodes = len({environment.node for environment in found}) > 1
     for bit, (name, effect) in enumerate(_OFF.items()):
@@ -159,10 +159,10 @@ def _have_neighbours(found: Sequence[RankEnvironment]) -> bool:
 def _of_slow_links(
     found: Sequence[RankEnvironment], speeds: Sequence[LinkSpeed], links: Sequence[GpuLink]
 ) -> list[str]:
-    """Remedies for links slower than others of their kind, inside a node or between nodes."""
+    """Return remedies for links slower than others of their kind, in a node or between nodes."""
     remedies: list[str] = []
     if not all(environment.nccl for environment in found):
-        return remedies  # without NCCL, the links of the GPUs are not used
+        return remedies  # Without NCCL, the links of the GPUs are not used.
     for inside in (True, False):
         alike = [s for s in speeds if inside == (found[s.first].node == found[s.second].node)]
         if len(alike) < 2:
@@ -181,7 +181,7 @@ def _of_slow_links(
 
 
 def kind_of(speed: LinkSpeed, found: Sequence[RankEnvironment], links: Sequence[GpuLink]) -> str:
-    """Kind of link between the GPUs of two ranks, empty if it is unknown."""
+    """Return the kind of link between the GPUs of two ranks, empty if it is unknown."""
     a, b = found[speed.first], found[speed.second]
     if a.node != b.node:
         return "the network"
@@ -190,7 +190,7 @@ def kind_of(speed: LinkSpeed, found: Sequence[RankEnvironment], links: Sequence[
 
 
 def of_failure(text: str) -> str:
-    """Remedy for the error ``text`` of a world that could not be joined; empty if none is known."""
+    """Return a remedy for the error ``text`` of joining a world; empty if none is known."""
     lower = text.lower()
     return next((remedy for words, remedy in _SAID.items() if words in lower), "")
 

@@ -20,7 +20,7 @@ TOLERANCE = 1e-12
 COLUMNS = 1024
 DEFAULT_MIB = 4
 REPEATS = 7
-# Share of a plain copy's bandwidth; below it, something other than memory limits the operator.
+# Share of a plain copy's bandwidth below which an operator counts as slow.
 SLOW_SHARE = 0.1
 
 
@@ -30,9 +30,9 @@ class Result:
 
     Attributes:
         name: name of the operator.
-        exact: whether every cell of its output was right, on every rank.
+        exact: whether every cell of its output was correct, on every rank.
         adjoint_error: ``|<Fx,y> - <x,F*y>|`` in units of their norms.
-        time_us: microseconds of one call on the slowest rank; the fastest of several calls.
+        time_us: microseconds of one call on the slowest rank, the fastest of several calls.
         gbps: bytes in and out of the busiest rank in that time, in GB/s.
         share: bandwidth relative to a plain copy of the same bytes on all ranks at once.
     """
@@ -58,12 +58,12 @@ class Report:
     """Results of :func:`check`; the same on every rank.
 
     Attributes:
-        ranks, transport, device: size, transport and device of the world.
+        ranks, transport, device: number of ranks, transport and device of the world.
         copy_gbps: bytes read and written by a plain copy on all ranks at once, in GB/s per rank.
         results: results by operator.
         links: speeds between pairs of ranks; empty in a world of one.
         kinds: kinds of the links, such as ``"NV18"``; empty if unknown.
-        remedies: sentences that say what to do.
+        remedies: sentences that advise the user.
     """
 
     ranks: int
@@ -91,7 +91,8 @@ def check(
     Args:
         P_world: partition of all workers.
         mebibytes: size of each rank's block when speed is measured.
-        progress: called before each operator with its name, how many are done, and the total.
+        progress: called before each operator with its name, the number of finished ones, and the
+            total.
 
     Raises:
         TransportError: if a rank failed, or did not answer in time.
@@ -173,7 +174,7 @@ def _copy_gbps(P_world: Partition, nbytes: int) -> float:
 def _time_us(
     call: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, P_world: Partition
 ) -> tuple[float, int]:
-    """Microseconds of the fastest call on the slowest rank, and bytes of the busiest rank."""
+    """Return microseconds of the fastest call on the slowest rank, and bytes of the busiest one."""
     y = call(x)
     times: list[float] = []
     for _ in range(REPEATS):
