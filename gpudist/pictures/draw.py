@@ -46,9 +46,9 @@ def draw(
     itemsize: int = 4,
     path: str | Path | None = None,
 ) -> Figure:
-    """Draw who owns which box of a tensor, and what a movement of the tensor sends.
+    """Draw the owners of the boxes of a tensor, and the messages of a movement.
 
-    Local: no other rank takes part, and the ranks in the picture need not exist.
+    Not collective; the ranks in the picture need not exist.
 
     Args:
         shape: shape of the global tensor, which is cut into balanced blocks.
@@ -69,7 +69,8 @@ def draw(
 
     Raises:
         NotBuiltError: if matplotlib is not installed.
-        PartitionError: if the grid does not fit, has too many partitioned axes, or lacks the rank.
+        PartitionError: the grid does not fit, has too many partitioned axes, or does not have the
+            rank.
         ShapeError: if the window does not fit the tensor, both kinds of halo are given, or
             ``itemsize`` is less than 1.
     """
@@ -89,10 +90,13 @@ def scene_of(
     periodic: Sequence[bool] | bool = False,
     nested: bool = False,
 ) -> Scene:
-    """Make the scene for :func:`draw`, from the same arguments."""
+    """Create the scene for :func:`draw` from the same arguments."""
     given = [value for value in (P_y, window, halo) if value is not None]
     if len(given) > 1:
-        raise ShapeError("draw: give one of P_y, window and halo: a picture shows one movement")
+        raise ShapeError(
+            "draw: more than one of P_y, window and halo is given; a picture shows one movement, "
+            "so pass one"
+        )
     grid, ranks = _grid(P_x)
     if P_y is not None:
         target, target_ranks = _grid(P_y)
@@ -106,7 +110,7 @@ def scene_of(
 def draw_scene(
     scene: Scene, rank: int | None = None, dims: Sequence[int] | None = None, itemsize: int = 4
 ) -> Figure:
-    """Draw ``scene``; the arguments are those of :func:`draw`."""
+    """Draw ``scene``; for the arguments see :func:`draw`."""
     require_matplotlib()
     if itemsize < 1:
         raise ShapeError(f"itemsize is {itemsize}; a cell must have at least one byte")
@@ -122,7 +126,7 @@ def draw_scene(
 
 
 def save(figure: Figure, path: str | Path) -> None:
-    """Write the figure to a file; equal pictures give equal bytes.
+    """Write the figure to a file; equal figures give equal bytes.
 
     Raises:
         ShapeError: if the suffix does not name a format that can be written.
@@ -150,7 +154,7 @@ def require_picture(path: str | Path) -> None:
 
 
 def chosen_rank(scene: Scene, name: int | None) -> int:
-    """Rank in the scene whose world rank is ``name``; the busiest rank if ``None``."""
+    """Return the rank in the scene with world rank ``name``; the busiest rank if ``None``."""
     if name is None:
         return busiest(scene)
     if name not in scene.names:

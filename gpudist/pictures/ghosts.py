@@ -21,7 +21,7 @@ CAPTION_IN = 0.25
 
 
 def ghosts_panel(scene: Scene, dims: tuple[int, ...], rank: int) -> Panel:
-    """Panel of the cells that ``rank`` needs, and their owners; grey cells are padding."""
+    """Return a panel of the cells that ``rank`` needs, coloured by owner; padding is grey."""
     plan, first = scene.ghosts[rank], scene.needed[rank]
     parts = _parts(scene, plan)
     shape = plan.output_shape or ()
@@ -52,7 +52,7 @@ def ghosts_panel(scene: Scene, dims: tuple[int, ...], rank: int) -> Panel:
 
 
 class _Steps:
-    """Edges of the boxes along a dim, in inches: own cells are wide, ghosts narrow."""
+    """Edges of the boxes along a dim, in inches: own cells wide, ghosts narrow."""
 
     def __init__(self, edges: Sequence[int], widths_in: Sequence[float]) -> None:
         self.edges = tuple(edges)
@@ -70,7 +70,7 @@ class _Steps:
         return self.at_in[-1]
 
     def place(self, start: int, stop: int) -> tuple[float, float]:
-        """Start and length of a range, in inches."""
+        """Return start and length of a range, in inches."""
         low, high = self.at_in[self.edges.index(start)], self.at_in[self.edges.index(stop)]
         return low, high - low
 

@@ -1,4 +1,4 @@
-"""Draw the process grid: who owns which block, and what one rank exchanges with others."""
+"""Draw the process grid: the owners of blocks, and the messages of one rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SLOT_IN = (0.62, 0.5)
 WIDEST_MAP_IN = 13.4
-# Shares of a slot filled by the largest block, and by a block with hardly any cells.
+# Shares of a slot that the largest block fills, and a block with hardly any cells.
 FILLED, LEAST_FILLED = 0.92, 0.4
 WHOLE_IN = (SLOT_IN[0] * FILLED, SLOT_IN[1] * FILLED)
 # Neighbours, including diagonal ones, have different colours.
@@ -28,7 +28,7 @@ _COLOR_STEPS = (1, 5, 3, 7, 2)
 
 
 def color_at(index: Sequence[int]) -> str:
-    """Colour of the worker at ``index`` of the grid."""
+    """Return the colour of the worker at ``index`` of the grid."""
     number = sum(i * step for i, step in zip(reversed(index), _COLOR_STEPS, strict=False))
     return COLORS[number % len(COLORS)]
 
@@ -37,7 +37,7 @@ def color_at(index: Sequence[int]) -> str:
 class GridMap:
     """Places of the workers' slots in a picture.
 
-    Each slice of a 3-d grid is a table of its own; a 1-d grid is a line, broken if it is long.
+    Each slice of a 3-d grid is a separate table; a 1-d grid is a line, wrapped if it is long.
 
     Attributes:
         cut: decomposition of the whole tensor.
@@ -80,7 +80,7 @@ class GridMap:
         return self._on_a_line * self._pitch[0], lines * self._pitch[1]
 
     def corner(self, index: Sequence[int]) -> tuple[float, float]:
-        """Upper left corner of the slot at ``index`` of the whole grid, in inches."""
+        """Return the upper left corner of the slot at ``index`` of the grid, in inches."""
         at = [index[d] for d in self.dims]
         x, y = self._origin(at[0] if len(at) != 2 else 0)
         row, column = at[-2:] if len(at) > 1 else (0, 0)
@@ -94,7 +94,7 @@ class GridMap:
         )
 
     def filled(self, index: Sequence[int]) -> tuple[float, float]:
-        """Width and height of the block in its slot; they grow with the number of cells."""
+        """Return width and height of the block in its slot, which grow with its number of cells."""
         sizes = [1.0, 1.0, *(self._share(d, index[d]) for d in self.dims)][-2:]
         return sizes[1] * SLOT_IN[0] * FILLED, sizes[0] * SLOT_IN[1] * FILLED
 
@@ -124,7 +124,7 @@ class GridMap:
 
 
 def range_text(blocks: Blocks, i: int) -> str:
-    """Text for the cells of a block, such as 0:16; long texts are broken into two lines."""
+    """Format the cells of a block, such as 0:16; long texts are broken into two lines."""
     start, stop = blocks.block(i)
     text = f"{start}:{stop}"
     return text if len(text) <= 9 else f"{start}:\n{stop}"
@@ -137,7 +137,7 @@ def owners_panel(
     names: Sequence[int],
     title: str,
 ) -> Panel:
-    """Panel of who owns which block; ``ranks`` are at the places of the grid, row-major."""
+    """Return a panel of the owners of blocks; ``ranks`` are in row-major order on the grid."""
     grid_map = GridMap(cut, dims)
 
     def paint(axes: Axes) -> None:
@@ -162,7 +162,7 @@ def messages_panel(
     stage: Stage,
     title: str,
 ) -> Panel:
-    """Panel of what ``rank`` exchanges in a stage, in cells, at the places of its peers."""
+    """Return a panel of the cells that ``rank`` exchanges with each peer in a stage."""
     grid_map = GridMap(cut, dims)
     received = {message.peer: message.volume for message in stage.receives}
     sent = {message.peer: message.volume for message in stage.sends}

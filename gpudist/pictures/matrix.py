@@ -1,4 +1,4 @@
-"""Draw the communication matrix of a stage: who sends how much to whom."""
+"""Draw the communication matrix of a stage: bytes by sender and receiver."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLOR = (0.12, 0.35, 0.65)
 
 
 def matrix_panel(moved: StageTraffic, names: Sequence[int], itemsize: int, title: str) -> Panel:
-    """Panel with a square for each sender (down) and receiver (across), darker for more bytes.
+    """Return a panel with a square per sender (down) and receiver (across), darker for more bytes.
 
     Args:
         moved: cells by sender and receiver.

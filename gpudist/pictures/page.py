@@ -1,6 +1,6 @@
 """Arrange panels on a page. Panels draw in inches from their upper left corner, y downwards.
 
-A text's size follows from the room it has, so that it is known beforehand what fits.
+The size of a text follows from its available room, so that it always fits.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def label(
 ) -> None:
     """Write ``text`` around ``center``, as large as its ``room`` allows and at most ``size_pt``.
 
-    Text that would be too small to read is left out.
+    Text that would be too small to read is omitted.
     """
     lines = text.split("\n")
     longest = max(map(len, lines))

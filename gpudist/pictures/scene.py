@@ -1,4 +1,4 @@
-"""Scene of a picture: a tensor's decomposition, and the plans of all ranks. Integers only."""
+"""Scene of a picture: a tensor's decomposition and the plans of all ranks, in integers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_RANKS = 512
 class Scene:
     """Decomposition of a tensor, and a movement of it.
 
-    Ranks are numbered from 0, alike in ``plans``, ``source_ranks`` and ``target_ranks``.
+    ``plans``, ``source_ranks`` and ``target_ranks`` number the ranks from 0 in the same way.
 
     Attributes:
         source, target: decompositions of input and output; the same for a halo exchange.
@@ -71,7 +71,7 @@ class StageTraffic:
 def partition_scene(
     shape: Sequence[int], grid: Sequence[int], ranks: Sequence[int] | None = None
 ) -> Scene:
-    """Make a scene of the balanced blocks of a tensor of ``shape``, without a movement.
+    """Create a scene of the balanced blocks of a tensor of ``shape``, without a movement.
 
     Args:
         shape: shape of the global tensor.
@@ -93,7 +93,7 @@ def halo_scene(
     nested: bool = False,
     ranks: Sequence[int] | None = None,
 ) -> Scene:
-    """Make a scene of a halo exchange of a balanced tensor.
+    """Create a scene of a halo exchange of a balanced tensor.
 
     Args:
         shape, grid, ranks: see :func:`partition_scene`.
@@ -107,7 +107,10 @@ def halo_scene(
     still = partition_scene(shape, grid, ranks)
     leading = len(still.source.dims) - len(windows)
     if leading < 0:
-        raise ShapeError(f"{len(windows)} windows for a tensor with {len(shape)} dims")
+        raise ShapeError(
+            f"draw: {len(windows)} windows for a tensor with {len(shape)} dims; give at most one "
+            "per dim"
+        )
     wraps = (periodic,) * len(windows) if isinstance(periodic, bool) else tuple(periodic)
     if len(wraps) != len(windows):
         raise ShapeError(f"periodic has {len(wraps)} entries for {len(windows)} windows")
@@ -131,7 +134,7 @@ def repartition_scene(
     source_ranks: Sequence[int] | None = None,
     target_ranks: Sequence[int] | None = None,
 ) -> Scene:
-    """Make a scene of a balanced tensor that moves from one grid to another.
+    """Create a scene of the repartition of a balanced tensor from one grid to another.
 
     Args:
         shape: shape of the global tensor.
@@ -161,7 +164,7 @@ def repartition_scene(
 
 
 def traffic(scene: Scene) -> tuple[StageTraffic, ...]:
-    """Messages between ranks in each stage, from the plans' sends."""
+    """Return the messages between ranks in each stage, from the sends of the plans."""
     found: list[dict[tuple[int, int], int]] = [{} for _ in range(scene.stages)]
     for plan in scene.plans:
         for number, stage in enumerate(plan.stages):
@@ -171,7 +174,7 @@ def traffic(scene: Scene) -> tuple[StageTraffic, ...]:
 
 
 def busiest(scene: Scene) -> int:
-    """Rank that receives the most messages; of several such ranks, the middle one."""
+    """Return the rank that receives the most messages; among equals, the middle one."""
     received = [
         sum(len(stage.receives) for stage in scene.plans[rank].stages) if scene.plans else 0
         for rank in range(len(scene.names))
@@ -195,6 +198,6 @@ def _first_needed(
 def _require_size(ranks: int) -> None:
     if ranks > MAX_RANKS:
         raise PartitionError(
-            f"a picture of {ranks} ranks cannot be read; draw at most {MAX_RANKS}, such as one "
-            f"corner of the grid and of the tensor"
+            f"draw: a picture of {ranks} ranks cannot be read; draw at most {MAX_RANKS}, such as "
+            "one corner of the grid and of the tensor"
         )
