@@ -1,4 +1,4 @@
-"""Measure a program's movements: totals, ranges in other profilers, a trace of all ranks."""
+"""Measure the movements of a program: totals, ranges for profilers, a trace of all ranks."""
 
 from gpudist.profiling.profile import profile
 from gpudist.profiling.profiler_ranges import record_ranges

@@ -20,7 +20,7 @@ class Reading:
     Attributes:
         at_ns: time of the comparison, by this rank's monotonic clock.
         offset_ns: rank 0's clock minus this rank's clock.
-        error_ns: bound of the offset's error: half of the quickest round trip.
+        error_ns: bound of the offset's error: half of the shortest round trip.
     """
 
     at_ns: int
@@ -32,7 +32,8 @@ def read_clock(P: Partition) -> Reading:
     """Compare this rank's clock with that of rank 0 of ``P``. Collective, one rank after another.
 
     Source:
-        Cristian 1989, "Probabilistic clock synchronization": the quickest answer bounds the error.
+        Cristian 1989, "Probabilistic clock synchronization": the shortest round trip bounds the
+        error.
     """
     best = Reading(monotonic_ns(), 0, 0)
     for rank in range(1, P.size):

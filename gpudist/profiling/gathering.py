@@ -1,4 +1,4 @@
-"""Collect texts of all ranks, whose lengths only their owners know."""
+"""Gather texts of all ranks, whose lengths only their owners know."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from gpudist.world.partition import Partition
 @checked()
 @contextmanager
 def profile(path: str | Path, P_world: Partition | None = None) -> Generator[None, None, None]:
-    """Write a trace of all workers' movements in the block to one file.
+    """Trace the movements of all workers in the block, and write them to one file.
 
     The file has Chrome's trace format, which https://ui.perfetto.dev and ``chrome://tracing`` show:
     one process per worker, a slice for each movement, an arrow for each message. The workers'
@@ -29,14 +29,14 @@ def profile(path: str | Path, P_world: Partition | None = None) -> Generator[Non
 
     Args:
         path: file that the first worker writes at the end.
-        P_world: world to trace, if it is not that of :func:`gpudist.init`.
+        P_world: world to trace, by default the one of :func:`gpudist.init`.
 
     Returns:
         A context manager; the file contains the movements of its block.
 
     Cost:
-        Microseconds and some hundred bytes of memory per movement. Over NCCL a slice shows the call
-        on the host; ``torch.profiler`` and Nsight Systems show the work on the GPU.
+        Microseconds and some hundred bytes of memory per movement. Over NCCL, a slice shows the
+        call on the host; ``torch.profiler`` and Nsight Systems show the work on the GPU.
 
     If the block raises, nothing more is exchanged, and each worker writes its own part to ``path``
     with ``.rank-RANK`` before the suffix.

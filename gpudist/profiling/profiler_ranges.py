@@ -63,7 +63,7 @@ class Recording:
 
 @checked()
 def record_ranges(enabled: bool = True, P_world: Partition | None = None) -> Recording:
-    """Give every movement of this worker a range with its operator and partition.
+    """Record every movement of this worker as a range with its operator and partition.
 
     The ranges are torch's ``record_function``, which ``torch.profiler`` shows by the name
     ``gpudist: OPERATOR PARTITION``, and on GPUs also NVTX ranges, which Nsight Systems shows. A
@@ -71,7 +71,7 @@ def record_ranges(enabled: bool = True, P_world: Partition | None = None) -> Rec
 
     Args:
         enabled: whether to record; ``False`` stops recording.
-        P_world: world to record, if it is not that of :func:`gpudist.init`.
+        P_world: world to record, by default the one of :func:`gpudist.init`.
 
     Returns:
         A context manager that stops recording at the end of a ``with`` statement.

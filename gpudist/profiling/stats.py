@@ -26,7 +26,7 @@ class Stat(Checked):
         partition: shape of the partition, or shapes of both, such as ``"[1, 1, 2, 2]"``; may be
             empty.
         calls: number of completed calls.
-        messages: number of messages sent; a collective of NCCL's own counts as one.
+        messages: number of messages sent; a native collective of NCCL counts as one.
         sent_bytes, received_bytes: bytes of the cells in messages, without headers.
         seconds: seconds inside the calls, on the host. Over NCCL, where calls return before the GPU
             is done, they are measured only during a :func:`~gpudist.profile`,
@@ -79,13 +79,13 @@ class Stats(Checked, Sequence[Stat]):
 
 @checked()
 def stats(reset: bool = False, all_ranks: bool = False, P_world: Partition | None = None) -> Stats:
-    """Return what this worker has moved since the start, or since the last reset.
+    """Return totals of this worker's movements since the start, or since the last reset.
 
     Args:
-        reset: whether to count from zero afterwards.
+        reset: whether to reset the totals afterwards.
         all_ranks: whether to return sums over all workers, and the seconds of the slowest.
             Collective over the world; the same on every worker.
-        P_world: world to count, if it is not that of :func:`gpudist.init`.
+        P_world: world to count, by default the one of :func:`gpudist.init`.
 
     Returns:
         One row for each operator and partition shape; movements of backward have their own rows.
@@ -119,7 +119,7 @@ def _stat(row: OperatorTotals) -> Stat:
 
 
 def _merged(rows: Sequence[Stat]) -> list[Stat]:
-    # The same operator and partition may have moved over several wires.
+    # Several transports may have counted the same operator and partition.
     found: dict[tuple[str, str], list[Stat]] = {}
     for row in rows:
         found.setdefault((row.operator, row.partition), []).append(row)

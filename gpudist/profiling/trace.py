@@ -47,7 +47,7 @@ class Tracer:
 
 
 def events_of(calls: list[TracedCall], rank: int, align: Callable[[int], float]) -> list[Event]:
-    """Make slices for calls, and arrows for messages, which end where they are waited for.
+    """Create slices for calls, and arrows for messages, which end where the receiver waits.
 
     Args:
         calls: calls of ``rank``.
