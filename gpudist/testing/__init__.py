@@ -32,8 +32,8 @@ def run_distributed(
     """Run ``fn(P_world, *args, **kwargs)`` on every rank of a new world of ``size`` ranks.
 
     Args:
-        fn: function to run; for processes it must be at the top level of a module, because they
-            find it by name.
+        fn: function to run; for processes, a function at the top level of a module, because they
+            import it by name.
         size: number of ranks.
         transport: ``"loopback"`` for threads of this process; ``"gloo"`` or ``"host"`` for new
             processes.
@@ -45,14 +45,14 @@ def run_distributed(
         Results of all ranks, by rank.
 
     Cost:
-        Loopback: milliseconds. Gloo: 0.1 s for 4 processes, and once 2 s for the server they are
-        forked from, which imports torch.
+        Loopback: milliseconds. Gloo: 0.1 s for 4 processes, and 2 s once for the server from which
+        they are forked, which imports torch.
 
     Raises:
-        Exception: the exception of the rank that failed first, not those it caused on others. For
-            processes, its ``__cause__`` shows the traceback of every rank.
+        Exception: the exception of the rank that failed first, not the exceptions it caused on
+            others. For processes, its ``__cause__`` shows the traceback of every rank.
         PeerFailure: if a process died; the error names its rank.
-        CollectiveTimeout: if the time is over; the error shows where each rank was.
+        CollectiveTimeout: if time ran out; the error shows where each rank was.
         TransportError: if ``timeout`` is out of range.
     """
     timeout = deadline_of(timeout, "run_distributed")

@@ -21,7 +21,7 @@ class Outcome:
 
     @property
     def distance(self) -> int:
-        """Distance of the error from a root cause; the largest is that of an echoed error."""
+        """Distance of the error from a root cause; an echoed error has the largest."""
         if isinstance(self.error, errors.PeerFailure):
             return 0 if self.error.rank == self.rank else 4
         if isinstance(self.error, errors.CollectiveTimeout):

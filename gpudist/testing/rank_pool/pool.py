@@ -23,7 +23,7 @@ from gpudist.testing.rank_pool.outcome import Outcome, RanksFailed
 from gpudist.testing.rank_pool.worker import END, FORGET, carry_out, serve, watch_parent
 from gpudist.world import runtime
 
-# After the first failure, the other ranks have this long to notice it before they are killed.
+# Time that the other ranks have to notice a failure before they are killed.
 GRACE_S = 5.0
 START_S = 120.0
 STACKS_S = 0.3
@@ -62,7 +62,7 @@ class RankPool:
         self._folder = tempfile.TemporaryDirectory(prefix="gpudist-")
         self._context: Any = multiprocessing.get_context(start_method)
         if start_method == "forkserver":
-            # Imported once by the server, and inherited.
+            # The server imports these modules once, and forked processes inherit them.
             preload = ["torch", "torch.distributed", "gpudist", "gpudist.checkpoint", __name__]
             self._context.set_forkserver_preload(preload)
 
@@ -92,7 +92,10 @@ class RankPool:
             ValueError: if ``size`` is not from 1 to ``max_size``.
         """
         if not 1 <= size <= self.max_size:
-            raise ValueError(f"{size} ranks asked of a pool of 1 to {self.max_size}")
+            raise ValueError(
+                f"a run with {size} ranks, but the pool has 1 to {self.max_size}; create a larger "
+                "pool"
+            )
         task = pickle.dumps((fn, tuple(args), kwargs or {}))
         try:
             workers = self._started(size)
@@ -149,7 +152,7 @@ class RankPool:
         return _Worker(process, ours, stack_path)
 
     def _kill(self, size: int) -> None:
-        """Kill the first ``size`` processes, and so all worlds: each includes the first process."""
+        """Kill the first ``size`` processes, which ends all worlds."""
         gone, self._workers = self._workers[:size], self._workers[size:]
         for worker in gone:
             worker.process.kill()
@@ -200,7 +203,7 @@ class _Worker:
 def _own_frames(dump: str) -> str:
     threads = [thread for thread in dump.split("\n\n") if watch_parent.__name__ not in thread]
     kept = [thread.partition(f" in {carry_out.__name__}")[0] for thread in threads]
-    # The cut leaves the start of the line with the pool's own frame.
+    # The cut leaves the beginning of the line that contains the pool's own frame.
     stacks = [k.rpartition("\n")[0] if k != t else t for k, t in zip(kept, threads, strict=True)]
     return "\n\n".join(stacks).rstrip() or "(it left no stack)"
 

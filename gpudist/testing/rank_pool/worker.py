@@ -20,15 +20,16 @@ from gpudist.transport.base import Transport
 from gpudist.transport.failure.channel import Failure
 from gpudist.world import runtime
 
-# Orders other than the arguments of `carry_out`: close all worlds, and end. A forked process does
-# not notice that its pipe is closed, since processes forked later hold the other end too.
+# Orders other than the arguments of `carry_out`: close all worlds, and end. The order to end is
+# needed because a forked process does not notice that its pipe is closed: processes forked later
+# also hold the other end.
 FORGET, END = "forget", "end"
 
 
 def serve(
     pipe: connection.Connection, port: int, stack_path: str, variables: dict[str, str]
 ) -> None:
-    """Serve as a rank: carry out orders and answer with their outcomes."""
+    """Serve as a rank: execute orders and answer with their outcomes."""
     runtime.set_variables(variables)
     threading.Thread(target=watch_parent, daemon=True).start()
     stack_file = open(stack_path, "w")  # noqa: SIM115 (as long as the process)
@@ -70,12 +71,13 @@ def carry_out(
 ) -> Outcome:
     try:
         if prefix not in wires:
-            # A separate store: a blocking call of one world must not delay another's.
+            # Each world has a separate store, so that a blocking call of one does not delay
+            # another.
             store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
             runtime.take_device(transport, rank)
             wires[prefix] = runtime.connect(transport, store, rank, size, timeout_s, prefix)
         wire = wires[prefix]
-        # Each run begins like a new loopback world: equal generators, and no agreed shapes.
+        # Each run begins like a new loopback world: equal random generators, no agreed shapes.
         torch.manual_seed(0)
         wire.remembered.clear()
         fn, args, kwargs = pickle.loads(task)
@@ -97,5 +99,5 @@ def _answer(outcome: Outcome) -> bytes:
     except Exception as refusal:
         what = outcome.error if outcome.error is not None else refusal
         error = RuntimeError(f"{type(what).__name__}: {what}")
-        text = outcome.text or f"returned what cannot be pickled: {refusal}"
+        text = outcome.text or f"returned a value that cannot be pickled: {refusal}"
         return pickle.dumps(Outcome(outcome.rank, error=error, text=text))
