@@ -1,4 +1,4 @@
-"""Cache of made objects: the one policy of all caches that are not of a function's results."""
+"""Bounded cache of objects, used wherever a cache is not one of a function's results."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _adding = RLock()
 
 
 class Cache(dict[Key, Made]):
-    """Dict of at most ``limit`` items, which drops the oldest to add another.
+    """Dict of at most ``limit`` items that drops the oldest item to add another.
 
-    A look-up costs what it costs in a dict, which matters in calls of a few microseconds. Ranks
-    that add the same keys in the same order drop the same. A key that is set again is new.
+    A look-up costs as much as in a dict, which matters in calls of a few microseconds. Ranks that
+    add the same keys in the same order drop the same keys. Setting a key again makes it the newest.
 
     Args:
-        limit: most items. A layer sees few shapes: full batches, a last one, perhaps another for
-            evaluation.
+        limit: maximum number of items. A layer sees few shapes: full batches, the last one, perhaps
+            one for evaluation.
     """
 
     def __init__(self, limit: int = 256) -> None:
@@ -36,7 +36,7 @@ class Cache(dict[Key, Made]):
             super().__setitem__(key, value)
 
     def made(self, key: Key, make: Callable[[], Made]) -> Made:
-        """Return the item of ``key``, made at first."""
+        """Return the item of ``key``; create it at the first call."""
         found = self.get(key)
         if found is None:
             found = self[key] = make()
@@ -44,7 +44,7 @@ class Cache(dict[Key, Made]):
 
 
 def cache_of(owner: dict[Any, Any], name: str, limit: int = 256) -> Cache[Any, Any]:
-    """Return the cache ``owner[name]``, made at first."""
+    """Return the cache ``owner[name]``; create it at the first call."""
     found = owner.get(name)
     if found is None:
         found = owner.setdefault(name, Cache(limit))

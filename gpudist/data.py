@@ -1,7 +1,7 @@
 """Data loading in which every worker reads only its own blocks of its own samples.
 
-The sampler partitions the batch along axis 0. A sample has no batch dim and is partitioned along
-the remaining axes.
+The sampler partitions batches along axis 0. Samples have no batch dim, and are partitioned along
+the other axes.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from gpudist.world.partition import CartesianPartition, Partition
 
 @runtime_checkable
 class ReadsRegions(Protocol):
-    """Dataset of arrays that can read parts of a sample."""
+    """Protocol of datasets of arrays that can read parts of a sample."""
 
     def __len__(self) -> int: ...
 
     def shape_of(self, index: int) -> Sequence[int]:
-        """Return the shape of the whole sample ``index``, without the batch dim."""
+        """Return the shape of sample ``index``, without the batch dim."""
         ...
 
     def read(self, index: int, box: tuple[slice, ...]) -> Any:
@@ -51,8 +51,8 @@ class BlockDataset(Checked, Dataset[Any]):
         self._places = _places(P_x)
         if isinstance(dataset, ReadsRegions) and not isinstance(self._places, _Place):
             raise PartitionError(
-                "block_of: samples that are read by regions are one array each; give one "
-                f"partition, not {P_x!r}"
+                "block_of: a dataset with ReadsRegions has one array per sample, but P_x is "
+                f"{P_x!r}; give one partition"
             )
 
     def __len__(self) -> int:
@@ -72,7 +72,8 @@ def block_of(dataset: Any, P_x: Any) -> BlockDataset:
         dataset: map-style dataset. Its samples are arrays that can be sliced like NumPy's, or
             tuples, lists or mappings of arrays. It may also implement :class:`ReadsRegions`.
         P_x: partition of the batched tensors, one axis per dim, the batch first. A tuple, list or
-            mapping gives each part of a sample its own partition, or ``None`` to keep it whole.
+            mapping gives each part of a sample its own partition, or ``None`` to leave it
+            unpartitioned.
 
     Returns:
         View of the dataset. Arrays become tensors: balanced blocks along all axes but the first.
@@ -94,7 +95,7 @@ def block_of(dataset: Any, P_x: Any) -> BlockDataset:
 class BlockSampler(Checked, Sampler[list[int]]):
     """Batch sampler that yields this worker's part of each global batch.
 
-    For ``DataLoader(..., batch_sampler=...)``. Every worker shuffles in the same order as
+    Pass it as ``DataLoader(..., batch_sampler=...)``. Every worker shuffles in the same order as
     ``torch.utils.data.DistributedSampler`` with one replica, so the global batches are those of a
     single process. Each global batch is partitioned into balanced blocks along axis 0 of ``P_x``.
 
@@ -102,10 +103,10 @@ class BlockSampler(Checked, Sampler[list[int]]):
         length: number of samples in the dataset.
         P_x: partition of the batched tensors; axis 0 partitions the batch.
         batch_size: number of samples in a global batch.
-        shuffle: whether to shuffle anew each epoch, see :meth:`set_epoch`.
+        shuffle: whether to shuffle in each epoch, see :meth:`set_epoch`.
         seed: seed of the shuffle; must be equal on all workers.
         drop_last: whether to drop a smaller last batch. If it is kept, its blocks are balanced too;
-            where axis 0 is partitioned, layers need ``shape="dynamic"`` to accept it.
+            if axis 0 is partitioned, layers need ``shape="dynamic"`` to accept them.
 
     Raises:
         ShapeError: on every worker alike, if a batch has fewer samples than axis 0 has workers.
@@ -132,8 +133,9 @@ class BlockSampler(Checked, Sampler[list[int]]):
         if smallest < self._rows:
             remedy = "drop_last=True" if batch_size >= self._rows else "a larger batch_size"
             raise ShapeError(
-                f"BlockSampler, dim 0: a batch of {smallest} samples for the {self._rows} rows of "
-                f"P_x, which has shape {list(P_x.shape)}; each row needs a sample, use {remedy}"
+                f"BlockSampler, dim 0: a batch has {smallest} samples, but P_x of shape "
+                f"{list(P_x.shape)} has {self._rows} rows, each of which needs a sample; use "
+                f"{remedy}"
             )
 
     @checked()
@@ -176,7 +178,7 @@ class _Unread:
 
 @dataclass(frozen=True)
 class _Place:
-    """Position of a worker on a partition; unlike a partition, it can be sent to a process."""
+    """Position of a worker on a partition, which, unlike a partition, can be sent to processes."""
 
     grid: tuple[int, ...]
     index: tuple[int, ...] | None
@@ -225,7 +227,7 @@ def _block(x: Any, place: _Place) -> torch.Tensor:
         raise ShapeError(
             f"block_of: a part of shape {list(shape)} of a sample does not fit the partition of "
             f"shape {list(place.grid)}, which has an axis for the batch and {len(place.grid) - 1} "
-            "more; give each part its partition, or None for one that stays whole"
+            "more; give each part its own partition, or None to leave it unpartitioned"
         )
     if place.index is None:
         return _as_tensor(x[(slice(0, 0),) * len(shape)]).flatten()
@@ -234,7 +236,7 @@ def _block(x: Any, place: _Place) -> torch.Tensor:
 
 
 def _as_tensor(block: Any) -> torch.Tensor:
-    # Copy, so that the rest of the sample is neither kept alive nor sent to another process.
+    # Copy, so that the rest of the sample is neither kept in memory nor sent to another process.
     if isinstance(block, torch.Tensor):
         return block.clone()
     return torch.from_numpy(np.array(block))

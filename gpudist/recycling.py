@@ -73,7 +73,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         try:
             return from_dlpack(_native.recycled_tensor(shape, native_dtype))
         except (MemoryError, ValueError):
-            # torch.empty fails too, with a clear message.
+            # torch.empty also fails, with a clear message.
             pass
     return torch.empty(shape, dtype=dtype, device=_CPU)
 

@@ -191,15 +191,15 @@ def test_what_does_not_fit_is_refused(P_world: Partition) -> None:
     P_x = grid(P_world, [2, 1, 1, 1])
     with pytest.raises(PartitionError, match=r"\[2\] needs an axis for the batch"):
         block_of(Images(2), grid(P_world, [2]))
-    with pytest.raises(PartitionError, match="one array each; give one partition, not None"):
+    with pytest.raises(PartitionError, match="one array per sample, but P_x is None"):
         block_of(Regions(Images(2)), None)
-    with pytest.raises(ShapeError, match=r"\[7, 5\] .* or None for one that stays whole"):
+    with pytest.raises(ShapeError, match=r"\[7, 5\] .* or None to leave it unpartitioned"):
         block_of(Labelled(2), P_x)[0]
     check_batches(P_x)
 
 
 def check_batches(P_x: CartesianPartition) -> None:
-    with pytest.raises(ShapeError, match=r"batch of 1 samples .* use drop_last=True"):
+    with pytest.raises(ShapeError, match=r"batch has 1 samples.* use drop_last=True"):
         BlockSampler(5, P_x, 2)
     assert len(BlockSampler(5, P_x, 2, drop_last=True)) == 2
     with pytest.raises(ShapeError, match="use a larger batch_size"):

@@ -155,7 +155,7 @@ def test_forked_processes_have_what_the_program_has_and_end_when_told() -> None:
 @pytest.mark.parametrize("size", [0, SIZE + 1])
 def test_wrong_number_of_ranks(pool: RankPool, size: int) -> None:
     before = assert_serves(pool)
-    with pytest.raises(ValueError, match=f"{size} ranks asked of a pool of 1 to {SIZE}"):
+    with pytest.raises(ValueError, match=f"{size} ranks, but the pool has 1 to {SIZE}"):
         pool.run(size, identify)
     assert assert_serves(pool) == before
 
@@ -277,7 +277,7 @@ def test_unpicklable_error_keeps_its_text(pool: RankPool) -> None:
 
 
 def test_unpicklable_result_is_an_error(pool: RankPool) -> None:
-    with pytest.raises(RanksFailed, match="returned what cannot be pickled"):
+    with pytest.raises(RanksFailed, match="returned a value that cannot be pickled"):
         pool.run(2, return_lock)
 
 

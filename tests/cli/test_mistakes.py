@@ -36,7 +36,7 @@ def status_of(arguments: list[str]) -> int:
     [
         ([*PLAN, "--shape", "1", "1", "8", "8", "--ranks", "-2"], "not -2 ranks"),
         ([*PLAN, "--shape", "1", "1", "8", "8", "--ranks", "two"], "invalid int value: 'two'"),
-        ([*PLAN, "--shape", "1", "1", "8", "-8", "--ranks", "2"], "an input with cells"),
+        ([*PLAN, "--shape", "1", "1", "8", "-8", "--ranks", "2"], "has no cells"),
         ([*PLAN, "--shape", "1", "1", "8", "1" + "0" * 20, "--ranks", "2"], "cannot be called"),
         ([*PLAN, "--shape", "8", "--ranks", "2"], "cannot be called with an input of shape [8]"),
         ([*PLAN, *SMALL, "--best", "0"], "the best 0 partitions"),

@@ -257,7 +257,7 @@ def test_profiles_are_saved_and_read(tmp_path: Path):
         profile.save(path)
         assert profile_of(path) == profile
     path.write_text("{}")
-    with pytest.raises(ShapeError, match="holds no profile"):
+    with pytest.raises(ShapeError, match="does not contain a profile"):
         profile_of(path)
     with pytest.raises(ShapeError, match="neither built in"):
         profile_of("v100")

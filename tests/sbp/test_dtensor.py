@@ -133,13 +133,13 @@ def test_what_does_not_fit(P_world: Partition, tmp_path: Path) -> None:
         mesh = placement.to_mesh()
         # 6 cells over 4: 2, 2, 1, 1 here and 2, 2, 2, 0 there.
         message = (
-            r"rank 2 has \[1\] of a global tensor.*but \[2\] of a DTensor.*torch.chunk.*"
+            r"rank 2 holds \[1\] of a global tensor.*but \[2\] of a DTensor.*torch.chunk.*"
             r"use x.to_global\(sbp=\(split\(0, sizes=\[2, 2, 2, 0\]\),\)\) first"
         )
         y = global_of(random((6,)), placement, (S(0),))
         with pytest.raises(ShapeError, match=message):
             to_dtensor(y, mesh)
-        with pytest.raises(ShapeError, match=r"rank 0 has \[0\].*but \[2\] of a DTensor"):
+        with pytest.raises(ShapeError, match=r"rank 0 holds \[0\].*but \[2\] of a DTensor"):
             to_dtensor(y.to_global(sbp=S(0, [0, 6, 0, 0])), mesh)
         whole = to_dtensor(y.to_global(sbp=B), mesh).redistribute(placements=[Shard(0)])
         assert whole.to_local().shape == ((2,) if P_world.rank != 3 else (0,))

@@ -253,20 +253,20 @@ def test_grid_off_its_workers(P_world: Partition) -> None:
 def test_worlds_do_not_mix() -> None:
     one, other = (runtime.world_of(LoopbackTransport.single()) for _ in range(2))
     assert one != other
-    with pytest.raises(PartitionError, match=r"create_partition_union: .* of two worlds"):
+    with pytest.raises(PartitionError, match=r"create_partition_union: .* belong to two worlds"):
         one.create_partition_union(other)
     grids = [P.create_cartesian_topology_partition([1, 1]) for P in (one, other)]
-    with pytest.raises(PartitionError, match=r"DistributedMSELoss: .* of two worlds"):
+    with pytest.raises(PartitionError, match=r"DistributedMSELoss: .* belong to two worlds"):
         nn.DistributedMSELoss(grids[0], P_loss=other)
-    with pytest.raises(PartitionError, match=r"DistributedLinear: .* of two worlds|union: "):
+    with pytest.raises(PartitionError, match=r"DistributedLinear: .* belong to two worlds|union: "):
         nn.DistributedLinear(grids[0], grids[0], grids[1], 2, 2)
     x = torch.ones(2, 2)
     copies = [sbp.broadcast, sbp.broadcast]
     whole = sbp.to_global(x, sbp.Placement.of(grids[0]), copies)
-    with pytest.raises(PartitionError, match=r"to_global: .* of two worlds"):
+    with pytest.raises(PartitionError, match=r"to_global: .* belong to two worlds"):
         whole.to_global(sbp.Placement.of(grids[1]), copies)
     movements = [ops.Repartition(P, P).movement(x) for P in grids]
-    with pytest.raises(PartitionError, match=r"repartition .* of two worlds"):
+    with pytest.raises(PartitionError, match=r"repartition .* belong to two worlds"):
         carry_out(movements, (x, x))
 
 
@@ -287,7 +287,7 @@ def test_worlds_of_the_same_ranks_do_not_mix(
     assert P_other.ranks == P_world.ranks and P_other != P_world
     with (
         contextlib.closing(wire),
-        pytest.raises(PartitionError, match=r"Broadcast: .* of two worlds"),
+        pytest.raises(PartitionError, match=r"Broadcast: .* belong to two worlds"),
     ):
         gpudist.broadcast(torch.ones(2), P_world, P_other if P_world.rank in mixes else P_world)
 

@@ -77,7 +77,7 @@ class ParameterLayer(DistributedModule):
         return [parameter for parameter in own if parameter is not None]
 
     def ways(self) -> list[Way]:
-        """Return the ways of the existing parameters; none while :meth:`use_copies` applies."""
+        """Return how each existing parameter is moved; empty while :meth:`use_copies` applies."""
         if self._copies is not None:
             return []
         return [Way(*way) for way in zip(self._own, self._broadcasts, self._holders, strict=True)]
