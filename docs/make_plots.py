@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
-# Pictures of the page and their titles; a picture without results is left out.
+# Pictures of the page and their titles; pictures without results are omitted.
 CAPTIONS = {
     "bandwidth-2": "Bus bandwidth on 2 ranks",
     "bandwidth-4": "Bus bandwidth on 4 ranks",
@@ -19,18 +19,19 @@ CAPTIONS = {
 INTRODUCTION = """\
 # Pictures of the results
 
-Drawn from [benchmarks/results](../benchmarks/results/README.md), which says where each was
-measured, by `python docs/make_plots.py`; `gpudist bench plot FILES --output FOLDER` draws yours.
-[Benchmarks](benchmarks.md) says what is measured and what the peers are.
+`python docs/make_plots.py` draws these pictures from
+[benchmarks/results](../benchmarks/results/README.md), which states where each result was measured.
+`gpudist bench plot FILES --output FOLDER` draws your own results. [Benchmarks](benchmarks.md)
+describes the subjects and the peers.
 
-*Bandwidth*: the band of ours is from the 10th to the 90th percentile. Of MPI, the better of Open
-MPI and MPICH in each case. A ceiling is of the same run: a plain copy of as many bytes on all ranks
-at once, and one message into existing memory, both ways at once. An operator may pass the latter,
-where its bytes go one way or stay in a cache.
+*Bandwidth*: the band of gpudist extends from the 10th to the 90th percentile. "MPI" is the better
+of Open MPI and MPICH in each case. There are two ceilings from the same run: a plain copy of as
+many bytes on all ranks at once, and one message in each direction at once into existing memory. An
+operator may exceed the second one if its bytes move in one direction or stay in a cache.
 
-*Beside the peers*: our time over the peer's, on a logarithmic axis: left of the dashed line gpudist
-is faster. Open circles are bounds and no rivals: what does less, or no communication. Lines are
-95 % intervals, of results that have samples.
+*Beside the peers*: gpudist's time divided by the peer's, on a logarithmic axis. Left of the dashed
+line, gpudist is faster. Open circles are bounds rather than peers: they do less, or do not
+communicate. Lines are 95 % intervals, for results with samples.
 """
 
 
