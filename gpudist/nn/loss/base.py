@@ -1,4 +1,4 @@
-"""Base classes of the losses: one value on every worker, with the sequential gradient."""
+"""Base classes of losses: one value on every worker, with the sequential gradient."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Reduction = Literal["mean", "sum", "none"]
 class DistributedLoss(DistributedModule):
     """Loss over blocks on ``P_x``.
 
-    Every worker of ``P_loss`` calls the loss and gets the same value, bitwise. If all of them call
+    Every worker of ``P_loss`` calls the loss and gets bitwise the same value. If all of them call
     ``backward()``, the gradients equal those of the sequential loss. Workers outside ``P_x`` pass
     zero-volume placeholders, with the dtypes of the other workers' blocks. Sums are taken at least
     in float32, and the value has the dtype of torch's loss.
@@ -34,8 +34,8 @@ class DistributedLoss(DistributedModule):
             contain ``P_x``.
 
     Cost:
-        One all-reduce of two numbers; no communication in backward. Without a reduction, none at
-        all.
+        One all-reduce of two numbers; no communication in backward. Without a reduction, no
+        communication at all.
 
     Raises:
         PartitionError, ShapeError: at construction, for arguments that torch also rejects; at a
@@ -43,7 +43,7 @@ class DistributedLoss(DistributedModule):
             torch rejects. On a GPU, checking values would make the host wait: there, such values
             make the loss NaN or fail in torch's kernel.
         ConventionError: on every worker, at the first call with such a graph, if the input has the
-            whole gradient on each worker, as whole outputs of tensor-parallel layers do in the
+            full gradient on each worker, like full outputs of tensor-parallel layers in the
             invariant convention.
     """
 
@@ -63,7 +63,10 @@ class DistributedLoss(DistributedModule):
         require_one_world(self._name, P_x, self.P_loss)
         outside = sorted(set(P_x.ranks) - set(self.P_loss.ranks))
         if outside:
-            raise PartitionError(f"{self._name}: world ranks {outside} of P_x are not in P_loss")
+            raise PartitionError(
+                f"{self._name}: world ranks {outside} of P_x are not in P_loss; pass a P_loss "
+                "that contains P_x"
+            )
         self.reduction = reduction
         self._expectation = Expectation(self._name, "dual")
 
@@ -94,7 +97,7 @@ class DistributedLoss(DistributedModule):
             self._refuse(f"the {what}'s block has shape {list(x.shape)}, not {list(expected)}")
 
     def _check_values(self, method: str, x: torch.Tensor, *numbers: int) -> None:
-        """Call the method with ``x``, for its errors; not on a GPU, where the host would wait."""
+        """Call the method with ``x`` for its errors, except on a GPU, where the host would wait."""
         if x.device.type != "cpu":
             return
         if is_recorded(x):
@@ -169,7 +172,7 @@ class DistributedSampleLoss(DistributedLoss):
 
 
 def no_cells(x: torch.Tensor) -> torch.Tensor:
-    """Return an empty tensor made of ``x``, with which workers outside ``P_x`` compute."""
+    """Return an empty tensor derived from ``x``, for the computation outside ``P_x``."""
     return x.reshape(-1)[:0]
 
 

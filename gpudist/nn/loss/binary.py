@@ -1,4 +1,4 @@
-"""Losses of two classes, cell by cell: only the total is communicated."""
+"""Elementwise losses of two classes: only the total is communicated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpudist.world.partition import CartesianPartition, Partition
 
 
 class _WeightedElementLoss(DistributedElementLoss):
-    """Loss with weighted cells; the mean is still over the number of cells."""
+    """Loss with weighted cells; the mean still divides by the number of cells."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class _WeightedElementLoss(DistributedElementLoss):
         P_loss: Partition | None,
     ) -> None:
         super().__init__(P_x, reduction, P_loss=P_loss)
-        # A weight of this worker's cells only has no known place in the global tensor.
+        # The global position of a weight for this worker's cells alone is unknown.
         self.register_buffer("weight", weight, persistent=_is_whole(weight, P_x))
         self.weight: torch.Tensor | None
 
@@ -39,7 +39,7 @@ class _WeightedElementLoss(DistributedElementLoss):
         }
 
     def _own_weight(self, shape: torch.Size) -> torch.Tensor | None:
-        """Return the weight of this worker's cells, which can be broadcast to them."""
+        """Return the weight of this worker's cells; raise if it cannot be broadcast to them."""
         if self.weight is None:
             return None
         if not self.P_x.active:
@@ -62,7 +62,7 @@ class DistributedBCELoss(_WeightedElementLoss):
     Args:
         P_x: partition of input and target, which are split alike.
         weight: weight of this worker's cells: a block that can be broadcast to the input's block.
-            The state dict leaves it out if it has cells of its own along a dim that is split.
+            The state dict omits it if it has more than one cell along a split dim.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         P_loss: see the base class.
 
@@ -99,7 +99,7 @@ class DistributedBCEWithLogitsLoss(_WeightedElementLoss):
         P_x: partition of input and target, which are split alike; one axis per dim if
             ``pos_weight`` has dims.
         weight: weight of this worker's cells: a block that can be broadcast to the input's block.
-            The state dict leaves it out if it has cells of its own along a dim that is split.
+            The state dict omits it if it has more than one cell along a split dim.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         pos_weight: weight of positive targets: a whole tensor on every worker that can be broadcast
             to the global input, such as ``[C]`` if the last dim is the class dim.
@@ -134,8 +134,8 @@ class DistributedBCEWithLogitsLoss(_WeightedElementLoss):
     def _agree_along(self, P_x: CartesianPartition, shape: torch.Size) -> None:
         if len(shape) > P_x.dim:
             raise ShapeError(
-                f"{self._name}: pos_weight has shape {list(shape)} but P_x only {P_x.dim} axes, "
-                "one per dim of the input"
+                f"{self._name}: pos_weight has shape {list(shape)} but P_x only {P_x.dim} axes; "
+                "give it one axis per dim of the input"
             )
         first = P_x.dim - len(shape)
         line = P_x.along([first + d for d, extent in enumerate(shape) if extent != 1])
@@ -176,7 +176,7 @@ class DistributedBCEWithLogitsLoss(_WeightedElementLoss):
 
 @layer(F.soft_margin_loss, Sample((6, 5, 4)), Sample((6, 5, 4), "signs"))
 class DistributedSoftMarginLoss(DistributedElementLoss):
-    """Mean of ``log(1 + exp(-target * input))`` for targets of 1 and -1.
+    """Mean of ``log(1 + exp(-target * input))`` for targets 1 and -1.
 
     See :class:`~gpudist.nn.loss.base.DistributedElementLoss`.
 
@@ -192,7 +192,7 @@ class DistributedSoftMarginLoss(DistributedElementLoss):
 
 @layer(F.hinge_embedding_loss, Sample((6, 5, 4)), Sample((6, 5, 4), "signs"))
 class DistributedHingeEmbeddingLoss(DistributedElementLoss):
-    """Mean of ``input`` for targets of 1, and of ``max(0, margin - input)`` for targets of -1.
+    """Mean of ``input`` for targets 1, and of ``max(0, margin - input)`` for targets -1.
 
     See :class:`~gpudist.nn.loss.base.DistributedElementLoss`.
 

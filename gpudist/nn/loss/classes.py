@@ -1,4 +1,4 @@
-"""Losses over classes, which may be split: sums over classes move a few numbers per sample."""
+"""Losses over classes, which may be split: sums over classes send a few numbers per sample."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class _ClassLoss(DistributedSampleLoss):
             classes = self._bound(input, self._agree_on_classes)
             self._check_target(input, target, classes)
         else:
-            # The same computation as on other workers, with no samples of one class.
+            # The same computation as on other workers, for no samples and one class.
             classes = _Classes(1, 0, 1)
             input = no_cells(input).reshape(0, 1)
             target = no_cells(target)
@@ -101,7 +101,7 @@ class _ClassLoss(DistributedSampleLoss):
         raise NotImplementedError
 
     def _weights(self, target: torch.Tensor, classes: _Classes, dtype: torch.dtype) -> torch.Tensor:
-        # The weight is 0 for an ignored sample, and NaN for an index that is not a class.
+        # The weight is 0 for an ignored sample, and NaN for an index without a class.
         counts = target != self.ignore_index
         weights = counts.to(dtype)
         if self.weight is not None and classes.extent:
@@ -229,7 +229,7 @@ class DistributedCrossEntropyLoss(_ClassLoss):
         self, input: torch.Tensor, target: torch.Tensor, classes: _Classes
     ) -> tuple[torch.Tensor, torch.Tensor]:
         logits = input.to(at_least_float32(self._dtype(input, target)))
-        # Exponentials stay finite, and the logarithm of their sum keeps its digits.
+        # Keeps exponentials finite, and the logarithm of their sum precise.
         logits = logits - self._largest(logits.detach()).unsqueeze(1)
         if target.is_floating_point():
             return self._losses_of_probabilities(logits, target.to(logits.dtype), classes)

@@ -1,4 +1,4 @@
-"""Cosine loss of pairs of vectors, which may be split: a sum of three numbers per pair."""
+"""Cosine loss of pairs of vectors, which may be split: it sums three numbers per pair."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.loss.base import DistributedSampleLoss, Reduction, at_least_float32, no_cells
 from gpudist.world.partition import CartesianPartition, Partition
 
-# Keeps the cosine of a zero vector finite. This is torch's 1e-12, rounded to float32.
+# Keeps the cosine of a zero vector finite; torch's 1e-12, rounded to float32.
 _EPSILON = 9.999999960041972e-13
 
 

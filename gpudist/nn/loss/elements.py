@@ -1,4 +1,4 @@
-"""Losses of differences, cell by cell: only the total is communicated."""
+"""Elementwise losses of differences: only the total is communicated."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class DistributedL1Loss(DistributedElementLoss):
 
 @layer(F.smooth_l1_loss, Sample((6, 5, 4)), Sample((6, 5, 4)))
 class DistributedSmoothL1Loss(DistributedElementLoss):
-    """Mean of ``d^2 / (2 * beta)`` where ``d = |input - target|`` is below ``beta``, else
-    ``d - beta / 2``.
+    """Mean of a loss that is quadratic in small differences and linear in large ones.
 
-    See :class:`~gpudist.nn.loss.base.DistributedElementLoss`.
+    With ``d = |input - target|``, the loss of a cell is ``d^2 / (2 * beta)`` where ``d`` is below
+    ``beta``, else ``d - beta / 2``; see :class:`~gpudist.nn.loss.base.DistributedElementLoss`.
 
     Args:
         P_x: partition of input and target, which are split alike.
@@ -72,10 +72,10 @@ class DistributedSmoothL1Loss(DistributedElementLoss):
 
 @layer(F.huber_loss, Sample((6, 5, 4)), Sample((6, 5, 4)))
 class DistributedHuberLoss(DistributedElementLoss):
-    """Mean of ``d^2 / 2`` where ``d = |input - target|`` is below ``delta``, else
-    ``delta * (d - delta / 2)``.
+    """Mean of a loss that is quadratic in small differences and linear in large ones.
 
-    See :class:`~gpudist.nn.loss.base.DistributedElementLoss`.
+    With ``d = |input - target|``, the loss of a cell is ``d^2 / 2`` where ``d`` is below ``delta``,
+    else ``delta * (d - delta / 2)``; see :class:`~gpudist.nn.loss.base.DistributedElementLoss`.
 
     Args:
         P_x: partition of input and target, which are split alike.

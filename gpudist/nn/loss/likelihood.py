@@ -1,4 +1,4 @@
-"""Losses of distributions, cell by cell: only the total is communicated."""
+"""Elementwise losses of distributions: only the total is communicated."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gpudist.world.partition import Partition
 
 @layer(F.kl_div, Sample((6, 5, 4)), Sample((6, 5, 4), "fractions"))
 class DistributedKLDivLoss(DistributedElementLoss):
-    """Kullback-Leibler divergence of the target from an input of log-probabilities, term by term.
+    """Kullback-Leibler divergence of the target from an input of log-probabilities.
 
     See :class:`~gpudist.nn.loss.base.DistributedElementLoss`.
 
@@ -32,7 +32,7 @@ class DistributedKLDivLoss(DistributedElementLoss):
             counted from the last dim, and dim 0 is the batch.
         reduction: ``"batchmean"``, the sum divided by the global batch size; ``"mean"`` over all
             cells, ``"sum"`` or ``"none"``.
-        log_target: the target consists of log-probabilities too.
+        log_target: whether the target also consists of log-probabilities.
         P_loss: see the base class.
     """
 
@@ -72,9 +72,9 @@ class DistributedPoissonNLLLoss(DistributedElementLoss):
 
     Args:
         P_x: partition of input and target, which are split alike.
-        log_input: the input is the logarithm of the expected count.
-        full: add Stirling's term, which depends only on the target.
-        eps: number that keeps the logarithm of an input of 0 finite if ``log_input`` is false.
+        log_input: whether the input is the logarithm of the expected count.
+        full: whether to add Stirling's term, which depends only on the target.
+        eps: number added to the input inside the logarithm if ``log_input`` is false.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         P_loss: see the base class.
     """
@@ -106,14 +106,14 @@ class DistributedGaussianNLLLoss(DistributedLoss):
 
     See :class:`~gpudist.nn.loss.base.DistributedElementLoss`.
 
-    Called with ``input``, ``target`` and ``var``. The variance is a number, a block of the input's
-    shape, or such a block without the last dim or with extent 1 in one dim. It is then replicated
-    along that dim's axis of ``P_x``: as for all replicated tensors, the gradient of each copy is
+    The loss is called with ``input``, ``target`` and ``var``. The variance is a number, a block of
+    the input's shape, or such a block without the last dim or with extent 1 in one dim. In the
+    latter cases it is replicated along that dim's axis of ``P_x``, and the gradient of each copy is
     the contribution of its own cells.
 
     Args:
         P_x: partition of input, target and variance, which are split alike.
-        full: add the constant term.
+        full: whether to add the constant term.
         eps: lower bound to which variances are clamped.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         P_loss: see the base class.
@@ -150,7 +150,7 @@ class DistributedGaussianNLLLoss(DistributedLoss):
         return self._value(losses, number_of_cells(losses), losses.dtype)
 
     def _losses(self, input: torch.Tensor, target: torch.Tensor, var: torch.Tensor) -> torch.Tensor:
-        # A variance below eps still has a gradient: the one at eps.
+        # A variance below eps has the gradient at eps.
         missing = (self.eps - var).clamp(min=0).masked_fill(var < 0, math.nan)
         var = var + missing.detach()
         losses = 0.5 * (var.log() + (input - target).square() / var)

@@ -1,4 +1,4 @@
-"""Base class of the normalization layers: parameters in blocks, statistics over several blocks."""
+"""Base class of normalization layers: parameters in blocks, statistics over several blocks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Norm(ParameterLayer):
         device, dtype: device and dtype of the parameters, as in torch.
         global_shape: global shape of a balanced input; saves the agreement on its blocks.
         shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
-        replicate_parameters: every worker holds the blocks it uses.
+        replicate_parameters: whether every worker holds the parameter blocks it uses.
     """
 
     def __init__(
@@ -127,9 +127,7 @@ class Norm(ParameterLayer):
         raise NotImplementedError
 
     def _bind_parameters(self, layout: BlockLayout) -> tuple[Movement | None, ...]:
-        """Bind the movements of the parameters' blocks from their owners to the blocks of the
-        input.
-        """
+        """Bind the movements of parameter blocks from their owners to the workers of the input."""
         P_x, P_owner = self.P_x, self._P_source
         needed = Decomposition(tuple(layout.decomposition.dims[axis] for axis in self._axes))
         if needed == self._cut and P_owner.size == P_x.size:

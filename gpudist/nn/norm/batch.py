@@ -31,7 +31,7 @@ class DistributedBatchNorm(RunningNorm):
             layer; the number of channels is global.
         global_shape: global shape of a balanced input; saves the agreement on its blocks.
         shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
-        replicate_parameters: every worker holds the blocks of the parameters that it uses. No
+        replicate_parameters: keep a copy of each parameter block on every worker that uses it. No
             parameter moves in forward; in backward, gradients are summed over the workers that hold
             the same cells, and those of several layers together with
             :func:`~gpudist.nn.fuse_parameter_movements`.

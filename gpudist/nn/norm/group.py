@@ -1,4 +1,4 @@
-"""Distributed group normalization; blocks of channels may cut groups."""
+"""Distributed group normalization, with groups that may span blocks of channels."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class DistributedGroupNorm(Norm):
             are global.
         global_shape: global shape of a balanced input; saves the agreement on its blocks.
         shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
-        replicate_parameters: every worker holds the blocks of the parameters that it uses. No
+        replicate_parameters: keep a copy of each parameter block on every worker that uses it. No
             parameter moves in forward; in backward, gradients are summed over the workers that hold
             the same cells, and those of several layers together with
             :func:`~gpudist.nn.fuse_parameter_movements`.
 
     Cost:
-        One group of messages. Where features are split, an all-reduce over their axes of two
-        float64 per sample and group of the block's channels; where blocks cut groups, per sample
-        and group, over the channel axis too. A broadcast of the parameters' blocks along all axes
-        except the channel axis. Uneven blocks of channels take one more message to split the
-        parameters alike. Backward costs the same.
+        One group of messages. If features are split, an all-reduce over their axes of two float64
+        per sample and group of the block's channels. If groups span blocks, the all-reduce also
+        covers the channel axis, with two float64 per sample and group. A broadcast of the
+        parameters' blocks along all axes except the channel axis. Uneven blocks of channels require
+        one more message to repartition the parameters. Backward costs the same.
 
     Raises:
         PartitionError: at construction, if ``P_x`` has fewer than two axes.
@@ -71,8 +71,8 @@ class DistributedGroupNorm(Norm):
             )
         if num_groups < 1 or num_channels < 1 or num_channels % num_groups:
             raise ShapeError(
-                f"{name}, dim 1: {num_channels} channels cannot be cut into {num_groups} groups of "
-                "one size"
+                f"{name}, dim 1: {num_channels} channels cannot be divided into {num_groups} "
+                f"groups of equal size; use a divisor of {num_channels}"
             )
         super().__init__(
             P_x, (num_channels,), (1,), affine, affine and bias, device, dtype, global_shape, shape,
@@ -126,6 +126,6 @@ class DistributedGroupNorm(Norm):
         bias: torch.Tensor | None,
         bound: Normalization,
     ) -> torch.Tensor:
-        # Unlike F.group_norm, this function does not count the values of the block.
+        # Unlike F.group_norm, this function does not require several values per group in the block.
         on = torch.backends.cudnn.enabled
         return torch.group_norm(x, bound.group_count, weight, bias, self.eps, on)

@@ -44,7 +44,7 @@ class _DistributedInstanceNorm(RunningNorm):
             layer; the number of channels is global.
         global_shape: global shape of a balanced input; saves the agreement on its blocks.
         shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
-        replicate_parameters: every worker holds the blocks of the parameters that it uses. No
+        replicate_parameters: keep a copy of each parameter block on every worker that uses it. No
             parameter moves in forward; in backward, gradients are summed over the workers that hold
             the same cells, and those of several layers together with
             :func:`~gpudist.nn.fuse_parameter_movements`.
@@ -53,7 +53,7 @@ class _DistributedInstanceNorm(RunningNorm):
         One group of messages: where features are split, an all-reduce over their axes of two
         float64 per sample and channel and, with ``affine=True``, a broadcast of the parameters'
         blocks along all axes except the channel axis. Backward costs the same. Tracked statistics
-        of a split batch take one more all-reduce of two float64 per channel, in forward only.
+        of a split batch require one more all-reduce of two float64 per channel, in forward only.
 
     Raises:
         PartitionError: at construction, if the number of axes of ``P_x`` does not fit the layer.

@@ -1,4 +1,4 @@
-"""Distributed layer and RMS normalization, over dims that may be split."""
+"""Distributed layer and RMS normalization over dims that may be split."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class _DistributedTrailingNorm(Norm):
 
 @layer(F.layer_norm, Sample((6, 7, 8)), normalized_shape=8)
 class DistributedLayerNorm(_DistributedTrailingNorm):
-    """Layer normalization of a tensor split over ``P_x`` along any dims, normalized ones included.
+    """Layer normalization of a tensor split over ``P_x`` along any dims, including normalized ones.
 
     Args:
         P_x: partition of the input and the output, one axis per dim.
@@ -92,7 +92,7 @@ class DistributedLayerNorm(_DistributedTrailingNorm):
             shape is global.
         global_shape: global shape of a balanced input; saves the agreement on its blocks.
         shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
-        replicate_parameters: every worker holds the blocks of the parameters that it uses. No
+        replicate_parameters: keep a copy of each parameter block on every worker that uses it. No
             parameter moves in forward; in backward, gradients are summed over the workers that hold
             the same cells, and those of several layers together with
             :func:`~gpudist.nn.fuse_parameter_movements`.
@@ -100,8 +100,8 @@ class DistributedLayerNorm(_DistributedTrailingNorm):
     Cost:
         One group of messages: where normalized dims are split, an all-reduce over their axes of two
         float64 per normalized vector; where leading dims are split, a broadcast of the parameters'
-        blocks along their axes. Uneven blocks of normalized dims take one more message to split the
-        parameters alike. Backward costs the same.
+        blocks along their axes. Uneven blocks of normalized dims require one more message to
+        repartition the parameters. Backward costs the same.
 
     Raises:
         PartitionError: at construction, if ``P_x`` has fewer axes than there are normalized dims.
@@ -145,7 +145,7 @@ class DistributedLayerNorm(_DistributedTrailingNorm):
 
 @layer(F.rms_norm, Sample((6, 7, 8)), normalized_shape=8)
 class DistributedRMSNorm(_DistributedTrailingNorm):
-    """RMS normalization of a tensor split over ``P_x`` along any dims, normalized ones included.
+    """RMS normalization of a tensor split over ``P_x`` along any dims, including normalized ones.
 
     Args:
         P_x: partition of the input and the output, one axis per dim.
@@ -153,7 +153,7 @@ class DistributedRMSNorm(_DistributedTrailingNorm):
             global.
         global_shape: global shape of a balanced input; saves the agreement on its blocks.
         shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
-        replicate_parameters: every worker holds the blocks of the parameters that it uses. No
+        replicate_parameters: keep a copy of each parameter block on every worker that uses it. No
             parameter moves in forward; in backward, gradients are summed over the workers that hold
             the same cells, and those of several layers together with
             :func:`~gpudist.nn.fuse_parameter_movements`.
@@ -161,8 +161,8 @@ class DistributedRMSNorm(_DistributedTrailingNorm):
     Cost:
         One group of messages: where normalized dims are split, an all-reduce over their axes of one
         float64 per normalized vector; where leading dims are split, a broadcast of the weight's
-        blocks along their axes. Uneven blocks of normalized dims take one more message to split the
-        weight alike. Backward costs the same.
+        blocks along their axes. Uneven blocks of normalized dims require one more message to
+        repartition the weight. Backward costs the same.
 
     Raises:
         PartitionError: at construction, if ``P_x`` has fewer axes than there are normalized dims.

@@ -1,4 +1,4 @@
-"""Gathers and sums of blocks along one dim, on a line of workers."""
+"""All-gathers and sums of blocks along one dim, on a line of workers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def balanced_lengths(extent: int, parts: int) -> tuple[int, ...]:
 
 
 class LineBlocks:
-    """Movements between the workers of ``P`` of tensors that may be split along one dim.
+    """Movements of tensors that may be split along one dim over the workers of ``P``.
 
     Movements are bound once per shape, dim and block lengths, without communication.
 
@@ -54,26 +54,26 @@ class LineBlocks:
         return self._totals(x, self._bind_total)
 
     def pieces(self, block: torch.Tensor, dim: int, lengths: Sequence[int]) -> tuple[Movement, ...]:
-        """Return the parts of an all-gather: each sends the block of one worker to all others.
+        """Return the parts of an all-gather, each of which sends one worker's block to the others.
 
-        Receiving workers pass a tensor without cells; the source receives one.
+        Receiving workers pass an empty tensor; the source receives one.
         """
         return self._pieces(block, self._bind_pieces, dim, *lengths)
 
     def given(
         self, x: torch.Tensor, dim: int, lengths: int | Sequence[int] | None, is_whole: bool
     ) -> tuple[int, ...]:
-        """Return the lengths of all blocks along ``dim``: those given, balanced by default.
+        """Return the lengths of all blocks along ``dim``, balanced by default.
 
         Args:
             x: block or whole tensor.
             dim: dim that is split.
             lengths: lengths of all blocks by rank, or their sum if they are balanced.
-            is_whole: ``x`` is the whole tensor.
+            is_whole: whether ``x`` is the whole tensor.
 
         Raises:
-            ShapeError: ``x`` does not fit the lengths; the other workers raise the error where they
-                wait next.
+            ShapeError: ``x`` does not fit the lengths; the other workers raise the error at their
+                next wait.
         """
         extent, parts = x.shape[dim], self.P.size
         total = extent if lengths is None else lengths

@@ -21,14 +21,14 @@ except ImportError:
     _native = None
 
 _DTYPES = (torch.float32, torch.float64)
-# The native core uses one thread: with more of them, torch's kernels catch up.
+# The native core uses one thread; with several threads, torch's kernels are as fast.
 MOST_THREADS = 4
-# For shorter lines of channels, the work per line takes longer than the work per cell.
+# For shorter lines of channels, the overhead per line exceeds the work per cell.
 _FEWEST_CELLS = 8
 
 
 def fits(normalization: Normalization, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> bool:
-    """Return whether the native core can normalize this block, and faster than torch."""
+    """Return whether the native core can normalize this block, and is faster than torch."""
     return (
         is_eager(x)
         and _native is not None
@@ -51,8 +51,8 @@ def normalize_lines(
     Requires :func:`fits`; see :meth:`Normalization.compose`.
 
     Adjoint:
-        Computed from the block, the sums and the weight; gradients of gradients are those of the
-        composition.
+        The gradient is computed from the block, the sums and the weight; gradients of gradients use
+        the composition.
 
     Cost:
         Two passes over the block in forward and two in backward; no memory of its size except the
@@ -88,13 +88,13 @@ class _NormalizeLines(torch.autograd.Function):
         *parameters: torch.Tensor,
     ) -> torch.Tensor:
         ctx.normalization, ctx.count = normalization, len(parameters)
-        # The totals and the weight; the backward has no use for the bias.
+        # Save the totals and the weight; backward does not need the bias.
         ctx.save_for_backward(x, *parameters, *kept[:2])
         return _normalized(_lines_of(normalization, x), x, *kept)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        # Before communicating: checkpointing recomputes the forward here.
+        # Before any message: reading saved tensors may make checkpointing recompute the forward.
         x, *others = ctx.saved_tensors
         parameters, kept = others[: ctx.count], others[ctx.count :]
         normalization, needs = ctx.normalization, ctx.needs_input_grad[2:]
@@ -114,9 +114,7 @@ def _backward(
     *,
     needs: Sequence[bool],
 ) -> list[torch.Tensor | None]:
-    """Return the gradients of the block and of the parameters, the latter as their owners hold
-    them.
-    """
+    """Return the gradients of the block, and of the parameters on their owners."""
     lines, of_sums = _lines_of(normalization, x), torch.empty_like(totals)
     found = [
         torch.empty_like(weight) if needed and weight is not None else None for needed in needs[1:]

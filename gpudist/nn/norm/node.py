@@ -1,4 +1,4 @@
-"""Normalization of a block as one differentiable node, whose backward reads the block twice.
+"""Normalization of a block as a single autograd node, whose backward reads the block twice.
 
 As a composition of operators, its gradient would be a sum of several tensors of the size of the
 block. The composition is used where gradients of gradients, tangents or a graph are needed. All
@@ -37,7 +37,7 @@ def normalize(
     if fits(normalization, x, parameters):
         return Normalized(*normalize_lines(normalization, x, parameters))
     learns = torch.is_grad_enabled() and any([t.requires_grad for t in (x, *parameters)])
-    # A block that shares no statistics may lack cells: it behaves as torch's layer does elsewhere.
+    # A block that shares no statistics may be empty; it is treated as by torch's layer.
     if learns and normalization.total is not None and is_eager(x):
         return Normalized(*_Normalize.apply(normalization, x, *parameters))  # pyright: ignore
     composed = normalization.compose(x, parameters)
@@ -62,7 +62,7 @@ class _Normalize(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        # Before communicating: checkpointing recomputes the forward here.
+        # Before any message: reading saved tensors may make checkpointing recompute the forward.
         x, *others = ctx.saved_tensors
         parameters, kept = others[: ctx.count], others[ctx.count :]
         needs = ctx.needs_input_grad[1:]
@@ -92,9 +92,7 @@ class _Adjoint:
         self._inverse, self._weight = inverse, weight
 
     def __call__(self, gradient: torch.Tensor, needs: Sequence[bool]) -> list[torch.Tensor | None]:
-        """Return the gradients of the block and of the parameters, the latter as their owners hold
-        them.
-        """
+        """Return the gradients of the block, and of the parameters on their owners."""
         by, weight, gradient = self._by, self._weight, gradient.to(self._rest.dtype)
         if by.per_channel:
             first, second = self._sums(gradient)
@@ -149,7 +147,7 @@ class _Adjoint:
         of_lines = self._by.of_lines(of_sums, gradient.dim())
         of_square = of_lines[..., -1]
         rest, factor = self._rest, (2 * of_square).to(gradient.dtype)
-        # Without a mean, ``rest`` may be the input itself: do not overwrite it.
+        # If no mean is subtracted, ``rest`` may be the input itself: do not overwrite it.
         x = rest * factor if self._error is None else rest.mul_(factor)
         x.addcmul_(gradient, scale.to(gradient.dtype))
         if self._own_mean is not None:

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 class Composed(NamedTuple):
-    """Normalized block, and the statistics it was normalized by, in float64.
+    """Normalized block, and the statistics used to normalize it, in float64.
 
     Attributes:
         y: normalized block, in the dtype of the input.
-        own_mean: mean of the block's cells of each line, subtracted first, in the dtype of sums
-            over the block; ``None``, as ``mean`` and ``error``, if no mean is subtracted.
-        totals: sums over all workers, in the layout in which they move.
+        own_mean: mean of the block's cells in each line, subtracted first, in the dtype of sums
+            over the block. ``None``, like ``mean`` and ``error``, if no mean is subtracted.
+        totals: sums over all workers, in the layout in which they are sent.
         mean: mean of each statistic.
         error: mean of each line minus ``own_mean``.
         inverse: reciprocal of the standard deviation of each line.
@@ -46,10 +46,10 @@ class Composed(NamedTuple):
 class Normalization:
     """Normalization of a block of one shape by the mean and variance of values on all workers.
 
-    Each block first subtracts its own means, so that sums of squares keep their digits if a mean is
+    Each block first subtracts its own means, so that sums of squares remain precise if a mean is
     large. Sums over the block have its dtype, or float32 for 16-bit dtypes; sums over workers, and
     the statistics computed from them, are float64. With a mean of 1e4 standard deviations, the
-    variance keeps 8 digits.
+    variance has 8 correct digits.
 
     A line is the set of cells of the block that are summed into one number.
 
@@ -168,7 +168,7 @@ class Normalization:
         return found[0], found[1:]
 
     def sums_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape, in which they move, of the sums of a block of ``shape``."""
+        """Return the shape in which the sums of a block of ``shape`` are sent."""
         if self.groups is not None:
             return shape[0], self.group_count, 2
         lines = [1 if d in self.dims else extent for d, extent in enumerate(shape)]
@@ -179,9 +179,7 @@ class Normalization:
         return x.sum(self.dims, keepdim=True) if self.dims else x
 
     def _sums(self, rest: torch.Tensor, offset: torch.Tensor | None) -> torch.Tensor:
-        """Return this block's sums of ``rest + offset``, if means are subtracted, and of its
-        square.
-        """
+        """Return this block's sums of ``rest + offset``, if means are subtracted, and its square."""
         squares = self.sum(rest.square()).double()
         if offset is None:
             return squares.unsqueeze(-1)
@@ -200,7 +198,7 @@ class Normalization:
         return mean, (means[..., 1] - mean.square()).clamp(min=0)
 
     def of_statistics(self, sums: torch.Tensor) -> torch.Tensor:
-        """Add up the two sums of the lines that share a statistic."""
+        """Add the two sums of all lines that share a statistic."""
         if self.groups is None:
             return sums
         sums = sums.reshape(*sums.shape[:2], 2)
@@ -243,7 +241,7 @@ class Normalization:
 
 
 def _added(y: torch.Tensor, term: torch.Tensor) -> torch.Tensor:
-    # In place, unless a graph may have kept ``y``.
+    # Works in place, unless a graph may have saved ``y``.
     return y.add_(term) if is_eager(y) else y + term
 
 

@@ -104,8 +104,8 @@ class RunningNorm(Norm):
     def _require_values(self, values: int, what: str) -> None:
         if values == 1:
             raise ShapeError(
-                f"{type(self).__name__}: expected more than 1 {what} in the global tensor when "
-                "statistics are taken of the input"
+                f"{type(self).__name__}: expected more than 1 {what} in the global tensor to "
+                "compute statistics of the input"
             )
 
     def _by_running_moments(self, x: torch.Tensor, bound: Normalization) -> torch.Tensor:

@@ -25,7 +25,7 @@ class _AlongDim(DistributedModule):
         if dim is None:
             raise ShapeError(
                 f"{self._name}: dim is None, for which torch guesses a dim by the number of dims; "
-                "pass one"
+                "pass a dim"
             )
         if not -P_x.dim <= dim < P_x.dim:
             raise PartitionError(
@@ -58,7 +58,7 @@ class _AlongDim(DistributedModule):
         if x.dim() != self.P_x.dim:
             raise ShapeError(
                 f"{self._name}: the block of shape {list(x.shape)} has {x.dim()} dims, not "
-                f"{self.P_x.dim}; the partition has one axis per dim of the tensor"
+                f"{self.P_x.dim}; P_x has one axis per dim of the tensor"
             )
         if not x.is_floating_point():
             raise ShapeError(f"{self._name}: the input is {x.dtype} but must be floating point")
@@ -92,8 +92,8 @@ class _AlongDim(DistributedModule):
 class DistributedSoftmax(_AlongDim):
     """Compute ``exp(x) / sum(exp(x))`` along ``dim`` of a tensor split over ``P_x`` in any dims.
 
-    Stable: the maximum of each line is subtracted first. Workers outside ``P_x`` return a clone of
-    their input.
+    The computation is stable, because the maximum of each line is subtracted first. Workers outside
+    ``P_x`` return a clone of their input.
 
     Args:
         P_x: partition of input and output, one axis per dim of the tensor; blocks may be uneven or

@@ -8,11 +8,11 @@ from gpudist.exchange.autograd import is_eager
 
 
 def gradient_as_laid_out(y: torch.Tensor) -> torch.Tensor:
-    """Return ``y``, with its gradient copied to the strides of ``y`` where they differ.
+    """Return ``y``, and copy its gradient to the strides of ``y`` if they differ.
 
-    For results of torch's batch norm on the CPU: where extents of one leave open whether a gradient
-    is channels-last, torch's backward reads it as channels-last, and gives wrong numbers without an
-    error (torch 2.11 to 2.13). This happens with blocks of one sample.
+    Required for results of torch's batch norm on the CPU (torch 2.11 to 2.13). If extents of 1 make
+    it ambiguous whether a gradient is channels-last, torch's backward reads it as channels-last,
+    and returns wrong numbers without an error. This happens with blocks of one sample.
     """
     if y.requires_grad and y.device.type == "cpu" and is_eager(y):
         strides = y.stride()

@@ -1,4 +1,4 @@
-"""Distributed adaptive pools, which reduce windows in parts instead of gathering them."""
+"""Distributed adaptive pools, which reduce parts of windows instead of gathering windows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _BoundAdaptivePool:
         layout: layout of the input.
         origin: global index of the first local cell, per spatial dim.
         output_shape: shape of this worker's block of the output.
-        moves: whether some window has cells or its output on another worker.
+        moves: whether any window has cells or its output on another worker.
         are_irregular: whether windows differ in size, or overlap.
         steps: reductions, one per spatial dim, from the last dim to the first.
     """
@@ -103,21 +103,21 @@ class DistributedAdaptiveAvgPool(_DistributedAdaptivePool):
 
     The input has shape ``[B, C, *spatial]``, the output ``[B, C, *output_size]`` in balanced
     blocks, some of them empty if there are more workers than outputs. Every worker sums its own
-    cells of each window, dim by dim; only these partial sums move. A global mean moves one number
-    per worker, sample and channel.
+    cells of each window, dim by dim, and sends only these partial sums. A global mean sends one
+    number per worker, sample and channel.
 
     Args:
         P_x: partition of the input and the output.
         output_size: as in the torch layer; ``None`` keeps the input's extent.
-        global_shape: global shape of the input if it is balanced; saves agreeing on its blocks.
-        shape: ``"dynamic"`` agrees on the input's blocks at every call.
+        global_shape: global shape of a balanced input; saves the agreement on its blocks.
+        shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
 
     Cost:
-        One group of messages for each dim in which some window crosses blocks, from the last dim to
-        the first, with one message from each worker of the axis that has a part of another one's
+        One group of messages for each dim in which a window crosses blocks, from the last dim to
+        the first, with one message from each worker of the axis that has a part of another worker's
         window. If outputs are partitioned like their windows, a block sends one layer of sums in
-        each direction of an axis. Backward moves the same bytes. Nothing moves if no window crosses
-        blocks.
+        each direction of an axis. Backward moves the same bytes. If no window crosses blocks,
+        nothing is sent.
 
     Raises:
         PartitionError, ShapeError: at construction, for unsupported arguments.
@@ -155,22 +155,22 @@ class _DistributedAdaptiveMaxPool(_DistributedAdaptivePool):
 
     The input has shape ``[B, C, *spatial]``, the output ``[B, C, *output_size]`` in balanced
     blocks, some of them empty if there are more workers than outputs. Every worker takes the
-    maximum of its own cells of each window, dim by dim; only these maxima move. Ties and NaN are
-    resolved in favour of the same cell as in the torch layer, for values and gradients.
+    maximum of its own cells of each window, dim by dim, and sends only these maxima. Ties and NaN
+    are resolved in favour of the same cell as in the torch layer, for values and gradients.
 
     Args:
         P_x: partition of the input and the output.
         output_size: as in the torch layer; ``None`` keeps the input's extent.
         return_indices: return ``(output, indices)``, with flat indices in the spatial dims of the
             global tensor.
-        global_shape: global shape of the input if it is balanced; saves agreeing on its blocks.
-        shape: ``"dynamic"`` agrees on the input's blocks at every call.
+        global_shape: global shape of a balanced input; saves the agreement on its blocks.
+        shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
 
     Cost:
-        One group of messages for each dim in which some window crosses blocks, from the last dim to
-        the first, with one message from each worker of the axis that has a part of another one's
-        window; indices add eight bytes per maximum. Backward moves the bytes of the maxima. Nothing
-        moves if no window crosses blocks.
+        One group of messages for each dim in which a window crosses blocks, from the last dim to
+        the first, with one message from each worker of the axis that has a part of another worker's
+        window; indices add eight bytes per maximum. Backward moves the bytes of the maxima. If no
+        window crosses blocks, nothing is sent.
 
     Raises:
         PartitionError, ShapeError: at construction, for unsupported arguments.
@@ -226,7 +226,10 @@ def _sizes(name: str, output_size: OutputSize, dims: int) -> tuple[int | None, .
         )
     for d, size in enumerate(sizes):
         if size is None and dims == 1:
-            raise ShapeError(f"{name}, dim 2: output_size is None, which torch's layer refuses")
+            raise ShapeError(
+                f"{name}, dim 2: output_size is None, which torch's layer does not accept; pass "
+                "the extent"
+            )
         if size is not None and size < 0:
             raise ShapeError(f"{name}, dim {d + 2}: output_size {size} must be at least 0")
     return sizes

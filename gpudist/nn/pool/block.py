@@ -31,7 +31,7 @@ class PoolBlock:
         extents: global extents of the input, per spatial dim.
         outputs: global index of the first output, per spatial dim.
         padding: cells of padding on both sides of the pooled tensor, per spatial dim.
-        holds_padding: whether the pooled tensor may itself hold cells of padding at its ends.
+        holds_padding: whether the pooled tensor itself may contain cells of padding at its ends.
     """
 
     pool: LocalPool
@@ -63,7 +63,7 @@ class PoolBlock:
         return taken(x, places), places
 
     def scaled(self, y: torch.Tensor) -> torch.Tensor:
-        """Return the output for a result of :meth:`pooled`, with means of cut windows corrected."""
+        """Return the output for a result of :meth:`pooled`, with corrected means."""
         if self.pool.takes_maximum or self.pool.divisor is not None:
             return y
         per_dim = list(zip(self.windows, self.extents, strict=True))
@@ -95,5 +95,5 @@ class PoolBlock:
         return tuple(output * window.stride - window.padding[0] for output, window in per_dim)
 
     def margin_before(self, outputs: Sequence[int]) -> tuple[int, ...]:
-        """Return the cells of padding in front of the first cell that ``outputs`` read."""
+        """Return the number of padding cells in front of the first cell that ``outputs`` read."""
         return tuple(max(0, -first) for first in self.first_cells(outputs))

@@ -31,7 +31,7 @@ class LocalPool:
 
     @property
     def needs_whole_kernels(self) -> bool:
-        """Whether torch refuses a tensor smaller than the kernel, however it is padded."""
+        """Whether torch rejects tensors smaller than the kernel, even if they are padded."""
         return len(self.kernel) == 3 and not self.takes_maximum
 
     def forward(
@@ -82,8 +82,8 @@ class LocalPool:
 
     @property
     def _of_mean(self) -> tuple[bool, bool, int]:
-        # Torch divides by less where a window is cut off, which in a block can happen where it does
-        # not in the global tensor.
+        # Torch divides by fewer cells if a window is truncated, which may happen in a block where
+        # it does not in the global tensor.
         return self.ceil_mode, True, self.divisor or prod(self.kernel)
 
     def _as_2d(self) -> LocalPool:
@@ -99,7 +99,7 @@ def no_samples(x: torch.Tensor, extents: Sequence[int]) -> torch.Tensor:
     """Return an empty batch with one channel and these ``extents``, derived from ``x``.
 
     The result of torch's pool on it depends on ``x`` like the output of a rank with cells: in
-    backward, double backward and the backward of a tangent. No product of placeholders does.
+    backward, double backward and the backward of a tangent. A product of placeholders would not.
     """
     return x.reshape(-1)[:0].view(0, 1, *extents)
 
@@ -114,7 +114,7 @@ def coordinates(places: torch.Tensor, shape: Sequence[int]) -> list[torch.Tensor
 
 
 def flattened(per_dim: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tensor:
-    """Convert indices per dim in a tensor of ``shape`` to flat ones; inverse of `coordinates`."""
+    """Convert indices per dim in a tensor of ``shape`` to flat ones; inverse of ``coordinates``."""
     places = per_dim[0]
     for indices, extent in zip(per_dim[1:], shape[1:], strict=True):
         places = places * extent + indices
@@ -124,11 +124,11 @@ def flattened(per_dim: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Te
 def behind_margin(
     places: torch.Tensor, shape: Sequence[int], margin: Sequence[int], dilation: Sequence[int]
 ) -> torch.Tensor:
-    """Move the ``places`` of maxima out of the ``margin``, to the window's first tap behind it.
+    """Move ``places`` of maxima from the ``margin`` to the window's first tap behind it.
 
-    If a window holds nothing above ``-inf``, torch places its maximum at the first tap outside the
-    padding. If the padding is a margin of cells in front of a tensor of ``shape``, torch takes the
-    first cell of the margin instead.
+    If all cells of a window are ``-inf``, torch places its maximum at the first tap outside the
+    padding. If the padding consists of a margin of cells in front of a tensor of ``shape``, torch
+    takes the first cell of the margin instead.
     """
     per_dim = coordinates(places, shape)
     for d, (cells, step) in enumerate(zip(margin, dilation, strict=True)):

@@ -27,11 +27,11 @@ class _DistributedMaxPool(SlidingPool):
         kernel_size, stride, padding, dilation, ceil_mode: as in the torch layer; the stride
             defaults to the kernel size.
         return_indices: return ``(output, indices)``, with flat indices in the spatial dims of the
-            global tensor, independent of the partition. Turns off pooling in place.
-        global_shape: global shape of the input if it is balanced; saves agreeing on its blocks.
-        shape: ``"dynamic"`` agrees on the input's blocks at every call.
-        overlap: pool the local block in place and its boundary separately, under the same
-            conditions as the convolution; ``False`` never does.
+            global tensor, independent of the partition. Disables pooling in place.
+        global_shape: global shape of a balanced input; saves the agreement on its blocks.
+        shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
+        overlap: whether to pool the local block in place and its boundary separately, under the
+            same conditions as the convolution.
         nested: exchange ghosts dim by dim instead of with all neighbours at once.
 
     Cost:
@@ -72,7 +72,8 @@ class _DistributedMaxPool(SlidingPool):
     def require_region(self) -> None:
         if self.return_indices:
             raise ShapeError(
-                f"{self._name}: return_indices is not supported in a region, which has one output"
+                f"{self._name}: return_indices is not supported in a HaloRegion, which has one "
+                "output; omit it"
             )
 
 
@@ -88,10 +89,10 @@ class _DistributedAvgPool(SlidingPool):
         count_include_pad: whether padding counts in the mean. Cells beyond the padding, which
             windows read with ``ceil_mode``, never count.
         divisor_override: divisor of the sums instead of the number of cells.
-        global_shape: global shape of the input if it is balanced; saves agreeing on its blocks.
-        shape: ``"dynamic"`` agrees on the input's blocks at every call.
-        overlap: pool the local block in place and its boundary separately, under the same
-            conditions as the convolution; ``False`` never does.
+        global_shape: global shape of a balanced input; saves the agreement on its blocks.
+        shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
+        overlap: whether to pool the local block in place and its boundary separately, under the
+            same conditions as the convolution.
         nested: exchange ghosts dim by dim instead of with all neighbours at once.
 
     Cost:
@@ -130,7 +131,7 @@ class _DistributedAvgPool(SlidingPool):
             global_shape=global_shape, shape=shape, overlap=overlap, nested=nested,
         )  # fmt: skip
         self.divisor_override = divisor_override
-        if self._dims == 1:  # torch's layer keeps these as tuples
+        if self._dims == 1:  # torch's layer stores these as tuples.
             self.kernel_size, self.stride, self.padding = (
                 self._kernel,
                 self._strides,

@@ -1,7 +1,7 @@
 """Pooling of the local block in place and of its boundary separately, without a padded copy.
 
-The outputs of a face are pooled once more from all cells they read, and replace those pooled from
-the local block alone. Their gradients reach the block only through these cells.
+The outputs of a face are pooled once more from all cells they read, and replace the outputs pooled
+from the local block alone. Their gradients reach the block only through these cells.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class PoolingInPlace:
         """Return the local block of the output, as a single differentiable node.
 
         Adjoint:
-            The pooling's adjoint; gradients of ghosts are added to the gradient of the cells they
-            were copied from.
+            The adjoint of the pooling; gradients of ghosts are added to the gradient of the cells
+            they were copied from.
 
         Cost:
             One group of messages in forward and in backward; backward also copies the gradient of
@@ -96,7 +96,7 @@ class _PoolInPlace(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        # Before communicating: checkpointing recomputes the forward here.
+        # Before any message: reading saved tensors may make checkpointing recompute the forward.
         kept = ctx.saved_tensors
         if torch.is_grad_enabled():
             x = kept[0]

@@ -27,10 +27,10 @@ class _DistributedLPPool(SlidingPool):
         norm_type: exponent ``p`` of ``(sum x^p)^(1/p)``; infinity gives the largest magnitude.
         kernel_size, stride, ceil_mode: as in the torch layer; the stride defaults to the kernel
             size.
-        global_shape: global shape of the input if it is balanced; saves agreeing on its blocks.
-        shape: ``"dynamic"`` agrees on the input's blocks at every call.
-        overlap: pool the local block in place and its boundary separately, under the same
-            conditions as the convolution; ``False`` never does.
+        global_shape: global shape of a balanced input; saves the agreement on its blocks.
+        shape: ``"dynamic"`` makes the ranks agree on the input's blocks at every call.
+        overlap: whether to pool the local block in place and its boundary separately, under the
+            same conditions as the convolution.
         nested: exchange ghosts dim by dim instead of with all neighbours at once.
 
     Cost:
@@ -90,7 +90,7 @@ class _Norm:
             sign = 1 if self.norm_type > 0 else -1
             return sign * self.pool(sign * x.abs())
         means = self.pool(x.pow(self.norm_type))
-        # The same steps as torch's, which avoid an infinite gradient where all cells are 0.
+        # The same steps as in torch, which avoid an infinite gradient if all cells are 0.
         sums = torch.sign(means) * torch.relu(torch.abs(means)) * self.cells
         return sums.pow(1.0 / self.norm_type)
 

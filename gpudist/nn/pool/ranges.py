@@ -79,14 +79,15 @@ class RangeSum:
         self.beside: _SideBySide | None = None
         if 0 not in shape and ranges:
             self.beside = _SideBySide(shape, dim, ranges, device)
-        # A sum may overflow a 16-bit float where the mean does not.
+        # A sum may overflow a 16-bit float even if the mean does not.
         length = 1 if self.beside is None else self.beside.length
         factors = [length / divisor for divisor in divisors]
         factor = torch.tensor(factors, device=device, dtype=dtype)
         self.factors = along(factor, dim, len(shape))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        # Multiply even by 1, and without cells: the tangent of a product depends on both factors.
+        # Multiply even by 1 and without cells, because the tangent of a product depends on both
+        # factors.
         return self._means(x) * self.factors
 
     def _means(self, x: torch.Tensor) -> torch.Tensor:
@@ -101,7 +102,7 @@ class RangeSum:
 class RangeMaximum:
     """Maxima over ranges of cells along one dim, with ties and NaN resolved as in torch's pools.
 
-    Torch's adaptive pool computes them where its windows equal the ranges.
+    Torch's adaptive pool computes the maxima if its windows equal the ranges.
     """
 
     def __init__(
@@ -148,13 +149,13 @@ def adaptive_maxima(
 
 
 def adaptive_means(x: torch.Tensor, output_shape: Sequence[int]) -> torch.Tensor:
-    """Return torch's adaptive means, also where there are no outputs."""
+    """Return torch's adaptive means, also if there are no outputs."""
     if 0 in output_shape:
         ones = (1,) * (len(output_shape) - 2)
         return adaptive_means(no_samples(x, ones), (-1, 1, *ones)).view(tuple(output_shape))
     if x.dim() == 3:
         return _aten._adaptive_avg_pool2d(x.unsqueeze(2), (1, output_shape[2])).squeeze(2)
-    # Not torch's public function: its graph differs for a block with a single output.
+    # Torch's public function is not used, because its graph differs for a block with one output.
     mean = _aten._adaptive_avg_pool2d if x.dim() == 4 else _aten._adaptive_avg_pool3d
     return mean(x, output_shape[2:])
 

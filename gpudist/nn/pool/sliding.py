@@ -37,10 +37,10 @@ class _BoundSlidingPool:
     """Movement and local pooling of a layer, bound to one input shape.
 
     Attributes:
-        halo: movement that gives each worker its ghosts.
+        halo: movement of the ghosts of each worker.
         block: pooling of the block with its ghosts.
         origin: global index of the first pooled cell, per spatial dim; negative in padding.
-        has_ghosts: whether some worker reads cells of others, so that the input moves.
+        has_ghosts: whether any worker reads cells of others, so that the input must be moved.
         in_place: pooling without a copy of the block; ``None`` if the block is copied.
     """
 
@@ -52,7 +52,7 @@ class _BoundSlidingPool:
 
 
 def refuse_empty(name: str, inputs: Decomposition) -> None:
-    """Refuse an input without channels or features, as torch does."""
+    """Raise for an input without channels or features, like torch."""
     for d, extent in enumerate(inputs.shape):
         if d > 0 and extent == 0:
             raise ShapeError(f"{name}, dim {d}: the input has no cells; only a batch may be empty")
@@ -108,7 +108,7 @@ class SlidingPool(RegionLayer):
             if 2 * p > k:
                 raise ShapeError(
                     f"{name}, dim {d + 2}: padding {p} is more than half of the kernel {k}, so "
-                    "that a window could hold padding only"
+                    "that a window could contain only padding; pad less"
                 )
         self._windows = self._make_windows()
         self._pool = LocalPool(
@@ -200,7 +200,7 @@ class SlidingPool(RegionLayer):
         )
 
     def require_region(self) -> None:
-        """Do nothing: a region may contain any sliding pool."""
+        """Do nothing, because a region may contain any sliding pool."""
 
     @property
     def windows(self) -> Sequence[Window]:
@@ -212,14 +212,15 @@ class SlidingPool(RegionLayer):
         return WithPadding(block, padding_widths(reads), self.halo_exchange.padding_value)
 
     def require_input(self, inputs: Decomposition) -> None:
-        """Refuse inputs that torch refuses, or for which it would read beyond the input."""
+        """Raise for inputs that torch rejects, or for which it would read beyond the input."""
         refuse_empty(self._name, inputs)
         extents = inputs.shape[2:]
         for d, (extent, window) in enumerate(zip(extents, self._windows, strict=True)):
             if self._pool.needs_whole_kernels and extent < window.kernel:
                 raise ShapeError(
                     f"{self._name}, dim {d + 2}: the kernel {window.kernel} is larger than the "
-                    f"global extent {extent}, which torch's layer refuses even if it is padded"
+                    f"global extent {extent}, which torch's layer rejects even with padding; use "
+                    "a smaller kernel"
                 )
             if self._pool.takes_maximum and window.has_only_padding(extent):
                 raise ShapeError(

@@ -1,4 +1,4 @@
-"""Reductions of a distributed tensor along one dim: of local cells, then of received parts."""
+"""Reductions of a distributed tensor along one dim: first local cells, then received parts."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ReducedAxis:
 
 @dataclass(frozen=True)
 class SumStep:
-    """Sums along one dim: of local cells, then of the partial sums if any of them move."""
+    """Sums along one dim: first of local cells, then of received partial sums, if any."""
 
     of_cells: RangeSum
     movement: Movement | None

@@ -181,7 +181,7 @@ def test_large_mean(P_world: Partition) -> None:
 @distributed(ranks=4, transports=["loopback"])
 def test_refused(P_world: Partition) -> None:
     P_x = grid(P_world, [1, 2, 2])
-    with pytest.raises(ShapeError, match="8 channels cannot be cut into 3 groups"):
+    with pytest.raises(ShapeError, match="8 channels cannot be divided into 3 groups"):
         nn.DistributedGroupNorm(P_x, 3, 8)
     with pytest.raises(PartitionError, match="needs an axis for the batch"):
         nn.DistributedGroupNorm(grid(P_world, [4]), 3, 6)
