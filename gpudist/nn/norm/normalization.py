@@ -179,7 +179,7 @@ class Normalization:
         return x.sum(self.dims, keepdim=True) if self.dims else x
 
     def _sums(self, rest: torch.Tensor, offset: torch.Tensor | None) -> torch.Tensor:
-        """Return this block's sums of ``rest + offset``, if means are subtracted, and its square."""
+        """Return sums of ``rest + offset``, if means are subtracted, and of its square."""
         squares = self.sum(rest.square()).double()
         if offset is None:
             return squares.unsqueeze(-1)

@@ -175,7 +175,7 @@ def test_what_does_not_fit_is_refused(P_world: Partition) -> None:
 @distributed(ranks=3, transports=["loopback", "host"])
 def test_lines_that_do_not_match_are_refused(P_world: Partition) -> None:
     layer = nn.DistributedSoftmax(grid(P_world, (1, 3)), 1)
-    with pytest.raises(GpudistError, match=r"DistributedSoftmax.*not a cut of one tensor"):
+    with pytest.raises(GpudistError, match=r"DistributedSoftmax.*do not form one tensor"):
         layer(torch.randn(2 if P_world.rank else 3, 2))
 
 
