@@ -1,9 +1,9 @@
 """Arguments of public names, checked against the annotations of their signatures.
 
-A wrong argument raises before anything else happens; the error names it and says what is expected.
-Classes check in their constructors, functions by :func:`checked`. Only classes and functions of
-gpudist are checked, not subclasses of users. Annotations are resolved at the first check. Nothing
-is checked while torch.compile traces.
+A wrong argument raises before anything else happens, and the error names the argument and the
+expected values. Classes check arguments in their constructors, functions by :func:`checked`. Only
+classes and functions of gpudist are checked, not subclasses by users. Annotations are resolved at
+the first check. Nothing is checked while torch.compile traces.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class _Kind:
-    """Set of values that an annotation admits.
+    """Set of values that an annotation allows.
 
     Attributes:
-        admits: returns whether a value is admitted.
-        text, plural: description of one value and of several, for error messages.
-        types: types whose values are all admitted, for a fast check.
+        admits: returns whether a value is allowed.
+        text, plural: description of one value and of several values, for error messages.
+        types: types of which all values are allowed, for a fast check.
         is_partition: whether the values are partitions.
     """
 
@@ -148,7 +148,7 @@ def check(
 ) -> None:
     """Raise if an argument does not match its annotation in ``function``.
 
-    Python itself rejects missing, surplus and unknown arguments.
+    Missing, surplus and unknown arguments are left to Python.
 
     Args:
         function: function whose annotations are checked.
@@ -190,7 +190,7 @@ def _refusal(
         error = PartitionError
         if hasattr(value, "create_cartesian_topology_partition"):
             return error(
-                f"{where}: {value!r} has no Cartesian topology; give it one with "
+                f"{where}: {value!r} has no Cartesian topology; create one with "
                 "create_cartesian_topology_partition"
             )
     text = f"{where}: {name} is {described(value)}; it takes {kind.text}"
@@ -225,7 +225,7 @@ def as_plain(value: Any) -> Any:
 def _takes(function: Callable[..., Any]) -> _Takes:
     plain = inspect.unwrap(function)
     if plain.__module__.partition(".")[0] != "gpudist":
-        # A subclass of a user may accept other arguments.
+        # A user's subclass may accept other arguments.
         return _Takes((), {})
     in_order: list[tuple[str, _Kind]] = []
     by_name: dict[str, _Kind] = {}
@@ -247,7 +247,7 @@ def _takes(function: Callable[..., Any]) -> _Takes:
 
 
 def _kind_of(annotation: Any) -> _Kind:
-    """Return the kind of values that an annotation admits."""
+    """Return the kind of values that an annotation allows."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if isinstance(annotation, TypeVar):
         bounds = annotation.__constraints__ or (annotation.__bound__ or Any,)

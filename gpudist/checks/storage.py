@@ -10,7 +10,7 @@ from torch.compiler import is_dynamo_compiling
 
 from gpudist.errors import GpudistError, ShapeError
 
-# Marks subclasses that leave their operations to torch.
+# Value of __torch_dispatch__ in subclasses that leave their operations to torch.
 _NO_OPERATIONS: Any = torch._C._disabled_torch_dispatch_impl  # pyright: ignore
 _is_legacy_batched: Any = torch._C._functorch.is_legacy_batchedtensor  # pyright: ignore
 
@@ -96,7 +96,7 @@ def explain(where: str, error: Exception, given: Iterable[object]) -> None:
 
 
 def _problem_with(x: torch.Tensor, error: Exception) -> str:
-    """Return how ``x`` may have caused ``error``; empty if the error may be the user's own."""
+    """Return how ``x`` may have caused ``error``; empty if the user's code may have raised it."""
     problem = storage_problem(x)
     if problem:
         return problem
