@@ -1,4 +1,4 @@
-"""Execute plans: pack, post, unpack. The only room that moves the bytes of tensors."""
+"""Execute plans: pack, post, unpack. Only this package moves the bytes of tensors."""
 
 from gpudist.exchange.carry import InFlight, add_into, all_reduce, carry_out, start
 from gpudist.exchange.movement import Movement, MovementStep, bind

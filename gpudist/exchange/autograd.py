@@ -60,7 +60,7 @@ def moved(
 ) -> tuple[torch.Tensor, ...]:
     """Move the inputs without creating an autograd node, for the body of a ``Function``.
 
-    There torch's transforms are no longer active, but its dispatch modes may be.
+    Within the body, torch's transforms are no longer active, but its dispatch modes may be.
     """
     if has_modes() or any([type(x) not in PLAIN for x in inputs]):
         return _moved_by_library(movements, inputs)
@@ -77,8 +77,8 @@ def _moved_by_library(
         if not others:
             raise
         raise ShapeError(
-            f"{movements[0].label}: a {' or '.join(others)} has no rule for being moved between "
-            f"workers; give the plain tensor in it ({error})"
+            f"{movements[0].label}: a {' or '.join(others)} has no rule for movements between "
+            f"workers; pass the plain tensor in it ({error})"
         ) from error
     return tuple(outputs)
 
@@ -121,10 +121,10 @@ def all_reduce_constant(x: torch.Tensor, partition: Partition, op: ReduceOp) -> 
 
 
 class Declared(NamedTuple):
-    """A linear map of one tensor that is declared, with another, to be adjoint to each other.
+    """A linear map of one tensor, declared to be the adjoint of another one.
 
-    The declaration may differ from the adjoint of the map itself. It then says which gradients the
-    values have: see :mod:`gpudist.nn.parameters.gradient_graph`.
+    The declared adjoint may differ from the adjoint of the map itself. It then defines the
+    gradients of the values: see :mod:`gpudist.nn.parameters.gradient_graph`.
 
     Attributes:
         name: name of the operator.
@@ -142,7 +142,7 @@ class Declared(NamedTuple):
 
 
 def declared(x: torch.Tensor, forward: Declared, backward: Declared) -> torch.Tensor:
-    """Apply ``forward`` to ``x``, and ``backward`` to its gradient; double backward as forward."""
+    """Apply ``forward`` to ``x`` and in double backward, and ``backward`` to the gradient."""
     return apply(_ApplyDeclared, x, forward, backward)
 
 
@@ -174,7 +174,8 @@ class _Move(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
         ctx.movements = inputs[0]
-        # Checkpointing recomputes when saved tensors are read, so every rank must save one.
+        # Checkpointing recomputes the forward when saved tensors are read, so every rank must save
+        # one.
         ctx.save_for_backward(inputs[1].new_empty(0))
         if has_tangents():
             return

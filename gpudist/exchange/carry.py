@@ -1,6 +1,7 @@
 """Execute several movements together, for one differentiable node or operator.
 
-All messages of their first stages are in flight together, then those of their second, and so on.
+All messages of their first stages are in flight together, then all messages of their second stages,
+and so on.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def start(
     """Start movements of one stage each and return without waiting for them.
 
     Collective over the partitions of the movements: all ranks must start the same movements in the
-    same order and wait for every one. Inputs must not change until then. Over a transport that does
-    not pack, everything is complete on return.
+    same order, and wait for each of them. Inputs must not change before that. Over a transport that
+    does not pack, everything is complete on return.
 
     Args:
         movements, inputs: see :func:`carry_out`.

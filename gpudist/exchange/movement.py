@@ -33,8 +33,8 @@ class Movement:
         dtype: dtype of the data that moves.
         input_dtype, output_dtype: dtypes of this rank's tensors; a placeholder keeps its own.
         fill: value of output cells that receive nothing; constant, so the adjoint fills with zero.
-        is_passing: whether the shapes belong to a single call and may never recur, so that the
-            stages bound by the transport are evicted soon.
+        is_passing: whether the shapes belong to a single call and may not recur, so that stages
+            bound by the transport are evicted early.
     """
 
     label: str

@@ -1,4 +1,4 @@
-"""Execute stages with torch operations, over transports that only carry messages."""
+"""Execute stages with torch operations, over transports that only send messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
 class Arrival(NamedTuple):
-    """Buffer with the data sent by ``rank``, complete when the group has ended.
+    """Buffer for the data sent by ``rank``, complete when the group has ended.
 
     It holds boxes of the output one after the other or, if ``whole``, the entire output.
     """
@@ -62,8 +62,8 @@ def finish(
 ) -> torch.Tensor | None:
     """Return the output of ``stage``, or ``None`` if this rank has none.
 
-    If ``into`` is given, each part of the output is added to it in order, so that the result has
-    the same bits as over a transport that packs.
+    If ``into`` is given, each part of the output is added to it in order, so that the result is
+    bitwise equal to that of a transport that packs.
     """
     shape = stage.output_shape
     if shape is None:
@@ -150,7 +150,7 @@ def _pack(x: torch.Tensor, boxes: tuple[Box, ...]) -> torch.Tensor:
 def plain(x: torch.Tensor) -> torch.Tensor:
     """Return ``x`` in contiguous memory.
 
-    Torch reports a single expanded cell as contiguous although its stride is 0, so that is copied.
+    A single expanded cell, which torch reports as contiguous although its stride is 0, is copied.
     """
     return x.clone(memory_format=torch.contiguous_format) if x.numel() == 1 else x.contiguous()
 

@@ -108,7 +108,7 @@ class MovementPart:
         if not is_last:
             return lambda: None
         # Without a block, the caller gets a placeholder. A placeholder with cells is the gradient
-        # of a tensor of which nothing was moved: zero.
+        # of a tensor that was not moved, which is zero.
         shape, dtype = movement.output_shape, movement.output_dtype
         return partial(torch.zeros, shape, dtype=dtype, device=self.partition.device)
 
@@ -126,7 +126,8 @@ class MovementPart:
         movement, device = self.movement, self.partition.device
         if x.device != device:
             raise ShapeError(
-                f"{movement.label}: the tensor is on {x.device}, its partition is on {device}"
+                f"{movement.label}: the tensor is on {x.device}, its partition is on {device}; "
+                "move it there with .to()"
             )
         if x.shape != movement.input_shape or x.dtype != movement.input_dtype:
             raise ShapeError(
@@ -168,7 +169,7 @@ class MovementPart:
         stages = self.bound if into is None else self._accumulating
         stage = stages.get(strides) or self.bind(strides, into is not None)
         y = into if into is not None else self.makers.get(strides, self.make_output)()
-        assert y is not None  # movements of one stage return at least a placeholder
+        assert y is not None  # Movements of one stage return at least a placeholder.
         return y, (stage, address, y.data_ptr())
 
     def bind(self, strides: tuple[int, ...], accumulates: bool = False) -> object:
@@ -194,7 +195,7 @@ class MovementPart:
 
 
 class Round:
-    """One stage of each of several movements, executed together."""
+    """One stage each of several movements, executed together."""
 
     def __init__(
         self, wire: Transport, movements: tuple[Movement, ...], depth: int, signature: Signature
@@ -243,7 +244,7 @@ class Round:
         return found
 
     def _adds_in_place(self, into: Blocks) -> bool:
-        # Each 16-bit tensor is accumulated in its own float32 copy, so none may occur twice.
+        # Each 16-bit tensor is accumulated in its own float32 copy, so no tensor may occur twice.
         there = [y for y in into if y is not None]
         narrow = [y.data_ptr() for y in there if y.dtype in (torch.float16, torch.bfloat16)]
         return all(y.is_contiguous() for y in there) and len(narrow) == len(set(narrow))
@@ -259,7 +260,7 @@ class Round:
     def _run_plain(
         self, blocks: Sequence[torch.Tensor | None], into: Sequence[torch.Tensor | None] = ()
     ) -> Blocks:
-        """Run over a transport that only carries messages.
+        """Run over a transport that only sends messages.
 
         ``into`` has one entry per part: a tensor to add to, or ``None``.
         """

@@ -1,12 +1,12 @@
 """Movements as operations of torch's dispatcher, for the graphs of torch.compile.
 
-A graph holds tensors and numbers, so it refers to a movement by a number, its handle. Handles are
-random because compiled graphs are cached on disk by their text: another rank or process must never
-find a graph there that moves something else.
+A graph contains tensors and numbers, so it refers to a movement by a number, its handle. Handles
+are random, because compiled graphs are cached on disk by their text: a rank or process must never
+find a graph of another movement there.
 
-The operations in a graph are ordered: each takes a token returned by the previous one. This keeps
-compiler passes from reordering them, from deleting one whose output is unused on this rank only,
-and from repeating one in backward.
+The operations in a graph are ordered: each takes a token that the previous one returned. This
+prevents compiler passes from reordering operations, from removing one whose output is unused on
+this rank only, and from repeating one in backward.
 """
 
 from __future__ import annotations
@@ -150,21 +150,21 @@ def _transforms() -> list[Any]:
 
 
 def refuse_vmap() -> None:
-    """Raise under ``torch.func.vmap``, which would not call every worker the same number of times.
+    """Raise under ``torch.func.vmap``, which could call each worker a different number of times.
 
     Raises:
         ShapeError: vmap is active, at any level of the transforms.
     """
     if any(kind == _functorch.TransformType.Vmap for kind in _transforms()):
         raise ShapeError(
-            "under torch.func.vmap nothing can be moved between workers: make the batch a dim of "
-            "the tensor, or loop over its entries"
+            "operators cannot run under torch.func.vmap, because nothing can be moved between "
+            "workers there: make the batch a dim of the tensor, or loop over its entries"
         )
 
 
 @contextmanager
 def outside_torch() -> Generator[None, None, None]:
-    """Disable all transforms and modes in the body: tensors created there own real memory."""
+    """Disable all transforms and modes in the body: tensors created there have real memory."""
     with temporarily_clear_interpreter_stack(), _disable_current_modes():
         yield
 
@@ -183,9 +183,9 @@ def handle_of(thing: object) -> int:
 def constant_when_traced(function: F) -> F:
     """Decorate a function like ``torch.compiler.assume_constant_result``, for any arguments.
 
-    Does not load the compiler. Some versions of Dynamo (torch 2.11) do not pass objects to such a
-    function, but all support ``id`` and guard the graph by it. Objects are therefore passed by
-    address; Dynamo keeps them alive during the call.
+    The decorator does not load the compiler. Some versions of Dynamo (torch 2.11) do not pass
+    objects to such a function, but all support ``id`` and guard the graph by it. Objects are
+    therefore passed by address; Dynamo keeps them alive during the call.
     """
 
     def found(*args: Any, **kwargs: Any) -> Any:
@@ -223,8 +223,9 @@ def thing_of(handle: int) -> Any:
     thing = _things.get(handle)
     if thing is None:
         raise RuntimeError(
-            f"a compiled graph uses handle {handle}, which belongs to nothing in this process: "
-            "compiled graphs cannot be saved, and need their layers to live"
+            f"a compiled graph uses handle {handle}, which does not exist in this process: "
+            "compiled graphs cannot be saved, and need their layers to stay alive; compile again "
+            "in this process"
         )
     return thing
 
@@ -312,15 +313,16 @@ def _in_order(kernel: Callable[..., list[torch.Tensor]]) -> Callable[..., list[t
     """Wrap ``kernel`` to keep its order in a graph and never be recomputed.
 
     Torch has its own tokens for effects, but Inductor drops them (torch 2.13). In checkpointed
-    regions the results are saved: recomputed in backward, the operation would run only on ranks
-    whose backward needs its result.
+    regions the results are saved, because a recomputation in backward would run only on ranks that
+    need the result.
     """
 
     def call(keyset: object, *args: Any) -> list[torch.Tensor]:
         mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)
         if mode is None:
             return kernel(keyset, *args)
-        # The compiler is already loaded here; importing it at the top would take a second.
+        # The compiler is already loaded here; importing it at the top of this file would take a
+        # second.
         from torch._higher_order_ops.effects import with_effects
         from torch.utils.checkpoint import CheckpointPolicy
 
@@ -355,8 +357,8 @@ def _fake_move(handles: Sequence[int], inputs: Sequence[torch.Tensor]) -> Sequen
 
 def _remember_move(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
     ctx.handles, tensors, _ = inputs
-    # The adjoint takes this token. Saving it on every rank also makes checkpointing, which
-    # recomputes when saved tensors are read, do so on all ranks or on none.
+    # The adjoint takes this token. Saving it on every rank also ensures that checkpointing, which
+    # recomputes when saved tensors are read, does so on all ranks or on none.
     ctx.save_for_backward(output[-1])
     constant = [y for x, y in zip(tensors, output, strict=False) if not x.requires_grad]
     ctx.mark_non_differentiable(*constant, output[-1])
@@ -398,5 +400,5 @@ def _fake_check(
 define("move", "int[] handles, Tensor[] inputs", _move, _fake_move, _move_gradients, _remember_move)
 # Not differentiable.
 define("all_reduce", "int partition, Tensor x, str op", _all_reduce, _fake_all_reduce)
-# Calls a method for its errors.
+# Calls a method only for the errors that it raises.
 define("check", "int owner, Tensor x, str method, int[] numbers", _check, _fake_check)
