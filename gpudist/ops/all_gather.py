@@ -71,9 +71,7 @@ class SumScatter(Operator):
         return bind(plan, self.P_x, label, layout.dtype, x.shape, x.dtype)
 
     def _target(self, layout: BlockLayout) -> Decomposition:
-        """Return the decomposition of the sum: balanced along the summed axes, the inputs'
-        elsewhere.
-        """
+        """Return the decomposition of the sum, which is balanced along the summed axes."""
         cut = layout.decomposition
         extents: list[int] = []
         for d, blocks in enumerate(cut.dims):

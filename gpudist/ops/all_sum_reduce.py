@@ -78,7 +78,7 @@ def axes_given(
     axes: Sequence[int] | None,
     axes_keep: Sequence[int] | None,
 ) -> tuple[int, ...]:
-    """Return the chosen axes, given either as such or as all other axes."""
+    """Return the chosen axes, given directly or by the axes to keep."""
     require_cartesian(name, P_x)
     if (axes is None) == (axes_keep is None):
         raise PartitionError(f"{name}: give either the axes or axes_keep, not both")

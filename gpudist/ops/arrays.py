@@ -29,8 +29,9 @@ _kept_streams: set[Any] = set()
 def applied(operator: Any, x: Array | None) -> Array:
     """Apply ``operator`` to a tensor, or to a NumPy or CuPy array, and return the same kind.
 
-    Arrays take no part in autograd, and are for use outside torch.compile. For ``None``, if the
-    operator accepts it and has agreed on the block, the result has the kind of the owner's input.
+    Autograd ignores arrays, and they must not be used under torch.compile. If ``x`` is ``None``,
+    and the operator accepts it and has agreed on the block, the result has the kind of the owner's
+    input.
 
     Returns:
         New tensor or array, whose memory belongs to torch and lives as long as the array.
@@ -119,7 +120,7 @@ def _capsule(x: Any) -> Any:
 
 def _numpy_array_of(y: torch.Tensor) -> NDArray[Any]:
     try:
-        # Not numpy.from_dlpack, whose arrays are read-only before NumPy 2.1.
+        # numpy.from_dlpack is not used, because its arrays are read-only before NumPy 2.1.
         return y.numpy()
     except TypeError as error:
         raise ShapeError(f"NumPy does not have the output's dtype {y.dtype}: {error}") from error
@@ -157,5 +158,5 @@ def _in_stream_order(cupy: Any, device: torch.device) -> Iterator[Callable[[torc
     try:
         yield keep
     finally:
-        # After an error too: torch may still read memory that CuPy would reuse.
+        # Also after an error, because torch may still read memory that CuPy would reuse.
         theirs.wait_stream(ours)

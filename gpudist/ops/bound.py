@@ -44,7 +44,7 @@ class Bound(Generic[T]):
         self._found = Cache[tuple[object, ...], T]()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Bound[T]:
-        # Bound objects belong to the original: the copy binds again, with the same agreement.
+        # Bound objects belong to the original, so a copy binds again, with the same agreement.
         shape: ShapeMode = "static" if self._remembers else "dynamic"
         return Bound(shape, copy.deepcopy(self._agreement, memo))
 
@@ -66,7 +66,7 @@ class Bound(Generic[T]):
 
     def _traced(self, x: torch.Tensor, make: Callable[..., T], *numbers: int) -> T:
         """Bind while a graph is traced, so that the result becomes part of the graph."""
-        # operator.index turns symbols into numbers: the graph is for this shape only.
+        # operator.index converts symbols to numbers, so the graph is for this shape only.
         shape = [operator.index(extent) for extent in x.shape]
         given = [operator.index(number) for number in numbers]
         name, agreed = _bind_while_tracing(
@@ -80,7 +80,7 @@ class Bound(Generic[T]):
 
 
 def _made(make: Callable[..., T], x: torch.Tensor, *numbers: int) -> T:
-    # Works in transforms and modes too, where new tensors have no memory.
+    # This also works in transforms and modes, where new tensors have no memory.
     refuse_vmap()
     if has_modes():
         x = _stand_in(x.shape, x.dtype, x.device, x.requires_grad)

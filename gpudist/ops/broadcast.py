@@ -117,18 +117,18 @@ def broadcast(
         x: block on workers of ``P_x``, a tensor or a NumPy or CuPy array; a zero-volume placeholder
             elsewhere.
         P_x, P_y: partitions of the blocks, and of the copies.
-        transpose_src, transpose_dest: reverse that partition's shape before it is padded; tensors
-            are not transposed. Workers then match over the axes where the two shapes are equal:
-            workers of a transposed partition are numbered in column-major order of the reversed
-            index, others in row-major order, and equal numbers match. For example, from ``[3, 4]``
-            to ``[4, 3]`` with ``transpose_src``, each block goes to the worker of equal rank, which
-            differs from NumPy's transpose.
+        transpose_src, transpose_dest: whether to reverse that partition's shape before padding it;
+            tensors are not transposed. Workers then match over the axes where the two shapes are
+            equal: workers of a transposed partition are numbered in column-major order of the
+            reversed index, others in row-major order, and equal numbers match. For example, from
+            ``[3, 4]`` to ``[4, 3]`` with ``transpose_src``, each block is sent to the worker of
+            equal rank, which differs from NumPy's transpose.
         preserve_batch: workers that are only in ``P_x`` get ``(batch, 0)`` instead of ``(0,)``.
         global_shape: global shape of the balanced tensor on ``P_x``; saves the agreement on the
             blocks.
         shape: ``"dynamic"`` makes each source send its block's shape to the receivers at every
             call; then size, dtype and number of dims may change, placeholders are ignored, and an
-            output requires grad iff its source does. ``"static"`` refuses changes that a
+            output requires grad iff its source does. ``"static"`` raises for changes that a
             placeholder cannot show.
 
     Returns:

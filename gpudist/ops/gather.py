@@ -35,7 +35,8 @@ class Scatter(Repartition):
 
     def forward(self, x: torch.Tensor | None = None) -> torch.Tensor:
         if not self.P_x.active:
-            # A tensor off the root is ignored, but its graph is not: its backward is collective.
+            # A tensor on another rank than root is ignored, but not its graph, since backward is
+            # collective.
             x = zero_volume_tensor(device=self.P_x.device) if x is None else x
             if not isinstance(x, torch.Tensor):
                 self.require_tensor(x)
@@ -46,7 +47,10 @@ class Scatter(Repartition):
             x = x if x.numel() == 0 else x.reshape(-1)[:0]
         if x is None:
             self.agreement.refuse(
-                ShapeError("Scatter: x is None on the root; only other workers may pass None")
+                ShapeError(
+                    "Scatter: x is None on the root, which must pass the tensor; only other "
+                    "workers may pass None"
+                )
             )
         return super().forward(x)
 

@@ -35,7 +35,7 @@ def wrong_block(
     else:
         what = "another block"
         remedy = (
-            "pass the balanced block, as returned by gpudist.scatter(x, P_x), or leave out "
+            "pass the balanced block, as returned by gpudist.scatter(x, P_x), or omit "
             "global_shape= if blocks are not balanced"
         )
     return ShapeError(

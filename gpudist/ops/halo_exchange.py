@@ -25,7 +25,7 @@ from gpudist.world.partition import CartesianPartition
 
 @operator("halo_exchange", lambda kind, P: kind(P.grid(2, 2), halo=[(1, 2), (1, 0)]), (7, 5))
 class HaloExchange(Operator):
-    """Send each worker the cells its kernel reads; see :func:`halo_exchange`.
+    """Send each worker the cells that its kernel reads; see :func:`halo_exchange`.
 
     Args:
         P_x ... shape: see :func:`halo_exchange`.
@@ -57,7 +57,7 @@ class HaloExchange(Operator):
         self.padding_value = padding_value
         self.nested = nested
         super().__init__(P_x, P_x, P_x.dim, True, global_shape, shape)
-        # All ranks have the same window, that of a kernel; halo widths may differ by mistake.
+        # All ranks pass the window of the same kernel, but their halo widths may differ by mistake.
         is_given = global_shape is not None and shape == "static"
         is_alone = P_x.size == 1 or P_x.device.type == "meta"
         self._is_agreed = halo is None or is_given or is_alone
@@ -67,12 +67,13 @@ class HaloExchange(Operator):
         return self.bind_to(layout.decomposition, layout.dtype, x)
 
     def _agree_and_bind(self, x: torch.Tensor) -> tuple[BlockLayout, Movement]:
-        # Before the agreement on blocks, so that after an error no rank has cached it.
+        # Compare before the agreement on blocks, so that no rank has cached the agreement after an
+        # error.
         self._agree_on_widths()
         return super()._agree_and_bind(x)
 
     def _agree_on_widths(self) -> None:
-        """Raise unless all ranks have the same widths: each rank plans for the others too."""
+        """Raise unless all ranks have the same widths: each rank also plans for the others."""
         if self._is_agreed:
             return
         widths = [w for window in self.windows for w in astuple(cast(HaloWidths, window))]
@@ -112,7 +113,7 @@ def _windows(
     halo: Sequence[tuple[int, int]] | None,
 ) -> tuple[Window, ...]:
     if (window is None) == (halo is None):
-        raise ShapeError("HaloExchange: give either a window or halo widths, not both")
+        raise ShapeError("HaloExchange: window and halo are both given; pass only one")
     given: tuple[Window, ...] = ()
     if window is not None:
         given = tuple(window)
@@ -120,8 +121,8 @@ def _windows(
         given = tuple(HaloWidths(left, right) for left, right in halo)
     if len(given) > P_x.dim:
         raise PartitionError(
-            f"HaloExchange: {len(given)} windows for a partition with {P_x.dim} axes; there is one "
-            f"window per dim, counted from the last"
+            f"HaloExchange: {len(given)} windows for a partition with {P_x.dim} axes; pass one "
+            "window per dim, counted from the last"
         )
     return (HaloWidths(),) * (P_x.dim - len(given)) + given
 

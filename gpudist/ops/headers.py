@@ -1,7 +1,6 @@
-"""Headers from sources to receivers, sent before blocks whose shape is known only at run time.
+"""Headers from sources to receivers, sent before blocks whose shapes are known only at run time.
 
-Other ranks need not know the shape, so a header from source to receivers replaces the agreement of
-all ranks.
+Only the receivers need to know a shape, so a header replaces the agreement of all ranks.
 """
 
 from __future__ import annotations

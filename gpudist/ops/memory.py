@@ -1,8 +1,8 @@
 """Operators of the paper on memory: clear, add, copy, move, and their adjoints.
 
 Each is a matrix of zeros and ones that acts on two pieces of memory ``(a, b)``; its adjoint is the
-transpose. In the paper they act in place; here they take and return values, so that autograd can
-record them.
+transpose. In the paper, the operators act in place. Here, they take and return values, so that
+autograd can record them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Base class of the operators: agree on the tensor, plan, bind, cache, move."""
+"""Base class of operators: agree on the tensor, plan, bind, cache, move."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpudist.ops.bound import Bound
 from gpudist.ops.shape_agreement import BlockLayout, ShapeAgreement, ShapeMode
 from gpudist.world.partition import CartesianPartition, Partition, require_one_world
 
-# Limit for each list of partitions: arguments such as a global shape may be new at every call.
+# Limit per list of partitions, since arguments such as a global shape may be new at every call.
 _REMEMBERED_OPERATORS = 256
 
 
@@ -38,7 +38,7 @@ def zero_volume_tensor(
     A placeholder for a tensor that requires grad must require grad too.
 
     Args:
-        batch: extent of dim 0, if the placeholder shows the batch size.
+        batch: extent of dim 0, if the placeholder is to show the batch size.
         dtype, device, requires_grad: see ``torch.empty``.
 
     Returns:
@@ -76,10 +76,11 @@ class Operator(Checked, torch.nn.Module):
         dims: number of dims the input must have, ``None`` for any.
         preserve_batch: zero-volume outputs are ``(batch, 0)`` instead of ``(0,)``.
         global_shape: global shape of the balanced input; saves the agreement.
-        shape: ``"static"``, or ``"dynamic"`` to agree at every call. In the latter case an output
-            requires grad iff grad mode is on and a block requires grad; placeholders need not.
-        grid, placed: grid that splits the tensor and position of each rank's block on it, if not
-            those of ``P_x``.
+        shape: ``"static"``, or ``"dynamic"`` to agree at every call. In the latter case, an output
+            requires grad iff grad mode is enabled and a block requires grad; placeholders need not
+            require it.
+        grid, placed: grid that splits the tensor, and the position of each rank's block on it, if
+            they differ from those of ``P_x``.
     """
 
     def __init__(
@@ -166,10 +167,11 @@ _Operator = TypeVar("_Operator")
 def remembered(
     make: Callable[..., _Operator], P_x: Partition, *args: object, **kwargs: object
 ) -> _Operator:
-    """Return the operator behind a function: made at its first call, and cached.
+    """Return the operator that a function calls, created at its first call and cached.
 
-    The oldest of many operators on the same partitions is dropped, and agrees again if it is called
-    again. All ranks that agree make the same operators in the same order, so they drop the same.
+    If there are many operators on the same partitions, the oldest is dropped, and agrees again if
+    it is called again. All ranks that agree create the same operators in the same order, so they
+    drop the same ones.
     """
     if is_dynamo_compiling():
         args = tuple([_constant(value) for value in args])
@@ -214,7 +216,7 @@ def _constant(value: object) -> object:
     if isinstance(value, tuple | list):
         return tuple([_constant(part) for part in value])
     if isinstance(value, (int, float)):
-        # Hashing turns a symbol into a number.
+        # Hashing converts a symbol to a number.
         (value,) = {value}
     return value
 
@@ -223,6 +225,6 @@ def require_cartesian(name: str, P: Partition) -> None:
     """Raise if a partition has no topology, and thus no axes."""
     if not isinstance(P, CartesianPartition):
         raise PartitionError(
-            f"{name}: {P!r} has no Cartesian topology; give it one with "
-            f"create_cartesian_topology_partition"
+            f"{name}: {P!r} has no Cartesian topology; create one with "
+            "create_cartesian_topology_partition"
         )

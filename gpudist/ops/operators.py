@@ -20,7 +20,7 @@ class OperatorRow:
     Attributes:
         kind: class of the module.
         adjoint: name of the function that computes the adjoint.
-        sample: makes the module on a world of four ranks.
+        sample: creates the module on a world of four ranks.
         shape: global shape of the sample's input, which is balanced over its ``P_x``.
     """
 
@@ -50,7 +50,7 @@ OPERATORS: list[OperatorRow] = []
 def operator(
     adjoint: str, sample: Callable[[Any, Partition], Any], shape: tuple[int, ...]
 ) -> Callable[[Kind], Kind]:
-    """Enter the decorated module into ``OPERATORS``; arguments as in :class:`OperatorRow`."""
+    """Add the decorated module to ``OPERATORS``; for the arguments see :class:`OperatorRow`."""
 
     def enter(kind: Kind) -> Kind:
         OPERATORS.append(OperatorRow(kind, adjoint, sample, shape))

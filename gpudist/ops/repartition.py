@@ -20,7 +20,7 @@ from gpudist.world.partition import Partition
 
 @operator("repartition", lambda kind, P: kind(P.grid(4, 1), P.grid(1, 3)), (6, 5))
 class Repartition(Operator):
-    """Split the tensor on ``P_x`` into balanced blocks on ``P_y``; see :func:`repartition`.
+    """Convert the blocks on ``P_x`` to balanced blocks on ``P_y``; see :func:`repartition`.
 
     Args:
         P_x ... shape: see :func:`repartition`.
@@ -70,7 +70,7 @@ def repartition(
     global_shape: Sequence[int] | None = None,
     shape: ShapeMode = "static",
 ) -> Array:
-    """Split the tensor that ``P_x`` holds into balanced blocks on ``P_y``.
+    """Convert a tensor from blocks on ``P_x`` to balanced blocks on ``P_y``.
 
     Collective over ``P_x`` and ``P_y``, which may share all, some or no workers.
 
@@ -93,7 +93,7 @@ def repartition(
         The reverse repartition.
 
     Cost:
-        One message per worker whose block overlaps; each cell travels at most once.
+        One message per worker whose block overlaps; each cell is sent at most once.
 
     Raises:
         PartitionError: if ``P_x`` and ``P_y`` have different numbers of axes.

@@ -1,4 +1,4 @@
-"""Send-receive: send the blocks of one partition to the workers of another of the same size."""
+"""Send-receive: send the blocks of one partition to the workers of another one of equal shape."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class SendRecv(Broadcast):
     ) -> None:
         if P_x.shape != P_y.shape:
             raise PartitionError(
-                f"SendRecv: P_x has shape {list(P_x.shape)} and P_y {list(P_y.shape)}; the "
-                "shapes must be equal"
+                f"SendRecv: P_x has shape {list(P_x.shape)} and P_y {list(P_y.shape)}; the shapes "
+                "must be equal"
             )
         super().__init__(
             P_x, P_y, preserve_batch=preserve_batch, global_shape=global_shape, shape=shape
@@ -65,7 +65,7 @@ def send_recv(
         global_shape: global shape of the balanced tensor; saves the agreement on the blocks.
         shape: ``"dynamic"`` makes each source send its block's shape to the receiver at every call;
             then size, dtype and number of dims may change, placeholders are ignored, and an output
-            requires grad iff its source does. ``"static"`` refuses changes that a placeholder
+            requires grad iff its source does. ``"static"`` raises for changes that a placeholder
             cannot show.
 
     Returns:

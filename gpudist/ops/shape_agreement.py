@@ -1,4 +1,4 @@
-"""Agreement of the ranks on a distributed tensor's blocks and dtype, before they can plan.
+"""Agreement of the ranks on the blocks and dtype of a distributed tensor, before they plan.
 
 The ranks agree once, by a small all-gather, or the user gives ``global_shape``. Later changes need
 no communication if every rank can see them; otherwise they raise.
@@ -32,7 +32,7 @@ ShapeMode = Literal["static", "dynamic"]
 
 
 class BlockLayout:
-    """Blocks of a distributed tensor, by rank of the partition that owns them, and their dtype.
+    """Blocks of a distributed tensor by rank of the owning partition, and their dtype.
 
     It holds either a decomposition of a global tensor or a table of shapes, which need not form
     one.
@@ -92,7 +92,7 @@ class BlockLayout:
 
     @cached_property
     def decomposition(self) -> Decomposition:
-        """Decomposition of the global tensor, into the product of one partition per dim.
+        """Decomposition of the global tensor: the product of one list of blocks per dim.
 
         Raises:
             ShapeError: on every rank alike, if the blocks' shapes are not such a product.
@@ -111,9 +111,9 @@ class BlockLayout:
             expected = cut.block(index_of(rank, self.grid)).shape
             if shape != expected:
                 raise ShapeError(
-                    f"{self._name}: the blocks are not a cut of one tensor: rank {rank} has "
-                    f"{list(shape)} where its neighbours in the grid {list(self.grid)} imply "
-                    f"{list(expected)}"
+                    f"{self._name}: the blocks do not form one tensor: rank {rank} has "
+                    f"{list(shape)}, but its neighbours in the grid {list(self.grid)} imply "
+                    f"{list(expected)}; pass matching blocks"
                 )
         return cut
 
@@ -130,8 +130,8 @@ class ShapeAgreement:
         shape: ``"static"`` agrees once, ``"dynamic"`` at every call.
         grid: grid that splits the tensor, by default ``P_x``'s shape; axes are counted from the
             last dim.
-        placed: function that returns the index on that grid of a rank's block, if not the rank's
-            own.
+        placed: function that returns the index of a rank's block on that grid, if it is not the
+            rank's own index.
 
     Attributes:
         kind: kind of this rank's input at this call: a tensor, or an array of another library.
@@ -154,7 +154,7 @@ class ShapeAgreement:
         if global_shape is not None and shape == "dynamic":
             raise ShapeError(
                 f"{name}: global_shape={list(global_shape)} and shape='dynamic' are both given, "
-                "but 'dynamic' agrees on the shape at every call; leave one out"
+                "but 'dynamic' agrees on the shape at every call; pass only one"
             )
         self._name = name
         self._P_x = P_x
@@ -174,7 +174,7 @@ class ShapeAgreement:
         return left_padded(self._cut, dims, 1) if len(self._cut) <= dims else ()
 
     def __call__(self, x: torch.Tensor) -> BlockLayout:
-        """Return the layout that follows from ``x``; collective if the ranks have yet to agree.
+        """Return the layout that follows from ``x``; collective if the ranks have not agreed yet.
 
         Raises:
             ShapeError: a block has the wrong number of dims or is on the wrong device.
@@ -188,7 +188,7 @@ class ShapeAgreement:
         return self._adapted(self._agreed, x)
 
     def settle(self, layout: BlockLayout) -> None:
-        """Set ``layout`` as agreed on; every rank must know it without a message."""
+        """Set ``layout`` as the agreed one; every rank must know it without a message."""
         self._agreed = layout
 
     @property
@@ -210,8 +210,8 @@ class ShapeAgreement:
             self.refuse(
                 PlanMismatch(
                     f"{self._name}: agreed on {layout.key} of {layout.dtype}, but this rank's "
-                    "graph was compiled for other blocks, and the rank cannot see the difference; "
-                    "call it outside torch.compile"
+                    "graph was compiled for other blocks, and the rank cannot detect the "
+                    "difference; call it outside torch.compile"
                 )
             )
 
@@ -248,7 +248,7 @@ class ShapeAgreement:
                 given = x if rank == self._P_all.rank else None
                 error = self._error(row.problem, rank, row.shape, given)
                 if row.problem in NEVER_MOVED:
-                    # As at later calls, where only the rank with such a tensor could raise.
+                    # Raise as at later calls, where only the rank with such a tensor could raise.
                     self.refuse(error)
                 raise error
         by_world_rank = dict(zip(self._P_all.ranks, facts, strict=True))
@@ -272,7 +272,7 @@ class ShapeAgreement:
         return layout
 
     def _known(self, x: torch.Tensor) -> BlockLayout | None:
-        """Return the layout that the transport knows without other ranks, if it does."""
+        """Return the layout if the transport knows it without other ranks, else ``None``."""
         if self._P_x.rank is None or self._problem(x) > BLOCK:
             return None
         grid = self._grid(x.dim())
@@ -288,9 +288,7 @@ class ShapeAgreement:
         return BlockLayout(self._name, grid, x.dtype, cut, placed=self._placed)
 
     def _adapted(self, agreed: BlockLayout, x: torch.Tensor) -> BlockLayout:
-        """Return ``agreed`` with the changes that are allowed: the dtype, and dims that are not
-        split.
-        """
+        """Return ``agreed`` with the allowed changes: the dtype, and dims that are not split."""
         dims = agreed.dims
         free = [d for d in range(dims) if not agreed.grid or agreed.grid[d] == 1]
         changed: dict[int, int] = {}

@@ -66,16 +66,16 @@ def shift(
     """Move each worker's block ``steps`` workers along the axes of ``P_x``, cyclically.
 
     Collective over ``P_x``. Worker ``index`` sends its block to worker ``index + steps`` modulo the
-    shape of ``P_x``. Whole blocks move: if all have one extent, the result is the block of
-    ``torch.roll(X, [step * extent ...])`` of the global tensor ``X``. Repeated shifts are the loop
-    of ring algorithms, such as Cannon's product of matrices.
+    shape of ``P_x``. Blocks are moved as a whole: if all have the same extent, the result is the
+    block of ``torch.roll(X, [step * extent ...])`` of the global tensor ``X``. Ring algorithms,
+    such as Cannon's matrix product, consist of repeated shifts.
 
     Args:
         x: block on workers of ``P_x``, a tensor or a NumPy or CuPy array; a zero-volume placeholder
             elsewhere.
         P_x: partition of ``x``.
-        steps: number of workers by which blocks move, per axis of ``P_x``; may be negative, 0, or
-            beyond the axis.
+        steps: number of workers by which to move blocks, per axis of ``P_x``; may be negative, 0,
+            or exceed the axis.
         preserve_batch, global_shape, shape: see :func:`gpudist.send_recv`.
 
     Returns:
@@ -85,7 +85,7 @@ def shift(
         Shift by ``-steps``.
 
     Cost:
-        One message per worker; a copy where a block stays.
+        One message per worker, or a copy if a block stays on its worker.
 
     Raises:
         PartitionError: on every rank alike, if ``steps`` does not have one number per axis.

@@ -90,9 +90,9 @@ def sum_reduce(
 ) -> Array:
     """Sum the blocks of ``P_x`` into the matching workers of ``P_y``.
 
-    Collective over ``P_x`` and ``P_y``. The mirror of :func:`~gpudist.broadcast`: the shape of
-    ``P_y`` is left-padded with ones; each axis must then equal ``P_x``'s or be 1, and blocks are
-    summed along the axes where it is 1, in ascending rank order.
+    Collective over ``P_x`` and ``P_y``. The rules mirror those of :func:`~gpudist.broadcast`: the
+    shape of ``P_y`` is left-padded with ones; each axis must then equal that of ``P_x`` or be 1,
+    and blocks are summed along the axes where it is 1, in ascending rank order.
 
     Args:
         x: block on workers of ``P_x``, a tensor or a NumPy or CuPy array; a zero-volume placeholder

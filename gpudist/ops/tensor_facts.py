@@ -35,7 +35,7 @@ class TensorFacts(NamedTuple):
     Attributes:
         problem: ``BLOCK``, or the reason why the tensor is not a block that can be moved.
         requires_grad: whether a result computed from the tensor now requires grad.
-        kind: kind of array that the tensor was given as.
+        kind: kind of array as which the tensor was passed.
     """
 
     problem: int
@@ -46,9 +46,7 @@ class TensorFacts(NamedTuple):
 
     @classmethod
     def of(cls, row: Sequence[int]) -> TensorFacts:
-        """Return the facts in a row of integers; of a tensor with too many dims, only the first
-        ones.
-        """
+        """Return the facts encoded as a row of integers, with the first ``MAX_DIMS`` extents."""
         problem, dtype, dims, *shape, requires_grad, kind = row
         return cls(problem, _DTYPES[dtype], tuple(shape[:dims]), bool(requires_grad), kind)
 
@@ -104,11 +102,12 @@ def problem_error(
     if problem == _WRONG_DIMS:
         if dims is None:
             return ShapeError(
-                f"{where}: the block has too many dims; operators take at most {MAX_DIMS}"
+                f"{where}: the block has more than {MAX_DIMS} dims, the most that operators take; "
+                "merge some dims"
             )
         return ShapeError(
-            f"{where}: the block of shape {list(shape)} has {len(shape)} dims, not {dims}; the "
-            "partition has one axis per dim of the tensor"
+            f"{where}: the block of shape {list(shape)} has {len(shape)} dims, not {dims}; pass a "
+            "block with one dim per axis of the partition"
         )
     if problem == _WRONG_DEVICE:
         found = "another device" if x is None else x.device

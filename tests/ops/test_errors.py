@@ -105,7 +105,7 @@ MISUSES: dict[str, tuple[Callable[[Partition], object], type[GpudistError], str]
     "batch that is not cut": (
         lambda P: ops.all_gather(torch.ones(2 + (P.rank == 1), 3), grid(P, 2, 2), [0]),
         ShapeError,
-        r"not a cut .*\[3, 3\]",
+        r"do not form one tensor.*\[3, 3\]",
     ),
 }
 
