@@ -1,6 +1,6 @@
-"""Integer geometry: which rank owns which box, which rank needs it, and the resulting plan.
+"""Integer geometry: which ranks own and need which boxes, and the resulting plans.
 
-This package knows nothing of tensors, processes or transports.
+This package is independent of tensors, processes and transports.
 """
 
 from gpudist.geometry.adaptive import AdaptiveWindow

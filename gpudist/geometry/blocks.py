@@ -1,7 +1,7 @@
 """Cut a global tensor into blocks, one per worker.
 
 :class:`Blocks` cuts one dim; :class:`Decomposition` cuts a tensor, as the product of the cuts of
-its dims. Queries concern one worker, and their time does not grow with the number of workers.
+its dims. Queries are for one worker, and take a time that does not grow with the number of workers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpudist.geometry.boxes import Box
 
 
 def balanced_block(extent: int, parts: int, index: int) -> tuple[int, int]:
-    """Half-open range of block ``index`` of ``extent`` cells in ``parts`` balanced blocks.
+    """Return the half-open range of block ``index`` of ``parts`` balanced blocks.
 
     The first ``extent % parts`` blocks have one cell more; blocks may be empty.
     """
@@ -28,7 +28,7 @@ def balanced_block(extent: int, parts: int, index: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Blocks:
-    """One dim of ``extent`` cells cut into ``parts`` consecutive blocks.
+    """Decomposition of one dim of ``extent`` cells into ``parts`` consecutive blocks.
 
     Attributes:
         extent: global number of cells.
@@ -55,7 +55,7 @@ class Blocks:
 
     @classmethod
     def of_sizes(cls, sizes: Sequence[int]) -> Blocks:
-        """Blocks of the given sizes; balanced sizes give balanced blocks."""
+        """Return blocks of the given sizes; balanced sizes give balanced blocks."""
         balanced = cls(sum(sizes), len(sizes))
         if all(balanced.length(index) == size for index, size in enumerate(sizes)):
             return balanced
@@ -66,7 +66,7 @@ class Blocks:
         return tuple(accumulate(self.sizes or ()))
 
     def block(self, index: int) -> tuple[int, int]:
-        """Half-open range of global cells in block ``index``."""
+        """Return the half-open range of global cells in block ``index``."""
         if self.sizes is None:
             return balanced_block(self.extent, self.parts, index)
         stop = self._stops[index]
@@ -82,7 +82,7 @@ class Blocks:
         return min(self.parts, self.extent) if self.sizes is None else self.parts
 
     def overlapping(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """Blocks with cells in ``[start, stop)``, as ``(index, start, stop)`` of the overlap."""
+        """Yield ``(index, start, stop)`` of the overlap for each block in ``[start, stop)``."""
         start, stop = max(start, 0), min(stop, self.extent)
         if start >= stop:
             return
@@ -128,12 +128,12 @@ class Decomposition:
         return tuple(blocks.parts for blocks in self.dims)
 
     def block(self, index: Sequence[int]) -> Box:
-        """The global box that the worker at ``index`` owns."""
+        """Return the global box that the worker at ``index`` owns."""
         ranges = [blocks.block(i) for blocks, i in zip(self.dims, index, strict=True)]
         return Box(tuple(start for start, _ in ranges), tuple(stop for _, stop in ranges))
 
     def with_extents(self, extents: dict[int, int]) -> Decomposition:
-        """Copy of the decomposition with other extents in dims that are not partitioned."""
+        """Return the decomposition with other extents in dims that are not partitioned."""
         if not extents:
             return self
         partitioned = [d for d in extents if self.dims[d].parts > 1]

@@ -1,7 +1,7 @@
-"""Boxes, and plans made of them: what one rank copies, sends and receives.
+"""Boxes, and plans of the boxes that one rank copies, sends and receives.
 
-A plan is one rank's part of a linear operator: every output cell is the sum of the input cells
-that move to it. The boxes decide whether overwriting suffices to compute that sum.
+A plan is one rank's part of a linear operator: every output cell is the sum of the input cells that
+are moved to it. The boxes determine whether overwriting suffices to compute that sum.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Box:
         return tuple(slice(start, stop) for start, stop in zip(self.start, self.stop, strict=True))
 
     def shifted(self, offset: Sequence[int]) -> Box:
-        """The box in coordinates whose origin lies at ``offset``."""
+        """Return the box in coordinates with their origin at ``offset``."""
         return Box(
             tuple(start - o for start, o in zip(self.start, offset, strict=True)),
             tuple(stop - o for stop, o in zip(self.stop, offset, strict=True)),
@@ -66,7 +66,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Message:
-    """Boxes exchanged with ``peer``, packed one after the other in an order both sides share.
+    """Boxes exchanged with ``peer``, packed one after the other in the same order on both sides.
 
     Boxes to send are in coordinates of the input, boxes to receive in coordinates of the output.
     """
@@ -135,7 +135,7 @@ class Stage:
 
     @cached_property
     def T(self) -> Stage:
-        """Adjoint stage: every cell returns to its source, and copies of a cell are summed."""
+        """Adjoint stage: every cell is sent back to its source, and copies of a cell are summed."""
         return Stage(
             self.output_shape,
             self.input_shape,
@@ -167,10 +167,10 @@ class Plan:
     """One rank's part of a linear operator between distributed tensors.
 
     Attributes:
-        key: what all ranks know about the operator: its name and all numbers that determine the
-            plan.
-        rank: rank that carries out this plan, in the partition the messages refer to.
-        stages: stages of messages, carried out one after the other.
+        key: properties of the operator that all ranks know: its name, and all numbers that
+            determine the plan.
+        rank: rank that executes this plan, in the partition to which messages refer.
+        stages: stages of messages, executed one after the other.
     """
 
     key: tuple[object, ...]
@@ -208,12 +208,12 @@ class Plan:
 
     @cached_property
     def identity(self) -> bytes:
-        """Digest of 16 bytes: equal on all ranks of an operator, different for other operators."""
+        """Digest of 16 bytes, equal on all ranks of an operator and different for other ones."""
         return digest_of(repr((self.key, self.transposed)).encode())
 
 
 def uncovered(shape: Sequence[int], boxes: Iterable[Box]) -> tuple[Box, ...]:
-    """Disjoint boxes that cover the cells of a tensor of ``shape`` outside all ``boxes``."""
+    """Return disjoint boxes that cover the cells of a tensor of ``shape`` outside all ``boxes``."""
     rest = [Box.whole(shape)] if prod(shape) else []
     for box in boxes:
         rest = [piece for part in rest for piece in without(part, box)]
@@ -221,14 +221,14 @@ def uncovered(shape: Sequence[int], boxes: Iterable[Box]) -> tuple[Box, ...]:
 
 
 def intersection(a: Box, b: Box) -> Box | None:
-    """Cells in both boxes, ``None`` if there are none."""
+    """Return the cells in both boxes, ``None`` if there are none."""
     start = tuple(map(max, a.start, b.start))
     stop = tuple(map(min, a.stop, b.stop))
     return Box(start, stop) if all(map(lt, start, stop)) else None
 
 
 class Overlaps:
-    """Find which of many boxes have cells in common with another.
+    """Index that finds the boxes that have cells in common with a given one.
 
     Args:
         boxes: the blocks of a tensor that have cells: all products of ranges that divide its dims.
@@ -239,7 +239,7 @@ class Overlaps:
         self._starts = [sorted(set(of_dim)) for of_dim in zip(*self._numbers, strict=True)]
 
     def __call__(self, box: Box) -> list[tuple[int, Box]]:
-        """Return number and common cells of each box that overlaps ``box``, by number."""
+        """Return the number and the common cells of each box that overlaps ``box``, by number."""
         if not self._numbers:
             return []
         near: list[list[int]] = []
@@ -256,7 +256,7 @@ class Overlaps:
 
 
 def without(part: Box, hole: Box) -> Iterator[Box]:
-    """Disjoint boxes that cover ``part`` outside ``hole``."""
+    """Return disjoint boxes that cover ``part`` outside ``hole``."""
     common = intersection(part, hole)
     if common is None:
         yield part

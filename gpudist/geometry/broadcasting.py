@@ -64,7 +64,7 @@ class Pairing:
         return tuple(self._target_shape[axis] for axis in self._matching)
 
     def source_of(self, target_rank: int) -> int:
-        """Source rank matched with the worker ``target_rank`` of the target grid."""
+        """Return the source rank that matches the worker ``target_rank`` of the target grid."""
         index = index_of(target_rank, self.target)
         if self.transpose_target:
             index = index[::-1]
@@ -77,7 +77,7 @@ class Pairing:
         return rank_of(actual[::-1] if self.transpose_source else actual, self.source)
 
     def targets_of(self, source_rank: int) -> tuple[int, ...]:
-        """Target ranks matched with the worker ``source_rank`` of the source grid, ascending."""
+        """Return the target ranks that match the worker ``source_rank`` of the source grid."""
         index = index_of(source_rank, self.source)
         index = left_padded(
             index[::-1] if self.transpose_source else index, len(self._source_shape), 0
@@ -122,7 +122,7 @@ def misfit(
     source_name: str = "the first",
     target_name: str = "the second",
 ) -> str | None:
-    """Reason why two grids do not match; ``None`` if they do."""
+    """Return why two grids do not match; ``None`` if they do."""
     many = _effective(target, transpose_target)
     few = left_padded(_effective(source, transpose_source), len(many), 1)
     if len(few) > len(many):
@@ -150,7 +150,7 @@ def plan_broadcast(
 ) -> Plan:
     """Plan one worker's part of a broadcast. The adjoint is a sum-reduce.
 
-    All ranks are ranks in a partition that holds the workers of both grids.
+    All ranks are positions in a partition of the workers of both grids.
 
     Args:
         rank: rank of this worker.
@@ -175,7 +175,7 @@ def plan_broadcast(
         if len(members) > 2:
             collectives.append(Collective("broadcast", members, root, root in groups[root]))
             continue
-        # One or two workers do not need a communicator: a copy and a message suffice.
+        # One or two workers need no communicator, since a copy and a message suffice.
         if root == rank and input_shape is not None:
             block = Box.whole(input_shape)
             moves += [Move(block, block)] if root in groups[root] else []
@@ -198,7 +198,7 @@ def plan_broadcast(
 def plan_all_sum_reduce(
     rank: int, members: Sequence[int], shape: tuple[int, ...], key: tuple[object, ...]
 ) -> Plan:
-    """Plan one worker's part of a sum over ``members``, all of which get it. Self-adjoint."""
+    """Plan one worker's part of an all-sum over ``members``. Self-adjoint."""
     members = tuple(sorted(members))
     if len(members) == 1:
         block = Box.whole(shape)

@@ -1,4 +1,4 @@
-"""Rank <-> index on a Cartesian grid of workers."""
+"""Conversion between ranks and indices on a Cartesian grid of workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpudist.errors import PartitionError
 
 
 def rank_of(index: Sequence[int], shape: Sequence[int]) -> int:
-    """Row-major rank of ``index`` on a grid of ``shape``; the last axis runs fastest."""
+    """Return the row-major rank of ``index`` on a grid of ``shape``."""
     rank = 0
     for i, extent in zip(index, shape, strict=True):
         rank = rank * extent + i
@@ -18,7 +18,7 @@ def rank_of(index: Sequence[int], shape: Sequence[int]) -> int:
 
 
 def index_of(rank: int, shape: Sequence[int]) -> tuple[int, ...]:
-    """Row-major index of ``rank``: the inverse of :func:`rank_of`."""
+    """Return the row-major index of ``rank``; the inverse of :func:`rank_of`."""
     index: list[int] = []
     for extent in reversed(shape):
         rank, i = divmod(rank, extent)
@@ -27,23 +27,23 @@ def index_of(rank: int, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def column_major_number(index: Sequence[int], shape: Sequence[int]) -> int:
-    """Position of ``index`` when the first axis runs fastest."""
+    """Return the position of ``index`` when the first axis varies fastest."""
     return rank_of(tuple(reversed(index)), tuple(reversed(shape)))
 
 
 def column_major_index(number: int, shape: Sequence[int]) -> tuple[int, ...]:
-    """The inverse of :func:`column_major_number`."""
+    """Return the index at a position; the inverse of :func:`column_major_number`."""
     return tuple(reversed(index_of(number, tuple(reversed(shape)))))
 
 
 def left_padded(values: Iterable[int], dim: int, fill: int) -> tuple[int, ...]:
-    """Prepend ``fill`` to ``values`` until there are ``dim`` of them."""
+    """Prepend ``fill`` to ``values`` up to a length of ``dim``."""
     values = tuple(values)
     return (fill,) * (dim - len(values)) + values
 
 
 def size_of(shape: Sequence[int]) -> int:
-    """Number of workers on a grid of ``shape``."""
+    """Return the number of workers on a grid of ``shape``."""
     return prod(shape)
 
 

@@ -20,7 +20,7 @@ class Source:
         box: cells in coordinates of the input, of the output, or of a message's part.
         message: number of the message in ``MessageStage.incoming``; ``None`` for own cells.
         part: index of the box in the message, whose boxes are packed one after the other.
-        of_output: whether the values are those the output had before.
+        of_output: whether the values are the previous values of the output.
     """
 
     box: Box
@@ -42,7 +42,7 @@ class Combine:
     sources: tuple[Source, ...]
 
     def at(self, box: Box) -> Combine:
-        """Restriction to ``box``, a box of the output within the destination."""
+        """Return the restriction to ``box``, a box of the output within the destination."""
         sources = (
             replace(source, box=box.shifted(_offset(source.box, self.destination)))
             for source in self.sources
@@ -51,19 +51,22 @@ class Combine:
 
 
 def combines(stage: MessageStage, accumulates: bool = False) -> tuple[Combine, ...]:
-    """Return the combines of ``stage``: every cell that anything writes appears once.
+    """Return the combines of ``stage``, in which every written cell appears once.
 
-    The sources of a cell are in the order in which the stage adds them. A fill that is added to
-    does not count as a source.
+    The sources of a cell are in the order in which the stage adds them. A fill to which something
+    is added does not count as a source.
 
     Args:
-        stage: result of ``as_messages``, without ``scatters``. With ``from_zero``, sums name only
-            the cells that something is added to.
+        stage: result of ``as_messages``, without ``scatters``. With ``from_zero``, sums list only
+            the cells to which something is added.
         accumulates: whether the output already has values, which are then the first source of
             every sum.
     """
     if stage.relays or stage.relayed:
-        raise ValueError("sums that are sent on are not complete at once")
+        raise ValueError(
+            "a relayed sum is not complete when it is sent, so it has no combines; pass a stage "
+            "without scatters"
+        )
     pieces = [Combine(box, ()) for box in stage.fills]
     pieces += [Combine(move.destination, (Source(move.source),)) for move in stage.moves]
     for number, message in enumerate(stage.receives):
@@ -78,7 +81,7 @@ def combines(stage: MessageStage, accumulates: bool = False) -> tuple[Combine, .
 
 
 def _contributions(stage: MessageStage) -> Iterator[list[Combine]]:
-    """Combines that each sum of the stage adds."""
+    """Return the combines that each sum of the stage adds."""
     number = len(stage.receives)
     for contribution in stage.sums:
         boxes = contribution.destinations
@@ -95,7 +98,7 @@ def _received(box: Box, message: int, part: int) -> Combine:
 
 
 def _added(pieces: list[Combine], new: Combine, accumulates: bool) -> Iterator[Combine]:
-    """Add ``new`` to ``pieces``, which are cut where it begins and ends."""
+    """Add ``new`` to ``pieces``, cutting them where it begins and ends."""
     rest = [new.destination] if new.destination.volume else []
     for piece in pieces:
         common = intersection(piece.destination, new.destination)

@@ -1,4 +1,4 @@
-"""Composition of windows: what outputs of the last window read of every input."""
+"""Composition of windows: the cells of every input that outputs of the last window read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpudist.geometry.windows import Window
 
 @dataclass(frozen=True)
 class Read:
-    """Range of inputs that a range of one window's outputs reads along a dim.
+    """Range of inputs that a range of outputs of one window reads along a dim.
 
     Attributes:
         extent: global number of inputs.
@@ -38,10 +38,10 @@ class Read:
 
 @dataclass(frozen=True)
 class ComposedWindow:
-    """Windows in sequence, each of which reads the outputs of the one before.
+    """Sequence of windows, each of which reads the outputs of the previous one.
 
-    Cells that a window reads beyond the global extent of its input are padding and do not depend
-    on the windows before. Needed ranges therefore never leave the global extent.
+    Cells that a window reads beyond the global extent of its input are padding, and do not depend
+    on previous windows. Needed ranges therefore never leave the global extent.
 
     Attributes:
         windows: at least one window; the first reads the input.
@@ -58,7 +58,7 @@ class ComposedWindow:
         return self.reads(start, stop, extent)[0].inside
 
     def reads(self, start: int, stop: int, extent: int) -> tuple[Read, ...]:
-        """Ranges that each window reads for outputs ``[start, stop)`` of the last window.
+        """Return the ranges that each window reads for outputs ``[start, stop)`` of the last one.
 
         The outputs of each window are the cells inside the extent that the next window needs. An
         empty range of outputs needs nothing from any window.
@@ -70,7 +70,7 @@ class ComposedWindow:
         outputs = (start, stop)
         for window, inputs in zip(reversed(self.windows), reversed(extents), strict=True):
             low, high = window.needed(*outputs, inputs)
-            # The ends are monotone in the outputs, even if a window in between computes nothing.
+            # The ends are monotone in the outputs, even if an intermediate window computes nothing.
             found.append(Read(inputs, outputs, (low, max(low, high) if start < stop else low)))
             outputs = found[-1].inside
         return tuple(reversed(found))

@@ -1,4 +1,4 @@
-"""Windows of a layer that makes several outputs from every cell."""
+"""Windows of a layer that computes several outputs from every cell."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Faces: the outputs of a worker that read ghost cells.
 
-Along each dim, a worker's outputs fall into those that read ghosts on the left, those that read
-none, and those that read ghosts on the right. A face of a dim lies on one side of that dim and
-inside along all dims before it, so that every output is in at most one face.
+Along each dim, a worker's outputs are divided into outputs that read ghosts on the left, outputs
+that read none, and outputs that read ghosts on the right. A face of a dim lies on one side of that
+dim, and inside along all preceding dims, so that every output is in at most one face.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Face:
 
     Attributes:
         outputs: box in coordinates of the worker's output block; empty if it has no such face.
-        plan: plan from the worker's block to a slab of all cells that ``outputs`` read. Nothing
-            moves to padding; own cells are left out unless ``with_own`` is set.
+        plan: plan from the worker's block to a slab of all cells that ``outputs`` read. Nothing is
+            moved to padding; own cells are omitted unless ``with_own`` is set.
     """
 
     outputs: Box
@@ -49,7 +49,7 @@ class _Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class _Axis:
-    """One dim of the tensor from the view of the worker at ``index``."""
+    """One dim of the tensor as seen by the worker at ``index``."""
 
     inputs: Blocks
     outputs: Blocks
@@ -58,7 +58,7 @@ class _Axis:
     index: int
 
     def outputs_of(self, part: Part, index: int) -> tuple[int, int]:
-        """Range of outputs of the worker ``index`` of this axis that lie in ``part``."""
+        """Return the range of outputs of worker ``index`` of this axis that lie in ``part``."""
         start, stop = self.outputs.block(index)
         if part == "whole":
             return start, stop
@@ -66,13 +66,13 @@ class _Axis:
         return {"left": (start, first), "inside": (first, last), "right": (last, stop)}[part]
 
     def needed(self, part: Part, index: int) -> tuple[int, int]:
-        """Range of cells that the outputs in ``part`` read."""
+        """Return the range of cells that the outputs in ``part`` read."""
         start, stop = self.outputs_of(part, index)
         low, high = self.window.needed(start, stop, self.inputs.extent)
         return (low, high) if start < stop else (low, low)
 
     def takes(self, part: Part) -> Iterator[_Segment]:
-        """Segments that ``part`` needs, by owner, relative to the start of the needed range."""
+        """Return the segments that ``part`` needs, by owner, relative to the needed range."""
         low, high = self.needed(part, self.index)
         for shift in shifts((low, high), self.inputs.extent, self.periodic):
             for owner, start, stop in self.inputs.overlapping(low - shift, high - shift):
@@ -80,7 +80,7 @@ class _Axis:
                 yield _Segment(owner, start + shift - low, stop + shift - low, own)
 
     def gives(self, part: Part) -> Iterator[_Segment]:
-        """Own cells that ``part`` of another worker needs, relative to the start of the block."""
+        """Return the own cells that ``part`` of another worker needs, relative to the block."""
         first, last = self.inputs.block(self.index)
         outputs, window, extent = self.outputs, self.window, self.inputs.extent
         if first == last or not outputs.occupied:
@@ -102,9 +102,9 @@ class _Axis:
 def inside(
     inputs: Blocks, outputs: Blocks, window: Window, periodic: bool, index: int
 ) -> tuple[int, int]:
-    """Range of worker ``index``'s outputs that read no ghosts.
+    """Return the range of outputs of worker ``index`` that read no ghosts.
 
-    Outputs before the range read ghosts on the left, outputs behind it only on the right.
+    Outputs before the range read ghosts on the left; outputs behind it read them only on the right.
     """
     owned, (start, stop) = inputs.block(index), outputs.block(index)
 
@@ -155,7 +155,7 @@ def plan_faces(
 
 
 def have_faces(inputs: Decomposition, windows: Sequence[Window], periodic: Sequence[bool]) -> bool:
-    """Whether some worker reads ghosts, so that :func:`plan_faces` returns any face."""
+    """Return whether any worker reads ghosts, so that :func:`plan_faces` returns a face."""
     axes = _axes(inputs, windows, (0,) * len(inputs.dims), periodic)
     return any(_anybody_has(axis, side) for axis in axes for side in _SIDES)
 
@@ -218,11 +218,11 @@ def _shared(
 def own_paddings(
     inputs: Decomposition, windows: Sequence[Window], index: Sequence[int]
 ) -> tuple[int, ...] | None:
-    """Symmetric zero padding with which a block yields its own outputs, except those with ghosts.
+    """Return the symmetric zero padding for a block's outputs without ghosts.
 
-    One number per dim with a sliding window. ``None``, on every rank alike, if some worker would
-    need different padding on its two sides, would have to drop own cells, or has outputs but no
-    cells. Takes time proportional to the number of workers along each axis.
+    The result is one number per dim with a sliding window. It is ``None``, on every rank alike, if
+    any worker would need different padding on its two sides, would have to drop own cells, or has
+    outputs but no cells. The time is proportional to the number of workers along each axis.
     """
     own: list[int] = []
     for blocks, window, i in zip(inputs.dims, windows, index, strict=True):
@@ -237,7 +237,7 @@ def own_paddings(
 
 @lru_cache(maxsize=256)
 def axis_paddings(inputs: Blocks, window: SlidingWindow) -> tuple[int, ...] | None:
-    """Padding of :func:`own_paddings` for every worker of one axis."""
+    """Return the padding of :func:`own_paddings` for every worker of one axis."""
     outputs = window.outputs(inputs)
     paddings: list[int] = []
     for index in range(inputs.parts):

@@ -1,7 +1,7 @@
 """Halo exchange: one rank's plan, computed from the ranges that every worker needs.
 
-Dims are independent: along each, a worker's needed range falls into segments, each owned by one
-block. The boxes of a plan are products of such segments, so that planning only visits peers.
+Dims are independent: along each, the range that a worker needs is divided into segments, each owned
+by one block. The boxes of a plan are products of such segments, so that planning visits only peers.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class AxisHalo:
-    """Cells that one worker of an axis owns, needs, takes from others and gives to others.
+    """Cells that one worker of an axis owns, needs, receives and sends.
 
     Attributes:
         owned, needed: ranges of global cells; ``needed`` may reach beyond the edge.
         takes: segments relative to the start of ``needed``.
-        gives: segments relative to the start of ``owned``. What A takes from B and what B gives
-            to A are listed in the same order, also if A is B.
+        gives: segments relative to the start of ``owned``. The cells that A takes from B are listed
+            in the same order as those that B gives to A, also if A is B.
     """
 
     owned: tuple[int, int]
@@ -44,21 +44,21 @@ class AxisHalo:
 
 
 def needed_range(inputs: Blocks, window: Window, index: int) -> tuple[int, int]:
-    """Range of input cells that worker ``index`` reads; empty if it has no output."""
+    """Return the range of input cells that worker ``index`` reads; empty if it has no output."""
     start, stop = window.outputs(inputs).block(index)
     first, last = window.needed(start, stop, inputs.extent)
     return (first, first) if start == stop else (first, last)
 
 
 def reads_own_cells(inputs: Blocks, window: Window) -> bool:
-    """Whether every worker along a dim needs exactly the cells it owns."""
+    """Return whether every worker along a dim needs exactly the cells it owns."""
     return all(
         needed_range(inputs, window, index) == inputs.block(index) for index in range(inputs.parts)
     )
 
 
 def axis_halo(inputs: Blocks, window: Window, periodic: bool, index: int) -> AxisHalo:
-    """Halo of worker ``index`` along one axis, in time logarithmic in the number of workers."""
+    """Return the halo of worker ``index`` along one axis, in time logarithmic in the workers."""
     outputs, extent = window.outputs(inputs), inputs.extent
     owned, needed = inputs.block(index), needed_range(inputs, window, index)
     takes = tuple(
@@ -89,14 +89,14 @@ def plan_halo(
     periodic: Sequence[bool] | None = None,
     nested: bool = False,
 ) -> Plan:
-    """Plan of the worker at ``index``, from its block to all cells that its windows read.
+    """Plan the movement from the block of the worker at ``index`` to all cells its windows read.
 
     Args:
         inputs: decomposition of the global tensor over the process grid.
         windows: one window per dim; ``HaloWidths()`` for dims that read nothing from others.
         index: index of the worker on the grid.
         periodic: whether ranges beyond the edge wrap to the other end, per dim.
-        nested: whether to use one stage per dim with two peers each, where corners travel twice,
+        nested: whether to use one stage per dim with two peers each, which sends corners twice,
             instead of one stage with all peers at once.
 
     Returns:
@@ -154,14 +154,14 @@ def _still(cells: tuple[int, int], index: int) -> AxisHalo:
 
 
 def reads(outputs: Blocks, window: Window, extent: int, index: int) -> tuple[int, int]:
-    """Needed range, which is monotone in ``index`` because empty outputs are not special here."""
+    """Return the needed range; it is monotone in ``index``, since empty outputs are not special."""
     return window.needed(*outputs.block(index), extent)
 
 
 def takers(
     outputs: Blocks, window: Window, extent: int, start: int, stop: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Workers that read cells of ``[start, stop)``, as ``(index, start, stop)`` of the overlap."""
+    """Yield the workers that read cells of ``[start, stop)``, with the overlap."""
     occupied = range(outputs.occupied)
     first = bisect_left(occupied, True, key=lambda i: reads(outputs, window, extent, i)[1] > start)
     last = bisect_left(occupied, True, key=lambda i: reads(outputs, window, extent, i)[0] >= stop)
@@ -174,7 +174,7 @@ def takers(
 
 
 def shifts(cells: tuple[int, int], extent: int, periodic: bool) -> range:
-    """Offsets of the copies of the global extent that ``cells`` touch; 0 is the original."""
+    """Return offsets of the copies of the global extent that ``cells`` touch; 0 is the original."""
     if not periodic or extent == 0:
         return range(1)
     return range(cells[0] // extent * extent, cells[1], extent)

@@ -1,7 +1,7 @@
 """Windows of an interpolation: the few input cells around the position of an output.
 
-Positions are computed and rounded exactly as in torch's kernels: an error of one cell would change
-the output. Ranges of needed cells and the cells actually read follow from the same function.
+Positions are computed and rounded exactly as in torch's kernels, because an error of one cell would
+change the output. The same function determines needed ranges and the cells that are read.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class InterpolationWindow:
         return (first, int(cells[-1, 1]) + 1) if start < stop else (first, first)
 
     def cells(self, outputs: Cells, extent: int) -> Cells:
-        """Input cells that each output reads, ascending, of shape ``[taps, outputs]``."""
+        """Return the input cells that each output reads, ascending, ``[taps, outputs]``."""
         return self.taps(outputs, extent)[0]
 
     def taps(self, outputs: Cells, extent: int) -> tuple[Cells, Reals]:
-        """Input cells that each output reads and their weights, of shape ``[taps, outputs]``."""
+        """Return the input cells that each output reads and their weights, ``[taps, outputs]``."""
         if self.mode in ("nearest", "nearest-exact"):
             cells = self._nearest(outputs, extent)[np.newaxis]
             return cells, np.ones(cells.shape, self._real)
@@ -79,9 +79,9 @@ class InterpolationWindow:
         return cells, _cubic_weights(fraction)
 
     def exact_factor(self, extent: int) -> int | None:
-        """Power of two by which ``extent`` grows if no position is rounded; otherwise ``None``.
+        """Return the power of two by which ``extent`` grows; ``None`` if positions are rounded.
 
-        Only with such a factor, a block's outputs do not depend on where the block begins.
+        Only with such a factor are a block's outputs independent of its start.
         """
         factor, rest = divmod(self.size, extent)
         is_exact = (
@@ -135,7 +135,7 @@ class InterpolationWindow:
 
 
 def _cubic_weights(fraction: Reals) -> Reals:
-    """Weights of the four cells around a position ``fraction`` behind the second one."""
+    """Return the weights of the four cells around a position ``fraction`` behind the second one."""
     a = fraction.dtype.type(_CUBIC)
 
     def near(x: Reals) -> Reals:

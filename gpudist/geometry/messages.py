@@ -1,4 +1,4 @@
-"""Express a stage by copies and messages alone, for transports that carry nothing else."""
+"""Express a stage by copies and messages alone, for transports without collectives."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from gpudist.geometry.blocks import Blocks
 from gpudist.geometry.boxes import Box, Collective, Message, Move, Stage, uncovered
 
-# For fewer bytes, an all-reduce is faster if every member sends its whole block to all others:
-# a second round of messages costs more than redundant additions.
+# Below this size, an all-reduce is faster if every member sends its whole block to all others,
+# since a second round of messages costs more than redundant additions.
 _SCATTERED_BYTES = 1 << 18
 
 
@@ -40,7 +40,7 @@ class MessageStage:
         sums: contributions to add to the output, one after the other.
         starts_with_copy: whether the first of the sums overwrites.
         relays: messages with boxes of the output, sent when their sums are complete.
-        relayed: such messages from other ranks, which overwrite boxes of the output.
+        relayed: relayed messages from other ranks, which overwrite boxes of the output.
     """
 
     fills: tuple[Box, ...] = ()
@@ -59,7 +59,7 @@ class MessageStage:
 
     @property
     def incoming(self) -> tuple[Message, ...]:
-        """Messages in the order of arrival: those that overwrite, then those that are added."""
+        """Received messages: first those that overwrite, then those that are added."""
         added = [
             Message(contribution.peer, contribution.destinations)
             for contribution in self.sums
@@ -78,9 +78,10 @@ def as_messages(
 ) -> MessageStage:
     """Express ``rank``'s part of ``stage`` by copies and messages; the linear map is the same.
 
-    A root sends its block to every member, or adds what every member sends. In a small all-reduce
-    every member sends its block to every other member and adds; a large one is a sum-scatter whose
-    sums are sent on. Sums are in ascending rank order, so that they are bitwise equal.
+    A root sends its block to every member, or adds the blocks that members send. In a small
+    all-reduce, every member sends its block to every other member and adds. A large one is a
+    sum-scatter, followed by sending the sums to all members. Sums are in ascending rank order, so
+    that they are bitwise equal.
 
     Args:
         stage: stage of the plan of ``rank``.
@@ -88,7 +89,7 @@ def as_messages(
         item_bytes: size of one cell in bytes.
         from_zero: whether sums start from zeros, because they are computed in a wider dtype.
         accumulates: whether the output already has values, to which everything is added.
-        scatters: whether a large all-reduce may send on sums.
+        scatters: whether a large all-reduce may relay sums.
     """
     if scatters and not (from_zero or accumulates):
         scattered = _scattered(stage, rank, item_bytes)
@@ -129,7 +130,7 @@ def as_messages(
     if whole.same_cells and len(sums[0].destinations) == 1:
         fills = uncovered(shape, sums[0].destinations) if shape is not None else ()
         return replace(whole, fills=fills)
-    # Most cells are this rank's own and no other rank adds to them: copy them, add the others.
+    # Most cells belong to this rank and no other rank adds to them: copy these, and add the others.
     base = max(moves, key=lambda move: move.destination.volume, default=None)
     first = (base,) if base is not None else ()
     fills = uncovered(shape, [move.destination for move in first]) if shape is not None else ()
@@ -156,14 +157,14 @@ def _in_order(
 
 
 def _scattered(stage: Stage, rank: int, item_bytes: int) -> MessageStage | None:
-    """All-reduce in which every member sums one part and sends it on; ``None`` if too small."""
+    """Return an all-reduce in which every member sums and relays one part, or ``None``."""
     if len(stage.collectives) != 1 or stage.collectives[0].kind != "all_reduce":
         return None
     shape, members = stage.output_shape, stage.collectives[0].members
     assert shape is not None
     if Box.whole(shape).volume * item_bytes < _SCATTERED_BYTES:
         return None
-    # Cut one dim: the first that gives parts of nearly equal size, or else the longest.
+    # Split one dim: the first that gives parts of nearly equal size, or else the longest.
     fine = [d for d, extent in enumerate(shape) if extent >= 8 * len(members)]
     dim = fine[0] if fine else shape.index(max(shape))
     blocks = Blocks(shape[dim], len(members))

@@ -1,4 +1,4 @@
-"""Padding cells that copy cells inside, and the ranges a window then reads."""
+"""Padding by copies of inner cells, and the ranges that windows then read."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ class FoldedWindow:
     """Window whose cells beyond the global edge are copies of cells inside.
 
     Needed ranges never leave the global extent: they are the hull of the cells that are read and of
-    the cells that are copied. Ranges must be monotone in the outputs; with reflected padding, those
-    of outputs near an edge therefore cover the whole reflection, even if they read less of it.
+    the cells that are copied. Ranges must be monotone in the outputs. Therefore, with reflected
+    padding, the ranges of outputs near an edge cover the whole reflection, even if the outputs read
+    less of it.
 
     Attributes:
         window: window that reads beyond the edge.
@@ -69,10 +70,10 @@ class FoldedWindow:
 
 
 def require_padding_fits(mode: str, padding: tuple[int, int], extent: int) -> None:
-    """Refuse padding that torch refuses for a global ``extent``.
+    """Raise for padding that torch rejects for a global ``extent``.
 
     Args:
-        mode: ``"reflect"``, ``"replicate"`` or ``"circular"``; any other mode pads by a constant.
+        mode: ``"reflect"``, ``"replicate"`` or ``"circular"``; any other mode pads with a constant.
         padding: cells in front and behind; negative numbers crop.
         extent: global extent before padding.
 

@@ -1,8 +1,8 @@
-"""Partial windows: what a worker can reduce of each window before anything moves.
+"""Partial windows: the parts of windows that workers reduce before sending anything.
 
-A worker has one part for every window with cells in its block. The parts of all workers of an axis,
-one after the other, form a tensor of their own. Parts of one window are neighbours in it, so a
-halo exchange copies them to the worker that owns the output, however large the windows are.
+A worker has one part for every window with cells in its block. The concatenated parts of all
+workers of an axis form a tensor. Parts of one window are adjacent in it, so a halo exchange copies
+them to the worker that owns the output, however large the windows are.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True)
 class PartsWindow:
-    """Map from ranges of outputs to ranges of the parts they are made of, along one dim.
+    """Map from ranges of outputs to the ranges of their parts, along one dim.
 
-    At most one window may cross a boundary between blocks, as is the case where two windows have at
-    most one cell in common.
+    At most one window may cross a boundary between blocks, as is the case if windows have at most
+    one cell in common.
 
     Attributes:
         inputs: cut of the cells into blocks.
@@ -36,13 +36,13 @@ class PartsWindow:
 
     @cached_property
     def parts(self) -> Blocks:
-        """Cut of the parts into blocks, in time proportional to the workers along the axis."""
+        """Blocks of the parts, computed in time proportional to the workers along the axis."""
         ranges = [self.windows_of(index) for index in range(self.inputs.parts)]
         return Blocks.of_sizes([stop - start for start, stop in ranges])
 
     @cached_property
     def moves(self) -> bool:
-        """Whether some window has parts on a worker that does not own its output."""
+        """Whether any window has parts on a worker that does not own its output."""
         workers = range(self.inputs.parts)
         return any(needed_range(self.parts, self, i) != self.parts.block(i) for i in workers)
 
@@ -55,7 +55,7 @@ class PartsWindow:
         return self._parts_of(start)[0], self._parts_of(stop - 1)[1]
 
     def windows_of(self, index: int) -> Range:
-        """Range of the windows that have cells in block ``index``."""
+        """Return the range of the windows that have cells in block ``index``."""
         first, last = self.inputs.block(index)
         windows = range(self.outputs(self.inputs).extent)
         start = bisect_left(windows, True, key=lambda i: self._cells_of(i)[1] > first)
@@ -63,18 +63,18 @@ class PartsWindow:
         return (start, max(start, stop)) if first < last else (0, 0)
 
     def own_cells(self, index: int) -> list[Range]:
-        """Ranges of own cells that the worker ``index`` reduces, one per part."""
+        """Return the ranges of own cells that the worker ``index`` reduces, one per part."""
         first, last = self.inputs.block(index)
         cells = [self._cells_of(window) for window in range(*self.windows_of(index))]
         return [(max(start, first) - first, min(stop, last) - first) for start, stop in cells]
 
     def own_lengths(self, index: int) -> list[int]:
-        """Length of the whole window of each part, in cells."""
+        """Return the length of the whole window of each part, in cells."""
         cells = [self._cells_of(window) for window in range(*self.windows_of(index))]
         return [stop - start for start, stop in cells]
 
     def own_parts(self, index: int) -> list[Range]:
-        """Ranges of needed parts that the worker ``index`` finally reduces, one per output."""
+        """Return the ranges of parts that the worker ``index`` finally reduces, one per output."""
         origin = needed_range(self.parts, self, index)[0]
         parts = [self._parts_of(o) for o in range(*self.outputs(self.inputs).block(index))]
         return [(start - origin, stop - origin) for start, stop in parts]
@@ -93,5 +93,5 @@ class PartsWindow:
 
 
 def coincides(ranges: Sequence[Range], window: Window, extent: int) -> bool:
-    """Whether ``ranges`` are exactly the ranges of ``window`` over ``extent`` cells."""
+    """Return whether ``ranges`` are exactly the ranges of ``window`` over ``extent`` cells."""
     return all(window.needed(i, i + 1, extent) == cells for i, cells in enumerate(ranges))

@@ -1,4 +1,4 @@
-"""Window of a pooling, whose last outputs may read less than a whole kernel."""
+"""Pooling window, whose last outputs may read less than a full kernel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class PoolWindow(SlidingWindow):
 
     Attributes:
         ceil_mode: whether the number of outputs is rounded up. The last window starts inside the
-            extent or the padding in front of it, and is cut where the padding behind ends.
+            extent or the padding in front of it, and is truncated at the end of the padding behind.
     """
 
     ceil_mode: bool = False
@@ -36,12 +36,12 @@ class PoolWindow(SlidingWindow):
         return outputs
 
     def cuts(self, extent: int) -> bool:
-        """Whether the last window reaches beyond the padded extent."""
+        """Return whether the last window extends beyond the padded extent."""
         last = (self.output_extent(extent) - 1) * self.stride - self.padding[0]
         return last + self.reach > extent + self.padding[1]
 
     def has_only_padding(self, extent: int) -> bool:
-        """Whether some window has no tap in ``[0, extent)``."""
+        """Return whether any window has no tap in ``[0, extent)``."""
         outputs = range(min(self.output_extent(extent), self.padding[0] // self.stride + 1))
         return any(self._first_tap(output) >= extent for output in outputs)
 

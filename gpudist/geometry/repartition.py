@@ -1,4 +1,4 @@
-"""Repartition: exchange the blocks of one decomposition for those of another."""
+"""Repartition: movement from the blocks of one decomposition to the blocks of another."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RankOf = Callable[[tuple[int, ...]], int]
 
 
 def overlaps(box: Box, other: Decomposition) -> list[tuple[tuple[int, ...], Box]]:
-    """Workers of ``other`` that own cells of the global ``box``: their index, the common cells."""
+    """Return index and common cells of each worker of ``other`` that owns cells of ``box``."""
     per_dim = [
         list(blocks.overlapping(start, stop))
         for blocks, start, stop in zip(other.dims, box.start, box.stop, strict=True)
@@ -38,7 +38,7 @@ def plan_repartition(
     target_rank: RankOf,
     key: tuple[object, ...] = (),
 ) -> Plan:
-    """Plan of one worker, from its block of ``source`` to its block of ``target``.
+    """Plan one worker's movement from its block of ``source`` to its block of ``target``.
 
     Args:
         source, target: two decompositions of the same global shape.
@@ -83,7 +83,7 @@ def plan_repartition(
 
 
 def plan_all_gather(inputs: Decomposition, axes: Sequence[int], index: Sequence[int]) -> Plan:
-    """Plan of the worker at ``index``, from its block to all blocks along ``axes``.
+    """Plan the all-gather of the worker at ``index``, from its block to all blocks along ``axes``.
 
     Ranks are row-major on the grid of ``inputs``. The adjoint is a sum-scatter.
 
@@ -123,7 +123,7 @@ def plan_all_gather(inputs: Decomposition, axes: Sequence[int], index: Sequence[
 
 
 def plan_to_others(source: int, rank: int, size: int, shape: tuple[int, ...]) -> Plan:
-    """Plan of the worker ``rank`` of ``size``: copy the block of ``source`` to all others.
+    """Plan the copy of the block of ``source`` to all others, for worker ``rank`` of ``size``.
 
     The adjoint sums the tensors of all others into that of ``source``.
     """

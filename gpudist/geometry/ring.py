@@ -1,4 +1,4 @@
-"""Ring: workers along an axis pass the blocks of a tensor on to the next worker."""
+"""Ring exchange: workers along an axis pass blocks of a tensor to the next worker."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from gpudist.geometry.boxes import Box, Message, Plan, Stage
 
 
 def held_block(rank: int, step: int, parts: int) -> int:
-    """Block that the worker ``rank`` of a ring of ``parts`` holds after ``step`` hops."""
+    """Return the block that worker ``rank`` of a ring of ``parts`` holds after ``step`` hops."""
     return (rank - step) % parts
 
 
 def plan_ring_hop(
     blocks: Blocks, dim: int, shape: Sequence[int], rank: int, step: int, key: tuple[object, ...]
 ) -> Plan:
-    """Plan of one worker, from the block it holds after ``step`` hops to the next one.
+    """Plan one worker's movement from the block it holds after ``step`` hops to the next one.
 
     Every hop is a permutation of the blocks; its adjoint is the hop back.
 
     Args:
         blocks: cut of the dim ``dim``, one block per worker.
-        dim: the only dim of the tensor that is cut.
+        dim: the only dim of the tensor that is split.
         shape: shape of this worker's own block; its extent in ``dim`` is ignored.
         rank: rank of the worker in the ring.
         step: number of hops so far, from 0.

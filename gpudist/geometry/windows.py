@@ -14,11 +14,11 @@ class Window(Protocol):
     """Monotone map from ranges of outputs to ranges of inputs along one dim."""
 
     def outputs(self, inputs: Blocks) -> Blocks:
-        """Cut of the output if the input is cut into ``inputs``."""
+        """Return the blocks of the output for an input decomposed into ``inputs``."""
         ...
 
     def needed(self, start: int, stop: int, extent: int) -> tuple[int, int]:
-        """Range of input cells that outputs ``[start, stop)`` read.
+        """Return the range of input cells that outputs ``[start, stop)`` read.
 
         Cells beyond ``[0, extent)`` are padding.
         """
@@ -51,7 +51,7 @@ class SlidingWindow:
 
     @property
     def reach(self) -> int:
-        """Number of cells from the first tap to the last, both included."""
+        """Number of cells from the first tap to the last, inclusive."""
         return self.dilation * (self.kernel - 1) + 1
 
     def output_extent(self, extent: int) -> int:
@@ -102,15 +102,15 @@ class TransposedWindow:
 
     @property
     def reach(self) -> int:
-        """Number of outputs from the first to the last that one input adds to."""
+        """Number of outputs from the first to the last to which one input contributes."""
         return self.dilation * (self.kernel - 1) + 1
 
     def smallest_extent(self, extent: int) -> int:
-        """Number of outputs for ``extent`` inputs without output padding; may be negative."""
+        """Return the number of outputs without output padding, which may be negative."""
         return (extent - 1) * self.stride + self.reach - 2 * self.padding
 
     def output_extent(self, extent: int) -> int:
-        """Global number of outputs for ``extent`` inputs."""
+        """Return the global number of outputs for ``extent`` inputs."""
         outputs = self.smallest_extent(extent) + self.output_padding
         if extent < 1 or outputs < 1:
             raise ShapeError(
@@ -128,14 +128,14 @@ class TransposedWindow:
         return min(max(first, 0), extent), min(last, extent)
 
     def reached(self, start: int, stop: int) -> tuple[int, int]:
-        """Range of outputs that input cells ``[start, stop)`` add to, including outputs cut off."""
+        """Return the outputs to which input cells ``[start, stop)`` contribute, before cropping."""
         first = start * self.stride - self.padding
         return first, first + (stop - 1 - start) * self.stride + self.reach
 
 
 @dataclass(frozen=True)
 class HaloWidths:
-    """Own block with ``left`` and ``right`` cells beside it: a stencil's halo, or none at all.
+    """Window of a stencil: the own block with ``left`` and ``right`` adjacent cells, or none.
 
     Negative widths drop cells of the own block.
     """

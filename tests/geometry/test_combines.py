@@ -21,7 +21,7 @@ OLD, FILL = 1000.0, -1.0
 def test_sums_that_are_sent_on_are_refused():
     message = Message(1, (Box((0,), (2,)),))
     for stage in (MessageStage(relays=(message,)), MessageStage(relayed=(message,))):
-        with pytest.raises(ValueError, match="sums that are sent on are not complete at once"):
+        with pytest.raises(ValueError, match="a relayed sum is not complete when it is sent"):
             combines(stage)
 
 
