@@ -55,7 +55,7 @@ class BatchChannel:
         self._known = KnownSchemas()
 
     def prepare(self, batch: Any) -> PreparedBatch:
-        """Make ``batch`` ready to be sent at once. Called by the root.
+        """Flatten ``batch``, so that it can be sent at once. Called by the root.
 
         Raises:
             ShapeError, TransportError: if something in the batch cannot be sent.
@@ -71,7 +71,7 @@ class BatchChannel:
         return self._finished(prepared.schema, prepared.parts, constants)
 
     def send_end(self) -> None:
-        """Tell the other ranks that there are no more batches."""
+        """Notify the other ranks that there are no more batches."""
         self._say(end_message(self._step))
 
     def send_error(self, error: BaseException) -> None:
@@ -84,7 +84,8 @@ class BatchChannel:
         Raises:
             StopIteration: if the root has no more batches.
             RemoteError: if the root raised an exception in place of a batch.
-            TransportError: if the message is not a batch, or has a class that this process lacks.
+            TransportError: if the message is not a batch, or contains a class that this process
+                does not have.
         """
         packet = self._carrier.receive_packet()
         try:
@@ -104,7 +105,7 @@ class BatchChannel:
         self._carrier.say(message)
 
     def _opened(self, packet: bytes) -> BatchMessage:
-        """Unpack the message that begins in ``packet``, and receive the rest of it."""
+        """Unpack the message that begins in ``packet``, and receive its remainder."""
         header = BatchHeader.unpack(packet)
         if header.step != self._step:
             raise malformed(f"it is message {header.step}, expected message {self._step}")
@@ -136,9 +137,9 @@ class BatchChannel:
 def channel_of(
     name: str, P: Partition, root: int, axes: Sequence[int] | None, differentiable: bool = False
 ) -> BatchChannel | None:
-    """Channel of this worker's line along ``axes``, or of ``P`` without ``axes``.
+    """Return the channel of this worker's line along ``axes``, or of ``P`` without ``axes``.
 
-    Later calls return the same channel. Returns ``None`` for a worker outside ``P``.
+    Later calls return the same channel. The result is ``None`` for a worker outside ``P``.
 
     Raises:
         PartitionError: if ``root`` or ``axes`` do not exist in ``P``.

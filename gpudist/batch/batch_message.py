@@ -1,7 +1,7 @@
-"""Encode what precedes the payload of a batch, and decode it on the receivers.
+"""Encode the header, schema and values of a batch, and decode them on the receivers.
 
-Nothing here communicates: functions map bytes to values, and raise ``TransportError`` for bytes
-that are not a message.
+This module does not communicate: its functions convert between bytes and values, and raise
+``TransportError`` for bytes that are not a message.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class KnownSchemas:
 
 
 class BatchMessage(NamedTuple):
-    """Header, and the bytes of the schema and the values that belong to it."""
+    """Header, with the bytes of its schema and values."""
 
     header: BatchHeader
     facts: bytes
 
 
 def batch_message(prepared: PreparedBatch, known: KnownSchemas, step: int) -> BatchMessage:
-    """Make the message of a batch; it includes the schema if the receivers lack it."""
+    """Create the message of a batch; it includes the schema if the receivers do not have it."""
     schema = prepared.schema
     data = b""
     if schema.digest not in known:
@@ -60,12 +60,12 @@ def batch_message(prepared: PreparedBatch, known: KnownSchemas, step: int) -> Ba
 
 
 def end_message(step: int) -> BatchMessage:
-    """Make the message that ends the batches."""
+    """Create the message that ends the batches."""
     return BatchMessage(BatchHeader.of(END, step, b""), b"")
 
 
 def error_message(error: BaseException, step: int) -> BatchMessage:
-    """Make the message of an exception that the root raised in place of a batch."""
+    """Create the message of an exception that the root raised in place of a batch."""
     values = pack_error(error)
     return BatchMessage(BatchHeader.of(ERROR, step, values), values)
 
@@ -79,7 +79,7 @@ def understand(
 
     Raises:
         TransportError: if the bytes are not the message of a batch, or name a class that this
-            process lacks.
+            process does not have.
     """
     header, facts = message.header, message.facts
     values = values_of(message)
@@ -99,7 +99,7 @@ def understand(
 
 
 def values_of(message: BatchMessage) -> bytes:
-    """Return the values after checking that they arrived as they were sent.
+    """Return the values after verifying their checksum.
 
     Raises:
         TransportError: if their checksum is wrong.

@@ -22,8 +22,8 @@ def broadcast_batch(
 ) -> Any:
     """Broadcast the root's batch, of any structure, shapes and dtypes, to every worker of ``P``.
 
-    Collective over ``P``, or over each line of workers along ``axes``. Waits for the header only;
-    over NCCL the payload arrives in stream order.
+    Collective over ``P``, or over each line of workers along ``axes``. The host waits only for the
+    header; over NCCL, the payload arrives in stream order.
 
     Args:
         batch: on the root, any nest of dicts, lists, tuples, dataclasses and named tuples of
@@ -31,7 +31,7 @@ def broadcast_batch(
             elsewhere.
         P: partition of the workers.
         root: position of the worker that has the batch, in ``P`` or along ``axes``, if given.
-        axes: axes of the process grid; each line of workers along them has its own root and does
+        axes: axes of the process grid; each line of workers along them has its own root, and does
             not wait for other lines.
         differentiable: whether tensors that require grad on the root do so on every worker, with
             gradients summed on the root; the same on all ranks.

@@ -54,7 +54,7 @@ class Carrier:
         return tensors
 
     def say(self, message: BatchMessage, payload: torch.Tensor | None = None) -> None:
-        """Send what precedes the payload, and the payload if it is inline. Called by the root."""
+        """Send header, schema and values, and the payload if it is inline. Called by the root."""
         if self._P.size == 1:
             return
         header, facts = message.header, message.facts
@@ -94,7 +94,7 @@ class Carrier:
         return tensors_in(specs, payload)
 
     def _on_device(self, prepared: PreparedBatch) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Payload on the partition's device, and the tensors in it."""
+        """Return the payload on the partition's device, and the tensors in it."""
         device = self._P.device
         if prepared.payload is None:
             payload = new_payload(message_bytes(prepared.payload_bytes), device)
@@ -125,7 +125,8 @@ class Carrier:
     def _broadcast_on_device(
         self, P: Partition, data: torch.Tensor | None, nbytes: int
     ) -> torch.Tensor:
-        # In stream order and without a plan: binding one would wait for the other ranks.
+        # Sent in stream order and without a plan, because binding a plan would wait for other
+        # ranks.
         payload = data if data is not None else new_payload(nbytes, P.device)
         with P.wire.group(self._signature(P, f"payload of {nbytes} bytes")):
             P.communicator.broadcast(payload, self._root)
@@ -149,7 +150,7 @@ class Carrier:
 
     @contextmanager
     def _failing_together(self, P: Partition) -> Generator[None, None, None]:
-        """Abort the partition's wire if the host's wire fails, where the two differ."""
+        """Abort the partition's transport if the host transport fails and is a different one."""
         try:
             yield
         except GpudistError as error:

@@ -1,4 +1,4 @@
-"""Flatten batches quickly: a batch with the structure of the last one is only compared to it."""
+"""Flatten batches, with a fast path for batches that have the structure of the previous one."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from gpudist.batch.schema import (
     schema_of,
 )
 
-# Appends the leaves of a value, in order; returns ``False`` if its structure differs.
+# Function that appends the leaves of a value, in order, or returns ``False`` if its structure
+# differs.
 _Take = Callable[[Any, list[Any]], bool]
 
 _TYPES = {kind: cls for cls, kind in PLAIN.items()}
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
-# Types of keys that are equal only if they are identical in content.
+# Types of keys that are equal only if their contents are identical.
 _KEYS = frozenset((str, bytes, int, bool, type(None)))
 
 
@@ -60,7 +61,7 @@ def _take_nothing(value: Any, parts: list[Any]) -> bool:
 
 
 def _taker(node: Any, leaves: Iterator[Leaf], differentiable: bool) -> _Take:
-    """Make the function that collects the leaves of a value with this structure."""
+    """Create the function that collects the leaves of a value with this structure."""
     if node is None:
         leaf = next(leaves)
         return _tensor_taker(leaf, differentiable) if leaf.kind == TENSOR else _plain_taker(leaf)

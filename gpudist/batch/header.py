@@ -1,4 +1,4 @@
-"""Header of a batch: the first bytes, which say what follows and how long it is.
+"""Header of a batch: its first bytes, which describe the kinds and sizes of the rest.
 
 All packets have the same size, so that receivers need no prior knowledge. A packet holds the
 header, the schema if it is new, the values, and the payload if it fits; the rest follows.
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from gpudist.batch.reading import Reader, malformed, write_text
 from gpudist.checks.digest import DIGEST_BYTES
 
-# Together with gloo's message header this fills one frame, so that gloo too sends one message.
+# Together with gloo's message header, this fills one frame, so that gloo also sends one message.
 PACKET_BYTES = 3840
 HEADER_BYTES = 64
 ALIGNMENT_BYTES = 64
@@ -88,7 +88,7 @@ class BatchHeader(NamedTuple):
         payload_bytes: int = 0,
         may_be_inline: bool = False,
     ) -> BatchHeader:
-        """Make a header for the given values, a schema if it is new, and a payload."""
+        """Create a header for values, a schema if it is new, and a payload."""
         header = cls(
             kind, step, digest, len(schema), len(values), payload_bytes, zlib.crc32(values)
         )

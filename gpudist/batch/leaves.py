@@ -12,7 +12,7 @@ import torch
 
 from gpudist.batch.reading import Reader, malformed, write_counted, write_text
 
-# Position in this list is the number in messages; only append.
+# Messages refer to dtypes by position in this list, so only append to it.
 _DTYPE_NAMES = (
     *("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32"),
     *("float64", "complex64", "complex128", "uint16", "uint32", "uint64", "complex32"),
@@ -53,7 +53,7 @@ class Leaf:
 
 
 class TensorSpec(NamedTuple):
-    """Dtype, shape and size of a tensor that has not arrived yet."""
+    """Dtype, shape and size of a tensor that has not been received yet."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -96,7 +96,7 @@ def read_value(reader: Reader, leaf: Leaf) -> Any:
 
 
 class Values:
-    """Encoder of what changes from step to step: extents of tensors, then plain values.
+    """Encoder of the values that change at every step: extents of tensors, then plain values.
 
     All extents are unsigned integers of the same size, which precedes them: 4 bytes, or 8 if any
     extent needs them.

@@ -1,8 +1,8 @@
 """Look up dataclasses and named tuples by name, and rebuild instances without running their code.
 
-No name from a message imports a module, calls a class or unpickles anything. Classes are looked up
-in the modules that this process has already imported. Instances are made as ``copy`` makes them:
-fields are set directly, and neither ``__init__`` nor ``__post_init__`` runs.
+Names in messages never cause an import, the call of a class or unpickling. Classes are looked up in
+the modules that this process has already imported. Instances are created as by ``copy``: fields are
+set directly, and neither ``__init__`` nor ``__post_init__`` runs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def name_of(cls: type) -> str:
 
 
 def fields_of(cls: type) -> tuple[str, ...]:
-    """Names of the fields of a dataclass or a named tuple."""
+    """Return the names of the fields of a dataclass or a named tuple."""
     if dataclasses.is_dataclass(cls):
         return tuple(field.name for field in dataclasses.fields(cls))
     return getattr(cls, "_fields", ())
@@ -42,7 +42,7 @@ def class_named(name: str, fields: Sequence[str], is_tuple: bool) -> type:
     """Find the class that :func:`name_of` names, and check that it has the given fields.
 
     Raises:
-        TransportError: if this process lacks the class, or its fields differ.
+        TransportError: if this process does not have the class, or its fields differ.
     """
     module, _, qualname = name.partition(":")
     found: Any = sys.modules.get(module)
@@ -52,7 +52,7 @@ def class_named(name: str, fields: Sequence[str], is_tuple: bool) -> type:
             f"a batch imports nothing: import it on every rank before the first batch"
         )
     for part in qualname.split("."):
-        # Not getattr: a module's own __getattr__ may import.
+        # getattr is not used, because a module's own __getattr__ may import.
         found = vars(found).get(part) if hasattr(found, "__dict__") else None
     is_it = isinstance(found, type) and name_of(found) == name
     is_kind = is_it and (_makes_named_tuples if is_tuple else dataclasses.is_dataclass)(found)
@@ -76,12 +76,12 @@ def _can_be_made(cls: type, is_tuple: bool) -> bool:
     try:
         object.__new__(cls)
     except TypeError:
-        return False  # a dataclass that is also a dict, or abstract
+        return False  # The dataclass is also a dict, or is abstract.
     return True
 
 
 def rebuild(cls: type, fields: Sequence[str], values: Sequence[Any]) -> Any:
-    """Make an instance with these field values without running any of the class's code."""
+    """Create an instance with these field values without running code of the class."""
     if issubclass(cls, tuple):
         return tuple.__new__(cls, values)
     instance = object.__new__(cls)

@@ -1,4 +1,4 @@
-"""Pack the tensors of a batch into one aligned piece of memory."""
+"""Pack the tensors of a batch into one block of memory, each aligned."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ try:
 except ImportError:
     _native = None
 
-# Payloads are rounded up to one of this many sizes per power of two. Each size is planned once,
+# Payloads are rounded up to one of this many sizes per power of two, so that few sizes are planned,
 # however much the lengths of batches vary.
 _SIZES_PER_OCTAVE = 8
 _NATIVE_DIMS = 8
@@ -26,12 +26,12 @@ _CPU = torch.device("cpu")
 
 
 def payload_bytes(tensors: Sequence[torch.Tensor | TensorSpec]) -> int:
-    """Size of the tensors packed one after the other, each aligned."""
+    """Return the size of the tensors packed one after the other, each aligned."""
     return sum([aligned(x.nbytes) for x in tensors])
 
 
 def message_bytes(nbytes: int) -> int:
-    """Size of the message that carries ``nbytes`` bytes of payload, at most 1/8 more."""
+    """Return the size of the message for ``nbytes`` bytes of payload, at most 1/8 more."""
     octave = 1 << max(0, nbytes.bit_length() - 1)
     step = max(ALIGNMENT_BYTES, octave // _SIZES_PER_OCTAVE)
     return -(-nbytes // step) * step
@@ -83,7 +83,7 @@ def _gather(x: torch.Tensor, target: torch.Tensor) -> bool:
 
 @lru_cache(maxsize=256)
 def _copy_of(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Any:
-    """Native stage that copies items of this size from the given strides to contiguous memory."""
+    """Return the native stage that copies items of this size from strided to contiguous memory."""
     assert _native is not None
     dtypes = {
         1: _native.Dtype.uint8, 2: _native.Dtype.int16, 4: _native.Dtype.int32,

@@ -21,7 +21,7 @@ _PATIENCE_S = 0.5
 
 @dataclass(frozen=True)
 class Raised:
-    """Exception in place of a batch; ``StopIteration`` at the end."""
+    """Exception raised in place of a batch; ``StopIteration`` at the end."""
 
     error: BaseException
 
@@ -36,7 +36,7 @@ class Loaded:
         self._flattener = Flattener()
 
     def take(self, look: Callable[[], None]) -> PreparedBatch | Raised:
-        """Return the next batch. While waiting, calls ``look`` now and then, which may raise."""
+        """Return the next batch. While waiting, call ``look`` periodically, which may raise."""
         return self.load()
 
     def load(self) -> PreparedBatch | Raised:
@@ -48,9 +48,11 @@ class Loaded:
             return Raised(error)
 
     def open(self) -> None:
-        """Start iterating over the loader, unless that has happened."""
+        """Start iterating over the loader, unless it has been started."""
         if self._loader is None:
-            raise PartitionError("stream_batches: the root has no loader; give it one")
+            raise PartitionError(
+                "stream_batches: the loader is None on the root; pass a loader there"
+            )
         if self._batches is None:
             self._batches = iter(self._loader)
 
@@ -82,7 +84,8 @@ class Prefetched(Loaded):
     def _start(self) -> None:
         source = Loaded(self._loader, self._device)
         try:
-            # In the caller's thread, since a loader may draw its seed from that thread's generator.
+            # Start in the caller's thread, since a loader may draw its seed from that thread's
+            # generator.
             source.open()
         except BaseException as error:
             self._loaded.put(Raised(error))
@@ -103,7 +106,7 @@ class Prefetched(Loaded):
 def _load(
     source: Loaded, loaded: queue.Queue[PreparedBatch | Raised], stopped: threading.Event
 ) -> None:
-    # Not a method: a thread that references its owner would prevent its collection.
+    # This is not a method, because a thread that references its owner prevents its collection.
     is_last = False
     while not (is_last or stopped.is_set()):
         item = source.load()

@@ -21,7 +21,7 @@ class PreparedBatch:
     Attributes:
         schema, values: structure of the batch, and encoded values that change at every step.
         parts: leaves of the batch.
-        tensors: leaves that are tensors and that autograd does not move.
+        tensors: tensors among the leaves that autograd does not move.
         places: places of the tensors in the payload.
         is_on_host: whether all tensors are in host memory.
         payload: memory with the packed tensors, ``None`` if they are not packed yet.
@@ -55,8 +55,8 @@ def prepare(
         batch: see :func:`gpudist.broadcast_batch`.
         device: device of the partition's tensors.
         flattener: flattener of the preceding batches.
-        ahead: whether there is time to pack now. Otherwise a payload that does not fit beside the
-            header is packed after the header is sent, while receivers read it.
+        ahead: whether there is time to pack now. Otherwise, a payload that does not fit into the
+            packet is packed after the header has been sent, while receivers read it.
         packs: whether the payload is sent packed; otherwise packing only makes this rank's copy.
 
     Raises:
@@ -68,7 +68,7 @@ def prepare(
     is_on_host = all([x.is_cpu for x in tensors])
     payload, packed = None, []
     if is_on_host and device.type == "cuda":
-        # Pinned, so that the copy to the GPU is asynchronous.
+        # Pin the memory, so that the copy to the GPU is asynchronous.
         payload = torch.empty(message_bytes(places.nbytes), dtype=torch.uint8, pin_memory=True)
         packed = pack(tensors, payload)
     elif is_on_host and (ahead or (packs and places.nbytes <= PACKET_BYTES)):

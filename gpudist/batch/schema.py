@@ -1,7 +1,8 @@
-"""Structure of a batch, in a small binary format that only names data.
+"""Structure of a batch, in a compact binary format that describes only data.
 
-A schema is a tree in prefix order: a byte for the kind of each node, what is needed to rebuild a
-container, then its children. Values and shapes, which change at every step, are not part of it.
+A schema is a tree in prefix order. Each node consists of a byte for its kind, the information for
+rebuilding a container, and its children. Values and shapes, which change at every step, are not
+part of the schema.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class Schema:
         """Decode a schema.
 
         Raises:
-            TransportError: if the bytes are not a schema, or name a class that this process lacks.
+            TransportError: if the bytes are not a schema, or name a class that this process does
+                not have.
         """
         self.data = data
         self.digest = digest_of(data)
@@ -74,15 +76,15 @@ class Schema:
 
     @property
     def tree(self) -> Any:
-        """``None`` for a leaf; otherwise the kind, what makes it, and a tree for each child."""
+        """``None`` for a leaf; otherwise kind, constructor, and a tree for each child."""
         return self._tree
 
     def constants(self, parts: Sequence[Any]) -> list[Any]:
-        """The tensors among the leaves that make up the payload."""
+        """Return the tensors among the leaves that make up the payload."""
         return [parts[i] for i in self._constants]
 
     def differentiable(self, parts: Sequence[Any]) -> list[Any]:
-        """The tensors among the leaves that autograd moves."""
+        """Return the tensors among the leaves that autograd moves."""
         return [parts[i] for i in self._differentiable]
 
     def build(
@@ -100,7 +102,7 @@ class Schema:
         return _build(self._tree, iter(parts))
 
     def _read(self, reader: Reader, depth: int) -> Any:
-        """Read a node: ``None`` for a leaf, else the kind, what makes it, and its children."""
+        """Read a node: ``None`` for a leaf, else kind, constructor and children."""
         if depth > _MAX_DEPTH:
             raise malformed(f"it is more than {_MAX_DEPTH} containers deep")
         kind = reader.byte()
@@ -138,7 +140,7 @@ def flatten(batch: Any, differentiable: bool = False) -> tuple[bytes, list[Any]]
         differentiable: whether to mark tensors that require grad.
 
     Raises:
-        ShapeError: if something in the batch cannot be sent; the error says what and where.
+        ShapeError: if something in the batch cannot be sent; the error names it and its place.
     """
     out = bytearray()
     values: list[Any] = []
@@ -190,8 +192,8 @@ def _open(out: bytearray, value: Any, where: str) -> list[tuple[str, Any]]:
             write_text(out, field)
         return [(f".{field}", getattr(value, field)) for field in fields]
     raise ShapeError(
-        f"{where} is a {name_of(cls)}, which cannot be sent; a batch is made of dicts, lists, "
-        f"tuples, dataclasses, named tuples, tensors, numbers, strings, bytes and None"
+        f"{where} is a {name_of(cls)}, which cannot be sent; a batch consists of dicts, lists, "
+        "tuples, dataclasses, named tuples, tensors, numbers, strings, bytes and None"
     )
 
 

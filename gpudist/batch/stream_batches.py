@@ -64,15 +64,15 @@ def stream_batches(
 ) -> BatchStream:
     """Iterate on every worker of ``P`` over the batches of the root's ``loader``.
 
-    Each step is one :func:`gpudist.broadcast_batch`, made in the caller's thread and in its order;
-    meanwhile a thread on the root loads and packs the next batches. Iteration ends on all workers
-    together.
+    Each step is one :func:`gpudist.broadcast_batch`, called in the caller's thread in order with
+    its other operators. Meanwhile, a thread on the root loads and packs the next batches. Iteration
+    ends on all workers together.
 
     Args:
         loader: on the root, any iterable; ignored elsewhere.
         P, root, axes: see :func:`gpudist.broadcast_batch`.
-        prefetch: number of batches loaded ahead. With 0 the caller's thread loads them, as is
-            necessary for a loader that draws from torch's default generator at every batch.
+        prefetch: number of batches loaded ahead. With 0, the caller's thread loads them, which is
+            required for a loader that draws from torch's default generator at every batch.
 
     Returns:
         An iterator over the batches; empty on workers outside ``P``.
