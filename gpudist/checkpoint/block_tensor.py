@@ -21,7 +21,7 @@ class BlockTensor(torch.Tensor):
 
     A block tensor has no arithmetic; it is a value of a state dict that
     ``torch.distributed.checkpoint`` saves or loads. If several ranks hold the same cells, one of
-    them writes these cells and each reads them.
+    them writes these cells, and all read them.
 
     Args:
         block: this rank's block; filled in place when loaded.
@@ -50,7 +50,8 @@ class BlockTensor(torch.Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> torch.Tensor:
         raise NotImplementedError(
-            f"{func} of a block in a state dict; save or load it with torch.distributed.checkpoint"
+            f"{func} of a block in a state dict is not supported; save or load it with "
+            "torch.distributed.checkpoint"
         )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:

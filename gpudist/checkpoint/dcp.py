@@ -42,21 +42,21 @@ def save(
     path: str | os.PathLike[str],
     optimizer: torch.optim.Optimizer | None = None,
 ) -> None:
-    """Write a checkpoint that any layout on any number of ranks can load, and plain torch too.
+    """Write a checkpoint that any layout on any number of ranks, and plain torch, can load.
 
     Collective over the world; every rank must see the folder. The folder appears under its name
-    only when it is complete: until then, and after an interrupted save, :func:`load` finds the
+    only when it is complete. Until then, and after an interrupted save, :func:`load` finds the
     previous checkpoint. Each save writes to its own folder and marks its files, so that a stalled
-    rank of an earlier job cannot change what another job saves there; after two simultaneous
-    saves, the checkpoint of one remains. ``torch.distributed.checkpoint.load`` finds ``{"model":
-    ..., "optimizer": {"state": ..., "param_groups": ...}}`` in it, with state by parameter name,
-    and without a process group.
+    rank of an earlier job cannot modify the checkpoint of another job. After two simultaneous
+    saves, the checkpoint of one of them remains. ``torch.distributed.checkpoint.load`` finds
+    ``{"model": ..., "optimizer": {"state": ..., "param_groups": ...}}`` in it, with state by
+    parameter name, and without a process group.
 
     Args:
         module: tree of layers, distributed or not, the same on every rank.
         path: folder to create, or checkpoint to replace. A symbolic link is kept: its target is
             replaced, or created if it does not exist.
-        optimizer: optimizer of the module's parameters, to be saved too.
+        optimizer: optimizer of the module's parameters to save with it.
 
     Cost:
         Every rank writes its blocks to its own file; only the first copy of a block is written.
@@ -86,7 +86,7 @@ def save(
             if P_world.rank == 0:
                 _, metadata = planner.create_global_plan([plan for plan, _ in all_written])
                 writer.finish(metadata, [results for _, results in all_written])
-                # Some versions of torch do not complete the object they are given.
+                # Some versions of torch do not complete the object passed to them.
                 metadata = SafeReader(folder).read_metadata()
                 require_of_one_save(folder, files_of(metadata), metadata)
                 folders.put_in_place(target, identity)
@@ -108,8 +108,8 @@ class _Writer(FileSystemWriter):
         # Torch's method would create the folder again if another save has removed it.
         if not Path(self.path).is_dir():
             raise CheckpointError(
-                f"{self.path}, which rank 0 has made, is not there: every rank must see the same "
-                "folder, and one save at a time may write to the path"
+                f"{self.path}, which rank 0 has created, does not exist: every rank must see the "
+                "same folder, and only one save at a time may write to the path"
             )
         return plan
 
@@ -133,12 +133,12 @@ class _MarkedFiles(FileSystem):
 def _write(
     state: dict[str, Any], planner: DefaultSavePlanner, writer: _Writer, P: Partition
 ) -> bytes:
-    """Write this rank's part; return what rank 0 needs for the index."""
+    """Write this rank's part; return the information that rank 0 needs for the index."""
     assert P.rank is not None
     planner.set_up_planner(state, is_coordinator=P.rank == 0)
     writer.set_up_storage_writer(P.rank == 0)
     plan = writer.prepare_local_plan(planner.create_local_plan())
-    # The names of files follow from the rank.
+    # The rank determines the names of its files.
     plan = writer.prepare_global_plan([plan] * P.size)[P.rank]
     results = writer.write_data(plan, planner).wait()
     return pickle.dumps((replace(plan, storage_data=None), results))
@@ -152,26 +152,26 @@ def load(
 ) -> None:
     """Load a checkpoint that any layout on any number of ranks has written.
 
-    Collective over the world; every rank must see the folder. Executes nothing that is in it: of
-    the index, only known classes are unpickled, and tensors and values are read as ``torch.load``
-    does with ``weights_only=True``. Checkpoints by plain torch can be loaded if names are equal and
-    begin with ``"model"``.
+    Collective over the world; every rank must see the folder. Nothing in the checkpoint is
+    executed: only known classes in the index are unpickled, and tensors and values are read as by
+    ``torch.load`` with ``weights_only=True``. Checkpoints by plain torch can be loaded if names are
+    equal and begin with ``"model"``.
 
     Args:
         module: tree of layers to fill in place, distributed or not, the same on every rank.
         path: folder of the checkpoint.
-        optimizer: optimizer of the module's parameters, in the same groups, to be filled too.
+        optimizer: optimizer of the module's parameters, in the same groups, to fill with it.
 
     Cost:
-        Every rank reads those parts of the files that overlap its blocks. Each part is a whole
-        block as it was written, and is read twice: its checksum is compared first. In addition, one
-        rank opens each file for its identity.
+        Every rank reads those parts of the files that overlap its blocks. Each part is a full block
+        as written, and is read twice, because its checksum is verified first. In addition, one rank
+        opens each file for its identity.
 
     Raises:
         CheckpointError: on every rank, before anything changes, if a file belongs to another save
             than the index, a name is missing or unknown, a shape differs, or the optimizer has
-            other groups or does not take the state; later, with an unchanged optimizer but some of
-            the module's tensors filled, if a file cannot be read or is damaged.
+            other groups or rejects the state. Later, with an unchanged optimizer but some of the
+            module's tensors filled, if a file cannot be read or is damaged.
     """
     P_world, target = world_of(module), folders.place_of(path)
     what = f"loading {target}"
@@ -191,7 +191,7 @@ def load(
             if optimizer is not None:
                 _read(tensors, reader, metadata)
                 set_optimizer(module, optimizer, metadata, values | tensors)
-        # Last, because the module's tensors are filled in place.
+        # Read tensors last, because the module's tensors are filled in place.
         with failing_together(P_world, what):
             _read(state, reader, metadata)
 
@@ -200,7 +200,7 @@ def load(
 def exists(path: str | os.PathLike[str]) -> bool:
     """Return whether :func:`load` would find a checkpoint at ``path``.
 
-    Not collective: the answer is for the folder as this rank sees it. An interrupted save never
+    Not collective: the result refers to the folder as seen by this rank. An interrupted save never
     changes it from true to false.
 
     Args:

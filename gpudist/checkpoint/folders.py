@@ -1,4 +1,4 @@
-"""Write checkpoints atomically: in a folder beside the target, which is then renamed."""
+"""Write checkpoints atomically: to a folder next to the target, which is then renamed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gpudist.errors import CheckpointError
 
 
 def place_of(path: str | os.PathLike[str]) -> Path:
-    """Path of the checkpoint ``path`` after resolving symbolic links."""
+    """Return the path of a checkpoint with symbolic links resolved."""
     return Path(os.path.realpath(path))
 
 
 def prepare(target: Path) -> str:
-    """Make an empty folder beside ``target`` to write to, and remove remains of earlier saves.
+    """Create an empty folder next to ``target``, and remove the files of interrupted saves.
 
     Returns:
         Identity of the save, which is part of the folder's name.
@@ -41,7 +41,7 @@ def prepare(target: Path) -> str:
 
 
 def writing_folder(target: Path, identity: str) -> Path:
-    """Folder that only one save writes to, even if a rank of another save is late."""
+    """Return the folder to which only this save writes, even if a rank of another save is late."""
     return target.with_name(f".{target.name}.saving.{identity}")
 
 
@@ -73,7 +73,7 @@ def find(target: Path) -> Path:
     for folder in (target, _previous(target)):
         if (folder / METADATA).is_file():
             return folder
-    raise CheckpointError(f"{target} does not hold a checkpoint: it has no {METADATA}")
+    raise CheckpointError(f"{target} does not contain a checkpoint: it has no {METADATA}")
 
 
 def _remove(path: Path) -> None:

@@ -19,23 +19,23 @@ def new_identity() -> str:
 
 
 def first_bytes(identity: str) -> bytes:
-    """First bytes of each file of the save, which readers skip by the offsets in the index."""
+    """Return the first bytes of each file of a save, which readers skip by offsets in the index."""
     return f"{identity}\n".encode()
 
 
 def identity_of(metadata: Metadata) -> str | None:
-    """Identity of the save that wrote an index; ``None`` for plain torch or earlier versions."""
+    """Return the identity of the save that wrote an index; ``None`` if it has no identity."""
     found = getattr(metadata.storage_meta, "save_id", None)
     return found if isinstance(found, str) and _IDENTITY.fullmatch(found) else None
 
 
 def files_of(metadata: Metadata) -> list[str]:
-    """Sorted names of the files that an index refers to."""
+    """Return the sorted names of the files to which an index refers."""
     return sorted({info.relative_path for info in (metadata.storage_data or {}).values()})
 
 
 def require_of_one_save(folder: Path, files: Iterable[str], metadata: Metadata) -> None:
-    """Refuse files that were not written by the same save as the index.
+    """Raise for files that were not written by the same save as the index.
 
     Raises:
         CheckpointError: if a file belongs to another save; the error names the file.
@@ -52,6 +52,6 @@ def require_of_one_save(folder: Path, files: Iterable[str], metadata: Metadata) 
             other_id = found.decode("ascii", errors="replace").strip()
             other = f"save {other_id}" if _IDENTITY.fullmatch(other_id) else "no save that it names"
             raise CheckpointError(
-                f"{folder / name} is of {other}, the index of save {identity}: the checkpoint is a "
-                "mixture; take another one, or copy all its files again"
+                f"{folder / name} belongs to {other}, but the index to save {identity}: the "
+                "checkpoint is a mixture; use another one, or copy all its files again"
             )

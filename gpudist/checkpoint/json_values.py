@@ -1,4 +1,4 @@
-"""Exact JSON for numbers, texts and tensors of one cell, so that nothing is unpickled."""
+"""Exact JSON encoding of numbers, texts and tensors of one cell, which avoids pickle."""
 
 from __future__ import annotations
 

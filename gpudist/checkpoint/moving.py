@@ -117,7 +117,7 @@ def _scattering(placement: ParameterPlacement, dtype: torch.dtype, root: int) ->
 
 
 def _copying(placement: ParameterPlacement, dtype: torch.dtype) -> Movement:
-    """Broadcast of a whole tensor from its owner to all ranks of the world."""
+    """Return the broadcast of a full tensor from its owner to all ranks of the world."""
     P_root = placement.P
     P_world = P_root.world
     P_all = P_world.create_cartesian_topology_partition([P_world.size] + [1] * (P_root.dim - 1))
@@ -134,7 +134,7 @@ def _recut(
     placeholder: tuple[int, ...],
     to_root: bool,
 ) -> Movement:
-    """Repartition from the first copy of each block to the root, or back."""
+    """Return the repartition from the first copy of each block to the root, or back."""
     P_world = placement.P.world
     first = _first_copies(placement)
     cut, whole = placement.cut, _whole(placement)

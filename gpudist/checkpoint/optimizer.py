@@ -34,7 +34,7 @@ def full_optimizer_state_dict(
 
     Collective over the world. Parameters are numbered in the order of ``optimizer``'s groups, as in
     torch; for a converted network this is the order of the sequential one. If the optimizer was
-    made from ``named_parameters()``, groups have ``"param_names"``. State with the shape of its
+    created from ``named_parameters()``, groups have ``"param_names"``. State with the shape of its
     parameter is gathered from blocks; for tensors of one cell, such as the number of steps, the
     value of the parameter's first owner is used.
 
@@ -80,7 +80,7 @@ def full_optimizer_state_dict(
     options = optimizer.state_dict()["param_groups"]
     for group, names in zip(options, groups, strict=True):
         if sorted(group.get("param_names", ())) == sorted(names):
-            # A state dict that was loaded earlier may have left them in another order.
+            # An earlier load of a state dict may have changed their order.
             group["param_names"] = names
     return {"state": state, "param_groups": options}
 
@@ -96,8 +96,8 @@ def load_full_optimizer_state_dict(
     """Fill the distributed model's optimizer with the state of the sequential model's optimizer.
 
     Collective over the world. If groups of ``state_dict`` have ``"param_names"``, because the
-    optimizer was made from ``named_parameters()``, state is matched by name; otherwise by order, as
-    in torch.
+    optimizer was created from ``named_parameters()``, state is matched by name; otherwise by order,
+    as in torch.
 
     Args:
         module: tree of layers, distributed or not, the same on every rank.
@@ -152,9 +152,9 @@ def load_full_optimizer_state_dict(
 def _numbers(
     state_dict: Mapping[str, Any] | None, optimizer: torch.optim.Optimizer, groups: list[list[str]]
 ) -> dict[str, int]:
-    """Number of each parameter in a sequential optimizer's state dict."""
+    """Return the number of each parameter in a sequential optimizer's state dict."""
     if state_dict is None:
-        raise CheckpointError("the root gave none; only the other ranks may pass None")
+        raise CheckpointError("the root passed None; only the other ranks may pass None")
     given = state_dict["param_groups"]
     sizes = [len(group["params"]) for group in given]
     if sizes != [len(group) for group in groups]:
@@ -174,11 +174,11 @@ def _numbers(
 
 
 def _in_order(given: list[str], names: list[str], own: list[str], group: int) -> list[str]:
-    """Parameters of a group, in the order in which a state dict names them.
+    """Return the parameters of a group, in the order in which a state dict names them.
 
     Args:
         given: names in the state dict.
-        names, own: names in the module, and names that the optimizer was made with.
+        names, own: names in the module, and names with which the optimizer was created.
         group: number of the group, for errors.
     """
     for known in (names, own):
@@ -188,9 +188,9 @@ def _in_order(given: list[str], names: list[str], own: list[str], group: int) ->
     unknown = [name for name in given if name not in names]
     missing = [name for name in names if name not in given]
     raise CheckpointError(
-        f"its group {group} names the parameters {unknown}, which that of the optimizer has not, "
-        f"and not {missing}; make both optimizers of the same groups of named_parameters(), or "
-        "rename the state dict's 'param_names'"
+        f"its group {group} names the parameters {unknown}, which the optimizer's group does not "
+        f"have, and lacks {missing}; create both optimizers from the same groups of "
+        "named_parameters(), or rename the state dict's 'param_names'"
     )
 
 

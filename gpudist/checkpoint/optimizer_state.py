@@ -26,7 +26,7 @@ Described = dict[str, dict[str, dict[str, Any]]]
 
 
 def parameter_names(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[list[str]]:
-    """Names of the parameters of each group.
+    """Return the names of the parameters of each group.
 
     Raises:
         CheckpointError: if a parameter does not belong to the module.
@@ -36,7 +36,10 @@ def parameter_names(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -
         names[id(parameter)] = name
     groups = [[names.get(id(p)) for p in group["params"]] for group in optimizer.param_groups]
     if any(name is None for group in groups for name in group):
-        raise CheckpointError("the optimizer has parameters that are not the module's")
+        raise CheckpointError(
+            "the optimizer has parameters that do not belong to the module; create it from the "
+            "module's parameters"
+        )
     return [[name for name in group if name is not None] for group in groups]
 
 
@@ -51,7 +54,7 @@ def require_same_parameters(
 
 
 def owner_of(name: str, placed: dict[str, ParameterPlacement]) -> int:
-    """Rank of the world whose values are used where several ranks have them."""
+    """Return the rank of the world whose values are used if several ranks have them."""
     return placed[name].P.ranks[0] if name in placed else 0
 
 
@@ -102,12 +105,12 @@ def described_state(
 
 
 def new_state(parameter: torch.Tensor, about: dict[str, Any]) -> Any:
-    """Decode a described value, or make a tensor by :func:`empty_state`."""
+    """Decode a described value, or create a tensor with :func:`empty_state`."""
     return decode(about["value"]) if about["kind"] == "value" else empty_state(parameter, about)
 
 
 def empty_state(parameter: torch.Tensor, about: dict[str, Any]) -> torch.Tensor:
-    """Make a zero tensor of the described dtype, with the shape of this rank's block."""
+    """Create a zero tensor of the described dtype, with the shape of this rank's block."""
     return torch.zeros(parameter.shape, dtype=dtype_of(about["dtype"]), device=parameter.device)
 
 
@@ -124,13 +127,13 @@ def _about(name: str, key: str, value: Any, parameter: torch.Tensor) -> dict[str
 
 
 def set_state(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-    """Load a state dict of this rank's own blocks. An error may leave it half loaded."""
+    """Load a state dict of this rank's own blocks, which an error may leave partly loaded."""
     for group in state_dict["param_groups"]:
         # The optimizer keeps its own names: those of the state dict may be in another order.
         group.pop("param_names", None)
     try:
         optimizer.load_state_dict(state_dict)
-    except Exception as error:  # the type depends on the optimizer
+    except Exception as error:  # The type of the error depends on the optimizer.
         text = f"{type(error).__name__}: {error}"
         raise CheckpointError(f"the optimizer does not take the state: {text}") from error
 

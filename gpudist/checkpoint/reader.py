@@ -1,4 +1,4 @@
-"""Read torch's distributed checkpoints without executing what they contain."""
+"""Read torch's distributed checkpoints without executing their contents."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ _ALLOWED = {
 
 
 class SafeReader(FileSystemReader):
-    """Torch's reader, restricted to unpickle only the classes that make up metadata.
+    """Torch's reader, which unpickles only the classes of metadata.
 
-    Tensors are read as torch reads them, with ``weights_only=True``. Checksums, which torch writes
-    but does not verify, are verified.
+    Tensors are read with ``weights_only=True``, as in torch. Checksums, which torch writes but does
+    not verify, are verified.
     """
 
     def _slice_file(self, file: Any, sinfo: Any) -> Any:
@@ -57,7 +57,7 @@ class SafeReader(FileSystemReader):
         return super()._slice_file(file, sinfo)
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Read the metadata of the checkpoint, see torch.
+        """Read the metadata of the checkpoint.
 
         Raises:
             CheckpointError: if the file is not metadata, or would create or call anything else.
@@ -116,17 +116,17 @@ class _Part(io.RawIOBase):
 
 
 def _require_whole(part: _Part, path: str) -> None:
-    """Refuse data that has changed since torch saved it."""
+    """Raise if data has changed since torch saved it."""
     try:
         with ZipFile(part) as saved:  # pyright: ignore[reportArgumentType]
-            # Torch does not compress, and takes a file with attributes for a folder.
+            # Torch does not compress files, and treats a file with attributes as a folder.
             odd = [
                 each.filename
                 for each in saved.filelist
                 if each.file_size != each.compress_size or each.external_attr
             ]
             broken = odd[0] if odd else saved.testzip()
-    except Exception as error:  # data that is not an archive can fail in any way
+    except Exception as error:  # Data that is not an archive may raise any exception.
         raise CheckpointError(f"{path} is damaged: {error}") from error
     if broken is not None:
         raise CheckpointError(
@@ -136,7 +136,7 @@ def _require_whole(part: _Part, path: str) -> None:
 
 
 def _is_whole(about: TensorStorageMetadata) -> bool:
-    """Whether the parts cover the tensor: their cells add up, and all lie inside the tensor.
+    """Return whether the parts cover the tensor: all lie inside, and their cells add up.
 
     Torch's reader silently skips cells that no part contains.
     """
@@ -152,7 +152,7 @@ def _is_whole(about: TensorStorageMetadata) -> bool:
 
 
 class SafePlanner(DefaultLoadPlanner):
-    """Torch's planner for a flat state dict, which loads values as safely as weights."""
+    """Torch's planner for a flat state dict, which loads values with ``weights_only=True``."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -171,12 +171,12 @@ def read_pickled(data: bytes) -> Any:
         return _Unpickler(io.BytesIO(data)).load()
     except CheckpointError:
         raise
-    except Exception as error:  # a pickle can fail in any way
+    except Exception as error:  # A pickle may raise any exception.
         raise CheckpointError(f"the metadata cannot be read: {error}") from error
 
 
 class _Unpickler(pickle._Unpickler):
-    """Python's unpickler: the one in C allocates whatever size the data asks for."""
+    """Python's unpickler; the C version would allocate any size that the data requests."""
 
     def find_class(self, module: str, name: str) -> Any:
         if name in _ALLOWED.get(module, ()):

@@ -20,8 +20,8 @@ from gpudist.world.partition import Partition
 def full_state_dict(module: torch.nn.Module, *, to_all: bool = False) -> dict[str, Any]:
     """Return the state dict that the sequential model would have: same names, shapes and values.
 
-    Collective over the world. Seeds of dropout, which the sequential layers do not have, are left
-    out. Values of layers that are not distributed are those of the rank that gets the result.
+    Collective over the world. Seeds of dropout, which the sequential layers do not have, are
+    omitted. Values of layers that are not distributed are taken from the rank that gets the result.
 
     Args:
         module: tree of layers, distributed or not, the same on every rank.
@@ -94,7 +94,7 @@ def load_full_state_dict(
 
 
 def world_of(module: torch.nn.Module) -> Partition:
-    """World that the layers of ``module`` belong to."""
+    """Return the world of the layers of ``module``."""
     for placement in placements(module).values():
         return placement.P.world
     for part in module.modules():
@@ -105,7 +105,7 @@ def world_of(module: torch.nn.Module) -> Partition:
 
 
 def names_beyond_sequential(module: torch.nn.Module) -> set[str]:
-    """Names in the state dict that the sequential model does not have."""
+    """Return the names in the state dict that the sequential model does not have."""
     return {
         f"{prefix}.{name}" if prefix else name
         for prefix, layer in module.named_modules(remove_duplicate=False)
@@ -127,7 +127,7 @@ def _shape(name: str, value: Any, placed: dict[str, ParameterPlacement]) -> tupl
 def described(
     names: list[str], state: Mapping[str, Any], placed: dict[str, ParameterPlacement]
 ) -> str:
-    """Text with the names and global shapes, to be compared between ranks."""
+    """Return a text with the names and global shapes, for comparison between ranks."""
     return repr([(name, _shape(name, state[name], placed)) for name in names])
 
 
@@ -135,7 +135,7 @@ def _problem_of(
     given: Mapping[str, Any] | None, wanted: dict[str, tuple[int, ...] | None], extra: set[str]
 ) -> str:
     if given is None:
-        return "the root gave none; only the other ranks may pass None"
+        return "the root passed None; only the other ranks may pass None"
     return "; ".join(_problems(given, wanted, extra))
 
 

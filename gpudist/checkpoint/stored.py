@@ -26,7 +26,7 @@ from gpudist.world.partition import Partition
 
 
 def model_to_save(module: torch.nn.Module, P_world: Partition) -> dict[str, Any]:
-    """This rank's blocks of the state dict; on rank 0 also what is replicated. Collective."""
+    """Return this rank's blocks of the state dict; on rank 0 also replicated values. Collective."""
     placed, state = placements(module), module.state_dict()
     require_alike(P_world, "the names and shapes", described(list(state), state, placed))
     return {
@@ -39,7 +39,7 @@ def model_to_save(module: torch.nn.Module, P_world: Partition) -> dict[str, Any]
 def optimizer_to_save(
     module: torch.nn.Module, optimizer: torch.optim.Optimizer, P_world: Partition
 ) -> dict[str, Any]:
-    """This rank's part of the optimizer's state, by the names of the parameters. Collective."""
+    """Return this rank's part of the optimizer's state, by parameter name. Collective."""
     placed, parameters = placements(module), dict(module.named_parameters())
     groups = require_same_parameters(module, optimizer, P_world)
     state: dict[str, dict[str, Any]] = {}
@@ -71,7 +71,7 @@ def _stored(value: Any, placement: ParameterPlacement | None) -> Any:
 def model_to_load(
     module: torch.nn.Module, metadata: Metadata, P_world: Partition
 ) -> dict[str, Any]:
-    """Tensors of the module to be filled in place, by their names in the checkpoint.
+    """Return the tensors of the module to fill in place, by their names in the checkpoint.
 
     Raises:
         CheckpointError: if names or shapes in the checkpoint differ from the module's.
@@ -100,7 +100,7 @@ def model_to_load(
 def optimizer_to_load(
     module: torch.nn.Module, optimizer: torch.optim.Optimizer, metadata: Metadata
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Parts of the optimizer to be read, by their names in the checkpoint.
+    """Return the parts of the optimizer to read, by their names in the checkpoint.
 
     Returns:
         ``None`` for each value, and new tensors for the state, to be filled.
@@ -131,7 +131,8 @@ def optimizer_to_load(
     groups = len({path[1] for _, path in _of_optimizer(metadata) if path[0] == "param_groups"})
     if groups != len(optimizer.param_groups):
         raise CheckpointError(
-            f"it has {groups} groups of parameters, the optimizer {len(optimizer.param_groups)}"
+            f"it has {groups} groups of parameters, but the optimizer has "
+            f"{len(optimizer.param_groups)}"
         )
     return values, tensors
 
@@ -142,7 +143,7 @@ def require_same_groups(
     metadata: Metadata,
     values: dict[str, Any],
 ) -> None:
-    """Refuse values that were read if their groups have other parameters.
+    """Raise if the groups that were read have other parameters.
 
     Raises:
         CheckpointError: if a group has other parameters. Their order is ignored, because state is
@@ -168,7 +169,7 @@ def set_optimizer(
     """Load the state that was read into the optimizer.
 
     Raises:
-        CheckpointError: if the optimizer does not take it; it may have changed in part.
+        CheckpointError: if the optimizer rejects it; the optimizer may have changed in part.
     """
     names = parameter_names(module, optimizer)
     numbers = {name: i for i, name in enumerate(name for group in names for name in group)}

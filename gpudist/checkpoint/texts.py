@@ -17,7 +17,7 @@ def gather_bytes(P: Partition, data: bytes) -> list[bytes]:
     """Gather every member's bytes, by rank. Collective over ``P``; two small all-gathers.
 
     Cost:
-        As many bytes per member as the longest contribution has.
+        The bytes of the longest contribution, per member.
     """
     lengths = [row[0] for row in P.allgather_data([len(data)])]
     words = -(-max(lengths) // 8)
@@ -41,7 +41,7 @@ def _bytes_of(words: list[int]) -> bytes:
 
 
 def require_alike(P: Partition, what: str, text: str) -> None:
-    """Raise on every rank unless ``text`` is the same on all. Collective over ``P``.
+    """Raise on every rank unless all have the same ``text``. Collective over ``P``.
 
     Raises:
         CheckpointError: the error names the first rank whose text differs from that of rank 0.
@@ -51,8 +51,8 @@ def require_alike(P: Partition, what: str, text: str) -> None:
     for rank, other in enumerate(digests):
         if other != digests[0]:
             raise CheckpointError(
-                f"{what} of rank {rank} are not those of rank 0; build the same model on every "
-                "rank, also on those without a part in it"
+                f"{what} of rank {rank} differ from those of rank 0; build the same model on "
+                "every rank, also on ranks without a part in it"
             )
 
 
@@ -68,7 +68,7 @@ def failing_together(P: Partition, what: str) -> Iterator[None]:
     failure: Exception | None = None
     try:
         yield
-    except Exception as error:  # raised again below, on every rank
+    except Exception as error:  # The error is raised again below, on every rank.
         failure = error
     text = "" if failure is None else f"{type(failure).__name__}: {failure}"
     if isinstance(failure, CheckpointError):

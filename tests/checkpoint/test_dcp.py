@@ -161,7 +161,7 @@ def test_other_models_are_refused_on_every_rank(P_world: Partition, shared_path:
     ("sizes", "words"),
     [
         ([2], "the optimizer has no parameter 1.weight"),
-        ([12], "it has 2 groups of parameters, the optimizer 1"),
+        ([12], "it has 2 groups of parameters, but the optimizer has 1"),
         ([1, 11], "a group has parameters ['0.weight', '0.bias'], not ['0.weight']"),
     ],
 )
@@ -228,7 +228,9 @@ def test_block_of_a_state_dict_has_no_arithmetic(P_world: Partition) -> None:
     layer: Any = distributed_model(P_world, 2, "features")[0]
     x = BlockTensor(layer.weight, placements(layer)["weight"])
     for use in (lambda: x + 1, x.sum, x.clone):
-        with pytest.raises(NotImplementedError, match=r"aten\..* of a block in a state dict; save"):
+        with pytest.raises(
+            NotImplementedError, match=r"aten\..* of a block in a state dict is not supported; save"
+        ):
             use()
 
 
@@ -286,7 +288,7 @@ def test_folder_that_one_rank_does_not_see_is_refused_on_every_rank(tmp_path: Pa
     def save_elsewhere(P_world: Partition) -> None:
         save(P_world, tmp_path / f"node {P_world.rank}" / "checkpoint", (2, "features"))
 
-    with pytest.raises(CheckpointError, match=r"rank 1: .*is not there: every rank must see the"):
+    with pytest.raises(CheckpointError, match=r"rank 1: .*does not exist: every rank must see the"):
         run_distributed(save_elsewhere, 2)
 
 
@@ -337,5 +339,5 @@ def test_metadata_names_files_of_its_folder_only(tmp_path: Path) -> None:
 
 
 def test_missing_checkpoint_is_named(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="does not hold a checkpoint"):
+    with pytest.raises(Exception, match="does not contain a checkpoint"):
         run_distributed(assert_loads, 2, tmp_path / "none", (2, "features"))

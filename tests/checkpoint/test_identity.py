@@ -30,12 +30,12 @@ def test_file_of_another_save_is_named_on_every_rank(P_world: Partition, tmp_pat
         (other / "__1_0.distcp").replace(path / "__1_0.distcp")
     P_world.barrier()
     model, optimizer, _, _ = make(P_world, (2, "features"), seed=3)
-    words = r"__1_0\.distcp is of save gpudist-\w+, the index of save gpudist-\w+"
+    words = r"__1_0\.distcp belongs to save gpudist-\w+, but the index to save gpudist-\w+"
     assert_refused_unchanged(model, str(path), optimizer, words)
     if P_world.rank == 0:
         (path / "__1_0.distcp").write_bytes(b"PK")
     P_world.barrier()
-    words = r"__1_0\.distcp is of no save that it names, the index of save"
+    words = r"__1_0\.distcp belongs to no save that it names, but the index to save"
     assert_refused_unchanged(model, str(path), optimizer, words)
 
 

@@ -135,7 +135,7 @@ def test_optimizer_that_loads_in_its_own_way_is_as_it_was(P_world: Partition) ->
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (None, "rank 1: the root gave none; only the other ranks may pass None"),
+        (None, "rank 1: the root passed None; only the other ranks may pass None"),
         # What full_optimizer_state_dict returns on ranks other than 0.
         ({}, "rank 1: KeyError: 'param_groups'"),
     ],
@@ -197,7 +197,7 @@ def test_strange_parameters_are_refused_on_every_rank(
     model = distributed_model(P_world, 2, "features")
     strange = [torch.nn.Parameter(torch.ones(2))] if P_world.rank in strange_on else []
     optimizer = MAKERS["sgd"]([*model.parameters(), *strange])
-    words = f"rank {strange_on[0]}: the optimizer has parameters that are not the module's"
+    words = f"rank {strange_on[0]}: the optimizer has parameters that do not belong to the module"
     with pytest.raises(CheckpointError, match=words):
         full_optimizer_state_dict(model, optimizer)
     with pytest.raises(CheckpointError, match=words):

@@ -171,8 +171,8 @@ def test_other_names_are_refused_on_every_rank(P_world: Partition) -> None:
     before, given = copy.deepcopy(optimizer.state_dict()), expected.state_dict()
     given["param_groups"][1]["param_names"][0] = "other.shift"
     words = (
-        r"rank 0: its group 1 names the parameters \['other.shift'\], which that of the optimizer "
-        r"has not, and not \['up.shift'\]; make both"
+        r"rank 0: its group 1 names the parameters \['other.shift'\], which the optimizer's group "
+        r"does not have, and lacks \['up.shift'\]; create both"
     )
     with pytest.raises(CheckpointError, match=words):
         load_full_optimizer_state_dict(net, optimizer, given if P_world.rank == 0 else None)

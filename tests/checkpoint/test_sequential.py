@@ -94,7 +94,7 @@ def test_misfit_is_refused_on_every_rank(
 
 @distributed(ranks=2, transports=("loopback",))
 def test_root_without_a_state_dict_is_refused_on_every_rank(P_world: Partition) -> None:
-    with pytest.raises(CheckpointError, match="the root gave none"):
+    with pytest.raises(CheckpointError, match="the root passed None"):
         load_full_state_dict(distributed_model(P_world, 2, "features"), None)
 
 
