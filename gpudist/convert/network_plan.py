@@ -128,7 +128,7 @@ def workers_of(path: str, shape: Shape, most: int) -> int:
     """
     if prod(shape) > most or min(shape, default=1) < 1:
         raise ConversionError(
-            f"{path}: a grid of shape {list(shape)} has {prod(shape)} workers, but the network "
+            f"{path}: a grid of shape {list(shape)} needs {prod(shape)} workers, but the network "
             f"has {most}; use at most {most} workers, and at least 1 along every axis"
         )
     return prod(shape)

@@ -102,8 +102,8 @@ def problem_error(
     if problem == _WRONG_DIMS:
         if dims is None:
             return ShapeError(
-                f"{where}: the block has more than {MAX_DIMS} dims, the most that operators take; "
-                "merge some dims"
+                f"{where}: operators support at most {MAX_DIMS} dims, but the block has more; "
+                "merge some of them"
             )
         return ShapeError(
             f"{where}: the block of shape {list(shape)} has {len(shape)} dims, not {dims}; pass a "

@@ -118,15 +118,14 @@ def plan(
         profile = profile_of(profile)
     if ranks < 1 or (best is not None and best < 1):
         asked = f"{ranks} ranks" if ranks < 1 else f"the best {best} partitions"
-        raise ShapeError(f"plan: {asked} is below 1; give at least one rank and one partition")
+        raise ShapeError(f"planning needs at least one rank and one partition, not {asked}")
     if optimizer_slots < 0:
         raise ShapeError(
-            f"plan: optimizer_slots is {optimizer_slots}; it must be at least 0 tensors per "
-            "parameter"
+            f"optimizer_slots is {optimizer_slots}; it must be at least 0 tensors per parameter"
         )
     if not global_shape or min(global_shape) < 1:
         raise ShapeError(
-            f"plan: the input of shape {list(global_shape)} has no cells; give positive extents"
+            f"the input of shape {list(global_shape)} has no cells; give positive extents"
         )
     dry = DryNetwork(network, global_shape, profile, replicate_parameters, optimizer_slots)
     refusals: dict[int, str] = {}

@@ -123,8 +123,8 @@ class DryNetwork:
         # The user's network may raise any exception.
         except Exception as error:
             raise ShapeError(
-                "plan: the network cannot be called with an input of shape "
-                f"{list(self.global_shape)}: {error}"
+                f"the network cannot be called with an input of shape {list(self.global_shape)}: "
+                f"{error}"
             ) from error
         self.sequential = clock.phase
         self.itemsize = self._dtype.itemsize
@@ -157,10 +157,7 @@ class DryNetwork:
             raise
         # The user's functions between layers may raise any exception on a block.
         except Exception as error:
-            words = (
-                f"plan: a step of rank {rank} on {list(grid)} fails: {type(error).__name__}: "
-                f"{error}"
-            )
+            words = f"a step of rank {rank} on {list(grid)} fails: {type(error).__name__}: {error}"
             raise ShapeError(words) from error
         parameters = sum(p.numel() * p.element_size() for p in network.parameters())
         memory = Memory(parameters, self._slots * parameters, saved.nbytes)

@@ -163,7 +163,7 @@ def test_squeeze_and_excitation_is_planned_for_every_rank(ranks: int):
 def test_a_network_that_is_distributed_is_refused(P_world: Partition):
     P_x = P_world.create_cartesian_topology_partition((1, 1, 2, 1))
     network = distribute(two_convolutions(), P_x)
-    with pytest.raises(ShapeError, match="is a DistributedSequential, which has"):
+    with pytest.raises(ShapeError, match="is a DistributedSequential, which is"):
         plan(network, (1, 1, 16, 16), 2)
 
 
