@@ -1,6 +1,6 @@
 """Transports: NCCL, shared memory, gloo, loopback and dry runs behind one protocol."""
 
-# What each transport connects, by the name that users read and set.
+# Description of each transport, by the name that users read and set.
 TRANSPORTS = {
     "nccl": "between GPUs",
     "host": "between processes of one node",

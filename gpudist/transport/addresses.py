@@ -1,4 +1,4 @@
-"""Find the network address at which other ranks can reach this one."""
+"""Find the network address at which other ranks reach this one."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def host_of(store: Any) -> str:
 def address_towards(host: str) -> str:
     """Return the address from which this machine reaches ``host``, without sending anything.
 
-    The hostname does not help: on many machines it resolves to the loopback device, which gloo
-    would then use.
+    The hostname is not used, because on many machines it resolves to the loopback device, which
+    gloo would then use.
     """
     family, kind, protocol, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:

@@ -26,8 +26,8 @@ class BackgroundCall(Generic[T]):
             self._value.append(self._call())
         except BaseException as error:
             self._error = error
-        # Free the call here, not when the job is dropped: freeing a tensor releases the GIL, and a
-        # thread that reacquires it during interpreter shutdown aborts the process.
+        # Free the call here instead of when the job is dropped: freeing a tensor releases the GIL,
+        # and a thread that reacquires it during interpreter shutdown aborts the process.
         del self._call
         self._done.set()
 
@@ -49,8 +49,8 @@ class BackgroundCall(Generic[T]):
 class Background:
     """Daemon thread, started at first use, that runs calls in the order of submission.
 
-    A ``ThreadPoolExecutor`` would not do: the interpreter joins its threads at exit, so a call that
-    never returns would keep the process alive.
+    A ``ThreadPoolExecutor`` is not suitable: the interpreter joins its threads at exit, so a call
+    that never returns would keep the process alive.
     """
 
     def __init__(self, name: str) -> None:
@@ -59,7 +59,7 @@ class Background:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread now: Python cannot start threads during interpreter shutdown."""
+        """Start the thread now, because Python cannot start threads during interpreter shutdown."""
         if self._thread is None:
             self._thread = threading.Thread(
                 target=_serve, args=(self._jobs,), name=self._name, daemon=True
@@ -88,6 +88,6 @@ class Background:
 
 
 def _serve(jobs: SimpleQueue[BackgroundCall | None]) -> None:
-    # Not a method: a reference to the owner would keep it alive for ever.
+    # This is not a method, because a reference to the owner would keep it alive forever.
     while (job := jobs.get()) is not None:
         job.run()

@@ -3,8 +3,8 @@
 A ``Transport`` belongs to one world of ranks. It creates one ``Communicator`` per list of members,
 which has the verbs. Verbs are posted inside ``with transport.group(signature):`` and are complete
 when the group ends (on a GPU: ordered on the current stream). Several communicators may take part
-in one group, so that crossing groups (a rank is the root of one and a member of another) cannot
-deadlock.
+in one group, so that crossing groups (in which a rank is the root of one and a member of another)
+cannot deadlock.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Signature:
     Attributes:
         label: description of the operator, partition and shapes, for error messages and the flight
             recorder.
-        digest: 16 bytes, equal on two ranks if and only if they mean the same operation.
+        digest: 16 bytes, equal on two ranks if and only if they execute the same operation.
     """
 
     label: str
@@ -91,7 +91,7 @@ class Communicator(ABC):
     """Verbs over one list of members. Ranks are positions in that list.
 
     Tensors must be contiguous and on the transport's device. A rank cannot send to itself. A verb
-    called outside a group forms its own group.
+    called outside a group forms a group of its own.
     """
 
     def __init__(self, members: Sequence[int], world_rank: int) -> None:
@@ -203,7 +203,7 @@ class Transport(ABC):
 
     @property
     def wires(self) -> tuple[Transport, ...]:
-        """This transport, followed by those attached to it."""
+        """Return this transport, followed by those attached to it."""
         return (self, *self.attached.values())
 
     def communicator(self, members: Sequence[int]) -> Communicator:
@@ -261,8 +261,8 @@ class Transport(ABC):
     def _refuse_entry(self, label: str) -> NoReturn:
         error = errors.TransportError(
             f"'{label}': two threads of rank {self.rank} are inside operations of one world at "
-            "once, and no other rank can know whose messages come first: call operators of a world "
-            "from one thread at a time, in the same order on every rank"
+            "once, so the order of their messages is undefined: call operators of a world from "
+            "one thread at a time, in the same order on every rank"
         )
         self.abort(Failure.from_exception(error, self.rank))
         raise error
@@ -274,7 +274,7 @@ class Transport(ABC):
         raise error
 
     def check(self) -> None:
-        """Raise the failure that has ended this transport, if any. Local and cheap."""
+        """Raise the failure that ended this transport, if any, without communication."""
         error = self.error()
         if error is not None:
             self.report_failure(Failure.from_exception(error, self.rank))
@@ -306,7 +306,7 @@ class Transport(ABC):
         accumulates: bool = False,
         output_strides: Sequence[int] | None = None,
     ) -> object:
-        """Return a stage ready for :meth:`start_stages`. Only if the transport ``packs``.
+        """Return a bound stage for :meth:`start_stages`. Only if the transport ``packs``.
 
         Args:
             stage: stage of this rank's plan.
@@ -355,7 +355,7 @@ class Transport(ABC):
         Args:
             signature: common signature of the stages.
             calls: stages with the addresses of their inputs and outputs.
-            activity: activity that counts them.
+            activity: activity that counts the calls.
         """
         raise NotImplementedError(f"the {self.name} transport does not pack")
 
@@ -393,7 +393,8 @@ class Transport(ABC):
     ) -> tuple[int, ...] | None:
         """Return the global shape of a balanced tensor whose block at ``index`` has ``shape``.
 
-        ``None`` if the ranks must agree on it by messages, as over every transport but a dry one.
+        Returns ``None`` if the ranks must agree on it by messages, as over every transport but a
+        dry one.
         """
         return None
 
@@ -412,7 +413,7 @@ class Transport(ABC):
     @abstractmethod
     def _group_end(self) -> None: ...
 
-    # Discard the posts of the open group, none of which has been sent.
+    # Discard the posts of the open group, which have not been sent yet.
     @abstractmethod
     def _group_discard(self) -> None: ...
 
@@ -431,7 +432,7 @@ class Transport(ABC):
     def leave_to_parent(self) -> None:
         """Disable this transport in a forked child: every use raises.
 
-        CUDA itself does not work in forked children; they only need to exit cleanly.
+        CUDA does not work in forked children, so they only need to exit cleanly.
         """
         keep_for_good(self)
 

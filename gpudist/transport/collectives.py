@@ -14,8 +14,8 @@ from gpudist.transport.base import Communicator, ReduceOp, Signature
 if TYPE_CHECKING:
     from gpudist.transport.point_to_point import PointToPointTransport
 
-# Below this size an all-reduce is bound by latency, and reduce plus broadcast beats 2 (size - 1)
-# messages per rank.
+# Below this size, an all-reduce is bound by latency, and reduce plus broadcast is faster than 2
+# (size - 1) messages per rank.
 _SMALL_BYTES = 16 * 1024
 
 _COMBINE: dict[str, Callable[..., torch.Tensor]] = {
@@ -31,7 +31,7 @@ class PointToPointCommunicator(Communicator):
     """Verbs over a transport that only has point-to-point messages.
 
     Reductions are in ascending rank order for every size. float16 and bfloat16 are reduced in
-    float32 and rounded once. The result has the same bits on every rank and in every run.
+    float32 and rounded once. The result is bitwise equal on every rank and in every run.
 
     Raises (every verb):
         TransportError: a rank outside the communicator, a message to itself, an unknown reduction.
@@ -180,7 +180,7 @@ class PointToPointCommunicator(Communicator):
 
     @contextmanager
     def _group(self, verb: str, tensor: torch.Tensor, words: str) -> Generator[None, None, None]:
-        """Use the open group, or open one whose signature is this verb and its size."""
+        """Use the open group, or open one with a signature of this verb and its size."""
         if self._wire.in_group:
             yield
             return

@@ -17,7 +17,7 @@ class Turns:
 
     Args:
         size: number of threads.
-        on_deadlock: called when every thread waits or has finished; must make some wait ready.
+        on_deadlock: called when every thread waits or has finished; must make a wait ready.
     """
 
     def __init__(self, size: int, on_deadlock: Callable[[], None]) -> None:

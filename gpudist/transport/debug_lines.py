@@ -1,4 +1,4 @@
-"""Print one line per message, to see what a program sends and where it hangs."""
+"""Print one line per message, which shows what a program sends and where it hangs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class DebugLines:
         at_s = time.monotonic() - self._start_s
         size_bytes = max(post.sent_bytes, post.received_bytes)
         where = {"send": "to", "receive": "from"}.get(post.kind, "root")
-        # A single write: other ranks write to the same terminal.
+        # Write the line at once, since other ranks write to the same terminal.
         (self._file or sys.stderr).write(
             f"gpudist: rank {self._rank} {at_s:.6f} s: {post.kind} {where} {post.peer}, message "
             f"{number}, {size_bytes} bytes: {operation[ACTIVITY].label}\n"

@@ -84,7 +84,7 @@ class Listener(Protocol):
         ...
 
     def waited(self, started: object) -> None:
-        """Record that a result of the started group is needed."""
+        """Record that the rank waits for a result of the started group."""
         ...
 
 

@@ -91,7 +91,7 @@ class Activity:
             self.row.add(post, self.calls)
         self.calls, self.seconds = 0, 0.0
 
-    # Calls of movements that were evicted still count.
+    # Calls of evicted movements still count.
     __del__ = flush
 
 
@@ -105,7 +105,7 @@ class Observer(Protocol):
     """Receiver of every operation of a rank, called in the rank's thread."""
 
     def entered(self, operation: Operation, phase: Phase) -> None:
-        """Handle the begin of a call: an operation, its start, or the wait for its end."""
+        """Handle the beginning of a call: an operation, its start, or the wait for its end."""
         ...
 
     def posted(self, operation: Operation, post: Post, number: int) -> None:
@@ -120,8 +120,8 @@ class Observer(Protocol):
 class FlightRecorder:
     """Recorder of the last operations of this rank, oldest first, and of totals of all operations.
 
-    Cheap enough to be always on. :meth:`begin` and :meth:`end` record an operation and notify the
-    observers. Where every nanosecond counts and there are no observers, callers may instead
+    The recorder is cheap enough to be always enabled. :meth:`begin` and :meth:`end` record an
+    operation and notify the observers. Without observers, time-critical callers may instead
     :meth:`remember` an entry and update the counts of its activity themselves.
 
     Attributes:
@@ -157,12 +157,12 @@ class FlightRecorder:
     @property
     def count(self) -> int:
         """Number of complete operations."""
-        # Other threads read this too, so it must not flush activities.
+        # Other threads also read this property, so it must not flush activities.
         in_rows = sum(row.calls for row in tuple(self._rows.values()))
         return self._cleared + in_rows + sum(each.calls for each in self._every_activity())
 
     def begin(self, activity: Activity, phase: Phase = "run") -> Operation:
-        """Record the begin of an operation and of the first call for it."""
+        """Record the beginning of an operation and of the first call for it."""
         operation: Operation = [activity, monotonic(), None]
         self.remember(operation)
         if self.observers:
@@ -228,7 +228,7 @@ class FlightRecorder:
             try:
                 return list(self._activities)
             except RuntimeError:
-                # Another thread added one during the iteration.
+                # Another thread added a row during the iteration.
                 continue
 
     def clear(self) -> None:

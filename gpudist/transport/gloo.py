@@ -24,9 +24,10 @@ T = TypeVar("T")
 _FRAME_BYTES = 4096
 _INLINE_BYTES = _FRAME_BYTES - HEADER_BYTES
 _FRAME_TAG = 0
-# Gloo's own deadline is later than ours, so that users see our error.
+# Gloo's deadline is later than ours, so that users see our error.
 _GLOO_SLACK_S = 60.0
-# Extra time for gloo's wait while connecting; short, because its thread outlives our deadline.
+# Extra time for gloo's wait while connecting; it is short, because gloo's thread outlives our
+# deadline.
 _CONNECTING_S = 1.0
 _SLICE_S = 0.05
 _FIRST_LOOK_S = 0.1
@@ -36,7 +37,7 @@ _POLL_S = 0.02
 
 
 class _ConnectionLost(Exception):
-    """Gloo lost its connection to a peer; the rank's own thread finds out why."""
+    """Gloo lost its connection to a peer; the rank's own thread determines the cause."""
 
     def __init__(self, peer: int, error: Exception) -> None:
         super().__init__(str(error))
@@ -137,7 +138,7 @@ class GlooTransport(PointToPointTransport):
             job = self._waiter.submit(lambda: dist.ProcessGroupGloo(wire, rank, size, options))
             self._gloo = self._connected(job, interface or address)
             self._await(self._channel.connecting)
-            # A rank that closes before the others are connected would break their connections.
+            # A rank that closes before the others are connected breaks their connections.
             self._await_all(store, f"{prefix}/connected", "")
         except BaseException as error:
             cause = error
@@ -156,14 +157,14 @@ class GlooTransport(PointToPointTransport):
         if not self._closed:
             super().close()
             self._break()
-            # An unfinished connection attempt runs until gloo's own deadline.
+            # An unfinished connection attempt continues until gloo's deadline.
             has_ended = self._waiter.stop(_GRACE_S if self._gloo is not None else _POLL_S)
             self._channel.close()
             if not has_ended:
-                # Freeing them would end the wait of a thread, which would then need an interpreter
-                # that may be shutting down.
+                # Freeing these objects would end the wait of a thread, which then needs the
+                # interpreter, while that may be shutting down.
                 keep_for_good((self._gloo, tuple(self._in_flight)))
-            # Close the sockets even if somebody keeps a reference to this transport.
+            # Close the sockets even if references to this transport remain.
             self._in_flight.clear()
             self._gloo = None
 
@@ -191,8 +192,9 @@ class GlooTransport(PointToPointTransport):
                 there = self._ask(lambda: [store.check([key]) for key in keys])
                 missing = [rank for rank, is_there in enumerate(there) if not is_there]
                 raise CollectiveTimeout(
-                    f"after {self.timeout_s:g} s rank {self.rank} still misses ranks {missing} of "
-                    f"{self.size}; are they running with the same world size?"
+                    f"after {self.timeout_s:g} s rank {self.rank} is still missing ranks "
+                    f"{missing} of {self.size}; check that they are running, with the same world "
+                    "size"
                 )
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _SLICE_S)
@@ -300,7 +302,8 @@ class GlooTransport(PointToPointTransport):
             time.sleep(_POLL_S)
         raise PeerFailure(
             f"rank {lost.peer} closed its connection to rank {self.rank} during '{self._doing()}' "
-            f"and left no cause: its process has probably died; see its own output ({lost})",
+            "without reporting a cause: its process has probably died; see its own output "
+            f"({lost})",
             lost.peer,
         ) from lost
 
@@ -329,9 +332,9 @@ class GlooTransport(PointToPointTransport):
         return self._running.label if self._running is not None else "the connection of all ranks"
 
     def _break(self) -> None:
-        # Gloo closes its connections only when a wait times out. This ends the background thread's
-        # wait and releases the buffers in flight, so that no wait returns during interpreter exit,
-        # which would abort the process.
+        # Gloo closes its connections only when a wait times out. Closing them here ends the
+        # background thread's wait and releases the buffers in flight, so that no wait returns
+        # during interpreter exit, which would abort the process.
         for message in self._in_flight:
             for work in message.works:
                 with suppress(RuntimeError):

@@ -1,4 +1,4 @@
-"""Loopback transport: ranks are threads of one process, deterministic and free of hangs."""
+"""Loopback transport: ranks are threads of one process, with deterministic execution."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ class _World:
         meant = {digest for wire in self.transports for digest in wire.waits_in()}
         kind, why = "CollectiveTimeout", "deadlock"
         if len(meant) > 1 and not any(self.turns.finished):
-            # If all ranks agreed on the order of operations, the first unfinished one could run.
+            # If all ranks agreed on the order of operations, the first unfinished operation could
+            # run.
             kind, why = "PlanMismatch", "ranks disagree about what they do"
         text = f"{why}: every rank waits or has finished, and no message can be delivered:\n"
         self.failures.post(Failure(kind, None, text + "\n".join(reports)))
@@ -138,9 +139,9 @@ class LoopbackTransport(PointToPointTransport):
 
         if TracingContext.try_get() is not None and not ready():
             raise errors.TransportError(
-                f"rank {self.rank} would wait for other threads while torch.compile lets only one "
-                "compile: agree on the shapes first, by one call that is not compiled or with "
-                "global_shape="
+                f"rank {self.rank} would wait for other threads while torch.compile allows only "
+                "one to compile: agree on the shapes first, by a call that is not compiled or "
+                "with global_shape="
             )
         self._waiting = handles
         self._world.turns.wait(self.rank, ready)

@@ -1,6 +1,7 @@
-"""Base of transports that only carry messages between two ranks.
+"""Base class of transports that only send messages between two ranks.
 
-Groups and collectives are built on three abstract methods, so that a transport is one small file.
+Groups and collectives are built on abstract methods for messages, so that a transport is one small
+file.
 """
 
 from __future__ import annotations
@@ -104,14 +105,14 @@ class PointToPointTransport(Transport):
     def abort(self, failure: Failure) -> None:
         if self._failure is None:
             self.failures.post(failure)
-            # Another rank may have posted first; all ranks raise the first cause.
+            # Another rank may have posted earlier; all ranks raise the first cause.
             self._failure = self.failures.peek() or failure
             self.report_failure(self._failure)
             self._break()
 
     def post_failure(self, failure: Failure) -> None:
         super().post_failure(failure)
-        # A rank that never waits for long does not look at the channel.
+        # A rank that never waits for long does not check the channel.
         self._failure = self._failure or self.failures.peek() or failure
 
     def error(self) -> errors.GpudistError | None:

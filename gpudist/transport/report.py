@@ -79,8 +79,8 @@ def report_failures(folder: str, wire: Transport) -> None:
 def report_on_signal(wire: Transport, folder: str = "") -> bool:
     """On SIGUSR1, write the report and the stack of every thread to standard error.
 
-    Works while the rank waits in native code: the handler does not need the interpreter, and a
-    separate thread writes the report. Does nothing if the program already has a handler.
+    This works while the rank waits in native code: the handler does not need the interpreter, and a
+    separate thread writes the report. If the program already has a handler, it is kept.
 
     Args:
         wire: transport of this rank.
@@ -92,7 +92,7 @@ def report_on_signal(wire: Transport, folder: str = "") -> bool:
     if signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL:
         return False
     asked, answered = os.pipe()
-    # A handler that blocks on a full pipe would block the whole process.
+    # A handler that blocks on a full pipe would block the process.
     os.set_blocking(answered, False)
     faulthandler.register(signal.SIGUSR1, file=answered, all_threads=True)
 

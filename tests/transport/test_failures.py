@@ -157,7 +157,7 @@ def test_a_rank_that_never_comes_is_named() -> None:
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=20
     )
     assert ended.returncode == 1
-    assert "CollectiveTimeout: after 0.3 s rank 0 still misses ranks [1, 2]" in ended.stderr
+    assert "CollectiveTimeout: after 0.3 s rank 0 is still missing ranks [1, 2]" in ended.stderr
 
 
 def test_a_process_with_an_abandoned_wait_exits_in_silence() -> None:

@@ -120,7 +120,7 @@ def test_nobody_has_joined_before_all_have_connected(monkeypatch: pytest.MonkeyP
 def test_ranks_of_nccl_that_never_come() -> None:
     use_doubles()
     library = os.environ["GPUDIST_NCCL_LIBRARY"]
-    with pytest.raises(CollectiveTimeout, match=r"still misses ranks \[1\] of 2"):
+    with pytest.raises(CollectiveTimeout, match=r"is still missing ranks \[1\] of 2"):
         NcclTransport(
             new_store(), 0, 2, 0.3, prefix=PREFIX, device=torch.device("cpu"),
             nccl_library=library, device_library=library,

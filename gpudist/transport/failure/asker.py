@@ -1,4 +1,4 @@
-"""Requests to a store that may never answer."""
+"""Requests to a store, with a deadline."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PATIENCE_S = 0.1
 
 
 class StoreAsker:
-    """Runs requests to the store in a thread, because a store with a stopped host never answers.
+    """Runner of store requests in a thread, because a store with a stopped host never answers.
 
     Args:
         doing: name of the current operation in error messages.

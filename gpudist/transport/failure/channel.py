@@ -1,4 +1,4 @@
-"""Cause of a failure, and the channel that carries it to every rank of a world."""
+"""Cause of a failure, and the channel that reports it to every rank of a world."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Failure:
 class FailureChannel(ABC):
     """Out-of-band channel on which a failing rank posts the cause, to end the waits of its peers.
 
-    All ranks raise the first failure that was posted; later ones are dropped.
+    All ranks raise the first failure that was posted; later failures are ignored.
     """
 
     @abstractmethod
@@ -68,5 +68,5 @@ class FailureChannel(ABC):
     def peek(self) -> Failure | None:
         """Return the failure of this world, if any.
 
-        May ask a store, so call it in waits, not per message.
+        May send a request to the store, so call it in waits, not per message.
         """

@@ -23,16 +23,15 @@ def leave_to_parent_after_fork(joined: Joined) -> None:
 
 
 def keep_for_good(thing: object) -> None:
-    """Never free ``thing``, whose destructor would wait for threads that may not exist any more."""
+    """Never free ``thing``, whose destructor would wait for threads that may no longer exist."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def words_of_child(transport: str, rank: int) -> str:
     """Return the message for a forked child that uses its parent's transport."""
     return (
-        f"process {os.getpid()} was forked from rank {rank} and has no part in its world, whose "
-        f"{transport} transport stays with the parent: move data there, or start the process by "
-        f"'spawn' or 'forkserver'"
+        f"process {os.getpid()} was forked from rank {rank}, whose {transport} transport belongs "
+        "to the parent: move data in the parent, or start the process by 'spawn' or 'forkserver'"
     )
 
 

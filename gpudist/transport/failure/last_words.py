@@ -22,8 +22,8 @@ from gpudist.transport.failure.channel import Failure
 from gpudist.transport.failure.store import own_connection
 from gpudist.transport.report import report, write_error_file
 
-# Time for a failed rank to print its traceback, and for the store to answer. Torch asks the name
-# server at each connection, which takes 5 s if the name server is missing.
+# Time for a failed rank to print its traceback, and for the store to answer. Torch queries the name
+# server at each connection, which takes 5 s if the server is missing.
 _PATIENCE_S = 10.0
 _POLL_S = 0.005
 _LINE = 300
@@ -40,7 +40,7 @@ class Ending:
         kind: name of the exception type.
         line: first line of the message.
         stack: digest of the source lines in the traceback.
-        is_echo: whether it merely reports the failure of another rank.
+        is_echo: whether it only reports the failure of another rank.
     """
 
     rank: int
@@ -88,7 +88,7 @@ class Endings:
             return None
 
     def await_first(self) -> None:
-        """Wait briefly for the rank that failed to register as the first."""
+        """Wait briefly until the rank that failed has registered as the first."""
         self._await(self._first)
 
     def announce(self) -> None:
@@ -188,7 +188,7 @@ def _end(
     if isinstance(error, GpudistError):
         write_error_file(path, error, rank, report(wire, "has failed"))
     if is_echo:
-        # A dead rank prints nothing, and torchrun soon kills the ranks that wait for it.
+        # A dead rank prints nothing, and torchrun soon kills the ranks that are waiting for it.
         if failure is None or failure.kind != "PeerFailure":
             endings.await_first()
         first = endings.first(mine)

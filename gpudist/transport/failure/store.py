@@ -24,8 +24,8 @@ class StoreFailureChannel(FailureChannel):
 
     No method takes longer than half a second, or the given patience, even if the store hangs: a
     background thread sends the requests, over its own connection if the store can create one. After
-    a request has timed out, nothing waits for the store until that request is answered. Otherwise
-    each step of a failure report would time out separately when the network is down.
+    a request has timed out, nothing waits for the store until that request is answered. Otherwise,
+    each step of a failure report would time out separately if the network is down.
 
     Args:
         store: any ``torch.distributed.Store``.
@@ -60,7 +60,7 @@ class StoreFailureChannel(FailureChannel):
     def post(self, failure: Failure) -> None:
         if self._found is not None:
             return
-        # An empty expected value means "unless somebody has set it": the first post wins.
+        # An empty expected value means "unless the key is set", so that the first post wins.
         text = failure.to_json()
         job = self._background.submit(
             lambda: self._store().compare_set(self._key("failure"), "", text)
@@ -69,7 +69,7 @@ class StoreFailureChannel(FailureChannel):
             try:
                 self._found = Failure.from_json(job.result())
             except (RuntimeError, OSError):
-                # The loss of the store explains less than this failure.
+                # This failure explains more than the loss of the store.
                 self._found = failure
 
     def peek(self) -> Failure | None:
@@ -120,14 +120,14 @@ class StoreFailureChannel(FailureChannel):
 
     def close(self) -> None:
         self._background.stop(0.0 if self.hangs else _PATIENCE_S)
-        # Close the socket even if somebody keeps a reference to this channel.
+        # Close the socket even if references to this channel remain.
         self._given = None
 
     def _connect(self) -> None:
         self._store()
 
     def _store(self) -> Any:
-        # Only in the background thread: connecting may block too.
+        # Connect in the background thread, because connecting may also block.
         return own_connection(self._given)
 
     def _look(self) -> tuple[str | None, bool]:
@@ -144,7 +144,7 @@ class StoreFailureChannel(FailureChannel):
                 lines[rank] = _lines_of(self._store().get(key))
 
     def _ask(self, call: Callable[[], object], patience_s: float = _PATIENCE_S) -> None:
-        # Errors stay in the job: while reporting a failure there is no one to raise them to.
+        # Errors stay in the job, since nothing could handle them while a failure is reported.
         self._wait(self._background.submit(call), patience_s)
 
     def _wait(self, job: BackgroundCall[Any], patience_s: float = _PATIENCE_S) -> bool:
@@ -186,8 +186,7 @@ _connections: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 def own_connection(store: Any) -> Any:
-    """Return a second connection to ``store``, so that calls that block on the first cannot delay
-    it."""
+    """Return a second connection to ``store``, which calls that block on the first cannot delay."""
     if store not in _connections:
         try:
             _connections[store] = store.clone()

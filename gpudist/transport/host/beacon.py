@@ -1,4 +1,4 @@
-"""Detect whether two processes share a node: each publishes a token only local ones can read."""
+"""Detect whether two processes share a node, by tokens that only local processes can read."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class HostMeeting:
         self._numbers = _numbers()
 
     def hold(self, core: Any) -> None:
-        """Map the control blocks of all ranks and wait until all ranks have done so. Collective.
+        """Map the control blocks of all ranks, and wait until all ranks have done so. Collective.
 
         Args:
             core: native communicator with this rank's control block.
@@ -146,8 +146,9 @@ class HostMeeting:
             self._look()
             if time.monotonic() > self._ask.deadline_s:
                 raise CollectiveTimeout(
-                    f"after {self._timeout_s:g} s rank {self._rank} (process {os.getpid()}) still "
-                    f"misses ranks {missing} of {len(keys)}; are they running on the same node?"
+                    f"after {self._timeout_s:g} s rank {self._rank} (process {os.getpid()}) is "
+                    f"still missing ranks {missing} of {len(keys)}; check that they are running "
+                    "on the same node"
                 )
             time.sleep(_POLL_S)
 
@@ -200,6 +201,6 @@ def _ranks(text: bytes, rank: int) -> list[int]:
 
 def _unreadable(text: bytes, what: str) -> TransportError:
     return TransportError(
-        f"the store has {text[:80]!r} where {what} should be; run the same gpudist on every rank, "
-        f"and let no other program write to the store"
+        f"the store has {text[:80]!r} instead of {what}; run the same gpudist on every rank, and "
+        "let no other program write to the store"
     )

@@ -8,7 +8,7 @@ import select
 import time
 from pathlib import Path
 
-# Errors of a system that forbids a call or does not implement it.
+# Errors of a system that forbids or does not implement a call.
 _FORBIDDEN = (errno.EPERM, errno.EACCES, errno.ENOSYS)
 _POLL_S = 0.2
 
@@ -49,7 +49,7 @@ def await_end_of_parent(parent: int) -> None:
         process = os.pidfd_open(parent)
     except (OSError, AttributeError):
         process = -1
-    # Another process may have reused the id before it was opened.
+    # Another process may have reused the id before this one opened it.
     if process >= 0 and os.getppid() == parent:
         _is_readable(process, None)
     while os.getppid() == parent:

@@ -70,8 +70,8 @@ class HostTransport(PointToPointTransport):
     """One rank of a world of processes on one node.
 
     The constructor is collective: it returns once every rank has mapped the control blocks of all
-    others. Memory for messages is allocated when two ranks first communicate. It has no name in the
-    file system and is freed when the processes end.
+    others. Memory for messages is allocated when two ranks first communicate. The memory has no
+    name in the file system, and is freed when the processes end.
 
     Args:
         store: rendezvous store, not used afterwards.

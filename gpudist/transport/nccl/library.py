@@ -18,14 +18,14 @@ except ImportError:
 
 # NCCL wheel by CUDA major version. Both install the same files.
 _WHEELS = {12: "nvidia-nccl-cu12", 13: "nvidia-nccl-cu13"}
-# Control whether NCCL uses registered memory in place: registered by users, and in captured graphs.
+# Variables that control whether NCCL registers memory: memory of users, and in captured graphs.
 _REGISTRATION = ("NCCL_LOCAL_REGISTER", "NCCL_GRAPH_REGISTER")
 
 
 def registration(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the settings of NCCL's memory registration and who chose them, by variable.
 
-    NCCL decides on each side of a message separately whether memory is registered. A message
+    NCCL determines separately on each side of a message whether memory is registered. A message
     between registered and unregistered memory hangs or delivers stale data. gpudist's messages use
     the same kind on both sides in any case; disabling registration is an additional safeguard.
 
@@ -77,7 +77,7 @@ def wheel_libraries() -> list[Path]:
     """Return the paths of the NCCL libraries in installed nvidia-nccl wheels."""
     try:
         package = find_spec("nvidia.nccl")
-    except ModuleNotFoundError:  # the parent package is missing too
+    except ModuleNotFoundError:  # The parent package is also missing.
         return []
     if package is None or package.submodule_search_locations is None:
         return []

@@ -46,7 +46,7 @@ class BufferView:
 
 @dataclass(frozen=True)
 class CombineJob:
-    """Box computed as the sum of others; ``there`` if it was received in place already."""
+    """Box computed as the sum of others; ``there`` if it has already been received in place."""
 
     shape: tuple[int, ...]
     destination: BufferView

@@ -76,9 +76,9 @@ class Rendezvous:
         while self.ask(lambda: self._store.add(arrived, 0)) < self._size:
             if time.monotonic() > deadline_s:
                 raise CollectiveTimeout(
-                    f"after {self._timeout_s:g} s rank {self._rank} (process {os.getpid()}) still "
-                    f"misses ranks {self._missing()} of {self._size}; are they running with the "
-                    f"same world size?"
+                    f"after {self._timeout_s:g} s rank {self._rank} (process {os.getpid()}) is "
+                    f"still missing ranks {self._missing()} of {self._size}; check that they are "
+                    "running, with the same world size"
                 )
             self._pause(pause_s)
             pause_s = min(2 * pause_s, longest_s)
@@ -138,9 +138,9 @@ class Rendezvous:
 
     def _unreadable(self, text: bytes) -> TransportError:
         return TransportError(
-            f"rank {self._rank} found {text[:80]!r} in the store of this world, which no rank "
-            f"writes; run the same gpudist on every rank, and let no other program write to the "
-            f"store"
+            f"rank {self._rank} found {text[:80]!r} in the store of this world, which is not "
+            "written by any rank; run the same gpudist on every rank, and let no other program "
+            "write to the store"
         )
 
     def _pause(self, seconds: float = _POLL_S) -> None:

@@ -27,7 +27,8 @@ from gpudist.transport.nccl.program import (
 )
 from gpudist.transport.nccl.verbs import REAL_OF, REDUCED
 
-# Returns whether NCCL executes a collective, otherwise messages do; equal on all of its members.
+# Function that returns whether NCCL executes a collective, instead of messages; equal on all of its
+# members.
 Strategy = Callable[[Collective, torch.dtype], bool]
 
 
@@ -42,7 +43,7 @@ def collectives_by_nccl(collective: Collective, dtype: torch.dtype) -> bool:
 
 
 def collectives_by_messages(collective: Collective, dtype: torch.dtype) -> bool:
-    """Return ``False``: all sums are in ascending rank order, with the bits of other transports."""
+    """Return ``False``: all sums are in ascending rank order, as over other transports."""
     return False
 
 
@@ -154,7 +155,7 @@ def _receive(
     """Append the receives of a stage and the jobs that compute the output from them."""
     item = lowered.dtype.itemsize
     pieces = combines(boxes, accumulates)
-    starts: dict[int, int] = {}  # offsets of messages in the staging buffer, in items
+    starts: dict[int, int] = {}  # Offsets of messages in the staging buffer, in items.
     in_place: set[int] = set()
     for number, message in enumerate(boxes.incoming):
         nbytes = message.volume * item
@@ -253,10 +254,10 @@ def _collective(
     root = members.index(collective.root)
     nbytes = prod(shape) * lowered.dtype.itemsize
     source, offset = _contribution(lowered, collective, shape, rank, strides, nbytes)
-    target, to_offset = source, offset  # in place: NCCL leaves the data unchanged
+    target, to_offset = source, offset  # In place: NCCL leaves the data unchanged.
     if result is not None:
         target, to_offset = _result(lowered, shape, nbytes, *result)
-        if source == "output":  # the receiver of a broadcast contributes nothing
+        if source == "output":  # The receiver of a broadcast contributes nothing.
             source, offset = target, to_offset
     if collective.kind == "broadcast":
         count, dtype = nbytes, "uint8"

@@ -155,7 +155,8 @@ class NcclTransport(Transport):
         members = parent.part(colors, keys)
         mine, position = colors[parent.rank], members.index(self.rank)
         native_parent = self.native(parent.members)
-        # Split on all ranks of the parent: none knows which communicators the others have cached.
+        # Split on all ranks of the parent, because no rank knows which communicators others have
+        # cached.
         try:
             operation = self._core.begin(f"splitting the communicator of {list(parent.members)}")
             try:
@@ -238,7 +239,7 @@ class NcclTransport(Transport):
                 if operation is not None:
                     recorder.leave(operation)
                 if isinstance(error, ShapeError):
-                    raise  # rejected before anything was posted
+                    raise  # The operation was rejected before anything was posted.
                 end_with(error)
             if operation is None:
                 activity.calls += 1
@@ -355,7 +356,7 @@ class NcclTransport(Transport):
             other.abort(mine)
         if not self._core.failure():
             self._watch.fail(mine)
-        # Started operations that nothing waits for use tensors that are about to be freed.
+        # Started operations without a wait use tensors that are about to be freed.
         self._core.settle(self.stream())
         first = Failure.from_json(self._core.failure())
         self.report_failure(first)
@@ -375,8 +376,8 @@ class NcclTransport(Transport):
     def _group_start(self, signature: Signature) -> None:
         if self._open is not None:
             raise TransportError(
-                f"'{signature.label}' opens a group inside that of '{self._open[0].label}'; groups "
-                f"do not nest: end the outer one first"
+                f"'{signature.label}' opens a group inside that of '{self._open[0].label}'; "
+                "groups do not nest: end the outer one first"
             )
         self._open = signature, []
 
@@ -420,8 +421,8 @@ class NcclTransport(Transport):
             self.same_node = self._rendezvous.is_seen and len(here) == self.size - 1
             if here and (call := forbidden_call()):
                 logger.warning(
-                    "rank %d cannot watch the processes of this node, so waits for a dead process "
-                    "end only at the deadline: the system forbids %s", self.rank, call,
+                    "rank %d cannot watch the processes of this node, so waits for a dead "
+                    "process end only at the deadline: the system forbids %s", self.rank, call,
                 )  # fmt: skip
             for rank, pid in here.items():
                 self._watch.watch_process(rank, pid)

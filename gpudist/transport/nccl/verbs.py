@@ -84,9 +84,9 @@ class NcclCommunicator(Communicator):
     """Verbs over one list of members.
 
     Reductions use NCCL's order, which for one size is the same in every run, and its precision for
-    16-bit floats. If the transport adds in rank order, the tensors are gathered and then reduced as
-    on every other transport, with the same bits; memory and bytes are multiplied by the number of
-    members.
+    16-bit floats. If the transport adds in rank order, the tensors are gathered and then reduced,
+    with bitwise the same results as over every other transport. Memory and bytes are then
+    multiplied by the number of members.
 
     Raises (every verb):
         TransportError: a rank outside the communicator, a message to itself, an unknown reduction.

@@ -56,7 +56,7 @@ class NcclWatch:
         self._lock = threading.Lock()
         self._store_is_gone = False
         self._stop = threading.Event()
-        # A daemon that polls: at exit, nothing would end a blocking wait.
+        # This is a daemon that polls, because nothing would end a blocking wait at exit.
         self._thread = threading.Thread(
             target=self._watch, name=f"gpudist nccl watch {rank}", daemon=True
         )
@@ -67,7 +67,7 @@ class NcclWatch:
         with self._lock:
             self._channel.post(failure)
             first = self._channel.peek()
-        # The loss of the store explains less than this failure.
+        # This failure explains more than the loss of the store.
         self._core.fail((failure if first is None or _is_store_gone(first) else first).to_json())
 
     def watch_process(self, rank: int, pid: int) -> None:
@@ -88,7 +88,7 @@ class NcclWatch:
             time.sleep(_PERIOD_S)
 
     def look(self) -> None:
-        """Fail the world if another rank has posted a failure. Limits its requests to the store."""
+        """Fail the world if another rank has posted a failure, with rate-limited store requests."""
         with self._lock:
             now = time.monotonic()
             if now - self._looked_s < self._look_every_s:
@@ -98,7 +98,7 @@ class NcclWatch:
             if self._channel.lines_wanted:
                 self._channel.publish_lines(self._rank, self._core.lines(5))
             if found is not None and _is_store_gone(found) and not self._store_is_gone:
-                # Its host may be a rank whose death will be reported soon.
+                # The store's host may be a rank whose death will be reported soon.
                 self._store_is_gone = True
                 return
         if found is not None:
@@ -111,7 +111,7 @@ class NcclWatch:
         self._channel.leave(self._rank)
 
     def stop(self) -> None:
-        """End the thread, so that it does not use the native core any more."""
+        """End the thread, so that it no longer uses the native core."""
         self._stop.set()
         if self._thread is not threading.current_thread():
             self._thread.join()

@@ -27,7 +27,7 @@ _one_world = threading.Lock()
 _HUNG_S = LONG_S + PATIENCE_S + 10.0
 _CLOSING_S = DEADLINE_S + 1.0
 # An operation and its partition, as every label has them: halo_exchange on [1, 3] of ...
-_OPERATION = re.compile(r"'[^']+'|misses ranks")
+_OPERATION = re.compile(r"'[^']+'|missing ranks")
 _ATTEMPTS = 3
 BAD = ("lost", "hung", "wrong", "late", "misnamed", "left", "unreached")
 
