@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks import worlds
+from benchmarks import SUBJECTS, worlds
 from benchmarks.case import Case
 from benchmarks.document import RESULTS, show, write_document
 from benchmarks.environment import ROOT, environment
@@ -22,21 +22,6 @@ from benchmarks.peers import mpi, mpi4torch
 from benchmarks.rows import Row
 from benchmarks.worlds import Pages, WorldFailed, started
 
-SUBJECTS = (
-    *("messages", "halo", "broadcast", "sum_reduce", "all_sum_reduce", "operators"),
-    *("dynamic", "repartition", "conv", "linear", "tensor_parallel", "layers", "losses"),
-    *(
-        "attention",
-        "halo_region",
-        "parameters",
-        "networks",
-        "kernels",
-        "scaling",
-        "planning",
-        "batch",
-    ),
-    "dispatch",
-)
 RANKS = (2, 4)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import runpy
 import subprocess
 import sys
 import tempfile
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import fill
 
 import gpudist.errors
 from gpudist.cli.command import Command, print_json
@@ -109,8 +111,16 @@ def require_benchmarks() -> Path:
     return CHECKOUT
 
 
+def subjects() -> tuple[str, ...]:
+    """Return the subjects of the checkout's benchmarks; none where there is no checkout."""
+    file = CHECKOUT / "benchmarks" / "__init__.py"
+    return runpy.run_path(str(file))["SUBJECTS"] if file.exists() else ()
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    if subjects():
+        parser.epilog = fill(f"Subjects: {', '.join(subjects())}.", 80)
     add = parser.add_argument
     add("subject", help="such as halo, repartition or conv; all; compare; plot; or profile")
     add("files", nargs="*", type=Path, help="result files or folders, for compare and plot")

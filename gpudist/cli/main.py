@@ -15,6 +15,7 @@ from gpudist.cli.draw import DRAW
 from gpudist.cli.env import ENV
 from gpudist.cli.plan import PLAN
 from gpudist.errors import GpudistError
+from gpudist.version import __version__
 
 COMMANDS: tuple[Command, ...] = (ENV, CHECK, BENCH, PLAN, DRAW)
 MISTAKE, INTERRUPTED, CUT_OFF = 2, 130, 141
@@ -41,7 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0: success. 1: the command found an error. 2: wrong usage. 130: interrupted. 141: the reader of
     the output closed it.
     """
-    parsed = parser().parse_args(arguments)
+    top = parser()
+    parsed = top.parse_args(arguments)
+    if parsed.command is None:
+        top.print_help()
+        return 0
     try:
         status = parsed.run(parsed)
         sys.stdout.flush()
@@ -66,9 +71,8 @@ def parser() -> argparse.ArgumentParser:
         epilog="gpudist COMMAND --help describes a command and its arguments. Exit status: 0 fine, "
         "1 something is wrong, 2 called wrongly.",
     )
-    commands = top.add_subparsers(
-        title="commands", required=True, dest="command", metavar="COMMAND"
-    )
+    top.add_argument("--version", action="version", version=f"gpudist {__version__}")
+    commands = top.add_subparsers(title="commands", dest="command", metavar="COMMAND")
     for command in COMMANDS:
         added = commands.add_parser(
             command.name,

@@ -22,12 +22,6 @@ WRONG = Result("scatter", False, float("inf"), 10.0, 5.0, 0.05)
 HALO = ["draw", "--shape", "64", "48", "--grid", "2", "2", "--kernel", "3", "--padding", "1"]
 
 
-def test_no_command(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main([])
-    assert "usage: gpudist" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("name", [command.name for command in COMMANDS])
 def test_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):

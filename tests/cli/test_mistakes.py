@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
+import gpudist
+from benchmarks import SUBJECTS
 from gpudist.cli import main, plan
 from tests import warm
 from tests.cli.test_env import ROOT
@@ -29,6 +31,23 @@ def status_of(arguments: list[str]) -> int:
     except SystemExit as end:
         assert isinstance(end.code, int)
         return end.code
+
+
+def test_without_a_command_the_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("usage: gpudist") and "bench" in printed
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of(["--version"]) == 0
+    assert capsys.readouterr().out == f"gpudist {gpudist.__version__}\n"
+
+
+def test_help_of_benchmarks_lists_their_subjects(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of(["bench", "--help"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"Subjects: {', '.join(SUBJECTS)}." in printed
 
 
 @pytest.mark.parametrize(
