@@ -27,9 +27,11 @@ from gpudist.ops.halo_exchange import HaloExchange as HaloExchange, halo_exchang
 from gpudist.ops.memory import (
     add as add,
     add_adjoint as add_adjoint,
+    allocate as allocate,
     clear as clear,
     copy as copy,
     copy_adjoint as copy_adjoint,
+    deallocate as deallocate,
     move as move,
     move_adjoint as move_adjoint,
 )
