@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "gpudist"
 # From the top; rooms on one line are of one height and do not import each other.
 FLOORS = [
     ["cli"],
-    ["planning", "checkpoint", "testing"],
+    ["planning", "checkpoint", "testing", "compat"],
     ["convert"],
     ["sbp"],
     ["nn", "batch", "amp", "data", "profiling", "pictures"],

@@ -1,0 +1,1 @@
+"""Modules that let programs written for other libraries run on gpudist."""

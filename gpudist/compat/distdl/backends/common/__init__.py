@@ -1,0 +1,1 @@
+"""Name under which DistDL's fork keeps its partitions."""

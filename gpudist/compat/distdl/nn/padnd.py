@@ -1,0 +1,30 @@
+"""Padding of a block by a width per side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from gpudist.compat.distdl.utilities.torch import distdl_padding_to_torch_padding
+
+
+class PadNd(torch.nn.Module):
+    """Pad a block with a constant.
+
+    Args:
+        pad_width: array of shape ``[dims, 2]`` with the cells on the left and right; ``None`` pads
+            nothing.
+        value: value of the new cells.
+    """
+
+    def __init__(self, pad_width: Any, value: float = 0) -> None:
+        super().__init__()
+        self.pad_width = pad_width
+        self.value = value
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if self.pad_width is None:
+            return input.clone()
+        return F.pad(input, distdl_padding_to_torch_padding(self.pad_width), value=self.value)
