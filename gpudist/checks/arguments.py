@@ -188,7 +188,9 @@ def _refusal(
 ) -> GpudistError:
     if kind.is_partition:
         error = PartitionError
-        if hasattr(value, "create_cartesian_topology_partition"):
+        if hasattr(value, "create_cartesian_topology_partition") and not hasattr(
+            value, "cartesian_index"
+        ):
             return error(
                 f"{where}: {value!r} has no Cartesian topology; create one with "
                 "create_cartesian_topology_partition"

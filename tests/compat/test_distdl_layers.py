@@ -256,6 +256,7 @@ def test_losses(P_world: Partition, row: int) -> None:
         # As in DistDL, rank 0 has the value.
         torch.testing.assert_close(loss, expected if P_x.rank == 0 else torch.zeros_like(expected))
         if P_x.active:
+            assert same.grad is not None
             torch.testing.assert_close(x.grad, same.grad[index])
     with pytest.raises(ValueError, match="reduction is 'median'"):
         ours(P_x, reduction="median")

@@ -57,8 +57,8 @@ def distributed_lenet(P_world: Any) -> tuple[Any, torch.nn.Module]:
     P_out = P_high.create_cartesian_topology_partition([1, 2])
     P_matrix = P_base.create_cartesian_topology_partition([2, 2])
     torch.manual_seed(2)
-    convolutions = dict(kernel_size=(5, 5))
-    pools = dict(kernel_size=(2, 2), stride=(2, 2))
+    convolutions: dict[str, Any] = dict(kernel_size=(5, 5))
+    pools: dict[str, Any] = dict(kernel_size=(2, 2), stride=(2, 2))
     net = torch.nn.Sequential(
         dnn.DistributedTranspose(P_root, P_space),
         dnn.DistributedConv2d(
@@ -128,7 +128,7 @@ class SpectralConv(torch.nn.Module):
         self.to_rows = dnn.DistributedTranspose(self.P_columns, self.P_rows)
         self.from_rows = dnn.DistributedTranspose(self.P_rows, self.P_columns)
         self.to_space = dnn.DistributedTranspose(self.P_columns, P_x)
-        self.whole, self.weight = weight, torch.nn.UninitializedParameter(dtype=weight.dtype)
+        self.whole, self.weight = weight, torch.nn.UninitializedParameter(dtype=weight.dtype)  # type: ignore[call-arg]
         self.cells: Any = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -151,7 +151,7 @@ class SpectralConv(torch.nn.Module):
         wide = slice(0, max(stop - start[3], 0))
         self.cells = (slice(None), slice(None), slice(None), wide)
         block = self.whole[..., start[3] : start[3] + wide.stop]
-        self.weight.materialize(tuple(block.shape), dtype=block.dtype)
+        self.weight.materialize(tuple(block.shape))
         self.weight.copy_(block)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ def grid_of(P: MPIPartition, ranks: Sequence[int], shape: Sequence[int]) -> MPIC
 
 
 def counted(*shape: int) -> torch.Tensor:
-    return torch.arange(np.prod(shape)).reshape(shape).double()
+    return torch.arange(prod(shape)).reshape(shape).double()
 
 
 def block_of(x: torch.Tensor, P: MPICartesianPartition) -> torch.Tensor:
@@ -101,8 +102,8 @@ def test_partitions_that_do_not_fit(P_world: Partition) -> None:
         distdl.nn.Repartition(P_x, grid_of(P, [0, 1], [1, 2]))
     with pytest.raises(ValueError, match="does not broadcast"):
         distdl.nn.Broadcast(P_x, grid_of(P, [0, 1], [1, 2, 1, 1]))
-    with pytest.raises(PartitionError, match=r"P_x is .*; it takes an MPIPartition"):
-        distdl.nn.Broadcast(P_world, P_x)  # type: ignore[arg-type]
+    with pytest.raises(PartitionError, match=r"P_x is .*; it takes a MPIPartition"):
+        distdl.nn.Broadcast(P_x.partition, P_x)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="buffer_manager is 1"):
         distdl.nn.Repartition(P_x, P_x, buffer_manager=1)  # type: ignore[arg-type]
     wrong = distdl.nn.Repartition(P_x, grid_of(P, [2, 3], [1, 1, 1, 2]))

@@ -64,11 +64,11 @@ def test_barrier_and_deactivate(P_world: Partition) -> None:
 
 @distributed(ranks=4, transports=LOCAL)
 def test_partition_of_a_communicator(P_world: Partition) -> None:
-    communicator = MPIPartition(P_world)._comm
+    communicator, rank = MPIPartition(P_world)._comm, int(P_world.rank or 0)
     assert communicator is not None
-    part = communicator.Split(color=P_world.rank % 2, key=-P_world.rank)
+    part = communicator.Split(color=rank % 2, key=-rank)
     P = MPIPartition(part)
-    assert P.size == 2 and P.partition.ranks == ((2, 0), (3, 1))[P_world.rank % 2]
+    assert P.size == 2 and P.partition.ranks == ((2, 0), (3, 1))[rank % 2]
     total = np.zeros(2)
     communicator.Reduce(np.array([1.5, P_world.rank]), total, op=MPI.SUM, root=2)
     assert total.tolist() == ([6.0, 6.0] if P_world.rank == 2 else [0.0, 0.0])
@@ -182,12 +182,14 @@ def test_gpudist_takes_the_wrapped_partition(P_world: Partition) -> None:
     P_x = MPIPartition(P_world).create_cartesian_topology_partition([1, 1, 2])
     y = nn.DistributedConv1d(P_x.partition, 1, 1, 3, padding=1)(torch.ones(1, 1, 2))
     assert y.shape == (1, 1, 2)
+    with pytest.raises(PartitionError, match=r"P_x is .*; it takes a CartesianPartition"):
+        nn.DistributedConv1d(P_x, 1, 1, 3)  # type: ignore[arg-type]
     with pytest.raises(PartitionError, match="has no Cartesian topology"):
         distdl.nn.DistributedFeatureConv1d(MPIPartition(P_world), 1, 1, 3)  # type: ignore[arg-type]
 
 
 class OfMpi4py:
-    """What ``MPIPartition`` reads of a communicator of mpi4py."""
+    """Communicator of mpi4py, with what ``MPIPartition`` reads of it."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size

@@ -1,5 +1,12 @@
 """DistDL's layers, over those of gpudist: each takes DistDL's arguments and partitions."""
 
+from gpudist.compat.distdl.nn import (
+    batchnorm as batchnorm,
+    conv_feature as conv_feature,
+    linear as linear,
+    loss as loss,
+    pooling as pooling,
+)
 from gpudist.compat.distdl.nn.all_sum_reduce import AllSumReduce
 from gpudist.compat.distdl.nn.batchnorm import DistributedBatchNorm
 from gpudist.compat.distdl.nn.broadcast import Broadcast

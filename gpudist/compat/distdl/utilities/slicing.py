@@ -92,9 +92,10 @@ def range_index(shape: Iterable[int]) -> Iterator[tuple[int, ...]]:
     return product(*map(range, shape))
 
 
-def worker_layout(shape: Sequence[int]) -> Integers:
+def worker_layout(shape: Iterable[int]) -> Integers:
     """Return the rank of the worker at each index on a grid of ``shape``."""
-    return np.arange(prod(shape)).reshape(tuple(shape))
+    grid = tuple(shape)
+    return np.arange(prod(grid)).reshape(grid)
 
 
 def filtered_range_index(

@@ -18,6 +18,7 @@ from gpudist.world.partition import CartesianPartition, Partition
 from gpudist.world.runtime import init
 
 Integers = NDArray[np.int64]
+Numbers = Sequence[int] | NDArray[Any]
 # Members of a partition without a topology and without this worker know only that.
 _NO_SHAPE = (-1,)
 
@@ -89,16 +90,16 @@ class MPIPartition:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.partition!r})"
 
-    def create_partition_inclusive(self, ranks: Sequence[int]) -> MPIPartition:
+    def create_partition_inclusive(self, ranks: Numbers) -> MPIPartition:
         """Return a partition of the members at positions ``ranks``, in this order."""
-        return MPIPartition(self.partition.create_partition_inclusive(ranks))
+        return MPIPartition(self.partition.create_partition_inclusive(list(ranks)))
 
     def create_partition_union(self, other: MPIPartition) -> MPIPartition:
         """Return a partition of these members, followed by those of ``other`` not among them."""
         return MPIPartition(self.partition.create_partition_union(other.partition))
 
     def create_cartesian_topology_partition(
-        self, shape: Sequence[int], **options: Any
+        self, shape: Numbers, **options: Any
     ) -> MPICartesianPartition:
         """Return the same members on a process grid of ``shape``, in row-major order.
 
@@ -115,7 +116,9 @@ class MPIPartition:
                 f"create_cartesian_topology_partition: {asked} is not supported; ranks keep their "
                 "order, and periodic axes are an argument of gpudist.halo_exchange"
             )
-        return MPICartesianPartition(self.partition.create_cartesian_topology_partition(shape))
+        return MPICartesianPartition(
+            self.partition.create_cartesian_topology_partition(list(shape))
+        )
 
     def create_broadcast_partition_to(
         self, P_dest: MPIPartition, transpose_src: bool = False, transpose_dest: bool = False
@@ -186,7 +189,7 @@ class MPIPartition:
         values = P.broadcast_data(array.reshape(-1).tolist(), source)
         return np.array(values, f"{chr(kind)}{size}").reshape(shape)
 
-    def allgather_data(self, data: Sequence[int]) -> NDArray[Any]:
+    def allgather_data(self, data: Numbers) -> NDArray[Any]:
         """Return the numbers of every member, one row per rank. Collective over the members."""
         return np.array(self.partition.allgather_data(np.asarray(data).reshape(-1).tolist()))
 
