@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch.autograd import forward_ad
@@ -164,6 +164,66 @@ class _ApplyDeclared(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         _ = ctx.saved_tensors
         return declared(gradients[0], ctx.adjoint, ctx.declared), None, None
+
+
+class Handwritten(Protocol):
+    """Operator of one output with a backward of its own, such as one that overlaps messages.
+
+    An operator that changes the convention of gradients has the attributes ``name``, ``takes`` and
+    ``gives`` of :class:`Declared`.
+    """
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, Sequence[Any]]:
+        """Return the output for the inputs, and what else :meth:`backward` needs."""
+        ...
+
+    def backward(
+        self,
+        gradient: torch.Tensor,
+        inputs: Sequence[Any],
+        kept: Sequence[Any],
+        needs: Sequence[bool],
+    ) -> Sequence[torch.Tensor | None]:
+        """Return the gradients of the inputs; those that are not needed may be ``None``."""
+        ...
+
+    def composed(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Return the output by a composition of differentiable operators."""
+        ...
+
+
+def apply_handwritten(operator: Handwritten, *inputs: torch.Tensor | None) -> torch.Tensor:
+    """Return the output of ``operator`` as one node; double backward repeats the composition.
+
+    Requires :func:`is_eager`.
+    """
+    if torch.is_grad_enabled() and any([x is not None and x.requires_grad for x in inputs]):
+        return apply(_ApplyHandwritten, operator, *inputs)
+    return operator.forward(*inputs)[0]
+
+
+class _ApplyHandwritten(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, operator: Handwritten, *inputs: torch.Tensor | None) -> torch.Tensor:
+        y, kept = operator.forward(*inputs)
+        ctx.operator, ctx.count = operator, len(inputs)
+        if hasattr(operator, "takes"):
+            ctx.declared = operator
+        ctx.save_for_backward(*inputs, *kept)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        # Before any message: reading saved tensors may make checkpointing recompute the forward.
+        saved = ctx.saved_tensors
+        inputs, kept = saved[: ctx.count], saved[ctx.count :]
+        needs = ctx.needs_input_grad[1:]
+        if not torch.is_grad_enabled():
+            return None, *ctx.operator.backward(gradients[0], inputs, kept, needs)
+        y = ctx.operator.composed(*inputs)
+        needed = [x for x, needed in zip(inputs, needs, strict=True) if needed]
+        found = iter(torch.autograd.grad(y, needed, gradients[0], create_graph=True))
+        return None, *(next(found) if needed else None for needed in needs)
 
 
 class _Move(torch.autograd.Function):

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from gpudist.exchange import Movement, add_into, start
+from gpudist.exchange.autograd import apply_handwritten
 from gpudist.nn.affine.local_conv import LocalConvolution
 
 Convolution = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None"], torch.Tensor]
@@ -59,14 +60,11 @@ class ConvolutionInPlace:
             One group of messages, with ghosts and parameters, in forward and in backward. One
             convolution of the block and one of each slab; backward convolves each slab twice.
         """
-        inputs = (x, weight, bias)
-        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
-            return _ConvolveInPlace.apply(self, *inputs)  # pyright: ignore
-        return self.forward(x, weight, bias)[0]
+        return apply_handwritten(self, x, weight, bias)
 
     def forward(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Return the output, and the moved weight and slabs that its adjoint needs."""
         faces = len(self.faces)
         moving = [m for m in self.parameters if m is not None]
@@ -81,20 +79,20 @@ class ConvolutionInPlace:
         for slab, cells in zip(slabs, self.outputs, strict=True):
             if slab.numel():
                 y[cells].add_(of_slab(slab, weight))
-        return y, weight, slabs
+        return y, [weight, *slabs]
 
     def backward(
         self,
         gradient: torch.Tensor,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        slabs: Sequence[torch.Tensor],
+        inputs: Sequence[Any],
+        kept: Sequence[torch.Tensor],
         needs: Sequence[bool],
     ) -> list[torch.Tensor | None]:
         """Return the gradients of the block, the weight and the bias; ``None`` if not needed."""
+        x, (weight, *slabs) = inputs[0], kept
         of_x: Any = None
         of_weight: Any = None
-        of_slabs = list(slabs)
+        of_slabs = slabs.copy()
         if needs[0] or needs[1]:
             of_own, of_slab = self._by(self.padding), self._by(_none(self.padding))
             of_x, of_weight = of_own.gradients(gradient, x, weight, needs)
@@ -128,43 +126,3 @@ class ConvolutionInPlace:
 
 def _none(padding: tuple[int, ...]) -> tuple[int, ...]:
     return (0,) * len(padding)
-
-
-class _ConvolveInPlace(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        convolution: ConvolutionInPlace,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-    ) -> torch.Tensor:
-        y, moved, slabs = convolution.forward(x, weight, bias)
-        ctx.convolution = convolution
-        ctx.bias_shape = bias.shape if bias is not None else None
-        ctx.save_for_backward(x, weight, moved, *slabs)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        # Before any message: reading saved tensors may make checkpointing recompute the forward.
-        x, weight, moved, *slabs = ctx.saved_tensors
-        needs = ctx.needs_input_grad[1:]
-        if torch.is_grad_enabled():
-            return None, *_differentiable(ctx, x, weight, gradients[0])
-        return None, *ctx.convolution.backward(gradients[0], x, moved, slabs, needs)
-
-
-def _differentiable(
-    ctx: Any, x: torch.Tensor, weight: torch.Tensor, gradient: torch.Tensor
-) -> list[torch.Tensor | None]:
-    """Return the gradients as differentiable functions of input, weight and ``gradient``."""
-    bias = None
-    if ctx.bias_shape is not None:
-        # The gradients of a convolution do not depend on the value of its bias.
-        bias = x.new_zeros(ctx.bias_shape, requires_grad=ctx.needs_input_grad[3])
-    y = ctx.convolution.composed(x, weight, bias)
-    all_needs = ctx.needs_input_grad[1:]
-    needed: Any = [t for t, needs in zip((x, weight, bias), all_needs, strict=True) if needs]
-    found = iter(torch.autograd.grad(y, needed, gradient, create_graph=True))
-    return [next(found) if needs else None for needs in all_needs]

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.exchange import InFlight, Movement, start
-from gpudist.exchange.autograd import is_eager, move
+from gpudist.exchange.autograd import apply_handwritten, is_eager, move
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
@@ -45,9 +45,10 @@ class BlockProducts:
         Cost:
             An all-gather, and in backward a sum-scatter, both overlapped with the products.
         """
+        operator = _OfGathered(self)
         if not is_eager(block):
-            return self.composed_of_gathered(block, weight, bias)
-        return _OfGathered.apply(self, block, weight, bias)  # pyright: ignore
+            return operator.composed(block, weight, bias)
+        return apply_handwritten(operator, block, weight, bias)
 
     def scattered(self, whole: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Return this worker's block of the summed products, which are sent as they are computed.
@@ -55,17 +56,10 @@ class BlockProducts:
         Adjoint, Cost:
             See :meth:`of_gathered`, with the directions exchanged.
         """
+        operator = _Scattered(self)
         if not is_eager(whole):
-            return self.composed_scattered(whole, weight)
-        return _Scattered.apply(self, whole, weight)  # pyright: ignore
-
-    def composed_of_gathered(
-        self, block: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        return F.linear(move((self.gather,), (block,))[0], weight, bias)
-
-    def composed_scattered(self, whole: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return move((self.gather.T,), (F.linear(whole, weight),))[0]
+            return operator.composed(whole, weight)
+        return apply_handwritten(operator, whole, weight)
 
     def blocks(self, whole: torch.Tensor) -> list[torch.Tensor]:
         """Split a gathered tensor into the blocks of all workers."""
@@ -121,73 +115,63 @@ def _of_weight(gradients: Sequence[torch.Tensor], blocks: Sequence[torch.Tensor]
     return total
 
 
-class _OfGathered(torch.autograd.Function):
+@dataclass(frozen=True)
+class _OfGathered:
+    products: BlockProducts
     name, takes, gives = "linear layer", "dual", "dual"
 
-    @staticmethod
     def forward(
-        ctx: Any,
-        products: BlockProducts,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-    ) -> torch.Tensor:
-        blocks, y = products.multiply_arrivals(x, lambda block: F.linear(block, weight, bias))
-        ctx.products = products
-        ctx.has_bias = bias is not None
-        ctx.save_for_backward(x, weight, *blocks)
-        return y
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        blocks, y = self.products.multiply_arrivals(x, lambda block: F.linear(block, weight, bias))
+        return y, blocks
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
-        # Before any message: reading saved tensors may make checkpointing recompute the forward.
-        x, weight, *blocks = ctx.saved_tensors
-        products, gradient, needs = ctx.products, gradients[0], ctx.needs_input_grad[1:]
-        if torch.is_grad_enabled():
-            bias = gradient.new_zeros(gradient.shape[-1], requires_grad=True)
-            y = products.composed_of_gathered(x, weight, bias if ctx.has_bias else None)
-            return None, *_differentiable(y, (x, weight, bias), needs, gradient)
-        parts = products.blocks(gradient)
+    def backward(
+        self,
+        gradient: torch.Tensor,
+        inputs: Sequence[Any],
+        kept: Sequence[torch.Tensor],
+        needs: Sequence[bool],
+    ) -> list[torch.Tensor | None]:
+        parts = self.products.blocks(gradient)
         of_x, under_way = None, []
         if needs[0]:
-            of_x, under_way = products.start_sums(parts, lambda part: part @ weight)
-        of_weight = _of_weight(parts, blocks) if needs[1] else None
+            of_x, under_way = self.products.start_sums(parts, lambda part: part @ inputs[1])
+        of_weight = _of_weight(parts, kept) if needs[1] else None
         of_bias = gradient.flatten(0, -2).sum(0) if needs[2] else None
         _wait(under_way)
-        return None, of_x, of_weight, of_bias
+        return [of_x, of_weight, of_bias]
+
+    def composed(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        return F.linear(move((self.products.gather,), (x,))[0], weight, bias)
 
 
-class _Scattered(torch.autograd.Function):
+@dataclass(frozen=True)
+class _Scattered:
+    products: BlockProducts
     name, takes, gives = "linear layer", "dual", "dual"
 
-    @staticmethod
     def forward(
-        ctx: Any, products: BlockProducts, x: torch.Tensor, weight: torch.Tensor
-    ) -> torch.Tensor:
-        y, under_way = products.start_sums(products.blocks(x), lambda part: F.linear(part, weight))
+        self, x: torch.Tensor, weight: torch.Tensor
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        parts = self.products.blocks(x)
+        y, under_way = self.products.start_sums(parts, lambda part: F.linear(part, weight))
         _wait(under_way)
-        ctx.products = products
-        ctx.save_for_backward(x, weight)
-        return y
+        return y, ()
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
-        x, weight = ctx.saved_tensors
-        products, gradient, needs = ctx.products, gradients[0], ctx.needs_input_grad[1:]
-        if torch.is_grad_enabled():
-            y = products.composed_scattered(x, weight)
-            return None, *_differentiable(y, (x, weight), needs, gradient)
-        parts, of_x = products.multiply_arrivals(gradient.contiguous(), lambda part: part @ weight)
-        of_weight = _of_weight(parts, products.blocks(x)) if needs[1] else None
-        return None, of_x, of_weight
+    def backward(
+        self,
+        gradient: torch.Tensor,
+        inputs: Sequence[Any],
+        kept: Sequence[torch.Tensor],
+        needs: Sequence[bool],
+    ) -> list[torch.Tensor | None]:
+        x, weight = inputs
+        gradient = gradient.contiguous()
+        parts, of_x = self.products.multiply_arrivals(gradient, lambda part: part @ weight)
+        return [of_x, _of_weight(parts, self.products.blocks(x)) if needs[1] else None]
 
-
-def _differentiable(
-    y: torch.Tensor,
-    inputs: Sequence[torch.Tensor],
-    needs: Sequence[bool],
-    gradient: torch.Tensor,
-) -> list[torch.Tensor | None]:
-    needed = [x for x, needed in zip(inputs, needs, strict=True) if needed]
-    found = iter(torch.autograd.grad(y, needed, gradient, create_graph=True))
-    return [next(found) if needed else None for needed in needs]
+    def composed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return move((self.products.gather.T,), (F.linear(x, weight),))[0]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from gpudist.cache import Cache
 from gpudist.checks.arguments import checked
 from gpudist.exchange import InFlight, Movement, bind, start
-from gpudist.exchange.autograd import is_eager, move
+from gpudist.exchange.autograd import apply_handwritten, is_eager, move
 from gpudist.geometry.blocks import Blocks
 from gpudist.geometry.ring import held_block, plan_ring_hop
 from gpudist.nn.attention.blockwise import BlockAttention, Range, Sums
@@ -81,13 +80,9 @@ class RingAttention(SequenceAttention):
         rank = self._P_line.rank
         assert rank is not None
         ring = _Ring(block, cuts.keys, rank, self._hops_of(cuts.keys, held))
-        if (
-            is_eager(query)
-            and torch.is_grad_enabled()
-            and any(x.requires_grad for x in (query, *held))
-        ):
-            return _RingAttention.apply(ring, query, *held)  # pyright: ignore
-        return (ring.forward(query, held)[0]) if is_eager(query) else ring.composed(query, held)
+        if is_eager(query):
+            return apply_handwritten(ring, query, *held)
+        return ring.composed(query, *held)
 
     def _hops_of(self, keys: Blocks, held: Held) -> tuple[tuple[Movement, ...], ...]:
         """Return the cached movements of all hops for tensors like ``held``."""
@@ -156,8 +151,10 @@ class _Ring:
     rank: int
     hops: tuple[tuple[Movement, ...], ...]
 
-    def forward(self, query: torch.Tensor, held: Held) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the output and the log-sum-exp of the scores of folded rows."""
+    def forward(
+        self, query: torch.Tensor, *held: torch.Tensor
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+        """Return the output, and with it the log-sum-exp of the scores of folded rows."""
         rows = self.block.fold(query)
         sums = self.block.nothing_seen(rows, held[1])
         for step, hop in enumerate(self.hops):
@@ -168,9 +165,10 @@ class _Ring:
             if in_flight is not None:
                 held = _arrived(in_flight, held)
         result, logarithm = self.block.finish(sums)
-        return self.block.unfold(result).to(query.dtype), logarithm
+        output = self.block.unfold(result).to(query.dtype)
+        return output, (output, logarithm)
 
-    def composed(self, query: torch.Tensor, held: Held) -> torch.Tensor:
+    def composed(self, query: torch.Tensor, *held: torch.Tensor) -> torch.Tensor:
         """Compute the output by a composition of differentiable operators.
 
         The composition skips no product, because a worker that did not use the output of a movement
@@ -187,12 +185,13 @@ class _Ring:
     def backward(
         self,
         gradient: torch.Tensor,
-        query: torch.Tensor,
-        held: Held,
-        output: torch.Tensor,
-        logarithm: torch.Tensor,
-    ) -> tuple[torch.Tensor, ...]:
+        inputs: Sequence[torch.Tensor],
+        kept: Sequence[torch.Tensor],
+        needs: Sequence[bool],
+    ) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of query, key and value; steps run from the last to the first."""
+        (query, *own), (output, logarithm) = inputs, kept
+        held: Held = tuple(own)
         rows, wide = self.block.fold(query), self.block.fold(gradient).to(logarithm.dtype)
         # Gradient with respect to the logarithm, which also depends on the scores.
         of_logarithm = -(wide * self.block.fold(output)).sum(-1, keepdim=True)
@@ -210,7 +209,8 @@ class _Ring:
                 of_held = _sums(of_held, _arrived(going, of_held))
             going = start([movement.T for movement in self.hops[step - 1][:2]], of_held)
         assert going is not None
-        return (self.block.unfold(of_rows), *_sums(of_own, _arrived(going, of_own)))
+        of_padding = (None,) * (len(inputs) - 3)
+        return self.block.unfold(of_rows), *_sums(of_own, _arrived(going, of_own)), *of_padding
 
     def _start_back(self, hop: int, held: Held) -> InFlight:
         return start([movement.T for movement in self.hops[hop]], held)
@@ -249,28 +249,3 @@ def _arrived(in_flight: InFlight, like: Sequence[torch.Tensor]) -> Held:
 
 def _sums(first: Held, second: Held) -> Held:
     return tuple(a + b for a, b in zip(first, second, strict=True))
-
-
-class _RingAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, ring: _Ring, query: torch.Tensor, *held: torch.Tensor) -> torch.Tensor:
-        output, logarithm = ring.forward(query, held)
-        ctx.ring = ring
-        ctx.save_for_backward(query, output, logarithm, *held)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        # Before any message: reading saved tensors may make checkpointing recompute the forward.
-        query, output, logarithm, *held = ctx.saved_tensors
-        needs = ctx.needs_input_grad[1:]
-        if torch.is_grad_enabled():
-            inputs = [query, *held]
-            y = ctx.ring.composed(query, tuple(held))
-            needed = [x for x, wanted in zip(inputs, needs, strict=True) if wanted]
-            found = iter(torch.autograd.grad(y, needed, gradients[0], create_graph=True))
-            return None, *(next(found) if wanted else None for wanted in needs)
-        found = ctx.ring.backward(gradients[0], query, tuple(held), output, logarithm)
-        missing = (None,) * (len(needs) - len(found))
-        chosen = (x if wanted else None for x, wanted in zip(found, needs, strict=False))
-        return None, *chosen, *missing

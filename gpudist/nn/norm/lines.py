@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from gpudist import recycling
-from gpudist.exchange.autograd import apply, is_eager
-from gpudist.nn.norm.normalization import Normalization
+from gpudist.exchange.autograd import is_eager
+from gpudist.nn.norm.normalization import Normalization, Summing
 
 if TYPE_CHECKING:
     from gpudist._native import NormLines
@@ -43,95 +43,63 @@ def fits(normalization: Normalization, x: torch.Tensor, parameters: Sequence[tor
     )
 
 
-def normalize_lines(
-    normalization: Normalization, x: torch.Tensor, parameters: Sequence[torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the normalized block and, as a constant, the sums over all workers.
-
-    Requires :func:`fits`; see :meth:`Normalization.compose`.
+class ByLines(Summing):
+    """Normalization of one block by the native core; requires :func:`fits`.
 
     Adjoint:
-        The gradient is computed from the block, the sums and the weight; gradients of gradients use
-        the composition.
+        The gradient is computed from the block, the sums and the weight.
 
     Cost:
         Two passes over the block in forward and two in backward; no memory of its size except the
         output, and the gradient in backward.
     """
-    lines = _lines_of(normalization, x)
-    sums = torch.empty(normalization.sums_shape(x.shape), dtype=torch.float64)
-    lines.sums(x.data_ptr(), sums.data_ptr())
-    with torch.no_grad():
-        totals, moved = normalization.move(sums, parameters)
-    kept = (totals, *(parameter.contiguous() for parameter in moved))
-    if torch.is_grad_enabled() and any([t.requires_grad for t in (x, *parameters)]):
-        return apply(_NormalizeLines, normalization, kept, x, *parameters), totals
-    return _normalized(lines, x, *kept), totals
 
-
-def _normalized(
-    lines: NormLines, x: torch.Tensor, totals: torch.Tensor, *parameters: torch.Tensor
-) -> torch.Tensor:
-    y = recycling.empty(x.shape, x.dtype)
-    weight, bias = [*map(_address, parameters), 0, 0][:2]
-    lines.normalize(x.data_ptr(), totals.data_ptr(), weight, bias, y.data_ptr())
-    return y
-
-
-class _NormalizeLines(torch.autograd.Function):
-    @staticmethod
     def forward(
-        ctx: Any,
-        normalization: Normalization,
-        kept: tuple[torch.Tensor, ...],
-        x: torch.Tensor,
-        *parameters: torch.Tensor,
-    ) -> torch.Tensor:
-        ctx.normalization, ctx.count = normalization, len(parameters)
-        # Save the totals and the weight; backward does not need the bias.
-        ctx.save_for_backward(x, *parameters, *kept[:2])
-        return _normalized(_lines_of(normalization, x), x, *kept)
+        self, x: torch.Tensor, *parameters: torch.Tensor
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        lines = _lines_of(self.normalization, x)
+        sums = torch.empty(self.normalization.sums_shape(x.shape), dtype=torch.float64)
+        lines.sums(x.data_ptr(), sums.data_ptr())
+        self.totals, moved = self.normalization.move(sums, parameters)
+        moved = [parameter.contiguous() for parameter in moved]
+        y = recycling.empty(x.shape, x.dtype)
+        weight, bias = [*map(_address, moved), 0, 0][:2]
+        lines.normalize(x.data_ptr(), self.totals.data_ptr(), weight, bias, y.data_ptr())
+        # Backward does not need the bias.
+        return y, [self.totals, *moved[:1]]
 
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        # Before any message: reading saved tensors may make checkpointing recompute the forward.
-        x, *others = ctx.saved_tensors
-        parameters, kept = others[: ctx.count], others[ctx.count :]
-        normalization, needs = ctx.normalization, ctx.needs_input_grad[2:]
-        if torch.is_grad_enabled():
-            found = normalization.gradients((x, *parameters), gradient, needs)
-        else:
-            found = _backward(normalization, gradient.contiguous(), x, *kept, needs=needs)
-        return None, None, *found
-
-
-def _backward(
-    normalization: Normalization,
-    gradient: torch.Tensor,
-    x: torch.Tensor,
-    totals: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    *,
-    needs: Sequence[bool],
-) -> list[torch.Tensor | None]:
-    """Return the gradients of the block, and of the parameters on their owners."""
-    lines, of_sums = _lines_of(normalization, x), torch.empty_like(totals)
-    found = [
-        torch.empty_like(weight) if needed and weight is not None else None for needed in needs[1:]
-    ]
-    at_x, at_totals, at_weight = x.data_ptr(), totals.data_ptr(), _address(weight)
-    of_weight, of_bias = [*map(_address, found), 0, 0][:2]
-    lines.gradient_sums(
-        gradient.data_ptr(), at_x, at_totals, at_weight, of_sums.data_ptr(), of_weight, of_bias
-    )
-    of_totals, of_parameters = normalization.move_gradients(of_sums, found, needs)
-    of_x = None
-    if of_totals is not None:
-        of_x = recycling.empty(x.shape, x.dtype)
-        lines.gradient(
-            gradient.data_ptr(), at_x, at_totals, of_totals.data_ptr(), at_weight, of_x.data_ptr()
+    def backward(
+        self,
+        gradient: torch.Tensor,
+        inputs: Sequence[torch.Tensor],
+        kept: Sequence[torch.Tensor],
+        needs: Sequence[bool],
+    ) -> list[torch.Tensor | None]:
+        x, totals, weight = inputs[0], kept[0], kept[1] if kept[1:] else None
+        gradient = gradient.contiguous()
+        lines, of_sums = _lines_of(self.normalization, x), torch.empty_like(totals)
+        found = [
+            torch.empty_like(weight) if needed and weight is not None else None
+            for needed in needs[1:]
+        ]
+        at_x, at_totals, at_weight = x.data_ptr(), totals.data_ptr(), _address(weight)
+        of_weight, of_bias = [*map(_address, found), 0, 0][:2]
+        lines.gradient_sums(
+            gradient.data_ptr(), at_x, at_totals, at_weight, of_sums.data_ptr(), of_weight, of_bias
         )
-    return [of_x, *of_parameters]
+        of_totals, of_parameters = self.normalization.move_gradients(of_sums, found, needs)
+        of_x = None
+        if of_totals is not None:
+            of_x = recycling.empty(x.shape, x.dtype)
+            lines.gradient(
+                gradient.data_ptr(),
+                at_x,
+                at_totals,
+                of_totals.data_ptr(),
+                at_weight,
+                of_x.data_ptr(),
+            )
+        return [of_x, *of_parameters]
 
 
 def _address(tensor: torch.Tensor | None) -> int:

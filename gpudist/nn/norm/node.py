@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gpudist.exchange.autograd import is_eager
-from gpudist.nn.norm.lines import fits, normalize_lines
-from gpudist.nn.norm.normalization import Normalization
+from gpudist.exchange.autograd import apply_handwritten, is_eager
+from gpudist.nn.norm.lines import ByLines, fits
+from gpudist.nn.norm.normalization import Normalization, Summing
 
 
 class Normalized(NamedTuple):
@@ -34,42 +34,31 @@ def normalize(
     Cost:
         One group of messages with the sums and the parameters; one of their adjoints in backward.
     """
-    if fits(normalization, x, parameters):
-        return Normalized(*normalize_lines(normalization, x, parameters))
-    learns = torch.is_grad_enabled() and any([t.requires_grad for t in (x, *parameters)])
     # A block that shares no statistics may be empty; it is treated as by torch's layer.
-    if learns and normalization.total is not None and is_eager(x):
-        return Normalized(*_Normalize.apply(normalization, x, *parameters))  # pyright: ignore
-    composed = normalization.compose(x, parameters)
-    return Normalized(composed.y, composed.totals.detach())
+    if normalization.total is None or not is_eager(x):
+        composed = normalization.compose(x, parameters)
+        return Normalized(composed.y, composed.totals.detach())
+    by = (ByLines if fits(normalization, x, parameters) else _ByTorch)(normalization)
+    return Normalized(apply_handwritten(by, x, *parameters), by.totals)
 
 
-class _Normalize(torch.autograd.Function):
-    @staticmethod
+class _ByTorch(Summing):
     def forward(
-        ctx: Any,
-        normalization: Normalization,
-        x: torch.Tensor,
-        *parameters: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        found = normalization.compose(x, parameters)
-        ctx.normalization, ctx.count = normalization, len(parameters)
+        self, x: torch.Tensor, *parameters: torch.Tensor
+    ) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
+        found = self.normalization.compose(x, parameters)
+        self.totals = found.totals
         weight = found.parameters[0] if parameters else None
-        kept = (found.own_mean, found.mean, found.error, found.inverse, weight)
-        ctx.save_for_backward(x, *parameters, *kept)
-        ctx.mark_non_differentiable(found.totals)
-        return found.y, found.totals
+        return found.y, [found.own_mean, found.mean, found.error, found.inverse, weight]
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        # Before any message: reading saved tensors may make checkpointing recompute the forward.
-        x, *others = ctx.saved_tensors
-        parameters, kept = others[: ctx.count], others[ctx.count :]
-        needs = ctx.needs_input_grad[1:]
-        if torch.is_grad_enabled():
-            inputs = (x, *parameters)
-            return None, *ctx.normalization.gradients(inputs, gradients[0], needs)
-        return None, *_Adjoint(ctx.normalization, x, *kept)(gradients[0], needs)
+    def backward(
+        self,
+        gradient: torch.Tensor,
+        inputs: Sequence[torch.Tensor],
+        kept: Sequence[Any],
+        needs: Sequence[bool],
+    ) -> list[torch.Tensor | None]:
+        return _Adjoint(self.normalization, inputs[0], *kept)(gradient, needs)
 
 
 class _Adjoint:

@@ -136,16 +136,6 @@ class Normalization:
                 tensors[i] = tensor
         return tensors[0], tensors[1:]  # pyright: ignore
 
-    def gradients(
-        self, inputs: Sequence[torch.Tensor], gradient: torch.Tensor, needs: Sequence[bool]
-    ) -> list[torch.Tensor | None]:
-        """Return the gradients of the block and the parameters, differentiable in all arguments."""
-        x, *parameters = inputs
-        y = self.compose(x, parameters).y
-        needed = [t for t, needed in zip(inputs, needs, strict=True) if needed]
-        found = iter(torch.autograd.grad(y, needed, gradient, create_graph=True))
-        return [next(found) if needed else None for needed in needs]
-
     def move_gradients(
         self,
         of_sums: torch.Tensor,
@@ -238,6 +228,22 @@ class Normalization:
         if weight is not None:
             y = y * weight.to(rest.dtype)
         return y if bias is None else _added(y, bias.to(rest.dtype))
+
+
+class Summing:
+    """Normalization of one block as a handwritten operator, which keeps the sums it moved.
+
+    Attributes:
+        totals: sums over all workers, as a constant; set by ``forward``.
+    """
+
+    totals: torch.Tensor
+
+    def __init__(self, normalization: Normalization) -> None:
+        self.normalization = normalization
+
+    def composed(self, x: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+        return self.normalization.compose(x, parameters).y
 
 
 def _added(y: torch.Tensor, term: torch.Tensor) -> torch.Tensor:

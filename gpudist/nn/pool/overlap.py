@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from gpudist.exchange import Movement, add_into, start
+from gpudist.exchange.autograd import apply_handwritten
 from gpudist.nn.pool.local import LocalPool, behind_margin
 
 
@@ -48,19 +49,17 @@ class PoolingInPlace:
             One group of messages in forward and in backward; backward also copies the gradient of
             the output.
         """
-        if torch.is_grad_enabled() and x.requires_grad:
-            return _PoolInPlace.apply(self, x)  # pyright: ignore
-        return self.forward(x)[0]
+        return apply_handwritten(self, x)
 
     @property
     def _none(self) -> tuple[int, ...]:
         return (0,) * len(self.padding)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
-        """Return the output, and the tensors that its adjoint needs."""
+        """Return the output, and the indices and slabs that its adjoint needs."""
         started = start(self.faces, (x,) * len(self.faces))
         y, places = self.pool.forward(x, self.padding)
-        kept: list[torch.Tensor | None] = [x, places]
+        kept = [places]
         for i, (cells, margin) in enumerate(zip(self.outputs, self.margins, strict=True)):
             slab = started.wait(i)
             places = None
@@ -71,9 +70,15 @@ class PoolingInPlace:
             kept += [slab, places]
         return y, kept
 
-    def backward(self, gradient: torch.Tensor, kept: Sequence[Any]) -> torch.Tensor:
+    def backward(
+        self,
+        gradient: torch.Tensor,
+        inputs: Sequence[torch.Tensor],
+        kept: Sequence[Any],
+        needs: Sequence[bool],
+    ) -> list[torch.Tensor]:
         """Return the gradient of the block."""
-        x, places, *faces = kept
+        x, places, *faces = *inputs, *kept
         of_own = gradient.clone()
         of_slabs: list[torch.Tensor] = []
         for slab, where, cells in zip(faces[::2], faces[1::2], self.outputs, strict=True):
@@ -83,23 +88,4 @@ class PoolingInPlace:
             of_slabs.append(slab)
         of_x = self.pool.adjoint(of_own, x, places, self.padding)
         add_into([face.T for face in self.faces], of_slabs, [of_x] * len(of_slabs))
-        return of_x
-
-
-class _PoolInPlace(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, pooling: PoolingInPlace, x: torch.Tensor) -> torch.Tensor:
-        y, kept = pooling.forward(x)
-        ctx.pooling = pooling
-        ctx.save_for_backward(*kept)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        # Before any message: reading saved tensors may make checkpointing recompute the forward.
-        kept = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            x = kept[0]
-            y = ctx.pooling.composed(x)
-            return None, *torch.autograd.grad(y, x, gradients[0], create_graph=True)
-        return None, ctx.pooling.backward(gradients[0], kept)
+        return [of_x]
