@@ -8,11 +8,11 @@ import torch
 
 from gpudist.errors import ShapeError
 from gpudist.exchange import Movement, bind
-from gpudist.geometry.blocks import Decomposition
+from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.broadcasting import Pairing
 from gpudist.geometry.cartesian import rank_of
 from gpudist.geometry.repartition import plan_repartition
-from gpudist.nn.norm.node import normalize
+from gpudist.nn.norm.node import normalized
 from gpudist.nn.norm.normalization import Normalization
 from gpudist.nn.parameters.parameter_layer import ParameterLayer
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
@@ -86,28 +86,14 @@ class Norm(ParameterLayer):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not self.P_x.active:
             return input.clone()
-        return self._normalize(input, self._bound(input, self._bind, self.uses_copies))
-
-    def _normalize(self, x: torch.Tensor, bound: Normalization) -> torch.Tensor:
-        if bound.total is not None or x.numel() == 0:
-            return normalize(bound, x, self.own_parameters()).y
-        weight, bias = self._named(bound.move(None, self.own_parameters())[1])
-        return self._normalize_alone(x, weight, bias, bound)
+        bound = self._bound(input, self._bind, self.uses_copies)
+        return normalized(bound, input, self.own_parameters())
 
     def _named(
         self, parameters: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         weight = parameters[0] if self.weight is not None else None
         return weight, parameters[-1] if self.bias is not None else None
-
-    def _normalize_alone(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        bound: Normalization,
-    ) -> torch.Tensor:
-        raise NotImplementedError
 
     def _bind(self, x: torch.Tensor, uses_copies: int) -> Normalization:
         layout = self._agreement(x)
@@ -116,14 +102,23 @@ class Norm(ParameterLayer):
                 f"{type(self).__name__}: the input is {layout.dtype}; convert it to floating point"
             )
         self._check(layout)
-        return self._bind_layout(layout, self._bind_parameters(layout))
+        assert self.P_x.index is not None
+        by, cut = self._unbound(layout), layout.decomposition
+        channels = cut.dims[1] if by.group_count else Blocks(0, 1)
+        return by.bind(
+            self.P_x,
+            range(self.P_x.dim),
+            cut.block(self.P_x.index),
+            cut.shape,
+            [channels.block(i) for i in range(channels.parts)],
+            layout.key,
+            self._bind_parameters(layout),
+        )
 
     def _check(self, layout: BlockLayout) -> None:
         raise NotImplementedError
 
-    def _bind_layout(
-        self, layout: BlockLayout, parameters: tuple[Movement | None, ...]
-    ) -> Normalization:
+    def _unbound(self, layout: BlockLayout) -> Normalization:
         raise NotImplementedError
 
     def _bind_parameters(self, layout: BlockLayout) -> tuple[Movement | None, ...]:

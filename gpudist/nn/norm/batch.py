@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
 import torch
 import torch.nn.functional as F
 
 from gpudist.errors import PartitionError
-from gpudist.exchange import Movement
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.norm.node import normalize
-from gpudist.nn.norm.normalization import Normalization, bind_total
+from gpudist.nn.norm.normalization import Normalization
 from gpudist.nn.norm.running import RunningNorm, require_dims
 from gpudist.nn.norm.strides import gradient_as_laid_out
 from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
@@ -84,20 +82,8 @@ class DistributedBatchNorm(RunningNorm):
             global_shape, shape, replicate_parameters,
         )  # fmt: skip
 
-    def _bind_layout(
-        self, layout: BlockLayout, parameters: tuple[Movement | None, ...]
-    ) -> Normalization:
-        assert self.P_x.rank is not None
-        dims = tuple(d for d in range(self.P_x.dim) if d != 1)
-        channels = layout.shape_of(self.P_x.rank)[1]
-        sums = (1, channels, *(1,) * (len(dims) - 1), 2)
-        return Normalization(
-            dims,
-            prod(layout.decomposition.shape[d] for d in dims),
-            self.eps,
-            total=bind_total(self.P_x, dims, layout, sums),
-            parameters=parameters,
-        )
+    def _unbound(self, layout: BlockLayout) -> Normalization:
+        return Normalization(tuple(d for d in range(self.P_x.dim) if d != 1), self.eps)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         learns = self.training and self.track_running_stats

@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.errors import PartitionError, ShapeError
-from gpudist.exchange import Movement
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.norm.base import Norm
-from gpudist.nn.norm.normalization import Normalization, bind_total
+from gpudist.nn.norm.normalization import Normalization
 from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
@@ -94,38 +93,6 @@ class DistributedGroupNorm(Norm):
                 f"{list(shape)}"
             )
 
-    def _bind_layout(
-        self, layout: BlockLayout, parameters: tuple[Movement | None, ...]
-    ) -> Normalization:
-        P_x, shape = self.P_x, layout.decomposition.shape
-        assert P_x.rank is not None and P_x.index is not None
-        channels = layout.decomposition.dims[1]
-        start, stop = channels.block(P_x.index[1])
-        size = self.num_channels // self.num_groups
-        features = tuple(range(2, P_x.dim))
-        cuts_groups = any(channels.block(i)[0] % size for i in range(channels.parts))
-        first, count = (
-            (0, self.num_groups) if cuts_groups else (start // size, (stop - start) // size)
-        )
-        axes = (1, *features) if cuts_groups else features
-        samples = layout.shape_of(P_x.rank)[0]
-        return Normalization(
-            features,
-            size * prod(shape[2:]),
-            self.eps,
-            groups=torch.arange(start, stop, device=P_x.device) // size - first,
-            group_count=count,
-            total=bind_total(P_x, axes, layout, (samples, count, 2)),
-            parameters=parameters,
-        )
-
-    def _normalize_alone(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        bound: Normalization,
-    ) -> torch.Tensor:
-        # Unlike F.group_norm, this function does not require several values per group in the block.
-        on = torch.backends.cudnn.enabled
-        return torch.group_norm(x, bound.group_count, weight, bias, self.eps, on)
+    def _unbound(self, layout: BlockLayout) -> Normalization:
+        features = tuple(range(2, self.P_x.dim))
+        return Normalization(features, self.eps, group_count=self.num_groups)

@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import prod
 
 import torch
 import torch.nn.functional as F
 
-from gpudist.exchange import Movement
 from gpudist.exchange.autograd import move
 from gpudist.nn.layer_table import Sample, layer
-from gpudist.nn.norm.node import normalize
+from gpudist.nn.norm.node import normalize, normalized
 from gpudist.nn.norm.normalization import Normalization, bind_total
 from gpudist.nn.norm.running import RunningNorm, require_dims
-from gpudist.nn.norm.strides import gradient_as_laid_out
 from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
-
-
-@dataclass(frozen=True, eq=False)
-class _InstanceNormalization(Normalization):
-    """Normalization that also averages moments over the batch.
-
-    Attributes:
-        samples: global batch size.
-        batch: all-sum of the workers' sums over their samples; ``None`` if the batch is not split.
-    """
-
-    samples: int = 0
-    batch: Movement | None = None
 
 
 class _DistributedInstanceNorm(RunningNorm):
@@ -89,22 +72,12 @@ class _DistributedInstanceNorm(RunningNorm):
             global_shape, shape, replicate_parameters,
         )  # fmt: skip
 
-    def _bind_layout(
-        self, layout: BlockLayout, parameters: tuple[Movement | None, ...]
-    ) -> _InstanceNormalization:
+    def _unbound(self, layout: BlockLayout) -> Normalization:
         assert self.P_x.rank is not None
-        dims = tuple(range(2, self.P_x.dim))
-        samples, channels = layout.shape_of(self.P_x.rank)[:2]
-        sums = (samples, channels, *(1,) * len(dims), 2)
-        return _InstanceNormalization(
-            dims,
-            prod(layout.decomposition.shape[2:]),
-            self.eps,
-            total=bind_total(self.P_x, dims, layout, sums),
-            parameters=parameters,
-            samples=layout.decomposition.shape[0],
-            batch=bind_total(self.P_x, (0,), layout, (channels, 2)),
-        )
+        channels = layout.shape_of(self.P_x.rank)[1]
+        batch = bind_total(self.P_x, (0,), layout.key, (channels, 2))
+        samples = layout.decomposition.shape[0]
+        return Normalization(tuple(range(2, self.P_x.dim)), self.eps, samples=samples, batch=batch)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not self.P_x.active:
@@ -114,35 +87,23 @@ class _DistributedInstanceNorm(RunningNorm):
             return self._by_running_moments(input, bound)
         self._require_values(bound.cells, "spatial element")
         if not self.track_running_stats:
-            return self._normalize(input, bound)
-        normalized = normalize(bound, input, self.own_parameters())
-        assert isinstance(bound, _InstanceNormalization)
+            return normalized(bound, input, self.own_parameters())
+        y, totals = normalize(bound, input, self.own_parameters())
         if bound.samples > 0 and bound.cells > 0:
-            mean, variance = bound.moments(normalized.totals)
+            mean, variance = bound.moments(totals)
             assert mean is not None
             unbiased = variance * (bound.cells / (bound.cells - 1))
             self._remember_mean(mean, unbiased, bound)
-        return normalized.y
+        return y
 
     def _remember_mean(
-        self, mean: torch.Tensor, variance: torch.Tensor, bound: _InstanceNormalization
+        self, mean: torch.Tensor, variance: torch.Tensor, bound: Normalization
     ) -> None:
         sums = torch.stack([mean, variance], -1).sum(0).reshape(-1, 2)
         if bound.batch is not None:
             sums = move((bound.batch,), (sums,))[0]
         mean, variance = (sums / bound.samples).unbind(-1)
         self._remember(mean, variance, 0.0 if self.momentum is None else self.momentum)
-
-    def _normalize_alone(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        bound: Normalization,
-    ) -> torch.Tensor:
-        return gradient_as_laid_out(
-            F.instance_norm(x, None, None, weight, bias, True, 0.0, self.eps)
-        )
 
 
 @layer(F.instance_norm, Sample((2, 4, 9)), num_features=4, affine=True)

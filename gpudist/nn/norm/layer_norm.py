@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
 import torch
 import torch.nn.functional as F
 
 from gpudist.errors import PartitionError, ShapeError
-from gpudist.exchange import Movement
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.norm.base import Norm
-from gpudist.nn.norm.normalization import Normalization, bind_total
+from gpudist.nn.norm.normalization import Normalization
 from gpudist.ops.shape_agreement import BlockLayout, ShapeMode
 from gpudist.world.partition import CartesianPartition
 
@@ -63,23 +61,10 @@ class _DistributedTrailingNorm(Norm):
                 f"{list(shape)} does not end in normalized_shape {list(self.normalized_shape)}"
             )
 
-    def _bind_layout(
-        self, layout: BlockLayout, parameters: tuple[Movement | None, ...]
-    ) -> Normalization:
-        assert self.P_x.rank is not None
-        leading = layout.shape_of(self.P_x.rank)[: self._dims[0]]
+    def _unbound(self, layout: BlockLayout) -> Normalization:
         wide = torch.promote_types(layout.dtype, torch.float32)
         eps = self.eps if self.eps is not None else torch.finfo(wide).eps
-        sums = (*leading, *(1,) * len(self._dims), 2 if self._subtracts_mean else 1)
-        return Normalization(
-            self._dims,
-            prod(self.normalized_shape),
-            eps,
-            self._subtracts_mean,
-            per_channel=False,
-            total=bind_total(self.P_x, self._dims, layout, sums),
-            parameters=parameters,
-        )
+        return Normalization(self._dims, eps, self._subtracts_mean, per_channel=False)
 
 
 @layer(F.layer_norm, Sample((6, 7, 8)), normalized_shape=8)
@@ -132,16 +117,6 @@ class DistributedLayerNorm(_DistributedTrailingNorm):
             global_shape, shape, replicate_parameters,
         )  # fmt: skip
 
-    def _normalize_alone(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        bound: Normalization,
-    ) -> torch.Tensor:
-        assert self.eps is not None
-        return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
-
 
 @layer(F.rms_norm, Sample((6, 7, 8)), normalized_shape=8)
 class DistributedRMSNorm(_DistributedTrailingNorm):
@@ -191,12 +166,3 @@ class DistributedRMSNorm(_DistributedTrailingNorm):
             P_x, normalized_shape, eps, elementwise_affine, False, device, dtype,
             global_shape, shape, replicate_parameters,
         )  # fmt: skip
-
-    def _normalize_alone(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        bound: Normalization,
-    ) -> torch.Tensor:
-        return F.rms_norm(x, self.normalized_shape, weight, self.eps)

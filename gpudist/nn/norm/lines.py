@@ -10,7 +10,7 @@ import torch
 
 from gpudist import recycling
 from gpudist.exchange.autograd import is_eager
-from gpudist.nn.norm.normalization import Normalization, Summing
+from gpudist.nn.norm.normalization import Normalization, Parameters, Summing
 
 if TYPE_CHECKING:
     from gpudist._native import NormLines
@@ -27,7 +27,7 @@ MOST_THREADS = 4
 _FEWEST_CELLS = 8
 
 
-def fits(normalization: Normalization, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> bool:
+def fits(normalization: Normalization, x: torch.Tensor, parameters: Parameters) -> bool:
     """Return whether the native core can normalize this block, and is faster than torch."""
     return (
         is_eager(x)
@@ -37,7 +37,7 @@ def fits(normalization: Normalization, x: torch.Tensor, parameters: Sequence[tor
         and x.dtype in _DTYPES
         and x.numel() > 0
         and x.is_contiguous()
-        and all([parameter.dtype == x.dtype for parameter in parameters])
+        and all([p is not None and p.dtype == x.dtype for p in parameters])
         and (not normalization.per_channel or prod(x.shape[2:]) >= _FEWEST_CELLS)
         and torch.get_num_threads() <= MOST_THREADS
     )

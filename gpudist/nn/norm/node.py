@@ -14,7 +14,7 @@ import torch
 
 from gpudist.exchange.autograd import apply_handwritten, is_eager
 from gpudist.nn.norm.lines import ByLines, fits
-from gpudist.nn.norm.normalization import Normalization, Summing
+from gpudist.nn.norm.normalization import Normalization, Parameters, Summing
 
 
 class Normalized(NamedTuple):
@@ -27,7 +27,7 @@ class Normalized(NamedTuple):
 def normalize(
     normalization: Normalization,
     x: torch.Tensor,
-    parameters: Sequence[torch.Tensor],
+    parameters: Parameters,
 ) -> Normalized:
     """Normalize a block; for the arguments see :meth:`Normalization.compose`.
 
@@ -42,9 +42,18 @@ def normalize(
     return Normalized(apply_handwritten(by, x, *parameters), by.totals)
 
 
+def normalized(
+    normalization: Normalization, x: torch.Tensor, parameters: Parameters
+) -> torch.Tensor:
+    """Normalize a block, by torch's kernel if it has cells and shares no statistics."""
+    if normalization.total is None and x.numel():
+        return normalization.alone(x, parameters)
+    return normalize(normalization, x, parameters).y
+
+
 class _ByTorch(Summing):
     def forward(
-        self, x: torch.Tensor, *parameters: torch.Tensor
+        self, x: torch.Tensor, *parameters: torch.Tensor | None
     ) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
         found = self.normalization.compose(x, parameters)
         self.totals = found.totals

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 from gpudist.exchange import Movement, bind
 from gpudist.exchange.autograd import is_eager, move
+from gpudist.geometry.boxes import Box
 from gpudist.geometry.broadcasting import plan_all_sum_reduce
-from gpudist.ops.shape_agreement import BlockLayout
+from gpudist.nn.norm.strides import gradient_as_laid_out
 from gpudist.world.partition import CartesianPartition
 
 if TYPE_CHECKING:
     from gpudist._native import NormLines
+
+Parameters = Sequence[torch.Tensor | None]
 
 
 class Composed(NamedTuple):
@@ -39,7 +43,7 @@ class Composed(NamedTuple):
     mean: torch.Tensor | None
     error: torch.Tensor | None
     inverse: torch.Tensor
-    parameters: list[torch.Tensor]
+    parameters: Sequence[torch.Tensor | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,35 +59,74 @@ class Normalization:
 
     Attributes:
         dims: dims of the block over which values are summed.
-        cells: global number of values in each average.
         eps: number added to the variance.
         subtracts_mean: whether the mean is subtracted.
         per_channel: parameters have one number per channel (dim 1); otherwise they have the shape
             of the last dims.
-        groups: index of the statistic of each channel of the block, if channels of a sample share
-            statistics.
-        group_count: number of these statistics per sample.
+        group_count: number of groups of channels, which share statistics: in the global tensor
+            before :meth:`bind`, in the block after it; 0 if channels share none.
+        cells: global number of values in each average.
+        groups: index of the group of each channel of the block.
         total: sum of the block's sums over workers; ``None`` if no other worker contributes.
         parameters: movements of the weight and the bias to this worker; ``None`` for parameters
-            that every worker holds.
+            that every worker holds; may be empty if none moves.
+        samples: global number of samples, if moments are averaged over them.
+        batch: sum of the averages over workers; ``None`` if samples are not split.
         native: cached objects of the native core, by the dtype of the block.
     """
 
     dims: tuple[int, ...]
-    cells: int
     eps: float
     subtracts_mean: bool = True
     per_channel: bool = True
-    groups: torch.Tensor | None = None
     group_count: int = 0
+    cells: int = 0
+    groups: torch.Tensor | None = None
     total: Movement | None = None
     parameters: tuple[Movement | None, ...] = ()
+    samples: int = 0
+    batch: Movement | None = None
     native: dict[torch.dtype, NormLines] = field(default_factory=dict)
+
+    def bind(
+        self,
+        P: CartesianPartition,
+        split_by: Sequence[int],
+        box: Box,
+        shape: Sequence[int],
+        channels: Iterable[tuple[int, int]],
+        key: object,
+        parameters: tuple[Movement | None, ...] = (),
+    ) -> Normalization:
+        """Return the normalization bound to a block.
+
+        Args:
+            P: workers that hold the tensor.
+            split_by: dim of the tensor that each axis of ``P`` splits, -1 for none.
+            box: global cells of this worker's block.
+            shape: global shape of the tensor.
+            channels: ranges of channels of all blocks, if channels share statistics.
+            key: identification of the blocks, the same on all ranks.
+            parameters: movements of the parameters.
+        """
+        cells, summed = prod([shape[d] for d in self.dims]), set(self.dims)
+        groups, count = None, self.group_count
+        if count:
+            size, (start, stop) = shape[1] // count, (box.start[1], box.stop[1])
+            cells, first = cells * size, 0
+            if any(end % size for ends in channels for end in ends):
+                summed.add(1)
+            else:
+                first, count = start // size, (stop - start) // size
+            groups = torch.arange(start, stop, device=P.device) // size - first
+        bound = replace(self, cells=cells, groups=groups, group_count=count, parameters=parameters)
+        axes = [axis for axis, dim in enumerate(split_by) if dim in summed]
+        return replace(bound, total=bind_total(P, axes, key, bound.sums_shape(box.shape)))
 
     def compose(
         self,
         x: torch.Tensor,
-        parameters: Sequence[torch.Tensor],
+        parameters: Parameters,
     ) -> Composed:
         """Normalize the block ``x``, of any size, as a composition of differentiable operators.
 
@@ -91,7 +134,7 @@ class Normalization:
 
         Args:
             x: the block.
-            parameters: this worker's weight and bias, only the weight, or empty.
+            parameters: this worker's weight and bias, or as many of them as there are.
         """
         rest, own_mean = self.centred(x)
         offset = None if own_mean is None else own_mean.double()
@@ -123,8 +166,8 @@ class Normalization:
         return prod([x.shape[d] for d in self.dims])
 
     def move(
-        self, sums: torch.Tensor | None, parameters: Sequence[torch.Tensor]
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        self, sums: torch.Tensor | None, parameters: Parameters
+    ) -> tuple[torch.Tensor, list[Any]]:
         """Return the sums over all workers and the parameters, moved in one group of messages."""
         movements = (self.total if sums is not None else None, *self.parameters)
         tensors = [sums, *parameters]
@@ -143,8 +186,9 @@ class Normalization:
         needs: Sequence[bool],
     ) -> tuple[torch.Tensor | None, list[torch.Tensor | None]]:
         """Sum the needed gradients over all workers, in one group of messages."""
-        movements = [self.total, *self.parameters]
-        parts = [of_sums, *of_parameters[: len(movements) - 1]]
+        unmoved = (None,) * (len(needs) - 1 - len(self.parameters))
+        movements = [self.total, *self.parameters, *unmoved]
+        parts = [of_sums, *of_parameters[: len(needs) - 1]]
         found = [part if needed else None for needed, part in zip(needs, parts, strict=True)]
         moving = [
             (i, movement.T, part.to(movement.dtype))
@@ -156,6 +200,21 @@ class Normalization:
             for (i, _, _), part in zip(moving, moved, strict=True):
                 found[i] = part
         return found[0], found[1:]
+
+    def alone(self, x: torch.Tensor, parameters: Parameters) -> torch.Tensor:
+        """Normalize a block with cells that shares no statistics, by torch's kernel."""
+        weight, bias = [*self.move(None, parameters)[1], None, None][:2]
+        if not self.per_channel:
+            shape = x.shape[self.dims[0] :]
+            if self.subtracts_mean:
+                return F.layer_norm(x, shape, weight, bias, self.eps)
+            return F.rms_norm(x, shape, weight, self.eps)
+        on = torch.backends.cudnn.enabled
+        if self.groups is not None:
+            # Unlike F.group_norm, this function does not require several values per group in the block.
+            return torch.group_norm(x, self.group_count, weight, bias, self.eps, on)
+        norm = torch.batch_norm if 0 in self.dims else torch.instance_norm
+        return gradient_as_laid_out(norm(x, weight, bias, None, None, True, 0.0, self.eps, on))
 
     def sums_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Return the shape in which the sums of a block of ``shape`` are sent."""
@@ -206,7 +265,7 @@ class Normalization:
         rest: torch.Tensor,
         error: torch.Tensor | None,
         inverse: torch.Tensor,
-        parameters: Sequence[torch.Tensor],
+        parameters: Parameters,
     ) -> torch.Tensor:
         """Return ``(rest - error) * inverse``, with weight and bias, in few passes."""
         weight, bias = [*parameters, None, None][:2]
@@ -242,7 +301,7 @@ class Summing:
     def __init__(self, normalization: Normalization) -> None:
         self.normalization = normalization
 
-    def composed(self, x: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+    def composed(self, x: torch.Tensor, *parameters: torch.Tensor | None) -> torch.Tensor:
         return self.normalization.compose(x, parameters).y
 
 
@@ -252,18 +311,18 @@ def _added(y: torch.Tensor, term: torch.Tensor) -> torch.Tensor:
 
 
 def bind_total(
-    P_x: CartesianPartition, axes: Sequence[int], layout: BlockLayout, shape: Sequence[int]
+    P: CartesianPartition, axes: Sequence[int], key: object, shape: Sequence[int]
 ) -> Movement | None:
     """Bind the all-sum of sums of ``shape`` over ``axes``; ``None`` if these have one worker each.
 
-    ``layout`` is the layout of the normalized tensor, from which the shapes on all workers follow.
+    ``key`` identifies the blocks of the normalized tensor, on all ranks alike.
     """
-    axes = [axis for axis in axes if P_x.shape[axis] > 1]
+    axes = [axis for axis in axes if P.shape[axis] > 1]
     if not axes:
         return None
-    assert P_x.rank is not None
-    members = [P_x.rank_of(world_rank) for world_rank in P_x.along(axes).ranks]
-    key = ("moments", tuple(axes), P_x.digest, layout.key)
-    plan = plan_all_sum_reduce(P_x.rank, members, tuple(shape), key)
-    label = f"moments over axes {axes} of {list(P_x.shape)}"
-    return bind(plan, P_x, label, torch.float64, tuple(shape), torch.float64)
+    assert P.rank is not None
+    members = [P.rank_of(world_rank) for world_rank in P.along(axes).ranks]
+    whole = ("moments", tuple(axes), P.digest, key)
+    plan = plan_all_sum_reduce(P.rank, members, tuple(shape), whole)
+    label = f"moments over axes {axes} of {list(P.shape)}"
+    return bind(plan, P, label, torch.float64, tuple(shape), torch.float64)

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from math import prod
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from gpudist.nn.norm.node import normalize
 from gpudist.nn.norm.normalization import Normalization
 from gpudist.nn.norm.strides import gradient_as_laid_out
 from gpudist.sbp.attributes import NdSbp, broadcast, split
 from gpudist.sbp.registry import Call, Compute, SbpSignature, Where, compose, on_meta, register
 from gpudist.sbp.signatures.across import some_are_empty, together_if
-from gpudist.sbp.signatures.norms import (
-    bind_sum,
-    no_movements,
-    normalize_block,
-    parameters_at,
-)
+from gpudist.sbp.signatures.norms import bound, parameters_at
 
 Moments = tuple[torch.Tensor | None, torch.Tensor | None]
 
@@ -128,34 +123,27 @@ def by_channel(call: Call, parts: int) -> list[SbpSignature]:
 
 
 def _bind(call: Call, where: Where) -> Compute:
-    x, shape, is_instance = call.tensors[0], where.call.shapes[0], call.function in INSTANCES
+    x, is_instance = call.tensors[0], call.function in INSTANCES
     dims = tuple(d for d in range(x.dims) if d > 1 or (d == 0 and not is_instance))
-    lines = tuple(1 if d in dims else n for d, n in enumerate(x.shape))
-    total = bind_sum(where, dims, (*lines, 2))
-    cells = prod(shape[d] for d in dims)
     returns_moments = len(call.args) == 5
     eps, dtype = call.args[3:5] if returns_moments else (call.args[7], torch.float64)
-    by = Normalization(dims, cells, eps, total=total, parameters=no_movements(call, 1))
+    by = bound(Normalization(dims, eps), where)
     moment_shape = x.shape[:2] if is_instance else x.shape[1:2]
-    alone = batch_norm_and_moments if not is_instance else instance_norm_and_moments
-    differ = total is None and some_are_empty(where)
+    differ = by.total is None and some_are_empty(where)
 
     def compute(tensors: Sequence[torch.Tensor]) -> Any:
         tensors = together_if(differ, tensors)
         x = tensors[0]
-        weight, bias = parameters_at(call, tensors, 1)
-        if total is None and x.numel():
-            if returns_moments:
-                return alone(x, weight, bias, eps, dtype)
+        if by.total is None and x.numel():
             return call(tensors)
-        y, totals = normalize_block(by, x, weight, bias)
+        y, totals = normalize(by, x, parameters_at(call, tensors, 1))
         if not returns_moments:
             return y
-        if total is None:
+        if by.total is None:
             return y, *(x.new_zeros(moment_shape, dtype=dtype) for _ in range(2))
         mean, variance = by.moments(totals)
         assert mean is not None
-        unbiased = variance * (cells / max(cells - 1, 1))
+        unbiased = variance * (by.cells / max(by.cells - 1, 1))
         return y, *(one.reshape(moment_shape).to(dtype) for one in (mean, unbiased))
 
     return compute

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import partial
-from math import prod
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from gpudist.exchange import Movement, bind
-from gpudist.geometry.broadcasting import plan_all_sum_reduce
-from gpudist.nn.norm.node import Normalized, normalize
+from gpudist.geometry.boxes import Box
+from gpudist.nn.norm.node import normalized
 from gpudist.nn.norm.normalization import Normalization
 from gpudist.sbp.attributes import Sbp, broadcast, split
 from gpudist.sbp.layout import Layout
@@ -32,7 +30,7 @@ from gpudist.sbp.registry import (
     on_meta,
     register,
 )
-from gpudist.sbp.signatures.across import axes_that_split, some_are_empty, together_if
+from gpudist.sbp.signatures.across import some_are_empty, together_if
 
 
 def tensor_at(
@@ -45,17 +43,11 @@ def tensor_at(
 
 def parameters_at(
     call: Call, tensors: Sequence[torch.Tensor], position: int
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Return the weight, at ``position``, and the bias after it."""
+) -> list[torch.Tensor | None]:
+    """Return the weight, at ``position``, and the bias after it, or as many as there are."""
     weight = tensor_at(call, tensors, position, "weight")
-    return weight, tensor_at(call, tensors, position + 1, "bias")
-
-
-def no_movements(call: Call, position: int) -> tuple[None, ...]:
-    """Return ``None`` for each parameter of :func:`normalize_block`: no parameter moves."""
-    has_weight = isinstance(call.get(position, "weight"), Slot)
-    has_bias = isinstance(call.get(position + 1, "bias"), Slot)
-    return (None,) * (has_weight + (has_weight and has_bias))
+    bias = tensor_at(call, tensors, position + 1, "bias")
+    return [weight, bias][: 2 if bias is not None else weight is not None]
 
 
 def alike(
@@ -66,33 +58,16 @@ def alike(
     return SbpSignature(inputs, (split(d),), localize, bind=bind)
 
 
-def bind_sum(where: Where, dims: Collection[int], shape: Sequence[int]) -> Movement | None:
-    """Bind the all-reduce of tensors of ``shape`` over the workers that split ``dims``.
-
-    Returns ``None`` if no other worker has a part.
-    """
-    P = where.P.along(axes_that_split(where, 0, dims))
-    if P.size == 1:
-        return None
-    key = ("moments of a global tensor", P.digest, where.call.shapes, where.sbps, tuple(shape))
-    assert P.rank is not None
-    plan = plan_all_sum_reduce(P.rank, range(P.size), tuple(shape), key)
-    return bind(plan, P, "moments of a global tensor", torch.float64, tuple(shape), torch.float64)
-
-
-def normalize_block(
-    normalization: Normalization,
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-) -> Normalized:
-    """Normalize ``x`` by the moments over all blocks, then scale and shift it."""
-    if weight is None and bias is not None:
-        done = normalize(normalization, x, ())
-        trailing = (1,) * (x.dim() - 2) if normalization.per_channel else ()
-        return Normalized(done.y + bias.view(*bias.shape, *trailing), done.totals)
-    given = [one for one in (weight, bias) if one is not None]
-    return normalize(normalization, x, given)
+def bound(by: Normalization, where: Where) -> Normalization:
+    """Bind a normalization to this worker's block of the first tensor."""
+    shape, sbp = where.call.shapes[0], where.sbps[0]
+    blocks: Collection[Box] = ()
+    if by.group_count:
+        blocks = Layout(tuple(where.P.ranks), where.P.shape, sbp, shape).boxes.values()
+    channels = [(box.start[1], box.stop[1]) for box in blocks]
+    key = ("a global tensor", where.call.shapes, where.sbps)
+    split_by = [one.dim for one in sbp]
+    return by.bind(where.P, split_by, where.inputs[0], shape, channels, key)
 
 
 # --- Layer norm: over the last dims -------------------------------------------------------------
@@ -122,25 +97,15 @@ def _block_of(dim: int) -> Localize:
 
 
 def _bind_layer(call: Call, where: Where) -> Compute:
-    x, cells = call.tensors[0], where.call.get(1, "normalized_shape")
+    x, cells = call.tensors[0], call.get(1, "normalized_shape")
     default = LAYERS[call.function]
     is_layer = default is not None
     eps = call.get(4 if is_layer else 3, "eps", default)
     if eps is None:
         eps = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
-    leading = x.dims - len(cells)
-    dims = tuple(range(leading, x.dims))
-    sums = (*x.shape[:leading], *(1,) * len(dims), 2 if is_layer else 1)
-    total = bind_sum(where, dims, sums)
-    by = Normalization(
-        dims, prod(cells), eps, is_layer, False, total=total, parameters=no_movements(call, 2)
-    )
-
-    def compute(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        weight, bias = parameters_at(call, tensors, 2)
-        return normalize_block(by, tensors[0], weight, bias).y
-
-    return compute
+    dims = tuple(range(x.dims - len(cells), x.dims))
+    by = bound(Normalization(dims, eps, is_layer, per_channel=False), where)
+    return lambda tensors: normalized(by, tensors[0], parameters_at(call, tensors, 2))
 
 
 # --- Group norm: over the channels of a group and all features ----------------------------------
@@ -188,34 +153,13 @@ def _of_groups(d: int, others: int, sizes: tuple[int, ...] | None = None) -> Sbp
 
 
 def _bind_groups(call: Call, where: Where) -> Compute:
-    x, shape, number = call.tensors[0], where.call.shapes[0], where.call.get(1, "num_groups")
-    size = shape[1] // number
-    start, stop = where.inputs[0].start[1], where.inputs[0].stop[1]
-    features = tuple(range(2, x.dims))
-    blocks = Layout(tuple(where.P.ranks), where.P.shape, where.sbps[0], shape).boxes.values()
-    cuts_groups = any(box.start[1] % size or box.stop[1] % size for box in blocks)
-    first, count = (0, number) if cuts_groups else (start // size, (stop - start) // size)
-    total = bind_sum(where, (1, *features) if cuts_groups else features, (x.shape[0], count, 2))
-    eps = call.get(4, "eps", 1e-5)
-    by = Normalization(
-        features,
-        size * prod(shape[2:]),
-        eps,
-        groups=torch.arange(start, stop, device=where.P.device) // size - first,
-        group_count=count,
-        total=total,
-        parameters=no_movements(call, 2),
-    )
-
-    differ = total is None and some_are_empty(where)
+    features, eps = tuple(range(2, call.tensors[0].dims)), call.get(4, "eps", 1e-5)
+    by = bound(Normalization(features, eps, group_count=where.call.get(1, "num_groups")), where)
+    differ = by.total is None and some_are_empty(where)
 
     def compute(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         tensors = together_if(differ, tensors)
-        x = tensors[0]
-        weight, bias = parameters_at(call, tensors, 2)
-        if total is None and x.numel():
-            return torch.group_norm(x, count, weight, bias, eps, torch.backends.cudnn.enabled)
-        return normalize_block(by, x, weight, bias).y
+        return normalized(by, tensors[0], parameters_at(call, tensors, 2))
 
     return compute
 
