@@ -12,6 +12,7 @@ from gpudist.exchange.autograd import all_reduce_constant
 from gpudist.nn.autocast import loss_dtype
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.loss.base import DistributedSampleLoss, Reduction, at_least_float32, no_cells
+from gpudist.nn.norm.softmax import largest_of_block
 from gpudist.nn.parameters.parameter_placement import ParameterPlacement
 from gpudist.ops.bound import Bound
 from gpudist.ops.shape_agreement import ShapeAgreement
@@ -270,12 +271,7 @@ class DistributedCrossEntropyLoss(_ClassLoss):
         return weight.reshape(-1, *(1,) * (logits.dim() - 2))
 
     def _largest(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the maximum logit of each sample over all classes."""
-        if logits.shape[1]:
-            largest = logits.amax(1)
-        else:
-            shape = logits.shape[:1] + logits.shape[2:]
-            largest = logits.new_full(shape, -torch.inf)
+        largest = largest_of_block(logits, 1).squeeze(1)
         if self._line.size == 1 or not self._line.active:
             return largest
         return all_reduce_constant(largest, self._line, "max")

@@ -211,7 +211,7 @@ class Normalization:
             return F.rms_norm(x, shape, weight, self.eps)
         on = torch.backends.cudnn.enabled
         if self.groups is not None:
-            # Unlike F.group_norm, this function does not require several values per group in the block.
+            # Unlike F.group_norm, it does not require several values per group in the block.
             return torch.group_norm(x, self.group_count, weight, bias, self.eps, on)
         norm = torch.batch_norm if 0 in self.dims else torch.instance_norm
         return gradient_as_laid_out(norm(x, weight, bias, None, None, True, 0.0, self.eps, on))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
@@ -16,10 +18,62 @@ from gpudist.ops.shape_agreement import ShapeAgreement
 from gpudist.world.partition import CartesianPartition
 
 
-class _AlongDim(DistributedModule):
-    """Base class: the maximum and a sum along one dim of a tensor on ``P_x``."""
+def largest_of_block(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """Return the largest cell of each line along ``dim``, which stays, as a constant."""
+    cells = x.detach()
+    if x.shape[dim]:
+        return cells.amax(dim, keepdim=True)
+    return cells.sum(dim, keepdim=True).fill_(-torch.inf)
 
-    def __init__(self, P_x: CartesianPartition, dim: int | None) -> None:
+
+def softmax_of_lines(
+    x: torch.Tensor,
+    dim: int,
+    largest: torch.Tensor,
+    total: Callable[[torch.Tensor], torch.Tensor],
+    is_log: bool,
+) -> torch.Tensor:
+    """Return the softmax of a block along a dim that is split, or its logarithm.
+
+    Args:
+        x: block, not of a 16-bit dtype.
+        dim: dim along which to normalize.
+        largest: largest cell of each line on all workers. With it subtracted, exponentials are at
+            most 1.
+        total: sums one number per line over the workers, differentiably.
+        is_log: whether to return the logarithm.
+    """
+    shifted = x - largest
+    exponentials = shifted.exp()
+    sums = total(exponentials.sum(dim, keepdim=True))
+    return shifted - sums.log() if is_log else exponentials / sums
+
+
+@layer(F.softmax, Sample((6, 7, 8)), dim=1)
+class DistributedSoftmax(DistributedModule):
+    """Compute ``exp(x) / sum(exp(x))`` along ``dim`` of a tensor split over ``P_x`` in any dims.
+
+    The computation is stable, because the maximum of each line is subtracted first. Workers outside
+    ``P_x`` return a clone of their input.
+
+    Args:
+        P_x: partition of input and output, one axis per dim of the tensor; blocks may be uneven or
+            empty.
+        dim: dim along which to normalize; must be given.
+
+    Cost:
+        Where ``dim`` is split, a maximum and a sum of one number per line among the workers along
+        it, and one such sum in backward. Otherwise no communication, and torch's own kernel.
+
+    Raises:
+        PartitionError: ``dim`` is not an axis of ``P_x``.
+        ShapeError: ``dim`` is None, or the input's number of dims or dtype does not fit.
+    """
+
+    _is_log = False
+    _is_min = False
+
+    def __init__(self, P_x: CartesianPartition, dim: int | None = None) -> None:
         super().__init__()
         self._name = type(self).__name__
         if dim is None:
@@ -42,17 +96,19 @@ class _AlongDim(DistributedModule):
         if not self.P_x.active:
             return input.clone()
         self._require(input)
+        x = -input if self._is_min else input
         if self._P_line.size == 1:
-            return self._whole(input)
+            return (F.log_softmax if self._is_log else F.softmax)(x, self.dim)
         # Torch also computes 16-bit inputs in float32.
-        x = input.to(torch.promote_types(input.dtype, torch.float32))
-        return self._split(x).to(input.dtype)
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        own = largest_of_block(wide, self.dim)
+        movement = self._sum_movement(own, self._bind_sum)
+        largest = all_reduce_constant(own, self._P_line, "max")
 
-    def _whole(self, x: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
+        def total(sums: torch.Tensor) -> torch.Tensor:
+            return move((movement,), (sums,))[0]
 
-    def _split(self, x: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
+        return softmax_of_lines(wide, self.dim, largest, total, self._is_log).to(x.dtype)
 
     def _require(self, x: torch.Tensor) -> None:
         if x.dim() != self.P_x.dim:
@@ -63,22 +119,6 @@ class _AlongDim(DistributedModule):
         if not x.is_floating_point():
             raise ShapeError(f"{self._name}: the input is {x.dtype} but must be floating point")
 
-    def _shifted(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return ``x`` minus the maximum of its line, its exponential, and the sum of these.
-
-        With the maximum subtracted, exponentials are at most 1.
-        """
-        cells = x.detach()
-        if x.shape[self.dim]:
-            largest = cells.amax(self.dim, keepdim=True)
-        else:
-            largest = cells.sum(self.dim, keepdim=True).fill_(-torch.inf)
-        movement = self._sum_movement(largest, self._bind_sum)
-        shifted = x - all_reduce_constant(largest, self._P_line, "max")
-        exponentials = shifted.exp()
-        sums = move((movement,), (exponentials.sum(self.dim, keepdim=True),))[0]
-        return shifted, exponentials, sums
-
     def _bind_sum(self, largest: torch.Tensor) -> Movement:
         layout, line = self._agreement(largest), self._P_line
         shape = layout.decomposition.block(line.index or ()).shape
@@ -86,38 +126,6 @@ class _AlongDim(DistributedModule):
         plan = plan_all_sum_reduce(line.rank or 0, range(line.size), shape, key)
         label = f"{self._name}: sum along dim {self.dim} on {list(self.P_x.shape)}"
         return bind(plan, line, label, layout.dtype, shape, layout.dtype)
-
-
-@layer(F.softmax, Sample((6, 7, 8)), dim=1)
-class DistributedSoftmax(_AlongDim):
-    """Compute ``exp(x) / sum(exp(x))`` along ``dim`` of a tensor split over ``P_x`` in any dims.
-
-    The computation is stable, because the maximum of each line is subtracted first. Workers outside
-    ``P_x`` return a clone of their input.
-
-    Args:
-        P_x: partition of input and output, one axis per dim of the tensor; blocks may be uneven or
-            empty.
-        dim: dim along which to normalize; must be given.
-
-    Cost:
-        Where ``dim`` is split, a maximum and a sum of one number per line among the workers along
-        it, and one such sum in backward. Otherwise no communication, and torch's own kernel.
-
-    Raises:
-        PartitionError: ``dim`` is not an axis of ``P_x``.
-        ShapeError: ``dim`` is None, or the input's number of dims or dtype does not fit.
-    """
-
-    def __init__(self, P_x: CartesianPartition, dim: int | None = None) -> None:
-        super().__init__(P_x, dim)
-
-    def _whole(self, x: torch.Tensor) -> torch.Tensor:
-        return F.softmax(x, self.dim)
-
-    def _split(self, x: torch.Tensor) -> torch.Tensor:
-        _, exponentials, sums = self._shifted(x)
-        return exponentials / sums
 
 
 @layer(F.softmin, Sample((6, 7, 8)), dim=1)
@@ -128,11 +136,7 @@ class DistributedSoftmin(DistributedSoftmax):
         P_x, dim: see :class:`DistributedSoftmax`.
     """
 
-    def _whole(self, x: torch.Tensor) -> torch.Tensor:
-        return F.softmin(x, self.dim)
-
-    def _split(self, x: torch.Tensor) -> torch.Tensor:
-        return super()._split(-x)
+    _is_min = True
 
 
 @layer(F.softmax, Sample((2, 4, 9, 8)))
@@ -158,19 +162,11 @@ class DistributedSoftmax2d(DistributedSoftmax):
 
 
 @layer(F.log_softmax, Sample((6, 7, 8)), dim=1)
-class DistributedLogSoftmax(_AlongDim):
+class DistributedLogSoftmax(DistributedSoftmax):
     """Compute ``x - log(sum(exp(x)))`` along ``dim``; otherwise like :class:`DistributedSoftmax`.
 
     Args:
         P_x, dim: see :class:`DistributedSoftmax`.
     """
 
-    def __init__(self, P_x: CartesianPartition, dim: int | None = None) -> None:
-        super().__init__(P_x, dim)
-
-    def _whole(self, x: torch.Tensor) -> torch.Tensor:
-        return F.log_softmax(x, self.dim)
-
-    def _split(self, x: torch.Tensor) -> torch.Tensor:
-        shifted, _, sums = self._shifted(x)
-        return shifted - sums.log()
+    _is_log = True

@@ -28,6 +28,31 @@ _NO_SEED = -1
 _ALPHA = 1.7580993408473766
 
 
+def drop_cells(x: torch.Tensor, kept: torch.Tensor, p: float) -> torch.Tensor:
+    """Return ``x`` with zeros where cells are not ``kept``; the others are scaled to keep the mean.
+
+    Args:
+        x: block of a tensor.
+        kept: bool mask that can be broadcast to it.
+        p: probability that a cell is not kept.
+    """
+    # The factor preserves the mean. Torch rounds it to the dtype, and saves the mask for backward.
+    factor = torch.ones((), dtype=x.dtype, device=x.device).div_(1 - p)
+    return x * kept * factor
+
+
+def alpha_drop_cells(x: torch.Tensor, kept: torch.Tensor, p: float) -> torch.Tensor:
+    """Return ``x`` with SELU's lower limit where cells are not ``kept``, scaled and shifted.
+
+    Mean 0 and variance 1 stay as they are. For the arguments see :func:`drop_cells`.
+    """
+    scale = 1 / sqrt((_ALPHA * _ALPHA * p + 1) * (1 - p))
+    noise = kept.to(x.dtype)
+    # The order of operations gives torch's rounding.
+    shift = noise.add(-1).mul_(_ALPHA * scale).add_(_ALPHA * scale * p)
+    return x * noise.mul_(scale) + shift
+
+
 class _DistributedDropout(DistributedModule):
     """Layer that drops random cells of a tensor on ``P_x``.
 
@@ -112,10 +137,7 @@ class _DistributedDropout(DistributedModule):
         return self._dropped(input, kept) if self.P_x.active else input.clone()
 
     def _dropped(self, x: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-        # The factor preserves the mean. Torch rounds it to the dtype, and saves the mask for
-        # backward.
-        factor = torch.ones((), dtype=x.dtype, device=x.device).div_(1 - self.p)
-        return x * kept * factor
+        return drop_cells(x, kept, self.p)
 
     def kept(self, x: torch.Tensor) -> torch.Tensor:
         """Return a bool mask of the cells to keep, with extent 1 in dims that are not leading."""
@@ -305,11 +327,7 @@ class DistributedAlphaDropout(DistributedDropout):
     """
 
     def _dropped(self, x: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-        scale = 1 / sqrt((_ALPHA * _ALPHA * self.p + 1) * (1 - self.p))
-        noise = kept.to(x.dtype)
-        # The order of operations gives torch's rounding.
-        shift = noise.add(-1).mul_(_ALPHA * scale).add_(_ALPHA * scale * self.p)
-        return x * noise.mul_(scale) + shift
+        return alpha_drop_cells(x, kept, self.p)
 
 
 @layer(F.feature_alpha_dropout, Sample((2, 4, 9, 8)), p=0.4, generator="torch")

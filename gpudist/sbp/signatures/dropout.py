@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import sqrt
 from typing import Any
 
 import torch
@@ -13,14 +12,12 @@ from torch import Tensor
 from gpudist.exchange.autograd import all_reduce_constant
 from gpudist.geometry.boxes import Box
 from gpudist.nn.random.cells import kept_by_index
+from gpudist.nn.random.dropout import alpha_drop_cells, drop_cells
 from gpudist.sbp.attributes import broadcast, partial_sum, split
 from gpudist.sbp.registry import Call, SbpSignature, Where, compose, register
 from gpudist.sbp.scope import current_scope
 from gpudist.sbp.signatures.channel_norms import carried_out
 from gpudist.world.partition import CartesianPartition
-
-# Value of dropped cells in alpha dropout: minus the scale of SELU times its alpha.
-_LEAST = -1.7580993408473766
 
 
 def next_draw() -> None:
@@ -67,10 +64,7 @@ def _dropped(call: Call, tensors: Sequence[Tensor], where: Where) -> Tensor:
     cells = Box(box.start[:leading], box.stop[:leading])
     kept = kept_by_index(seed, number, cells, shape[:leading], p, x.device)
     kept = kept.view(*kept.shape, *(1,) * (x.dim() - leading))
-    if not is_alpha:
-        return x * kept * (1 / (1 - p))
-    scale = 1 / sqrt((1 - p) * (1 + p * _LEAST**2))
-    return torch.where(kept, x, _LEAST) * scale - scale * p * _LEAST
+    return (alpha_drop_cells if is_alpha else drop_cells)(x, kept, p)
 
 
 def drop(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
+from gpudist.nn.norm.softmax import largest_of_block, softmax_of_lines
 from gpudist.sbp.attributes import split
 from gpudist.sbp.registry import Call, SbpSignature, Where, compose, forms, register
 from gpudist.sbp.signatures.across import axes_that_split, largest, total
@@ -37,15 +38,10 @@ def _run(call: Call, tensors: Sequence[torch.Tensor], where: Where) -> torch.Ten
     dtype = call.get(2, "dtype", call.kwargs.get("dtype"))
     dtype = dtype if isinstance(dtype, torch.dtype) else x.dtype
     x = x.to(_WIDE.get(dtype, dtype))
-    if x.shape[dim]:
-        own = x.detach().amax(dim, keepdim=True)
-    else:
-        own = x.detach().sum(dim, keepdim=True).fill_(-torch.inf)
-    shifted = x - largest(own, where, axes)
-    exponentials = shifted.exp()
-    sums = total(exponentials.sum(dim, keepdim=True), where, axes)
+    largest_cells = largest(largest_of_block(x, dim), where, axes)
     is_log = call.function.__name__ == "log_softmax"
-    return (shifted - sums.log() if is_log else exponentials / sums).to(dtype)
+    y = softmax_of_lines(x, dim, largest_cells, lambda sums: total(sums, where, axes), is_log)
+    return y.to(dtype)
 
 
 @compose(F.softmin)
