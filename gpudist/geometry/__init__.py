@@ -13,8 +13,7 @@ from gpudist.geometry.broadcasting import (
 )
 from gpudist.geometry.composed import ComposedWindow, Read
 from gpudist.geometry.expanded import ExpandedWindow
-from gpudist.geometry.faces import Face, own_paddings, plan_faces
-from gpudist.geometry.halo import plan_halo
+from gpudist.geometry.halo import Face, own_paddings, plan_faces, plan_halo
 from gpudist.geometry.interpolation import InterpolationWindow
 from gpudist.geometry.padding import FoldedWindow, PaddingWindow
 from gpudist.geometry.parts import PartsWindow

@@ -279,3 +279,34 @@ def messages_by_peer(parts: Iterable[tuple[int, Box]]) -> tuple[Message, ...]:
     for peer, box in parts:
         grouped.setdefault(peer, []).append(box)
     return tuple(Message(peer, tuple(grouped[peer])) for peer in sorted(grouped))
+
+
+def stage_of(
+    rank: int,
+    input_shape: tuple[int, ...] | None,
+    output_shape: tuple[int, ...] | None,
+    gives: Sequence[tuple[int, Box]],
+    takes: Sequence[tuple[int, Box]],
+    sources_overlap: bool = False,
+    destinations_overlap: bool = False,
+) -> Stage:
+    """Return the stage in which ``rank`` gives and takes boxes; those of itself are moves.
+
+    Args:
+        rank: this rank.
+        input_shape, output_shape: shapes of its blocks, ``None`` if it has none.
+        gives: pairs of a rank and a box in coordinates of the input.
+        takes: pairs of a rank and a box in coordinates of the output. What A takes from B and what
+            B gives to A are in the same order, also if A is B.
+        sources_overlap, destinations_overlap: see :class:`Stage`.
+    """
+    kept = [box for peer, box in gives if peer == rank]
+    return Stage(
+        input_shape,
+        output_shape,
+        tuple(map(Move, kept, [box for peer, box in takes if peer == rank])),
+        messages_by_peer(part for part in gives if part[0] != rank),
+        messages_by_peer(part for part in takes if part[0] != rank),
+        sources_overlap=sources_overlap,
+        destinations_overlap=destinations_overlap,
+    )

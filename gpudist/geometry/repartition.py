@@ -7,7 +7,7 @@ from itertools import product
 
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.blocks import Decomposition
-from gpudist.geometry.boxes import Box, Move, Plan, Stage, messages_by_peer
+from gpudist.geometry.boxes import Box, Plan, Stage, messages_by_peer, stage_of
 from gpudist.geometry.cartesian import rank_of
 
 RankOf = Callable[[tuple[int, ...]], int]
@@ -57,28 +57,17 @@ def plan_repartition(
         )
     owned = source.block(source_index) if source_index is not None else None
     wanted = target.block(target_index) if target_index is not None else None
-    moves: list[Move] = []
-    sends: list[tuple[int, Box]] = []
-    receives: list[tuple[int, Box]] = []
+    gives: list[tuple[int, Box]] = []
+    takes: list[tuple[int, Box]] = []
     if owned is not None:
-        for index, cells in overlaps(owned, target):
-            peer = target_rank(index)
-            if peer != rank:
-                sends.append((peer, cells.shifted(owned.start)))
-            elif wanted is not None:
-                moves.append(Move(cells.shifted(owned.start), cells.shifted(wanted.start)))
+        found = overlaps(owned, target)
+        gives = [(target_rank(index), cells.shifted(owned.start)) for index, cells in found]
     if wanted is not None:
-        for index, cells in overlaps(wanted, source):
-            peer = source_rank(index)
-            if peer != rank:
-                receives.append((peer, cells.shifted(wanted.start)))
-    stage = Stage(
-        owned.shape if owned is not None else None,
-        wanted.shape if wanted is not None else None,
-        tuple(moves),
-        messages_by_peer(sends),
-        messages_by_peer(receives),
-    )
+        found = overlaps(wanted, source)
+        takes = [(source_rank(index), cells.shifted(wanted.start)) for index, cells in found]
+    input_shape = owned.shape if owned is not None else None
+    output_shape = wanted.shape if wanted is not None else None
+    stage = stage_of(rank, input_shape, output_shape, gives, takes)
     return Plan(("repartition", source, target, *key), rank, (stage,))
 
 
@@ -104,21 +93,12 @@ def plan_all_gather(inputs: Decomposition, axes: Sequence[int], index: Sequence[
         for member in product(*(range(p) if d in axes else (index[d],) for d, p in enumerate(grid)))
     ]
     block = Box.whole(owned.shape)
-    moves = [Move(block, owned.shifted(wanted.start))] if owned.volume else []
-    sends = [(peer, block) for peer in members if peer != rank and owned.volume]
-    receives = [
+    gives = [(peer, block) for peer in members if owned.volume]
+    takes = [
         (rank_of(member, grid), cells.shifted(wanted.start))
         for member, cells in overlaps(wanted, inputs)
-        if member != index
     ]
-    stage = Stage(
-        owned.shape,
-        wanted.shape,
-        tuple(moves),
-        messages_by_peer(sends),
-        messages_by_peer(receives),
-        sources_overlap=len(members) > 1,
-    )
+    stage = stage_of(rank, owned.shape, wanted.shape, gives, takes, len(members) > 1)
     return Plan(("all_gather", inputs, tuple(axes)), rank, (stage,))
 
 

@@ -20,12 +20,11 @@ from gpudist.errors import ShapeError
 from gpudist.geometry.boxes import (
     Box,
     Collective,
-    Move,
     Overlaps,
     Plan,
     Stage,
     intersection,
-    messages_by_peer,
+    stage_of,
 )
 from gpudist.geometry.cartesian import index_of
 from gpudist.sbp.attributes import Sbp, broadcast, misfit, partial_sum, split
@@ -289,22 +288,19 @@ def _stage(step: RouteStep, rank: int, position: dict[int, int]) -> Stage:
         members = tuple(sorted(position[r] for r in _summed_with(step, rank)))
         reduce = Collective("all_reduce", members, members[0], True)
         return Stage(input_shape, output_shape, collectives=(reduce,))
-    moves: list[Move] = []
-    sends: list[tuple[int, Box]] = []
-    receives: list[tuple[int, Box]] = []
+    gives: list[tuple[int, Box]] = []
+    takes: list[tuple[int, Box]] = []
     for holder, receiver, cells in transfers(step.source, step.target):
-        if owned is not None and wanted is not None and holder == receiver == rank:
-            moves.append(Move(cells.shifted(owned.start), cells.shifted(wanted.start)))
-        elif owned is not None and holder == rank:
-            sends.append((position[receiver], cells.shifted(owned.start)))
-        elif wanted is not None and receiver == rank:
-            receives.append((position[holder], cells.shifted(wanted.start)))
-    return Stage(
+        if owned is not None and holder == rank:
+            gives.append((position[receiver], cells.shifted(owned.start)))
+        if wanted is not None and receiver == rank:
+            takes.append((position[holder], cells.shifted(wanted.start)))
+    return stage_of(
+        position[rank],
         input_shape,
         output_shape,
-        tuple(moves),
-        messages_by_peer(sends),
-        messages_by_peer(receives),
+        gives,
+        takes,
         sources_overlap=step.target.count("broadcast") > 1,
         destinations_overlap=step.source.count("partial_sum") > 1,
     )

@@ -14,12 +14,12 @@ from gpudist.geometry import (
     HaloWidths,
     SlidingWindow,
     Window,
-    faces,
+    halo,
     own_paddings,
     plan_faces,
     plan_halo,
 )
-from gpudist.geometry.faces import Face, axis_paddings
+from gpudist.geometry.halo import Face, axis_paddings
 from tests.geometry.oracle import assert_linear_operator, carry_out, cut, exactly, numbered
 from tests.geometry.strategies import cuts, decompositions, sliding_windows
 
@@ -96,7 +96,7 @@ def test_slab_and_own_block_are_what_the_face_reads(case):
     blocks = [array[inputs.block(index).slices] for index in workers]
     per_rank = [plan_faces(inputs, chosen, index, periodic) for index in workers]
     assert len({len(own) for own in per_rank}) == 1
-    assert faces.have_faces(inputs, chosen, periodic) == bool(per_rank[0])
+    assert halo.have_faces(inputs, chosen, periodic) == bool(per_rank[0])
     for own in zip(*per_rank, strict=True):
         slabs = carry_out([face.plan for face in own], blocks)
         for index, face, slab in zip(workers, own, slabs, strict=True):
@@ -207,18 +207,18 @@ def test_seventeen_workers(periodic: bool):
 def test_planning_never_looks_at_workers_that_are_no_peers(monkeypatch: pytest.MonkeyPatch):
     ranks: list[int] = []
 
-    def counted(index, shape, rank_of=faces.rank_of):
+    def counted(index, shape, rank_of=halo.rank_of):
         ranks.append(rank_of(index, shape))
         return ranks[-1]
 
-    monkeypatch.setattr(faces, "rank_of", counted)
+    monkeypatch.setattr(halo, "rank_of", counted)
     inputs = Decomposition.balanced((1, 1, 512, 512, 512), (1, 1, 64, 64, 64))
     chosen = [HaloWidths()] * 2 + [SlidingWindow(3, padding=(1, 1))] * 3
     index = (0, 0, 32, 32, 32)
     planned = plan_faces(inputs, chosen, index)
-    halo = plan_halo(inputs, chosen, index)
-    peers = {message.peer for message in halo.stages[0].receives}
-    assert set(ranks) == {*peers, halo.rank}
+    whole = plan_halo(inputs, chosen, index)
+    peers = {message.peer for message in whole.stages[0].receives}
+    assert set(ranks) == {*peers, whole.rank}
     assert {m.peer for face in planned for m in face.plan.stages[0].receives} == peers
     assert len(ranks) < 200
 

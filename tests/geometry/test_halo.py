@@ -102,13 +102,13 @@ GOLDEN = {
 def test_halos_of_the_paper_before_padding_is_added(window, extent, halos):
     blocks = Blocks(extent, len(halos))
     for index, (left, right) in enumerate(halos):
-        axis = halo.axis_halo(blocks, window, False, index)
-        low, high = max(axis.needed[0], 0), min(axis.needed[1], extent)
-        assert (axis.owned[0] - low, high - axis.owned[1]) == (left, right)
+        owned, needed = blocks.block(index), halo.needed_range(blocks, window, index)
+        low, high = max(needed[0], 0), min(needed[1], extent)
+        assert (owned[0] - low, high - owned[1]) == (left, right)
         plan = plan_halo(Decomposition((blocks,)), [window], [index])
         received = sum(message.volume for message in plan.stages[0].receives)
         assert received == max(left, 0) + max(right, 0)
-        assert plan.output_shape == (axis.needed[1] - axis.needed[0],)
+        assert plan.output_shape == (needed[1] - needed[0],)
 
 
 @pytest.mark.parametrize(

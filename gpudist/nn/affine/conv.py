@@ -13,7 +13,7 @@ from gpudist.errors import ShapeError
 from gpudist.exchange.autograd import is_eager
 from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.composed import Read
-from gpudist.geometry.faces import have_faces
+from gpudist.geometry.halo import have_faces
 from gpudist.geometry.padding import FoldedWindow
 from gpudist.geometry.windows import Window
 from gpudist.nn.affine.affine_layer import BoundAffine

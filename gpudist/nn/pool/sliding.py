@@ -12,7 +12,7 @@ from gpudist.exchange import Movement
 from gpudist.exchange.autograd import is_eager, move
 from gpudist.geometry.blocks import Decomposition
 from gpudist.geometry.composed import Read
-from gpudist.geometry.faces import axis_paddings
+from gpudist.geometry.halo import axis_paddings
 from gpudist.geometry.pooling import PoolWindow
 from gpudist.geometry.windows import Window
 from gpudist.nn.pool.block import PoolBlock

@@ -8,7 +8,7 @@ from math import prod
 import torch
 
 from gpudist.exchange import Movement, bind
-from gpudist.geometry.faces import have_faces, own_paddings, plan_faces
+from gpudist.geometry.halo import have_faces, own_paddings, plan_faces
 from gpudist.ops.halo_exchange import HaloExchange
 from gpudist.ops.shape_agreement import BlockLayout
 
