@@ -42,8 +42,12 @@ EXCHANGE = [
 
 # Of geometry whose numbers only a layer beside torch's shows.
 LAYERS = {
-    "faces": ["affine/test_conv_overlap", "pool/test_pool_overlap"],
-    "halo": ["affine/test_conv", "windowed/test_halo_region"],
+    "halo": [
+        "affine/test_conv",
+        "affine/test_conv_overlap",
+        "pool/test_pool_overlap",
+        "windowed/test_halo_region",
+    ],
     "interpolation": ["windowed/test_upsample"],
     "padding": ["windowed/test_pad", "affine/test_conv_padding"],
     "parts": ["pool/test_pool_adaptive"],

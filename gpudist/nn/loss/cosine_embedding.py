@@ -68,9 +68,20 @@ class DistributedCosineEmbeddingLoss(DistributedSampleLoss):
     def _losses(
         self, input1: torch.Tensor, input2: torch.Tensor, target: torch.Tensor
     ) -> torch.Tensor:
-        products = (input1 * input2, input1.square(), input2.square())
-        sums = self._sum_over_line(torch.stack([each.sum(1) for each in products], dim=1))
-        cosine = sums[:, 0] / ((sums[:, 1] + _EPSILON) * (sums[:, 2] + _EPSILON)).sqrt()
-        none = torch.zeros_like(cosine)
-        positive = torch.where(target == 1, 1 - cosine, none)
-        return positive + torch.where(target == -1, (cosine - self.margin).clamp(min=0), none)
+        sums = self._sum_over_line(sums_of_rows(input1, input2))
+        return losses_of_rows(sums, target, self.margin)
+
+
+def sums_of_rows(input1: torch.Tensor, input2: torch.Tensor) -> torch.Tensor:
+    """Return three sums along the last dim, from which the cosine of each pair follows."""
+    products = (input1 * input2, input1.square(), input2.square())
+    return torch.stack([each.sum(-1) for each in products], dim=-1)
+
+
+def losses_of_rows(sums: torch.Tensor, target: torch.Tensor, margin: float) -> torch.Tensor:
+    """Return the loss of each pair from the sums over all its cells."""
+    product, first, second = sums.unbind(-1)
+    cosine = product / ((first + _EPSILON) * (second + _EPSILON)).sqrt()
+    none = torch.zeros_like(cosine)
+    positive = torch.where(target == 1, 1 - cosine, none)
+    return positive + torch.where(target == -1, (cosine - margin).clamp(min=0), none)

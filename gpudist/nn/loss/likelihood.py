@@ -146,15 +146,8 @@ class DistributedGaussianNLLLoss(DistributedLoss):
         else:
             input, target, var = no_cells(input), no_cells(target), no_cells(var)
         self._check_values("_check_variances", var)
-        losses = self._losses(input, target, var)
+        losses = gaussian_losses(input, target, var, self.full, self.eps)
         return self._value(losses, number_of_cells(losses), losses.dtype)
-
-    def _losses(self, input: torch.Tensor, target: torch.Tensor, var: torch.Tensor) -> torch.Tensor:
-        # A variance below eps has the gradient at eps.
-        missing = (self.eps - var).clamp(min=0).masked_fill(var < 0, math.nan)
-        var = var + missing.detach()
-        losses = 0.5 * (var.log() + (input - target).square() / var)
-        return losses + 0.5 * math.log(2 * math.pi) if self.full else losses
 
     def _aligned(self, var: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         """Return ``var`` with as many dims as the input."""
@@ -171,3 +164,14 @@ class DistributedGaussianNLLLoss(DistributedLoss):
     def _check_variances(self, var: torch.Tensor) -> None:
         if (var < 0).any():
             self._refuse("a variance is negative")
+
+
+def gaussian_losses(
+    input: torch.Tensor, target: torch.Tensor, var: torch.Tensor, full: bool, eps: float
+) -> torch.Tensor:
+    """Return the loss of each cell; not a number where the variance is negative."""
+    # A variance below eps has the gradient at eps.
+    missing = (eps - var).clamp(min=0).masked_fill(var < 0, math.nan)
+    var = var + missing.detach()
+    losses = 0.5 * (var.log() + (input - target).square() / var)
+    return losses + 0.5 * math.log(2 * math.pi) if full else losses

@@ -12,6 +12,7 @@ from gpudist.sbp.attributes import Sbp, broadcast, partial_sum, split
 from gpudist.sbp.registry import Call, SbpSignature, Slot, Where, compose, register
 from gpudist.sbp.signatures.across import axes_that_split, total
 from gpudist.sbp.signatures.losses import reduction_of
+from gpudist.sbp.signatures.margins import reduced
 
 
 def _slot(call: Call, position: int, name: str) -> int | None:
@@ -140,8 +141,6 @@ def _of_probabilities(
 
 
 def _reduced(losses: torch.Tensor, weights: torch.Tensor | None, reduction: str) -> torch.Tensor:
-    if reduction == "none":
-        return losses
-    if reduction == "sum":
-        return losses.sum()
-    return losses.sum() / (losses.numel() if weights is None else weights.sum())
+    if weights is None or reduction != "mean":
+        return reduced(losses, reduction)
+    return losses.sum() / weights.sum()

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from gpudist.exchange import Movement, bind
 from gpudist.exchange.autograd import move
 from gpudist.geometry.blocks import Blocks, Decomposition
-from gpudist.geometry.boxes import Box, Move, Plan, Stage, messages_by_peer
+from gpudist.geometry.boxes import Box, Plan, stage_of
 from gpudist.geometry.cartesian import rank_of
 from gpudist.nn.autocast import autocast_is_on
 from gpudist.sbp.attributes import partial_sum, split
@@ -262,50 +262,29 @@ def _plan(P: CartesianPartition, inputs: Decomposition, dims: Sequence[_Dim]) ->
     """Return the plan of the boxes that this worker sends, receives and keeps."""
     assert P.index is not None and P.rank is not None
     index, own = P.index, inputs.block(P.index).start
-    moves: list[Move] = []
-    sends: list[tuple[int, Box]] = []
-    receives: list[tuple[int, Box]] = []
     along = list(enumerate(zip(dims, index, strict=True)))
     workers = [range(dim.inputs.parts) for dim in dims]
     wanted = [[(j, dim.given(j, i)) for j in workers[d]] for d, (dim, i) in along]
-    for peer, boxes in _boxes(wanted, P.shape):
-        sends += [(peer, box.shifted(own)) for box in boxes if peer != P.rank]
+    gives = [(peer, box.shifted(own)) for peer, box in _boxes(wanted, P.shape)]
     owned = [[(j, dim.given(i, j)) for j in workers[d]] for d, (dim, i) in along]
-    for peer, boxes in _boxes(owned, P.shape):
-        for box in boxes:
-            there = _compact(box, dims, index)
-            if peer == P.rank:
-                moves.append(Move(box.shifted(own), there))
-            else:
-                receives.append((peer, there))
+    takes = [(peer, _compact(box, dims, index)) for peer, box in _boxes(owned, P.shape)]
     output_shape = tuple(
         sum(b - a for a, b in dim.needed(i)) for dim, i in zip(dims, index, strict=True)
     )
-    stage = Stage(
-        inputs.block(index).shape,
-        output_shape,
-        tuple(moves),
-        messages_by_peer(sends),
-        messages_by_peer(receives),
-        sources_overlap=any(dim.overlaps for dim in dims),
-    )
+    overlap = any(dim.overlaps for dim in dims)
+    stage = stage_of(P.rank, inputs.block(index).shape, output_shape, gives, takes, overlap)
     return Plan(("fetch", inputs, tuple(dims)), P.rank, (stage,))
 
 
 def _boxes(
     along: Sequence[Sequence[tuple[int, list[Range]]]], grid: Sequence[int]
-) -> Iterator[tuple[int, list[Box]]]:
-    """Yield the boxes of each rank, the products of its ranges, in the same order on all ranks."""
+) -> Iterator[tuple[int, Box]]:
+    # In an order that all ranks share.
     present = [[(i, ranges) for i, ranges in one if ranges] for one in along]
     for choice in product(*present):
         peer = rank_of([i for i, _ in choice], grid)
-        yield (
-            peer,
-            [
-                Box(*map(tuple, zip(*ranges, strict=True)))
-                for ranges in product(*(ranges for _, ranges in choice))
-            ],
-        )
+        for ranges in product(*(ranges for _, ranges in choice)):
+            yield peer, Box(*map(tuple, zip(*ranges, strict=True)))
 
 
 def _compact(box: Box, dims: Sequence[_Dim], index: Sequence[int]) -> Box:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import log, pi
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gpudist.nn.loss.cosine_embedding import losses_of_rows, sums_of_rows
+from gpudist.nn.loss.likelihood import gaussian_losses
 from gpudist.sbp.attributes import broadcast, partial_sum, split
 from gpudist.sbp.registry import Call, SbpSignature, Where, compose, register
 from gpudist.sbp.signatures.losses import reduction_of
@@ -50,12 +51,10 @@ def cosine_embedding_loss(
     reduce: None = None,
     reduction: str = "mean",
 ) -> Tensor:
-    dim = target.dim()
-    sizes = [x.square().sum(dim) + 1e-12 for x in (input1, input2)]
-    cosine = (input1 * input2).sum(dim) / (sizes[0] * sizes[1]).sqrt()
-    unlike = torch.where(target == -1, (cosine - margin).clamp_min(0), 0.0)
-    loss = torch.where(target == 1, 1 - cosine, unlike)
-    return reduced(loss, reduction, size_average, reduce)
+    sums: Any = sums_of_rows(input1, input2)
+    # The three sums together, in one message.
+    sums = sums.to_global(sbp=[broadcast if one == partial_sum else one for one in sums.sbp])
+    return reduced(losses_of_rows(sums, target, margin), reduction, size_average, reduce)
 
 
 @compose(F.gaussian_nll_loss)
@@ -72,10 +71,7 @@ def gaussian_nll_loss(
         var = torch.full_like(input.detach(), var)
     if var.dim() == input.dim() - 1:
         var = var.unsqueeze(-1)
-    # torch clamps a variance that is too small, but not in the gradient.
-    var = var + (var.detach().clamp_min(eps) - var.detach())
-    loss = 0.5 * (var.log() + (input - target).square() / var)
-    return reduced(loss + 0.5 * log(2 * pi) if full else loss, reduction)
+    return reduced(gaussian_losses(input, target, var, full, eps), reduction)
 
 
 @compose(F.triplet_margin_loss)
