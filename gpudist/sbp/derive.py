@@ -13,7 +13,7 @@ import torch
 
 from gpudist.cache import Cache
 from gpudist.errors import ShapeError
-from gpudist.sbp.attributes import NdSbp, Sbp, broadcast, partial_sum, split
+from gpudist.sbp.attributes import NdSbp, Sbp, broadcast, partial_sum
 from gpudist.sbp.boxing import boxed_bytes, least_bytes
 from gpudist.sbp.layout import Layout
 from gpudist.sbp.registry import (
@@ -207,12 +207,10 @@ def _as_cut(signature: SbpSignature, call: Call, cuts: Cuts) -> Iterator[SbpSign
             cut = signature.recut(sizes)
             if cut is not None:
                 yield cut
-        elif _split_extents(signature.outputs, call.outputs) <= extents:
-            inputs, outputs = (
-                tuple(split(one.dim, sizes) if one.is_split else one for one in sbp)
-                for sbp in (signature.inputs, signature.outputs)
-            )
-            yield replace(signature, inputs=inputs, outputs=outputs)
+        elif (min(sizes) or signature.takes_empty) and (
+            signature.cuts or _split_extents(signature.outputs, call.outputs) <= extents
+        ):
+            yield signature.cut(sizes)
 
 
 def _split_extents(sbp: NdSbp, tensors: Sequence[Spec]) -> set[int]:

@@ -48,10 +48,12 @@ never need to be summed first.
   at every call is not derived again.
 * ``register(..., any_cuts=True)``: blocks may be cut anywhere. If an input has explicit sizes, the
   framework adds every signature with these sizes in all its splits, if all split dims have that
-  many cells. ``localize`` finds the block by ``part.cells``, ``run`` by ``where``. Signatures for
-  which this is wrong, or which can be cut differently, define ``signature.recut``. It takes the
-  sizes of the inputs' blocks and returns the signature with explicit sizes, or ``None``. Without
-  ``any_cuts``, inputs with explicit sizes are boxed.
+  many cells. ``localize`` finds the block by ``part.cells``, ``run`` by ``where``. With
+  ``signature.cuts="all"``, only the split dims of inputs must have as many cells; with
+  ``"inputs"``, only inputs get the sizes; with ``takes_empty=False``, every block must have cells.
+  Signatures that can be cut differently define ``signature.recut``. It takes the sizes of the
+  inputs' blocks and returns the signature with explicit sizes, or ``None``. Without ``any_cuts``,
+  inputs with explicit sizes are boxed.
 * ``register(..., windows=True)``: the function is worth splitting a replicated tensor for. Within a
   converted network, a large tensor that every worker holds in full is split like the inputs.
 * ``register(..., view=True)``: the result shares memory with its input. If the input is boxed, or
@@ -71,7 +73,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -79,7 +81,7 @@ import torch
 from gpudist.exchange.torch_library import outside_torch
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.geometry.boxes import Box
-from gpudist.sbp.attributes import NdSbp, Sbp
+from gpudist.sbp.attributes import NdSbp, Sbp, split
 from gpudist.sbp.trees import mapped, tensors_in
 from gpudist.world.partition import CartesianPartition
 
@@ -300,7 +302,7 @@ class SbpSignature:
     Attributes:
         inputs: one ``Sbp`` for each tensor of the call, by slot.
         outputs: one ``Sbp`` for each tensor of the results, in order.
-        localize, run, recut, bind, nests: see the module docstring.
+        localize, run, recut, bind, nests, cuts, takes_empty: see the module docstring.
     """
 
     inputs: NdSbp
@@ -310,6 +312,17 @@ class SbpSignature:
     recut: Callable[[tuple[int, ...]], SbpSignature | None] | None = None
     bind: Bind | None = None
     nests: bool = True
+    cuts: Literal["all", "inputs"] | None = None
+    takes_empty: bool = True
+
+    def cut(self, sizes: tuple[int, ...]) -> SbpSignature:
+        """Return the signature with these sizes of blocks, by ``cuts``."""
+
+        def with_sizes(sbp: NdSbp) -> NdSbp:
+            return tuple(split(one.dim, sizes) if one.is_split else one for one in sbp)
+
+        outputs = self.outputs if self.cuts == "inputs" else with_sizes(self.outputs)
+        return replace(self, inputs=with_sizes(self.inputs), outputs=outputs)
 
     @property
     def binding(self) -> Bind | None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from gpudist.geometry.blocks import Blocks, Decomposition
 from gpudist.nn.distributed_module import settle
 from gpudist.ops.shape_agreement import BlockLayout
-from gpudist.sbp.attributes import partial_sum, split
+from gpudist.sbp.attributes import split
 from gpudist.sbp.registry import Bind, Call, Compute, SbpSignature, Where, mapped
 from gpudist.world.partition import CartesianPartition
 
@@ -29,31 +28,12 @@ def along_last(call: Call, bind: Bind, dims: int, results: int = 1) -> list[SbpS
         dims: number of last dims.
         results: number of results.
     """
-    first = call.tensors[0].dims - dims
-    leading = [_leading(dim, bind, results) for dim in range(first)]
-    return leading + [_windowed(first + i, bind, results) for i in range(dims)]
-
-
-def _leading(
-    dim: int, bind: Bind, results: int, sizes: tuple[int, ...] | None = None
-) -> SbpSignature:
-    recut = partial(_leading, dim, bind, results)
-    outputs = (split(dim, sizes),) * results
-    return SbpSignature((split(dim, sizes),), outputs, recut=recut, bind=bind)
-
-
-def _windowed(
-    dim: int, bind: Bind, results: int, sizes: tuple[int, ...] | None = None
-) -> SbpSignature:
-    recut = partial(_windowed, dim, bind, results)
-    outputs = (split(dim),) * results
-    return SbpSignature((split(dim, sizes),), outputs, recut=recut, bind=bind, nests=False)
-
-
-def in_parts(dim: int, bind: Bind, sizes: tuple[int, ...] | None = None) -> SbpSignature:
-    """Return the signature that splits ``dim`` and returns terms of the result."""
-    recut = partial(in_parts, dim, bind)
-    return SbpSignature((split(dim, sizes),), (partial_sum,), recut=recut, bind=bind)
+    found: list[SbpSignature] = []
+    for dim in range(call.tensors[0].dims):
+        leads, both = dim < call.tensors[0].dims - dims, ((split(dim),), (split(dim),) * results)
+        cuts: Literal["all", "inputs"] = "all" if leads else "inputs"
+        found.append(SbpSignature(*both, bind=bind, nests=leads, cuts=cuts))
+    return found
 
 
 def no_samples(where: Where, dims: int) -> Compute:

@@ -17,7 +17,7 @@ from gpudist.geometry.boxes import Box, Plan, stage_of
 from gpudist.geometry.cartesian import rank_of
 from gpudist.nn.autocast import autocast_is_on
 from gpudist.sbp.attributes import partial_sum, split
-from gpudist.sbp.registry import Bind, Call, Compute, SbpSignature, Where, name_of
+from gpudist.sbp.registry import Call, Compute, SbpSignature, Where, name_of
 from gpudist.world.partition import CartesianPartition
 
 Range = tuple[int, int]
@@ -71,15 +71,10 @@ def fetching(call: Call, parts: int, read: Read, takes_empty: bool = True) -> li
     for dim, extent in enumerate(call.shapes[0]):
         if dim not in fetches:
             others = None if takes_empty else partial(_bind, read)
-            found.append(_kept(dim, others))
+            found.append(SbpSignature((split(dim),), (split(dim),), bind=others, cuts="all"))
         else:
             found.append(_fetched(dim, extent, parts, fetches[dim], read))
     return [*found, SbpSignature((partial_sum,), (partial_sum,))]
-
-
-def _kept(dim: int, bind: Bind | None, sizes: Sizes | None = None) -> SbpSignature:
-    both = (split(dim, sizes),)
-    return SbpSignature(both, both, recut=partial(_kept, dim, bind), bind=bind)
 
 
 def _fetched(
@@ -128,12 +123,10 @@ def _movement(
     return bind(_plan(P, inputs, dims), P, label, spec.dtype, (0,), spec.dtype)
 
 
-def joined(along: int, count: int, sizes: Sizes | None = None) -> SbpSignature:
+def joined(along: int, count: int) -> SbpSignature:
     """Return the signature of tensors concatenated along a split dim."""
-    again = partial(joined, along, count)
-    inputs = (split(along, sizes),) * count
-    bind_all = partial(_bind_joined, along)
-    return SbpSignature(inputs, (split(along),), recut=again, bind=bind_all, nests=False)
+    inputs, bind_all = (split(along),) * count, partial(_bind_joined, along)
+    return SbpSignature(inputs, (split(along),), bind=bind_all, nests=False, cuts="inputs")
 
 
 def _bind_joined(along: int, call: Call, where: Where) -> Compute:

@@ -7,6 +7,7 @@ that the layers of :mod:`gpudist.nn` use computes it, with one group of messages
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -116,7 +117,9 @@ def group_norm(call: Call, parts: int) -> list[SbpSignature]:
     """Split samples, channels, also within groups, or features."""
     found = [alike(call, 0, broadcast)]
     for d in range(1, call.tensors[0].dims):
-        found.append(_of_groups(d, len(call.tensors) - 1))
+        # torch's function does not support blocks with parts of groups.
+        one = alike(call, d, split(0) if d == 1 else broadcast, bind=_bind_groups)
+        found.append(replace(one, cuts="all"))
     return found
 
 
@@ -141,15 +144,6 @@ def _layer_norm_of_shapes(
 for _function in (F.layer_norm, torch.layer_norm):
     on_meta[_function] = partial(_layer_norm_of_shapes, _function)
 on_meta[F.group_norm] = on_meta[torch.group_norm] = _group_norm_of_shapes
-
-
-def _of_groups(d: int, others: int, sizes: tuple[int, ...] | None = None) -> SbpSignature:
-    # torch's function does not support blocks with parts of groups.
-    parameters = split(0, sizes) if d == 1 else broadcast
-    one = split(d, sizes)
-    inputs = (one, *(parameters,) * others)
-    recut = partial(_of_groups, d, others)
-    return SbpSignature(inputs, (one,), recut=recut, bind=_bind_groups)
 
 
 def _bind_groups(call: Call, where: Where) -> Compute:

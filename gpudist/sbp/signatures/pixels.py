@@ -163,19 +163,11 @@ def grid_sample(call: Call, parts: int) -> list[SbpSignature]:
     rows += [(broadcast, split(d), d + 1) for d in range(1, grid.dims - 1)]
     extents = [image.shape[0], image.shape[1], *grid.shape[1:-1]]
     found = [
-        _sampled(a, b, dim) for (a, b, dim), n in zip(rows, extents, strict=True) if n >= parts
+        SbpSignature((a, b), (split(dim),), cuts="all", takes_empty=False)
+        for (a, b, dim), n in zip(rows, extents, strict=True)
+        if n >= parts
     ]
-    return [*filter(None, found), SbpSignature((partial_sum, broadcast), (partial_sum,))]
-
-
-def _sampled(
-    image: Sbp, grid: Sbp, dim: int, sizes: tuple[int, ...] | None = None
-) -> SbpSignature | None:
-    if sizes is not None and not min(sizes):
-        return None
-    inputs = tuple(split(one.dim, sizes) if one.is_split else one for one in (image, grid))
-    again = partial(_sampled, image, grid, dim)
-    return SbpSignature(inputs, (split(dim, sizes),), recut=again)
+    return [*found, SbpSignature((partial_sum, broadcast), (partial_sum,))]
 
 
 @register(F.affine_grid, any_cuts=True)
@@ -187,10 +179,6 @@ def affine_grid(call: Call, parts: int) -> list[SbpSignature]:
         start, stop = part.cells(count)
         return call.replaced(1, "size", [stop - start, *call.get(1, "size")[1:]])
 
-    def samples(sizes: tuple[int, ...] | None = None) -> SbpSignature | None:
-        if sizes is not None and not min(sizes):
-            return None
-        return SbpSignature((split(0, sizes),), (split(0, sizes),), localize, recut=samples)
-
-    found = [samples()] if count >= parts else []
-    return [*filter(None, found)]
+    samples = (split(0),), (split(0),)
+    one = SbpSignature(*samples, localize, cuts="all", takes_empty=False)
+    return [one] if count >= parts else []

@@ -11,7 +11,7 @@ import torch
 
 import gpudist.nn as layers
 from gpudist.geometry.boxes import Box
-from gpudist.sbp.attributes import partial_sum
+from gpudist.sbp.attributes import partial_sum, split
 from gpudist.sbp.registry import (
     Call,
     Compute,
@@ -25,7 +25,6 @@ from gpudist.sbp.registry import (
 from gpudist.sbp.signatures.block_layers import (
     LayerAlongLast,
     along_last,
-    in_parts,
     no_samples,
     split_last,
 )
@@ -144,7 +143,8 @@ def _pool(read: Any, dims: int, call: Call, parts: int) -> list[SbpSignature]:
         # gpudist has no layer with a negative divisor.
         return [*found[:first], SbpSignature((partial_sum,), (partial_sum,))]
     for d in pool.means:
-        found[first + d] = in_parts(first + d, bind)
+        term = SbpSignature((split(first + d),), (partial_sum,), bind=bind, cuts="all")
+        found[first + d] = term
     return [*found, SbpSignature((partial_sum,), (partial_sum,))] if is_linear else found
 
 

@@ -183,12 +183,8 @@ def rot90(x: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
 def unpool(call: Call, parts: int) -> list[SbpSignature]:
     """Split samples and channels, if no block is empty."""
     leading = call.tensors[0].dims - int(call.function.__name__[-2])
-    found = [_unpooled(d) for d in range(leading) if call.shapes[0][d] >= parts]
-    return [*filter(None, found)]
-
-
-def _unpooled(dim: int, sizes: tuple[int, ...] | None = None) -> SbpSignature | None:
-    if sizes is not None and not min(sizes):
-        return None
-    both = split(dim, sizes), split(dim, sizes)
-    return SbpSignature(both, both[:1], recut=partial(_unpooled, dim))
+    return [
+        SbpSignature((split(d), split(d)), (split(d),), cuts="all", takes_empty=False)
+        for d in range(leading)
+        if call.shapes[0][d] >= parts
+    ]

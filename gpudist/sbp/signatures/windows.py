@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -37,19 +36,15 @@ TRANSPOSED: dict[int, Any] = {
 }
 
 
-def windowed(
-    call: Call, dim: int, bind: Bind, sizes: tuple[int, ...] | None = None
-) -> SbpSignature:
+def windowed(call: Call, dim: int, bind: Bind) -> SbpSignature:
     """Return the signature that splits input and result in samples or in a spatial dim.
 
     All other tensors are copies. The result is balanced along a spatial dim, whatever the blocks of
     the input are.
     """
-    others = (broadcast,) * (len(call.tensors) - 1)
-    inputs, outputs = (split(dim, sizes), *others), (split(dim, None if dim else sizes),)
-    return SbpSignature(
-        inputs, outputs, None, None, partial(windowed, call, dim, bind), bind, False
-    )
+    inputs = (split(dim), *(broadcast,) * (len(call.tensors) - 1))
+    cuts: Literal["all", "inputs"] = "inputs" if dim else "all"
+    return SbpSignature(inputs, (split(dim),), bind=bind, nests=False, cuts=cuts)
 
 
 def layout_of(where: Where, slot: int = 0) -> tuple[Any, BlockLayout]:
@@ -89,14 +84,17 @@ def _channels(
     """
     outputs, inputs = weight_dims
     weight, has_bias = call.tensors[1], len(call.tensors) > 2
-    found: list[SbpSignature | None] = [] if has_bias else [*linear_in_each(2)]
+    found = [] if has_bias else linear_in_each(2)
     if groups > 1 and groups % parts == 0:
         found.append(_whole_groups(call, groups // parts, groups_at))
     if groups == 1 and weight.shape[outputs] >= parts:
-        found.append(_outputs(call, outputs))
+        biases = (split(0),) * has_bias
+        one = (broadcast, split(outputs), *biases), (split(1),)
+        found.append(SbpSignature(*one, cuts="all", takes_empty=False))
     if groups == 1 and weight.shape[inputs] >= parts and not has_bias:
-        found.append(_inputs(inputs))
-    return [*filter(None, found)]
+        one = (split(1), split(inputs)), (partial_sum,)
+        found.append(SbpSignature(*one, cuts="all", takes_empty=False))
+    return found
 
 
 def _whole_groups(call: Call, groups: int, groups_at: int) -> SbpSignature:
@@ -106,21 +104,6 @@ def _whole_groups(call: Call, groups: int, groups_at: int) -> SbpSignature:
         return call.replaced(groups_at, "groups", groups)
 
     return SbpSignature((split(1), *parameters), (split(1),), localize, recut=lambda sizes: None)
-
-
-def _outputs(call: Call, dim: int, sizes: tuple[int, ...] | None = None) -> SbpSignature | None:
-    if sizes is not None and not min(sizes):
-        return None
-    biases = (split(0, sizes),) * (len(call.tensors) - 2)
-    inputs = (broadcast, split(dim, sizes), *biases)
-    return SbpSignature(inputs, (split(1, sizes),), recut=partial(_outputs, call, dim))
-
-
-def _inputs(dim: int, sizes: tuple[int, ...] | None = None) -> SbpSignature | None:
-    if sizes is not None and not min(sizes):
-        return None
-    inputs = (split(1, sizes), split(dim, sizes))
-    return SbpSignature(inputs, (partial_sum,), recut=partial(_inputs, dim))
 
 
 def linear_in_each(count: int) -> list[SbpSignature]:
