@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from gpudist.sbp import Placement
 from gpudist.world.partition import Partition
 from tests.pool import distributed
-from tests.sbp.compare import global_of
+from tests.sbp.compare import assert_global, global_of
 from tests.sbp.parts import B, P, S, random
 from tests.sbp.tables import Row, assert_everywhere, assert_table
 
@@ -126,3 +126,16 @@ def test_refusals(P_world: Partition) -> None:
         F.nll_loss(x, wrong)
     with pytest.raises(NotImplementedError, match="size_average and reduce; use reduction"):
         F.cross_entropy(x, wrong, reduce=False)
+
+
+@distributed(ranks=2, transports=("loopback",))
+def test_cosines_of_split_pairs(P_world: Partition) -> None:
+    """One message with the three sums of each pair."""
+    placement = Placement("cpu", [0, 1], P_world)
+    pairs, signs = (random((4, 6)), random((4, 6), 1)), torch.tensor([1.0, -1.0, 1.0, -1.0])
+    xs = [global_of(x, placement, (S(1),)) for x in pairs]
+    before = P_world.wire.recorder.count
+    targets = global_of(signs, placement, (B,))
+    losses = F.cosine_embedding_loss(xs[0], xs[1], targets, 0.1, reduction="none")
+    assert P_world.wire.recorder.count == before + 1
+    assert_global(losses, F.cosine_embedding_loss(*pairs, signs, 0.1, reduction="none"))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+import gpudist.nn as gnn
 from gpudist.sbp import Placement
 from gpudist.sbp.scope import Scope, entered
 from gpudist.world.partition import Partition
@@ -155,3 +157,48 @@ def test_large_mean(P_world: Partition) -> None:
     y: Any = F.layer_norm(global_of(x, placement, (S(2),)), (7,))
     whole = F.layer_norm(x.double(), (7,)).float()
     torch.testing.assert_close(y.full_tensor(), whole, atol=1e-3, rtol=1e-3)
+
+
+AS_LAYERS: dict[str, tuple[Any, Any]] = {
+    "batch": (
+        lambda P: gnn.DistributedBatchNorm2d(P, 4, affine=False, track_running_stats=False),
+        lambda x: F.batch_norm(x, None, None, training=True),
+    ),
+    "instance": (lambda P: gnn.DistributedInstanceNorm2d(P, 4), F.instance_norm),
+    "group": (
+        lambda P: gnn.DistributedGroupNorm(P, 2, 4, affine=False),
+        lambda x: F.group_norm(x, 2),
+    ),
+    "layer": (
+        lambda P: gnn.DistributedLayerNorm(P, (6, 5), elementwise_affine=False),
+        lambda x: F.layer_norm(x, (6, 5)),
+    ),
+    "rms": (
+        lambda P: gnn.DistributedRMSNorm(P, (6, 5), elementwise_affine=False),
+        lambda x: F.rms_norm(x, (6, 5)),
+    ),
+    "softmax": (lambda P: gnn.DistributedSoftmax(P, 2), partial(F.softmax, dim=2)),
+    "log-softmax": (lambda P: gnn.DistributedLogSoftmax(P, 2), partial(F.log_softmax, dim=2)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", AS_LAYERS)
+@distributed(ranks=2, transports=("loopback",))
+def test_bits_and_messages_of_the_layers(P_world: Partition, name: str, dtype: torch.dtype) -> None:
+    make, function = AS_LAYERS[name]
+    layer, placement = make(P_world.grid(1, 1, 2, 1)), Placement("cpu", [0, 1], P_world)
+    x = global_of(random((2, 4, 6, 5)).to(dtype), placement, (S(2),), True)
+    block = x.to_local().detach().clone().requires_grad_()
+    # At the first call, ranks agree on the blocks.
+    layer(block)
+    counts = [P_world.wire.recorder.count]
+    y = layer(block)
+    counts.append(P_world.wire.recorder.count)
+    z = function(x)
+    counts.append(P_world.wire.recorder.count)
+    assert counts[2] - counts[1] == counts[1] - counts[0]
+    assert torch.equal(z.to_local(), y)
+    (of_block,) = torch.autograd.grad(y, block, torch.ones_like(y))
+    of_x: Any = torch.autograd.grad(z, x, torch.ones_like(z.detach()))[0]
+    assert torch.equal(of_x.to_local(), of_block)
