@@ -3,7 +3,6 @@
 This package is independent of tensors, processes and transports.
 """
 
-from gpudist.geometry.adaptive import AdaptiveWindow
 from gpudist.geometry.blocks import Blocks, Decomposition, balanced_block
 from gpudist.geometry.boxes import Box, Collective, Message, Move, Plan, Stage
 from gpudist.geometry.broadcasting import (
@@ -11,15 +10,23 @@ from gpudist.geometry.broadcasting import (
     plan_all_sum_reduce,
     plan_broadcast,
 )
-from gpudist.geometry.composed import ComposedWindow, Read
-from gpudist.geometry.expanded import ExpandedWindow
 from gpudist.geometry.halo import Face, own_paddings, plan_faces, plan_halo
-from gpudist.geometry.interpolation import InterpolationWindow
-from gpudist.geometry.padding import FoldedWindow, PaddingWindow
 from gpudist.geometry.parts import PartsWindow
-from gpudist.geometry.pooling import PoolWindow
 from gpudist.geometry.repartition import plan_all_gather, plan_repartition
-from gpudist.geometry.windows import HaloWidths, SlidingWindow, TransposedWindow, Window
+from gpudist.geometry.windows import (
+    AdaptiveWindow,
+    ComposedWindow,
+    ExpandedWindow,
+    FoldedWindow,
+    HaloWidths,
+    InterpolationWindow,
+    PaddingWindow,
+    PoolWindow,
+    Read,
+    SlidingWindow,
+    TransposedWindow,
+    Window,
+)
 
 __all__ = [
     "AdaptiveWindow",

@@ -1,9 +1,16 @@
-"""Windows: which cells of the input a range of outputs reads, along one dim."""
+"""Windows: which cells of the input a range of outputs reads, along one dim.
+
+Windows of interpolation compute and round positions exactly as torch's kernels, because an error of
+one cell would change the output.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gpudist.checks.arguments import settle
 from gpudist.errors import ShapeError
@@ -151,3 +158,375 @@ class HaloWidths:
 
     def needed(self, start: int, stop: int, extent: int) -> tuple[int, int]:
         return start - self.left, max(start - self.left, stop + self.right)
+
+
+@dataclass(frozen=True)
+class Read:
+    """Range of inputs that a range of outputs of one window reads along a dim.
+
+    Attributes:
+        extent: global number of inputs.
+        outputs: range of outputs.
+        needed: range of inputs the outputs read; cells beyond ``[0, extent)`` are padding.
+    """
+
+    extent: int
+    outputs: tuple[int, int]
+    needed: tuple[int, int]
+
+    @property
+    def inside(self) -> tuple[int, int]:
+        """Needed range without padding; empty if the outputs read only padding."""
+        low, high = self.needed
+        return min(max(low, 0), self.extent), min(max(high, 0), self.extent)
+
+    @property
+    def overhang(self) -> tuple[int, int]:
+        """Number of padding cells in front of and behind ``inside``."""
+        low, high = self.needed
+        first, last = self.inside
+        return (first - low, high - last) if first < last else (high - low, 0)
+
+
+@dataclass(frozen=True)
+class ComposedWindow:
+    """Sequence of windows, each of which reads the outputs of the previous one.
+
+    Cells that a window reads beyond the global extent of its input are padding, and do not depend
+    on previous windows. Needed ranges therefore never leave the global extent.
+
+    Attributes:
+        windows: at least one window; the first reads the input.
+    """
+
+    windows: tuple[Window, ...]
+
+    def outputs(self, inputs: Blocks) -> Blocks:
+        for window in self.windows:
+            inputs = window.outputs(inputs)
+        return inputs
+
+    def needed(self, start: int, stop: int, extent: int) -> tuple[int, int]:
+        return self.reads(start, stop, extent)[0].inside
+
+    def reads(self, start: int, stop: int, extent: int) -> tuple[Read, ...]:
+        """Return the ranges that each window reads for outputs ``[start, stop)`` of the last one.
+
+        The outputs of each window are the cells inside the extent that the next window needs. An
+        empty range of outputs needs nothing from any window.
+        """
+        extents = [extent]
+        for window in self.windows[:-1]:
+            extents.append(window.outputs(Blocks(extents[-1], 1)).extent)
+        found: list[Read] = []
+        outputs = (start, stop)
+        for window, inputs in zip(reversed(self.windows), reversed(extents), strict=True):
+            low, high = window.needed(*outputs, inputs)
+            # The ends are monotone in the outputs, even if an intermediate window computes nothing.
+            found.append(Read(inputs, outputs, (low, max(low, high) if start < stop else low)))
+            outputs = found[-1].inside
+        return tuple(reversed(found))
+
+
+@dataclass(frozen=True)
+class PoolWindow(SlidingWindow):
+    """Sliding window that may reach beyond the padded extent.
+
+    Attributes:
+        ceil_mode: whether the number of outputs is rounded up. The last window starts inside the
+            extent or the padding in front of it, and is truncated at the end of the padding behind.
+    """
+
+    ceil_mode: bool = False
+
+    def output_extent(self, extent: int) -> int:
+        """Return the global number of outputs for ``extent`` inputs; raise if there is none."""
+        if not self.ceil_mode:
+            return super().output_extent(extent)
+        padded = extent + sum(self.padding)
+        outputs = -((self.reach - padded) // self.stride) + 1
+        if (outputs - 1) * self.stride >= extent + self.padding[0]:
+            outputs -= 1
+        if outputs < 1:
+            raise ShapeError(
+                f"kernel {self.kernel} with dilation {self.dilation} and stride {self.stride} has "
+                f"no output for a padded global extent of {padded}, even in ceil_mode; pad the "
+                "input or use a smaller kernel"
+            )
+        return outputs
+
+    def cuts(self, extent: int) -> bool:
+        """Return whether the last window extends beyond the padded extent."""
+        last = (self.output_extent(extent) - 1) * self.stride - self.padding[0]
+        return last + self.reach > extent + self.padding[1]
+
+    def has_only_padding(self, extent: int) -> bool:
+        """Return whether any window has no tap in ``[0, extent)``."""
+        outputs = range(min(self.output_extent(extent), self.padding[0] // self.stride + 1))
+        return any(self._first_tap(output) >= extent for output in outputs)
+
+    def _first_tap(self, output: int) -> int:
+        start = output * self.stride - self.padding[0]
+        return start if start >= 0 else start % self.dilation
+
+
+CopyingMode = Literal["reflect", "replicate"]
+
+
+@dataclass(frozen=True)
+class PaddingWindow:
+    """One output for every cell of the padded extent; negative padding crops.
+
+    Attributes:
+        left, right: cells of padding in front of and behind the global extent.
+    """
+
+    left: int = 0
+    right: int = 0
+
+    def outputs(self, inputs: Blocks) -> Blocks:
+        return Blocks(inputs.extent + self.left + self.right, inputs.parts)
+
+    def needed(self, start: int, stop: int, extent: int) -> tuple[int, int]:
+        return start - self.left, stop - self.left
+
+
+@dataclass(frozen=True)
+class FoldedWindow:
+    """Window whose cells beyond the global edge are copies of cells inside.
+
+    Needed ranges never leave the global extent: they are the hull of the cells that are read and of
+    the cells that are copied. Ranges must be monotone in the outputs. Therefore, with reflected
+    padding, the ranges of outputs near an edge cover the whole reflection, even if the outputs read
+    less of it.
+
+    Attributes:
+        window: window that reads beyond the edge.
+        mode: ``"reflect"`` to mirror at the edge cell, ``"replicate"`` to repeat the edge cell.
+    """
+
+    window: Window
+    mode: CopyingMode
+
+    def outputs(self, inputs: Blocks) -> Blocks:
+        require_padding_fits(self.mode, self._overhang(inputs.extent), inputs.extent)
+        return self.window.outputs(inputs)
+
+    def needed(self, start: int, stop: int, extent: int) -> tuple[int, int]:
+        low, high = self.window.needed(start, stop, extent)
+        low, high = min(max(low, 0), extent - 1), max(min(high, extent), 1)
+        if self.mode == "replicate":
+            return low, high
+        front, behind = self._overhang(extent)
+        if behind:
+            low = min(low, extent - 1 - behind)
+        return low, max(high, front + 1) if front else high
+
+    def _overhang(self, extent: int) -> tuple[int, int]:
+        outputs = self.window.outputs(Blocks(extent, 1)).extent
+        if outputs == 0:
+            return 0, 0
+        low, high = self.window.needed(0, 1, extent)[0], self.window.needed(0, outputs, extent)[1]
+        return max(0, -low), max(0, high - extent)
+
+
+def require_padding_fits(mode: str, padding: tuple[int, int], extent: int) -> None:
+    """Raise for padding that torch rejects for a global ``extent``.
+
+    Args:
+        mode: ``"reflect"``, ``"replicate"`` or ``"circular"``; any other mode pads with a constant.
+        padding: cells in front and behind; negative numbers crop.
+        extent: global extent before padding.
+
+    Raises:
+        ShapeError: if reflected padding is not less than the extent, replicated padding has no cell
+            to copy, circular padding wraps more than once, or padding crops more cells than exist.
+    """
+    left, right = padding
+    if mode == "reflect" and max(padding) >= max(extent, 1):
+        raise ShapeError(
+            f"reflected padding {padding} must be less than the global extent {extent} on both "
+            "sides; pad less or use another padding mode"
+        )
+    if mode == "circular" and max(padding) > extent:
+        raise ShapeError(
+            f"circular padding {padding} must be at most the global extent {extent} on both sides; "
+            "pad less or use another padding mode"
+        )
+    if mode in ("reflect", "replicate") and (extent == 0 or extent + left + right < 1):
+        raise ShapeError(
+            f"padding {padding} in mode {mode!r} needs at least one cell and must leave one, but "
+            f"the global extent is {extent}"
+        )
+    if mode not in ("reflect", "replicate") and extent + min(left, 0) + min(right, 0) < 0:
+        raise ShapeError(f"padding {padding} crops more cells than the global extent {extent} has")
+
+
+@dataclass(frozen=True)
+class ExpandedWindow:
+    """Cell ``i`` becomes outputs ``[i * factor, (i + 1) * factor)``.
+
+    Attributes:
+        factor: number of outputs per cell, at least 1.
+    """
+
+    factor: int
+
+    def outputs(self, inputs: Blocks) -> Blocks:
+        return Blocks(inputs.extent * self.factor, inputs.parts)
+
+    def needed(self, start: int, stop: int, extent: int) -> tuple[int, int]:
+        return start // self.factor, -(-stop // self.factor)
+
+
+@dataclass(frozen=True)
+class AdaptiveWindow:
+    """Output ``i`` of ``m`` reads cells ``[floor(i n / m), ceil((i + 1) n / m))`` of ``n``.
+
+    Two windows have at most one cell in common. There may be more outputs than cells.
+
+    Attributes:
+        output_extent: global number of outputs.
+    """
+
+    output_extent: int
+
+    def outputs(self, inputs: Blocks) -> Blocks:
+        return Blocks(self.output_extent, inputs.parts)
+
+    def needed(self, start: int, stop: int, extent: int) -> tuple[int, int]:
+        return start * extent // self.output_extent, -(-stop * extent // self.output_extent)
+
+
+InterpolationMode = Literal["nearest", "nearest-exact", "linear", "cubic"]
+Kernel = Literal["general", "small", "cuda"]
+Cells = NDArray[np.int64]
+Reals = NDArray[Any]
+
+# Beyond this size, float32 cannot represent the middle between two cells.
+_MOST_EXACT_OUTPUTS = 1 << 22
+_CUBIC = -0.75
+
+
+@dataclass(frozen=True)
+class InterpolationWindow:
+    """Output ``i`` reads one, two or four cells around its position among the inputs.
+
+    Needed ranges never leave the global extent: taps beyond it read the cell at the edge.
+
+    Attributes:
+        mode: interpolation mode along this dim.
+        size: global number of outputs.
+        scale_factor: scale of the positions, unless it is ``size`` over the input's extent.
+        align_corners: whether the first and last outputs lie on the first and last inputs.
+        single: whether positions are float32 instead of float64.
+        kernel: torch kernel whose rounding to follow: on a CPU ``"small"``, for few outputs in two
+            dims, or ``"general"``; ``"cuda"`` for the CUDA kernels.
+    """
+
+    mode: InterpolationMode
+    size: int
+    scale_factor: float | None = None
+    align_corners: bool = False
+    single: bool = False
+    kernel: Kernel = "general"
+
+    def outputs(self, inputs: Blocks) -> Blocks:
+        return Blocks(self.size, inputs.parts)
+
+    def needed(self, start: int, stop: int, extent: int) -> tuple[int, int]:
+        ends = np.array([min(start, self.size - 1), max(start, stop - 1)])
+        cells = self.cells(ends, extent)
+        first = int(cells[0, 0])
+        return (first, int(cells[-1, 1]) + 1) if start < stop else (first, first)
+
+    def cells(self, outputs: Cells, extent: int) -> Cells:
+        """Return the input cells that each output reads, ascending, ``[taps, outputs]``."""
+        return self.taps(outputs, extent)[0]
+
+    def taps(self, outputs: Cells, extent: int) -> tuple[Cells, Reals]:
+        """Return the input cells that each output reads and their weights, ``[taps, outputs]``."""
+        if self.mode in ("nearest", "nearest-exact"):
+            cells = self._nearest(outputs, extent)[np.newaxis]
+            return cells, np.ones(cells.shape, self._real)
+        if self.mode == "linear" and self.size == extent:
+            return outputs[np.newaxis], np.ones((1, len(outputs)), self._real)
+        position = self._position(outputs, extent)
+        first = np.minimum(self._floor(position), extent - 1)
+        fraction = np.minimum(np.maximum(position - first.astype(self._real), 0), 1)
+        if self.mode == "linear":
+            cells = np.stack([first, np.minimum(first + 1, extent - 1)])
+            return cells, np.stack([1 - fraction, fraction])
+        cells = np.stack(
+            [np.minimum(np.maximum(first + step, 0), extent - 1) for step in (-1, 0, 1, 2)]
+        )
+        return cells, _cubic_weights(fraction)
+
+    def exact_factor(self, extent: int) -> int | None:
+        """Return the power of two by which ``extent`` grows; ``None`` if positions are rounded.
+
+        Only with such a factor are a block's outputs independent of its start.
+        """
+        factor, rest = divmod(self.size, extent)
+        is_exact = (
+            rest == 0
+            and factor > 0
+            and factor & (factor - 1) == 0
+            and self.scale_factor in (None, factor)
+            and not self.align_corners
+            and self.size <= _MOST_EXACT_OUTPUTS
+        )
+        return factor if is_exact else None
+
+    @property
+    def _real(self) -> Any:
+        return np.float32 if self.single else np.float64
+
+    def _ratio(self, extent: int) -> Any:
+        real = self._real
+        if self.align_corners:
+            return real(extent - 1) / real(self.size - 1) if self.size > 1 else real(0)
+        if self.scale_factor is not None:
+            return real(1 / self.scale_factor)
+        return real(extent) / real(self.size)
+
+    def _position(self, outputs: Cells, extent: int) -> Reals:
+        real, ratio = self._real, self._ratio(extent)
+        if self.align_corners:
+            return ratio * outputs.astype(real)
+        position = ratio * (outputs.astype(real) + real(0.5)) - real(0.5)
+        return position if self.mode == "cubic" else np.maximum(position, real(0))
+
+    def _nearest(self, outputs: Cells, extent: int) -> Cells:
+        if self.mode == "nearest-exact":
+            position = self._exact_position(outputs, extent)
+        elif self.kernel == "small" and self.size in (extent, 2 * extent):
+            return outputs * extent // self.size
+        else:
+            position = self._ratio(extent) * outputs.astype(self._real)
+        return np.minimum(self._floor(position), extent - 1)
+
+    def _exact_position(self, outputs: Cells, extent: int) -> Reals:
+        real, ratio = self._real, self._ratio(extent)
+        if self.kernel == "cuda":
+            return ratio * (outputs.astype(real) + real(0.5))
+        return self._position(outputs, extent).astype(np.float64) + 0.5
+
+    def _floor(self, position: Reals) -> Cells:
+        # CPU kernels take the floor of a float32 for every dtype of the tensor.
+        rounded = position if self.kernel == "cuda" else position.astype(np.float32)
+        return np.floor(rounded).astype(np.int64)
+
+
+def _cubic_weights(fraction: Reals) -> Reals:
+    """Return the weights of the four cells around a position ``fraction`` behind the second one."""
+    a = fraction.dtype.type(_CUBIC)
+
+    def near(x: Reals) -> Reals:
+        return ((a + 2) * x - (a + 3)) * x * x + 1
+
+    def far(x: Reals) -> Reals:
+        return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+
+    rest = 1 - fraction
+    return np.stack([far(fraction + 1), near(fraction), near(rest), far(rest + 1)])

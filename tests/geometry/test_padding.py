@@ -12,7 +12,7 @@ from hypothesis import assume, given, strategies as st
 from gpudist.errors import ShapeError
 from gpudist.geometry import Blocks, Decomposition, FoldedWindow, PaddingWindow, SlidingWindow
 from gpudist.geometry.halo import needed_range, plan_halo
-from gpudist.geometry.padding import CopyingMode, require_padding_fits
+from gpudist.geometry.windows import CopyingMode, require_padding_fits
 from tests.geometry.oracle import assert_linear_operator, carry_out, exactly, numbered
 
 NUMPY: dict[str, Literal["reflect", "edge"]] = {"reflect": "reflect", "replicate": "edge"}

@@ -48,13 +48,19 @@ LAYERS = {
         "pool/test_pool_overlap",
         "windowed/test_halo_region",
     ],
-    "interpolation": ["windowed/test_upsample"],
-    "padding": ["windowed/test_pad", "affine/test_conv_padding"],
     "parts": ["pool/test_pool_adaptive"],
-    "pooling": ["pool/test_pool", "pool/test_pool_ceil", "pool/test_pool_indices"],
     "repartition": ["attention/test_attention", "norm/test_norm_layer"],
     "ring": ["attention/test_attention"],
-    "windows": ["affine/test_conv", "affine/test_conv_transpose", "pool/test_pool"],
+    "windows": [
+        "affine/test_conv",
+        "affine/test_conv_padding",
+        "affine/test_conv_transpose",
+        "pool/test_pool",
+        "pool/test_pool_ceil",
+        "pool/test_pool_indices",
+        "windowed/test_pad",
+        "windowed/test_upsample",
+    ],
 }
 
 

@@ -12,10 +12,8 @@ import torch
 from gpudist.errors import ShapeError
 from gpudist.exchange.autograd import is_eager
 from gpudist.geometry.blocks import Decomposition
-from gpudist.geometry.composed import Read
 from gpudist.geometry.halo import have_faces
-from gpudist.geometry.padding import FoldedWindow
-from gpudist.geometry.windows import Window
+from gpudist.geometry.windows import FoldedWindow, Read, Window
 from gpudist.nn.affine.affine_layer import BoundAffine
 from gpudist.nn.affine.conv_arguments import (
     PADDING_MODES,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpudist.errors import ShapeError
-from gpudist.geometry.padding import CopyingMode, FoldedWindow
-from gpudist.geometry.windows import SlidingWindow, Window
+from gpudist.geometry.windows import CopyingMode, FoldedWindow, SlidingWindow, Window
 from gpudist.nn.windowed.window import per_dim
 
 Paddings = tuple[tuple[int, int], ...]

@@ -10,9 +10,8 @@ import torch
 
 from gpudist.errors import ShapeError
 from gpudist.geometry.blocks import Decomposition
-from gpudist.geometry.composed import Read
 from gpudist.geometry.halo import needed_range, reads_own_cells
-from gpudist.geometry.windows import HaloWidths, TransposedWindow, Window
+from gpudist.geometry.windows import HaloWidths, Read, TransposedWindow, Window
 from gpudist.nn.affine.affine_layer import BoundAffine
 from gpudist.nn.affine.conv_arguments import require_padding_mode
 from gpudist.nn.affine.conv_channels import (

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from gpudist.errors import PartitionError, ShapeError
-from gpudist.geometry.adaptive import AdaptiveWindow
 from gpudist.geometry.parts import PartsWindow
+from gpudist.geometry.windows import AdaptiveWindow
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.pool.local import coordinates, flattened

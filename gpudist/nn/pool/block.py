@@ -8,7 +8,7 @@ from math import prod
 
 import torch
 
-from gpudist.geometry.pooling import PoolWindow
+from gpudist.geometry.windows import PoolWindow
 from gpudist.nn.pool.local import (
     LocalPool,
     behind_margin,

@@ -9,7 +9,7 @@ from math import isinf, prod
 import torch
 import torch.nn.functional as F
 
-from gpudist.geometry.composed import Read
+from gpudist.geometry.windows import Read
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.pool.sliding import SlidingPool
 from gpudist.nn.windowed.region_layer import BlockOperation

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from gpudist.geometry.adaptive import AdaptiveWindow
 from gpudist.geometry.parts import Range, coincides
+from gpudist.geometry.windows import AdaptiveWindow
 from gpudist.nn.parameters.parameter import tied_empty
 from gpudist.nn.pool.local import LocalPool, no_samples
 

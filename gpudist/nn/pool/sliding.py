@@ -11,10 +11,8 @@ from gpudist.errors import PartitionError, ShapeError
 from gpudist.exchange import Movement
 from gpudist.exchange.autograd import is_eager, move
 from gpudist.geometry.blocks import Decomposition
-from gpudist.geometry.composed import Read
 from gpudist.geometry.halo import axis_paddings
-from gpudist.geometry.pooling import PoolWindow
-from gpudist.geometry.windows import Window
+from gpudist.geometry.windows import PoolWindow, Read, Window
 from gpudist.nn.pool.block import PoolBlock
 from gpudist.nn.pool.local import LocalPool
 from gpudist.nn.pool.overlap import PoolingInPlace

@@ -11,12 +11,7 @@ import torch.nn.functional as F
 from gpudist.errors import ShapeError
 from gpudist.geometry.blocks import Blocks
 from gpudist.geometry.halo import needed_range
-from gpudist.geometry.padding import (
-    CopyingMode,
-    FoldedWindow,
-    require_padding_fits,
-)
-from gpudist.geometry.windows import Window
+from gpudist.geometry.windows import CopyingMode, FoldedWindow, Window, require_padding_fits
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from torch import nn
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.exchange import Movement
 from gpudist.geometry.blocks import Decomposition
-from gpudist.geometry.composed import ComposedWindow, Read
 from gpudist.geometry.halo import reads_own_cells
+from gpudist.geometry.windows import ComposedWindow, Read
 from gpudist.nn.channels_last import channels_last_form, in_form
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.nn.parameters.movements import fuse_parameter_movements

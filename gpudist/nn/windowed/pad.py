@@ -12,9 +12,7 @@ from gpudist.errors import PartitionError, ShapeError
 from gpudist.exchange import Movement
 from gpudist.exchange.autograd import move
 from gpudist.geometry.blocks import Decomposition
-from gpudist.geometry.composed import Read
-from gpudist.geometry.padding import CopyingMode, FoldedWindow, PaddingWindow
-from gpudist.geometry.windows import Window
+from gpudist.geometry.windows import CopyingMode, FoldedWindow, PaddingWindow, Read, Window
 from gpudist.nn.channels_last import channels_last_form, in_form
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.parameters.parameter import tied_empty

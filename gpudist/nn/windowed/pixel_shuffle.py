@@ -11,8 +11,7 @@ import torch.nn.functional as F
 
 from gpudist.errors import PartitionError, ShapeError
 from gpudist.geometry.boxes import Box
-from gpudist.geometry.expanded import ExpandedWindow
-from gpudist.geometry.windows import HaloWidths, SlidingWindow, Window
+from gpudist.geometry.windows import ExpandedWindow, HaloWidths, SlidingWindow, Window
 from gpudist.nn.layer_table import Sample, layer
 from gpudist.nn.windowed.windowed_layer import Compute, DistributedWindowed
 from gpudist.ops.shape_agreement import BlockLayout, ShapeMode

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 
 from gpudist.exchange import Movement
 from gpudist.geometry.blocks import Decomposition
-from gpudist.geometry.composed import Read
-from gpudist.geometry.windows import Window
+from gpudist.geometry.windows import Read, Window
 from gpudist.nn.distributed_module import DistributedModule
 from gpudist.world.partition import CartesianPartition
 
