@@ -187,8 +187,7 @@ NB_MODULE(_native, m) {
       .value("complex64", gpudist::Dtype::kComplex64)
       .value("complex128", gpudist::Dtype::kComplex128);
 
-  nb::class_<Signature>(m, "Signature",
-                        "What an operation is called, and 16 bytes that identify it.")
+  nb::class_<Signature>(m, "Signature", "Label of an operation, and 16 bytes that identify it.")
       .def(
           "__init__",
           [](Signature* self, std::string label, const nb::bytes& digest) {
@@ -283,7 +282,7 @@ NB_MODULE(_native, m) {
           nb::keep_alive<1, 3>())
       .def("run", &HostRound::run, "blocks"_a);
 
-  nb::class_<Unlocked<Exchange>>(m, "Exchange", "Stages on their way together.")
+  nb::class_<Unlocked<Exchange>>(m, "Exchange", "Stages that are in flight together.")
       .def(
           "__init__",
           [](Unlocked<Exchange>* self, HostCommunicator& communicator, const Signature& signature,
@@ -299,7 +298,7 @@ NB_MODULE(_native, m) {
           nb::call_guard<nb::gil_scoped_release>());
 
   nb::class_<Unlocked<Pieces>>(m, "Pieces",
-                               "One message that lies in several pieces of memory, in flight.")
+                               "A message in flight, made of several pieces of memory.")
       .def(
           "__init__",
           [](Unlocked<Pieces>* self, HostCommunicator& communicator, const Signature& signature,
@@ -321,7 +320,7 @@ NB_MODULE(_native, m) {
         nb::gil_scoped_release release;
         gpudist::run_local_stage(stage_call(stage, input, output));
       },
-      "stage"_a, "input"_a, "output"_a, "Carry out a stage that exchanges nothing.");
+      "stage"_a, "input"_a, "output"_a, "Run a stage that exchanges no messages.");
 
   gpudist::bind_nccl(m);
 
@@ -342,10 +341,10 @@ NB_MODULE(_native, m) {
            "DLPack capsules of contiguous tensors in it.");
   m.def(
       "empty_recycling_pool", [] { gpudist::recycling_pool().empty(); },
-      nb::call_guard<nb::gil_scoped_release>(), "Give idle memory back to the system.");
+      nb::call_guard<nb::gil_scoped_release>(), "Return idle memory to the system.");
   m.def(
       "set_recycling_limit", [](size_t bytes) { gpudist::recycling_pool().set_limit(bytes); },
-      "bytes"_a, nb::call_guard<nb::gil_scoped_release>(), "Bound the idle memory.");
+      "bytes"_a, nb::call_guard<nb::gil_scoped_release>(), "Limit the idle memory.");
   m.def(
       "recycling_statistics",
       [] {
@@ -353,7 +352,7 @@ NB_MODULE(_native, m) {
         return std::make_tuple(now.in_use_bytes, now.idle_bytes, now.hits, now.misses,
                                now.limit_bytes);
       },
-      "Bytes in use, idle bytes, hits, misses and the limit of idle bytes.");
+      "Return bytes in use, idle bytes, hits, misses and the limit of idle bytes.");
 
   gpudist::bind_environment(m);
   gpudist::bind_norm(m);

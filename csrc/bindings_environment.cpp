@@ -44,7 +44,7 @@ namespace gpudist {
 
 void bind_environment(nb::module_& m) {
   m.def("nccl_information", nccl_information, "path"_a, "wheel_paths"_a,
-        "Open NCCL, unless it is open, and say where it is and what it can do.");
+        "Open NCCL, unless it is open, and return its path, origin and features.");
   m.def("cuda_information", cuda_information,
         "Versions of CUDA's runtime and driver, such as 13000 (0: there is none), how many devices "
         "there are and, if that cannot be told, why; None in a build without CUDA.");

@@ -122,9 +122,9 @@ void bind_nccl(nb::module_& m) {
         }
         return std::string();
       },
-      "Why this build cannot use GPUs; empty if it can.");
+      "Return why this build cannot use GPUs; empty if it can.");
 
-  nb::class_<NcclCommunicator>(m, "NcclCommunicator", "A communicator; its world owns it.");
+  nb::class_<NcclCommunicator>(m, "NcclCommunicator", "A communicator, owned by its world.");
 
   nb::class_<DeviceStage>(m, "DeviceStage", "A stage of a plan on a GPU.")
       .def(
@@ -218,8 +218,7 @@ void bind_nccl(nb::module_& m) {
           "rank"_a, "pid"_a)
       .def(
           "begin", [](NcclWorld& self, const std::string& label) { return self.begin(label); },
-          "label"_a,
-          "Start to watch something that takes place outside streams; its number, for drop().")
+          "label"_a, "Start watching an operation outside streams; return its number for drop().")
       .def(
           "drop", [](NcclWorld& self, uint64_t operation) { self.operations()->drop(operation); },
           "operation"_a)
@@ -230,8 +229,8 @@ void bind_nccl(nb::module_& m) {
             if (!report) return std::nullopt;
             return std::make_tuple(std::string(name_of(report->kind)), report->text, report->rank);
           },
-          "What went wrong, each thing once: 'expired' and the operation, 'broken' and the error, "
-          "or 'ended' and the rank whose process has.")
+          "Return each problem once: 'expired' and the operation, 'broken' and the error, or "
+          "'ended' and the rank whose process ended.")
       .def("oldest_s", [](NcclWorld& self) { return self.operations()->oldest_s(); })
       .def(
           "lines", [](NcclWorld& self, size_t last) { return self.operations()->lines(last); },

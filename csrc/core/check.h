@@ -16,10 +16,11 @@ struct TransportError : std::runtime_error {
 // Two threads of one rank use its world at the same time.
 struct SimultaneousEntry : TransportError {
   explicit SimultaneousEntry(int rank)
-      : TransportError("two threads of rank " + std::to_string(rank) +
-                       " are inside operations of one world at once, and no other rank can know "
-                       "whose messages come first: call operators of a world from one thread at a "
-                       "time, in the same order on every rank") {}
+      : TransportError(
+            "two threads of rank " + std::to_string(rank) +
+            " are inside operations of one world at once, so the order of their messages is "
+            "undefined: call operators of a world from one thread at a time, in the same "
+            "order on every rank") {}
 };
 
 // The operation cannot be captured in a graph. It posted nothing, and the world remains usable.

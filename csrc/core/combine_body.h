@@ -298,8 +298,9 @@ struct WideSum {
   }
 };
 
-// Make one tile, `kCount` rows at a time; all rows are read before any is written. Cursors of the
-// first `kHeld` summands are computed once per tile, those of the others once per `kCount` rows.
+// Compute one tile, `kCount` rows at a time; all rows are read before any is written. Cursors of
+// the first `kHeld` summands are computed once per tile, those of the others once per `kCount`
+// rows.
 template <class Sum, int kHeld, int kCount>
 GPUDIST_HOST_DEVICE inline void make_tile(const Thread& thread, uint32_t number) {
   using Cursor = combining::Cursor<Sum::kItem>;
@@ -387,8 +388,8 @@ GPUDIST_HOST_DEVICE inline uint32_t job_of(const CombineJob* jobs, uint32_t job_
   return first;
 }
 
-// If the word is in host memory, the load takes about a microsecond, once per multiprocessor: its
-// cache is empty when a kernel starts, so a value set before is seen.
+// If the word is in host memory, the load takes about a microsecond once per multiprocessor, whose
+// cache is empty when a kernel starts, so that earlier writes are visible.
 GPUDIST_HOST_DEVICE inline bool is_set(const uint32_t* word) {
   if (word == nullptr) return false;
 #ifdef __CUDA_ARCH__

@@ -32,7 +32,7 @@ int64_t lowest_bit(int64_t bits) {
   return bits & -bits;
 }
 
-// Sums of complex numbers are sums of their two parts.
+// A sum of complex numbers consists of the sums of their two parts.
 Dtype real_dtype(Dtype dtype) {
   if (dtype == Dtype::kComplex64) return Dtype::kFloat32;
   if (dtype == Dtype::kComplex128) return Dtype::kFloat64;
@@ -60,19 +60,20 @@ void check_box(const CombineBox& box, Dtype dtype) {
   if (box.shape.size() > kMaxDims) throw TransportError("a tensor has more than 8 dims");
   for (const CombineCells& cells : box.views) {
     if (cells.strides.size() != box.shape.size()) {
-      throw TransportError("cells have not the dims of their box");
+      throw TransportError("the strides of a view and its box differ in the number of dims");
     }
     if (std::any_of(cells.strides.begin(), cells.strides.end(), [](auto s) { return s < 0; })) {
       throw TransportError("a stride is negative");
     }
   }
   if (box.views.empty() || (box.already_there && box.views.size() > 1)) {
-    throw TransportError("a box is one destination, and summands if it has not its values");
+    throw TransportError(
+        "a box needs one destination, and no summands if it already has its values");
   }
   if (box.views.size() > std::numeric_limits<int16_t>::max()) {
-    throw TransportError("a cell is the sum of more than 32766 others");
+    throw TransportError("a cell is the sum of more than 32766 cells");
   }
-  if (box.views.size() > 2 && dtype == Dtype::kBool) throw TransportError("no sum of bool");
+  if (box.views.size() > 2 && dtype == Dtype::kBool) throw TransportError("bool has no sum");
 }
 
 }  // namespace
@@ -213,7 +214,7 @@ void CombinePlan::append(const Rows& box, int alignment, int64_t tile_rows,
   }
 }
 
-// Cut a box in two in its outermost dim; a single row is cut at a multiple of a granule.
+// Split a box in two along its outermost dim; a single row is split at a multiple of a granule.
 std::array<CombinePlan::Rows, 2> CombinePlan::halves(const Rows& rows) {
   std::array<Rows, 2> halves{rows, rows};
   const auto outermost =
@@ -233,7 +234,7 @@ std::array<CombinePlan::Rows, 2> CombinePlan::halves(const Rows& rows) {
   return halves;
 }
 
-// Cut long rows into shorter ones if a line has too few rows for a tile.
+// Split long rows into shorter ones if a line has too few rows for a tile.
 CombinePlan::Rows CombinePlan::cut(Rows rows) {
   constexpr int64_t kEnoughRows = 16, kShortest = 256, kLongest = 4096;
   if (rows.shape.empty()) {

@@ -56,7 +56,7 @@ struct SumLines {
       for (int64_t start = 0; start < layout.cells; start += kChunk) {
         const T* chunk = x + line * layout.cells + start;
         const int64_t count = std::min(kChunk, layout.cells - start);
-        // Squares of `x - mean` lose fewer digits than squares of `x`.
+        // Squares of `x - mean` are more precise than squares of `x`.
         double shift = 0;
         if (layout.subtracts_mean) {
           const double mean = sums_of<T>(Values<T>{chunk, 0}, count).first / count;

@@ -74,7 +74,7 @@ void sum_run(char* cells, const char* a, const char* b, size_t bytes, Dtype dtyp
     case Dtype::kBfloat16:
     case Dtype::kBool: break;
   }
-  throw TransportError("no sum of bool, and none of 16-bit floats in their own width");
+  throw TransportError("bool has no sum, and 16-bit floats are only summed in float32");
 }
 
 template <float (*widen)(uint16_t)>

@@ -27,9 +27,8 @@ namespace gpudist {
 struct Control;
 struct Mailbox;
 
-// Only one thread of a rank may use it at a time; a second one is refused, because other ranks
-// could not know in which order the two post messages. `close` may be called while a thread waits,
-// and ends the wait.
+// Only one thread of a rank may use it at a time; a second one raises, because the order of their
+// messages would be undefined. `close` may be called while a thread waits, and ends the wait.
 class HostCommunicator {
  public:
   // Size of a failure's text, with its terminating zero.

@@ -1,4 +1,5 @@
-// Progress of transfers: filling and emptying slots of mailboxes, and pulling lent cells.
+// Progress of transfers: filling and emptying slots of mailboxes, and reading cells from the
+// sender's memory.
 #include <algorithm>
 
 #include "core/check.h"
@@ -11,9 +12,10 @@ namespace gpudist {
 
 namespace {
 
-// Step in which successive sums of the same cells advance, so that the cells stay in the cache.
+// Number of bytes by which successive sums of the same cells advance, so that the cells stay in the
+// cache.
 constexpr int64_t kStreamedBytes = 256 * 1024;
-// Most bytes to read before other transfers make progress.
+// Maximum bytes to read before other transfers make progress.
 constexpr int64_t kTurnBytes = 1024 * 1024;
 
 }  // namespace

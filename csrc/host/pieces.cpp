@@ -12,7 +12,7 @@ Pieces::Pieces(HostCommunicator& communicator, const Signature& signature, Trans
   int64_t total = 0;
   boxes_.reserve(pieces.size());
   for (const auto& [address, bytes] : pieces) {
-    if (bytes < 0) throw TransportError("a piece has less than no bytes");
+    if (bytes < 0) throw TransportError("a piece has a negative number of bytes");
     if (bytes == 0) continue;
     BoxView& box = boxes_.emplace_back();
     box.offset = static_cast<int64_t>(address - base);

@@ -23,7 +23,8 @@ struct Layout {
     views.reserve(boxes.size());
     for (const auto& box : boxes) {
       if (box.size() != 2 * strides.size()) {
-        throw TransportError("a box has not the tensor's dims");
+        throw TransportError("a box has " + std::to_string(box.size() / 2) +
+                             " dims, the tensor has " + std::to_string(dims));
       }
       views.push_back(
           make_box_view(dims, box.data(), box.data() + dims, strides.data(), item_bytes));

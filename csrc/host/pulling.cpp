@@ -19,12 +19,12 @@ namespace {
 // Measured on two cores: below this size, two copies through the mailbox are as fast as a system
 // call.
 constexpr int64_t kLoanBytes = 32 * 1024;
-// If the sender expects no answer, smaller messages are sent: it need not wait until a loan is
-// read.
+// If the sender expects no answer, smaller messages are sent, so that it does not wait for the
+// receiver to read its cells.
 constexpr int64_t kUnansweredLoanBytes = 192 * 1024;
-// From this size on, packing short rows and lending the copy is faster than sending.
+// From this size on, packing short rows and offering the copy is faster than sending.
 constexpr int64_t kPackedLoanBytes = 128 * 1024;
-// A row costs the system as much as copying a few kilobytes: shorter rows are packed.
+// For the system, a row costs as much as copying a few kilobytes, so shorter rows are packed.
 constexpr int64_t kLongRowBytes = 4 * 1024;
 // Shorter rows of the receiver are filled from a buffer that stays in the cache.
 constexpr int64_t kDirectRowBytes = 512;
@@ -136,9 +136,9 @@ bool make_up(const std::vector<BoxView>& boxes, int64_t bytes) {
 }
 
 std::string not_a_loan(const Transfer& receive) {
-  return "rank " + std::to_string(receive.peer) + " lends what is not the " +
+  return "rank " + std::to_string(receive.peer) + " offers cells other than the " +
          std::to_string(receive.bytes) + " bytes of '" + receive.signature->label +
-         "'; run one gpudist on all ranks";
+         "'; run the same gpudist on every rank";
 }
 
 }  // namespace

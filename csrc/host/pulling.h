@@ -1,6 +1,6 @@
-// Reading large messages from the sender's memory. The sender describes (lends) its cells instead
-// of sending them, and the receiver copies them with process_vm_readv: one copy instead of two. The
-// system must permit reading another process's memory.
+// Reading large messages from the sender's memory. Instead of sending its cells, the sender offers
+// their addresses (a loan), and the receiver copies them with process_vm_readv: one copy instead of
+// two. The system must permit reading another process's memory.
 #pragma once
 
 #include <sys/types.h>
@@ -14,7 +14,7 @@ namespace gpudist {
 // Return whether this process reads `expected` at `address` of process `pid`.
 bool can_pull(pid_t pid, uint64_t address, uint64_t expected);
 
-// Return whether lending is faster than sending.
+// Return whether a loan is faster than sending.
 bool worth_lending(const Transfer& send);
 
 // Write the location of the cells into `slot`, behind the header. Cells in short rows are packed

@@ -88,9 +88,10 @@ Segment::Segment(pid_t pid, int fd, size_t bytes) {
   check_call(opened, ("open " + path).c_str());
   if (!is_segment(opened, bytes)) {
     close(opened);
-    throw TransportError(path +
-                         " is not the segment it should be: run one gpudist on all ranks, as one "
-                         "user");
+    throw TransportError(
+        path +
+        " is not a shared segment of this user and size: run the same gpudist on every "
+        "rank, as one user");
   }
   mapping_ = std::make_shared<Mapping>(opened, bytes);
   // The mapping keeps the memory alive; close the descriptor, since descriptors are limited.

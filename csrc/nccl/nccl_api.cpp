@@ -132,7 +132,7 @@ class Calls {
     int (*get_version)(int*) = nullptr;
     find(get_version, "ncclGetVersion");
     int version = 0;
-    if (get_version(&version) != kNcclSuccess) fail("does not tell its version");
+    if (get_version(&version) != kNcclSuccess) fail("does not report its version");
     if (version < kOldest) fail("is version " + version_text(version));
     return version;
   }

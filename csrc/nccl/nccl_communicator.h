@@ -77,9 +77,9 @@ class Beside {
   Stage stage_ = Stage::kBegun;
 };
 
-// Abort communicators. On return, their kernels and the calls that wait for peers have been told to
-// end. The memory is freed (kDone) once no thread is inside NCCL and no captured graph with their
-// operations exists, which may never happen.
+// Abort communicators. On return, their kernels and the calls that wait for peers have been
+// signalled to end. The memory is freed (kDone) once no thread is inside NCCL and no captured graph
+// with their operations exists, which may never happen.
 std::shared_ptr<Beside> abort_communicators(const NcclOnDevice& on, std::vector<NcclComm> comms);
 
 // Finalize and destroy idle communicators one after the other. Waits for peers, and for captured

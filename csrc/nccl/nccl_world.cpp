@@ -315,7 +315,8 @@ void NcclWorld::group(std::vector<WireCall>& calls, DeviceStream stream) {
   NcclCommunicator* const world = this->world();
   for (WireCall& call : calls) {
     if (call.communicator == nullptr) call.communicator = world;
-    if (call.communicator == nullptr) throw TransportError("a world of one has nobody to talk to");
+    if (call.communicator == nullptr)
+      throw TransportError("a world of one rank has no peer to send to");
   }
   // Kernels of several communicators run one after the other, in the same order on every rank:
   // messages first, then collectives sorted by their lists of members.

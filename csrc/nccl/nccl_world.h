@@ -69,12 +69,12 @@ class NcclWorld {
   void run_local(const std::vector<DeviceCall>& calls, DeviceStream stream);
 
   // Like run(), on a separate stream, so that `stream` continues. The returned event completes with
-  // the stages; the caller waits for it and gives it back.
+  // the stages; the caller waits for it and returns it.
   DeviceEvent start(const Signature& signature, const std::vector<DeviceCall>& calls,
                     DeviceStream stream);
   void join(DeviceEvent event, DeviceStream stream);
   // After a failure: make `stream` wait for all work on separate streams, so that tensors of
-  // operations that nobody waits for can be freed.
+  // operations without a wait can be freed.
   void settle(DeviceStream stream);
 
   // Wait until all work on the stream is complete. Throws WorldFailed.

@@ -218,7 +218,7 @@ std::optional<std::string> Operations::next_error() {
 }
 
 Operations::Operation* Operations::State::find(uint64_t number) {
-  // The operation is usually among the last.
+  // The operation is usually one of the last.
   const auto found = std::find_if(operations.rbegin(), operations.rend(),
                                   [=](const Operation& one) { return one.number == number; });
   return found == operations.rend() ? nullptr : &*found;

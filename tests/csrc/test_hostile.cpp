@@ -64,7 +64,7 @@ void segments_are_their_owners() {
 }
 
 void what_is_no_segment_is_refused() {
-  const char* refused = "is not the segment it should be";
+  const char* refused = "is not a shared segment of this user and size";
   const Segment segment(4096);
   CHECK(refusal_by_a_child(segment.fd(), 8192).find(refused) != std::string::npos);
   const int unsealed = memfd_create("other", MFD_CLOEXEC);
@@ -113,8 +113,8 @@ void loans_that_make_no_sense_are_refused() {
   CHECK(refusal_of_loan(2, {half, half}).empty());
   CHECK(refusal_of_loan(3, {half, rows_of(0, 1), half}) != "");
   const auto is_refused = [](uint64_t count, const std::vector<BoxView>& boxes) {
-    return refusal_of_loan(count, boxes).find("lends what is not the 65536 bytes of 'loan'") !=
-           std::string::npos;
+    return refusal_of_loan(count, boxes)
+               .find("offers cells other than the 65536 bytes of 'loan'") != std::string::npos;
   };
   CHECK(is_refused(1, {half}));
   CHECK(is_refused(3, {half, half, half}));

@@ -97,7 +97,7 @@ def test_memory_of_another_user_is_not_taken_for_a_rank() -> None:
     try:
         assert bait.stdout is not None
         descriptor = int(bait.stdout.readline())
-        with pytest.raises(TransportError, match="is not the segment it should be"):
+        with pytest.raises(TransportError, match="is not a shared segment of this user and size"):
             core.connect([(os.getpid(), own), (bait.pid, descriptor)])
     finally:
         bait.kill()
